@@ -1,0 +1,75 @@
+#include "arrays.hpp"
+#include "olla/graph.hpp"
+
+namespace olla::bindings {
+namespace {
+
+Csr<std::int32_t> csr(const Array<std::int64_t>& offset, const Array<std::int32_t>& item) {
+  const auto ends = view(offset);
+  if (ends.empty() || ends.front() != 0 || ends.back() != static_cast<std::int64_t>(item.size())) {
+    throw GraphError("offsets of a list must start at 0 and end at its number of items", "lengths", {});
+  }
+  for (std::size_t i = 1; i < ends.size(); ++i) {
+    if (ends[i] < ends[i - 1]) throw GraphError("offsets of a list must not fall", "lengths", {static_cast<std::int64_t>(i)});
+  }
+  Csr<std::int32_t> lists;
+  lists.offset = copy(offset);
+  lists.item = copy(item);
+  return lists;
+}
+
+std::vector<Edge> edges(const Array<OpId>& before, const Array<OpId>& after) {
+  if (before.size() != after.size()) throw GraphError("precedences need as many ends as beginnings", "lengths", {});
+  std::vector<Edge> result;
+  for (std::size_t i = 0; i < before.size(); ++i) result.emplace_back(view(before)[i], view(after)[i]);
+  return result;
+}
+
+}  // namespace
+
+void bind_graph(nb::module_& m) {
+  nb::class_<Graph>(m, "Graph", "Dataflow graph of a training step; see olla.Graph.")
+      .def(
+          "__init__",
+          [](Graph* self, Array<Bytes> tensor_bytes, Array<std::uint8_t> donated, Array<std::int64_t> reads_offset,
+             Array<TensorId> reads, Array<std::int64_t> writes_offset, Array<TensorId> writes, Array<std::int64_t> mutates_offset,
+             Array<TensorId> mutates, Array<std::int64_t> after_offset, Array<OpId> after, Array<Bytes> workspace_bytes,
+             Array<std::uint8_t> random, Array<TensorId> outputs) {
+            GraphData data{copy(tensor_bytes),     copy(donated),
+                           csr(reads_offset, reads), csr(writes_offset, writes), csr(mutates_offset, mutates),
+                           csr(after_offset, after), copy(workspace_bytes),      copy(random),
+                           copy(outputs)};
+            nb::gil_scoped_release release;
+            new (self) Graph(std::move(data));
+          },
+          "tensor_bytes"_a.noconvert(), "donated"_a.noconvert(), "reads_offset"_a.noconvert(), "reads"_a.noconvert(),
+          "writes_offset"_a.noconvert(), "writes"_a.noconvert(), "mutates_offset"_a.noconvert(), "mutates"_a.noconvert(),
+          "after_offset"_a.noconvert(), "after"_a.noconvert(), "workspace_bytes"_a.noconvert(), "random"_a.noconvert(),
+          "outputs"_a.noconvert())
+      .def(
+          "constrained",
+          [](const Graph& self, Array<OpId> before, Array<OpId> after) { return self.constrained(edges(before, after)); },
+          "before"_a.noconvert(), "after"_a.noconvert(), "The same graph with precedences before[i] -> after[i] added.")
+      .def_prop_ro("num_ops", &Graph::num_ops)
+      .def_prop_ro("num_tensors", &Graph::num_tensors)
+      .def_prop_ro("resident_bytes", &Graph::resident_bytes)
+      .def(
+          "preds", [](const Graph& self, OpId op) {
+            if (op < 0 || op >= self.num_ops()) throw nb::index_error("no such op");
+            return to_numpy(std::vector<OpId>(self.preds(op).begin(), self.preds(op).end()));
+          },
+          "op"_a, "Direct dependencies of an op, sorted.")
+      .def(
+          "precedences",
+          [](const Graph& self) {
+            Csr<OpId> lists;
+            for (OpId v = 0; v < self.num_ops(); ++v) lists.push_back(self.preds(v));
+            return nb::make_tuple(to_numpy(std::move(lists.offset)), to_numpy(std::move(lists.item)));
+          },
+          "Direct dependencies of all ops as (offset, item): op v comes after item[offset[v]:offset[v + 1]].")
+      .def(
+          "is_order", [](const Graph& self, Array<OpId> order) { return self.is_order(view(order)); }, "order"_a.noconvert(),
+          "Whether order is a permutation of the ops that respects every dependency.");
+}
+
+}  // namespace olla::bindings

@@ -1,0 +1,20 @@
+#include "arrays.hpp"
+#include "olla/spans.hpp"
+
+namespace olla::bindings {
+
+void bind_spans(nb::module_& m) {
+  m.def(
+      "spans",
+      [](const Graph& graph) {
+        Spans s;
+        {
+          nb::gil_scoped_release release;
+          s = spans(graph);
+        }
+        return nb::make_tuple(to_numpy(std::move(s.earliest)), to_numpy(std::move(s.latest)));
+      },
+      "graph"_a, "(earliest, latest) step of every op when one op runs per step.");
+}
+
+}  // namespace olla::bindings

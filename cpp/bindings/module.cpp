@@ -1,0 +1,44 @@
+#include <nanobind/nanobind.h>
+
+#include "olla/error.hpp"
+
+namespace nb = nanobind;
+
+namespace olla::bindings {
+void bind_graph(nb::module_& m);
+void bind_profile(nb::module_& m);
+void bind_spans(nb::module_& m);
+}  // namespace olla::bindings
+
+namespace {
+
+// The exception classes live in olla.errors; they are looked up when one is thrown.
+void raise_python(const olla::Error& error, const char* name) {
+  nb::object type = nb::module_::import_("olla.errors").attr(name);
+  nb::list ids;
+  for (const std::int64_t id : error.ids()) ids.append(id);
+  nb::object value = type(error.what(), nb::arg("rule") = error.rule().c_str(), nb::arg("ids") = nb::tuple(ids));
+  PyErr_SetObject(type.ptr(), value.ptr());
+}
+
+void translate(const std::exception_ptr& pointer, void*) {
+  try {
+    std::rethrow_exception(pointer);
+  } catch (const olla::GraphError& error) {
+    raise_python(error, "GraphError");
+  } catch (const olla::PlanError& error) {
+    raise_python(error, "PlanError");
+  } catch (const olla::SolverError& error) {
+    raise_python(error, "SolverError");
+  }
+}
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+  m.doc() = "The C++ core of olla: arrays in, arrays out. Use the functions of the olla package instead.";
+  nb::register_exception_translator(translate);
+  olla::bindings::bind_graph(m);
+  olla::bindings::bind_profile(m);
+  olla::bindings::bind_spans(m);
+}

@@ -1,0 +1,1 @@
+"""olla: the memory planner for PyTorch training."""

@@ -1,0 +1,39 @@
+"""What can go wrong. Limits (time, gap) are statuses, not errors."""
+
+
+class OllaError(Exception):
+    """Base of every error olla raises on purpose.
+
+    Attributes:
+        rule: short name of the broken rule, for example ``"cycle"``; empty where there is none.
+        ids: ops or tensors concerned, in the order the message names them.
+    """
+
+    def __init__(self, message: str, *, rule: str = "", ids: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.rule = rule
+        self.ids = ids
+
+
+class GraphError(OllaError):
+    """The graph is not a valid training step, or its file is not readable as one."""
+
+
+class PlanError(OllaError):
+    """The plan breaks a rule, or belongs to another graph."""
+
+
+class BudgetError(OllaError):
+    """No plan fits the budget."""
+
+
+class SolverError(OllaError):
+    """A solver is missing, failed, or returned an answer that does not hold."""
+
+
+class CaptureError(OllaError):
+    """The training step cannot be captured as a graph."""
+
+
+class ReplayError(OllaError):
+    """The planned step cannot run at its planned addresses."""
