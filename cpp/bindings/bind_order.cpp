@@ -1,0 +1,44 @@
+#include "arrays.hpp"
+#include "olla/order.hpp"
+
+#include <nanobind/stl/vector.h>
+
+namespace olla::bindings {
+
+void bind_order(nb::module_& m) {
+  m.def(
+      "order",
+      [](const Graph& graph, std::vector<Array<OpId>> starts, double time_limit, std::uint64_t seed, nb::object progress) {
+        std::vector<std::vector<OpId>> orders;
+        for (const auto& start : starts) orders.push_back(copy(start));
+        PythonProgress callback(std::move(progress));
+        Control control("order", time_limit, callback.function());
+        OrderResult r;
+        {
+          nb::gil_scoped_release release;
+          r = order(graph, orders, {.seed = seed}, control);
+        }
+        callback.raise_pending();
+        return nb::make_tuple(to_numpy(std::move(r.order)), r.peak, r.bound, r.num_nodes, r.num_cuts, r.status == Status::kOptimal,
+                              control.cancelled());
+      },
+      "graph"_a, "starts"_a, "time_limit"_a, "seed"_a, "progress"_a.none(),
+      "(order, peak, lower_bound, num_nodes, num_cuts, optimal, cancelled): the best order found from the given ones, and its proof.");
+  m.def(
+      "lower_bound",
+      [](const Graph& graph, Array<OpId> order, std::int64_t max_cuts, double time_limit, nb::object progress) {
+        PythonProgress callback(std::move(progress));
+        Control control("bound", time_limit, callback.function());
+        Bytes bound = 0;
+        {
+          nb::gil_scoped_release release;
+          bound = lower_bound(graph, copy(order), max_cuts, control);
+        }
+        callback.raise_pending();
+        return nb::make_tuple(bound, control.cancelled());
+      },
+      "graph"_a, "order"_a.noconvert(), "max_cuts"_a, "time_limit"_a, "progress"_a.none(),
+      "(bound, cancelled): no order needs less than bound, from the cuts of at most max_cuts ops of one order.");
+}
+
+}  // namespace olla::bindings

@@ -1,0 +1,45 @@
+// Min-cut refinement: rewrites an order around the minimum cut of its peak op, then both sides of that op on their own.
+#pragma once
+
+#include "olla/cut.hpp"
+
+namespace olla {
+
+class Refiner {
+ public:
+  // graph and control must outlive the refiner.
+  Refiner(const Graph& graph, Control& control, std::uint64_t seed) : graph_(graph), control_(control), cuts_(graph, control, seed), known_(graph.num_ops(), 0) {}
+
+  // Lowers the peak of schedule until a pass gains nothing, the bound is met or time is up; never raises it. `bound` is a proven
+  // lower bound on the graph's peak and rises as cuts over the whole order are found.
+  void refine(Schedule& schedule, Bytes& bound, TieBreak tie, int max_passes);
+
+  // Raises `bound` by the cuts of all ops that stand above it in schedule, highest first; at most max_cuts of them.
+  void raise_bound(const Schedule& schedule, Bytes& bound, std::int64_t max_cuts);
+
+  // One rewrite of every window that stands above its target. False if time ended it; the schedule is valid all the same, but its
+  // peak may have risen and Schedule::peak is not updated.
+  bool pass(Schedule& schedule, Bytes& bound, TieBreak tie);
+
+  // The cut of op v over the whole order.
+  Cut whole_cut(const Schedule& schedule, OpId v, Edge extra = {kNoOp, kNoOp}, Bytes enough = kMaxBytes) {
+    return cuts_.solve(schedule, {.op = v, .lo = 0, .hi = schedule.num_steps(), .extra = extra, .enough = enough});
+  }
+  std::int64_t num_cuts() const { return cuts_.num_cuts(); }
+
+ private:
+  struct Window {
+    Step lo, hi;
+    Bytes target;  // memory below this need not fall further
+  };
+
+  const Graph& graph_;
+  Control& control_;
+  CutSolver cuts_;
+  std::vector<std::uint8_t> known_;  // the cut of op v over the whole order is in the bound already
+};
+
+// A bound without any flow: at op v everything it reads and writes is live, and so are the residents.
+Bytes working_set_bound(const Graph& graph);
+
+}  // namespace olla
