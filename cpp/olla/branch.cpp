@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <queue>
 
 #include "olla/refine.hpp"
@@ -76,37 +77,58 @@ class Tree {
  private:
   // False if time ran out before the node was settled.
   bool expand(Node& node) {
-    while (true) {
-      const Graph constrained = graph_.constrained(node.edges);
-      Schedule schedule = repaired(constrained, *node.order);
-      Refiner refiner(constrained, control_, options_.seed + static_cast<std::uint64_t>(result_.num_nodes));
-      constexpr int kPasses = 6;
-      constexpr std::int64_t kBoundCuts = 40;
-      refiner.refine(schedule, node.bound, TieBreak::kPrefix, kPasses);
-      if (schedule.peak < best_.peak) best_ = schedule;
-      if (node.bound < best_.peak) refiner.raise_bound(schedule, node.bound, kBoundCuts);
-      bool settled = node.bound >= best_.peak;
-      bool implied = false;
-      if (!settled) {
-        const auto [chosen, in_time] = choose(constrained, refiner, schedule, node);
-        if (!in_time) {
-          result_.num_cuts += refiner.num_cuts();
-          return false;
-        }
-        node.order = std::make_shared<std::vector<OpId>>(schedule.order);
-        const bool agree_open = chosen.agree_bound < best_.peak, oppose_open = chosen.oppose_bound < best_.peak;
-        settled = !agree_open && !oppose_open;
-        implied = agree_open != oppose_open;
-        if (implied) node.edges.push_back(agree_open ? chosen.agree : chosen.oppose);
-        if (agree_open && oppose_open) {
-          push_child(node, chosen.oppose, chosen.oppose_bound);
-          push_child(node, chosen.agree, chosen.agree_bound);
-        }
-      }
+    for (bool changed = true; changed && node.bound < best_.peak;) {
+      const std::optional<Graph> constrained = graph_.constrained_if_acyclic(node.edges);
+      if (!constrained) return true;  // no order better than the best one obeys what this node implies
+      Schedule schedule = repaired(*constrained, *node.order);
+      Refiner refiner(*constrained, control_, options_.seed + static_cast<std::uint64_t>(result_.num_nodes));
+      changed = improve(*constrained, refiner, schedule, node);
       result_.num_cuts += refiner.num_cuts();
-      if (!implied) return true;  // pruned, or both children are open
       if (control_.stop(best_.peak, result_.bound)) return false;
     }
+    return true;
+  }
+
+  // Settles or branches the node (false), or adds precedences to it and asks for another round (true).
+  bool improve(const Graph& graph, Refiner& refiner, Schedule& schedule, Node& node) {
+    constexpr int kPasses = 6;
+    constexpr std::int64_t kBoundCuts = 40;
+    refiner.refine(schedule, node.bound, TieBreak::kPrefix, kPasses);
+    if (schedule.peak < best_.peak) best_ = schedule;
+    if (node.bound < best_.peak) refiner.raise_bound(schedule, node.bound, kBoundCuts);
+    if (node.bound >= best_.peak) return false;
+    node.order = std::make_shared<std::vector<OpId>>(schedule.order);
+    if (propagate(refiner, schedule, node)) return true;
+
+    const auto [chosen, in_time] = choose(graph, refiner, schedule, node);
+    if (!in_time) return false;
+    const bool agree_open = chosen.agree_bound < best_.peak, oppose_open = chosen.oppose_bound < best_.peak;
+    if (agree_open != oppose_open) {
+      node.edges.push_back(agree_open ? chosen.agree : chosen.oppose);
+      return true;
+    }
+    if (agree_open) {
+      push_child(node, chosen.oppose, chosen.oppose_bound);
+      push_child(node, chosen.agree, chosen.agree_bound);
+    }
+    return false;
+  }
+
+  // Adds to the node what every order better than the best one must obey at the ops that stand highest. False if nothing is new.
+  bool propagate(Refiner& refiner, const Schedule& schedule, Node& node) {
+    constexpr std::size_t kOps = 24;
+    std::vector<OpId> ops = schedule.order;
+    auto higher = [&](OpId a, OpId b) {
+      return std::pair(-schedule.live[schedule.step[a]], a) < std::pair(-schedule.live[schedule.step[b]], b);
+    };
+    const auto end = ops.begin() + static_cast<std::ptrdiff_t>(std::min(kOps, ops.size()));
+    std::partial_sort(ops.begin(), end, ops.end(), higher);
+    const std::size_t before = node.edges.size();
+    for (auto it = ops.begin(); it != end; ++it) {
+      const std::vector<Edge> edges = refiner.implied(schedule, *it, best_.peak - 1);
+      node.edges.insert(node.edges.end(), edges.begin(), edges.end());
+    }
+    return node.edges.size() > before;
   }
 
   void push_child(const Node& node, Edge edge, Bytes bound) {

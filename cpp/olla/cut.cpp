@@ -129,7 +129,7 @@ bool CutSolver::add_tensor(TensorId t, FlowNetwork::Node producer) {
 
 // Every residual-closed set between the smallest and the largest minimum cut is one; the seeds choose among them.
 std::vector<OpId> CutSolver::read_cut() {
-  network_.mark_reaching_sink(reaches_sink_);
+  network_.reaching_sink(0, reaches_sink_);
   const Step step_of_op = schedule_->step[query_.op];
   std::vector<FlowNetwork::Node> seeds{FlowNetwork::kSource};
   for (const OpId v : free_) {
@@ -138,13 +138,33 @@ std::vector<OpId> CutSolver::read_cut() {
                         (query_.tie == TieBreak::kRandom && (random_() & 1) != 0);
     if (wanted) seeds.push_back(node_[v]);
   }
-  network_.close(std::move(seeds), chosen_);
+  network_.reached(std::move(seeds), 0, chosen_);
   std::vector<OpId> inside;
   for (Step s = query_.lo; s < query_.hi; ++s) {
     const OpId v = schedule_->order[s];
     if (side_[v] == kInside || (side_[v] == kFree && chosen_[node_[v]] != 0)) inside.push_back(v);
   }
   return inside;
+}
+
+std::vector<Edge> CutSolver::implied(const Schedule& schedule, OpId v, Bytes limit) {
+  std::vector<Edge> edges;
+  const Cut cut = solve(schedule, {.op = v, .lo = 0, .hi = schedule.num_steps(), .enough = limit});
+  if (!cut.exact) return edges;
+  const Bytes slack = limit - cut.value;
+  network_.reaching_sink(slack, reaches_sink_);
+  network_.reached({FlowNetwork::kSource}, slack, chosen_);
+  auto holds = [&](const std::vector<std::uint8_t>& set, OpId u) { return side(u) == kFree && set[node_[u]] != 0; };
+  for (const OpId u : free_) {  // only the last op inside and the first one outside on every path: the others follow
+    const auto succs = graph_.succs(u), preds = graph_.preds(u);
+    if (holds(chosen_, u) && std::none_of(succs.begin(), succs.end(), [&](OpId w) { return holds(chosen_, w); })) {
+      edges.emplace_back(u, v);
+    }
+    if (holds(reaches_sink_, u) && std::none_of(preds.begin(), preds.end(), [&](OpId w) { return holds(reaches_sink_, w); })) {
+      edges.emplace_back(v, u);
+    }
+  }
+  return edges;
 }
 
 }  // namespace olla

@@ -44,6 +44,11 @@ class CutSolver {
 
   // schedule must be valid for the graph. O(window) plus one maximum flow over the free ops.
   Cut solve(const Schedule& schedule, const CutQuery& query);
+
+  // Precedences between op v and others that every order with at most `limit` bytes at v obeys, beyond those of the graph: those that
+  // one path of the residual network proves. Empty as well if v alone needs more than limit, or time is up.
+  std::vector<Edge> implied(const Schedule& schedule, OpId v, Bytes limit);
+
   std::int64_t num_cuts() const { return num_cuts_; }
 
  private:

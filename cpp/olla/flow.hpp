@@ -26,9 +26,12 @@ class FlowNetwork {
     return total;
   }
 
-  // After maximise. A minimum cut's source side is any set that holds the source, not the sink, and is closed under residual edges.
-  void mark_reaching_sink(std::vector<std::uint8_t>& marked) const;              // no minimum cut may hold these
-  void close(std::vector<Node> seeds, std::vector<std::uint8_t>& marked) const;  // seeds and all they reach
+  // After maximise, over residual arcs of more than `above`: the nodes that reach the sink, and what the seeds reach (the seeds too).
+  // With above = 0: a set holding the source and closed under `reached` is the source side of a minimum cut, unless it holds a node
+  // that reaches the sink. With above = x: a node that reaches the sink costs more than x to take in, one reached from the source
+  // more than x to leave out.
+  void reaching_sink(Bytes above, std::vector<std::uint8_t>& marked) const;
+  void reached(std::vector<Node> seeds, Bytes above, std::vector<std::uint8_t>& marked) const;
 
  private:
   struct Arc {

@@ -81,7 +81,7 @@ Graph::Graph(GraphData data) : data_(std::move(data)) {
   derive_dependencies();
 }
 
-Graph Graph::constrained(std::span<const Edge> extra) const {
+Graph Graph::with_edges(std::span<const Edge> extra) const {
   std::vector<Edge> edges;
   for (OpId v = 0; v < num_ops(); ++v) {
     for (const OpId u : preds(v)) edges.emplace_back(u, v);
@@ -93,7 +93,18 @@ Graph Graph::constrained(std::span<const Edge> extra) const {
   }
   Graph result = *this;
   result.set_edges(std::move(edges));
+  return result;
+}
+
+Graph Graph::constrained(std::span<const Edge> extra) const {
+  Graph result = with_edges(extra);
   result.reject_cycle();
+  return result;
+}
+
+std::optional<Graph> Graph::constrained_if_acyclic(std::span<const Edge> extra) const {
+  Graph result = with_edges(extra);
+  if (!result.find_cycle().empty()) return std::nullopt;
   return result;
 }
 
@@ -201,7 +212,7 @@ void Graph::set_edges(std::vector<Edge> edges) {
   fill(preds_, after, before);
 }
 
-void Graph::reject_cycle() const {
+std::vector<std::int64_t> Graph::find_cycle() const {
   std::vector<std::int64_t> missing(num_ops());
   std::vector<OpId> ready;
   for (OpId v = 0; v < num_ops(); ++v) {
@@ -217,7 +228,7 @@ void Graph::reject_cycle() const {
       if (--missing[w] == 0) ready.push_back(w);
     }
   }
-  if (done == static_cast<std::size_t>(num_ops())) return;
+  if (done == static_cast<std::size_t>(num_ops())) return {};
 
   // Every op left has a predecessor left: walking back must come round.
   OpId v = 0;
@@ -232,6 +243,12 @@ void Graph::reject_cycle() const {
   }
   path.erase(path.begin(), path.begin() + position[v]);
   std::reverse(path.begin(), path.end());
+  return path;
+}
+
+void Graph::reject_cycle() const {
+  const std::vector<std::int64_t> path = find_cycle();
+  if (path.empty()) return;
   throw GraphError("cycle: each of these ops must run before the next and the last before the first: " + list_of(path, " -> "), "cycle",
                    path);
 }

@@ -1,6 +1,7 @@
 // The dataflow graph of one training step: who reads, writes and mutates which storage, and the dependencies that follow.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "olla/error.hpp"
@@ -27,6 +28,7 @@ class Graph {
 
   // The same graph with more precedences, which need not agree with the program order. Throws GraphError "cycle" or "ids".
   Graph constrained(std::span<const Edge> extra) const;
+  std::optional<Graph> constrained_if_acyclic(std::span<const Edge> extra) const;
 
   OpId num_ops() const { return static_cast<OpId>(data_.workspace_bytes.size()); }
   TensorId num_tensors() const { return static_cast<TensorId>(data_.tensor_bytes.size()); }
@@ -52,9 +54,11 @@ class Graph {
   bool is_order(std::span<const OpId> order) const;  // a permutation of the ops that respects every dependency
 
  private:
+  Graph with_edges(std::span<const Edge> extra) const;
   void derive_tensors();
   void derive_dependencies();
   void set_edges(std::vector<Edge> edges);
+  std::vector<std::int64_t> find_cycle() const;  // empty if there is none
   void reject_cycle() const;
 
   GraphData data_;

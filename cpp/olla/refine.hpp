@@ -25,6 +25,7 @@ class Refiner {
   Cut whole_cut(const Schedule& schedule, OpId v, Edge extra = {kNoOp, kNoOp}, Bytes enough = kMaxBytes) {
     return cuts_.solve(schedule, {.op = v, .lo = 0, .hi = schedule.num_steps(), .extra = extra, .enough = enough});
   }
+  std::vector<Edge> implied(const Schedule& schedule, OpId v, Bytes limit) { return cuts_.implied(schedule, v, limit); }
   std::int64_t num_cuts() const { return cuts_.num_cuts(); }
 
  private:
