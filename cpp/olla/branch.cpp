@@ -81,8 +81,10 @@ class Tree {
       const std::optional<Graph> constrained = graph_.constrained_if_acyclic(node.edges);
       if (!constrained) return true;  // no order better than the best one obeys what this node implies
       Schedule schedule = repaired(*constrained, *node.order);
+      if (Schedule other = repaired(*constrained, best_.order); other.peak < schedule.peak) schedule = std::move(other);
       Refiner refiner(*constrained, control_, options_.seed + static_cast<std::uint64_t>(result_.num_nodes));
       changed = improve(*constrained, refiner, schedule, node);
+      if (getenv("DBG")) fprintf(stderr, "node %ld edges %zu bound %.3f peak %.3f best %.3f open %zu changed %d cuts %ld t %.2f\n", result_.num_nodes, node.edges.size(), node.bound/1e6, schedule.peak/1e6, best_.peak/1e6, open_.size(), changed, refiner.num_cuts(), control_.seconds());
       result_.num_cuts += refiner.num_cuts();
       if (control_.stop(best_.peak, result_.bound)) return false;
     }
@@ -156,8 +158,11 @@ class Tree {
     if (!refiner.pass(followed, ignored, TieBreak::kPrefix)) return {{}, false};
     const OpId rival = followed.order[followed.peak_step(0, followed.num_steps())];
 
+    const Cut rival_cut = refiner.whole_cut(schedule, rival);
+    if (!rival_cut.exact) return {{}, false};
+
     Branch best{{}, {}, -1, -1};
-    for (const OpId u : disputed(graph, schedule, cut, peak)) {
+    for (const OpId u : disputed(graph, schedule, peak, cut, rival_cut)) {
       const bool before = schedule.step[u] > peak;  // the cut wants u before v, the prefix has it after, or the reverse
       Branch b{before ? Edge{u, v} : Edge{v, u}, before ? Edge{v, u} : Edge{u, v}, node.bound, node.bound};
       const Bytes enough = best_.peak;
@@ -171,19 +176,21 @@ class Tree {
     return {best, true};
   }
 
-  // Ops on which the cut of the peak op and the prefix before it disagree, those that move most memory first.
-  std::vector<OpId> disputed(const Graph& graph, const Schedule& schedule, const Cut& cut, Step peak) const {
-    std::vector<std::uint8_t> inside(graph.num_ops(), 0);
+  // Ops on which the cut of the peak op and the prefix before it disagree: those where the rival's cut disagrees with it as well come
+  // first, then those that move most memory.
+  std::vector<OpId> disputed(const Graph& graph, const Schedule& schedule, Step peak, const Cut& cut, const Cut& rival_cut) const {
+    std::vector<std::uint8_t> inside(graph.num_ops(), 0), rival_inside(graph.num_ops(), 0);
     for (const OpId u : cut.inside) inside[u] = 1;
+    for (const OpId u : rival_cut.inside) rival_inside[u] = 1;
     std::vector<OpId> ops;
     for (Step s = 0; s < schedule.num_steps(); ++s) {
       if (s != peak && (s < peak) != (inside[schedule.order[s]] != 0)) ops.push_back(schedule.order[s]);
     }
-    auto moved = [&](OpId u) {
+    auto rank = [&](OpId u) {
       const Bytes change = schedule.before[schedule.step[u] + 1] - schedule.before[schedule.step[u]];
-      return std::pair(-std::abs(change), schedule.step[u]);
+      return std::tuple(inside[u] == rival_inside[u], -std::abs(change), schedule.step[u]);
     };
-    std::sort(ops.begin(), ops.end(), [&](OpId a, OpId b) { return moved(a) < moved(b); });
+    std::sort(ops.begin(), ops.end(), [&](OpId a, OpId b) { return rank(a) < rank(b); });
     constexpr std::size_t kCandidates = 16;
     if (ops.size() > kCandidates) ops.resize(kCandidates);
     return ops;
