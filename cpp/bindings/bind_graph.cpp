@@ -1,3 +1,5 @@
+#include <nanobind/stl/tuple.h>
+
 #include "arrays.hpp"
 #include "olla/graph.hpp"
 
@@ -37,7 +39,11 @@ void bind_graph(nb::module_& m) {
           "outputs"_a.noconvert())
       .def(
           "constrained",
-          [](const Graph& self, Array<OpId> before, Array<OpId> after) { return self.constrained(edges(before, after)); },
+          [](const Graph& self, Array<OpId> before, Array<OpId> after) {
+            const std::vector<Edge> extra = edges(before, after);
+            nb::gil_scoped_release release;
+            return self.constrained(extra);
+          },
           "before"_a.noconvert(), "after"_a.noconvert(), "The same graph with precedences before[i] -> after[i] added.")
       .def_prop_ro("num_ops", &Graph::num_ops)
       .def_prop_ro("num_tensors", &Graph::num_tensors)
@@ -53,7 +59,7 @@ void bind_graph(nb::module_& m) {
           [](const Graph& self) {
             Csr<OpId> lists;
             for (OpId v = 0; v < self.num_ops(); ++v) lists.push_back(self.preds(v));
-            return nb::make_tuple(to_numpy(std::move(lists.offset)), to_numpy(std::move(lists.item)));
+            return std::make_tuple(to_numpy(std::move(lists.offset)), to_numpy(std::move(lists.item)));
           },
           "Direct dependencies of all ops as (offset, item): op v comes after item[offset[v]:offset[v + 1]].")
       .def(

@@ -251,6 +251,7 @@ void Graph::reject_cycle() const {
   }
   path.erase(path.begin(), path.begin() + position[v]);
   std::reverse(path.begin(), path.end());
+  std::rotate(path.begin(), std::min_element(path.begin(), path.end()), path.end());
   throw GraphError("cycle: each of these ops must run before the next and the last before the first: " + list_of(path, " -> "), "cycle",
                    path);
 }

@@ -139,9 +139,7 @@ TEST(a_donated_tensor_cannot_be_written) {
 TEST(a_cycle_is_rejected_with_its_ops_named) {
   const auto cyclic = data({1, 1, 1}, {{}, {.reads = {2}, .writes = {0}}, {.reads = {0}, .writes = {1}}, {.reads = {1}, .writes = {2}}});
   CHECK_THROWS(Graph(cyclic), GraphError, "cycle");
-  Ids ids = ids_of_error([&] { Graph graph(cyclic); });
-  std::rotate(ids.begin(), std::find(ids.begin(), ids.end(), 1), ids.end());
-  CHECK_EQ(ids, Ids{1, 2, 3});
+  CHECK_EQ(ids_of_error([&] { Graph graph(cyclic); }), Ids{1, 2, 3});
   CHECK_THROWS(Graph(data({1}, {{.reads = {0}, .writes = {0}}})), GraphError, "cycle");
   CHECK_THROWS(Graph(data({}, {{.after = {0}}})), GraphError, "cycle");
 }
