@@ -1,22 +1,13 @@
+#include <nanobind/stl/tuple.h>
+
 #include "arrays.hpp"
 #include "olla/graph.hpp"
 
 namespace olla::bindings {
 namespace {
 
-Csr<std::int32_t> csr(const Array<std::int64_t>& offset, const Array<std::int32_t>& item) {
-  const auto ends = view(offset);
-  if (ends.empty() || ends.front() != 0 || ends.back() != static_cast<std::int64_t>(item.size())) {
-    throw GraphError("offsets of a list must start at 0 and end at its number of items", "lengths", {});
-  }
-  for (std::size_t i = 1; i < ends.size(); ++i) {
-    if (ends[i] < ends[i - 1]) throw GraphError("offsets of a list must not fall", "lengths", {static_cast<std::int64_t>(i)});
-  }
-  Csr<std::int32_t> lists;
-  lists.offset = copy(offset);
-  lists.item = copy(item);
-  return lists;
-}
+// Graph's constructor checks that the two fit each other.
+Csr<std::int32_t> csr(const Array<std::int64_t>& offset, const Array<std::int32_t>& item) { return {copy(offset), copy(item)}; }
 
 std::vector<Edge> edges(const Array<OpId>& before, const Array<OpId>& after) {
   if (before.size() != after.size()) throw GraphError("precedences need as many ends as beginnings", "lengths", {});
@@ -48,7 +39,11 @@ void bind_graph(nb::module_& m) {
           "outputs"_a.noconvert())
       .def(
           "constrained",
-          [](const Graph& self, Array<OpId> before, Array<OpId> after) { return self.constrained(edges(before, after)); },
+          [](const Graph& self, Array<OpId> before, Array<OpId> after) {
+            const std::vector<Edge> extra = edges(before, after);
+            nb::gil_scoped_release release;
+            return self.constrained(extra);
+          },
           "before"_a.noconvert(), "after"_a.noconvert(), "The same graph with precedences before[i] -> after[i] added.")
       .def_prop_ro("num_ops", &Graph::num_ops)
       .def_prop_ro("num_tensors", &Graph::num_tensors)
@@ -64,7 +59,7 @@ void bind_graph(nb::module_& m) {
           [](const Graph& self) {
             Csr<OpId> lists;
             for (OpId v = 0; v < self.num_ops(); ++v) lists.push_back(self.preds(v));
-            return nb::make_tuple(to_numpy(std::move(lists.offset)), to_numpy(std::move(lists.item)));
+            return std::make_tuple(to_numpy(std::move(lists.offset)), to_numpy(std::move(lists.item)));
           },
           "Direct dependencies of all ops as (offset, item): op v comes after item[offset[v]:offset[v + 1]].")
       .def(

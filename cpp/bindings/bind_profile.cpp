@@ -1,3 +1,5 @@
+#include <nanobind/stl/tuple.h>
+
 #include "arrays.hpp"
 #include "olla/profile.hpp"
 
@@ -13,7 +15,7 @@ void bind_profile(nb::module_& m) {
           nb::gil_scoped_release release;
           p = profile(graph, view(order));
         }
-        return nb::make_tuple(to_numpy(std::move(p.lifetimes.first)), to_numpy(std::move(p.lifetimes.last)),
+        return std::make_tuple(to_numpy(std::move(p.lifetimes.first)), to_numpy(std::move(p.lifetimes.last)),
                               to_numpy(std::move(p.live)), p.peak, p.peak_step);
       },
       "graph"_a, "order"_a.noconvert(),

@@ -1,3 +1,5 @@
+#include <nanobind/stl/tuple.h>
+
 #include "arrays.hpp"
 #include "olla/spans.hpp"
 
@@ -12,7 +14,7 @@ void bind_spans(nb::module_& m) {
           nb::gil_scoped_release release;
           s = spans(graph);
         }
-        return nb::make_tuple(to_numpy(std::move(s.earliest)), to_numpy(std::move(s.latest)));
+        return std::make_tuple(to_numpy(std::move(s.earliest)), to_numpy(std::move(s.latest)));
       },
       "graph"_a, "(earliest, latest) step of every op when one op runs per step.");
 }

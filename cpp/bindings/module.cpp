@@ -38,6 +38,7 @@ void translate(const std::exception_ptr& pointer, void*) {
 
 NB_MODULE(_core, m) {
   m.doc() = "The C++ core of olla: arrays in, arrays out. Use the functions of the olla package instead.";
+  nb::set_leak_warnings(false);  // a graph kept by a global or a traceback when Python exits is no error
   nb::register_exception_translator(translate);
   olla::bindings::bind_graph(m);
   olla::bindings::bind_order(m);

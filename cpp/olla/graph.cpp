@@ -16,44 +16,53 @@ std::string list_of(std::span<const std::int64_t> ids, const char* separator) {
   return text;
 }
 
-void check_ids(const char* what, std::int64_t owner, std::span<const std::int32_t> ids, std::int64_t limit, const char* kind) {
-  for (const std::int32_t id : ids) {
-    if (id < 0 || id >= limit) {
-      const std::string subject = owner < 0 ? std::string(what) : "op " + std::to_string(owner) + " " + what;
-      throw GraphError(subject + " " + kind + " " + std::to_string(id) + ", but the graph has " + kind + "s 0 to " +
-                           std::to_string(limit - 1) + " (" + std::to_string(limit) + " in all)",
-                       "ids", {owner, id});
+std::string known(const char* kind, std::int64_t limit) {
+  if (limit == 0) return std::string("but the graph has no ") + kind + "s";
+  return std::string("but the graph has ") + kind + "s 0 to " + std::to_string(limit - 1);
+}
+
+// list_of_op: "reads"; kind: what the ids stand for, "tensor" or "op".
+void check_lists(const char* list_of_op, const Csr<std::int32_t>& lists, std::int64_t num_ops, const char* kind, std::int64_t limit) {
+  const auto& offset = lists.offset;
+  if (lists.size() != num_ops || offset.front() != 0 || offset.back() != static_cast<std::int64_t>(lists.item.size()) ||
+      !std::is_sorted(offset.begin(), offset.end())) {
+    throw GraphError(std::string(list_of_op) + ": the offsets must rise from 0 to the number of items (" +
+                         std::to_string(lists.item.size()) + "), with one list for each of the " + std::to_string(num_ops) + " ops",
+                     "lengths", {});
+  }
+  for (std::int64_t v = 0; v < num_ops; ++v) {
+    for (std::int64_t i = offset[v]; i < offset[v + 1]; ++i) {
+      const std::int32_t id = lists.item[i];
+      if (id >= 0 && id < limit) continue;
+      throw GraphError("ops[" + std::to_string(v) + "]." + list_of_op + "[" + std::to_string(i - offset[v]) + "] is " + std::to_string(id) +
+                           ", " + known(kind, limit),
+                       "ids", {v, id});
     }
   }
 }
 
-void check_lengths(const GraphData& d) {
-  const std::size_t ops = d.workspace_bytes.size(), tensors = d.tensor_bytes.size();
-  auto require = [](const char* what, std::size_t seen, std::size_t expected) {
-    if (seen != expected) {
-      throw GraphError(std::string(what) + " has " + std::to_string(seen) + " entries, expected " + std::to_string(expected), "lengths",
-                       {});
-    }
-  };
-  require("reads", static_cast<std::size_t>(d.reads.size()), ops);
-  require("writes", static_cast<std::size_t>(d.writes.size()), ops);
-  require("mutates", static_cast<std::size_t>(d.mutates.size()), ops);
-  require("after", static_cast<std::size_t>(d.after.size()), ops);
-  require("random", d.random.size(), ops);
-  require("donated", d.donated.size(), tensors);
+void check_count(const char* what, std::size_t seen, std::size_t expected) {
+  if (seen == expected) return;
+  throw GraphError(std::string(what) + " has " + std::to_string(seen) + " entries, expected " + std::to_string(expected), "lengths", {});
 }
 
-void check_sizes(const char* what, std::span<const Bytes> sizes, Bytes& sum) {
+void check_numbers(std::size_t num_ops, std::size_t num_tensors) {
+  constexpr std::size_t kMost = std::numeric_limits<std::int32_t>::max() - 1;
+  if (num_ops <= kMost && num_tensors <= kMost) return;
+  throw GraphError(std::to_string(num_ops) + " ops and " + std::to_string(num_tensors) + " tensors are too many: ids have 31 bits", "lengths",
+                   {});
+}
+
+void check_sizes(const char* list, const char* field, std::span<const Bytes> sizes, Bytes& sum) {
   for (std::size_t i = 0; i < sizes.size(); ++i) {
-    const std::string subject = std::string(what) + " " + std::to_string(i);
-    if (sizes[i] < 0) {
-      throw GraphError(subject + " has a negative size: " + std::to_string(sizes[i]) + " bytes", "sizes", {static_cast<std::int64_t>(i)});
+    const std::int64_t id = static_cast<std::int64_t>(i);
+    if (sizes[i] >= 0 && sizes[i] <= kMaxBytes - sum) {
+      sum += sizes[i];
+      continue;
     }
-    if (sizes[i] > kMaxBytes - sum) {
-      throw GraphError("the sum of all sizes passes 2^62 bytes at " + subject + " (" + std::to_string(sizes[i]) + " bytes)", "sizes",
-                       {static_cast<std::int64_t>(i)});
-    }
-    sum += sizes[i];
+    const std::string seen = std::string(list) + "[" + std::to_string(i) + "]." + field + " is " + std::to_string(sizes[i]);
+    if (sizes[i] < 0) throw GraphError(seen + ", expected 0 or more", "sizes", {id});
+    throw GraphError(seen + ": the sum of all sizes passes 2^62 bytes there", "sizes", {id});
   }
 }
 
@@ -66,17 +75,21 @@ void sort_unique(std::vector<T>& list) {
 }  // namespace
 
 Graph::Graph(GraphData data) : data_(std::move(data)) {
-  check_lengths(data_);
-  Bytes sum = 0;
-  check_sizes("tensor", data_.tensor_bytes, sum);
-  check_sizes("the workspace of op", data_.workspace_bytes, sum);
-  for (OpId v = 0; v < num_ops(); ++v) {
-    check_ids("reads", v, data_.reads[v], num_tensors(), "tensor");
-    check_ids("writes", v, data_.writes[v], num_tensors(), "tensor");
-    check_ids("mutates", v, data_.mutates[v], num_tensors(), "tensor");
-    check_ids("comes after", v, data_.after[v], num_ops(), "op");
+  check_numbers(data_.workspace_bytes.size(), data_.tensor_bytes.size());
+  check_count("donated", data_.donated.size(), data_.tensor_bytes.size());
+  check_count("random", data_.random.size(), data_.workspace_bytes.size());
+  check_lists("reads", data_.reads, num_ops(), "tensor", num_tensors());
+  check_lists("writes", data_.writes, num_ops(), "tensor", num_tensors());
+  check_lists("mutates", data_.mutates, num_ops(), "tensor", num_tensors());
+  check_lists("after", data_.after, num_ops(), "op", num_ops());
+  for (std::size_t i = 0; i < data_.outputs.size(); ++i) {
+    const TensorId t = data_.outputs[i];
+    if (t >= 0 && t < num_tensors()) continue;
+    throw GraphError("outputs[" + std::to_string(i) + "] is " + std::to_string(t) + ", " + known("tensor", num_tensors()), "ids", {t});
   }
-  check_ids("the list of outputs names", -1, data_.outputs, num_tensors(), "tensor");
+  Bytes sum = 0;
+  check_sizes("tensors", "bytes", data_.tensor_bytes, sum);
+  check_sizes("ops", "workspace_bytes", data_.workspace_bytes, sum);
   derive_tensors();
   derive_dependencies();
 }
@@ -87,8 +100,10 @@ Graph Graph::with_edges(std::span<const Edge> extra) const {
     for (const OpId u : preds(v)) edges.emplace_back(u, v);
   }
   for (const auto& [before, after] : extra) {
-    const OpId pair[] = {before, after};
-    check_ids("an extra precedence names", -1, pair, num_ops(), "op");
+    for (const OpId v : {before, after}) {
+      if (v >= 0 && v < num_ops()) continue;
+      throw GraphError("an extra precedence names op " + std::to_string(v) + ", " + known("op", num_ops()), "ids", {v});
+    }
     edges.emplace_back(before, after);
   }
   Graph result = *this;
@@ -116,6 +131,11 @@ void Graph::derive_tensors() {
 
   std::vector<std::int64_t> num_users(num_tensors() + 1, 0);
   std::vector<TensorId> list;
+  for (OpId v = 0; v < num_ops(); ++v) {
+    list.assign(data_.mutates[v].begin(), data_.mutates[v].end());
+    sort_unique(list);
+    mutates_.push_back(list);
+  }
   for (OpId v = 0; v < num_ops(); ++v) {
     list.assign(data_.writes[v].begin(), data_.writes[v].end());
     sort_unique(list);
@@ -166,8 +186,7 @@ void Graph::derive_dependencies() {
     for (const OpId v : users(t)) {
       if (producer_[t] != kNoOp) edges.emplace_back(producer_[t], v);
       if (mutator != kNoOp) edges.emplace_back(mutator, v);
-      const auto mutated = data_.mutates[v];
-      if (std::find(mutated.begin(), mutated.end(), t) != mutated.end()) {
+      if (std::binary_search(mutates_[v].begin(), mutates_[v].end(), t)) {
         for (const OpId u : readers) edges.emplace_back(u, v);
         readers.clear();
         mutator = v;
@@ -243,6 +262,7 @@ std::vector<std::int64_t> Graph::find_cycle() const {
   }
   path.erase(path.begin(), path.begin() + position[v]);
   std::reverse(path.begin(), path.end());
+  std::rotate(path.begin(), std::min_element(path.begin(), path.end()), path.end());
   return path;
 }
 

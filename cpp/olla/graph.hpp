@@ -23,7 +23,8 @@ struct GraphData {
 // Immutable after construction. Complexity: O(ops + tensors + reads + writes + mutates + after), plus sorting of each list.
 class Graph {
  public:
-  // Throws GraphError: rule "ids", "sizes", "two_writers", "writes_resident", "cycle" or "program_order".
+  // Throws GraphError. Its rule, and what its ids are: "lengths" (none), "ids" (op where there is one, unknown id), "sizes" (tensor or
+  // op), "two_writers" (tensor, op, op), "writes_donated" (tensor, op), "cycle" (ops), "program_order" (op that must run first, op).
   explicit Graph(GraphData data);
 
   // The same graph with more precedences, which need not agree with the program order. Throws GraphError "cycle" or "ids".
@@ -64,7 +65,7 @@ class Graph {
   GraphData data_;
   std::vector<OpId> producer_;
   std::vector<std::uint8_t> output_;
-  Csr<TensorId> writes_, uses_;
+  Csr<TensorId> writes_, mutates_, uses_;
   Csr<OpId> users_, preds_, succs_;
   std::vector<Bytes> new_bytes_;
   Bytes resident_bytes_ = 0;

@@ -1,0 +1,282 @@
+"""Values of one field over all ops or tensors -> one typed column.
+
+Types are checked in bulk; the culprit is searched for only once something is wrong. A place is written like
+`ops[].reads[]`: the brackets take the position of the culprit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from itertools import chain, pairwise
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from olla.errors import GraphError
+
+TENSOR_KINDS = ("parameter", "buffer", "optimizer_state", "input", "constant", "temporary")
+OP_KINDS = ("forward", "backward", "update", "other")
+REQUIRED = object()  # default of a key that must be there
+_WHOLE = "a whole number"
+_MAX_INT64 = 2**63 - 1
+
+
+class Lists(NamedTuple):
+    """Lists of ids, one after the other: list i is `item[offset[i]:offset[i + 1]]`.
+
+    Example:
+        >>> lists = Lists(np.array([0, 2, 2]), np.array([7, 8], dtype=np.int32))
+        >>> lists.of(0).tolist(), lists.of(1).tolist()
+        ([7, 8], [])
+    """
+
+    offset: NDArray[np.int64]
+    item: NDArray[np.int32]
+
+    def of(self, i: int) -> NDArray[np.int32]:
+        """Return list i as a view."""
+        return self.item[self.offset[i] : self.offset[i + 1]]
+
+    def to_lists(self) -> list[list[int]]:
+        """Return all lists as plain Python lists."""
+        items, ends = self.item.tolist(), self.offset.tolist()
+        return [items[first:last] for first, last in pairwise(ends)]
+
+
+def shown(value: object) -> str:
+    """Return a value for a message: on one line, shortened, never failing."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"a number of {value.bit_length()} bits"
+    if isinstance(value, dict | list | tuple | set):
+        return f"a {type(value).__name__} of {len(value)}"  # contents may be nested deeper than repr can follow
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def reject(place: str, value: object, expected: str) -> NoReturn:
+    """Raise GraphError: what stands at place is not what was expected."""
+    raise GraphError(f"{place} is {shown(value)}, expected {expected}", rule="type")
+
+
+def at(place: str, *positions: int) -> str:
+    """Fill the empty brackets of a place, from the left."""
+    for position in positions:
+        place = place.replace("[]", f"[{position}]", 1)
+    return place
+
+
+def rows_of(value: object, place: str) -> list[dict[str, Any]]:
+    """Return value if it is a list of objects."""
+    if not isinstance(value, list | tuple):
+        reject(place, value, "a list of objects")
+    for i, row in enumerate(value):
+        if not isinstance(row, dict):
+            reject(f"{place}[{i}]", row, "an object")
+    return list(value)
+
+
+def column_of(rows: list[dict[str, Any]], key: str, default: object, place: str) -> list[Any]:
+    """Return rows[i][key] for every row, or the default where the key is missing."""
+    if default is not REQUIRED:
+        return [row.get(key, default) for row in rows]
+    try:
+        return [row[key] for row in rows]
+    except KeyError:
+        culprit = next(i for i, row in enumerate(rows) if key not in row)
+        raise GraphError(f"{place}[{culprit}] has no {key!r}, which every entry needs", rule="missing") from None
+
+
+def num_rows(values: object, place: str) -> int:
+    """Return how many rows a column has."""
+    if isinstance(values, Lists):
+        return max(len(values.offset) - 1, 0)
+    if isinstance(values, np.ndarray) and values.ndim == 1:
+        return len(values)
+    if isinstance(values, list | tuple):
+        return len(values)
+    reject(place, values, "a list or a one-dimensional array")
+
+
+def _sequence(values: object, place: str, num: int | None) -> Sequence[Any] | NDArray[Any]:
+    seen = num_rows(values, place)
+    if num is not None and seen != num:
+        raise GraphError(f"{place} has {seen} entries, expected {num}", rule="lengths")
+    if isinstance(values, np.ndarray) and values.dtype.kind == "u":
+        return list(values.tolist())  # unsigned numbers may not fit
+    assert isinstance(values, list | tuple | np.ndarray)
+    return values
+
+
+def _require(
+    values: Sequence[Any] | NDArray[Any],
+    types: tuple[type, ...],
+    kinds: str,
+    where: Callable[[int], str],
+    expected: str,
+) -> None:
+    """Check the type of every value; kinds are the numpy dtype kinds that need no look inside. bool is not a number."""
+    if isinstance(values, np.ndarray):
+        if values.dtype.kind not in kinds:
+            raise GraphError(f"{where(0)} is from an array of {values.dtype}, expected {expected}", rule="type")
+        return
+
+    def good(seen: type) -> bool:
+        return issubclass(seen, types) and (bool in types or not issubclass(seen, bool))
+
+    if not all(map(good, set(map(type, values)))):
+        culprit = next(i for i, value in enumerate(values) if not good(type(value)))
+        reject(where(culprit), values[culprit], expected)
+
+
+def _whole_numbers(
+    values: Sequence[Any] | NDArray[Any], where: Callable[[int], str], least: int | None, most: int, expected: str
+) -> NDArray[np.int64]:
+    _require(values, (int, np.integer), "i", where, expected)
+    try:
+        column = np.array(values if isinstance(values, np.ndarray) else list(map(int, values)), dtype=np.int64)
+    except OverflowError:
+        culprit = next(i for i, value in enumerate(values) if not -(2**63) <= int(value) <= _MAX_INT64)
+        reject(where(culprit), int(values[culprit]), expected)
+    outside = column > most
+    if least is not None:
+        outside |= column < least
+    if outside.any():
+        culprit = int(outside.argmax())
+        reject(where(culprit), int(column[culprit]), expected)
+    return column
+
+
+def sizes(values: object, place: str, num: int | None = None) -> NDArray[np.int64]:
+    """Bytes, int64. Their range is checked by the core."""
+    found = _sequence(values, place, num)
+    return _whole_numbers(found, lambda i: at(place, i), None, _MAX_INT64, "a whole number of bytes up to 2^62")
+
+
+def counts(values: object, place: str, num: int | None = None) -> NDArray[np.int64]:
+    """Whole numbers from 0 on, int64."""
+    found = _sequence(values, place, num)
+    return _whole_numbers(found, lambda i: at(place, i), 0, _MAX_INT64, f"{_WHOLE} from 0 to 2^63 - 1")
+
+
+def ids(values: object, place: str, num: int | None = None) -> NDArray[np.int32]:
+    """Ids, int32. Whether they are known is checked by the core."""
+    found = _sequence(values, place, num)
+    return _ids(found, lambda i: at(place, i))
+
+
+def _ids(values: Sequence[Any] | NDArray[Any], where: Callable[[int], str]) -> NDArray[np.int32]:
+    return _whole_numbers(values, where, -(2**31), 2**31 - 1, "an id, a whole number").astype(np.int32)
+
+
+def seconds(values: object, place: str, num: int | None = None) -> NDArray[np.float64]:
+    """Finite numbers from 0 on, float64."""
+    found = _sequence(values, place, num)
+    expected = "a finite number of seconds from 0 on"
+    _require(found, (int, float, np.integer, np.floating), "if", lambda i: at(place, i), expected)
+    try:
+        column = np.array(found, dtype=np.float64)
+    except OverflowError:
+        culprit = next(i for i, value in enumerate(found) if abs(value) > 2**1000)
+        reject(at(place, culprit), found[culprit], expected)
+    outside = ~(np.isfinite(column) & (column >= 0))
+    if outside.any():
+        culprit = int(outside.argmax())
+        reject(at(place, culprit), found[culprit], expected)
+    return column
+
+
+def flags(values: object, place: str, num: int | None = None) -> NDArray[np.bool_]:
+    """Booleans; 0 and 1 are not."""
+    found = _sequence(values, place, num)
+    _require(found, (bool, np.bool_), "b", lambda i: at(place, i), "true or false")
+    return np.array(found, dtype=np.bool_)
+
+
+def texts(values: object, place: str, num: int | None = None, *, allowed: Collection[str] = ()) -> list[str]:
+    """Text that can be printed as UTF-8; one of `allowed` where that is given."""
+    found = _sequence(values, place, num)
+    _require(found, (str,), "U", lambda i: at(place, i), "text")
+    column = [str(value) for value in found]
+    if allowed:
+        if not set(column) <= set(allowed):
+            culprit = next(i for i, value in enumerate(column) if value not in allowed)
+            reject(at(place, culprit), column[culprit], "one of " + ", ".join(allowed))
+    else:
+        try:
+            "".join(column).encode("utf-8")
+        except UnicodeEncodeError:
+            culprit = next(i for i, value in enumerate(column) if not _encodes(value))
+            reject(at(place, culprit), column[culprit], "text without lone surrogates")
+    return column
+
+
+def _encodes(text: str) -> bool:
+    return text.encode("utf-8", "replace").decode("utf-8") == text
+
+
+def _flat(values: object, place: str, num: int | None) -> tuple[list[Any], NDArray[np.int64], Callable[[int], str]]:
+    """Put lists one after the other; the third result names the place of item i."""
+    rows = _sequence(values, place, num)
+    _require(rows, (list, tuple), "", lambda i: at(place, i).removesuffix("[]"), "a list")
+    offset = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum(list(map(len, rows)), out=offset[1:])
+    return list(chain.from_iterable(rows)), offset, lambda i: _place_in(place, offset, i)
+
+
+def _place_in(place: str, offset: NDArray[np.int64], i: int) -> str:
+    owner = int(np.searchsorted(offset, i, side="right")) - 1
+    return at(place, owner, i - int(offset[owner]))
+
+
+def lists(values: object, place: str, num: int | None = None) -> Lists:
+    """Lists of ids: a `Lists`, or one list per op."""
+    if isinstance(values, Lists):
+        offset = counts(values.offset, f"offset of {place}", None if num is None else num + 1)
+        item = _sequence(values.item, place, None)
+        return Lists(offset, _ids(item, lambda i: _place_in(place, offset, i)))
+    flat, offset, where = _flat(values, place, num)
+    return Lists(offset, _ids(flat, where))
+
+
+def shapes(values: object, place: str, num: int | None = None) -> list[tuple[int, ...]]:
+    """Shapes: one list of whole numbers from 0 on per op."""
+    flat, offset, where = _flat(values, place, num)
+    extents = _whole_numbers(flat, where, 0, _MAX_INT64, f"{_WHOLE} from 0 to 2^63 - 1").tolist()
+    ends = offset.tolist()
+    return [tuple(extents[first:last]) for first, last in pairwise(ends)]
+
+
+class Field(NamedTuple):
+    """One column: its attribute of a graph, its key in a file, how values are checked, what a missing one means."""
+
+    column: str
+    key: str
+    convert: Callable[[object, str, int], Any]
+    default: object
+
+
+TENSOR_FIELDS = (
+    Field("tensor_bytes", "bytes", sizes, REQUIRED),
+    Field("tensor_kinds", "kind", partial(texts, allowed=TENSOR_KINDS), "temporary"),
+    Field("tensor_names", "name", texts, ""),
+    Field("donated", "donated", flags, False),
+)
+OP_FIELDS = (
+    Field("op_names", "name", texts, ""),
+    Field("op_kinds", "kind", partial(texts, allowed=OP_KINDS), "other"),
+    Field("reads", "reads[]", lists, REQUIRED),
+    Field("writes", "writes[]", lists, REQUIRED),
+    Field("mutates", "mutates[]", lists, ()),
+    Field("after", "after[]", lists, ()),
+    Field("workspace_bytes", "workspace_bytes", sizes, 0),
+    Field("seconds", "seconds", seconds, 0.0),
+    Field("flops", "flops", counts, 0),
+    Field("moved_bytes", "moved_bytes", counts, 0),
+    Field("launches", "launches", counts, 1),
+    Field("random", "random", flags, False),
+    Field("recomputable", "recomputable", flags, True),
+    Field("targets", "target", texts, ""),
+    Field("shapes", "shape[]", shapes, ()),
+)

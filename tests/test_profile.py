@@ -1,0 +1,53 @@
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+import strategies
+from hypothesis import given
+
+from olla import Graph, PlanError, _core
+
+
+@given(strategies.graphs_with_order())
+def test_profile_equals_the_simulation_of_any_order(graph_and_order: tuple[Graph, list[int]]) -> None:
+    graph, order = graph_and_order
+    first, last, live, peak, peak_step = _core.profile(graph.core, np.array(order, dtype=np.int32))
+    expected = oracle.live_bytes(graph, order)
+    assert live.tolist() == expected
+    assert peak == oracle.peak(graph, order)
+    assert peak_step == (expected.index(max(expected)) if expected else 0)
+
+    steps: dict[int, list[int]] = {}
+    for step, tensors in enumerate(oracle.live_sets(graph, order)):
+        for t in tensors:
+            steps.setdefault(t, []).append(step)
+    for t in range(graph.num_tensors):
+        assert list(range(first[t], last[t])) == steps.get(t, [])
+
+
+@given(strategies.graphs(max_ops=6))
+def test_dynamic_programming_and_permutations_find_the_same_best_peak(graph: Graph) -> None:
+    assert oracle.best_peak(graph) == oracle.best_peak_by_permutations(graph)
+
+
+@given(strategies.graphs_with_order())
+def test_core_and_oracle_agree_on_what_an_order_is(graph_and_order: tuple[Graph, list[int]]) -> None:
+    graph, order = graph_and_order
+    for candidate in (order, order[::-1], order[:-1], order[1:] + order[:1]):
+        assert graph.core.is_order(np.array(candidate, dtype=np.int32)) == oracle.is_order(graph, candidate)
+
+
+def test_an_order_that_breaks_a_dependency_has_no_profile() -> None:
+    graph = Graph.from_arrays(tensor_bytes=[1], reads=[[], [0]], writes=[[0], []])
+    with pytest.raises(PlanError, match="order") as error:
+        _core.profile(graph.core, np.array([1, 0], dtype=np.int32))
+    assert error.value.rule == "order"
+
+
+def test_an_order_of_another_type_is_refused_instead_of_copied() -> None:
+    graph = Graph.from_arrays(tensor_bytes=[], reads=[[], []], writes=[[], []])
+    orders: list[Any] = [np.array([0, 1]), np.array([0, 9, 1], dtype=np.int32)[::2], [0, 1]]
+    for order in orders:
+        with pytest.raises(TypeError):
+            _core.profile(graph.core, order)
