@@ -49,11 +49,29 @@ std::vector<OpId> repair(const Graph& graph, std::span<const OpId> order, bool b
   return result;
 }
 
+// Marks the ancestors (backward) or descendants of v, and v.
+std::vector<std::uint8_t> reached(const Graph& graph, OpId v, bool backward) {
+  std::vector<std::uint8_t> marked(graph.num_ops(), 0);
+  std::vector<OpId> queue{v};
+  marked[v] = 1;
+  while (!queue.empty()) {
+    const OpId u = queue.back();
+    queue.pop_back();
+    for (const OpId w : backward ? graph.preds(u) : graph.succs(u)) {
+      if (marked[w] == 0) {
+        marked[w] = 1;
+        queue.push_back(w);
+      }
+    }
+  }
+  return marked;
+}
+
 struct Branch {
-  Edge agree, oppose;  // with the cut, against it
-  Bytes agree_bound, oppose_bound;
-  Bytes weaker() const { return std::min(agree_bound, oppose_bound); }
-  Bytes stronger() const { return std::max(agree_bound, oppose_bound); }
+  Edge edge[2];    // u before v, v before u
+  Bytes bound[2];  // of the children
+  Bytes weaker() const { return std::min(bound[0], bound[1]); }
+  Bytes stronger() const { return std::max(bound[0], bound[1]); }
 };
 
 class Tree {
@@ -64,14 +82,14 @@ class Tree {
   void search() {
     open_.push({result_.bound, 0, {}, std::make_shared<std::vector<OpId>>(best_.order)});
     while (!open_.empty()) {
-      result_.bound = std::max(result_.bound, std::min(open_.top().bound, best_.peak));
+      result_.bound = std::max(result_.bound, std::min({open_.top().bound, best_.peak, unresolved_}));
       if (result_.bound >= best_.peak || result_.num_nodes >= options_.max_nodes || control_.stop(best_.peak, result_.bound)) return;
       Node node = open_.top();
       open_.pop();
       ++result_.num_nodes;
       if (!expand(node)) return;  // out of time: the node stays open and its bound is already counted
     }
-    result_.bound = best_.peak;
+    result_.bound = std::max(result_.bound, std::min(best_.peak, unresolved_));
   }
 
  private:
@@ -84,7 +102,6 @@ class Tree {
       if (Schedule other = repaired(*constrained, best_.order); other.peak < schedule.peak) schedule = std::move(other);
       Refiner refiner(*constrained, control_, options_.seed + static_cast<std::uint64_t>(result_.num_nodes));
       changed = improve(*constrained, refiner, schedule, node);
-      if (getenv("DBG")) fprintf(stderr, "node %ld edges %zu bound %.3f peak %.3f best %.3f open %zu changed %d cuts %ld t %.2f\n", result_.num_nodes, node.edges.size(), node.bound/1e6, schedule.peak/1e6, best_.peak/1e6, open_.size(), changed, refiner.num_cuts(), control_.seconds());
       result_.num_cuts += refiner.num_cuts();
       if (control_.stop(best_.peak, result_.bound)) return false;
     }
@@ -102,17 +119,25 @@ class Tree {
     node.order = std::make_shared<std::vector<OpId>>(schedule.order);
     if (propagate(refiner, schedule, node)) return true;
 
-    const auto [chosen, in_time] = choose(graph, refiner, schedule, node);
-    if (!in_time) return false;
-    const bool agree_open = chosen.agree_bound < best_.peak, oppose_open = chosen.oppose_bound < best_.peak;
-    if (agree_open != oppose_open) {
-      node.edges.push_back(agree_open ? chosen.agree : chosen.oppose);
+    Schedule followed = schedule;
+    std::vector<Conflict> conflicts;
+    if (!refiner.pass(followed, node.bound, TieBreak::kPrefix, &conflicts)) return false;
+    followed.update_peak(graph);
+    if (followed.peak < best_.peak) {
+      best_ = followed;
       return true;
     }
-    if (agree_open) {
-      push_child(node, chosen.oppose, chosen.oppose_bound);
-      push_child(node, chosen.agree, chosen.agree_bound);
+    const std::optional<Branch> chosen = choose(refiner, schedule, node, pairs_at_stake(graph, conflicts));
+    if (!chosen) {
+      unresolved_ = std::min(unresolved_, node.bound);
+      return false;
     }
+    const bool open[2] = {chosen->bound[0] < best_.peak, chosen->bound[1] < best_.peak};
+    if (open[0] != open[1]) {
+      node.edges.push_back(chosen->edge[open[0] ? 0 : 1]);
+      return true;
+    }
+    for (int i = 0; i < 2 && open[0]; ++i) push_child(node, chosen->edge[i], chosen->bound[i]);
     return false;
   }
 
@@ -145,55 +170,37 @@ class Tree {
     return forward.peak <= backward.peak ? forward : backward;
   }
 
-  // Strong branching: the pair whose weaker child has the highest bound.
-  std::pair<Branch, bool> choose(const Graph& graph, Refiner& refiner, const Schedule& schedule, const Node& node) {
-    const Step peak = schedule.peak_step(0, schedule.num_steps());
-    const OpId v = schedule.order[peak];
-    const Cut cut = refiner.whole_cut(schedule, v);
-    if (!cut.exact) return {{}, false};
-
-    // Where following the cut of v leads: the op that stands highest then is what speaks against it.
-    Schedule followed = schedule;
-    Bytes ignored = node.bound;
-    if (!refiner.pass(followed, ignored, TieBreak::kPrefix)) return {{}, false};
-    const OpId rival = followed.order[followed.peak_step(0, followed.num_steps())];
-
-    const Cut rival_cut = refiner.whole_cut(schedule, rival);
-    if (!rival_cut.exact) return {{}, false};
-
-    Branch best{{}, {}, -1, -1};
-    for (const OpId u : disputed(graph, schedule, peak, cut, rival_cut)) {
-      const bool before = schedule.step[u] > peak;  // the cut wants u before v, the prefix has it after, or the reverse
-      Branch b{before ? Edge{u, v} : Edge{v, u}, before ? Edge{v, u} : Edge{u, v}, node.bound, node.bound};
-      const Bytes enough = best_.peak;
-      if (rival != v) b.agree_bound = std::max(b.agree_bound, refiner.whole_cut(schedule, rival, b.agree, enough).value);
-      if (rival != u) b.agree_bound = std::max(b.agree_bound, refiner.whole_cut(schedule, u, b.agree, enough).value);
-      b.oppose_bound = std::max(b.oppose_bound, refiner.whole_cut(schedule, v, b.oppose, enough).value);
-      if (control_.stop(best_.peak, result_.bound)) return {{}, false};
-      if (b.weaker() > best.weaker() || (b.weaker() == best.weaker() && b.stronger() > best.stronger())) best = b;
-      if (b.stronger() >= best_.peak) return {b, true};  // one child is closed already: the other precedence is implied
+  // Strong branching: the pair whose weaker child has the highest bound. Nothing without a pair, or if time ran out.
+  std::optional<Branch> choose(Refiner& refiner, const Schedule& schedule, const Node& node, std::span<const Edge> pairs) {
+    std::optional<Branch> best;
+    for (const Edge& pair : pairs) {
+      Branch branch{{pair, {pair.second, pair.first}}, {node.bound, node.bound}};
+      for (int i = 0; i < 2; ++i) {
+        for (const OpId v : {pair.first, pair.second}) {
+          if (branch.bound[i] >= best_.peak) break;
+          branch.bound[i] = std::max(branch.bound[i], refiner.whole_cut(schedule, v, branch.edge[i], best_.peak).value);
+        }
+      }
+      if (control_.stop(best_.peak, result_.bound)) return std::nullopt;
+      if (!best || std::pair(branch.weaker(), branch.stronger()) > std::pair(best->weaker(), best->stronger())) best = branch;
+      if (best->stronger() >= best_.peak) break;  // one child is closed already: the other precedence is implied
     }
-    return {best, true};
+    return best;
   }
 
-  // Ops on which the cut of the peak op and the prefix before it disagree: those where the rival's cut disagrees with it as well come
-  // first, then those that move most memory.
-  std::vector<OpId> disputed(const Graph& graph, const Schedule& schedule, Step peak, const Cut& cut, const Cut& rival_cut) const {
-    std::vector<std::uint8_t> inside(graph.num_ops(), 0), rival_inside(graph.num_ops(), 0);
-    for (const OpId u : cut.inside) inside[u] = 1;
-    for (const OpId u : rival_cut.inside) rival_inside[u] = 1;
-    std::vector<OpId> ops;
-    for (Step s = 0; s < schedule.num_steps(); ++s) {
-      if (s != peak && (s < peak) != (inside[schedule.order[s]] != 0)) ops.push_back(schedule.order[s]);
+  // (waypoint, op) for the conflicts that stand highest, where neither has to run before the other.
+  std::vector<Edge> pairs_at_stake(const Graph& graph, std::vector<Conflict>& conflicts) const {
+    constexpr std::size_t kPairs = 24;
+    std::stable_sort(conflicts.begin(), conflicts.end(), [](const Conflict& a, const Conflict& b) { return a.value > b.value; });
+    std::vector<Edge> pairs;
+    for (const Conflict& conflict : conflicts) {
+      if (conflict.value < best_.peak) break;
+      const auto ancestors = reached(graph, conflict.op, true), descendants = reached(graph, conflict.op, false);
+      for (const OpId u : conflict.waypoints) {
+        if (ancestors[u] == 0 && descendants[u] == 0 && pairs.size() < kPairs) pairs.emplace_back(u, conflict.op);
+      }
     }
-    auto rank = [&](OpId u) {
-      const Bytes change = schedule.before[schedule.step[u] + 1] - schedule.before[schedule.step[u]];
-      return std::tuple(inside[u] == rival_inside[u], -std::abs(change), schedule.step[u]);
-    };
-    std::sort(ops.begin(), ops.end(), [&](OpId a, OpId b) { return rank(a) < rank(b); });
-    constexpr std::size_t kCandidates = 16;
-    if (ops.size() > kCandidates) ops.resize(kCandidates);
-    return ops;
+    return pairs;
   }
 
   const Graph& graph_;
@@ -203,6 +210,7 @@ class Tree {
   OrderResult& result_;
   std::priority_queue<Node, std::vector<Node>, Later> open_;
   std::int64_t num_created_ = 0;
+  Bytes unresolved_ = kMaxBytes;  // least bound of the nodes given up without a proof
 };
 
 }  // namespace

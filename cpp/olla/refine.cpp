@@ -31,11 +31,12 @@ void Refiner::refine(Schedule& schedule, Bytes& bound, TieBreak tie, int max_pas
   }
 }
 
-bool Refiner::pass(Schedule& schedule, Bytes& bound, TieBreak tie) {
-  std::vector<Window> windows{{0, schedule.num_steps(), bound}};
+bool Refiner::pass(Schedule& schedule, Bytes& bound, TieBreak tie, std::vector<Conflict>* conflicts) {
+  std::vector<Window> windows{{0, schedule.num_steps(), bound, -1}};
+  std::vector<std::pair<OpId, std::int64_t>> waypoints;  // an op, and the one whose window it stood in
   std::vector<OpId> ops, rest;
   while (!windows.empty()) {
-    auto [lo, hi, target] = windows.back();
+    auto [lo, hi, target, waypoint] = windows.back();
     windows.pop_back();
     if (lo >= hi) continue;
     target = std::max(target, bound);
@@ -47,6 +48,12 @@ bool Refiner::pass(Schedule& schedule, Bytes& bound, TieBreak tie) {
     if (lo == 0 && hi == schedule.num_steps()) {
       bound = std::max(bound, cut.value);
       known_[v] = 1;
+    }
+    if (conflicts != nullptr && cut.value > bound) {
+      Conflict conflict{v, cut.value, {}};
+      for (auto w = waypoint; w >= 0; w = waypoints[w].second) conflict.waypoints.push_back(waypoints[w].first);
+      std::reverse(conflict.waypoints.begin(), conflict.waypoints.end());
+      conflicts->push_back(std::move(conflict));
     }
     if (cut.value >= schedule.live[peak]) continue;  // tight: nothing lowers this window's peak
 
@@ -64,8 +71,10 @@ bool Refiner::pass(Schedule& schedule, Bytes& bound, TieBreak tie) {
     }
     schedule.rewrite(graph_, lo, ops);
     const Bytes reached = std::max(target, cut.value);
-    windows.push_back({static_cast<Step>(middle + 1), hi, reached});
-    windows.push_back({lo, middle, reached});
+    waypoints.emplace_back(v, waypoint);
+    const auto last = static_cast<std::int64_t>(waypoints.size()) - 1;
+    windows.push_back({static_cast<Step>(middle + 1), hi, reached, last});
+    windows.push_back({lo, middle, reached, last});
   }
   return true;
 }

@@ -5,6 +5,15 @@
 
 namespace olla {
 
+// An op that cannot reach the bound inside its window, and the ops whose cuts bound that window, outermost first.
+// An op comparable with all of them has its least memory inside the window too (by submodularity, their minimum cuts nest); so if
+// the op stands above the bound, it is incomparable with one of them, and the order of these two is what is at stake.
+struct Conflict {
+  OpId op;
+  Bytes value;  // its cut inside the window
+  std::vector<OpId> waypoints;
+};
+
 class Refiner {
  public:
   // graph and control must outlive the refiner.
@@ -18,8 +27,8 @@ class Refiner {
   void raise_bound(const Schedule& schedule, Bytes& bound, std::int64_t max_cuts);
 
   // One rewrite of every window that stands above its target. False if time ended it; the schedule is valid all the same, but its
-  // peak may have risen and Schedule::peak is not updated.
-  bool pass(Schedule& schedule, Bytes& bound, TieBreak tie);
+  // peak may have risen and Schedule::peak is not updated. Conflicts are added to the list, if one is given.
+  bool pass(Schedule& schedule, Bytes& bound, TieBreak tie, std::vector<Conflict>* conflicts = nullptr);
 
   // The cut of op v over the whole order.
   Cut whole_cut(const Schedule& schedule, OpId v, Edge extra = {kNoOp, kNoOp}, Bytes enough = kMaxBytes) {
@@ -31,7 +40,8 @@ class Refiner {
  private:
   struct Window {
     Step lo, hi;
-    Bytes target;  // memory below this need not fall further
+    Bytes target;           // memory below this need not fall further
+    std::int64_t waypoint;  // the last cut that bounds the window, or -1
   };
 
   const Graph& graph_;
