@@ -21,10 +21,10 @@ SHELL := /bin/bash
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test env lint stub-check stubs format cpp-test py-test slow-test wheel wheel-test bench pins clean
+.PHONY: help demo test env lint stub-check stubs format cpp-test py-test slow-test wheel wheel-test bench bench-native pins clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 demo: $(PACKAGE)  ## capture, plan and report GPT-2 small and ResNet-50
 	$(call say,'Demo')
@@ -69,8 +69,7 @@ lint: $(PACKAGE) stub-check  ## ruff, clang-format, mypy --strict, stub comparis
 	clang-format --dry-run --Werror $(CXX_FILES)
 	mypy
 
-format:  ## rewrite all Python and C++ in the project's format
-format: $(TOOLS)
+format: $(TOOLS)  ## rewrite all Python and C++ in the project's format
 	ruff check --fix .
 	ruff format .
 	clang-format -i $(CXX_FILES)
@@ -106,8 +105,12 @@ wheel-test:  ## build the wheel, install it where no compiler is, plan a graph
 	$(call say,'Wheel in an empty environment')
 	PYTHON='$(PYTHON)' bash tests/wheel_smoke.sh
 
-bench: $(PACKAGE)  ## ordering benchmark over graph files; BENCH_ARGS are passed on
+bench: $(PACKAGE)  ## plan graph files, beside the reference and Inductor's orders; BENCH_ARGS are passed on
 	$(BIN)/python bench/bench_order.py $(BENCH_ARGS)
+
+bench-native: $(TOOLS)  ## scaling of the C++ core on generated graphs; BENCH_ARGS are passed on
+	cmake --workflow --preset bench
+	build/bench/bench/native/bench_scaling $(BENCH_ARGS)
 
 clean:  ## remove environments, builds and caches
 	rm -rf build dist wheelhouse .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis
