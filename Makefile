@@ -1,0 +1,116 @@
+# `make demo` and `make test` set up everything they need; `make help` lists the rest.
+#   PYTHON=python3.12   interpreter to make the environment with (3.11 or later)
+#   VENV=.venv          folder of the environment
+#   JOBS=2              tests that run at the same time
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+
+BIN := $(VENV)/bin
+BUILD := build/$(VENV)
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+TOOLS := $(VENV)/.tools
+PACKAGE := $(VENV)/.package
+# The folders too: their times change when a file is added or removed.
+SOURCES := CMakeLists.txt pyproject.toml $(shell find cpp/olla cpp/bindings python -not -path '*/__pycache__*')
+CXX_FILES = $(shell find $(wildcard cpp bench) -name '*.[ch]pp')
+say = @printf '\n== %s\n' $(1)
+
+SHELL := /bin/bash
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test env lint stub-check stubs format cpp-test py-test slow-test wheel wheel-test bench bench-native pins clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
+
+demo: $(PACKAGE)  ## capture, plan and report GPT-2 small and ResNet-50
+	$(call say,'Demo')
+	$(BIN)/python bench/demo.py
+
+test: lint cpp-test py-test  ## lint, types, stubs, C++ tests (plain and sanitized), Python tests
+
+# Environment ---------------------------------------------------------------------------------------------------------
+
+env: $(PACKAGE)  ## the environment with tools and the package, nothing else
+
+$(TOOLS): requirements-dev.txt constraints.txt
+	$(call say,'Environment $(VENV)')
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo 'olla needs Python 3.11 or later; $(PYTHON) is not. Name one: make PYTHON=python3.12 ...' >&2; exit 1; }
+	@echo '#include <span>' | $${CXX:-c++} -std=c++20 -fsyntax-only -x c++ - || { \
+	  echo 'olla needs a C++20 compiler (GCC 11, Clang 14, Xcode 15 or later). Install one, or name it: CXX=g++-12 make ...' >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --constraint constraints.txt pip
+	$(PIP) install --constraint constraints.txt --requirement requirements-dev.txt
+	@touch $@
+
+$(PACKAGE): $(TOOLS) $(SOURCES)
+	$(call say,'Build and install the package')
+	$(PIP) install --constraint constraints.txt --no-build-isolation --config-settings build-dir=$(BUILD) '.[torch]'
+	@touch $@
+
+pins:  ## constraints.txt from the newest versions, in an environment of its own
+	rm -rf $(VENV)-pins && $(PYTHON) -m venv $(VENV)-pins
+	$(VENV)-pins/bin/python -m pip install --quiet --upgrade pip
+	$(VENV)-pins/bin/python -m pip install --quiet --requirement requirements-dev.txt '.[torch]'
+	{ head -n 1 constraints.txt; $(VENV)-pins/bin/python -m pip freeze --all --exclude olla-planner \
+	  | grep -v '^nvidia\|^triton' | sed 's/+.*//' | LC_ALL=C sort -f; } > build/constraints.txt
+	mv build/constraints.txt constraints.txt
+
+# Checks --------------------------------------------------------------------------------------------------------------
+
+lint: $(PACKAGE) stub-check  ## ruff, clang-format, mypy --strict, stub comparison
+	$(call say,'Lint')
+	ruff check .
+	ruff format --check .
+	clang-format --dry-run --Werror $(CXX_FILES)
+	mypy
+
+format: $(TOOLS)  ## rewrite all Python and C++ in the project's format
+	ruff check --fix .
+	ruff format .
+	clang-format -i $(CXX_FILES)
+
+stub-check: $(PACKAGE)
+	$(call say,'Compare python/olla/_core.pyi with the module')
+	@mkdir -p $(BUILD)
+	$(BIN)/python -m nanobind.stubgen --quiet --module olla._core --output-file $(BUILD)/_core.pyi
+	diff -u python/olla/_core.pyi $(BUILD)/_core.pyi || { echo 'The bindings changed: run `make stubs`.' >&2; exit 1; }
+
+stubs: $(PACKAGE)  ## rewrite python/olla/_core.pyi from the module
+	$(BIN)/python -m nanobind.stubgen --quiet --module olla._core --output-file python/olla/_core.pyi
+
+cpp-test: $(TOOLS)  ## C++ tests, once optimized and once with address and undefined-behaviour sanitizers
+	$(call say,'C++ tests')
+	cmake --workflow --preset test
+	$(call say,'C++ tests with sanitizers')
+	cmake --workflow --preset sanitize
+
+py-test: $(PACKAGE)  ## Python tests; PYTEST_ARGS='-k order' picks some
+	$(call say,'Python tests')
+	$(BIN)/python -m pytest -n $(JOBS) --timeout 600 -m 'not slow' $(PYTEST_ARGS)
+
+slow-test: $(PACKAGE)  ## the Python tests that take minutes
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+# Distribution, benchmarks --------------------------------------------------------------------------------------------
+
+wheel:  ## the wheel, into dist/
+	$(PYTHON) -m pip wheel --no-deps --wheel-dir dist .
+
+wheel-test:  ## build the wheel, install it where no compiler is, plan a graph
+	$(call say,'Wheel in an empty environment')
+	PYTHON='$(PYTHON)' bash tests/wheel_smoke.sh
+
+bench: $(PACKAGE)  ## plan graph files, beside the reference and Inductor's orders; BENCH_ARGS are passed on
+	$(BIN)/python bench/bench_order.py $(BENCH_ARGS)
+
+bench-native: $(TOOLS)  ## scaling of the C++ core on generated graphs; BENCH_ARGS are passed on
+	cmake --workflow --preset bench
+	build/bench/bench/native/bench_scaling $(BENCH_ARGS)
+
+clean:  ## remove environments, builds and caches
+	rm -rf build dist wheelhouse .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis
