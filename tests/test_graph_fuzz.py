@@ -48,7 +48,7 @@ INSTEAD = [
         b'"outputs"',
     ),
 ]
-VALUES = [None, True, -1, 0, 2**31, 2**62, 2**63, 10**30, 0.5, "x", [], [[]], {}]
+VALUES: list[Any] = [None, True, -1, 0, 2**31, 2**62, 2**63, 10**30, 0.5, "x", [], [[]], {}]
 
 
 def small_graph(rng: random.Random) -> bytes:
@@ -172,7 +172,14 @@ def test_senseless_arrays_give_a_graph_or_a_graph_error() -> None:
         workspace = rng.choice([0, 5, -1], n, p=[0.6, 0.35, 0.05]).astype(np.int64)
         flags = [np.zeros(length, dtype=np.uint8) for length in (t, n + (rng.random() < 0.05))]
         outputs = rng.integers(0, t + (rng.random() < 0.05), 1, dtype=np.int32) if t else np.zeros(0, dtype=np.int32)
-        columns = [sizes, flags[0], *(array for pair in lists for array in pair), workspace, flags[1], outputs]
+        columns: list[Any] = [
+            sizes,
+            flags[0],
+            *(array for pair in lists for array in pair),
+            workspace,
+            flags[1],
+            outputs,
+        ]
         try:
             graph = _core.Graph(*columns)
         except GraphError as error:
@@ -196,7 +203,7 @@ def test_the_core_takes_no_other_dtype_shape_or_stride() -> None:
             if bad is strided and len(array) < 2:
                 continue  # contiguous after all
             with pytest.raises(TypeError):
-                _core.Graph(*good[:i], bad, *good[i + 1 :])
+                _core.Graph(*[*good[:i], bad, *good[i + 1 :]])
 
 
 def _columns_of(graph: Graph) -> list[NDArray[Any]]:
