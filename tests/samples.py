@@ -10,7 +10,7 @@ import numpy as np
 from olla import Graph
 
 SHARED = Path(os.environ.get("OLLA_SHARED", Path(__file__).parents[2] / "shared"))
-FULL = {
+FULL: dict[str, Any] = {
     "format": "olla-graph",
     "version": 1,
     "name": "full",

@@ -1,11 +1,16 @@
+import csv
 import gzip
 import json
+import re
 from pathlib import Path
 
+import oracle
 import pytest
 from samples import FULL, changed
 
 from olla import Graph, GraphError
+
+FORMATS = Path(__file__).parents[1] / "docs" / "formats.md"
 
 
 @pytest.mark.parametrize("name", ["g.json", "g.json.gz"])
@@ -86,3 +91,36 @@ def test_a_missing_file_and_a_folder_are_graph_errors(tmp_path: Path) -> None:
         Graph.load(tmp_path)
     with pytest.raises(GraphError, match="cannot be read: embedded null byte"):
         Graph.load("g\0.json")
+
+
+def examples(language: str) -> list[str]:
+    """The code blocks of the page on file formats."""
+    found: list[str] = re.findall(rf"```{language}\n(.*?)```", FORMATS.read_text(encoding="utf-8"), re.DOTALL)
+    return found
+
+
+def test_the_documented_graph_is_what_the_page_says(tmp_path: Path) -> None:
+    (example,) = examples("json")
+    (tmp_path / "g.json").write_text(example, encoding="utf-8")
+    graph = Graph.load(tmp_path / "g.json")
+    assert (graph.name, graph.resident_bytes) == ("one layer", 440)
+    live = oracle.live_bytes(graph, range(3))
+    assert (max(live), graph.op_names[live.index(max(live))]) == (880, "backward")
+
+
+def test_every_documented_key_is_read_and_every_key_read_is_documented() -> None:
+    page = FORMATS.read_text(encoding="utf-8")
+    rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| `")]
+    documented = {key for row in rows for key in re.findall(r"`(\w+)`", row[0])}
+    assert documented == {*FULL, *FULL["tensors"][0], *FULL["tensors"][1], *FULL["ops"][0], *FULL["ops"][1]}
+
+
+def test_the_documented_layout_is_a_best_one() -> None:
+    question, answer = ([*csv.DictReader(example.splitlines())] for example in examples("csv"))
+    assert question == [{key: row[key] for key in ("id", "lower", "upper", "size")} for row in answer]
+    lower, upper, size, offset = ([int(row[key]) for row in answer] for key in ("lower", "upper", "size", "offset"))
+    for a in range(3):
+        for b in range(a):
+            apart_in_time = upper[a] <= lower[b] or upper[b] <= lower[a]
+            assert apart_in_time or offset[a] + size[a] <= offset[b] or offset[b] + size[b] <= offset[a]
+    assert max(map(sum, zip(offset, size, strict=True))) == oracle.best_height(lower, upper, size) == 8

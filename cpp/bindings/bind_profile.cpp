@@ -9,11 +9,12 @@ void bind_profile(nb::module_& m) {
   m.def(
       "profile",
       [](const Graph& graph, Array<OpId> order) {
-        if (!graph.is_order(view(order))) throw PlanError("the order breaks a dependency or is no permutation of the ops", "order", {});
+        const std::vector<OpId> checked = copy(order);  // of our own: the caller's may change while the GIL is released
         Profile p;
         {
           nb::gil_scoped_release release;
-          p = profile(graph, view(order));
+          if (!graph.is_order(checked)) throw PlanError("the order breaks a dependency or is no permutation of the ops", "order", {});
+          p = profile(graph, checked);
         }
         return std::make_tuple(to_numpy(std::move(p.lifetimes.first)), to_numpy(std::move(p.lifetimes.last)),
                               to_numpy(std::move(p.live)), p.peak, p.peak_step);

@@ -171,6 +171,29 @@ TEST(lists_that_do_not_fit_are_rejected) {
   CHECK_THROWS(Graph(short_of_flags), GraphError, "lengths");
 }
 
+TEST(random_lists_give_a_graph_or_an_error) {
+  std::mt19937_64 random(1);
+  int num_valid = 0;
+  for (int i = 0; i < 20000; ++i) {
+    GraphData d = test::random_data(4, static_cast<std::uint32_t>(i));
+    Csr<std::int32_t>* lists[] = {&d.reads, &d.writes, &d.mutates, &d.after};
+    Csr<std::int32_t>& list = *lists[random() % 4];
+    switch (random() % 4) {
+      case 0: if (!list.item.empty()) list.item[random() % list.item.size()] = static_cast<std::int32_t>(random() >> (random() % 64)); break;
+      case 1: list.offset[random() % 5] = static_cast<std::int64_t>(random() >> (random() % 64)); break;
+      case 2: std::shuffle(list.offset.begin(), list.offset.end(), random); break;
+      default: list.item.resize(random() % 9);
+    }
+    try {
+      const Graph graph(d);
+      CHECK(graph.is_order(test::program_order(graph)));
+      ++num_valid;
+    } catch (const GraphError&) {
+    }
+  }
+  CHECK(num_valid > 100 && num_valid < 19900);
+}
+
 TEST(extra_precedences_may_contradict_the_program_order_but_not_the_dependencies) {
   const Graph graph(data({4}, {{.writes = {0}}, {.reads = {0}}, {}}));
   const std::vector<Edge> turned = {{2, 0}}, cyclic = {{1, 0}}, unknown = {{0, 3}};
