@@ -5,6 +5,7 @@
 namespace nb = nanobind;
 
 namespace olla::bindings {
+void bind_check(nb::module_& m);
 void bind_graph(nb::module_& m);
 void bind_profile(nb::module_& m);
 void bind_spans(nb::module_& m);
@@ -38,6 +39,7 @@ void translate(const std::exception_ptr& pointer, void*) {
 NB_MODULE(_core, m) {
   m.doc() = "The C++ core of olla: arrays in, arrays out. Use the functions of the olla package instead.";
   nb::register_exception_translator(translate);
+  olla::bindings::bind_check(m);
   olla::bindings::bind_graph(m);
   olla::bindings::bind_profile(m);
   olla::bindings::bind_spans(m);
