@@ -4,7 +4,9 @@
 namespace olla::bindings {
 namespace {
 
-Bytes figure(const nb::dict& figures, const char* name) {
+using Named = nb::typed<nb::dict, nb::str, nb::int_>;
+
+Bytes figure(const Named& figures, const char* name) {
   if (!figures.contains(name)) throw PlanError(std::string("the figure ") + name + " is missing", "figures", {});
   Bytes value = 0;
   if (!nb::try_cast(figures[name], value)) throw PlanError(std::string(name) + " must be an integer below 2^63", "figures", {});
@@ -17,7 +19,7 @@ void bind_check(nb::module_& m) {
   m.def(
       "check",
       [](const Graph& graph, Array<OpId> order, Array<Offset> offsets, Array<Offset> workspace_offsets, Bytes alignment,
-         const nb::dict& figures, Array<OpId> before, Array<OpId> after) {
+         const Named& figures, Array<OpId> before, Array<OpId> after) {
         const PlanView plan{
             view(order),
             view(offsets),
