@@ -97,7 +97,7 @@ def _number(convert: Callable[[str], Any], least: float, most: float, expected: 
 
 _seconds = _number(float, 0, 1e9, "a number of seconds from 0 to 1e9")
 _alignment = _number(int, 1, 2**30, "a number of bytes from 1 to 2^30")
-_seed = _number(int, 0, 2**63 - 1, "a whole number from 0 to 2^63 - 1")
+_seed = _number(int, 0, 2**31 - 1, "a whole number from 0 to 2^31 - 1")
 _capacity = _number(int, 0, 2**62, "a number of bytes from 0 to 2^62")
 
 

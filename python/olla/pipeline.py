@@ -51,8 +51,8 @@ class Options:
             raise ValueError(f"method is {self.method!r}, expected one of {', '.join(METHODS)}")
         if not 0 <= self.time_limit < math.inf:
             raise ValueError(f"time_limit is {self.time_limit}, expected a finite number of seconds from 0 on")
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed is {self.seed}, expected 0 to 2^63 - 1")
+        if not 0 <= self.seed < 2**31:
+            raise ValueError(f"seed is {self.seed}, expected 0 to 2^31 - 1")
         if not 1 <= self.alignment <= 2**30:
             raise ValueError(f"alignment is {self.alignment}, expected 1 to 2^30 bytes")
         if self.order is not None and (self.order.ndim != 1 or (self.order.size and self.order.dtype.kind != "i")):

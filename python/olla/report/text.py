@@ -116,8 +116,8 @@ def _live(plan: Plan) -> Table:
     from rich.text import Text
 
     table = _table()
-    table.add_column(justify="right")
-    table.add_column(justify="right")
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
     table.add_column()
     table.add_column(overflow="fold")
     for tensor in plan.peak_tensors:
