@@ -25,6 +25,8 @@ Progress = Callable[[str, float, int, int], bool | None]
 
 _LAYOUT_SHARE = 0.2  # of the time limit, kept for the layout
 _ILP_MAX_OPS = 400  # larger graphs see the integer program only when it is asked for
+_QUICK_SECONDS = 0.5  # most graphs need no more from the program order alone, and then no warm start, nor numba
+_BOUND_SHARE = 0.2  # of the time to search, before the integer program
 _ILP_SHARE = 0.4  # of the time to search, where the integer program may follow
 _NUM_PEAK_TENSORS = 10
 
@@ -145,7 +147,7 @@ class _Run:
         if options.order is not None:
             self.order = options.order.astype(np.int32)
             require_order(self.core, self.order)
-        self.peak: int = _core.profile(self.core, self.order)[3]
+        self.peak = self._peak_of(self.order)
         self.bound = self.core.resident_bytes
 
     def run(self) -> Plan:
@@ -193,7 +195,7 @@ class _Run:
         try:
             yield
         finally:
-            self.seconds[name] = time.perf_counter() - start
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
     @contextmanager
     def _search_stage(self, name: str) -> Iterator[None]:
@@ -218,38 +220,52 @@ class _Run:
     def _search(self) -> None:
         share = 1.0 - _LAYOUT_SHARE if self.options.layout else 1.0
         if self.options.order is not None or self.options.method == "program":
-            with self._search_stage("order"):  # no time to search: the bound alone
-                self.bound = self._run_order([self.order], 0.0)[2]
+            with self._search_stage("order"):
+                self._raise_bound(self._left(share))
             return
+        if self.options.method == "auto":
+            with self._search_stage("order"):
+                self._run_order([self.order], min(_QUICK_SECONDS, self._left(share)))
+            if self.peak == self.bound:
+                return
         starts = [self.order]
         with self._search_stage("warmstart"):
             starts += self._warm_starts()
+        may_solve_ilp = self.options.method == "ilp" or self.graph.num_ops <= _ILP_MAX_OPS
         with self._search_stage("order"):
-            limit = self._left(share)
             if self.options.method == "ilp":
-                limit = 0.0
-            elif self.graph.num_ops <= _ILP_MAX_OPS:
-                limit *= 1.0 - _ILP_SHARE
-            order, peak, self.bound = self._run_order(starts, limit)
-            self._keep(order, peak)
-        worth_a_try = self.peak > self.bound and self.graph.num_ops <= _ILP_MAX_OPS
-        if self.options.method == "ilp" or (worth_a_try and self._left(share) > 0.0):
+                self.order = min(starts, key=self._peak_of)
+                self.peak = self._peak_of(self.order)
+                self._raise_bound(_BOUND_SHARE * self._left(share))
+            else:
+                self._run_order(starts, self._left(share) * (1.0 - _ILP_SHARE * may_solve_ilp))
+        if may_solve_ilp and not self.interrupted and (self.options.method == "ilp" or self.peak > self.bound):
             with self._search_stage("ilp"):
                 self._run_ilp(self._left(share))
 
+    def _peak_of(self, order: NDArray[np.int32]) -> int:
+        peak: int = _core.profile(self.core, order)[3]
+        return peak
+
     def _warm_starts(self) -> list[NDArray[np.int32]]:
+        if self.interrupted:
+            return []
         from olla import warmstart  # loads numba
 
-        return [nearest_order(self.core, start) for start in warmstart.starts(self.graph)]
+        return warmstart.starts(self.graph, self.core, self.order)
 
-    def _run_order(self, starts: list[NDArray[np.int32]], limit: float) -> tuple[NDArray[np.int32], int, int]:
+    def _raise_bound(self, limit: float) -> None:
+        bound, cancelled = _core.lower_bound(self.core, self.order, self.graph.num_ops, limit, self.progress)
+        self.interrupted |= cancelled
+        self.bound = max(self.bound, bound)
+
+    def _run_order(self, starts: list[NDArray[np.int32]], limit: float) -> None:
         order, peak, bound, _, _, _, cancelled = _core.order(self.core, starts, limit, self.options.seed, self.progress)
         self.interrupted |= cancelled
-        return order, peak, bound
+        self.bound = max(self.bound, bound)
+        self._keep(order, peak)
 
     def _run_ilp(self, limit: float) -> None:
-        if self.interrupted:
-            return
         from olla.ilp import highs_library  # finds highspy
 
         try:
