@@ -1,4 +1,4 @@
-"""Plans made without the planners: any order, every buffer at the lowest free offset, figures from the oracle."""
+"""Graphs to plan, and plans made without the planners: any order, lowest free offsets, figures from the oracle."""
 
 from __future__ import annotations
 
@@ -11,6 +11,35 @@ import oracle
 
 from olla import Graph
 from olla.plan import Plan, Status
+
+
+def training_step() -> Graph:
+    """Two layers, their gradients, their updates; the updates stand last."""
+    builder = Graph.builder("two layers")
+    weights = [builder.tensor(400, kind="parameter", name=f"weight[{i}]") for i in range(2)]
+    batch = builder.tensor(64, kind="input", donated=True)
+    hidden, loss, gradient = builder.tensor(200, name="hidden"), builder.tensor(4), builder.tensor(200)
+    gradients = [builder.tensor(400) for _ in range(2)]
+    builder.op("forward_0", reads=[weights[0], batch], writes=[hidden], kind="forward", workspace_bytes=128)
+    builder.op("forward_1", reads=[weights[1], hidden], writes=[loss], kind="forward")
+    builder.op("backward_1", reads=[weights[1], hidden], writes=[gradient, gradients[1]], kind="backward")
+    builder.op("backward_0", reads=[batch, gradient], writes=[gradients[0]], kind="backward")
+    for i in range(2):
+        builder.op(f"update_{i}", reads=[gradients[i]], mutates=[weights[i]], kind="update")
+    builder.output(loss)
+    return builder.build()
+
+
+def hard_graph() -> Graph:
+    """A graph whose gap stays open for minutes."""
+    random = np.random.default_rng(1)
+    builder = Graph.builder("hard")
+    tensors: list[int] = []
+    for v in range(120):
+        reads = random.choice(tensors, size=min(2, len(tensors)), replace=False).tolist() if v >= 20 else []
+        tensors.append(builder.tensor(int(random.integers(1, 1000))))
+        builder.op(f"op_{v}", reads=reads, writes=[tensors[-1]])
+    return builder.build()
 
 
 def plan_of(graph: Graph, order: Sequence[int], *, alignment: int = 8, layout: bool = True, **fields: Any) -> Plan:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_plan import hard_graph, training_step
+from plans import hard_graph, training_step
 
 from olla.cli import main
 from olla.plan import Plan
@@ -226,6 +226,7 @@ def test_capture_writes_the_graph_of_a_captured_step(tmp_path: Path, monkeypatch
 
 @pytest.mark.torch
 def test_capture_traces_the_step_a_function_returns(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     (tmp_path / "train.py").write_text(
         "import torch\n"
         "def step():\n"

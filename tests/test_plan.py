@@ -3,7 +3,6 @@ from __future__ import annotations
 import gzip
 import importlib
 import json
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,7 +15,7 @@ import oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import plan_of
+from plans import hard_graph, plan_of, training_step
 from strategies import graphs, graphs_with_order
 
 from olla import Graph, GraphError, PlanError, _core
@@ -33,23 +32,6 @@ def content(plan: Plan) -> dict[str, Any]:
     return {
         name: value.tolist() if name in ARRAYS else value for name, value in vars(plan).items() if name != "seconds"
     }
-
-
-def training_step() -> Graph:
-    """Two layers, their gradients, their updates; the updates stand last."""
-    builder = Graph.builder("two layers")
-    weights = [builder.tensor(400, kind="parameter", name=f"weight[{i}]") for i in range(2)]
-    batch = builder.tensor(64, kind="input", donated=True)
-    hidden, loss, gradient = builder.tensor(200, name="hidden"), builder.tensor(4), builder.tensor(200)
-    gradients = [builder.tensor(400) for _ in range(2)]
-    builder.op("forward_0", reads=[weights[0], batch], writes=[hidden], kind="forward", workspace_bytes=128)
-    builder.op("forward_1", reads=[weights[1], hidden], writes=[loss], kind="forward")
-    builder.op("backward_1", reads=[weights[1], hidden], writes=[gradient, gradients[1]], kind="backward")
-    builder.op("backward_0", reads=[batch, gradient], writes=[gradients[0]], kind="backward")
-    for i in range(2):
-        builder.op(f"update_{i}", reads=[gradients[i]], mutates=[weights[i]], kind="update")
-    builder.output(loss)
-    return builder.build()
 
 
 @given(graph=graphs(), method=st.sampled_from(["auto", "program"]), alignment=st.sampled_from([1, 512]))
@@ -251,7 +233,7 @@ def test_ctrl_c_during_a_search_ends_it_with_a_plan() -> None:
     program = f"""
 import signal, sys, threading, time
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-from test_plan import hard_graph
+from plans import hard_graph
 from olla.plan import plan
 graph = hard_graph()
 seen = []
@@ -265,18 +247,6 @@ print(len(seen), result.status.value, "interrupted" in result.message, time.perf
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
     assert run.stdout.split()[1:] == ["feasible", "True", "True"]
     assert int(run.stdout.split()[0]) >= 1
-
-
-def hard_graph() -> Graph:
-    """A graph whose gap stays open for minutes."""
-    random = np.random.default_rng(1)
-    builder = Graph.builder("hard")
-    tensors: list[int] = []
-    for v in range(120):
-        reads = random.choice(tensors, size=min(2, len(tensors)), replace=False).tolist() if v >= 20 else []
-        tensors.append(builder.tensor(int(random.integers(1, 1000))))
-        builder.op(f"op_{v}", reads=reads, writes=[tensors[-1]])
-    return builder.build()
 
 
 def test_progress_that_answers_false_ends_the_search_and_one_that_raises_is_heard() -> None:
@@ -408,4 +378,3 @@ def test_a_plan_cannot_be_changed_by_accident() -> None:
     with pytest.raises(ValueError, match="read-only"):
         result.order[0] = 1
     assert replace(result, peak_bytes=1).gap != result.gap
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -3,8 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from plans import plan_of
-from test_plan import training_step
+from plans import plan_of, training_step
 
 from olla import Graph
 from olla.plan import LiveTensor, OpAt, Plan, Status, plan
