@@ -5,16 +5,24 @@ namespace olla::bindings {
 ProgressFn PythonProgress::function() {
   return [this](const Progress& p) {
     nb::gil_scoped_acquire gil;
-    if (error_.is_valid()) return false;
+    if (cancelled_ || error_.is_valid()) return false;
     try {
-      if (PyErr_CheckSignals() != 0) throw nb::python_error();
-      if (callback_.is_none()) return true;
-      return nb::cast<bool>(callback_(p.stage, p.seconds, p.value, p.bound));
+      cancelled_ = !ask(p);
     } catch (nb::python_error& error) {
-      error_ = nb::borrow(error.value());
-      return false;
+      cancelled_ = error.matches(PyExc_KeyboardInterrupt);
+      if (!cancelled_) error_ = nb::borrow(error.value());
     }
+    return !cancelled_ && !error_.is_valid();
   };
+}
+
+bool PythonProgress::ask(const Progress& p) {
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+  if (callback_.is_none()) return true;
+  const nb::object answer = callback_(p.stage, p.seconds, p.value, p.bound);
+  const int truth = answer.is_none() ? 1 : PyObject_IsTrue(answer.ptr());  // a callback that only prints returns None
+  if (truth < 0) throw nb::python_error();
+  return truth != 0;
 }
 
 void PythonProgress::raise_pending() {

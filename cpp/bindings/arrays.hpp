@@ -35,17 +35,22 @@ NumpyArray<T> to_numpy(std::vector<T> values) {
   return NumpyArray<T>(owned->data(), {owned->size()}, owner);
 }
 
-// progress(stage, seconds, value, bound) -> bool, or None. Takes the GIL for the call; a Python error (Ctrl-C is one) asks the
-// search to stop and is kept: raise_pending throws it once the search has returned.
+// progress(stage, seconds, value, bound) -> bool, or None. Takes the GIL for the call. Ctrl-C and an answer of False ask the search
+// to stop with the best it has (cancelled); any other Python error stops it too, and raise_pending throws it once the search has
+// returned.
 class PythonProgress {
  public:
   explicit PythonProgress(nb::object callback) : callback_(std::move(callback)) {}
   ProgressFn function();
   void raise_pending();  // call with the GIL held
+  bool cancelled() const { return cancelled_; }
 
  private:
+  bool ask(const Progress& progress);  // with the GIL held; throws nb::python_error
+
   nb::object callback_;
   nb::object error_;
+  bool cancelled_ = false;
 };
 
 }  // namespace olla::bindings

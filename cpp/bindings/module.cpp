@@ -5,6 +5,7 @@
 namespace nb = nanobind;
 
 namespace olla::bindings {
+void bind_check(nb::module_& m);
 void bind_graph(nb::module_& m);
 void bind_order(nb::module_& m);
 void bind_profile(nb::module_& m);
@@ -40,6 +41,7 @@ NB_MODULE(_core, m) {
   m.doc() = "The C++ core of olla: arrays in, arrays out. Use the functions of the olla package instead.";
   nb::set_leak_warnings(false);  // a graph kept by a global or a traceback when Python exits is no error
   nb::register_exception_translator(translate);
+  olla::bindings::bind_check(m);
   olla::bindings::bind_graph(m);
   olla::bindings::bind_order(m);
   olla::bindings::bind_profile(m);

@@ -1,7 +1,9 @@
 """olla: the memory planner for PyTorch training."""
 
+from olla.check import check
 from olla.errors import BudgetError, CaptureError, GraphError, OllaError, PlanError, ReplayError, SolverError
 from olla.graph import Graph
+from olla.plan import Plan, Status, plan
 
 __all__ = [
     "BudgetError",
@@ -9,10 +11,14 @@ __all__ = [
     "Graph",
     "GraphError",
     "OllaError",
+    "Plan",
     "PlanError",
     "ReplayError",
     "SolverError",
+    "Status",
     "__version__",
+    "check",
+    "plan",
 ]
 
 

@@ -1,0 +1,47 @@
+"""A progress line on the terminal."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+
+class ProgressLine:
+    """A line on standard error for work that takes over a second; nothing where that is no terminal."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.status: Status | None = None
+        self.timer: threading.Timer | None = None
+
+    def __enter__(self) -> ProgressLine:
+        if sys.stderr.isatty():
+            from rich.console import Console
+
+            self.status = Console(stderr=True).status(self.title)
+            self.timer = threading.Timer(1.0, self.status.start)
+            self.timer.daemon = True
+            self.timer.start()
+        return self
+
+    def __call__(self, stage: str, seconds: float, value: int, bound: int) -> bool:
+        """Show how a search stands; see the progress argument of `olla.plan`."""
+        if self.status is not None:
+            from olla.report.text import human_bytes
+
+            state = f"{stage} {seconds:.0f} s: {human_bytes(value)}, bound {human_bytes(bound)}"
+            self.status.update(f"{self.title}: {state} (Ctrl-C ends it with the best so far)")
+        return True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.timer is not None and self.status is not None:
+            self.timer.cancel()
+            self.timer.join()
+            self.status.stop()

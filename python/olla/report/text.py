@@ -1,0 +1,136 @@
+"""A plan as text: what `print(plan)` and `olla show` show."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+    from rich.table import Table
+
+    from olla.plan import Plan
+
+_WIDTH = 100
+
+
+def human_bytes(num_bytes: int) -> str:
+    """Return a byte count for a reader.
+
+    Example:
+        >>> human_bytes(0), human_bytes(1536), human_bytes(5 * 2**30), human_bytes(-2048)
+        ('0 B', '1.50 KiB', '5.00 GiB', '-2.00 KiB')
+    """
+    size, unit = float(abs(num_bytes)), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
+        if size < 1024.0:
+            break
+        size, unit = size / 1024.0, larger
+    sign = "-" if num_bytes < 0 else ""
+    return f"{sign}{size:.0f} B" if unit == "B" else f"{sign}{size:.2f} {unit}"
+
+
+def percent(ratio: float) -> str:
+    """Return a ratio in percent; a small one never reads as zero.
+
+    Example:
+        >>> percent(0.0), percent(0.1234), percent(1e-7), percent(float("inf"))
+        ('0 %', '12.34 %', '<0.01 %', 'unknown')
+    """
+    if not math.isfinite(ratio):
+        return "unknown"
+    if ratio != 0 and abs(ratio) < 1e-4:
+        return "<0.01 %" if ratio > 0 else ">-0.01 %"
+    return f"{ratio * 100:.2f} %" if ratio else "0 %"
+
+
+def text(plan: Plan) -> str:
+    """Return the plan as plain text, without colour codes.
+
+    Args:
+        plan: the plan.
+
+    Returns:
+        Lines of at most 100 columns: peak before and after, bound and gap, what was saved, the arena and its
+        fragmentation, where the peak is and what lives there, seconds per stage.
+    """
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, force_terminal=False, legacy_windows=False)
+    with console.capture() as capture:
+        console.print(render(plan))
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def render(plan: Plan) -> Group:
+    """Return the plan for a rich console, which decides about width and colour."""
+    from rich.console import Group
+    from rich.text import Text
+
+    title = f"{plan.graph_name or 'unnamed graph'}: {plan.num_ops:,} ops, {plan.num_tensors:,} tensors"
+    parts: list[RenderableType] = [Text(title, style="bold"), _figures(plan), Text(plan.message)]
+    if plan.peak_op is not None:
+        parts += [Text(), Text(f"The peak is at op {plan.peak_op.id} ({plan.peak_op.name or 'unnamed'})" + _who(plan))]
+    if plan.peak_tensors:
+        parts.append(_live(plan))
+    parts += [Text(), Text(_stages(plan), style="dim")]
+    return Group(*parts)
+
+
+def _table() -> Table:
+    from rich.table import Table
+
+    return Table(box=None, show_header=False, padding=(0, 2, 0, 2), pad_edge=True)
+
+
+def _figures(plan: Plan) -> Table:
+    table = _table()
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(justify="right", style="dim")
+    table.add_column()
+
+    def row(name: str, num_bytes: int, remark: str = "") -> None:
+        table.add_row(name, human_bytes(num_bytes), f"{num_bytes:,}", remark)
+
+    saved = plan.saved_bytes / plan.program_peak_bytes if plan.program_peak_bytes else 0.0
+    row("peak before", plan.program_peak_bytes, "in program order")
+    row("peak after", plan.peak_bytes, f"method {plan.method}")
+    row("saved", plan.saved_bytes, percent(saved))
+    row("lower bound", plan.lower_bound_bytes, f"gap {percent(plan.gap)}, {plan.status.value}")
+    row("resident", plan.resident_bytes, "live throughout, outside the arena")
+    if plan.arena_bytes > 0:
+        row("arena", plan.arena_bytes, f"fragmentation {percent(plan.fragmentation)}")
+        row("load", plan.load_bytes, f"offsets are multiples of {plan.alignment}")
+    else:
+        table.add_row("arena", "none", "", "nothing was laid out")
+    return table
+
+
+def _who(plan: Plan) -> str:
+    return ". Largest live there besides resident memory:" if plan.peak_tensors else ", with resident memory alone."
+
+
+def _live(plan: Plan) -> Table:
+    from rich.text import Text
+
+    table = _table()
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_column()
+    table.add_column(overflow="fold")
+    for tensor in plan.peak_tensors:
+        if tensor.id < 0:
+            where, source = "", f"of {tensor.producer}"
+        else:
+            where = f"tensor {tensor.id}" + (f" {tensor.name}" if tensor.name else "")
+            source = f"written by {tensor.producer}" if tensor.producer else ""
+        # Text, since rich would read "[0]" in a name as markup
+        table.add_row(human_bytes(tensor.bytes), Text(where), tensor.kind, Text(source))
+    return table
+
+
+def _stages(plan: Plan) -> str:
+    stages = [f"{name} {seconds:.2f} s" for name, seconds in plan.seconds.items()]
+    return "Time: " + ", ".join(stages) if stages else "Time: not recorded"
