@@ -13,6 +13,7 @@ import statistics
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import olla
 from generate import stack
@@ -61,7 +62,7 @@ class Result:
 def run(path: Path, time_limit: float | None, with_inductor: bool) -> Result:
     """Plan and check one graph file, and run the rival on it."""
     graph = olla.Graph.load(path)
-    limit = {} if time_limit is None else {"time_limit": time_limit}
+    limit: dict[str, Any] = {} if time_limit is None else {"time_limit": time_limit}
     plan, timing = measure(lambda: olla.plan(graph, **limit))
     broken = ""
     try:
@@ -83,7 +84,7 @@ def run(path: Path, time_limit: float | None, with_inductor: bool) -> Result:
 def report(results: list[Result]) -> Report:
     """Lay the results out as a table with a summary. Peaks are bytes; percentages say so."""
     rivals = list(next((r.inductor_bytes for r in results if r.inductor_bytes), {}))
-    stages = list(dict.fromkeys(stage for r in results for stage in r.plan.seconds))
+    stages = [s for s in dict.fromkeys(s for r in results for s in r.plan.seconds) if s != "total"]
     columns = ["graph", "ops", "program peak", "peak", "reference", "bound", "reference bound", "gap %", "proved"]
     columns += ["reaches reference", "checked", "fragmentation %", "seconds", *(f"{stage} s" for stage in stages)]
     columns += [f"inductor {rival}" for rival in rivals] + (["inductor excess %"] if rivals else [])

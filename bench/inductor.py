@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from torch._inductor import memory
+from torch.utils._ordered_set import OrderedSet
 
 import olla
 from olla import _core
@@ -93,17 +94,17 @@ class Heuristic:
 
 def problem(graph: olla.Graph) -> Problem:
     """Describe a graph in Inductor's terms. Complexity: O(ops + tensors + dependencies)."""
-    nodes = [Node(f"op{v}") for v in range(graph.num_ops)]
+    nodes: list[Any] = [Node(f"op{v}") for v in range(graph.num_ops)]
     uses, users = _uses(graph)
     produced = {int(t): v for v in range(graph.num_ops) for t in graph.writes.of(v)}
-    outputs = memory.OrderedSet(f"t{int(t)}" for t in graph.outputs)
+    outputs = OrderedSet(f"t{int(t)}" for t in graph.outputs)
 
     buffers: dict[str, Any] = {}
     freeable_inputs: dict[str, Any] = {}
     by_tensor: dict[int, Any] = {}
     for t in range(graph.num_tensors):
         size, name = int(graph.tensor_bytes[t]), f"t{t}"
-        succ_nodes = memory.OrderedSet(nodes[v] for v in users[t])
+        succ_nodes = OrderedSet(nodes[v] for v in users[t])
         if t in produced:
             info = memory.MemoryPlanningInfoForBuffer(size, size, succ_nodes, succ_nodes)
             by_tensor[t] = buffers[name] = Buffer(name, info)
@@ -122,11 +123,11 @@ def problem(graph: olla.Graph) -> Problem:
         node.mpi_node = memory.MemoryPlanningInfoForNode(
             index=v,
             size=sum(buffer.mpi_buffer.size_alloc for buffer in node.outputs),
-            pred_buffers=memory.OrderedSet(by_tensor[t] for t in uses[v] if t in by_tensor),
-            pred_nodes=memory.OrderedSet(nodes[u] for u in preds),
+            pred_buffers=OrderedSet(by_tensor[t] for t in uses[v] if t in by_tensor),
+            pred_nodes=OrderedSet(nodes[u] for u in preds),
         )
     for node, after in zip(nodes, succs, strict=True):
-        node.mpi_node.succ_nodes = memory.OrderedSet(after)
+        node.mpi_node.succ_nodes = OrderedSet(after)
     return Problem(nodes, freeable_inputs, buffers, outputs)
 
 
