@@ -69,9 +69,9 @@ std::vector<std::uint8_t> reached(const Graph& graph, OpId v, bool backward) {
 
 struct Branch {
   Edge edge[2];    // u before v, v before u
-  Bytes bound[2];  // of the children
-  Bytes weaker() const { return std::min(bound[0], bound[1]); }
-  Bytes stronger() const { return std::max(bound[0], bound[1]); }
+  Bytes need[2];   // the more demanding cut of the two ops under that edge: a bound of the child
+  Bytes weaker() const { return std::min(need[0], need[1]); }
+  Bytes stronger() const { return std::max(need[0], need[1]); }
 };
 
 class Tree {
@@ -127,17 +127,17 @@ class Tree {
       best_ = followed;
       return true;
     }
-    const std::optional<Branch> chosen = choose(refiner, schedule, node, pairs_at_stake(graph, conflicts));
+    const std::optional<Branch> chosen = choose(refiner, schedule, pairs_at_stake(graph, conflicts));
     if (!chosen) {
       unresolved_ = std::min(unresolved_, node.bound);
       return false;
     }
-    const bool open[2] = {chosen->bound[0] < best_.peak, chosen->bound[1] < best_.peak};
+    const bool open[2] = {chosen->need[0] < best_.peak, chosen->need[1] < best_.peak};
     if (open[0] != open[1]) {
       node.edges.push_back(chosen->edge[open[0] ? 0 : 1]);
       return true;
     }
-    for (int i = 0; i < 2 && open[0]; ++i) push_child(node, chosen->edge[i], chosen->bound[i]);
+    for (int i = 0; i < 2 && open[0]; ++i) push_child(node, chosen->edge[i], chosen->need[i]);
     return false;
   }
 
@@ -170,15 +170,15 @@ class Tree {
     return forward.peak <= backward.peak ? forward : backward;
   }
 
-  // Strong branching: the pair whose weaker child has the highest bound. Nothing without a pair, or if time ran out.
-  std::optional<Branch> choose(Refiner& refiner, const Schedule& schedule, const Node& node, std::span<const Edge> pairs) {
+  // Strong branching: the pair whose easier direction needs most. Nothing without a pair, or if time ran out.
+  std::optional<Branch> choose(Refiner& refiner, const Schedule& schedule, std::span<const Edge> pairs) {
     std::optional<Branch> best;
     for (const Edge& pair : pairs) {
-      Branch branch{{pair, {pair.second, pair.first}}, {node.bound, node.bound}};
+      Branch branch{{pair, {pair.second, pair.first}}, {0, 0}};
       for (int i = 0; i < 2; ++i) {
         for (const OpId v : {pair.first, pair.second}) {
-          if (branch.bound[i] >= best_.peak) break;
-          branch.bound[i] = std::max(branch.bound[i], refiner.whole_cut(schedule, v, branch.edge[i], best_.peak).value);
+          if (branch.need[i] >= best_.peak) break;
+          branch.need[i] = std::max(branch.need[i], refiner.whole_cut(schedule, v, branch.edge[i], best_.peak).value);
         }
       }
       if (control_.stop(best_.peak, result_.bound)) return std::nullopt;
