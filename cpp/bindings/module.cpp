@@ -6,6 +6,7 @@ namespace nb = nanobind;
 
 namespace olla::bindings {
 void bind_graph(nb::module_& m);
+void bind_layout(nb::module_& m);
 void bind_profile(nb::module_& m);
 void bind_spans(nb::module_& m);
 }  // namespace olla::bindings
@@ -39,6 +40,7 @@ NB_MODULE(_core, m) {
   m.doc() = "The C++ core of olla: arrays in, arrays out. Use the functions of the olla package instead.";
   nb::register_exception_translator(translate);
   olla::bindings::bind_graph(m);
+  olla::bindings::bind_layout(m);
   olla::bindings::bind_profile(m);
   olla::bindings::bind_spans(m);
 }
