@@ -7,6 +7,7 @@ namespace nb = nanobind;
 namespace olla::bindings {
 void bind_check(nb::module_& m);
 void bind_graph(nb::module_& m);
+void bind_layout(nb::module_& m);
 void bind_order(nb::module_& m);
 void bind_profile(nb::module_& m);
 void bind_spans(nb::module_& m);
@@ -43,6 +44,7 @@ NB_MODULE(_core, m) {
   nb::register_exception_translator(translate);
   olla::bindings::bind_check(m);
   olla::bindings::bind_graph(m);
+  olla::bindings::bind_layout(m);
   olla::bindings::bind_order(m);
   olla::bindings::bind_profile(m);
   olla::bindings::bind_spans(m);

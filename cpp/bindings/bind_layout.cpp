@@ -1,0 +1,33 @@
+#include "arrays.hpp"
+#include "olla/error.hpp"
+#include "olla/layout.hpp"
+
+namespace olla::bindings {
+
+void bind_layout(nb::module_& m) {
+  m.def(
+      "layout",
+      [](Array<std::int64_t> lower, Array<std::int64_t> upper, Array<Bytes> size, Bytes alignment, double time_limit,
+         std::uint64_t seed, nb::object progress) {
+        if (lower.size() != upper.size() || lower.size() != size.size()) {
+          throw PlanError("lower, upper and size must be equally long", "lengths", {});
+        }
+        std::vector<Buffer> buffers;
+        for (std::size_t i = 0; i < lower.size(); ++i) buffers.push_back({view(lower)[i], view(upper)[i], view(size)[i]});
+        PythonProgress python(std::move(progress));
+        Control control("layout", time_limit, python.function());
+        LayoutResult result;
+        {
+          nb::gil_scoped_release release;
+          result = layout(buffers, {.alignment = alignment, .seed = seed}, control);
+        }
+        python.raise_pending();
+        return nb::make_tuple(to_numpy(std::move(result.offsets)), result.height, result.load, control.cancelled());
+      },
+      "lower"_a.noconvert(), "upper"_a.noconvert(), "size"_a.noconvert(), "alignment"_a, "time_limit"_a, "seed"_a,
+      "progress"_a.none(),
+      "(offsets, height, load, cancelled): offset of buffer i, alive during [lower[i], upper[i]), after rounding sizes up to the "
+      "alignment.");
+}
+
+}  // namespace olla::bindings

@@ -1,0 +1,37 @@
+// Offsets for buffers with given lifetimes: buffers alive together must not overlap, and the height should be least.
+// The load, the most bytes alive at once, bounds the height from below; on training steps the two are nearly always equal.
+#pragma once
+
+#include "olla/control.hpp"
+#include "olla/types.hpp"
+
+namespace olla {
+
+struct Buffer {
+  std::int64_t lower, upper;  // alive during [lower, upper); never alive, and at offset 0, when lower >= upper or size == 0
+  Bytes size;
+};
+
+struct LayoutOptions {
+  Bytes alignment = 1;  // every offset is a multiple of it: sizes are rounded up to it first
+  std::uint64_t seed = 0;
+  std::int64_t max_placements = 2'000'000;  // effort of the squeaky wheel, passes times items: deterministic, unlike the clock
+  bool use_enumeration = true;              // tiny parts are solved exactly
+  bool use_first_fit = true;                // where few enough pairs of items overlap
+  bool use_squeaky_wheel = true;
+};
+
+struct LayoutResult {
+  std::vector<Offset> offsets;  // of buffer i
+  Bytes height = 0;             // of the rounded sizes, as load and bound
+  Bytes load = 0;
+  Bytes bound = 0;                    // no height is below it; at least the load
+  Status status = Status::kFeasible;  // kOptimal when height == bound
+};
+
+// A first greedy pass always ends; only what follows it heeds control. The same buffers, options and seed give the same offsets
+// unless the clock or the caller ended the search. PlanError "sizes": a negative size, or rounded sizes that sum to more than
+// kMaxBytes; "alignment": it is below 1. O(n log n) for the greedy pass on lifetimes like those of training steps.
+LayoutResult layout(std::span<const Buffer> buffers, const LayoutOptions& options, Control& control);
+
+}  // namespace olla

@@ -1,0 +1,52 @@
+// The layout problem after reduction (independent parts, times merged into sections), and the two simplest ways to solve a part.
+#pragma once
+
+#include "olla/layout.hpp"
+
+namespace olla {
+
+using Section = std::int32_t;  // position among the times at which a maximal set of buffers is alive
+using ItemId = std::int32_t;   // position in a part
+
+struct Item {
+  Section first, last;  // alive in the sections [first, last), never empty
+  Bytes size;           // > 0
+};
+
+struct Part {
+  std::vector<std::int32_t> buffers;  // buffer of item i
+  std::vector<Item> items;            // first never falls
+  std::vector<Bytes> section_load;
+  Bytes load = 0;  // max(section_load)
+
+  Section num_sections() const { return static_cast<Section>(section_load.size()); }
+  ItemId num_items() const { return static_cast<ItemId>(items.size()); }
+};
+
+inline constexpr Offset kUnplaced = -1;
+
+struct Packing {
+  std::vector<Offset> offsets;  // of item i
+  Bytes height = 0;
+};
+
+// Sizes rounded up to the alignment. PlanError as layout() says.
+std::vector<Bytes> rounded_sizes(std::span<const Buffer> buffers, Bytes alignment);
+
+// Splits at times no buffer crosses, and merges times between which no buffer is born after another died: buffers overlap in
+// sections exactly where they overlap in time. Buffers that are never alive are in no part. O(n log n).
+std::vector<Part> reduce(std::span<const Buffer> buffers, std::span<const Bytes> sizes);
+
+// Number of pairs of items alive together. O(n).
+std::int64_t num_overlaps(const Part& part);
+
+// Places the items in order, each at the lowest offset where it fits among those placed. O(pairs log pairs) time, O(pairs) memory.
+Packing first_fit(const Part& part, std::span<const ItemId> order);
+
+// Least height of a part of up to kMaxEnumerated items, or the first height found at or below enough.
+// Some optimal packing has every item resting on another or on the floor: placed by rising offset, each item lies on top of all
+// those placed before it that it overlaps. All such orders are tried, but for those the load still to come rules out.
+inline constexpr ItemId kMaxEnumerated = 8;
+Packing enumerate(const Part& part, Bytes enough);
+
+}  // namespace olla
