@@ -1,4 +1,4 @@
-"""Capture, plan and report whole training steps of GPT-2 small and ResNet-50; nothing is downloaded, no model memory is taken.
+"""Capture, plan and report training steps of GPT-2 small and ResNet-50, without downloads and without their memory.
 
 python bench/demo.py [MODEL:BATCH:OPTIMIZER ...] [--time-limit SECONDS]
 """
@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 
 import models
+
 import olla
 
 STEPS = ("gpt2:1:adamw", "gpt2:8:adamw", "resnet50:1:momentum", "resnet50:32:adamw")

@@ -34,7 +34,15 @@ _FAMILIES = {
         "GPT2Config",
         "GPT2LMHeadModel",
         {},
-        {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 97, "n_positions": 16},
+        {
+            "n_embd": 32,
+            "n_layer": 2,
+            "n_head": 2,
+            "vocab_size": 97,
+            "n_positions": 16,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+        },
         (1024, 16),
     ),
     "gpt2_xl": _Family(

@@ -49,7 +49,7 @@ def check_gradients(grads: dict[Any, torch.Tensor | None]) -> None:
 
 
 @contextlib.contextmanager
-def explained(phase: Callable[[], str], model: torch.nn.Module) -> Iterator[None]:
+def explained(phase: Callable[[], str]) -> Iterator[None]:
     """Wrap a trace: every exception leaves as a CaptureError that names the phase, the place and the remedy."""
     try:
         yield
@@ -63,12 +63,10 @@ def explained(phase: Callable[[], str], model: torch.nn.Module) -> Iterator[None
         ) from error
     except Exception as error:
         message = (str(error).strip().splitlines() or [""])[0]
-        remedy = "Check that the same step runs ordinarily on this model and batch."
-        if any(isinstance(m, torch.nn.RNNBase) for m in model.modules()):
-            remedy = "Recurrent layers need torch.backends.mkldnn.flags(enabled=False) around the capture on a CPU."
         raise CaptureError(
             f"tracing the {phase()} pass failed{_place(error)}: {type(error).__name__}: "
-            f"{message.rstrip('.')[:300]}. {remedy}"
+            f"{message.rstrip('.')[:300]}. "
+            "Check that the same step runs ordinarily on this model and batch."
         ) from error
 
 

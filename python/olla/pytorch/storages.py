@@ -106,7 +106,8 @@ class _Folder:
             self.held[node] = tuple(_unique(self._by_storage[_storage(o)] for o in outputs)) or tuple(arguments)
             self._follow(node, producers)
             return
-        writes = [self._new("temporary", node.name, value) for value in fresh]
+        many = len(outputs) > 1
+        writes = [self._new("temporary", f"{node.name}[{i}]" if many else node.name, v) for i, v in enumerate(fresh)]
         if not outputs:
             writes.append(self._new("temporary", node.name, None))  # a Python number
         self.op_of[node] = len(self.ops)
@@ -240,14 +241,25 @@ def _make_views_pure(module: fx.GraphModule) -> None:
     for node in module.graph.nodes:
         if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.inplace_view not in node.target.tags:
             continue
-        packet = getattr(torch.ops.aten, costs.operator_name(node).removeprefix("aten::").removesuffix("_"), None)
-        view = getattr(packet, node.target._overloadname, None)
-        if view is None or view._schema.returns[0].alias_info is None:
+        view = _view_of(node.target)
+        if view is None:
             raise CaptureError(
                 f"the step calls {node.target}, which gives a tensor another storage. "
                 "Allocate a new tensor instead of resizing one."
             )
         node.target = view
+
+
+def _view_of(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    """Return the operator that does to a view what ``target`` does in place: transpose for transpose_."""
+    packet = getattr(torch.ops.aten, target._schema.name.removeprefix("aten::").removesuffix("_"), None)
+    wanted = [(a.name, str(a.type)) for a in target._schema.arguments]
+    for name in packet.overloads() if packet is not None else ():
+        candidate: torch._ops.OpOverload = getattr(packet, name)
+        schema = candidate._schema
+        if [(a.name, str(a.type)) for a in schema.arguments] == wanted and schema.returns[0].alias_info is not None:
+            return candidate
+    return None
 
 
 def _storage(tensor: torch.Tensor) -> int:

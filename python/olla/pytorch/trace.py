@@ -101,10 +101,13 @@ def trace(
     shapes = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=False)
     mode = FakeTensorMode(shape_env=shapes, static_shapes=True, allow_non_fake_inputs=True)
     _add_inputs(step, Fakes(mode, where), mode, leaf_names)
-    with _unchanged(model), torch.random.fork_rng(devices=[]), failures.explained(lambda: step.phase, model):
+    with contextlib.ExitStack() as stack:
+        for context in (_unchanged(model), _plain_recurrent_layers(model), torch.random.fork_rng(devices=[])):
+            stack.enter_context(context)
+        stack.enter_context(failures.explained(lambda: step.phase))
         module = make_fx(lambda *tensors: _run(step, tensors), tracing_mode="fake")(*step.fakes)
-        with mode:
-            updates.copy_updates(module, step.updates, len(step.outputs))
+        stack.enter_context(mode)
+        updates.copy_updates(module, step.updates, len(step.outputs))
     return Traced(module, step.inputs, step.outputs)
 
 
@@ -260,6 +263,18 @@ def _mark(kind: str, template: int | None = None) -> None:
         node.meta[KIND] = kind
         if template is not None:
             node.meta[updates.TEMPLATE] = template
+
+
+@contextlib.contextmanager
+def _plain_recurrent_layers(model: torch.nn.Module) -> Iterator[None]:
+    """Keep recurrent layers on a CPU from oneDNN, whose operator hands its backward a workspace no graph can carry."""
+    enabled = torch.backends.mkldnn.enabled
+    if any(isinstance(module, torch.nn.RNNBase) for module in model.modules()):
+        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = enabled
 
 
 @contextlib.contextmanager
