@@ -1,4 +1,4 @@
-"""Small training steps, run eagerly and as captured; a test module that imports this is skipped where torch is missing."""
+"""Small training steps, eager and captured; test modules that import this are skipped where torch is missing."""
 
 from __future__ import annotations
 

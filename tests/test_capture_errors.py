@@ -124,6 +124,14 @@ def test_two_devices_are_refused() -> None:
         olla.capture(model, x, loss=square)
 
 
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="needs a machine without accelerator")
+def test_device_that_is_not_there_is_refused() -> None:
+    with torch.device("meta"):
+        model, x = linear(), torch.empty(2, 3)
+    with pytest.raises(olla.CaptureError, match="meant for cuda, and PyTorch finds no such device"):
+        olla.capture(model, x, loss=square, device="cuda")
+
+
 def test_optimizer_without_loss_is_refused() -> None:
     model = linear()
     with pytest.raises(olla.CaptureError, match="an optimizer needs a loss"):

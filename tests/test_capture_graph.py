@@ -79,6 +79,21 @@ def test_tensors_have_the_names_of_the_model(small: Any) -> None:
     assert set(small.seconds) == {"trace", "fold"}
 
 
+def test_views_of_a_constant_are_the_constant() -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.positions = torch.arange(10.0)
+
+        def forward(self, x: Any) -> Any:
+            return x + self.positions[: len(x)]
+
+    step = olla.capture(Positions(), torch.ones(2))
+    assert step.graph.tensor_kinds == ["input", "constant", "temporary"]
+    assert step.graph.tensor_bytes.tolist() == [8, 40, 8]
+    assert run(step, gather(step.inputs, nn.Identity(), torch.ones(2), None))[0].tolist() == [1, 2]
+
+
 def test_lookups_move_rows_not_the_table() -> None:
     graph = olla.capture(nn.Embedding(10_000, 4), torch.arange(3)).graph
     assert graph.moved_bytes.tolist() == [3 * 8 + 2 * 3 * 16]

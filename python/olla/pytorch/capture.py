@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 OLDEST_TORCH = (2, 11)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Captured:
     """A captured training step: what olla plans, and what is needed to run it.
 

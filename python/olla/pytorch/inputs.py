@@ -104,7 +104,15 @@ def step_device(tensors: Iterable[tuple[str, torch.Tensor]], device: torch.devic
         raise CaptureError(
             f"the step uses {len(seen)} devices ({places}); one is supported. Move model and batch to one device."
         )
-    return next(iter(seen), device or torch.device("cpu"))
+    where = next(iter(seen), device or torch.device("cpu"))
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if where.type != "cpu" and (accelerator is None or accelerator.type != where.type):
+        # Autograd asks the device itself even for fake tensors, and ends the process where there is none.
+        raise CaptureError(
+            f"the step is meant for {where}, and PyTorch finds no such device here. "
+            "Capture on a machine that has one, or for the CPU: sizes are the same, some operators are not."
+        )
+    return where
 
 
 def gather(
