@@ -1,0 +1,133 @@
+"""olla.capture: the training step of a PyTorch model as an olla.Graph. Importing this module does not import torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from olla.errors import CaptureError
+from olla.graph import Graph
+
+if TYPE_CHECKING:
+    import torch
+    from torch import fx
+
+    from olla.pytorch.inputs import Input
+
+OLDEST_TORCH = (2, 11)
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """A captured training step: what olla plans, and what is needed to run it.
+
+    Attributes:
+        graph: the whole step. Op i is ``nodes[i]``.
+        module: the step in ATen operators. It takes one tensor per entry of ``inputs``, returns one per entry of
+            ``outputs``, and changes parameters, buffers and optimizer state in place.
+        nodes: of op i: the node with the kernel, then the nodes without one that follow from it (views, tuple items,
+            numbers).
+        prologue: nodes without kernel that follow from the inputs alone; they come before every op.
+        tensors: the tensors of the graph that a node's value lives in.
+        inputs: what the module takes.
+        outputs: what the module returns: ``"loss"``, ``"output..."``, ``"gradient of ..."``.
+        seconds: by stage: ``trace``, ``fold``.
+    """
+
+    graph: Graph
+    module: fx.GraphModule
+    nodes: Sequence[tuple[fx.Node, ...]]
+    prologue: Sequence[fx.Node]
+    tensors: dict[fx.Node, tuple[int, ...]]
+    inputs: Sequence[Input]
+    outputs: Sequence[str]
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Captured({self.graph.name!r}: {self.graph.num_ops} ops, {self.graph.num_tensors} tensors)"
+
+
+def capture(
+    model: torch.nn.Module,
+    batch: Any,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    loss: Callable[[Any, Any], Any] | None = None,
+    device: torch.device | str | None = None,
+    name: str = "",
+) -> Captured:
+    """Capture one step of a model as a graph; nothing is run and no memory is allocated.
+
+    The step is ``loss(model, batch)``, its gradients and the optimizer's update, as the ordinary loop computes them.
+    Model, optimizer and random state stay as they are. The model may be real, on the meta device, or of fake tensors.
+
+    Args:
+        model: in the mode (train or eval) it shall run in.
+        batch: what the loss function takes: tensors in any structure of dicts, lists and tuples. Shapes and types are
+            captured, values are not.
+        optimizer: over parameters of the model; SGD, Adam, AdamW, or any other that keeps its state in tensors and took
+            a step before. Learning rates are inputs of the captured step, all other settings are constants. None:
+            forward and backward only, and the gradients are outputs.
+        loss: ``loss(model, batch)`` returns the loss, or a tuple that starts with it. None: inference,
+            ``model(**batch)`` for a dict, ``model(*batch)`` for a tuple or list, ``model(batch)`` for a tensor.
+        device: where a model on the meta device is meant to run; the CPU if not given.
+        name: of the graph; the model's class if not given.
+
+    Returns:
+        The captured step; ``.graph`` is its olla.Graph.
+
+    Raises:
+        CaptureError: the step cannot be captured; the message says what to change.
+
+    Complexity: one traced forward, backward and update: about 4 ms per operator.
+
+    Example:
+        >>> import torch, olla
+        >>> model = torch.nn.Linear(8, 4)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> loss = lambda model, x: model(x).square().mean()
+        >>> captured = olla.capture(model, torch.ones(2, 8), optimizer=optimizer, loss=loss)
+        >>> captured.outputs
+        ['loss']
+        >>> [captured.graph.op_kinds.count(kind) for kind in ("forward", "backward", "update")]
+        [3, 7, 2]
+    """
+    _require_torch()
+    import torch
+
+    from olla.pytorch.storages import fold
+    from olla.pytorch.trace import trace
+
+    if not isinstance(model, torch.nn.Module):
+        raise CaptureError(f"model is a {type(model).__name__}, expected a torch.nn.Module")
+    if optimizer is not None and loss is None:
+        raise CaptureError(
+            "an optimizer needs a loss: pass loss=lambda model, batch: ..., or optimizer=None for inference"
+        )
+    if loss is not None and not callable(loss):
+        raise CaptureError(
+            f"loss is a {type(loss).__name__}, expected a function of model and batch that returns the loss"
+        )
+    start = time.perf_counter()
+    traced = trace(model, batch, loss, optimizer, None if device is None else torch.device(device))
+    middle = time.perf_counter()
+    folded, inputs = fold(traced, name or type(model).__name__)
+    seconds = {"trace": middle - start, "fold": time.perf_counter() - middle}
+    return Captured(
+        folded.graph, traced.module, folded.nodes, folded.prologue, folded.tensors, inputs, traced.outputs, seconds
+    )
+
+
+def _require_torch() -> None:
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise CaptureError("olla.capture needs PyTorch: pip install 'olla-planner[torch]'") from error
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if version < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        raise CaptureError(
+            f"olla.capture needs PyTorch {oldest} or later, and {torch.__version__} is installed: pip install -U torch"
+        )

@@ -1,0 +1,135 @@
+"""What one ATen operator does besides its result: what it changes, whether it draws random numbers, what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils.flop_counter import flop_registry
+
+# Operators that update running statistics without saying so in their schema: positions of what they change.
+_UNDECLARED = {
+    "aten::native_batch_norm": (3, 4),
+    "aten::cudnn_batch_norm": (3, 4),
+    "aten::miopen_batch_norm": (3, 4),
+    "aten::batch_norm_update_stats": (1, 2),
+    "aten::batch_norm_gather_stats": (3, 4),
+    "aten::batch_norm_gather_stats_with_counts": (3, 4),
+}
+# Reads of a table touch only the rows that are taken.
+_LOOKUPS = {"aten::embedding", "aten::index", "aten::index_select", "aten::gather"}
+# Reserve memory, move nothing, launch nothing.
+_ALLOCATIONS = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"}
+
+
+def operator_name(node: fx.Node) -> str:
+    """Return ``"aten::add_"`` for ``aten.add_.Tensor``; empty for what is no ATen operator."""
+    return node.target._schema.name if isinstance(node.target, torch._ops.OpOverload) else ""
+
+
+def is_operator(node: fx.Node) -> bool:
+    """Whether the node runs a torch operator, not Python arithmetic or indexing of a tuple."""
+    return isinstance(node.target, torch._ops.OpOverload | torch._ops.HigherOrderOperator)
+
+
+def reads_number(node: fx.Node) -> bool:
+    """Whether the operator turns a tensor into a Python number, as ``tensor.item()`` does."""
+    return operator_name(node) == "aten::_local_scalar_dense"
+
+
+def target_name(node: fx.Node) -> str:
+    """Return the name graph files use: ``"aten.add_.Tensor"``."""
+    return (
+        str(node.target)
+        if isinstance(node.target, torch._ops.OpOverload)
+        else str(getattr(node.target, "__name__", node.target))
+    )
+
+
+def _argument(node: fx.Node, name: str, default: Any) -> Any:
+    assert isinstance(node.target, torch._ops.OpOverload)
+    for position, argument in enumerate(node.target._schema.arguments):
+        if argument.name == name:
+            if position < len(node.args):
+                return node.args[position]
+            return node.kwargs.get(name, argument.default_value)
+    return default
+
+
+def mutated(node: fx.Node) -> list[fx.Node]:
+    """Return the arguments the operator changes in place, by its schema or by what is known of it."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return []
+    schema = node.target._schema
+    changed: list[fx.Node] = []
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+            changed += nodes_in(value)
+    if schema.name in _UNDECLARED and _argument(node, "training", True):
+        for position in _UNDECLARED[schema.name]:
+            changed += nodes_in(node.args[position])
+    return changed
+
+
+def nodes_in(value: Any) -> list[fx.Node]:
+    """Return the nodes in one argument of a node."""
+    found: list[fx.Node] = []
+    fx.node.map_arg(value, found.append)
+    return found
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether the operator draws from a generator."""
+    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    if operator_name(node) == "aten::native_dropout":
+        return _argument(node, "train", True) is not False
+    return bool(_argument(node, "dropout_p", None) != 0.0)  # attention without dropout draws nothing
+
+
+def num_launches(node: fx.Node) -> int:
+    """Return how many kernels the operator starts, at least: reserving memory and reading a number start none."""
+    return 0 if operator_name(node) in _ALLOCATIONS or not is_operator(node) or reads_number(node) else 1
+
+
+def flops(node: fx.Node) -> int:
+    """Return the floating-point operations of a matrix product, convolution or attention, 0 for everything else."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return 0
+    formula = flop_registry.get(node.target._overloadpacket)
+    if formula is None:
+        return 0
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    return int(formula(*args, **kwargs, out_val=node.meta["val"]))
+
+
+def tensor_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes an operator touches when it goes through a tensor once."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def moved_bytes(
+    node: fx.Node, arguments: Iterable[torch.Tensor], results: Iterable[torch.Tensor], num_changed: int
+) -> int:
+    """Return the bytes read and written, each storage once (twice if it is changed in place).
+
+    Args:
+        node: the operator.
+        arguments: tensors it reads; those it changes in place come first.
+        results: tensors with a storage of their own that it writes.
+        num_changed: how many of the arguments it changes.
+    """
+    if operator_name(node) in _ALLOCATIONS:
+        return 0
+    written = sum(tensor_bytes(t) for t in results)
+    sizes: dict[int, int] = {}
+    for position, tensor in enumerate(arguments):
+        size = tensor_bytes(tensor) * (2 if position < num_changed else 1)
+        if operator_name(node) in _LOOKUPS and position == 0:
+            size = min(size, written)
+        key = tensor.untyped_storage()._cdata
+        sizes[key] = max(size, sizes.get(key, 0))
+    return written + sum(sizes.values())

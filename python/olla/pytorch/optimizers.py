@@ -1,0 +1,148 @@
+"""A stand-in for the user's optimizer: same class and settings, other tensors, one update per parameter."""
+
+from __future__ import annotations
+
+import collections
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import optimizer as torch_optimizer
+
+from olla.errors import CaptureError
+
+State = dict[str, Any]
+
+
+def _sgd(group: State, parameter: torch.Tensor) -> State:
+    if group["momentum"] == 0:
+        return {}
+    if group["dampening"] != 0:
+        raise CaptureError(
+            f"SGD with dampening {group['dampening']} treats its first step differently from all later ones. "
+            "Take one ordinary step (loss.backward(); optimizer.step()), then capture."
+        )
+    return {"momentum_buffer": torch.zeros_like(parameter, memory_format=torch.preserve_format)}
+
+
+def _adam(group: State, parameter: torch.Tensor) -> State:
+    counter_device = parameter.device if group["capturable"] or group["fused"] else torch.device("cpu")
+    entries = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
+    wide = torch.get_default_dtype() == torch.float64 and not group["fused"]
+    state: State = {"step": torch.zeros((), dtype=torch.float64 if wide else torch.float32, device=counter_device)}
+    return state | {e: torch.zeros_like(parameter, memory_format=torch.preserve_format) for e in entries}
+
+
+# State before the first step; zeros in every case, which Input.exists relies on.
+_FIRST_STATE: dict[type, Callable[[State, torch.Tensor], State]] = {
+    torch.optim.SGD: _sgd,
+    torch.optim.Adam: _adam,
+    torch.optim.AdamW: _adam,
+}
+
+
+def check(optimizer: torch.optim.Optimizer, parameters: dict[int, str]) -> None:
+    """Raise a CaptureError if the step of this optimizer cannot be captured.
+
+    Args:
+        optimizer: the user's.
+        parameters: id of each parameter of the model -> its name.
+    """
+    kind = type(optimizer).__name__
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise CaptureError(
+            f"{kind} evaluates the loss several times per step (closure). Use SGD, Adam, AdamW or another "
+            "optimizer that does not."
+        )
+    hooks = [
+        *optimizer._optimizer_step_pre_hooks.values(),
+        *optimizer._optimizer_step_post_hooks.values(),
+        *torch_optimizer._global_optimizer_pre_hooks.values(),
+        *torch_optimizer._global_optimizer_post_hooks.values(),
+    ]
+    if hooks:
+        raise CaptureError(
+            f"{kind} has {len(hooks)} step hooks, which a captured step would not run. Remove them before the capture."
+        )
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) not in parameters:
+                raise CaptureError(
+                    f"{kind} updates a parameter of shape {tuple(parameter.shape)} that the model does not have. "
+                    "Build the optimizer from model.parameters() after all changes to the model."
+                )
+
+
+def updates_are_independent(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the update of a parameter is known to depend on its own gradient, state and group only."""
+    return type(optimizer) in _FIRST_STATE
+
+
+def existing_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str) -> State:
+    """Return the state the optimizer keeps for a parameter; empty before its first step.
+
+    Raises:
+        CaptureError: an entry is neither a tensor nor None.
+    """
+    state: State = optimizer.state.get(parameter, {})
+    for entry, value in state.items():
+        if value is not None and not isinstance(value, torch.Tensor):
+            raise CaptureError(
+                f"{type(optimizer).__name__} keeps {entry} of {name} as a {type(value).__name__}, which would be "
+                "frozen into the captured step. Use an optimizer that keeps its state in tensors, such as AdamW."
+            )
+    return state
+
+
+def first_state(optimizer: torch.optim.Optimizer, group: State, parameter: torch.Tensor) -> State:
+    """Return the state the optimizer would create for a parameter (or for a fake one) in its first step.
+
+    Raises:
+        CaptureError: it cannot be known before that step.
+    """
+    create = _FIRST_STATE.get(type(optimizer))
+    if create is None:
+        raise CaptureError(
+            f"the state {type(optimizer).__name__} starts from is not known. "
+            "Take one ordinary step (loss.backward(); optimizer.step()), then capture."
+        )
+    return create(group, parameter)
+
+
+def state_entry(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, entry: str) -> torch.Tensor:
+    """Return one tensor of the optimizer's state, after creating the parameter's state if there is none."""
+    if not optimizer.state.get(parameter):
+        group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
+        optimizer.state[parameter].update(first_state(optimizer, group, parameter))
+    tensor: torch.Tensor = optimizer.state[parameter][entry]
+    return tensor
+
+
+def rate_tensor(rate: float | torch.Tensor) -> torch.Tensor:
+    """Return a learning rate as the captured step takes it: a float64 scalar on the CPU, or the user's own tensor."""
+    return rate if isinstance(rate, torch.Tensor) else torch.tensor(rate, dtype=torch.float64)
+
+
+def stand_in(
+    optimizer: torch.optim.Optimizer, groups: list[State], state: dict[torch.Tensor, State]
+) -> torch.optim.Optimizer:
+    """Return an optimizer of the same class and settings over other tensors, which updates one parameter at a time.
+
+    One fused op over all parameters could not be scheduled, and would keep every gradient alive until it runs.
+
+    Args:
+        optimizer: the user's; it is not changed.
+        groups: its parameter groups, with other parameters.
+        state: parameter -> entries.
+    """
+    settings = {"foreach": False, "fused": False}
+    copy: torch.optim.Optimizer = type(optimizer).__new__(type(optimizer))
+    copy.__dict__.update(optimizer.__dict__)
+    copy.__dict__.pop(
+        "step", None
+    )  # a learning-rate scheduler leaves a step here that is bound to the user's optimizer
+    copy.param_groups = [{**group, **{k: v for k, v in settings.items() if k in group}} for group in groups]
+    copy.state = collections.defaultdict(dict, state)
+    return copy
