@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 
 import models
-
 import olla
 
 STEPS = ("gpt2:1:adamw", "gpt2:8:adamw", "resnet50:1:momentum", "resnet50:32:adamw")

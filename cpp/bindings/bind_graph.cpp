@@ -26,9 +26,14 @@ void bind_graph(nb::module_& m) {
              Array<TensorId> reads, Array<std::int64_t> writes_offset, Array<TensorId> writes, Array<std::int64_t> mutates_offset,
              Array<TensorId> mutates, Array<std::int64_t> after_offset, Array<OpId> after, Array<Bytes> workspace_bytes,
              Array<std::uint8_t> random, Array<TensorId> outputs) {
-            GraphData data{copy(tensor_bytes),     copy(donated),
-                           csr(reads_offset, reads), csr(writes_offset, writes), csr(mutates_offset, mutates),
-                           csr(after_offset, after), copy(workspace_bytes),      copy(random),
+            GraphData data{copy(tensor_bytes),
+                           copy(donated),
+                           csr(reads_offset, reads),
+                           csr(writes_offset, writes),
+                           csr(mutates_offset, mutates),
+                           csr(after_offset, after),
+                           copy(workspace_bytes),
+                           copy(random),
                            copy(outputs)};
             nb::gil_scoped_release release;
             new (self) Graph(std::move(data));
@@ -49,7 +54,8 @@ void bind_graph(nb::module_& m) {
       .def_prop_ro("num_tensors", &Graph::num_tensors)
       .def_prop_ro("resident_bytes", &Graph::resident_bytes)
       .def(
-          "preds", [](const Graph& self, OpId op) {
+          "preds",
+          [](const Graph& self, OpId op) {
             if (op < 0 || op >= self.num_ops()) throw nb::index_error("no such op");
             return to_numpy(std::vector<OpId>(self.preds(op).begin(), self.preds(op).end()));
           },

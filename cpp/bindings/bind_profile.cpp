@@ -13,11 +13,12 @@ void bind_profile(nb::module_& m) {
         Profile p;
         {
           nb::gil_scoped_release release;
-          if (!graph.is_order(checked)) throw PlanError("the order breaks a dependency or is no permutation of the ops", "order", {});
+          if (!graph.is_order(checked))
+            throw PlanError("the order breaks a dependency or is no permutation of the ops", "order", {});
           p = profile(graph, checked);
         }
         return std::make_tuple(to_numpy(std::move(p.lifetimes.first)), to_numpy(std::move(p.lifetimes.last)),
-                              to_numpy(std::move(p.live)), p.peak, p.peak_step);
+                               to_numpy(std::move(p.live)), p.peak, p.peak_step);
       },
       "graph"_a, "order"_a.noconvert(),
       "(first, last, live, peak, peak_step): half-open lifetime [first[t], last[t]) of tensor t, live bytes during step s, their maximum "

@@ -68,8 +68,8 @@ std::vector<std::uint8_t> reached(const Graph& graph, OpId v, bool backward) {
 }
 
 struct Branch {
-  Edge edge[2];    // u before v, v before u
-  Bytes need[2];   // the more demanding cut of the two ops under that edge: a bound of the child
+  Edge edge[2];   // u before v, v before u
+  Bytes need[2];  // the more demanding cut of the two ops under that edge: a bound of the child
   Bytes weaker() const { return std::min(need[0], need[1]); }
   Bytes stronger() const { return std::max(need[0], need[1]); }
 };
@@ -83,7 +83,8 @@ class Tree {
     open_.push({result_.bound, 0, {}, std::make_shared<std::vector<OpId>>(best_.order)});
     while (!open_.empty()) {
       result_.bound = std::max(result_.bound, std::min({open_.top().bound, best_.peak, unresolved_}));
-      if (result_.bound >= best_.peak || result_.num_nodes >= options_.max_nodes || control_.stop(best_.peak, result_.bound)) return;
+      if (result_.bound >= best_.peak || result_.num_nodes >= options_.max_nodes || control_.stop(best_.peak, result_.bound))
+        return;
       Node node = open_.top();
       open_.pop();
       ++result_.num_nodes;

@@ -102,7 +102,8 @@ Bytes CutSolver::build_network() {
   return freeable;
 }
 
-// Adds what it costs to keep tensor t, whose producer is a free op or lies inside (the source). False if it is free or certain to be live.
+// Adds what it costs to keep tensor t, whose producer is a free op or lies inside (the source). False if it is free or certain to
+// be live.
 bool CutSolver::add_tensor(TensorId t, FlowNetwork::Node producer) {
   if (graph_.bytes(t) == 0) return false;
   bool kept = graph_.output(t);

@@ -1,9 +1,10 @@
 // The least live memory any order can have around one op, by one minimum cut.
 //
 // When op v runs, the ops before it form a downset D that holds v's ancestors and neither v nor its descendants, so
-// live(v) >= min live(D) + new_bytes(v) + workspace(v). live(D), the bytes written inside D that are outputs or have a user outside D,
-// is submodular: the minimum is a cut. Source side = D; an op's predecessors follow it over infinite edges; a tensor's bytes are cut
-// where its producer is inside and one of its users outside. Only ops that are neither ancestors nor descendants enter the network.
+// live(v) >= min live(D) + new_bytes(v) + workspace(v). live(D), the bytes written inside D that are outputs or have a user outside
+// D, is submodular: the minimum is a cut. Source side = D; an op's predecessors follow it over infinite edges; a tensor's bytes are
+// cut where its producer is inside and one of its users outside. Only ops that are neither ancestors nor descendants enter the
+// network.
 #pragma once
 
 #include <random>
@@ -45,8 +46,8 @@ class CutSolver {
   // schedule must be valid for the graph. O(window) plus one maximum flow over the free ops.
   Cut solve(const Schedule& schedule, const CutQuery& query);
 
-  // Precedences between op v and others that every order with at most `limit` bytes at v obeys, beyond those of the graph: those that
-  // one path of the residual network proves. Empty as well if v alone needs more than limit, or time is up.
+  // Precedences between op v and others that every order with at most `limit` bytes at v obeys, beyond those of the graph: those
+  // that one path of the residual network proves. Empty as well if v alone needs more than limit, or time is up.
   std::vector<Edge> implied(const Schedule& schedule, OpId v, Bytes limit);
 
   std::int64_t num_cuts() const { return num_cuts_; }
@@ -69,10 +70,10 @@ class CutSolver {
   // State of the query at hand.
   const Schedule* schedule_ = nullptr;
   CutQuery query_;
-  std::vector<Side> side_;                         // of ops inside the window
-  std::vector<OpId> free_;                         // neither ancestor nor descendant
-  std::vector<FlowNetwork::Node> node_;            // of free ops
-  std::vector<std::int64_t> counted_, in_network_; // the number of the last cut that has seen tensor t
+  std::vector<Side> side_;                          // of ops inside the window
+  std::vector<OpId> free_;                          // neither ancestor nor descendant
+  std::vector<FlowNetwork::Node> node_;             // of free ops
+  std::vector<std::int64_t> counted_, in_network_;  // the number of the last cut that has seen tensor t
   std::vector<OpId> queue_;
   std::vector<FlowNetwork::Node> readers_;
   std::vector<std::uint8_t> reaches_sink_, chosen_;

@@ -12,8 +12,8 @@ class Error : public std::runtime_error {
  public:
   Error(const std::string& message, std::string rule, std::vector<std::int64_t> ids)
       : std::runtime_error(message), rule_(std::move(rule)), ids_(std::move(ids)) {}
-  const std::string& rule() const { return rule_; }                // short name of the broken rule: "cycle"
-  const std::vector<std::int64_t>& ids() const { return ids_; }    // ops or tensors concerned, as the message says
+  const std::string& rule() const { return rule_; }              // short name of the broken rule: "cycle"
+  const std::vector<std::int64_t>& ids() const { return ids_; }  // ops or tensors concerned, as the message says
 
  private:
   std::string rule_;

@@ -26,10 +26,10 @@ class FlowNetwork {
     return total;
   }
 
-  // After maximise, over residual arcs of more than `above`: the nodes that reach the sink, and what the seeds reach (the seeds too).
-  // With above = 0: a set holding the source and closed under `reached` is the source side of a minimum cut, unless it holds a node
-  // that reaches the sink. With above = x: a node that reaches the sink costs more than x to take in, one reached from the source
-  // more than x to leave out.
+  // After maximise, over residual arcs of more than `above`: the nodes that reach the sink, and what the seeds reach (the seeds
+  // too). With above = 0: a set holding the source and closed under `reached` is the source side of a minimum cut, unless it holds
+  // a node that reaches the sink. With above = x: a node that reaches the sink costs more than x to take in, one reached from the
+  // source more than x to leave out.
   void reaching_sink(Bytes above, std::vector<std::uint8_t>& marked) const;
   void reached(std::vector<Node> seeds, Bytes above, std::vector<std::uint8_t>& marked) const;
 

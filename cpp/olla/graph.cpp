@@ -22,7 +22,8 @@ std::string known(const char* kind, std::int64_t limit) {
 }
 
 // list_of_op: "reads"; kind: what the ids stand for, "tensor" or "op".
-void check_lists(const char* list_of_op, const Csr<std::int32_t>& lists, std::int64_t num_ops, const char* kind, std::int64_t limit) {
+void check_lists(const char* list_of_op, const Csr<std::int32_t>& lists, std::int64_t num_ops, const char* kind,
+                 std::int64_t limit) {
   const auto& offset = lists.offset;
   if (lists.size() != num_ops || offset.front() != 0 || offset.back() != static_cast<std::int64_t>(lists.item.size()) ||
       !std::is_sorted(offset.begin(), offset.end())) {
@@ -34,8 +35,8 @@ void check_lists(const char* list_of_op, const Csr<std::int32_t>& lists, std::in
     for (std::int64_t i = offset[v]; i < offset[v + 1]; ++i) {
       const std::int32_t id = lists.item[i];
       if (id >= 0 && id < limit) continue;
-      throw GraphError("ops[" + std::to_string(v) + "]." + list_of_op + "[" + std::to_string(i - offset[v]) + "] is " + std::to_string(id) +
-                           ", " + known(kind, limit),
+      throw GraphError("ops[" + std::to_string(v) + "]." + list_of_op + "[" + std::to_string(i - offset[v]) + "] is " +
+                           std::to_string(id) + ", " + known(kind, limit),
                        "ids", {v, id});
     }
   }
@@ -43,14 +44,15 @@ void check_lists(const char* list_of_op, const Csr<std::int32_t>& lists, std::in
 
 void check_count(const char* what, std::size_t seen, std::size_t expected) {
   if (seen == expected) return;
-  throw GraphError(std::string(what) + " has " + std::to_string(seen) + " entries, expected " + std::to_string(expected), "lengths", {});
+  throw GraphError(std::string(what) + " has " + std::to_string(seen) + " entries, expected " + std::to_string(expected), "lengths",
+                   {});
 }
 
 void check_numbers(std::size_t num_ops, std::size_t num_tensors) {
   constexpr std::size_t kMost = std::numeric_limits<std::int32_t>::max() - 1;
   if (num_ops <= kMost && num_tensors <= kMost) return;
-  throw GraphError(std::to_string(num_ops) + " ops and " + std::to_string(num_tensors) + " tensors are too many: ids have 31 bits", "lengths",
-                   {});
+  throw GraphError(std::to_string(num_ops) + " ops and " + std::to_string(num_tensors) + " tensors are too many: ids have 31 bits",
+                   "lengths", {});
 }
 
 void check_sizes(const char* list, const char* field, std::span<const Bytes> sizes, Bytes& sum) {
@@ -85,7 +87,8 @@ Graph::Graph(GraphData data) : data_(std::move(data)) {
   for (std::size_t i = 0; i < data_.outputs.size(); ++i) {
     const TensorId t = data_.outputs[i];
     if (t >= 0 && t < num_tensors()) continue;
-    throw GraphError("outputs[" + std::to_string(i) + "] is " + std::to_string(t) + ", " + known("tensor", num_tensors()), "ids", {t});
+    throw GraphError("outputs[" + std::to_string(i) + "] is " + std::to_string(t) + ", " + known("tensor", num_tensors()), "ids",
+                     {t});
   }
   Bytes sum = 0;
   check_sizes("tensors", "bytes", data_.tensor_bytes, sum);
@@ -161,7 +164,8 @@ void Graph::derive_tensors() {
     sort_unique(list);
     for (const TensorId t : list) {
       if (producer_[t] == v) {
-        throw GraphError("cycle: op " + std::to_string(v) + " uses tensor " + std::to_string(t) + ", which it writes itself", "cycle", {v});
+        throw GraphError("cycle: op " + std::to_string(v) + " uses tensor " + std::to_string(t) + ", which it writes itself",
+                         "cycle", {v});
       }
       ++num_users[t + 1];
     }
@@ -181,8 +185,8 @@ void Graph::derive_tensors() {
 void Graph::derive_dependencies() {
   std::vector<Edge> edges;
   for (TensorId t = 0; t < num_tensors(); ++t) {
-    OpId mutator = kNoOp;        // the last mutation so far, in program order
-    std::vector<OpId> readers;   // uses since then
+    OpId mutator = kNoOp;       // the last mutation so far, in program order
+    std::vector<OpId> readers;  // uses since then
     for (const OpId v : users(t)) {
       if (producer_[t] != kNoOp) edges.emplace_back(producer_[t], v);
       if (mutator != kNoOp) edges.emplace_back(mutator, v);
@@ -269,8 +273,8 @@ std::vector<std::int64_t> Graph::find_cycle() const {
 void Graph::reject_cycle() const {
   const std::vector<std::int64_t> path = find_cycle();
   if (path.empty()) return;
-  throw GraphError("cycle: each of these ops must run before the next and the last before the first: " + list_of(path, " -> "), "cycle",
-                   path);
+  throw GraphError("cycle: each of these ops must run before the next and the last before the first: " + list_of(path, " -> "),
+                   "cycle", path);
 }
 
 bool Graph::is_order(std::span<const OpId> order) const {

@@ -23,8 +23,9 @@ struct GraphData {
 // Immutable after construction. Complexity: O(ops + tensors + reads + writes + mutates + after), plus sorting of each list.
 class Graph {
  public:
-  // Throws GraphError. Its rule, and what its ids are: "lengths" (none), "ids" (op where there is one, unknown id), "sizes" (tensor or
-  // op), "two_writers" (tensor, op, op), "writes_donated" (tensor, op), "cycle" (ops), "program_order" (op that must run first, op).
+  // Throws GraphError. Its rule, and what its ids are: "lengths" (none), "ids" (op where there is one, unknown id), "sizes" (tensor
+  // or op), "two_writers" (tensor, op, op), "writes_donated" (tensor, op), "cycle" (ops), "program_order" (op that must run first,
+  // op).
   explicit Graph(GraphData data);
 
   // The same graph with more precedences, which need not agree with the program order. Throws GraphError "cycle" or "ids".
@@ -48,8 +49,8 @@ class Graph {
   std::span<const OpId> preds(OpId v) const { return preds_[v]; }        // direct dependencies, sorted, unique
   std::span<const OpId> succs(OpId v) const { return succs_[v]; }
 
-  Bytes new_bytes(OpId v) const { return new_bytes_[v]; }       // what v allocates for the tensors it writes
-  Bytes resident_bytes() const { return resident_bytes_; }      // live throughout: neither written nor donated
+  Bytes new_bytes(OpId v) const { return new_bytes_[v]; }   // what v allocates for the tensors it writes
+  Bytes resident_bytes() const { return resident_bytes_; }  // live throughout: neither written nor donated
 
   const GraphData& data() const { return data_; }
   bool is_order(std::span<const OpId> order) const;  // a permutation of the ops that respects every dependency

@@ -17,7 +17,8 @@ struct Conflict {
 class Refiner {
  public:
   // graph and control must outlive the refiner.
-  Refiner(const Graph& graph, Control& control, std::uint64_t seed) : graph_(graph), control_(control), cuts_(graph, control, seed), known_(graph.num_ops(), 0) {}
+  Refiner(const Graph& graph, Control& control, std::uint64_t seed)
+      : graph_(graph), control_(control), cuts_(graph, control, seed), known_(graph.num_ops(), 0) {}
 
   // Lowers the peak of schedule until a pass gains nothing, the bound is met or time is up; never raises it. `bound` is a proven
   // lower bound on the graph's peak and rises as cuts over the whole order are found.

@@ -15,8 +15,8 @@ using Step = std::int32_t;      // position in an order
 using Bytes = std::int64_t;
 using Offset = std::int64_t;  // first byte of a tensor in the arena
 
-inline constexpr OpId kNoOp = -1;             // "no op produces it": the tensor is resident
-inline constexpr Offset kNotInArena = -1;     // the tensor keeps its own storage
+inline constexpr OpId kNoOp = -1;                   // "no op produces it": the tensor is resident
+inline constexpr Offset kNotInArena = -1;           // the tensor keeps its own storage
 inline constexpr Bytes kMaxBytes = Bytes{1} << 62;  // sums of sizes stay at or below this
 
 using Edge = std::pair<OpId, OpId>;  // (before, after)

@@ -25,9 +25,12 @@ inline void fail(const char* file, int line, const std::string& what) {
 template <class T>
 std::string shown(const T& value) {
   std::ostringstream text;
-  if constexpr (requires { text << value; }) text << value;
-  else if constexpr (std::ranges::range<T>) for (const auto& item : value) text << shown(item) << " ";
-  else text << "(a value that cannot be printed)";
+  if constexpr (requires { text << value; })
+    text << value;
+  else if constexpr (std::ranges::range<T>)
+    for (const auto& item : value) text << shown(item) << " ";
+  else
+    text << "(a value that cannot be printed)";
   return text.str();
 }
 
@@ -46,11 +49,30 @@ inline int run() {
 
 }  // namespace olla::test
 
-#define TEST(name) static void name(); static const bool name##_added = olla::test::add(#name, name); static void name()
-#define CHECK(...) do { if (!(__VA_ARGS__)) olla::test::fail(__FILE__, __LINE__, "not true: " #__VA_ARGS__); } while (false)
-#define CHECK_EQ(a, ...) do { const auto seen = (a); const decltype(seen) expected = __VA_ARGS__; if (!(seen == expected)) \
-    olla::test::fail(__FILE__, __LINE__, #a " is " + olla::test::shown(seen) + ", expected " + olla::test::shown(expected)); } while (false)
-#define CHECK_THROWS(expr, Type, rule_) do { std::string seen = "(nothing thrown)"; \
-    try { static_cast<void>(expr); } catch (const Type& error) { seen = error.rule(); } \
-    if (seen != (rule_)) olla::test::fail(__FILE__, __LINE__, #expr ": rule " + seen + ", expected " + (rule_)); } while (false)
-#define OLLA_TEST_MAIN int main() { return olla::test::run(); }
+#define TEST(name)                                               \
+  static void name();                                            \
+  static const bool name##_added = olla::test::add(#name, name); \
+  static void name()
+#define CHECK(...)                                                                       \
+  do {                                                                                   \
+    if (!(__VA_ARGS__)) olla::test::fail(__FILE__, __LINE__, "not true: " #__VA_ARGS__); \
+  } while (false)
+#define CHECK_EQ(a, ...)                                                                                                       \
+  do {                                                                                                                         \
+    const auto seen = (a);                                                                                                     \
+    const decltype(seen) expected = __VA_ARGS__;                                                                               \
+    if (!(seen == expected))                                                                                                   \
+      olla::test::fail(__FILE__, __LINE__, #a " is " + olla::test::shown(seen) + ", expected " + olla::test::shown(expected)); \
+  } while (false)
+#define CHECK_THROWS(expr, Type, rule_)                                                                          \
+  do {                                                                                                           \
+    std::string seen = "(nothing thrown)";                                                                       \
+    try {                                                                                                        \
+      static_cast<void>(expr);                                                                                   \
+    } catch (const Type& error) {                                                                                \
+      seen = error.rule();                                                                                       \
+    }                                                                                                            \
+    if (seen != (rule_)) olla::test::fail(__FILE__, __LINE__, #expr ": rule " + seen + ", expected " + (rule_)); \
+  } while (false)
+#define OLLA_TEST_MAIN \
+  int main() { return olla::test::run(); }

@@ -1,6 +1,5 @@
-#include "olla/cut.hpp"
-
 #include "graphs.hpp"
+#include "olla/cut.hpp"
 #include "olla/profile.hpp"
 #include "test.hpp"
 

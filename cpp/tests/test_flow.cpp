@@ -1,7 +1,6 @@
-#include "olla/flow.hpp"
-
 #include <random>
 
+#include "olla/flow.hpp"
 #include "test.hpp"
 
 using namespace olla;

@@ -1,8 +1,7 @@
-#include "olla/graph.hpp"
-
 #include <set>
 
 #include "graphs.hpp"
+#include "olla/graph.hpp"
 #include "test.hpp"
 
 using namespace olla;
@@ -35,7 +34,8 @@ std::set<Edge> expected_closure(const GraphData& d) {
       bool depends = has(d.after[v], u) || (d.random[u] && d.random[v]);
       for (TensorId t = 0; t < static_cast<TensorId>(d.tensor_bytes.size()); ++t) {
         const bool used = has(d.reads[v], t) || has(d.mutates[v], t);
-        depends = depends || (used && (has(d.writes[u], t) || has(d.mutates[u], t))) || (has(d.reads[u], t) && has(d.mutates[v], t));
+        depends =
+            depends || (used && (has(d.writes[u], t) || has(d.mutates[u], t))) || (has(d.reads[u], t) && has(d.mutates[v], t));
       }
       if (depends) closure.emplace(u, v);
     }
@@ -137,7 +137,8 @@ TEST(a_donated_tensor_cannot_be_written) {
 }
 
 TEST(a_cycle_is_rejected_with_its_ops_named) {
-  const auto cyclic = data({1, 1, 1}, {{}, {.reads = {2}, .writes = {0}}, {.reads = {0}, .writes = {1}}, {.reads = {1}, .writes = {2}}});
+  const auto cyclic =
+      data({1, 1, 1}, {{}, {.reads = {2}, .writes = {0}}, {.reads = {0}, .writes = {1}}, {.reads = {1}, .writes = {2}}});
   CHECK_THROWS(Graph(cyclic), GraphError, "cycle");
   CHECK_EQ(ids_of_error([&] { Graph graph(cyclic); }), Ids{1, 2, 3});
   CHECK_THROWS(Graph(data({1}, {{.reads = {0}, .writes = {0}}})), GraphError, "cycle");
@@ -179,10 +180,17 @@ TEST(random_lists_give_a_graph_or_an_error) {
     Csr<std::int32_t>* lists[] = {&d.reads, &d.writes, &d.mutates, &d.after};
     Csr<std::int32_t>& list = *lists[random() % 4];
     switch (random() % 4) {
-      case 0: if (!list.item.empty()) list.item[random() % list.item.size()] = static_cast<std::int32_t>(random() >> (random() % 64)); break;
-      case 1: list.offset[random() % 5] = static_cast<std::int64_t>(random() >> (random() % 64)); break;
-      case 2: std::shuffle(list.offset.begin(), list.offset.end(), random); break;
-      default: list.item.resize(random() % 9);
+      case 0:
+        if (!list.item.empty()) list.item[random() % list.item.size()] = static_cast<std::int32_t>(random() >> (random() % 64));
+        break;
+      case 1:
+        list.offset[random() % 5] = static_cast<std::int64_t>(random() >> (random() % 64));
+        break;
+      case 2:
+        std::shuffle(list.offset.begin(), list.offset.end(), random);
+        break;
+      default:
+        list.item.resize(random() % 9);
     }
     try {
       const Graph graph(d);

@@ -1,6 +1,5 @@
-#include "olla/order.hpp"
-
 #include "graphs.hpp"
+#include "olla/order.hpp"
 #include "olla/profile.hpp"
 #include "test.hpp"
 

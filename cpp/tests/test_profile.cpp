@@ -1,6 +1,5 @@
-#include "olla/profile.hpp"
-
 #include "graphs.hpp"
+#include "olla/profile.hpp"
 #include "test.hpp"
 
 using namespace olla;
@@ -34,7 +33,8 @@ std::vector<Bytes> simulated(const GraphData& d, std::span<const OpId> order) {
 }  // namespace
 
 TEST(a_chain_keeps_only_its_ends) {
-  const Graph graph(data({100, 10, 20, 40}, {{.reads = {0}, .writes = {1}}, {.reads = {1}, .writes = {2}}, {.reads = {2}, .writes = {3}}}, {3}));
+  const Graph graph(
+      data({100, 10, 20, 40}, {{.reads = {0}, .writes = {1}}, {.reads = {1}, .writes = {2}}, {.reads = {2}, .writes = {3}}}, {3}));
   const Profile p = profile(graph, test::program_order(graph));
   CHECK_EQ(p.live, {110, 130, 160});
   CHECK_EQ(p.peak, 160);

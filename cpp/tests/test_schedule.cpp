@@ -1,7 +1,6 @@
-#include "olla/schedule.hpp"
-
 #include "graphs.hpp"
 #include "olla/profile.hpp"
+#include "olla/schedule.hpp"
 #include "test.hpp"
 
 using namespace olla;

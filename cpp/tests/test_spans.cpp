@@ -1,7 +1,6 @@
-#include "olla/spans.hpp"
-
 #include "graphs.hpp"
 #include "olla/profile.hpp"
+#include "olla/spans.hpp"
 #include "test.hpp"
 
 using namespace olla;

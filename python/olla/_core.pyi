@@ -2,11 +2,17 @@
 The C++ core of olla: arrays in, arrays out. Use the functions of the olla package instead.
 """
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy
 from numpy.typing import NDArray
 
+
+def check(graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], workspace_offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], alignment: int, figures: dict[str, int], before: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], after: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+    """
+    Raise PlanError with the broken rule unless the plan is valid: order, offsets (-1: not in the arena), workspace offsets, alignment, the figures it reports, and the extra precedences before[i] -> after[i].
+    """
 
 class Graph:
     """Dataflow graph of a training step; see olla.Graph."""
@@ -28,7 +34,7 @@ class Graph:
     def preds(self, op: int) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]:
         """Direct dependencies of an op, sorted."""
 
-    def precedences(self) -> tuple:
+    def precedences(self) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C')], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]]:
         """
         Direct dependencies of all ops as (offset, item): op v comes after item[offset[v]:offset[v + 1]].
         """
@@ -38,10 +44,25 @@ class Graph:
         Whether order is a permutation of the ops that respects every dependency.
         """
 
-def profile(graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple:
+def layout(lower: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], upper: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], alignment: int, time_limit: float, seed: int, progress: object | None) -> tuple:
+    """
+    (offsets, height, load, cancelled): offset of buffer i, alive during [lower[i], upper[i]), after rounding sizes up to the alignment.
+    """
+
+def order(graph: Graph, starts: Sequence[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], time_limit: float, seed: int, progress: object | None) -> tuple:
+    """
+    (order, peak, lower_bound, num_nodes, num_cuts, optimal, cancelled): the best order found from the given ones, and its proof.
+    """
+
+def lower_bound(graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], max_cuts: int, time_limit: float, progress: object | None) -> tuple:
+    """
+    (bound, cancelled): no order needs less than bound, from the cuts of at most max_cuts ops of one order.
+    """
+
+def profile(graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')], Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C')], int, int]:
     """
     (first, last, live, peak, peak_step): half-open lifetime [first[t], last[t]) of tensor t, live bytes during step s, their maximum and where it is reached first.
     """
 
-def spans(graph: Graph) -> tuple:
+def spans(graph: Graph) -> tuple[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]]:
     """(earliest, latest) step of every op when one op runs per step."""

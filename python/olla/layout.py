@@ -108,9 +108,9 @@ def layout(
         raise PlanError(f"layout: seed is {seed}, expected 0 to 2**64 - 1")
     if not 1 <= alignment <= 2**62:
         raise PlanError(f"layout: alignment is {alignment} bytes, expected 1 to 2**62", rule="alignment")
-    columns = [_int64(name, values) for name, values in (("lower", lower), ("upper", upper), ("size", size))]
+    first, last, sizes = _int64("lower", lower), _int64("upper", upper), _int64("size", size)
     start = time.perf_counter()
-    offsets, height, load, cancelled = _core.layout(*columns, alignment, time_limit, seed, progress)
+    offsets, height, load, cancelled = _core.layout(first, last, sizes, alignment, time_limit, seed, progress)
     return Layout(offsets, height, load, cancelled, time.perf_counter() - start)
 
 

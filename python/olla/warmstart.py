@@ -1,7 +1,7 @@
 """List schedules that start the search for an order.
 
-No single rule is safe: on captured training steps each of them alone ends up to 23 to 51 % above the optimum, so the search
-refines several. Kernels are compiled by numba at first use and cached on disk where a cache folder is writable.
+No single rule is safe: each of them alone ends far above the optimum on some step, so the search refines several.
+Kernels are compiled by numba at first use and cached on disk where a cache folder is writable.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import heapq
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, no_type_check
 
 import numpy as np
 import numpy.typing as npt
@@ -85,7 +85,7 @@ class _Tables:
         self.succ_offset, self.succs = invert(pred_offset, preds, num_ops)
         self.updates = np.array([kind == "update" for kind in graph.op_kinds], dtype=np.bool_)
 
-        # (op, tensor) pairs without repetition: an op uses what it reads, mutates and writes (its own writes die with their last user).
+        # (op, tensor) pairs without repetition; the writer counts as a user, for a tensor nobody else uses.
         owners, tensors = [], []
         for lists in (graph.reads, graph.mutates, graph.writes):
             owners.append(np.repeat(np.arange(num_ops, dtype=np.int64), np.diff(lists.offset)))
@@ -114,15 +114,18 @@ def _kernels() -> tuple[Callable[..., Order], Callable[..., Order], Callable[...
     import numba
 
     def compiled(kernel: Callable[..., Order]) -> Callable[..., Order]:
+        fast: Callable[..., Order]
         try:
-            return numba.njit(cache=True)(kernel)  # type: ignore[no-any-return]
+            fast = numba.njit(cache=True)(kernel)
         except RuntimeError:  # no folder is writable for the cache
-            return numba.njit(kernel)  # type: ignore[no-any-return]
+            fast = numba.njit(kernel)
+        return fast
 
     return compiled(_hoist), compiled(_least_memory), compiled(_depth_first)
 
 
-def _hoist(program, pred_offset, preds, succ_offset, succs, updates):  # type: ignore[no-untyped-def]
+@no_type_check
+def _hoist(program, pred_offset, preds, succ_offset, succs, updates):
     """Program order, but updates run as soon as they can and ops without predecessors as late as they can."""
     n = len(updates)
     waiting = np.zeros(n, np.int64)  # predecessors that have not run, those without predecessors of their own left out
@@ -164,7 +167,8 @@ def _hoist(program, pred_offset, preds, succ_offset, succs, updates):  # type: i
     return order
 
 
-def _least_memory(num_preds, succ_offset, succs, use_offset, uses, num_users, user_xor, sizes, new_bytes):  # type: ignore[no-untyped-def]
+@no_type_check
+def _least_memory(num_preds, succ_offset, succs, use_offset, uses, num_users, user_xor, sizes, new_bytes):
     """Of the ready ops, run the one after which least memory is live; in program order among equals."""
     n = len(num_preds)
     waiting = num_preds.copy()
@@ -205,7 +209,8 @@ def _least_memory(num_preds, succ_offset, succs, use_offset, uses, num_users, us
     return order
 
 
-def _depth_first(num_preds, succ_offset, succs):  # type: ignore[no-untyped-def]
+@no_type_check
+def _depth_first(num_preds, succ_offset, succs):
     """Run what became ready last; in program order among equals."""
     n = len(num_preds)
     waiting = num_preds.copy()
