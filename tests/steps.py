@@ -19,9 +19,9 @@ torch = pytest.importorskip("torch", reason="capturing needs PyTorch: pip instal
 pytest.importorskip("transformers", reason="the models of these tests come from transformers: pip install transformers")
 sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 
-import models  # noqa: E402, F401
 from torch import nn  # noqa: E402
 
+import models  # noqa: E402, F401
 from olla.pytorch.inputs import gather  # noqa: E402
 from olla.pytorch.run import run  # noqa: E402
 
