@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <queue>
+#include <tuple>
 
 #include "olla/refine.hpp"
 
@@ -67,12 +68,14 @@ std::vector<std::uint8_t> reached(const Graph& graph, OpId v, bool backward) {
   return marked;
 }
 
-struct Branch {
-  Edge edge[2];   // u before v, v before u
-  Bytes need[2];  // the more demanding cut of the two ops under that edge: a bound of the child
-  Bytes weaker() const { return std::min(need[0], need[1]); }
-  Bytes stronger() const { return std::max(need[0], need[1]); }
+// Precedences a child adds to its node, and what they make an op need at least: a bound of the child.
+struct Alternative {
+  std::vector<Edge> edges;
+  Bytes need = 0;
 };
+
+// Alternatives of which every order obeys one.
+using Branching = std::vector<Alternative>;
 
 class Tree {
  public:
@@ -128,17 +131,17 @@ class Tree {
       best_ = followed;
       return true;
     }
-    const std::optional<Branch> chosen = choose(refiner, schedule, pairs_at_stake(graph, conflicts));
+    std::optional<Branching> chosen = choose(graph, refiner, schedule, conflicts);
     if (!chosen) {
       unresolved_ = std::min(unresolved_, node.bound);
       return false;
     }
-    const bool open[2] = {chosen->need[0] < best_.peak, chosen->need[1] < best_.peak};
-    if (open[0] != open[1]) {
-      node.edges.push_back(chosen->edge[open[0] ? 0 : 1]);
+    std::erase_if(*chosen, [&](const Alternative& a) { return a.need >= best_.peak; });
+    if (chosen->size() == 1) {
+      node.edges.insert(node.edges.end(), chosen->front().edges.begin(), chosen->front().edges.end());
       return true;
     }
-    for (int i = 0; i < 2 && open[0]; ++i) push_child(node, chosen->edge[i], chosen->need[i]);
+    for (const Alternative& alternative : *chosen) push_child(node, alternative);
     return false;
   }
 
@@ -159,9 +162,9 @@ class Tree {
     return node.edges.size() > before;
   }
 
-  void push_child(const Node& node, Edge edge, Bytes bound) {
-    Node child{std::max(node.bound, bound), ++num_created_, node.edges, node.order};
-    child.edges.push_back(edge);
+  void push_child(const Node& node, const Alternative& alternative) {
+    Node child{std::max(node.bound, alternative.need), ++num_created_, node.edges, node.order};
+    child.edges.insert(child.edges.end(), alternative.edges.begin(), alternative.edges.end());
     open_.push(std::move(child));
   }
 
@@ -171,37 +174,77 @@ class Tree {
     return forward.peak <= backward.peak ? forward : backward;
   }
 
-  // Strong branching: the pair whose easier direction needs most. Nothing without a pair, or if time ran out.
-  std::optional<Branch> choose(Refiner& refiner, const Schedule& schedule, std::span<const Edge> pairs) {
-    std::optional<Branch> best;
-    for (const Edge& pair : pairs) {
-      Branch branch{{pair, {pair.second, pair.first}}, {0, 0}};
-      for (int i = 0; i < 2; ++i) {
-        for (const OpId v : {pair.first, pair.second}) {
-          if (branch.need[i] >= best_.peak) break;
-          branch.need[i] = std::max(branch.need[i], refiner.whole_cut(schedule, v, branch.edge[i], best_.peak).value);
-        }
+  // Strong branching: the branching whose easiest alternative needs most. Nothing if none is at stake, or time ran out.
+  std::optional<Branching> choose(const Graph& graph, Refiner& refiner, const Schedule& schedule,
+                                  std::vector<Conflict>& conflicts) {
+    constexpr std::size_t kPairs = 24, kRivals = 64;
+    std::stable_sort(conflicts.begin(), conflicts.end(), [](const Conflict& a, const Conflict& b) { return a.value > b.value; });
+    std::optional<Branching> best;
+    bool in_time = true;
+    auto decided = [&](Branching branching) {
+      in_time = !control_.stop(best_.peak, result_.bound);
+      if (!best || rank(branching) > rank(*best)) best = std::move(branching);
+      return !in_time || num_open(*best) <= 1;
+    };
+    std::size_t num_pairs = 0;
+    bool done = false;
+    for (std::size_t i = 0; i < conflicts.size() && conflicts[i].value >= best_.peak && !done; ++i) {
+      const OpId v = conflicts[i].op;
+      std::vector<OpId> rivals = incomparable(graph, v, conflicts[i].waypoints);
+      for (std::size_t j = 0; j < rivals.size() && num_pairs++ < kPairs && !done; ++j) {
+        done = decided({before(refiner, schedule, rivals[j], v), before(refiner, schedule, v, rivals[j])});
       }
-      if (control_.stop(best_.peak, result_.bound)) return std::nullopt;
-      if (!best || std::pair(branch.weaker(), branch.stronger()) > std::pair(best->weaker(), best->stronger())) best = branch;
-      if (best->stronger() >= best_.peak) break;  // one child is closed already: the other precedence is implied
+      if (i > 0 || rivals.size() < 2 || rivals.size() > kRivals) continue;
+      rivals.push_back(v);
+      done = done || decided(last_or_first(graph, refiner, schedule, rivals, true)) ||
+             decided(last_or_first(graph, refiner, schedule, rivals, false));
     }
-    return best;
+    return in_time ? best : std::nullopt;
   }
 
-  // (waypoint, op) for the conflicts that stand highest, where neither has to run before the other.
-  std::vector<Edge> pairs_at_stake(const Graph& graph, std::vector<Conflict>& conflicts) const {
-    constexpr std::size_t kPairs = 24;
-    std::stable_sort(conflicts.begin(), conflicts.end(), [](const Conflict& a, const Conflict& b) { return a.value > b.value; });
-    std::vector<Edge> pairs;
-    for (const Conflict& conflict : conflicts) {
-      if (conflict.value < best_.peak) break;
-      const auto ancestors = reached(graph, conflict.op, true), descendants = reached(graph, conflict.op, false);
-      for (const OpId u : conflict.waypoints) {
-        if (ancestors[u] == 0 && descendants[u] == 0 && pairs.size() < kPairs) pairs.emplace_back(u, conflict.op);
-      }
+  std::int64_t num_open(const Branching& branching) const {
+    return std::count_if(branching.begin(), branching.end(), [&](const Alternative& a) { return a.need < best_.peak; });
+  }
+
+  std::tuple<Bytes, std::int64_t, Bytes> rank(const Branching& branching) const {
+    if (branching.empty()) return {kMaxBytes, 0, kMaxBytes};
+    const auto [easiest, hardest] = std::minmax_element(branching.begin(), branching.end(),
+                                                        [](const Alternative& a, const Alternative& b) { return a.need < b.need; });
+    return {easiest->need, -num_open(branching), hardest->need};
+  }
+
+  Alternative before(Refiner& refiner, const Schedule& schedule, OpId u, OpId v) const {
+    Bytes need = refiner.need(schedule, v, std::span(&u, 1), {}, best_.peak);
+    if (need < best_.peak) need = std::max(need, refiner.need(schedule, u, {}, std::span(&v, 1), best_.peak));
+    return {{{u, v}}, need};
+  }
+
+  // One of several ops runs after all the others, or before them: no single cut knows that.
+  Branching last_or_first(const Graph& graph, Refiner& refiner, const Schedule& schedule, std::span<const OpId> ops,
+                          bool last) const {
+    Branching branching;
+    std::vector<OpId> others;
+    for (const OpId v : ops) {
+      others.assign(ops.begin(), ops.end());
+      std::erase(others, v);
+      const auto wrong_side = reached(graph, v, !last);
+      if (std::any_of(others.begin(), others.end(), [&](OpId u) { return wrong_side[u] != 0; })) continue;
+      Alternative alternative;
+      for (const OpId u : others) alternative.edges.push_back(last ? Edge{u, v} : Edge{v, u});
+      alternative.need =
+          last ? refiner.need(schedule, v, others, {}, best_.peak) : refiner.need(schedule, v, {}, others, best_.peak);
+      branching.push_back(std::move(alternative));
     }
-    return pairs;
+    return branching;
+  }
+
+  std::vector<OpId> incomparable(const Graph& graph, OpId v, std::span<const OpId> ops) const {
+    const auto ancestors = reached(graph, v, true), descendants = reached(graph, v, false);
+    std::vector<OpId> result;
+    for (const OpId u : ops) {
+      if (ancestors[u] == 0 && descendants[u] == 0) result.push_back(u);
+    }
+    return result;
   }
 
   const Graph& graph_;

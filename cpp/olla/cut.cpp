@@ -19,14 +19,11 @@ void CutSolver::mark(OpId from, Side to) {
       queue_.push_back(v);
     }
   };
-  const auto& [first, second] = query_.extra;
   visit(from);
   while (!queue_.empty()) {
     const OpId v = queue_.back();
     queue_.pop_back();
     for (const OpId u : to == kInside ? graph_.preds(v) : graph_.succs(v)) visit(u);
-    if (to == kInside && v == second) visit(first);
-    if (to == kOutside && v == first) visit(second);
   }
 }
 
@@ -38,7 +35,8 @@ Cut CutSolver::solve(const Schedule& schedule, const CutQuery& query) {
   const OpId v = query.op;
   mark(v, kOutside);
   for (const OpId u : graph_.preds(v)) mark(u, kInside);
-  if (v == query.extra.second) mark(query.extra.first, kInside);
+  for (const OpId u : query.inside) mark(u, kInside);
+  for (const OpId u : query.outside) mark(u, kOutside);
 
   const Bytes constant = live_inside() + graph_.new_bytes(v) + graph_.workspace(v) - build_network();
   bool stopped = false;
@@ -94,10 +92,6 @@ Bytes CutSolver::build_network() {
       in_network_[t] = num_cuts_;
       if (add_tensor(t, FlowNetwork::kSource)) freeable += graph_.bytes(t);
     }
-  }
-  const auto& [first, second] = query_.extra;
-  if (first != kNoOp && side(first) == kFree && side(second) == kFree) {
-    network_.add_edge(node_[second], node_[first], FlowNetwork::kInfinite);
   }
   return freeable;
 }

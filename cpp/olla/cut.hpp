@@ -19,9 +19,9 @@ enum class TieBreak : std::uint8_t { kPrefix, kSmallest, kLargest, kRandom };  /
 
 struct CutQuery {
   OpId op = kNoOp;
-  Step lo = 0, hi = 0;       // D holds order[0, lo) and nothing of order[hi, end); lo <= step of op < hi
-  Edge extra{kNoOp, kNoOp};  // one more precedence, if set; it may contradict the order but not the graph
-  Bytes enough = kMaxBytes;  // stop once the value is known to pass this
+  Step lo = 0, hi = 0;                              // D holds order[0, lo) and nothing of order[hi, end); lo <= step of op < hi
+  std::span<const OpId> inside = {}, outside = {};  // ops D must and must not hold, whatever the order does with them
+  Bytes enough = kMaxBytes;                         // stop once the value is known to pass this
   TieBreak tie = TieBreak::kPrefix;
 };
 

@@ -88,7 +88,7 @@ void Refiner::raise_bound(const Schedule& schedule, Bytes& bound, std::int64_t m
   for (const Step s : steps) {
     if (max_cuts-- <= 0 || schedule.live[s] <= bound || control_.stop(schedule.peak, bound)) return;
     const OpId v = schedule.order[s];
-    const Cut cut = whole_cut(schedule, v);
+    const Cut cut = cuts_.solve(schedule, {.op = v, .lo = 0, .hi = schedule.num_steps()});
     bound = std::max(bound, cut.value);
     known_[v] = cut.exact ? 1 : 0;
   }

@@ -31,9 +31,11 @@ class Refiner {
   // peak may have risen and Schedule::peak is not updated. Conflicts are added to the list, if one is given.
   bool pass(Schedule& schedule, Bytes& bound, TieBreak tie, std::vector<Conflict>* conflicts = nullptr);
 
-  // The cut of op v over the whole order.
-  Cut whole_cut(const Schedule& schedule, OpId v, Edge extra = {kNoOp, kNoOp}, Bytes enough = kMaxBytes) {
-    return cuts_.solve(schedule, {.op = v, .lo = 0, .hi = schedule.num_steps(), .extra = extra, .enough = enough});
+  // The value of op v's cut over the whole order, with ops that must run before it or must not; no more exact than `enough`.
+  Bytes need(const Schedule& schedule, OpId v, std::span<const OpId> before, std::span<const OpId> after, Bytes enough) {
+    return cuts_
+        .solve(schedule, {.op = v, .lo = 0, .hi = schedule.num_steps(), .inside = before, .outside = after, .enough = enough})
+        .value;
   }
   std::vector<Edge> implied(const Schedule& schedule, OpId v, Bytes limit) { return cuts_.implied(schedule, v, limit); }
   std::int64_t num_cuts() const { return cuts_.num_cuts(); }

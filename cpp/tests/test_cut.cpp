@@ -9,8 +9,8 @@ namespace {
 
 constexpr OpId kOps = 6;
 
-// The least memory at op v over all orders that keep order[0, lo) first and order[hi, end) last and obey one more precedence.
-Bytes least_at(const Graph& graph, OpId v, std::span<const OpId> order, Step lo, Step hi, Edge extra) {
+// The least memory at op v over all orders that keep order[0, lo) first and order[hi, end) last, and u before or after v if asked.
+Bytes least_at(const Graph& graph, OpId v, std::span<const OpId> order, Step lo, Step hi, OpId before = kNoOp, OpId after = kNoOp) {
   Bytes least = kMaxBytes;
   test::for_each_order(graph, [&](const std::vector<OpId>& candidate) {
     std::vector<Step> step(graph.num_ops());
@@ -19,7 +19,8 @@ Bytes least_at(const Graph& graph, OpId v, std::span<const OpId> order, Step lo,
       const Step at = step[order[s]];
       if ((s < lo) != (at < lo) || (s >= hi) != (at >= hi)) return;
     }
-    if (extra.first != kNoOp && step[extra.first] > step[extra.second]) return;
+    if (before != kNoOp && step[before] > step[v]) return;
+    if (after != kNoOp && step[after] < step[v]) return;
     least = std::min(least, profile(graph, candidate).live[step[v]]);
   });
   return least;
@@ -34,7 +35,7 @@ TEST(a_cut_is_the_least_memory_of_all_orders) {
     Control control("test", 1e9, {});
     CutSolver solver(graph, control, 0);
     for (OpId v = 0; v < kOps; ++v) {
-      const Bytes least = least_at(graph, v, schedule.order, 0, kOps, {kNoOp, kNoOp});
+      const Bytes least = least_at(graph, v, schedule.order, 0, kOps);
       for (const TieBreak tie : {TieBreak::kPrefix, TieBreak::kSmallest, TieBreak::kLargest, TieBreak::kRandom}) {
         const Cut cut = solver.solve(schedule, {.op = v, .lo = 0, .hi = kOps, .tie = tie});
         CHECK(cut.exact);
@@ -63,25 +64,28 @@ TEST(a_cut_inside_a_window_is_the_least_of_the_orders_that_keep_the_rest) {
       const Step hi = std::min<Step>(kOps, lo + 4);
       for (Step s = lo; s < hi; ++s) {
         const Cut cut = solver.solve(schedule, {.op = s, .lo = lo, .hi = hi});
-        CHECK_EQ(cut.value, least_at(graph, s, schedule.order, lo, hi, {kNoOp, kNoOp}));
+        CHECK_EQ(cut.value, least_at(graph, s, schedule.order, lo, hi));
       }
     }
   }
 }
 
-TEST(a_cut_with_one_more_precedence_is_the_least_of_the_orders_that_obey_it) {
-  for (std::uint32_t seed = 200; seed < 215; ++seed) {
+TEST(a_cut_with_forced_ops_is_the_least_of_the_orders_that_obey) {
+  for (std::uint32_t seed = 200; seed < 230; ++seed) {
     const Graph graph(test::random_data(kOps, seed));
     const Schedule schedule(graph, test::program_order(graph));
     Control control("test", 1e9, {});
     CutSolver solver(graph, control, 0);
-    for (OpId u = 0; u < kOps; ++u) {
-      for (OpId w = 0; w < kOps; ++w) {
-        const Edge extra{u, w};
-        if (u == w || !graph.constrained_if_acyclic(std::span(&extra, 1))) continue;
-        for (OpId v = 0; v < kOps; ++v) {
-          const Cut cut = solver.solve(schedule, {.op = v, .lo = 0, .hi = kOps, .extra = extra});
-          CHECK_EQ(cut.value, least_at(graph, v, schedule.order, 0, kOps, extra));
+    for (OpId v = 0; v < kOps; ++v) {
+      for (OpId u = 0; u < kOps; ++u) {
+        const Edge first{u, v}, second{v, u};
+        if (u != v && graph.constrained_if_acyclic(std::span(&first, 1))) {
+          const Cut cut = solver.solve(schedule, {.op = v, .lo = 0, .hi = kOps, .inside = std::span(&u, 1)});
+          CHECK_EQ(cut.value, least_at(graph, v, schedule.order, 0, kOps, u));
+        }
+        if (u != v && graph.constrained_if_acyclic(std::span(&second, 1))) {
+          const Cut cut = solver.solve(schedule, {.op = v, .lo = 0, .hi = kOps, .outside = std::span(&u, 1)});
+          CHECK_EQ(cut.value, least_at(graph, v, schedule.order, 0, kOps, kNoOp, u));
         }
       }
     }

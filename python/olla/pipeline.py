@@ -25,7 +25,7 @@ Progress = Callable[[str, float, int, int], bool | None]
 
 _LAYOUT_SHARE = 0.2  # of the time limit, kept for the layout
 _ILP_MAX_OPS = 400  # larger graphs see the integer program only when it is asked for
-_QUICK_SECONDS = 0.5  # most graphs need no more from the program order alone, and then no warm start, nor numba
+_QUICK_SECONDS = 2.0  # most graphs need no more from the program order alone, and then no warm start, nor numba
 _BOUND_SHARE = 0.2  # of the time to search, before the integer program
 _ILP_SHARE = 0.4  # of the time to search, where the integer program may follow
 _NUM_PEAK_TENSORS = 10
