@@ -15,24 +15,26 @@ PYTHON_BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULT
 CONSOLE_BLOCKS = re.findall(r"^```console\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 
 
-@pytest.fixture
-def namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Names after the first example, which ran in an empty folder."""
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+def run_first_example() -> dict[str, Any]:
+    """Return the names it leaves; it also leaves a graph file in the current folder."""
     names: dict[str, Any] = {}
     exec(compile(PYTHON_BLOCKS[0], "README.md", "exec"), names)
     return names
 
 
-def test_first_example_prints_what_its_comment_says(
-    namespace: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_first_example_prints_what_its_comment_says(capsys: pytest.CaptureFixture[str]) -> None:
     (expected,) = re.findall(r"^print\(.*\n# (.*)$", PYTHON_BLOCKS[0], re.MULTILINE)
+    run_first_example()
     assert capsys.readouterr().out == expected + "\n"
 
 
-@pytest.mark.usefixtures("namespace")
 def test_command_lines_run() -> None:
+    run_first_example()
     lines = [shlex.split(line) for block in CONSOLE_BLOCKS for line in block.splitlines()]
     assert len(lines) == 3
     for command, *arguments in lines:
@@ -42,11 +44,12 @@ def test_command_lines_run() -> None:
 
 
 @pytest.mark.torch
-def test_capture_example_runs(namespace: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_capture_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
+    names = run_first_example()
     capsys.readouterr()
     (block,) = PYTHON_BLOCKS[1:]
-    exec(compile(block, "README.md", "exec"), namespace)
+    exec(compile(block, "README.md", "exec"), names)
     assert capsys.readouterr().out.strip()
 
 
