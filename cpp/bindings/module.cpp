@@ -8,6 +8,8 @@ namespace olla::bindings {
 void bind_graph(nb::module_& m);
 void bind_profile(nb::module_& m);
 void bind_spans(nb::module_& m);
+void bind_highs(nb::module_& m);
+void bind_ilp(nb::module_& m);
 }  // namespace olla::bindings
 
 namespace {
@@ -41,4 +43,6 @@ NB_MODULE(_core, m) {
   olla::bindings::bind_graph(m);
   olla::bindings::bind_profile(m);
   olla::bindings::bind_spans(m);
+  olla::bindings::bind_highs(m);
+  olla::bindings::bind_ilp(m);
 }
