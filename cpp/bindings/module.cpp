@@ -11,6 +11,8 @@ void bind_layout(nb::module_& m);
 void bind_order(nb::module_& m);
 void bind_profile(nb::module_& m);
 void bind_spans(nb::module_& m);
+void bind_highs(nb::module_& m);
+void bind_ilp(nb::module_& m);
 }  // namespace olla::bindings
 
 namespace {
@@ -48,4 +50,6 @@ NB_MODULE(_core, m) {
   olla::bindings::bind_order(m);
   olla::bindings::bind_profile(m);
   olla::bindings::bind_spans(m);
+  olla::bindings::bind_highs(m);
+  olla::bindings::bind_ilp(m);
 }

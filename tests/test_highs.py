@@ -1,0 +1,183 @@
+"""HiGHS through its C interface: opening the library, solving, stopping."""
+
+import importlib.metadata
+import importlib.util
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from olla import _core
+from olla.errors import SolverError
+from olla.ilp import highs_library
+
+NONE = np.zeros(0)
+
+
+def solve(
+    cost, upper, rows, *, lower=None, integer=True, start=NONE, time_limit=30.0, seed=0, num_threads=1, progress=None
+):
+    """Minimise cost x with rows [(lower, upper, {column: value})]."""
+    n = len(cost)
+    start_of_row = np.cumsum([0] + [len(terms) for _, _, terms in rows]).astype(np.int32)
+    return _core.solve_mip(
+        np.array(cost, np.float64),
+        np.zeros(n) if lower is None else np.array(lower, np.float64),
+        np.array(upper, np.float64),
+        np.full(n, int(integer), np.int32),
+        np.array([row[0] for row in rows], np.float64),
+        np.array([row[1] for row in rows], np.float64),
+        start_of_row,
+        np.array([column for _, _, terms in rows for column in terms], np.int32),
+        np.array([value for _, _, terms in rows for value in terms.values()], np.float64),
+        np.array(start, np.float64),
+        highs_library(),
+        time_limit,
+        seed,
+        num_threads,
+        progress,
+    )
+
+
+def market_split(num_rows=4, num_columns=30):
+    """A small program that is hard for branch and bound: split every row's sum in two halves, slack is the cost."""
+    rng = np.random.default_rng(5)
+    weights = rng.integers(0, 100, (num_rows, num_columns))
+    cost = [0.0] * num_columns + [1.0] * (2 * num_rows)
+    upper = [1.0] * num_columns + [1e4] * (2 * num_rows)
+    rows = []
+    for i, row in enumerate(weights):
+        terms = {j: float(w) for j, w in enumerate(row) if w}
+        terms |= {num_columns + 2 * i: 1.0, num_columns + 2 * i + 1: -1.0}
+        half = float(row.sum() // 2)
+        rows.append((half, half, terms))
+    return cost, upper, rows
+
+
+def test_a_knapsack_is_solved_to_optimality():
+    value, weight = [10, 13, 7, 8], [3, 4, 2, 3]
+    rows = [(-np.inf, 7.0, dict(enumerate(map(float, weight))))]
+    status, objective, bound, values, nodes = solve([-v for v in map(float, value)], [1.0] * 4, rows)
+    assert (status, round(objective), round(bound)) == ("optimal", -23, -23)
+    assert np.round(values).tolist() in ([1, 1, 0, 0],)
+    assert nodes >= 0
+
+
+def test_a_start_is_taken_as_incumbent():
+    cost, upper, rows = market_split()
+    half = [0.0] * 30
+    sums = [row[0] for row in rows]
+    start = half + [x for s in sums for x in (s, 0.0)]
+    status, objective, _, values, _ = solve(cost, upper, rows, start=start, time_limit=0.0)
+    assert status == "feasible"
+    assert objective == pytest.approx(sum(sums))
+    assert len(values) == len(cost)
+
+
+def test_a_start_of_the_wrong_length_is_refused():
+    with pytest.raises(SolverError, match="start has 1 values, expected one for each of 2 columns"):
+        solve([1.0, 1.0], [1.0, 1.0], [], start=[0.0])
+
+
+def test_an_infeasible_program_is_told_apart_from_a_limit():
+    status, _, _, values, _ = solve([1.0, 1.0], [1.0, 1.0], [(3.0, np.inf, {0: 1.0, 1: 1.0})])
+    assert (status, len(values)) == ("infeasible", 0)
+
+
+def test_an_unbounded_program_is_an_error():
+    with pytest.raises(SolverError, match="no least value"):
+        solve([-1.0], [np.inf], [(0.0, np.inf, {0: 1.0})])
+
+
+def test_a_time_limit_is_a_status():
+    begin = time.monotonic()
+    status, objective, bound, _, _ = solve(*market_split(), time_limit=1.0)
+    assert status in ("feasible", "unknown")
+    assert bound <= objective
+    assert time.monotonic() - begin < 3.0
+
+
+def test_a_program_without_columns_has_the_value_zero():
+    assert solve([], [], [])[:2] == ("optimal", 0.0)
+
+
+def test_a_callback_stops_the_solver():
+    seen = []
+
+    def stop(stage, seconds, value, bound):
+        seen.append(stage)
+        return False
+
+    begin = time.monotonic()
+    status, *_ = solve(*market_split(), time_limit=120.0, progress=stop)
+    assert status in ("feasible", "unknown")
+    assert seen == ["mip"]
+    assert time.monotonic() - begin < 3.0
+
+
+def test_an_error_in_a_callback_comes_through_the_solver():
+    def fail(*_):
+        raise ValueError("from the callback")
+
+    with pytest.raises(ValueError, match="from the callback"):
+        solve(*market_split(), time_limit=120.0, progress=fail)
+
+
+def test_the_number_of_threads_can_change_from_run_to_run():
+    for num_threads in (1, 2, 1):
+        assert solve([1.0], [5.0], [(2.5, np.inf, {0: 1.0})], num_threads=num_threads)[1] == pytest.approx(3.0)
+
+
+def test_an_option_out_of_range_is_named():
+    with pytest.raises(SolverError, match="random_seed to -1"):
+        solve([1.0], [1.0], [], seed=-1)
+
+
+def test_arrays_that_disagree_are_refused():
+    with pytest.raises(SolverError, match="disagree"):
+        solve([1.0, 1.0], [1.0], [])
+
+
+def test_two_threads_solve_at_the_same_time():
+    rows = [(-np.inf, 7.0, {0: 3.0, 1: 4.0, 2: 2.0, 3: 3.0})]
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(lambda _: solve([-10.0, -13.0, -7.0, -8.0], [1.0] * 4, rows)[1], range(16)))
+    assert np.round(results).tolist() == [-23.0] * 16
+
+
+def test_version_is_that_of_the_package():
+    assert importlib.metadata.version("highspy").startswith(_core.highs_version(highs_library()))
+
+
+def test_a_missing_library_says_what_to_install(tmp_path):
+    with pytest.raises(SolverError, match=r"pip install \"highspy>=1\.15\""):
+        _core.highs_version(str(tmp_path / "libhighs.so.1"))
+
+
+def test_a_file_that_is_no_library_is_refused(tmp_path):
+    path = tmp_path / "libhighs.so.1"
+    path.write_text("not a library")
+    with pytest.raises(SolverError, match=r"cannot be opened.*pip install"):
+        _core.highs_version(str(path))
+
+
+def test_a_missing_package_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SolverError, match=r"not installed.*pip install \"highspy>=1\.15\""):
+        highs_library()
+
+
+def test_a_package_without_library_says_which_version_to_install(monkeypatch, tmp_path):
+    spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    with pytest.raises(SolverError, match=r"older than 1\.15 has none.*pip install"):
+        highs_library()
+
+
+def test_the_library_is_found_without_importing_highspy():
+    code = "import sys; from olla.ilp import highs_library; highs_library(); assert 'highspy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
