@@ -66,3 +66,16 @@ def profile(graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(Non
 
 def spans(graph: Graph) -> tuple[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]]:
     """(earliest, latest) step of every op when one op runs per step."""
+
+def highs_version(path: str) -> str:
+    """Version of the HiGHS library at path."""
+
+def solve_mip(cost: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], lower: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], upper: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], integer: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], row_lower: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], row_upper: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], row_start: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], index: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], value: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], start: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], highs_library: str, time_limit: float, seed: int, num_threads: int, progress: object | None) -> tuple:
+    """
+    (status, objective, bound, values, num_nodes) of: minimise cost x, row_lower <= A x <= row_upper, lower <= x <= upper, with A by rows. start: a value per column, or empty.
+    """
+
+def order_ilp(graph: Graph, start: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], lower_bound: int, highs_library: str, time_limit: float, seed: int, num_threads: int, progress: object | None, reduce: bool = True) -> tuple:
+    """
+    (order, peak, lower_bound, status, info): the order of least peak by OLLA's lifetime program; see olla.ilp.order_ilp. reduce=False leaves every op at every step of its span.
+    """
