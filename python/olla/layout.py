@@ -147,8 +147,10 @@ def read_buffers(path: str | Path) -> Buffers:
                     raise GraphError(f"{where}: id {key!r} stands on line {ids[key]} already", rule="file")
                 ids[key] = reader.line_num
                 rows.append(_numbers(where, cells))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise GraphError(f"{path} cannot be read as a CSV file of buffers: {error}", rule="file") from error
+    except OSError as error:
+        raise GraphError(f"{path}: cannot be read: {error.strerror}", rule="file") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise GraphError(f"{path}: cannot be read as a CSV file of buffers: {error}", rule="file") from error
     table = np.array(rows, dtype=np.int64).reshape(-1, 3)
     lower, upper, size = (np.ascontiguousarray(column) for column in table.T)
     return Buffers(list(ids), lower, upper, size)
