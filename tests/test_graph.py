@@ -1,5 +1,7 @@
+import copy
 import csv
 import json
+import pickle
 import time
 from pathlib import Path
 from typing import Any
@@ -242,3 +244,10 @@ def test_captured_graphs_have_the_resident_and_program_peak_bytes_of_the_referen
         *_, peak, _ = _core.profile(graph.core, np.arange(graph.num_ops, dtype=np.int32))
         expected = (row["graph"], int(row["ops"]), int(row["resident_bytes"]), int(row["program_peak_bytes"]))
         assert (graph.name, graph.num_ops, graph.resident_bytes, peak) == expected
+
+
+def test_pickled_and_copied_graphs_are_the_same_graph() -> None:
+    graph = Graph.from_dict(FULL)
+    for twin in (pickle.loads(pickle.dumps(graph)), copy.deepcopy(graph)):
+        assert twin.digest == graph.digest
+        assert twin.to_dict() == graph.to_dict()

@@ -148,6 +148,9 @@ class Graph:
             digest.update(part.astype(part.dtype.newbyteorder("<")).tobytes())
         return digest.hexdigest()
 
+    def __reduce__(self) -> tuple[Any, ...]:  # the core does not pickle; a copy in another process builds its own
+        return Graph.from_dict, (self.to_dict(),)
+
     def __repr__(self) -> str:
         return (
             f"<olla.Graph {self.name!r}: {self.num_ops:,} ops, {self.num_tensors:,} tensors, "
