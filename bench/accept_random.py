@@ -2,9 +2,9 @@
 
     python bench/accept_random.py --num-graphs 5000
 
-Orders: the least peak over all orders by exhaustive search in plain Python (sharing nothing with the core), against the
-plan, its bound, and the plan of the integer program. Layouts: the least height over all placements of up to seven
-buffers. Prints counts and the seeds of disagreements; exit status 1 if there is one.
+The brute force is the tests' oracle: plain Python that shares nothing with the core. Orders: the least peak over all
+orders, against the plan, its bound, and the plan of the integer program. Layouts: the least height over all placements
+of up to seven buffers. Prints counts and the seeds of disagreements; exit status 1 if there is one.
 """
 
 from __future__ import annotations
@@ -14,117 +14,24 @@ import itertools
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 import olla
-from generate import random_graph
+from generate import small_random_graph
 from harness import Report
 from olla import _core
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))  # home of the one brute-force oracle
 
-@dataclass(frozen=True)
-class Model:
-    """A graph as plain Python, its dependencies derived anew. Sets of ops are bit masks: bit v is op v."""
-
-    num_ops: int
-    tensor_bytes: list[int]
-    workspace_bytes: list[int]
-    producer: list[int]  # mask of the op that writes tensor t; 0 if resident
-    users: list[int]  # mask of the ops that read or mutate tensor t
-    kept: list[bool]  # tensor t is never freed: an output, or resident and not donated
-    before: list[int]  # mask of the ops that must run before op v
-
-    @classmethod
-    def of(cls, graph: olla.Graph) -> Model:
-        ops, tensors = range(graph.num_ops), range(graph.num_tensors)
-        columns = (graph.reads, graph.writes, graph.mutates)
-        reads, writes, mutates = ([set(lists.of(v).tolist()) for v in ops] for lists in columns)
-        before = [_mask(graph.after.of(v).tolist()) for v in ops]
-        for u, v in itertools.combinations(ops, 2):
-            shared = (reads[u] | mutates[u] | writes[u]) & (reads[v] | mutates[v])
-            ordered = any(t in writes[u] or t in mutates[u] or t in mutates[v] for t in shared)
-            if ordered or (graph.random[u] and graph.random[v]):
-                before[v] |= 1 << u
-        producer = [_mask(v for v in ops if t in writes[v]) for t in tensors]
-        outputs = set(graph.outputs.tolist())
-        return cls(
-            num_ops=graph.num_ops,
-            tensor_bytes=graph.tensor_bytes.tolist(),
-            workspace_bytes=graph.workspace_bytes.tolist(),
-            producer=producer,
-            users=[_mask(v for v in ops if t in reads[v] | mutates[v]) for t in tensors],
-            kept=[t in outputs or not (producer[t] or graph.donated[t]) for t in tensors],
-            before=before,
-        )
-
-    def step_bytes(self, done: int, op: int) -> int:
-        """Bytes live while op runs after the ops in the mask done, in whatever order those ran."""
-        born, own = done | 1 << op, 1 << op
-        live = self.workspace_bytes[op]
-        for size, producer, users, kept in zip(self.tensor_bytes, self.producer, self.users, self.kept, strict=True):
-            if producer & own or ((not producer or producer & born) and (kept or users & ~done)):
-                live += size
-        return live
-
-
-def _mask(ops: Iterable[int]) -> int:
-    return sum(1 << v for v in set(ops))
-
-
-def least_peak(graph: olla.Graph) -> int:
-    """Return the least peak over all orders of a graph of up to about ten ops.
-
-    The memory of a step depends on which ops ran before it, not on their order, so that all orders are covered by going
-    through all sets of ops that can have run: O(2^ops * ops * tensors).
-    """
-    model = Model.of(graph)
-    best = {0: graph.resident_bytes}
-    for _ in range(model.num_ops):
-        reached: dict[int, int] = {}
-        for done, peak in best.items():
-            for op in range(model.num_ops):
-                if not done >> op & 1 and model.before[op] & done == model.before[op]:
-                    value = max(peak, model.step_bytes(done, op))
-                    after = done | 1 << op
-                    reached[after] = min(value, reached.get(after, value))
-        best = reached
-    return min(best.values())
-
-
-def least_height(buffers: list[tuple[int, int, int]]) -> int:
-    """Return the least height of buffers (lower, upper, size) over all placements: up to about seven of them.
-
-    In order of a best placement's offsets, putting every buffer on top of the highest one it meets in time raises none
-    of them. So the least height over all permutations is exact; a branch ends where it cannot fall below the best one.
-    """
-    load = max((sum(s for a, b, s in buffers if a <= t < b) for t, _, _ in buffers), default=0)
-    best = sum(size for _, _, size in buffers)
-
-    def search(placed: list[tuple[int, int, int]], left: list[tuple[int, int, int]], height: int) -> None:
-        nonlocal best
-        if height >= best or best == load:
-            return
-        if not left:
-            best = height
-            return
-        for i, (lower, upper, size) in enumerate(left):
-            top = max((t for a, b, t in placed if a < upper and lower < b), default=0) + size
-            search([*placed, (lower, upper, top)], left[:i] + left[i + 1 :], max(height, top))
-
-    search([], [b for b in buffers if b[0] < b[1] and b[2] > 0], 0)
-    return best
+import oracle
 
 
 def check_graph(seed: int, max_ops: int) -> list[str]:
     """Return what disagrees on one random graph."""
-    rng = random.Random(seed)
-    # Larger sizes without a common divisor pass what floating point tells apart: the integer program then says so.
-    window, max_bytes = rng.choice((3, 6, 12)), rng.choice((3, 64, 1 << 20))
-    graph = random_graph(rng.randint(0, max_ops), seed=seed, window=window, max_bytes=max_bytes)
-    exact = least_peak(graph)
+    graph = small_random_graph(seed, max_ops)
+    exact = oracle.best_peak(graph)
     wrong = []
     for name, solve in (("auto", plan_auto), ("ilp", plan_ilp), ("ilp alone", ilp_alone)):
         try:
@@ -170,7 +77,8 @@ def check_buffers(seed: int) -> list[str]:
     columns = np.array(buffers, dtype=np.int64).reshape(-1, 3).T.copy()
     offsets, height, *_ = _core.layout(*columns, alignment, 5.0, 0, None)
     rounded = [(a, b, -(-s // alignment) * alignment) for a, b, s in buffers]
-    wrong = ["layout height"] if height != least_height(rounded) else []
+    columns[2] = [size for _, _, size in rounded]
+    wrong = ["layout height"] if height != oracle.best_height(*columns.tolist()) else []
     for (one, low), (two, high) in itertools.permutations(zip(rounded, offsets.tolist(), strict=True), 2):
         together = one[0] < two[1] and two[0] < one[1] and one[0] < one[1] and two[0] < two[1]
         if low % alignment or (together and low <= high < low + one[2] and two[2]):

@@ -7,7 +7,7 @@ during its own op; a donated tensor nobody uses is freed before the first op.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import permutations
 
 from olla import Graph
@@ -92,42 +92,40 @@ def best_peak_by_permutations(graph: Graph) -> int:
 
 
 def best_peak(graph: Graph) -> int:
-    """Return the least peak of all orders: for about 12 ops or fewer.
+    """Return the least peak of all orders: for about 12 ops, or more where few sets of ops are closed.
 
     What is live after some ops depends on the set of these ops alone (a downset: closed under dependencies), not on
     their order. So best[downset] = min over the op v that ran last of max(best[downset without v], memory while v ran).
+    Sets of ops are bit masks.
     """
-    n = graph.num_ops
-    before = [sum(1 << u for u in ops) for ops in dependencies(graph)]
+    ops, tensors = range(graph.num_ops), range(graph.num_tensors)
+    before = [_mask(earlier) for earlier in dependencies(graph)]
     uses = uses_of(graph)
-    writes = [set(graph.writes.of(v).tolist()) for v in range(n)]
-    producer = {t: v for v in range(n) for t in writes[v]}
+    writes = [set(graph.writes.of(v).tolist()) for v in ops]
     size = graph.tensor_bytes.tolist()
+    added = [sum(size[t] for t in writes[v]) + int(graph.workspace_bytes[v]) for v in ops]
+    producer = [_mask(v for v in ops if t in writes[v]) for t in tensors]
+    users = [_mask(v for v in ops if t in uses[v]) for t in tensors]
     outputs = set(graph.outputs.tolist())
+    kept = [t in outputs or not (producer[t] or graph.donated[t]) for t in tensors]
+    columns = list(zip(size, producer, users, kept, strict=True))
 
-    def bytes_after(done: int) -> int:
-        """Bytes live between two steps, when exactly the ops in done have run."""
-        total = 0
-        for t in range(graph.num_tensors):
-            exists = t not in producer or done >> producer[t] & 1
-            wanted = t in outputs or any(t in uses[v] and not done >> v & 1 for v in range(n))
-            resident = t not in producer and not graph.donated[t]
-            total += size[t] if resident or (exists and wanted) else 0
-        return total
-
-    best = {0: 0}
-    for _ in range(n):
+    best = {0: _resident_bytes(graph)}
+    for _ in ops:
         longer: dict[int, int] = {}
         for done, so_far in best.items():
-            live = bytes_after(done)
-            for v in range(n):
-                if done >> v & 1 or before[v] & ~done:
-                    continue
-                highest = max(so_far, live + sum(size[t] for t in writes[v]) + int(graph.workspace_bytes[v]))
-                after = done | 1 << v
-                longer[after] = min(longer.get(after, highest), highest)
+            live = sum(s for s, p, u, k in columns if (not p or p & done) and (k or u & ~done))
+            for v in ops:
+                if not done >> v & 1 and not before[v] & ~done:
+                    highest = max(so_far, live + added[v])
+                    after = done | 1 << v
+                    longer[after] = min(longer.get(after, highest), highest)
         best = longer
-    return max(best[(1 << n) - 1], 0 if n else _resident_bytes(graph))
+    return best[(1 << graph.num_ops) - 1]
+
+
+def _mask(ops: Iterable[int]) -> int:
+    return sum(1 << v for v in ops)
 
 
 def _resident_bytes(graph: Graph) -> int:
@@ -138,35 +136,31 @@ def _resident_bytes(graph: Graph) -> int:
 
 
 def best_height(lower: Sequence[int], upper: Sequence[int], size: Sequence[int], alignment: int = 1) -> int:
-    """Return the least height of all layouts: for 7 buffers or fewer.
+    """Return the least height of all layouts: for about 8 buffers. Those never alive, or of 0 bytes, take no place.
 
-    Every permutation of the buffers is placed bottom-left: each buffer at the lowest aligned offset that fits those
-    placed already. That is exact. Proof: take a best layout and the permutation by its offsets. Each buffer then lands
-    at or below its offset o in the best layout, by induction: a buffer placed before it that lives at the same time
-    starts at or below o there, hence ends at or below o there, hence ends at or below o here; so o is free, and the
-    lowest free offset is at most o.
+    Every permutation of the buffers is tried: each is put on top of all buffers placed already that live at the same
+    time. That is exact: in the permutation by the offsets of a best layout each of those ends at or below the buffer's
+    offset there, and, by induction, here. A branch ends where it cannot fall below the best height so far.
     """
-    least = -1
-    for permutation in permutations(range(len(size))):
-        placed: list[tuple[int, int]] = []  # (buffer, offset)
-        for b in permutation:
-            placed.append((b, _lowest_offset(b, placed, lower, upper, size, alignment)))
-        height = max((offset + size[b] for b, offset in placed), default=0)
-        least = height if least < 0 else min(least, height)
-    return least
+    buffers = [b for b in zip(lower, upper, size, strict=True) if b[0] < b[1] and b[2] > 0]
+    load = max((sum(s for a, b, s in buffers if a <= step < b) for step, _, _ in buffers), default=0)
+    best = sum(_aligned(s, alignment) for _, _, s in buffers)
+
+    def place(placed: list[tuple[int, int, int]], left: list[tuple[int, int, int]], height: int) -> None:
+        """Try all ways to go on from the placed buffers (lower, upper, top)."""
+        nonlocal best
+        if height >= best or best == load:
+            return
+        if not left:
+            best = height
+        for i, (first, end, num_bytes) in enumerate(left):
+            floor = max((top for a, b, top in placed if a < end and first < b), default=0)
+            top = _aligned(floor, alignment) + num_bytes
+            place([*placed, (first, end, top)], left[:i] + left[i + 1 :], max(height, top))
+
+    place([], buffers, 0)
+    return best
 
 
-def _lowest_offset(
-    b: int,
-    placed: list[tuple[int, int]],
-    lower: Sequence[int],
-    upper: Sequence[int],
-    size: Sequence[int],
-    alignment: int,
-) -> int:
-    together = [(o, o + size[a]) for a, o in placed if size[a] and lower[a] < upper[b] and lower[b] < upper[a]]
-    # The lowest fit stands at the bottom or right above another buffer.
-    for offset in sorted({0} | {-(-top // alignment) * alignment for _, top in together}):
-        if all(offset + size[b] <= bottom or top <= offset for bottom, top in together):
-            return offset
-    raise AssertionError("above all the others there is always room")
+def _aligned(offset: int, alignment: int) -> int:
+    return -(-offset // alignment) * alignment

@@ -1,4 +1,4 @@
-"""A graph that uses every key, variations of it, and where captured graphs are found."""
+"""A graph that uses every key, variations of it, plain graphs of any size, and where captured graphs are found."""
 
 import copy
 import os
@@ -67,3 +67,42 @@ def chain(num_ops: int, **columns: Any) -> Graph:
     return Graph.from_arrays(
         tensor_bytes=np.ones(num_ops, dtype=np.int64), reads=reads, writes=[[v] for v in range(num_ops)], **columns
     )
+
+
+def fork(num_chains: int, length: int) -> Graph:
+    """A source read by chains that end in one sink, each with its largest tensor first, larger from chain to chain."""
+    builder = Graph.builder("fork")
+    source = builder.tensor(10)
+    builder.op("source", writes=[source])
+    ends = []
+    for chain in range(num_chains):
+        end = source
+        for step in range(length):
+            new = builder.tensor((5 if step else 20) + chain)
+            builder.op(f"chain_{chain}_{step}", reads=[end], writes=[new])
+            end = new
+        ends.append(end)
+    builder.op("sink", reads=ends, writes=[builder.tensor(1)])
+    return builder.build()
+
+
+def wide_graph(num_ops: int) -> Graph:
+    """Op v reads two of the 60 latest tensors and writes one, all of random sizes: many orders, few of them good."""
+    rng = np.random.default_rng(1)
+    builder = Graph.builder("wide")
+    tensors = [builder.tensor(int(rng.integers(1, 1 << 20)), kind="input") for _ in range(4)]
+    for _ in range(num_ops):
+        reads = rng.choice(tensors[-60:], size=2)
+        tensors.append(builder.tensor(int(rng.integers(1, 1 << 20))))
+        builder.op("op", reads=reads.tolist(), writes=[tensors[-1]])
+    return builder.build()
+
+
+def scaled(graph: Graph, factor: int, extra: int = 0) -> Graph:
+    """The graph with every tensor and workspace factor times as large; tensor t gets extra * t bytes more."""
+    content = graph.to_dict()
+    for t, tensor in enumerate(content["tensors"]):
+        tensor["bytes"] = factor * tensor["bytes"] + extra * t
+    for op in content["ops"]:
+        op["workspace_bytes"] = factor * op.get("workspace_bytes", 0)
+    return Graph.from_dict(content)

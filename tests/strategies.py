@@ -43,15 +43,21 @@ def graphs(draw: st.DrawFn, min_ops: int = 0, max_ops: int = 8, max_resident: in
 
 
 @st.composite
-def graphs_with_order(draw: st.DrawFn, max_ops: int = 8) -> tuple[Graph, list[int]]:
-    """A graph and any valid order of its ops."""
-    graph = draw(graphs(max_ops=max_ops))
+def orders(draw: st.DrawFn, graph: Graph) -> list[int]:
+    """Any valid order of the graph's ops."""
     before = oracle.dependencies(graph)
     order: list[int] = []
     while len(order) < graph.num_ops:
         ready = [v for v in range(graph.num_ops) if v not in order and before[v] <= set(order)]
         order.append(draw(st.sampled_from(ready)))
-    return graph, order
+    return order
+
+
+@st.composite
+def graphs_with_order(draw: st.DrawFn, max_ops: int = 8) -> tuple[Graph, list[int]]:
+    """A graph and any valid order of its ops."""
+    graph = draw(graphs(max_ops=max_ops))
+    return graph, draw(orders(graph))
 
 
 @st.composite

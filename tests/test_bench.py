@@ -1,23 +1,17 @@
-"""The benchmarks' own tools: generated graphs, the rival's adaptor, brute force, reports."""
+"""The benchmarks' own tools: generated graphs, the rival's adaptor, reports."""
 
 from __future__ import annotations
 
-import itertools
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from olla import _core
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
-
-import accept_random
 import generate
 import harness
+from olla import _core
 
 
 def program_order(graph: Any) -> Any:
@@ -114,24 +108,6 @@ def test_inductors_depth_first_sort_survives_a_deep_graph() -> None:
         builder.op("step", reads=[tensor], writes=[new])
         tensor = new
     assert inductor.heuristics(builder.build())["dfs"].order[-1] == 4999
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_exhaustive_search_equals_trying_every_permutation(seed: int) -> None:
-    graph = generate.random_graph(1 + seed % 5, seed=seed)
-    orders = [np.array(order, dtype=np.int32) for order in itertools.permutations(range(graph.num_ops))]
-    peaks = [_core.profile(graph.core, order)[3] for order in orders if graph.core.is_order(order)]
-    assert accept_random.least_peak(graph) == min(peaks)
-
-
-def test_least_height_finds_a_layout_that_no_greedy_order_by_size_finds() -> None:
-    # Largest first puts 3 and 2 on one level and the two tall pairs above them; the best layout fills 6 exactly.
-    buffers = [(0, 3, 2), (2, 6, 2), (5, 8, 4), (0, 2, 4), (3, 5, 4)]
-    load = max(sum(s for a, b, s in buffers if a <= t < b) for t in range(8))
-    assert load == 6
-    assert accept_random.least_height(buffers) == 6
-    assert accept_random.least_height([(0, 2, 3), (1, 3, 4), (5, 5, 9)]) == 7
-    assert accept_random.least_height([]) == 0
 
 
 def test_report_prints_numbers_and_writes_every_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,11 +26,6 @@ def test_profile_equals_the_simulation_of_any_order(graph_and_order: tuple[Graph
         assert list(range(first[t], last[t])) == steps.get(t, [])
 
 
-@given(strategies.graphs(max_ops=6))
-def test_dynamic_programming_and_permutations_find_the_same_best_peak(graph: Graph) -> None:
-    assert oracle.best_peak(graph) == oracle.best_peak_by_permutations(graph)
-
-
 @given(strategies.graphs_with_order())
 def test_core_and_oracle_agree_on_what_an_order_is(graph_and_order: tuple[Graph, list[int]]) -> None:
     graph, order = graph_and_order
