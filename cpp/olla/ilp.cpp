@@ -39,6 +39,7 @@ class Search {
   }
 
   bool too_large() const { return too_large_; }
+  const std::string& contradiction() const { return contradiction_; }
   Bytes rounding_bytes() const { return rounding_bytes_; }
 
  private:
@@ -60,8 +61,9 @@ class Search {
     result_.num_nodes += answer.num_nodes;
     rounding_bytes_ = program.max_rounding_bytes();
     if (answer.status == MipStatus::kInfeasible) return rule_out(target);
+    contradiction_.clear();
     if (!answer.values.empty()) accept(program, answer);
-    raise_bound(bound_of(answer.bound));
+    if (contradiction_.empty()) raise_bound(bound_of(answer.bound));
   }
 
   void rule_out(Bytes target) {
@@ -72,7 +74,8 @@ class Search {
     raise_bound(above(target));
   }
 
-  // The order of an answer, simulated. Floating point must not decide: an answer that its own order contradicts is refused.
+  // The order of an answer, simulated. Floating point must not decide: of an answer that its own order contradicts nothing is
+  // believed, but an order that is better than claimed is kept.
   void accept(const OrderProgram& program, const MipResult& answer) {
     std::vector<OpId> order = program.decode(answer.values);
     if (!graph_.is_order(order)) throw SolverError("the answer of HiGHS is no order of the ops: its tolerances were exceeded");
@@ -82,8 +85,7 @@ class Search {
                         bytes_text(peak));
     }
     if (peak > claimed + program.max_rounding_bytes() || (answer.status == MipStatus::kOptimal && peak < claimed)) {
-      throw SolverError("false optimum: HiGHS claims a peak of " + bytes_text(claimed) + ", its order has one of " +
-                        bytes_text(peak));
+      contradiction_ = "HiGHS claims a peak of " + bytes_text(claimed) + ", its order has one of " + bytes_text(peak);
     }
     if (peak >= result_.peak) return;
     result_.order = std::move(order);
@@ -99,6 +101,7 @@ class Search {
   Control& control_;
   OrderIlpResult& result_;
   bool too_large_ = false;
+  std::string contradiction_;  // what is wrong with the last answer
   Bytes rounding_bytes_ = 0;
 };
 
@@ -133,8 +136,14 @@ OrderIlpResult order_ilp(const Graph& graph, std::span<const OpId> start, Bytes 
   Search search(graph, highs, options, control, result);
   // Bounds are tight as a rule, and a low target rules out most of the program: first ask for an order that meets the bound.
   if (result.peak > result.lower_bound && options.reduce) search.solve(result.lower_bound, 0.5 * control.seconds_left());
-  if (result.peak > result.lower_bound && !search.too_large() && !control.stop(result.peak, result.lower_bound)) {
+  constexpr int kAttempts = 3;
+  for (int i = 0; i < kAttempts && result.peak > result.lower_bound && !search.too_large(); ++i) {
+    if (control.stop(result.peak, result.lower_bound)) break;
     search.solve(result.peak, control.seconds_left());
+    if (search.contradiction().empty()) break;
+  }
+  if (!search.contradiction().empty() && result.peak > result.lower_bound) {
+    throw SolverError("false optimum: " + search.contradiction());
   }
   if (result.peak == result.lower_bound) result.status = Status::kOptimal;
   result.message = message_of(search, result, options, control);

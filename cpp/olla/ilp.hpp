@@ -28,7 +28,7 @@ struct OrderIlpResult {
 // The best order HiGHS finds within the time limit of control; never worse than start, re-simulated, with the bound it proved.
 // lower_bound: a proven bound of the peak, or 0. A program beyond max_nonzeros is not built: start comes back, with a message.
 // Throws PlanError if start is no order of the graph; SolverError if lower_bound exceeds a peak that is reached, or if HiGHS fails
-// or claims an optimum that the simulation of its own order contradicts.
+// or claims, three times, an optimum that the simulation of its own order contradicts.
 OrderIlpResult order_ilp(const Graph& graph, std::span<const OpId> start, Bytes lower_bound, const Highs& highs,
                          const OrderIlpOptions& options, Control& control);
 
