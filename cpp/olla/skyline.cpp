@@ -232,23 +232,24 @@ std::int32_t Skyline::choose(Section first, Section last) {
 
 // Whether the item, put into a valley up to top, walls in a section beside it: goes outwards from wall to higher wall.
 bool Skyline::walls_in(ItemId item, Bytes top) {
-  constexpr Bytes kEdge = std::numeric_limits<Bytes>::max();
   const auto [first, last, size] = part_.items[item];
   Section valley = first;
   while (end_[valley] == 0) --valley;
   Bytes wall = top - size;
-  for (Section left = first, next = valley < first ? valley : before_[valley]; wall < top; left = next, next = before_[next]) {
-    const Bytes height = next < 0 ? kEdge : height_[next];
-    if (height <= wall) continue;
-    wall = height;
-    if (underfills(left, first, std::min(wall, top))) return true;
+  for (Section left = first, next = valley < first ? valley : before_[valley]; wall < top;) {
+    const Bytes height = next < 0 ? top : std::min(top, height_[next]);
+    if (height > wall && underfills(left, first, height)) return true;
+    wall = std::max(wall, height);
+    left = next;
+    next = next < 0 ? next : before_[next];
   }
   wall = top - size;
-  for (Section right = last, next = last < end_[valley] ? valley : last; wall < top; right = end_[next], next = right) {
-    const Bytes height = next == part_.num_sections() ? kEdge : height_[next];
-    if (height <= wall) continue;
-    wall = height;
-    if (underfills(last, right, std::min(wall, top))) return true;
+  for (Section right = last; wall < top;) {
+    const Section next = right == last && last < end_[valley] ? valley : right;
+    const Bytes height = next == part_.num_sections() ? top : std::min(top, height_[next]);
+    if (height > wall && underfills(last, right, height)) return true;
+    wall = std::max(wall, height);
+    right = next == part_.num_sections() ? next : end_[next];
   }
   return false;
 }
