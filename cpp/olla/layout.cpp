@@ -12,8 +12,9 @@
 namespace olla {
 namespace {
 
-constexpr std::int64_t kMaxOverlaps = 1'000'000;  // first fit holds them all
-constexpr int kRoundsPerEpisode = 30;             // of the squeaky wheel, without a better packing
+constexpr double kGraceSeconds = 5;    // for the first pass: what it leaves is stacked, far from well
+constexpr int kRoundsPerEpisode = 30;  // of the squeaky wheel, without a better packing
+constexpr int kNumLooks = 16;
 
 // log key = size * log(size) + width * log(sections) + crowd * log(greatest load over the lifetime); the greatest key goes first.
 struct Weights {
@@ -21,7 +22,6 @@ struct Weights {
 };
 constexpr Weights kArea{1, 1, 0}, kSize{1, 0, 0}, kWidth{0, 1, 0}, kPeakFirst{0, 1, 8};
 constexpr std::array<Weights, 6> kSkylineKeys{kArea, kWidth, {1, 2, 0}, {2, 1, 0}, kSize, kPeakFirst};
-constexpr std::array<Weights, 3> kFirstFitKeys{kSize, kWidth, kArea};
 
 class Random {
  public:
@@ -32,23 +32,34 @@ class Random {
   std::mt19937_64 bits_;
 };
 
+// When to stop, of one part: best is its height so far.
+struct Watch {
+  Control& control;
+  Bytes unit, height, bound;  // height and bound of the parts so far
+  double until;
+
+  bool over(Bytes best) const { return control.stop(unit * std::max(height, best), unit * bound); }
+  bool stop(Bytes best) const { return over(best) || control.seconds() >= until; }
+  bool stop_first_pass(Bytes best) const { return over(best) && (control.cancelled() || control.seconds() >= kGraceSeconds); }
+};
+
 // Packs one part as low as it can: one greedy pass in any case, then every idea in turn until the height is enough, the effort is
-// spent or stop says so.
+// spent or the watch says so.
 class PartSearch {
  public:
-  using Stop = std::function<bool(Bytes height)>;
-
-  PartSearch(const Part& part, const LayoutOptions& options, Bytes enough, std::int64_t max_placements, Stop stop)
+  PartSearch(const Part& part, const LayoutOptions& options, std::int64_t max_placements, const Watch& watch)
       : part_(part),
         options_(options),
-        enough_(std::max(enough, part.load)),
+        enough_(std::max({watch.height, watch.bound, part.load})),
         max_placements_(max_placements),
-        stop_(std::move(stop)),
+        watch_(watch),
         random_(options.seed),
         skyline_(part) {}
 
   Packing run() {
-    skyline_.place(sorted(keys(kArea)), {}, [] { return false; }, best_);
+    Bytes sum = 0;
+    for (const Item& item : part_.items) sum += item.size;
+    if (!skyline_.place(sorted(keys(kArea)), {}, [&] { return watch_.stop_first_pass(sum); }, best_)) skyline_.stack_rest(best_);
     if (best_.height > enough_ && options_.use_enumeration && part_.num_items() <= kMaxEnumerated) {
       best_ = enumerate(part_, enough_);
       proved_ = true;
@@ -63,21 +74,16 @@ class PartSearch {
  private:
   void try_ideas() {
     for (const Weights& weights : std::span(kSkylineKeys).subspan(1)) {
-      if (done()) break;
+      if (done()) return;
       Packing packing;
-      if (skyline_.place(sorted(keys(weights)), {}, stopped(), packing)) keep(packing);
-    }
-    if (options_.use_first_fit && num_overlaps(part_) <= kMaxOverlaps) {
-      for (const Weights& weights : kFirstFitKeys) {
-        if (!done()) keep(first_fit(part_, sorted(keys(weights))));
-      }
+      if (skyline_.place(sorted(keys(weights)), {}, stopped(), packing)) keep(std::move(packing));
     }
     if (options_.use_squeaky_wheel) improve();
   }
 
-  bool done() { return best_.height <= enough_ || stop_(best_.height); }
+  bool done() { return best_.height <= enough_ || watch_.stop(best_.height); }
   std::function<bool()> stopped() {
-    return [this] { return stop_(best_.height); };
+    return [this] { return watch_.stop(best_.height); };
   }
   void keep(Packing packing) {
     if (packing.height < best_.height) best_ = std::move(packing);
@@ -106,31 +112,41 @@ class PartSearch {
     return order;
   }
 
-  // Squeaky wheel (Joslin, Clements 1999). A pass gives up where a section can no longer stay below the best height; the items
-  // alive there that are still to be placed came too late, and their keys rise. Episodes begin at other keys and take other
-  // strides.
+  // Squeaky wheel (Joslin, Clements 1999). A pass gives up at a section certain to end above the target; the items alive there that
+  // are still to be placed came too late, and their keys rise. Episodes begin at other keys and take other strides. The target is
+  // the height that is enough, and in every other episode one that lies between it and the best height.
   void improve() {
-    for (std::size_t episode = 0; !done() && num_placed_ < max_placements_; ++episode) {
+    double ambition = 0.5;
+    for (std::size_t episode = 0; !spent(); ++episode) {
       const double stride = 0.05 * std::exp(random_.uniform() * std::log(100.0));
       std::vector<double> key = keys(episode < kSkylineKeys.size() ? kSkylineKeys[episode] : random_weights());
-      const bool plain = episode < kSkylineKeys.size() || episode % 2 == 0;
-      SkylineRules rules{plain ? Attention::kAlways : Attention::kCritical, 0};
-      for (int round = 0; round < kRoundsPerEpisode && !done() && num_placed_ < max_placements_; ++round) {
-        rules.target = best_.height - 1;
+      const double share = episode % 2 == 0 ? 1 : ambition;
+      bool improved = false;
+      for (int round = 0; round < kRoundsPerEpisode && !spent(); ++round) {
+        const auto lower = static_cast<Bytes>(share * static_cast<double>(best_.height - enough_));
+        const SkylineRules rules{best_.height - std::max(Bytes{1}, lower), options_.use_foresight ? kNumLooks : 0};
         Packing packing;
-        const bool complete = skyline_.place(sorted(key), rules, stopped(), packing);
         num_placed_ += part_.num_items();
-        if (complete) {
+        if (skyline_.place(sorted(key), rules, stopped(), packing)) {
           keep(std::move(packing));
+          improved = true;
           round = 0;
-          continue;
-        }
-        for (ItemId i = 0; i < part_.num_items(); ++i) {
-          const Item& item = part_.items[i];
-          const bool over = item.first <= skyline_.culprit() && skyline_.culprit() < item.last;
-          if (over && packing.offsets[i] == kUnplaced) key[i] += stride * random_.uniform();
+        } else {
+          raise_keys(packing, stride, key);
         }
       }
+      if (share < 1 && !improved) ambition /= 2;
+    }
+  }
+
+  bool spent() { return done() || num_placed_ >= max_placements_; }
+
+  void raise_keys(const Packing& packing, double stride, std::vector<double>& key) {
+    const Section culprit = skyline_.culprit();
+    for (ItemId i = 0; i < part_.num_items(); ++i) {
+      const Item& item = part_.items[i];
+      const bool late = packing.offsets[i] == kUnplaced && item.first <= culprit && culprit < item.last;
+      if (late) key[i] += stride * random_.uniform();
     }
   }
 
@@ -145,7 +161,7 @@ class PartSearch {
   const std::int64_t max_placements_;
   std::int64_t num_placed_ = 0;
   bool proved_ = false;
-  Stop stop_;
+  const Watch watch_;
   Random random_;
   Skyline skyline_;
   Packing best_;
@@ -179,10 +195,7 @@ LayoutResult layout(std::span<const Buffer> buffers, const LayoutOptions& option
     const double share = part.num_items() / items_left;
     const double until = control.seconds() + share * control.seconds_left();
     items_left -= part.num_items();
-    const auto stop = [&](Bytes best) {
-      return control.stop(unit * std::max(height, best), unit * bound) || control.seconds() >= until;
-    };
-    PartSearch search(part, options, std::max(height, bound), static_cast<std::int64_t>(share * placements_left), stop);
+    PartSearch search(part, options, static_cast<std::int64_t>(share * placements_left), {control, unit, height, bound, until});
     const Packing packing = search.run();
     placements_left -= static_cast<double>(search.num_placed());
     for (ItemId i = 0; i < part.num_items(); ++i) result.offsets[part.buffers[i]] = unit * packing.offsets[i];

@@ -17,8 +17,8 @@ struct LayoutOptions {
   std::uint64_t seed = 0;
   std::int64_t max_placements = 2'000'000;  // effort of the squeaky wheel, passes times items: deterministic, unlike the clock
   bool use_enumeration = true;              // tiny parts are solved exactly
-  bool use_first_fit = true;                // where few enough pairs of items overlap
   bool use_squeaky_wheel = true;
+  bool use_foresight = true;  // in the squeaky wheel
 };
 
 struct LayoutResult {
@@ -29,9 +29,10 @@ struct LayoutResult {
   Status status = Status::kFeasible;  // kOptimal when height == bound
 };
 
-// A first greedy pass always ends; only what follows it heeds control. The same buffers, options and seed give the same offsets
-// unless the clock or the caller ended the search. PlanError "sizes": a negative size, or rounded sizes that sum to more than
-// kMaxBytes; "alignment": it is below 1. O(n log n) for the greedy pass on lifetimes like those of training steps.
+// There is a layout in any case, and a first greedy pass gets five seconds unless the caller stops it. The same buffers, options
+// and seed give the same offsets unless the clock or the caller ended the search. PlanError "sizes": a negative size, or rounded
+// sizes that sum to more than kMaxBytes; "alignment": it is below 1. O(n log n) for the greedy pass on lifetimes like those of
+// training steps.
 LayoutResult layout(std::span<const Buffer> buffers, const LayoutOptions& options, Control& control);
 
 }  // namespace olla

@@ -67,53 +67,11 @@ std::vector<Part> reduce(std::span<const Buffer> buffers, std::span<const Bytes>
   return parts;
 }
 
-namespace {
-
-// Of every section: how many items are born before it. Items stand by birth, so those born in time to meet item i are a prefix.
 std::vector<ItemId> born_before(const Part& part) {
   std::vector<ItemId> count(part.num_sections() + 1, 0);
   for (const Item& item : part.items) ++count[item.first + 1];
   for (Section s = 0; s < part.num_sections(); ++s) count[s + 1] += count[s];
   return count;
-}
-
-}  // namespace
-
-std::int64_t num_overlaps(const Part& part) {
-  const std::vector<ItemId> count = born_before(part);
-  std::int64_t pairs = 0;
-  for (ItemId i = 0; i < part.num_items(); ++i) pairs += count[part.items[i].last] - i - 1;
-  return pairs;
-}
-
-Packing first_fit(const Part& part, std::span<const ItemId> order) {
-  const std::vector<ItemId> count = born_before(part);
-  const ItemId n = part.num_items();
-  std::vector<std::vector<ItemId>> neighbours(n);
-  for (ItemId i = 0; i < n; ++i) {
-    for (ItemId j = i + 1; j < count[part.items[i].last]; ++j) {
-      neighbours[i].push_back(j);
-      neighbours[j].push_back(i);
-    }
-  }
-  Packing packing{std::vector<Offset>(n, kUnplaced), 0};
-  std::vector<std::pair<Offset, Offset>> taken;
-  for (const ItemId i : order) {
-    taken.clear();
-    for (const ItemId j : neighbours[i]) {
-      const Offset offset = packing.offsets[j];
-      if (offset != kUnplaced) taken.emplace_back(offset, offset + part.items[j].size);
-    }
-    std::ranges::sort(taken);
-    Offset lowest = 0;
-    for (const auto& [offset, end] : taken) {
-      if (offset - lowest >= part.items[i].size) break;
-      lowest = std::max(lowest, end);
-    }
-    packing.offsets[i] = lowest;
-    packing.height = std::max(packing.height, lowest + part.items[i].size);
-  }
-  return packing;
 }
 
 namespace {

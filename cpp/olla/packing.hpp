@@ -1,4 +1,4 @@
-// The layout problem after reduction (independent parts, times merged into sections), and the two simplest ways to solve a part.
+// The layout problem after reduction (independent parts, times merged into sections), and the exact solution of a tiny part.
 #pragma once
 
 #include "olla/layout.hpp"
@@ -37,11 +37,8 @@ std::vector<Bytes> rounded_sizes(std::span<const Buffer> buffers, Bytes alignmen
 // sections exactly where they overlap in time. Buffers that are never alive are in no part. O(n log n).
 std::vector<Part> reduce(std::span<const Buffer> buffers, std::span<const Bytes> sizes);
 
-// Number of pairs of items alive together. O(n).
-std::int64_t num_overlaps(const Part& part);
-
-// Places the items in order, each at the lowest offset where it fits among those placed. O(pairs log pairs) time, O(pairs) memory.
-Packing first_fit(const Part& part, std::span<const ItemId> order);
+// Of every section: how many items are born before it. Items stand by birth, so those born in time to meet item i are a prefix.
+std::vector<ItemId> born_before(const Part& part);
 
 // Least height of a part of up to kMaxEnumerated items, or the first height found at or below enough.
 // Some optimal packing has every item resting on another or on the floor: placed by rising offset, each item lies on top of all

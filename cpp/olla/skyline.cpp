@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <map>
 #include <numeric>
 #include <tuple>
 
@@ -10,7 +11,7 @@ namespace olla {
 namespace {
 
 constexpr std::int32_t kItemsPerLeaf = 4;
-constexpr std::size_t kPlacementsPerQuestion = 4096;
+constexpr std::int64_t kWorkPerPlacement = 64, kWorkPerQuestion = 4096 * kWorkPerPlacement;  // one for every item scanned
 constexpr std::size_t kMaxOpen = 80;  // a depth-first walk keeps one node per level aside
 
 std::int32_t leaves_for(std::size_t count) { return static_cast<std::int32_t>(std::bit_ceil(static_cast<std::uint32_t>(count))); }
@@ -83,7 +84,7 @@ void ItemPool::fill(std::span<const ItemId> order) {
   for (std::int32_t k = num_leaves_ - 1; k > 0; --k) best_[k] = std::min(best_[2 * k], best_[2 * k + 1]);
 }
 
-std::int32_t ItemPool::best(const Box& within) const {
+std::int32_t ItemPool::best(const Box& within, std::int32_t after) const {
   std::array<std::int32_t, kMaxOpen> open;
   std::size_t num_open = 0;
   open[num_open++] = 1;
@@ -96,7 +97,7 @@ std::int32_t ItemPool::best(const Box& within) const {
       continue;
     }
     if (box.min_first >= within.min_first && box.max_first <= within.max_first && box.min_last >= within.min_last &&
-        box.max_last <= within.max_last) {
+        box.max_last <= within.max_last && best_[k] > after) {
       best = best_[k];
     } else if (k < num_leaves_) {
       const std::int32_t better = best_[2 * k] < best_[2 * k + 1] ? 2 * k : 2 * k + 1;
@@ -106,7 +107,7 @@ std::int32_t ItemPool::best(const Box& within) const {
       for (std::int32_t slot = first_slot(k - num_leaves_); slot < first_slot(k - num_leaves_ + 1); ++slot) {
         const Item& item = part_.items[item_[slot]];
         if (item.first >= within.min_first && item.first <= within.max_first && item.last >= within.min_last &&
-            item.last <= within.max_last) {
+            item.last <= within.max_last && rank_[slot] > after) {
           best = std::min(best, rank_[slot]);
         }
       }
@@ -148,7 +149,14 @@ void SectionReach::raise(Section first, Section last, Bytes bytes) {
   }
 }
 
-std::pair<Bytes, Section> SectionReach::highest(Section first, Section last) const {
+Bytes SectionReach::at(Section section) const {
+  Section k = section + num_leaves_;
+  Bytes reach = top_[k];
+  for (k /= 2; k > 0; k /= 2) reach += added_[k];
+  return reach;
+}
+
+std::pair<Bytes, Section> SectionReach::highest(Section first, Section last, Bytes above_bytes) const {
   struct Node {
     Section k, begin, width;
     Bytes above;  // additions of the nodes above
@@ -156,8 +164,8 @@ std::pair<Bytes, Section> SectionReach::highest(Section first, Section last) con
   std::array<Node, kMaxOpen> open;
   std::size_t num_open = 0;
   open[num_open++] = {1, 0, num_leaves_, 0};
-  Bytes highest = -1;
-  Section where = first;
+  Bytes highest = above_bytes;
+  Section where = -1;
   while (num_open > 0) {
     const auto [k, begin, width, above] = open[--num_open];
     if (begin >= last || begin + width <= first || top_[k] + above <= highest) continue;
@@ -180,7 +188,8 @@ Skyline::Skyline(const Part& part)
       reach_(part.section_load),
       end_(part.section_load.size()),
       before_(part.section_load.size()),
-      height_(part.section_load.size()) {}
+      height_(part.section_load.size()),
+      born_before_(born_before(part)) {}
 
 void Skyline::set_segment(Section before, Section first, Section last, Bytes height) {
   before_[first] = before;
@@ -203,15 +212,75 @@ Section Skyline::merge(Section first) {
   return left;
 }
 
-std::int32_t Skyline::choose(Section first, Section last, const SkylineRules& rules) const {
-  if (rules.attention != Attention::kNone) {
-    const auto [reach, section] = reach_.highest(first, last);
-    if (rules.attention == Attention::kAlways || reach >= rules.target) {
-      const std::int32_t rank = pool_.best({first, section, section + 1, last});
-      if (rank != kNoRank) return rank;
+std::int32_t Skyline::choose(Section first, Section last) {
+  const ItemPool::Box inside{first, last - 1, first + 1, last};
+  if (!is_watched_) return pool_.best(inside);
+  int num_looks = std::max(1, rules_.num_looks);
+  const auto first_allowed = [&](const ItemPool::Box& box, Section except) {
+    for (std::int32_t rank = pool_.best(box); rank != kNoRank && num_looks > 0; rank = pool_.best(box, rank)) {
+      const Item& item = part_.items[order_[rank]];
+      if (item.first <= except && except < item.last) continue;
+      --num_looks;
+      if (rules_.num_looks == 0 || !walls_in(order_[rank], height_[first] + item.size)) return rank;
     }
+    return kNoRank;
+  };
+  const Section highest = reach_.highest(first, last).second;
+  const std::int32_t rank = first_allowed({first, highest, highest + 1, last}, -1);
+  return rank != kNoRank ? rank : first_allowed(inside, highest);
+}
+
+// Whether the item, put into a valley up to top, walls in a section beside it: goes outwards from wall to higher wall.
+bool Skyline::walls_in(ItemId item, Bytes top) {
+  const auto [first, last, size] = part_.items[item];
+  Section valley = first;
+  while (end_[valley] == 0) --valley;
+  Bytes wall = top - size;
+  for (Section left = first, next = valley < first ? valley : before_[valley]; wall < top;) {
+    const Bytes height = next < 0 ? top : std::min(top, height_[next]);
+    if (height > wall && underfills(left, first, height)) return true;
+    wall = std::max(wall, height);
+    left = next;
+    next = next < 0 ? next : before_[next];
   }
-  return pool_.best({first, last - 1, first + 1, last});
+  wall = top - size;
+  for (Section right = last; wall < top;) {
+    const Section next = right == last && last < end_[valley] ? valley : right;
+    const Bytes height = next == part_.num_sections() ? top : std::min(top, height_[next]);
+    if (height > wall && underfills(last, right, height)) return true;
+    wall = std::max(wall, height);
+    right = next == part_.num_sections() ? next : end_[next];
+  }
+  return false;
+}
+
+// Whether the items to come inside [first, last) leave a section there so far below top that it ends above the target.
+bool Skyline::underfills(Section first, Section last, Bytes top) {
+  if (first >= last) return false;
+  bool tight = false;
+  Section begin = first;
+  while (end_[begin] == 0) --begin;
+  for (Section s = begin; s < last && !tight; s = end_[s]) {
+    tight = reach_.highest(std::max(s, first), std::min(end_[s], last), rules_.target - top + height_[s]).second >= 0;
+  }
+  if (!tight) return false;
+  change_.assign(last - first + 1, 0);
+  work_ += born_before_[last] - born_before_[first];
+  for (ItemId i = born_before_[first]; i < born_before_[last]; ++i) {
+    const Item& item = part_.items[i];
+    if (item.last > last || offsets_[i] != kUnplaced) continue;
+    change_[item.first - first] += item.size;
+    change_[item.last - first] -= item.size;
+  }
+  Bytes inside = 0;
+  for (Section s = first, segment = begin; s < last; ++s) {
+    if (s >= end_[segment]) segment = s;
+    inside += change_[s - first];
+    if (top - height_[segment] - inside + reach_.at(s) <= rules_.target) continue;
+    culprit_ = s;
+    return true;
+  }
+  return false;
 }
 
 // Puts the item on the valley [first, last) and cuts the valley around it.
@@ -244,37 +313,50 @@ Section Skyline::raise(Section first) {
   return merge(first);
 }
 
-bool Skyline::place(std::span<const ItemId> order, const SkylineRules& rules, const std::function<bool()>& stop, Packing& packing) {
-  const bool watched = rules.attention != Attention::kNone;
-  if (watched) reach_ = SectionReach(part_.section_load);
+void Skyline::begin(std::span<const ItemId> order, const SkylineRules& rules, Packing& packing) {
+  order_ = order;
+  rules_ = rules;
+  is_watched_ = rules.target < SkylineRules().target;
+  if (is_watched_) reach_ = SectionReach(part_.section_load);
   pool_.fill(order);
-  culprit_ = -1;
   packing.height = 0;
   packing.offsets.assign(part_.items.size(), kUnplaced);
+  offsets_ = packing.offsets.data();
+  culprit_ = -1;
+  work_ = 0;
   std::ranges::fill(end_, 0);
   set_segment(-1, 0, part_.num_sections(), 0);
   valleys_.assign(1, {0, 0});
+}
+
+bool Skyline::place(std::span<const ItemId> order, const SkylineRules& rules, const std::function<bool()>& stop, Packing& packing) {
+  begin(order, rules, packing);
   for (std::size_t num_placed = 0; num_placed < order.size();) {
     const Valley valley = valleys_.front();
     const Section first = valley.first, last = end_[first];
-    const std::int32_t rank = is_current(valley) ? choose(first, last, rules) : kNoRank;
+    const std::int32_t rank = is_current(valley) ? choose(first, last) : kNoRank;
     if (rank != kNoRank) {
       const ItemId item = order[rank];
       packing.offsets[item] = valley.height;
       packing.height = std::max(packing.height, valley.height + part_.items[item].size);
       pool_.remove(item);
       put(part_.items[item], first, last);
-      if (++num_placed % kPlacementsPerQuestion == 0 && stop()) return false;
+      ++num_placed;
+      work_ += kWorkPerPlacement;
+      if (work_ < kWorkPerQuestion) continue;
+      work_ = 0;
+      if (stop()) return false;
       continue;
     }
     const bool raised = is_current(valley);
     std::ranges::pop_heap(valleys_, std::greater<>());
     valleys_.pop_back();
     if (!raised) continue;
+    if (first == 0 && last == part_.num_sections()) return false;  // whatever comes next walls in the culprit
     const Section joint = raise(first);
     valleys_.push_back({height_[joint], joint});
     std::ranges::push_heap(valleys_, std::greater<>());
-    if (!watched) continue;
+    if (!is_watched_) continue;
     reach_.raise(first, last, height_[joint] - valley.height);
     const auto [reach, section] = reach_.highest(first, last);
     if (reach <= rules.target) continue;
@@ -282,6 +364,26 @@ bool Skyline::place(std::span<const ItemId> order, const SkylineRules& rules, co
     return false;
   }
   return true;
+}
+
+void Skyline::stack_rest(Packing& packing) const {
+  std::map<Section, Bytes> tops;  // of the segment that begins there
+  for (Section s = 0; s < part_.num_sections(); s = end_[s]) tops[s] = height_[s];
+  for (ItemId i = 0; i < part_.num_items(); ++i) {
+    if (packing.offsets[i] != kUnplaced) continue;
+    const auto [first, last, size] = part_.items[i];
+    auto segment = std::prev(tops.upper_bound(first));
+    Bytes top = 0, after = 0;
+    for (; segment != tops.end() && segment->first < last;
+         segment = segment->first < first ? std::next(segment) : tops.erase(segment)) {
+      after = segment->second;
+      top = std::max(top, after);
+    }
+    if (last < part_.num_sections()) tops.emplace(last, after);
+    tops[first] = top + size;
+    packing.offsets[i] = top;
+    packing.height = std::max(packing.height, top + size);
+  }
 }
 
 }  // namespace olla

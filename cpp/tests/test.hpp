@@ -57,22 +57,23 @@ inline int run() {
   do {                                                                                   \
     if (!(__VA_ARGS__)) olla::test::fail(__FILE__, __LINE__, "not true: " #__VA_ARGS__); \
   } while (false)
-#define CHECK_EQ(a, ...)                                                                                                       \
-  do {                                                                                                                         \
-    const auto seen = (a);                                                                                                     \
-    const decltype(seen) expected = __VA_ARGS__;                                                                               \
-    if (!(seen == expected))                                                                                                   \
-      olla::test::fail(__FILE__, __LINE__, #a " is " + olla::test::shown(seen) + ", expected " + olla::test::shown(expected)); \
+#define CHECK_EQ(a, ...)                                                                                                 \
+  do {                                                                                                                   \
+    const auto check_seen_ = (a);                                                                                        \
+    const decltype(check_seen_) check_expected_ = __VA_ARGS__;                                                           \
+    if (!(check_seen_ == check_expected_))                                                                               \
+      olla::test::fail(__FILE__, __LINE__,                                                                               \
+                       #a " is " + olla::test::shown(check_seen_) + ", expected " + olla::test::shown(check_expected_)); \
   } while (false)
-#define CHECK_THROWS(expr, Type, rule_)                                                                          \
-  do {                                                                                                           \
-    std::string seen = "(nothing thrown)";                                                                       \
-    try {                                                                                                        \
-      static_cast<void>(expr);                                                                                   \
-    } catch (const Type& error) {                                                                                \
-      seen = error.rule();                                                                                       \
-    }                                                                                                            \
-    if (seen != (rule_)) olla::test::fail(__FILE__, __LINE__, #expr ": rule " + seen + ", expected " + (rule_)); \
+#define CHECK_THROWS(expr, Type, rule_)                                                                                        \
+  do {                                                                                                                         \
+    std::string check_seen_ = "(nothing thrown)";                                                                              \
+    try {                                                                                                                      \
+      static_cast<void>(expr);                                                                                                 \
+    } catch (const Type& error) {                                                                                              \
+      check_seen_ = error.rule();                                                                                              \
+    }                                                                                                                          \
+    if (check_seen_ != (rule_)) olla::test::fail(__FILE__, __LINE__, #expr ": rule " + check_seen_ + ", expected " + (rule_)); \
   } while (false)
 #define OLLA_TEST_MAIN \
   int main() { return olla::test::run(); }
