@@ -51,7 +51,8 @@ def check(buffers: list[Buffer], result: Layout, alignment: int) -> None:
     assert result.load_bytes == load
     assert result.height_bytes == max((s + o for *_, s, o in placed), default=0)
     assert result.height_bytes >= load
-    assert (result.status == "optimal") == (result.height_bytes == load)
+    assert load <= result.bound_bytes <= result.height_bytes
+    assert (result.status == "optimal") == (result.height_bytes == result.bound_bytes)
 
 
 def brute_force(buffers: list[Buffer], alignment: int) -> int:
@@ -89,7 +90,8 @@ def test_buffers_alive_together_never_overlap(buffers: list[Buffer], alignment: 
 @given(st.lists(lifetimes(4, 9), max_size=6), st.sampled_from([1, 4]))
 @settings(max_examples=150, deadline=None)
 def test_height_equals_brute_force(buffers: list[Buffer], alignment: int) -> None:
-    assert solve(buffers, alignment=alignment).height_bytes == brute_force(buffers, alignment)
+    result = solve(buffers, alignment=alignment)
+    assert result.height_bytes == result.bound_bytes == brute_force(buffers, alignment)
 
 
 def test_height_equals_brute_force_with_seven_buffers() -> None:
@@ -202,7 +204,7 @@ def test_progress_can_stop_the_search() -> None:
         calls.append((stage, seconds, value, bound))
         return False
 
-    result = solve(random_buffers(1500), progress=progress, time_limit=60.0)
+    result = solve(pipeline_buffers(16, 6, 400, seed=0), progress=progress, time_limit=60.0)
     assert result.cancelled
     assert len(calls) == 1
     stage, seconds, value, bound = calls[0]
@@ -216,7 +218,7 @@ def test_an_error_in_progress_reaches_the_caller() -> None:
         raise KeyError("stop here")
 
     with pytest.raises(KeyError, match="stop here"):
-        solve(random_buffers(1500), progress=progress, time_limit=60.0)
+        solve(pipeline_buffers(16, 6, 400, seed=0), progress=progress, time_limit=60.0)
 
 
 @pytest.mark.parametrize(
