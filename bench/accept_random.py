@@ -75,10 +75,11 @@ def check_buffers(seed: int) -> list[str]:
         lower = rng.randint(0, 8)
         buffers.append((lower, lower + rng.randint(0, 6), rng.randint(0, 12)))
     columns = np.array(buffers, dtype=np.int64).reshape(-1, 3).T.copy()
-    offsets, height, *_ = _core.layout(*columns, alignment, 5.0, 0, None)
+    offsets, height, _, bound, _ = _core.layout(*columns, alignment, 5.0, 0, None)
     rounded = [(a, b, -(-s // alignment) * alignment) for a, b, s in buffers]
     columns[2] = [size for _, _, size in rounded]
-    wrong = ["layout height"] if height != oracle.best_height(*columns.tolist()) else []
+    least = oracle.best_height(*columns.tolist())
+    wrong = [f"layout {what}" for what, value in (("height", height), ("bound", bound)) if value != least]
     for (one, low), (two, high) in itertools.permutations(zip(rounded, offsets.tolist(), strict=True), 2):
         together = one[0] < two[1] and two[0] < one[1] and one[0] < one[1] and two[0] < two[1]
         if low % alignment or (together and low <= high < low + one[2] and two[2]):
@@ -108,7 +109,7 @@ def main() -> int:
             seeds.setdefault(what, []).append(seed)
     page = Report("Agreement with brute force", ["what", "cases", "disagreements", "first seeds"])
     orders = [f"{name} {what}" for name in ("auto", "ilp", "ilp alone") for what in ("peak", "bound", "fails")]
-    for what in (*orders, "layout height", "layout overlap"):
+    for what in (*orders, "layout height", "layout bound", "layout overlap"):
         num_cases = num_layouts if what.startswith("layout") else options.num_graphs
         page.rows.append([what, num_cases, counts[what], " ".join(map(str, seeds.get(what, [])[:10])) or "-"])
     page.print()

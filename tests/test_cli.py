@@ -19,7 +19,7 @@ PLAN_KEYS = [
     *("program_peak_bytes", "saved_bytes", "resident_bytes", "arena_bytes", "load_bytes", "fragmentation", "alignment"),
     "seconds",
 ]
-LAYOUT_KEYS = ["status", "height", "load", "num_buffers", "seconds"]
+LAYOUT_KEYS = ["status", "height", "load", "bound", "num_buffers", "seconds"]
 BUFFERS = "id,lower,upper,size\na,0,3,4\nb,3,9,4\nc,0,9,4\n"
 
 
@@ -112,7 +112,7 @@ def test_a_plan_that_breaks_a_rule_is_bad_input(
         (["check", "{graph}", "missing.json"], "missing.json: cannot be read"),
         (["check", "{graph}", "{graph}"], "format is 'olla-graph', expected 'olla-plan'"),
         (["show", "{graph}"], "this is no plan"),
-        (["layout", "missing.csv"], "missing.csv: cannot be read"),
+        (["layout", "missing.csv"], "missing.csv cannot be read"),
         (["capture", "nonsense", "-o", "g.json"], "write MODULE:FUNCTION"),
         (["capture", "no_such_module:step", "-o", "g.json"], "No module named 'no_such_module'"),
         (["capture", "json:step", "-o", "g.json"], "module json has no function step"),
@@ -165,7 +165,7 @@ def test_layout_writes_offsets_and_says_how_good_they_are(
     assert main(["layout", buffers_file, "-o", str(output), "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert list(summary) == LAYOUT_KEYS
-    assert [summary[key] for key in LAYOUT_KEYS[:4]] == ["optimal", 8, 8, 3]
+    assert [summary[key] for key in LAYOUT_KEYS[:5]] == ["optimal", 8, 8, 8, 3]
     rows = [row.split(",") for row in output.read_text().splitlines()]
     assert rows[0] == ["id", "lower", "upper", "size", "offset"]
     assert {row[4] for row in rows[1:]} == {"0", "4"}

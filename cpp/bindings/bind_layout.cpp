@@ -22,12 +22,12 @@ void bind_layout(nb::module_& m) {
           result = layout(buffers, {.alignment = alignment, .seed = seed}, control);
         }
         python.raise_pending();
-        return nb::make_tuple(to_numpy(std::move(result.offsets)), result.height, result.load, control.cancelled());
+        return nb::make_tuple(to_numpy(std::move(result.offsets)), result.height, result.load, result.bound, control.cancelled());
       },
       "lower"_a.noconvert(), "upper"_a.noconvert(), "size"_a.noconvert(), "alignment"_a, "time_limit"_a, "seed"_a,
       "progress"_a.none(),
-      "(offsets, height, load, cancelled): offset of buffer i, alive during [lower[i], upper[i]), after rounding sizes up to the "
-      "alignment.");
+      "(offsets, height, load, bound, cancelled): offset of buffer i, alive during [lower[i], upper[i]), after rounding sizes up to "
+      "the alignment; no height is below bound.");
 }
 
 }  // namespace olla::bindings

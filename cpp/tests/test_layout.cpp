@@ -380,4 +380,15 @@ TEST(a_hundred_thousand_nested_lifetimes_are_placed) {
   CHECK_EQ(result.height, result.load);
 }
 
+TEST(a_first_pass_that_is_stopped_still_gives_a_layout) {
+  const std::int64_t count = 400'000;
+  std::vector<Buffer> buffers;
+  for (std::int64_t i = 0; i < count; ++i) buffers.push_back({i, 2 * count - i + i % 3, 1 + i * i % 7});
+  Control control("layout", 60, [](const Progress&) { return false; });
+  const LayoutResult result = layout(buffers, {}, control);
+  CHECK(control.cancelled());
+  CHECK_EQ(std::ranges::count(result.offsets, kUnplaced), 0);
+  CHECK(result.height >= result.load);
+}
+
 OLLA_TEST_MAIN

@@ -246,10 +246,9 @@ def _layout(args: argparse.Namespace) -> int:
             progress=progress,
         )
     fits = args.capacity is None or result.height_bytes <= args.capacity
+    status = result.status
     if not fits:
-        status = "infeasible" if result.load_bytes > args.capacity else "unknown"
-    else:
-        status = "optimal" if result.height_bytes == result.load_bytes else "feasible"
+        status = "infeasible" if result.bound_bytes > args.capacity else "unknown"
     if args.output and fits:
         write_offsets(args.output, buffers, result.offsets)
     if args.json:
@@ -257,6 +256,7 @@ def _layout(args: argparse.Namespace) -> int:
             "status": status,
             "height": result.height_bytes,
             "load": result.load_bytes,
+            "bound": result.bound_bytes,
             "num_buffers": len(result.offsets),
             "seconds": time.perf_counter() - start,
         }
@@ -271,10 +271,10 @@ def _layout(args: argparse.Namespace) -> int:
 
 
 _LAYOUT_MESSAGES = {
-    "optimal": "optimal: no layout is lower than the load",
-    "feasible": "feasible: a lower layout may exist; a longer --time-limit may find it",
-    "infeasible": "infeasible: the load alone is above the capacity, no layout fits",
-    "unknown": "unknown: none found that fits the capacity, but one may exist; a longer --time-limit may find it",
+    "optimal": "optimal: no layout is lower",
+    "feasible": "feasible: a lower layout may exist; a longer --time-limit or another --seed may find it",
+    "infeasible": "infeasible: no layout fits the capacity",
+    "unknown": "unknown: none found that fits, but one may exist; a longer --time-limit or another --seed may find it",
 }
 
 

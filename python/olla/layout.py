@@ -30,6 +30,7 @@ class Layout:
         offsets: int64[m], bytes; first byte of buffer i in the arena. 0 where buffer i is never alive or has no bytes.
         height_bytes: size of the arena: the largest end of a buffer, sizes rounded up to the alignment.
         load_bytes: most bytes alive at once, of the same rounded sizes; no layout is lower.
+        bound_bytes: proven lower bound on the height: the load, or more where a few buffers were solved exactly.
         cancelled: whether the progress callback stopped the search.
         seconds: wall time of the search.
     """
@@ -37,13 +38,14 @@ class Layout:
     offsets: Int64Array
     height_bytes: int
     load_bytes: int
+    bound_bytes: int
     cancelled: bool
     seconds: float
 
     @property
     def status(self) -> str:
-        """``"optimal"`` where the height equals the load, ``"feasible"`` where a lower layout may exist."""
-        return "optimal" if self.height_bytes == self.load_bytes else "feasible"
+        """``"optimal"`` where the height equals the bound, ``"feasible"`` where a lower layout may exist."""
+        return "optimal" if self.height_bytes == self.bound_bytes else "feasible"
 
     @property
     def fragmentation(self) -> float:
@@ -73,8 +75,8 @@ def layout(
 ) -> Layout:
     """Place buffers so that those alive together do not overlap, as low as can be found.
 
-    The search ends early once the height equals the load, which proves it optimal. A first greedy layout is always
-    made, whatever the time limit.
+    The search ends once the height equals the load, which proves it optimal, or after a fixed number of placements. A
+    layout is always made, whatever the time limit: a first greedy pass has five seconds.
 
     Args:
         lower: integers[m], first time at which buffer i is alive.
@@ -96,7 +98,8 @@ def layout(
 
     Source:
         Skyline best fit: Burke, Kendall, Whitwell, Operations Research 52 (2004). Squeaky wheel: Joslin, Clements,
-        Journal of Artificial Intelligence Research 10 (1999).
+        Journal of Artificial Intelligence Research 10 (1999). One-machine bound: Carlier, European Journal of
+        Operational Research 11 (1982).
 
     Example:
         >>> layout([0, 0, 1], [1, 2, 2], [4, 8, 2]).height_bytes
@@ -110,8 +113,8 @@ def layout(
         raise PlanError(f"layout: alignment is {alignment} bytes, expected 1 to 2**62", rule="alignment")
     first, last, sizes = _int64("lower", lower), _int64("upper", upper), _int64("size", size)
     start = time.perf_counter()
-    offsets, height, load, cancelled = _core.layout(first, last, sizes, alignment, time_limit, seed, progress)
-    return Layout(offsets, height, load, cancelled, time.perf_counter() - start)
+    offsets, height, load, bound, cancelled = _core.layout(first, last, sizes, alignment, time_limit, seed, progress)
+    return Layout(offsets, height, load, bound, cancelled, time.perf_counter() - start)
 
 
 def read_buffers(path: str | Path) -> Buffers:

@@ -139,6 +139,7 @@ class _Run:
         self.seconds: dict[str, float] = {}
         self.interrupted = False
         self.note = ""
+        self.layout_bound = 0  # no arena of the order is smaller
         self.before, self.after = self._precedences()
         self.core = graph.core.constrained(self.before, self.after) if len(self.before) else graph.core
         program = np.arange(graph.num_ops, dtype=np.int32)
@@ -306,21 +307,21 @@ class _Run:
             found = self._run_layout(lower, upper, size, self._left())
         if found is None:  # interrupted before there was an answer
             found = self._run_layout(lower, upper, size, 0.0)
-        places, height, load = found
+        places, height, load, self.layout_bound = found
         offsets[tensors] = places[: len(tensors)]
         workspace_offsets[ops] = places[len(tensors) :]
         return _Placement(offsets, workspace_offsets, height, load)
 
     def _run_layout(
         self, lower: NDArray[np.int64], upper: NDArray[np.int64], size: NDArray[np.int64], limit: float
-    ) -> tuple[NDArray[np.int64], int, int]:
+    ) -> tuple[NDArray[np.int64], int, int, int]:
         if len(size) == 0:
-            return size, 0, 0
-        places, height, load, cancelled = _core.layout(
+            return size, 0, 0, 0
+        places, height, load, bound, cancelled = _core.layout(
             lower, upper, size, self.options.alignment, limit, self.options.seed, self.progress
         )
         self.interrupted |= cancelled
-        return places, height, load
+        return places, height, load, bound
 
     def _peak(self) -> tuple[OpAt | None, tuple[LiveTensor, ...]]:
         """Find the first op at the peak and the largest tensors live there, resident ones left out."""
@@ -363,5 +364,9 @@ class _Run:
                 parts.append(f"A longer time limit than {options.time_limit:g} s may close the gap.")
         if placement.arena_bytes > placement.load_bytes:
             excess = placement.arena_bytes - placement.load_bytes
-            parts.append(f"The arena is {excess} bytes above its load: a longer time limit may find a tighter layout.")
+            if placement.arena_bytes == self.layout_bound:
+                parts.append(f"The arena is {excess} bytes above its load: no layout of this order is tighter.")
+            else:
+                advice = "a longer time limit or another seed may find a tighter layout"
+                parts.append(f"The arena is {excess} bytes above its load: {advice}.")
         return " ".join([*parts, self.note]).strip()
