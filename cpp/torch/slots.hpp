@@ -134,6 +134,7 @@ class Recording {
     std::int32_t index;  // it is the op's request of this number
     Bytes bytes;
     OpId freed_in = kNoOp;  // the op that ran, or ran last, when it was freed; kNoOp: alive at the end
+    std::int64_t freed_at = -1;  // how many requests had been made when it was freed; -1: alive at the end
   };
 
   void start_op(OpId op) { last_op_ = op; }
@@ -144,7 +145,9 @@ class Recording {
   bool freed(const void* block) {
     const auto found = alive_.find(block);
     if (found == alive_.end()) return false;
-    allocations_[found->second].freed_in = last_op_;
+    Allocation& allocation = allocations_[found->second];
+    allocation.freed_in = last_op_;
+    allocation.freed_at = static_cast<std::int64_t>(allocations_.size());
     alive_.erase(found);
     return true;
   }

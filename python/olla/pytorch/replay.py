@@ -23,12 +23,14 @@ class Allocations(NamedTuple):
         index: int32[m], it was the op's request of this number.
         num_bytes: int64[m].
         freed_in: int32[m], the op that ran, or had run last, when it was freed; -1: alive when the recording stopped.
+        freed_at: int64[m], how many requests had been made when it was freed; -1: alive when the recording stopped.
     """
 
     op: Int32
     index: Int32  # type: ignore[assignment]  # hides tuple.index
     num_bytes: Int64
     freed_in: Int32
+    freed_at: Int64
 
 
 class Table(NamedTuple):
@@ -120,9 +122,9 @@ class Replay:
         Raises:
             ReplayError: this thread does not record.
         """
-        rows = np.frombuffer(self._module.stop_recording(), np.int64).reshape(-1, 4)
-        op, index, num_bytes, freed_in = (np.ascontiguousarray(column) for column in rows.T)
-        return Allocations(op.astype(np.int32), index.astype(np.int32), num_bytes, freed_in.astype(np.int32))
+        rows = np.frombuffer(self._module.stop_recording(), np.int64).reshape(-1, 5)
+        op, index, num_bytes, freed_in, freed_at = (np.ascontiguousarray(column) for column in rows.T)
+        return Allocations(op.astype(np.int32), index.astype(np.int32), num_bytes, freed_in.astype(np.int32), freed_at)
 
     def activate(self, table: Table) -> None:
         """Take the arena from the default allocator, and answer the requests of this thread's windows from it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from olla.pytorch.capture import capture
 if TYPE_CHECKING:
     import torch
 
+    from olla.pytorch.replay import Replay
     from olla.pytorch.runner import Runner
     from olla.report.step import StepReport
 
@@ -110,6 +112,8 @@ class Step:
         self._cache_size = cache_size
         self._runners: OrderedDict[Hashable, Runner] = OrderedDict()  # the latest used last
         self._lock = threading.Lock()
+        self._replay: Replay | None = None
+        self._note = ""
         if device is not None and (wanted := torch.device(device)) != self._feed.device:
             here = self._feed.device
             if wanted.type != here.type or wanted.index not in (None, here.index):
@@ -150,6 +154,11 @@ class Step:
             raise ReplayError("the step has not run yet: call step(batch) once, then step.report()")
         return next(reversed(self._runners.values())).report(len(self._runners))
 
+    def release(self) -> None:
+        """Give the memory of the arena back until the next call, for work outside the step that needs it."""
+        if self._replay is not None:
+            self._replay.release()
+
     def __repr__(self) -> str:
         return f"<Step of {type(self.model).__name__}, {len(self._runners)} captures>"
 
@@ -181,7 +190,24 @@ class Step:
             captured = capture(self.model, batch, optimizer=self.optimizer, loss=self.loss)
             captured.structure.check()
             found = plan(captured, layout=False, progress=progress, **self._options)
-        return Runner(captured, found, self._feed.sources(captured.inputs), self._arena)
+            replay, note = self._planned_memory()
+        return Runner(captured, found, self._feed.sources(captured.inputs), replay, note)
+
+    def _planned_memory(self) -> tuple[Replay | None, str]:
+        """Return the planned memory of the device, or None and why there is none."""
+        if not self._arena:
+            return None, "arena=False: torch's own allocator."
+        if self._replay is None and not self._note:
+            from olla.pytorch.replay import load
+
+            try:
+                self._replay = load(self._feed.device)
+            except ReplayError as error:
+                self._note = f"The step runs in planned order on torch's own allocator, in no arena: {error}"
+                warnings.warn(self._note, stacklevel=5)
+            else:
+                weakref.finalize(self, self._replay.release).atexit = False
+        return self._replay, self._note
 
     def _give_back(self, runner: Runner, results: Sequence[torch.Tensor]) -> Any:
         """Leave gradients in .grad, and return what the loss function returned."""
