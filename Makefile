@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TOOLS := $(VENV)/.tools
 PACKAGE := $(VENV)/.package
 # The folders too: their times change when a file is added or removed.
-SOURCES := CMakeLists.txt pyproject.toml $(shell find cpp/olla cpp/bindings python -not -path '*/__pycache__*')
+SOURCES := CMakeLists.txt pyproject.toml $(shell find cpp/olla cpp/bindings cpp/torch python -not -path '*/__pycache__*')
 CXX_FILES = $(shell find $(wildcard cpp bench) -name '*.[ch]pp')
 say = @printf '\n== %s\n' $(1)
 

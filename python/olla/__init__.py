@@ -10,6 +10,8 @@ from olla.plan import Plan, Status, plan
 
 if TYPE_CHECKING:
     from olla.pytorch.capture import capture as capture
+    from olla.pytorch.step import Step as Step
+    from olla.pytorch.step import compile as compile
 
 __all__ = [
     "BudgetError",
@@ -23,9 +25,11 @@ __all__ = [
     "ReplayError",
     "SolverError",
     "Status",
+    "Step",
     "__version__",
     "capture",
     "check",
+    "compile",
     "layout",
     "plan",
 ]
@@ -36,6 +40,10 @@ def __getattr__(name: str) -> object:
         from olla.pytorch.capture import capture  # imports torch
 
         return capture
+    if name in ("Step", "compile"):
+        from olla.pytorch import step
+
+        return getattr(step, name)
     if name == "__version__":
         from importlib.metadata import version  # slow to import, seldom needed
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from olla.pytorch.inputs import Input
+    from olla.pytorch.results import Structure
 
 OLDEST_TORCH = (2, 11)
 
@@ -33,6 +34,7 @@ class Captured:
         tensors: the tensors of the graph that a node's value lives in.
         inputs: what the module takes.
         outputs: what the module returns: ``"loss"``, ``"output..."``, ``"gradient of ..."``.
+        structure: of what the loss function or the model returned; the first of ``outputs`` are its tensors.
         seconds: by stage: ``trace``, ``fold``.
     """
 
@@ -43,6 +45,7 @@ class Captured:
     tensors: dict[fx.Node, tuple[int, ...]]
     inputs: Sequence[Input]
     outputs: Sequence[str]
+    structure: Structure
     seconds: dict[str, float] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -116,7 +119,15 @@ def capture(
     folded, inputs = fold(traced, name or type(model).__name__)
     seconds = {"trace": middle - start, "fold": time.perf_counter() - middle}
     return Captured(
-        folded.graph, traced.module, folded.nodes, folded.prologue, folded.tensors, inputs, traced.outputs, seconds
+        graph=folded.graph,
+        module=traced.module,
+        nodes=folded.nodes,
+        prologue=folded.prologue,
+        tensors=folded.tensors,
+        inputs=inputs,
+        outputs=traced.outputs,
+        structure=traced.structure,
+        seconds=seconds,
     )
 
 

@@ -63,15 +63,19 @@ class Fakes:
         return fake
 
 
+def plain_batch(batch: Any) -> Any:
+    """Return a batch with a dict in place of another mapping, such as a tokenizer's answer."""
+    is_mapping = isinstance(batch, collections.UserDict | Mapping) and type(batch) is not dict
+    return dict(batch) if is_mapping else batch
+
+
 def batch_leaves(batch: Any) -> tuple[list[Any], pytree.TreeSpec, list[str]]:
     """Flatten a batch into leaves, their structure and their names.
 
     Raises:
         CaptureError: a leaf is neither a tensor nor a constant (None, bool, str).
     """
-    if isinstance(batch, collections.UserDict) or (isinstance(batch, Mapping) and type(batch) is not dict):
-        batch = dict(batch)
-    with_paths, spec = pytree.tree_flatten_with_path(batch)
+    with_paths, spec = pytree.tree_flatten_with_path(plain_batch(batch))
     names = ["batch" + pytree.keystr(path).replace("'", "") for path, _ in with_paths]
     leaves = [leaf for _, leaf in with_paths]
     for name, leaf in zip(names, leaves, strict=True):

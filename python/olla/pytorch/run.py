@@ -44,8 +44,8 @@ def run(
         if node.op == "placeholder":
             values_of[node] = next(arguments)
         elif node.op == "get_attr":
-            values_of[node] = _attribute(captured.module, str(node.target))
-    freed = _freed_after(captured, steps)
+            values_of[node] = attribute(captured.module, str(node.target))
+    freed = freed_after(captured, steps)
     output = next(n for n in reversed(captured.module.graph.nodes) if n.op == "output")
     with torch.no_grad():
         _call(captured.prologue, values_of)
@@ -69,7 +69,7 @@ def _call(nodes: Sequence[fx.Node], values_of: dict[fx.Node, Any]) -> None:
         del values_of[nodes[0]]
 
 
-def _freed_after(captured: Captured, steps: Sequence[int]) -> list[list[fx.Node]]:
+def freed_after(captured: Captured, steps: Sequence[int]) -> list[list[fx.Node]]:
     """Return, for each step, the nodes whose value is not needed after it."""
     graph = captured.graph
     last: dict[int, int] = {}
@@ -85,7 +85,7 @@ def _freed_after(captured: Captured, steps: Sequence[int]) -> list[list[fx.Node]
     return freed
 
 
-def _attribute(module: torch.nn.Module, path: str) -> Any:
+def attribute(module: torch.nn.Module, path: str) -> Any:
     value: Any = module
     for part in path.split("."):
         value = getattr(value, part)

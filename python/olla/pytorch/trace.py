@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from olla.pytorch import failures, optimizers, updates
 from olla.pytorch.inputs import Fakes, Input, batch_leaves, step_device
+from olla.pytorch.results import Structure
 
 Loss = Callable[[Any, Any], Any]
 _Tensors = tuple[torch.Tensor, ...]
@@ -25,11 +26,15 @@ KIND = "olla_kind"  # key of node.meta: forward, backward or update
 
 @dataclass
 class Traced:
-    """A recorded step: placeholder i of the module takes inputs[i], element i of its result is called outputs[i]."""
+    """A recorded step: placeholder i of the module takes inputs[i], element i of its result is called outputs[i].
+
+    The first outputs fill `structure`, what the loss function or the model returned.
+    """
 
     module: fx.GraphModule
     inputs: list[Input]
     outputs: list[str]
+    structure: Structure
 
 
 @dataclass
@@ -44,6 +49,7 @@ class _Step:
     inputs: list[Input] = field(default_factory=list)
     fakes: list[torch.Tensor] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
+    structure: Structure | None = None
     updates: list[updates.Update] = field(default_factory=list)
     phase: str = "forward"
 
@@ -108,7 +114,8 @@ def trace(
         module = make_fx(lambda *tensors: _run(step, tensors), tracing_mode="fake")(*step.fakes)
         stack.enter_context(mode)
         updates.copy_updates(module, step.updates, len(step.outputs))
-    return Traced(module, step.inputs, step.outputs)
+    assert step.structure is not None
+    return Traced(module, step.inputs, step.outputs, step.structure)
 
 
 def _add_inputs(step: _Step, fakes: Fakes, mode: FakeTensorMode, leaf_names: list[str]) -> None:
@@ -155,6 +162,7 @@ def _run(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
     with contextlib.nullcontext() if step.loss is not None else torch.no_grad():
         result = torch.func.functional_call(_Forward(step), lent, (batch, buffers))
     _mark("forward")
+    step.structure = Structure.of(result)
     if step.loss is None:
         return _outputs(step, result)
 

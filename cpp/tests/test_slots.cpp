@@ -1,0 +1,264 @@
+#include <cstdlib>
+#include <set>
+#include <thread>
+
+#include "test.hpp"
+#include "torch/slots.hpp"
+
+using namespace olla::replay;
+
+namespace {
+
+constexpr Bytes kAlignment = 64;
+
+// A default allocator that knows what it has lent.
+struct Heap {
+  std::set<void*> lent;
+  Memory memory{{kAlignment, [this](Bytes bytes) { return take(bytes); }, [this](void* block) { give(block); }}};
+
+  void* take(Bytes bytes) {
+    if (bytes > (Bytes{1} << 40)) throw std::bad_alloc();
+    return *lent.insert(std::malloc(bytes)).first;
+  }
+  void give(void* block) {
+    CHECK_EQ(lent.erase(block), 1u);
+    std::free(block);
+  }
+
+  // What the allocator of a device does.
+  void* allocate(Bytes bytes) {
+    if (!Memory::inside()) return take(bytes);
+    if (void* block = memory.planned(bytes)) return block;
+    void* block = take(bytes);
+    if (Memory::recording()) memory.record(block, bytes);
+    return block;
+  }
+  void free(void* block) {
+    if (!memory.freed(block)) give(block);
+  }
+  Offset offset(void* block) { return static_cast<char*>(block) - static_cast<char*>(memory.arena().first); }
+};
+
+// Op 0 asks for 100 and 64 bytes, op 1 for 64 and, outside the arena, 32.
+Plan small_plan() { return {256, kAlignment, {0, 2, 4}, {100, 64, 64, 32}, {0, 128, 192, kNotInArena}}; }
+
+template <class Error, class Body>
+std::string message(const Body& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "(nothing thrown)";
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
+
+TEST(requests_of_an_op_get_their_planned_addresses) {
+  Heap heap;
+  heap.memory.activate(small_plan());
+  heap.memory.begin(0);
+  void *a = heap.allocate(100), *b = heap.allocate(64);
+  Memory::end();
+  heap.memory.begin(1);
+  void *c = heap.allocate(64), *d = heap.allocate(32);
+  Memory::end();
+  CHECK_EQ(heap.offset(a), 0);
+  CHECK_EQ(heap.offset(b), 128);
+  CHECK_EQ(heap.offset(c), 192);
+  CHECK(heap.lent.contains(d));
+  for (void* block : {a, b, c, d}) heap.free(block);
+  const Counters counters = heap.memory.deactivate(false);
+  CHECK_EQ(counters.num_hits, 3);
+  CHECK_EQ(counters.num_misses, 0);
+  CHECK_EQ(counters.peak_bytes, 256);  // 100 counts for 128
+  CHECK_EQ(counters.high_water_bytes, 256);
+  CHECK(heap.lent.empty());
+}
+
+TEST(misses_are_named_and_do_not_shift_later_requests) {
+  Heap heap;
+  heap.memory.activate(small_plan());
+  heap.memory.begin(0);
+  void *extra = heap.allocate(40), *a = heap.allocate(100), *b = heap.allocate(64), *more = heap.allocate(64);
+  Memory::end();
+  heap.memory.begin(0);
+  void* again = heap.allocate(64);  // its slot is held, and request 0 is left out
+  const Counters counters = heap.memory.deactivate(false);
+  CHECK(!Memory::inside());
+  CHECK_EQ(counters.num_hits, 2);
+  CHECK_EQ(counters.num_misses, 3);
+  CHECK_EQ(counters.missed_bytes, 40 + 64 + 64);
+  std::vector<std::string> misses;
+  for (const Miss& m : counters.misses)
+    misses.push_back(std::to_string(m.op) + "." + std::to_string(m.index) + " " + std::to_string(m.bytes) + " " + m.reason);
+  CHECK_EQ(misses, std::vector<std::string>{"0.0 40 size", "0.3 64 unplanned", "0.0 64 occupied"});
+  for (void* block : {extra, a, b, more, again}) heap.free(block);
+  CHECK(heap.lent.empty());
+}
+
+TEST(a_slot_is_occupied_exactly_while_a_block_overlaps_it) {
+  Slots slots;
+  std::vector<char> used(64, 0);
+  std::map<Offset, Bytes> blocks;
+  std::uint32_t state = 1;
+  const auto random = [&](std::uint32_t below) { return (state = state * 1664525 + 1013904223) / 65536 % below; };
+  for (int i = 0; i < 20000; ++i) {
+    const Offset offset = random(60);
+    if (const auto block = blocks.find(offset); block != blocks.end() && random(2) == 0) {
+      CHECK(slots.give(offset));
+      std::fill_n(used.begin() + offset, block->second, 0);
+      blocks.erase(block);
+      continue;
+    }
+    const Bytes bytes = 1 + random(4);
+    const bool free = std::count(used.begin() + offset, used.begin() + offset + bytes, 1) == 0;
+    CHECK_EQ(slots.take(offset, bytes, bytes), free);
+    if (free) {
+      std::fill_n(used.begin() + offset, bytes, 1);
+      blocks[offset] = bytes;
+    }
+    CHECK_EQ(slots.used_bytes(), std::count(used.begin(), used.end(), 1));
+    CHECK_EQ(slots.empty(), blocks.empty());
+  }
+  CHECK(!slots.give(63));
+}
+
+TEST(an_arena_goes_back_when_its_last_block_is_freed) {
+  Heap heap;
+  heap.memory.activate(small_plan());
+  heap.memory.begin(1);
+  void* block = heap.allocate(64);
+  heap.memory.deactivate(false);
+  CHECK_EQ(heap.memory.held_bytes(), 256);
+  heap.memory.activate(small_plan());  // the old arena waits; a new one is taken
+  CHECK_EQ(heap.memory.held_bytes(), 512);
+  std::thread([&] { heap.free(block); }).join();
+  CHECK_EQ(heap.memory.held_bytes(), 256);
+  heap.memory.deactivate(false);
+  CHECK_EQ(heap.memory.held_bytes(), 0);
+  CHECK(heap.lent.empty());
+}
+
+TEST(a_kept_arena_serves_the_next_table_that_fits) {
+  Heap heap;
+  heap.memory.activate(small_plan());
+  void* const base = heap.memory.arena().first;
+  heap.memory.begin(1);
+  void* held = heap.allocate(64);
+  heap.memory.deactivate(true);
+  Plan plan = small_plan();
+  heap.memory.activate(plan);
+  CHECK_EQ(heap.memory.arena().first, base);
+  heap.memory.begin(1);
+  void* other = heap.allocate(64);  // still held by the block of the table before
+  CHECK(heap.offset(other) != 192);
+  CHECK_EQ(heap.memory.deactivate(true).peak_bytes, 64);
+  heap.free(other);
+  heap.free(held);
+  plan.arena_bytes = 512;
+  heap.memory.activate(plan);  // too small: goes back
+  CHECK_EQ(heap.memory.held_bytes(), 512);
+  heap.memory.deactivate(true);
+  heap.memory.release();
+  CHECK_EQ(heap.memory.held_bytes(), 0);
+  CHECK(heap.lent.empty());
+}
+
+TEST(a_recording_tells_in_which_op_a_block_ended) {
+  Heap heap;
+  heap.memory.start_recording(3);
+  void* outside = heap.allocate(8);
+  heap.memory.begin(2);
+  void *a = heap.allocate(10), *workspace = heap.allocate(20);
+  heap.free(workspace);
+  Memory::end();
+  heap.memory.begin(0);
+  void* b = heap.allocate(30);
+  Memory::end();
+  std::thread([&] { heap.free(a); }).join();  // after op 0, before another
+  heap.free(outside);
+  std::vector<std::vector<std::int64_t>> rows;
+  for (const auto& r : heap.memory.stop_recording()) rows.push_back({r.op, r.index, r.bytes, r.freed_in});
+  heap.free(b);
+  CHECK_EQ(rows, std::vector<std::vector<std::int64_t>>{{2, 0, 10, 0}, {2, 1, 20, 2}, {0, 0, 30, kNoOp}});
+  CHECK(heap.lent.empty());
+}
+
+TEST(calls_that_do_not_fit_the_state_are_refused_and_change_nothing) {
+  Heap heap;
+  CHECK(contains(message<StateError>([&] { heap.memory.begin(0); }), "neither records"));
+  CHECK(contains(message<StateError>([&] { heap.memory.deactivate(false); }), "no active table"));
+  CHECK(contains(message<StateError>([&] { heap.memory.stop_recording(); }), "does not record"));
+  Memory::end();
+  heap.memory.activate(small_plan());
+  CHECK(contains(message<StateError>([&] { heap.memory.activate(small_plan()); }), "already has an active table"));
+  CHECK(contains(message<StateError>([&] { heap.memory.start_recording(1); }), "already has an active table"));
+  CHECK(contains(message<StateError>([&] { heap.memory.begin(2); }), "op is 2, expected 0 to 1"));
+  heap.memory.begin(0);
+  CHECK(contains(message<StateError>([&] { heap.memory.begin(1); }), "op 0 has not ended"));
+  void* block = heap.allocate(100);  // the window of op 0 is still open
+  CHECK_EQ(heap.offset(block), 0);
+  heap.free(block);
+  heap.memory.deactivate(false);
+  heap.memory.start_recording(1);
+  CHECK(contains(message<StateError>([&] { heap.memory.deactivate(false); }), "no active table"));
+  CHECK(heap.memory.stop_recording().empty());
+}
+
+TEST(a_table_that_does_not_hold_is_refused) {
+  Heap heap;
+  const auto refused = [&](auto change) {
+    Plan plan = small_plan();
+    change(plan);
+    return message<std::invalid_argument>([&] { heap.memory.activate(plan); });
+  };
+  CHECK(contains(refused([](Plan& p) { p.arena_bytes = -1; }), "arena_bytes is -1"));
+  CHECK(contains(refused([](Plan& p) { p.alignment = 96; }), "alignment is 96 bytes, expected a multiple of 64"));
+  CHECK(contains(refused([](Plan& p) { p.first = {}; }), "op_offset"));
+  CHECK(contains(refused([](Plan& p) { p.first = {0, 4, 2}; }), "op_offset"));
+  CHECK(contains(refused([](Plan& p) { p.bytes.pop_back(); }), "num_bytes has 3"));
+  CHECK(contains(refused([](Plan& p) { p.bytes[1] = 0; }), "request 1 of 0 bytes"));
+  CHECK(contains(refused([](Plan& p) { p.offset[1] = 32; }), "no multiple of 64"));
+  CHECK(contains(refused([](Plan& p) { p.offset[1] = -64; }), "no multiple of 64"));
+  CHECK(contains(refused([](Plan& p) { p.arena_bytes = 255; }), "ends outside the arena of 255 bytes"));
+  CHECK(contains(message<std::bad_alloc>([&] { heap.memory.activate({Bytes{1} << 50, 64, {0}, {}, {}}); }), "bad_alloc"));
+  heap.memory.activate(small_plan());  // a refused table leaves nothing behind
+  heap.memory.deactivate(false);
+  CHECK(heap.lent.empty());
+}
+
+TEST(threads_have_windows_and_tables_of_their_own) {
+  Heap heap;
+  heap.memory.activate(small_plan());
+  heap.memory.begin(0);
+  std::thread([&] {
+    CHECK(!Memory::inside());
+    CHECK(contains(message<StateError>([&] { heap.memory.begin(0); }), "neither records"));
+    heap.memory.activate(small_plan());
+    heap.memory.begin(0);
+    void* block = heap.allocate(100);
+    CHECK_EQ(heap.offset(block), 0);
+    heap.free(block);
+  }).join();                                // it ends in the middle of a window
+  CHECK_EQ(heap.memory.held_bytes(), 256);  // its arena went back
+  void* block = heap.allocate(100);
+  CHECK_EQ(heap.offset(block), 0);
+  heap.free(block);
+  heap.memory.deactivate(false);
+  CHECK(heap.lent.empty());
+}
+
+TEST(misses_beyond_a_thousand_are_counted_only) {
+  Heap heap;
+  heap.memory.activate(small_plan());
+  heap.memory.begin(0);
+  for (int i = 0; i < 1500; ++i) heap.free(heap.allocate(7));
+  const Counters counters = heap.memory.deactivate(false);
+  CHECK_EQ(counters.num_misses, 1500);
+  CHECK_EQ(counters.misses.size(), kMaxMisses);
+}
+
+OLLA_TEST_MAIN

@@ -1,0 +1,139 @@
+// The extension module of a device: windows, recordings and tables for Python. Plain C API, because a window opens and closes
+// around every op. Arrays travel as buffers of native int64.
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "allocator.hpp"
+
+namespace {
+
+using namespace olla::replay;
+
+PyObject* replay_error = nullptr;
+
+// Runs `body` and turns what it throws into a ReplayError.
+template <class Body>
+PyObject* guarded(const Body& body) {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return PyErr_NoMemory();
+  } catch (const std::exception& error) {
+    const std::string what = error.what();  // torch appends its stack: the first line says it
+    PyErr_SetString(replay_error, what.substr(0, what.find('\n')).c_str());
+    return nullptr;
+  }
+}
+
+PyObject* begin(PyObject*, PyObject* op) {
+  const long value = PyLong_AsLong(op);
+  if (value == -1 && PyErr_Occurred()) return nullptr;
+  return guarded([&]() -> PyObject* {
+    memory().begin(value < 0 || value > INT32_MAX ? kNoOp : static_cast<OpId>(value));
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* end(PyObject*, PyObject*) {
+  Memory::end();
+  Py_RETURN_NONE;
+}
+
+PyObject* start_recording(PyObject*, PyObject* args) {
+  int num_ops = 0;
+  if (!PyArg_ParseTuple(args, "i", &num_ops)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    install();
+    memory().start_recording(num_ops);
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* stop_recording(PyObject*, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    const auto allocations = memory().stop_recording();
+    std::vector<std::int64_t> rows;
+    rows.reserve(5 * allocations.size());
+    for (const auto& a : allocations) rows.insert(rows.end(), {a.op, a.index, a.bytes, a.freed_in, a.freed_at});
+    return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(rows.data()), rows.size() * sizeof(std::int64_t));
+  });
+}
+
+std::vector<std::int64_t> copied(const Py_buffer& buffer) {
+  std::vector<std::int64_t> values(buffer.len / sizeof(std::int64_t));
+  if (!values.empty()) std::memcpy(values.data(), buffer.buf, values.size() * sizeof(std::int64_t));
+  return values;
+}
+
+PyObject* activate(PyObject*, PyObject* args) {
+  long long arena_bytes = 0, alignment = 0;
+  Py_buffer first, bytes, offset;
+  if (!PyArg_ParseTuple(args, "LLy*y*y*", &arena_bytes, &alignment, &first, &bytes, &offset)) return nullptr;
+  PyObject* const result = guarded([&]() -> PyObject* {
+    install();
+    memory().activate({arena_bytes, alignment, copied(first), copied(bytes), copied(offset)});
+    Py_RETURN_NONE;
+  });
+  for (Py_buffer* buffer : {&first, &bytes, &offset}) PyBuffer_Release(buffer);
+  return result;
+}
+
+PyObject* deactivate(PyObject*, PyObject* args) {
+  int keep = 0;
+  if (!PyArg_ParseTuple(args, "p", &keep)) return nullptr;
+  return guarded([&]() -> PyObject* {
+    const Counters counters = memory().deactivate(keep != 0);
+    PyObject* const misses = PyList_New(0);
+    if (misses == nullptr) return nullptr;
+    for (const Miss& m : counters.misses) {
+      PyObject* const miss = Py_BuildValue("(iiLs)", m.op, m.index, static_cast<long long>(m.bytes), m.reason);
+      const bool added = miss != nullptr && PyList_Append(misses, miss) == 0;
+      Py_XDECREF(miss);
+      if (!added) return Py_DECREF(misses), nullptr;
+    }
+    return Py_BuildValue("(LLLLLN)", static_cast<long long>(counters.num_hits), static_cast<long long>(counters.num_misses),
+                         static_cast<long long>(counters.missed_bytes), static_cast<long long>(counters.peak_bytes),
+                         static_cast<long long>(counters.high_water_bytes), misses);
+  });
+}
+
+PyObject* release(PyObject*, PyObject*) {
+  memory().release();
+  Py_RETURN_NONE;
+}
+
+PyObject* arena(PyObject*, PyObject*) {
+  const auto [base, bytes] = memory().arena();
+  return Py_BuildValue("(NL)", PyLong_FromVoidPtr(base), static_cast<long long>(bytes));
+}
+
+PyObject* held_bytes(PyObject*, PyObject*) { return PyLong_FromLongLong(memory().held_bytes()); }
+
+PyMethodDef methods[] = {
+    {"begin", begin, METH_O, "Open the window of an op on this thread."},
+    {"end", end, METH_NOARGS, "Close the window of this thread, if one is open."},
+    {"start_recording", start_recording, METH_VARARGS, "start_recording(num_ops)"},
+    {"stop_recording", stop_recording, METH_NOARGS, "Return int64 rows of op, index, bytes, freed in, freed at."},
+    {"activate", activate, METH_VARARGS, "activate(arena_bytes, alignment, first, bytes, offset)"},
+    {"deactivate", deactivate, METH_VARARGS, "deactivate(keep) -> hits, misses, missed, peak, high water, list of misses"},
+    {"release", release, METH_NOARGS, "Give kept arenas back."},
+    {"arena", arena, METH_NOARGS, "Return address and bytes of this thread's arena."},
+    {"held_bytes", held_bytes, METH_NOARGS, "Return the bytes of all arenas of the process."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_olla_replay", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__olla_replay() {
+  PyObject* const errors = PyImport_ImportModule("olla.errors");
+  if (errors == nullptr) return nullptr;
+  replay_error = PyObject_GetAttrString(errors, "ReplayError");
+  Py_DECREF(errors);
+  return replay_error == nullptr ? nullptr : PyModule_Create(&definition);
+}

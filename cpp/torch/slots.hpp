@@ -1,0 +1,399 @@
+// Answers the k-th request for memory of the op that runs with its planned address. No torch, no Python: the allocators of all
+// devices share this and only add where memory comes from.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace olla::replay {
+
+using OpId = std::int32_t;
+using Bytes = std::int64_t;
+using Offset = std::int64_t;  // first byte of a block in the arena
+
+inline constexpr OpId kNoOp = -1;
+inline constexpr Offset kNotInArena = -1;        // planned to come from the default allocator
+inline constexpr std::size_t kMaxMisses = 1000;  // misses kept one by one; all are counted
+
+// The call does not fit the state: a window inside a window, a second table, another thread.
+struct StateError : std::logic_error {
+  using std::logic_error::logic_error;
+};
+
+// Requests of op v are [first[v], first[v + 1]); requests of no bytes do not count.
+struct Plan {
+  Bytes arena_bytes = 0;
+  Bytes alignment = 1;              // of all offsets; load is counted in sizes rounded up to it
+  std::vector<std::int64_t> first;  // of num_ops + 1
+  std::vector<Bytes> bytes;         // of each request
+  std::vector<Offset> offset;       // of each request, kNotInArena where the default allocator answers
+
+  OpId num_ops() const { return static_cast<OpId>(first.size()) - 1; }
+
+  // Throws std::invalid_argument unless every planned block lies in the arena, at a multiple of the device's alignment.
+  void check(Bytes device_alignment) const {
+    const auto fail = [](const std::string& what) { throw std::invalid_argument("table: " + what); };
+    if (arena_bytes < 0) fail("arena_bytes is " + std::to_string(arena_bytes) + ", expected 0 or more");
+    if (alignment < device_alignment || alignment % device_alignment != 0)
+      fail("alignment is " + std::to_string(alignment) + " bytes, expected a multiple of " + std::to_string(device_alignment));
+    if (first.empty() || first.front() != 0 || !std::ranges::is_sorted(first))
+      fail("op_offset is not a rising list that starts with 0");
+    const auto num_requests = static_cast<std::size_t>(first.back());
+    if (bytes.size() != num_requests || offset.size() != num_requests)
+      fail("num_bytes has " + std::to_string(bytes.size()) + " and offsets has " + std::to_string(offset.size()) +
+           " entries, expected " + std::to_string(num_requests) + ", the last of op_offset");
+    for (std::size_t k = 0; k < num_requests; ++k) {
+      const auto fail_at = [&](const std::string& what) {
+        fail("request " + std::to_string(k) + " of " + std::to_string(bytes[k]) + " bytes at offset " + std::to_string(offset[k]) +
+             what);
+      };
+      if (bytes[k] < 1) fail_at(" asks for nothing");
+      if (offset[k] == kNotInArena) continue;
+      if (offset[k] < 0 || offset[k] % alignment != 0) fail_at(" is at no multiple of " + std::to_string(alignment));
+      if (bytes[k] > arena_bytes - offset[k]) fail_at(" ends outside the arena of " + std::to_string(arena_bytes) + " bytes");
+    }
+  }
+};
+
+struct Miss {
+  OpId op;
+  std::int32_t index;  // it was the op's request of this number
+  Bytes bytes;
+  const char* reason;  // "size": no such request is left in the op, "unplanned": none at all is left, "occupied"
+};
+
+struct Counters {
+  std::int64_t num_hits = 0;
+  std::int64_t num_misses = 0;
+  Bytes missed_bytes = 0;
+  Bytes peak_bytes = 0;        // most arena bytes in use at once, each block rounded up to the plan's alignment
+  Bytes high_water_bytes = 0;  // largest end of a block in the arena, rounded likewise
+  std::vector<Miss> misses;    // the first kMaxMisses
+};
+
+// Blocks in use of one arena: take and give are O(log blocks) and, once warm, allocate nothing.
+class Slots {
+ public:
+  // False when a block in use overlaps [offset, offset + bytes). `charge` is what the block counts for.
+  bool take(Offset offset, Bytes bytes, Bytes charge) {
+    const auto next = used_.lower_bound(offset);
+    if (next != used_.end() && next->first < offset + bytes) return false;
+    if (next != used_.begin() && std::prev(next)->second.end > offset) return false;
+    const Block block{offset + bytes, charge};
+    if (spare_.empty()) {
+      used_.emplace_hint(next, offset, block);
+    } else {
+      auto node = std::move(spare_.back());
+      spare_.pop_back();
+      node.key() = offset;
+      node.mapped() = block;
+      used_.insert(next, std::move(node));
+    }
+    used_bytes_ += charge;
+    return true;
+  }
+
+  // False when no block starts there.
+  bool give(Offset offset) {
+    const auto block = used_.find(offset);
+    if (block == used_.end()) return false;
+    used_bytes_ -= block->second.charge;
+    spare_.push_back(used_.extract(block));
+    return true;
+  }
+
+  bool empty() const { return used_.empty(); }
+  Bytes used_bytes() const { return used_bytes_; }
+
+ private:
+  struct Block {
+    Offset end;
+    Bytes charge;
+  };
+  using Used = std::map<Offset, Block>;
+  Used used_;
+  std::vector<Used::node_type> spare_;
+  Bytes used_bytes_ = 0;
+};
+
+// Every allocation inside a window, in the order of the requests.
+class Recording {
+ public:
+  struct Allocation {
+    OpId op;
+    std::int32_t index;  // it is the op's request of this number
+    Bytes bytes;
+    OpId freed_in = kNoOp;  // the op that ran, or ran last, when it was freed; kNoOp: alive at the end
+    std::int64_t freed_at = -1;  // how many requests had been made when it was freed; -1: alive at the end
+  };
+
+  void start_op(OpId op) { last_op_ = op; }
+  void allocated(const void* block, OpId op, std::int32_t index, Bytes bytes) {
+    if (block != nullptr) alive_.insert_or_assign(block, allocations_.size());
+    allocations_.push_back({op, index, bytes});
+  }
+  bool freed(const void* block) {
+    const auto found = alive_.find(block);
+    if (found == alive_.end()) return false;
+    Allocation& allocation = allocations_[found->second];
+    allocation.freed_in = last_op_;
+    allocation.freed_at = static_cast<std::int64_t>(allocations_.size());
+    alive_.erase(found);
+    return true;
+  }
+  std::vector<Allocation> take() { return std::move(allocations_); }
+
+ private:
+  OpId last_op_ = kNoOp;
+  std::vector<Allocation> allocations_;
+  std::unordered_map<const void*, std::size_t> alive_;
+};
+
+// Windows, tables and arenas of a process. A thread records, or runs at planned addresses, or does neither; inside a window its
+// requests are recorded or answered from its arena. Blocks may be freed at any time on any thread. O(log blocks) per call.
+class Memory {
+ public:
+  struct Source {
+    Bytes alignment;                   // of every block
+    std::function<void*(Bytes)> take;  // memory of an arena, from the default allocator
+    std::function<void(void*)> give;   // back to it
+  };
+
+  explicit Memory(Source source) : source_(std::move(source)) {}
+
+  static bool inside() { return session_ != nullptr && session_->op != kNoOp; }
+  static bool recording() { return inside() && session_->recording; }
+
+  void begin(OpId op) {
+    if (session_ == nullptr) throw StateError("begin: this thread neither records nor has an active table");
+    Session& s = *session_;
+    if (s.op != kNoOp) throw StateError("begin(" + std::to_string(op) + "): op " + std::to_string(s.op) + " has not ended");
+    if (op < 0 || op >= s.num_ops)
+      throw StateError("begin: op is " + std::to_string(op) + ", expected 0 to " + std::to_string(s.num_ops - 1));
+    s.op = op;
+    s.index = 0;
+    if (s.recording) {
+      const std::lock_guard lock(mutex_);
+      s.recorded.start_op(op);
+    } else {
+      s.next = s.plan.first[op];
+    }
+  }
+
+  // Also where no window is open: it can stand in every `finally`.
+  static void end() {
+    if (session_ != nullptr) session_->op = kNoOp;
+  }
+
+  void start_recording(OpId num_ops) {
+    if (num_ops < 0) throw StateError("start_recording: num_ops is " + std::to_string(num_ops) + ", expected 0 or more");
+    Session& s = open("start_recording");
+    s.recording = true;
+    s.num_ops = num_ops;
+    const std::lock_guard lock(mutex_);
+    recordings_.push_back(&s.recorded);
+  }
+
+  std::vector<Recording::Allocation> stop_recording() {
+    if (session_ == nullptr || !session_->recording) throw StateError("stop_recording: this thread does not record");
+    const std::unique_ptr<Session> s(std::exchange(session_, nullptr));
+    const std::lock_guard lock(mutex_);
+    std::erase(recordings_, &s->recorded);
+    return s->recorded.take();
+  }
+
+  // Throws what the source of memory throws when there is no room for the arena.
+  void activate(Plan plan) {
+    plan.check(source_.alignment);
+    Session& s = open("activate");
+    try {
+      s.arena = find_arena(plan.arena_bytes);
+    } catch (...) {
+      delete std::exchange(session_, nullptr);
+      throw;
+    }
+    s.num_ops = plan.num_ops();
+    s.plan = std::move(plan);
+    const std::lock_guard lock(mutex_);
+    s.counters.peak_bytes = s.arena->slots.used_bytes();
+  }
+
+  // The arena goes back when its last block is freed; a kept one stays for the next table that fits in, until release().
+  Counters deactivate(bool keep) {
+    if (session_ == nullptr || session_->recording) throw StateError("deactivate: this thread has no active table");
+    const std::unique_ptr<Session> s(std::exchange(session_, nullptr));
+    std::unique_lock lock(mutex_);
+    s->arena->state = keep ? Arena::kKept : Arena::kRetired;
+    give_back(lock);
+    return std::move(s->counters);
+  }
+
+  void release() {
+    std::unique_lock lock(mutex_);
+    for (auto& [base, arena] : arenas_)
+      if (arena.state == Arena::kKept) arena.state = Arena::kRetired;
+    give_back(lock);
+  }
+
+  // The planned address of a request of this thread's window, or nullptr: the default allocator answers.
+  void* planned(Bytes bytes) {
+    Session& s = *session_;
+    if (s.recording) return nullptr;
+    const std::int32_t index = s.index++;
+    // A request more or less than planned must not shift all that follow: look for the next one of this size.
+    const std::int64_t last = s.plan.first[s.op + 1];
+    std::int64_t k = s.next;
+    while (k < last && s.plan.bytes[k] != bytes) ++k;
+    if (k == last) return miss(s, index, bytes, s.next == last ? "unplanned" : "size");
+    s.next = k + 1;
+    const Offset offset = s.plan.offset[k];
+    if (offset == kNotInArena) return nullptr;
+    const Bytes charge = (bytes + s.plan.alignment - 1) / s.plan.alignment * s.plan.alignment;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!s.arena->slots.take(offset, bytes, charge)) return miss(s, index, bytes, "occupied");
+      s.counters.peak_bytes = std::max(s.counters.peak_bytes, s.arena->slots.used_bytes());
+    }
+    s.counters.high_water_bytes = std::max(s.counters.high_water_bytes, offset + charge);
+    ++s.counters.num_hits;
+    return s.arena->base + offset;
+  }
+
+  // What the default allocator gave to this thread's window; nullptr where its end cannot be seen.
+  void record(const void* block, Bytes bytes) {
+    const std::lock_guard lock(mutex_);
+    session_->recorded.allocated(block, session_->op, session_->index++, bytes);
+  }
+
+  // False: the block is the default allocator's and the caller frees it there.
+  bool freed(void* block) {
+    std::unique_lock lock(mutex_);
+    if (Arena* arena = arena_of(block)) {
+      arena->slots.give(static_cast<char*>(block) - arena->base);
+      if (arena->state == Arena::kRetired && arena->slots.empty()) give_back(lock);
+      return true;
+    }
+    for (Recording* recording : recordings_)
+      if (recording->freed(block)) break;
+    return false;
+  }
+
+  // Start and size of this thread's arena; nullptr and 0 without an active table.
+  std::pair<void*, Bytes> arena() const {
+    if (session_ == nullptr || session_->arena == nullptr) return {nullptr, 0};
+    return {session_->arena->base, session_->arena->bytes};
+  }
+
+  // Bytes of all arenas of the process: active, kept, and waiting for their last block.
+  Bytes held_bytes() {
+    const std::lock_guard lock(mutex_);
+    Bytes sum = 0;
+    for (const auto& [base, arena] : arenas_) sum += arena.bytes;
+    return sum;
+  }
+
+ private:
+  struct Arena {
+    char* base;
+    Bytes bytes;
+    Slots slots;
+    enum { kActive, kKept, kRetired } state = kActive;
+  };
+
+  // What a thread does between activate and deactivate, or while it records.
+  struct Session {
+    bool recording = false;
+    OpId num_ops = 0;
+    OpId op = kNoOp;         // whose window is open
+    std::int32_t index = 0;  // of its next request
+    std::int64_t next = 0;   // first planned request that has not been passed
+    Plan plan;
+    Arena* arena = nullptr;
+    Counters counters;
+    Recording recorded;
+  };
+
+  // A thread that ends in the middle leaves nothing behind.
+  struct AtThreadExit {
+    Memory* memory;
+    ~AtThreadExit() {
+      if (session_ == nullptr) return;
+      if (session_->recording)
+        memory->stop_recording();
+      else
+        memory->deactivate(false);
+    }
+  };
+
+  Session& open(const char* call) {
+    if (session_ != nullptr)
+      throw StateError(std::string(call) + ": this thread already " + (session_->recording ? "records" : "has an active table"));
+    at_thread_exit_.memory = this;
+    session_ = new Session;
+    return *session_;
+  }
+
+  void* miss(Session& s, std::int32_t index, Bytes bytes, const char* reason) {
+    ++s.counters.num_misses;
+    s.counters.missed_bytes += bytes;
+    if (s.counters.misses.size() < kMaxMisses) s.counters.misses.push_back({s.op, index, bytes, reason});
+    return nullptr;
+  }
+
+  // A kept arena that is large enough, or a new one. Kept arenas that are too small go back first.
+  Arena* find_arena(Bytes bytes) {
+    std::unique_lock lock(mutex_);
+    for (auto& [base, arena] : arenas_) {
+      if (arena.state != Arena::kKept) continue;
+      arena.state = arena.bytes >= bytes ? Arena::kActive : Arena::kRetired;
+      if (arena.state == Arena::kActive) return &arena;
+    }
+    give_back(lock);
+    lock.unlock();  // the default allocator may call back into freed()
+    const Bytes taken = std::max(bytes, source_.alignment);
+    char* base = static_cast<char*>(source_.take(taken));
+    lock.lock();
+    return &arenas_.try_emplace(base, Arena{base, taken, {}}).first->second;
+  }
+
+  Arena* arena_of(const void* block) {
+    auto arena = arenas_.upper_bound(static_cast<const char*>(block));
+    if (arena == arenas_.begin()) return nullptr;
+    --arena;
+    return static_cast<const char*>(block) < arena->second.base + arena->second.bytes ? &arena->second : nullptr;
+  }
+
+  // Gives retired arenas without blocks back to the default allocator, outside the lock.
+  void give_back(std::unique_lock<std::mutex>& lock) {
+    std::vector<char*> bases;
+    std::erase_if(arenas_, [&](const auto& entry) {
+      const Arena& arena = entry.second;
+      const bool done = arena.state == Arena::kRetired && arena.slots.empty();
+      if (done) bases.push_back(arena.base);
+      return done;
+    });
+    lock.unlock();
+    for (char* base : bases) source_.give(base);
+    lock.lock();
+  }
+
+  inline static thread_local Session* session_ = nullptr;
+  inline static thread_local AtThreadExit at_thread_exit_;
+
+  Source source_;
+  std::mutex mutex_;  // guards what frees on other threads touch: arenas, slots, recordings
+  std::map<const char*, Arena> arenas_;
+  std::vector<Recording*> recordings_;
+};
+
+}  // namespace olla::replay

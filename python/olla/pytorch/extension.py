@@ -1,0 +1,182 @@
+"""Compile the planning allocator of a device against the installed torch at first use, and keep it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.machinery
+import importlib.util
+import json
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import cpp_extension
+
+from olla.errors import ReplayError
+
+SOURCES = Path(__file__).parent / "native"
+
+_MODULE = "_olla_replay"
+_REMEDY = "Install one (Debian, Ubuntu: apt install g++; macOS: xcode-select --install) or name yours: CXX=/path/to/g++"
+_logger = logging.getLogger("olla")
+_lock = threading.Lock()
+_modules: dict[str, Any] = {}
+
+
+def load_module(device_type: str) -> Any:
+    """Load the extension module of a device type, once per process; compile it where no earlier process has.
+
+    Args:
+        device_type: "cpu".
+
+    Raises:
+        ReplayError: it cannot be compiled, kept or loaded; the message says what to install or set.
+    """
+    with _lock:
+        if device_type not in _modules:
+            path = build(device_type)
+            loader = importlib.machinery.ExtensionFileLoader(_MODULE, str(path))
+            spec = importlib.util.spec_from_loader(_MODULE, loader)
+            assert spec is not None
+            try:
+                module = importlib.util.module_from_spec(spec)
+                loader.exec_module(module)
+            except ImportError as error:
+                raise ReplayError(
+                    f"the compiled allocator does not load: {error}. Remove {path} and try again."
+                ) from error
+            _modules[device_type] = module
+        return _modules[device_type]
+
+
+def build(device_type: str) -> Path:
+    """Find the compiled module of a device type in the cache, or compile it.
+
+    Its name holds a hash of everything it was made from (torch, Python, compiler, sources) and one of its content:
+    what fits neither is compiled again. Processes that compile at the same time do not disturb each other.
+
+    Returns:
+        The path of the module.
+
+    Raises:
+        ReplayError: no compiler, no headers, no folder to write to, or the compiler failed.
+    """
+    allocator = f"{device_type}_allocator.cpp"
+    if not (SOURCES / allocator).is_file():
+        raise ReplayError(f"planned addresses on {device_type!r} are not supported: {SOURCES} has no {allocator}")
+    compiler = _compiler()
+    flags = _flags()
+    folder = cache_folder() / "replay"
+    suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
+    stem = f"{device_type}-{_key(compiler, flags)}"
+    for path in sorted(folder.glob(f"{stem}-*{suffix}")):
+        with contextlib.suppress(OSError):
+            if path.name == f"{stem}-{_digest(path)}{suffix}":
+                return path
+            _logger.warning("%s is damaged: compiling it again", path)
+            path.unlink()
+    _logger.warning("compiling the allocator for planned addresses against torch %s (once)", torch.__version__)
+    start = time.perf_counter()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            made = Path(scratch) / "module"
+            files = [str(SOURCES / "module.cpp"), str(SOURCES / allocator)]
+            _compile([*compiler, *flags, *files, "-o", str(made), *_link_flags()])
+            path = folder / f"{stem}-{_digest(made)}{suffix}"
+            made.replace(path)
+    except OSError as error:
+        raise ReplayError(
+            f"the compiled allocator cannot be kept in {folder}: {error}. Set OLLA_CACHE_DIR to a folder to write to."
+        ) from error
+    _logger.warning("compiled in %.1f s, kept as %s", time.perf_counter() - start, path)
+    return path
+
+
+def cache_folder() -> Path:
+    """Return the folder for what later processes use again: OLLA_CACHE_DIR, XDG_CACHE_HOME/olla or ~/.cache/olla.
+
+    Example:
+        >>> cache_folder().is_absolute()
+        True
+    """
+    own = os.environ.get("OLLA_CACHE_DIR")
+    if own:
+        return Path(own).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "olla"
+
+
+def _compiler() -> list[str]:
+    """Return the command of the C++ compiler: CXX, or the first of c++, g++, clang++ on the PATH."""
+    named = shlex.split(os.environ.get("CXX", ""))
+    if named:
+        if shutil.which(named[0]) is None:
+            raise ReplayError(f"the C++ compiler named by CXX, {named[0]!r}, is not there. {_REMEDY}")
+        return named
+    for name in ("c++", "g++", "clang++"):
+        found = shutil.which(name)
+        if found is not None:
+            return [found]
+    raise ReplayError(
+        f"planned addresses need a C++20 compiler, and none of c++, g++, clang++ is on the PATH. {_REMEDY}"
+    )
+
+
+def _flags() -> list[str]:
+    python = Path(sysconfig.get_paths()["include"])
+    if not (python / "Python.h").is_file():
+        raise ReplayError(
+            f"Python's C headers are not in {python}. Install them (Debian, Ubuntu: apt install python3-dev)."
+        )
+    includes = [*cpp_extension.include_paths(), str(python)]
+    abi = int(torch.compiled_with_cxx11_abi())
+    flags = ["-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"]
+    return flags + [part for folder in includes for part in ("-isystem", folder)]
+
+
+def _link_flags() -> list[str]:
+    # torch has loaded its libraries before the module is: nothing has to be found at run time.
+    if sys.platform == "darwin":
+        return ["-bundle", "-undefined", "dynamic_lookup"]
+    return ["-shared", *(f"-L{folder}" for folder in cpp_extension.library_paths()), "-lc10"]
+
+
+def _key(compiler: list[str], flags: list[str]) -> str:
+    """Hash everything the module is made from."""
+    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    sources = {path.name: path.read_text() for path in sorted(SOURCES.iterdir())}
+    made_from = {
+        "torch": [torch.__version__, torch.version.git_version, torch.version.cuda],
+        "python": [sys.version, sysconfig.get_config_var("SOABI"), platform.machine()],
+        "compiler": [compiler, version, flags, _link_flags()],
+        "sources": sources,
+    }
+    return hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16]
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def _compile(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return
+    lines = done.stderr.strip().splitlines()
+    errors = [line for line in lines if "error" in line] or lines[-5:]
+    raise ReplayError(
+        f"{command[0]} cannot compile the allocator against torch {torch.__version__} (a C++20 compiler is needed: "
+        "GCC 11, Clang 14, Xcode 15 or later; CXX names another):\n" + "\n".join(errors[:5])
+    )

@@ -1,0 +1,222 @@
+"""olla.compile: a training step that runs in its planned order, in one arena. Importing this does not import torch."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from olla.errors import ReplayError
+from olla.plan import plan
+from olla.pytorch.capture import capture
+
+if TYPE_CHECKING:
+    import torch
+
+    from olla.pytorch.replay import Replay
+    from olla.pytorch.runner import Runner
+    from olla.report.step import StepReport
+
+_this_thread = threading.local()  # .running: whether a step runs on it
+
+
+def compile(
+    model: torch.nn.Module,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    loss: Callable[[Any, Any], Any] | None = None,
+    device: torch.device | str | None = None,
+    time_limit: float = 15.0,
+    seed: int = 0,
+    updates_may_move: bool = True,
+    arena: bool = True,
+    cache_size: int = 8,
+) -> Step:
+    """Turn a training step into one that runs in planned order, in one arena; the first call captures and plans it.
+
+    Parameters, buffers and optimizer state stay the user's own tensors: state_dict, checkpoints, param_groups, learning
+    rate schedules and ``model.eval()`` work as before.
+
+    Args:
+        model: the model to train; which modules it consists of is fixed from now on.
+        optimizer: see olla.capture. None: the gradients are left in ``.grad``, added to those already there.
+        loss: ``loss(model, batch)`` returns the loss, or a tuple that starts with it. None: inference.
+        device: where the model must be; not checked if not given.
+        time_limit: seconds to search for an order; a fifth of it more for the layout.
+        seed: for every random choice of the searches.
+        updates_may_move: whether weight updates may run early, in the backward pass.
+        arena: whether to run at planned addresses; False: in planned order on torch's own allocator.
+        cache_size: captures to keep, the latest used. A batch of other shapes or types, another mode of a module,
+            another frozen parameter and another setting of the optimizer (the learning rate aside) need one each.
+
+    Returns:
+        The step: ``step(batch)`` runs it and returns what ``loss`` returned.
+
+    Raises:
+        ReplayError: the model is elsewhere than ``device``.
+        ValueError: cache_size is below 1.
+
+    Example:
+        >>> import torch, olla
+        >>> model = torch.nn.Linear(8, 4)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> loss = lambda model, x: model(x).square().mean()
+        >>> step = olla.compile(model, optimizer=optimizer, loss=loss, arena=False)
+        >>> losses = [float(step(torch.ones(2, 8))) for _ in range(3)]
+        >>> losses[2] < losses[1] < losses[0]
+        True
+    """
+    return Step(
+        model,
+        optimizer,
+        loss,
+        device,
+        {"time_limit": time_limit, "seed": seed, "updates_may_move": updates_may_move},
+        arena,
+        cache_size,
+    )
+
+
+class Step:
+    """A compiled training step; made by olla.compile.
+
+    An exception in the middle of a call (out of memory, Ctrl-C) leaves the process healthy and the next call correct;
+    as in an ordinary loop, buffers, and parameters whose update ran already, then have their new values.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        loss: Callable[[Any, Any], Any] | None,
+        device: torch.device | str | None,
+        options: dict[str, Any],
+        arena: bool,
+        cache_size: int,
+    ) -> None:
+        import torch
+
+        from olla.pytorch.feeds import Feed
+
+        if cache_size < 1:
+            raise ValueError(f"cache_size is {cache_size}, expected 1 or more")
+        self.model = model
+        self.optimizer = optimizer
+        self.loss = loss
+        self._feed = Feed(model, optimizer)
+        self._options = options
+        self._arena = arena
+        self._cache_size = cache_size
+        self._runners: OrderedDict[Hashable, Runner] = OrderedDict()  # the latest used last
+        self._lock = threading.Lock()
+        self._replay: Replay | None = None
+        self._note = ""
+        if device is not None and (wanted := torch.device(device)) != self._feed.device:
+            here = self._feed.device
+            if wanted.type != here.type or wanted.index not in (None, here.index):
+                raise ReplayError(f"the step is meant for {wanted}, and the model is on {here}: move it, then compile")
+
+    def __call__(self, batch: Any) -> Any:
+        """Run one step.
+
+        Args:
+            batch: see olla.capture. The first one with new shapes or types is captured and planned before it runs.
+
+        Returns:
+            What ``loss(model, batch)`` returns, without a gradient; without a loss, what the model returns.
+
+        Raises:
+            CaptureError: the step cannot be captured.
+            ReplayError: the step is called by one of its own operators.
+        """
+        if getattr(_this_thread, "running", False):
+            raise ReplayError(
+                "a step was called while another one runs on the same thread: "
+                "call it after that one has returned, not from its operators or its loss function"
+            )
+        _this_thread.running = True
+        try:
+            with self._lock:
+                return self._run(batch)
+        finally:
+            _this_thread.running = False
+
+    def report(self) -> StepReport:
+        """Return memory and time of the step, for the shapes it ran with last.
+
+        Raises:
+            ReplayError: the step has not run yet.
+        """
+        if not self._runners:
+            raise ReplayError("the step has not run yet: call step(batch) once, then step.report()")
+        return next(reversed(self._runners.values())).report(len(self._runners))
+
+    def release(self) -> None:
+        """Give the memory of the arena back until the next call, for work outside the step that needs it."""
+        if self._replay is not None:
+            self._replay.release()
+
+    def __repr__(self) -> str:
+        return f"<Step of {type(self.model).__name__}, {len(self._runners)} captures>"
+
+    def _run(self, batch: Any) -> Any:
+        from olla.pytorch.feeds import flatten
+
+        leaves, spec = flatten(batch)
+        key = self._feed.key(leaves, spec)
+        runner = self._runners.get(key)
+        if runner is None:
+            runner = self._prepare(batch)
+        results = runner.run(leaves)
+        self._runners[key] = runner
+        self._runners.move_to_end(key)
+        if len(self._runners) > self._cache_size:
+            self._runners.popitem(last=False)
+            warnings.warn(
+                f"the step needed more than {self._cache_size} captures: pad batches to few shapes, keep settings of "
+                "the optimizer other than the learning rate constant, or raise cache_size",
+                stacklevel=3,
+            )
+        return self._give_back(runner, results)
+
+    def _prepare(self, batch: Any) -> Runner:
+        from olla.pytorch.runner import Runner
+        from olla.report.progress import ProgressLine
+
+        with ProgressLine(f"compiling {type(self.model).__name__}") as progress:
+            captured = capture(self.model, batch, optimizer=self.optimizer, loss=self.loss)
+            captured.structure.check()
+            found = plan(captured, layout=False, progress=progress, **self._options)
+            replay, note = self._planned_memory()
+        return Runner(captured, found, self._feed.sources(captured.inputs), replay, note)
+
+    def _planned_memory(self) -> tuple[Replay | None, str]:
+        """Return the planned memory of the device, or None and why there is none."""
+        if not self._arena:
+            return None, "arena=False: torch's own allocator."
+        if self._replay is None and not self._note:
+            from olla.pytorch.replay import load
+
+            try:
+                self._replay = load(self._feed.device)
+            except ReplayError as error:
+                self._note = f"The step runs in planned order on torch's own allocator, in no arena: {error}"
+                warnings.warn(self._note, stacklevel=5)
+            else:
+                weakref.finalize(self, self._replay.release).atexit = False
+        return self._replay, self._note
+
+    def _give_back(self, runner: Runner, results: Sequence[torch.Tensor]) -> Any:
+        """Leave gradients in .grad, and return what the loss function returned."""
+        from olla.pytorch.results import accumulate
+
+        if self.optimizer is not None:
+            # A learning-rate scheduler warns unless it sees that the optimizer stepped.
+            self.optimizer._opt_called = True  # type: ignore[attr-defined]
+        num_values = runner.structure.num_tensors
+        for (name, is_own), gradient in zip(runner.gradients, results[num_values:], strict=True):
+            accumulate(self._feed.parameter(name), gradient, is_own)
+        return runner.structure.fill(results[:num_values])

@@ -1,0 +1,106 @@
+"""What a compiled step did, in figures."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from olla.report.text import human_bytes, percent
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """Memory and time of a compiled step, for the batch shapes it ran with last.
+
+    Attributes:
+        name: of the captured graph.
+        num_ops: operators of the step.
+        num_steps: calls with these shapes so far.
+        num_captures: captures in the step's cache.
+        in_arena: whether the step runs at planned addresses; else in planned order on torch's own allocator.
+        planned_peak_bytes: resident memory, outputs, and the most bytes of the arena in use at once by plan. Where the
+            step does not run in an arena: the peak of the plan, which knows no workspaces of kernels.
+        measured_peak_bytes: resident memory, outputs, the most bytes of the arena that were in use at once, and all
+            missed bytes; None where nothing was measured.
+        eager_peak_bytes: computed, not measured: the peak of the same operators in program order, with the recorded
+            workspaces. An ordinary loop that clears its gradients before the forward pass and updates one parameter at
+            a time (``foreach=False``) comes close to it.
+        resident_bytes: parameters, buffers, optimizer state and batch: live throughout.
+        output_bytes: what the step gives back, from torch's own allocator.
+        arena_bytes: size of the arena; 0 where there is none.
+        num_misses: requests since these shapes were last recorded that were not answered from the arena as planned.
+        missed_bytes: bytes of those requests.
+        misses: the first of them, in words.
+        seconds_per_step: median wall-clock time of the latest calls, recording left out; on a GPU, kernels may still be
+            running when a call returns. None before the second call.
+        capture_seconds: tracing the step.
+        plan_seconds: ordering its operators and laying out its requests.
+        record_seconds: the recorded calls.
+        note: what a reader should know besides; empty if nothing.
+    """
+
+    name: str
+    num_ops: int
+    num_steps: int
+    num_captures: int
+    in_arena: bool
+    planned_peak_bytes: int
+    measured_peak_bytes: int | None
+    eager_peak_bytes: int
+    resident_bytes: int
+    output_bytes: int
+    arena_bytes: int
+    num_misses: int
+    missed_bytes: int
+    misses: tuple[str, ...]
+    seconds_per_step: float | None
+    capture_seconds: float
+    plan_seconds: float
+    record_seconds: float
+    note: str
+
+    def __str__(self) -> str:
+        """Return the report as the table a person wants."""
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), width=100, color_system=None, force_terminal=False)
+        with console.capture() as capture:
+            console.print(f"{self.name}: {self.num_ops:,} ops, {self.num_steps:,} steps", highlight=False)
+            console.print(self._figures())
+            for line in (*self.misses, self.note):
+                if line:
+                    console.print(line, markup=False, highlight=False)
+        return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+    def _figures(self) -> Table:
+        from rich.table import Table
+
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 2), pad_edge=True)
+        table.add_column()
+        table.add_column(justify="right")
+        table.add_column(justify="right")
+        table.add_column()
+
+        def row(name: str, num_bytes: int | None, remark: str = "") -> None:
+            if num_bytes is None:
+                table.add_row(name, "not measured", "", remark)
+            else:
+                table.add_row(name, human_bytes(num_bytes), f"{num_bytes:,}", remark)
+
+        saved = self.eager_peak_bytes - self.planned_peak_bytes
+        row("eager peak", self.eager_peak_bytes, "computed: program order")
+        row("planned peak", self.planned_peak_bytes, f"saves {percent(saved / max(1, self.eager_peak_bytes))}")
+        row("measured peak", self.measured_peak_bytes, "" if self.in_arena else "planned order, torch's own allocator")
+        row("resident", self.resident_bytes, "live throughout, outside the arena")
+        row("outputs", self.output_bytes, "yours, outside the arena")
+        row("arena", self.arena_bytes)
+        row("missed", self.missed_bytes, f"{self.num_misses:,} requests")
+        seconds = "unknown" if self.seconds_per_step is None else f"{self.seconds_per_step * 1e3:.3f} ms"
+        table.add_row("time per step", seconds, "", "median")
+        stages = f"{self.capture_seconds:.2f} s, {self.plan_seconds:.2f} s, {self.record_seconds:.2f} s"
+        table.add_row("once", stages, "", "capture, plan, record")
+        return table
