@@ -133,7 +133,7 @@ class Recording {
     OpId op;
     std::int32_t index;  // it is the op's request of this number
     Bytes bytes;
-    OpId freed_in = kNoOp;  // the op that ran, or ran last, when it was freed; kNoOp: alive at the end
+    OpId freed_in = kNoOp;       // the op that ran, or ran last, when it was freed; kNoOp: alive at the end
     std::int64_t freed_at = -1;  // how many requests had been made when it was freed; -1: alive at the end
   };
 

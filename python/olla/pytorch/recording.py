@@ -58,7 +58,7 @@ def arrange(
     dies = np.flatnonzero(recorded.freed_at >= 0)
     arena_bytes = load_bytes = 0
     if len(dies):
-        offsets[dies], arena_bytes, load_bytes, _ = _core.layout(
+        offsets[dies], arena_bytes, load_bytes, _, _ = _core.layout(
             dies.astype(np.int64), recorded.freed_at[dies], size[dies], alignment, time_limit, seed, progress
         )
     by_op = np.lexsort((recorded.index, recorded.op))
