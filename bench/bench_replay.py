@@ -68,9 +68,8 @@ def main() -> int:
 
     sizes = {"64 B": 64, "64 MiB": 64 << 20}
     for name, num_bytes in sizes.items():
-        add(
-            f"torch.empty of {name}, before any window", nanoseconds(partial(torch.empty, num_bytes, dtype=torch.uint8))
-        )
+        empty = partial(torch.empty, num_bytes, dtype=torch.uint8)
+        add(f"torch.empty of {name}, before any window", nanoseconds(empty))
     replay = load(torch.device("cpu"))
     replay.start_recording(1)
 

@@ -143,6 +143,36 @@ def test_a_device_without_allocator_is_refused(compiler: Compiler) -> None:
         extension.build("mps")
 
 
+def headers(folder: Path, line: str) -> Path:
+    """Write c10 headers that declare what our CUDA allocator passes on, and one line more."""
+    names = ("allocate", "recordStream", "getContextForPointer", "markCaptureBegin")
+    body = "".join(f"  virtual void {name}(\n    int x) = 0;\n" for name in names)
+    for name, declared in extension._ALLOCATORS.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        text = f"{declared}\n  virtual ~X() = default;\n{body}  // virtual int old();\n{line}\n}};\n"
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_unknown_virtual_functions_of_a_torch_are_refused(tmp_path: Path) -> None:
+    extension.check_virtuals(headers(tmp_path, "  virtual void init(int count) {}"))
+    with pytest.raises(ReplayError, match=r"does not know: becomeNew\. Update olla"):
+        extension.check_virtuals(headers(tmp_path, "  virtual std::pair<int, int> becomeNew(\n      int count) {}"))
+    (tmp_path / "cuda" / "CUDACachingAllocator.h").write_text("")
+    with pytest.raises(ReplayError, match="no 'class CUDAAllocator '"):
+        extension.check_virtuals(tmp_path)
+
+
+def test_the_installed_torch_has_only_virtual_functions_that_are_passed_on() -> None:
+    extension.check_virtuals(Path(extension.cpp_extension.include_paths()[0]) / "c10")
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")
+def test_a_torch_without_cuda_is_told_so(compiler: Compiler) -> None:
+    with pytest.raises(ReplayError, match="is built without CUDA"):
+        extension.build("cuda")
+
+
 def test_a_module_that_does_not_load_is_named(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extension, "_modules", {})
     with pytest.raises(ReplayError, match=r"does not load.*Remove .*cpu-"):
