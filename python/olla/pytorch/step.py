@@ -32,7 +32,7 @@ def compile(
     time_limit: float = 15.0,
     seed: int = 0,
     updates_may_move: bool = True,
-    arena: bool = True,
+    arena: bool | None = None,
     cache_size: int = 8,
 ) -> Step:
     """Turn a training step into one that runs in planned order, in one arena; the first call captures and plans it.
@@ -48,7 +48,8 @@ def compile(
         time_limit: seconds to search for an order; a fifth of it more for the layout.
         seed: for every random choice of the searches.
         updates_may_move: whether weight updates may run early, in the backward pass.
-        arena: whether to run at planned addresses; False: in planned order on torch's own allocator.
+        arena: whether to run at planned addresses, or in planned order on torch's own allocator. None: on a CPU only;
+            the allocator for CUDA is built, but has not been measured yet, so there it must be asked for.
         cache_size: captures to keep, the latest used. A batch of other shapes or types, another mode of a module,
             another frozen parameter and another setting of the optimizer (the learning rate aside) need one each.
 
@@ -94,7 +95,7 @@ class Step:
         loss: Callable[[Any, Any], Any] | None,
         device: torch.device | str | None,
         options: dict[str, Any],
-        arena: bool,
+        arena: bool | None,
         cache_size: int,
     ) -> None:
         import torch
@@ -195,8 +196,10 @@ class Step:
 
     def _planned_memory(self) -> tuple[Replay | None, str]:
         """Return the planned memory of the device, or None and why there is none."""
-        if not self._arena:
+        if self._arena is False:
             return None, "arena=False: torch's own allocator."
+        if self._arena is None and self._feed.device.type != "cpu":
+            return None, f"Planned addresses are not measured on {self._feed.device.type} yet: ask with arena=True."
         if self._replay is None and not self._note:
             from olla.pytorch.replay import load
 
