@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -323,6 +324,17 @@ def test_a_step_that_calls_a_step_is_refused_and_stays_usable() -> None:
     with pytest.raises(olla.OllaError, match="while another one runs"):
         outer(world.batch)
     assert inner(world.batch).shape == (4, 3)
+
+
+def test_threads_that_call_one_step_take_turns() -> None:
+    world = world_of("mlp", "momentum")
+    step = compiled(world)
+    step(world.batch)
+    with ThreadPoolExecutor(3) as pool:
+        losses = list(pool.map(step, [world.batch] * 30))
+    assert len({float(x) for x in losses}) == 30
+    assert step.report().num_steps == 31
+    assert step.report().num_misses == 0
 
 
 def test_many_steps_leave_no_tensor_behind() -> None:
