@@ -19,15 +19,18 @@ from olla.errors import SolverError
 from olla.graph import Graph
 from olla.plan import LiveTensor, OpAt, Plan, Status
 from olla.precedences import nearest_order, require_order, updates_stay
+from olla.window import window_graph
 
 METHODS = ("auto", "ilp", "program")
 Progress = Callable[[str, float, int, int], bool | None]
 
 _LAYOUT_SHARE = 0.2  # of the time limit, kept for the layout
-_ILP_MAX_OPS = 400  # larger graphs see the integer program only when it is asked for
+_ILP_MAX_OPS = 400  # larger graphs see the integer program on windows only, unless it is asked for
+_WINDOW_OPS = 120  # steps around the peak that the integer program orders anew
 _QUICK_SECONDS = 2.0  # most graphs need no more from the program order alone, and then no warm start, nor numba
 _BOUND_SHARE = 0.2  # of the time to search, before the integer program
 _ILP_SHARE = 0.4  # of the time to search, where the integer program may follow
+_WINDOW_SHARE = 0.1  # the same, where it may follow on windows
 _NUM_PEAK_TENSORS = 10
 
 
@@ -232,17 +235,20 @@ class _Run:
         starts = [self.order]
         with self._search_stage("warmstart"):
             starts += self._warm_starts()
-        may_solve_ilp = self.options.method == "ilp" or self.graph.num_ops <= _ILP_MAX_OPS
         with self._search_stage("order"):
             if self.options.method == "ilp":
                 self.order = min(starts, key=self._peak_of)
                 self.peak = self._peak_of(self.order)
                 self._raise_bound(_BOUND_SHARE * self._left(share))
             else:
-                self._run_order(starts, self._left(share) * (1.0 - _ILP_SHARE * may_solve_ilp))
-        if may_solve_ilp and not self.interrupted and (self.options.method == "ilp" or self.peak > self.bound):
+                small = self.graph.num_ops <= _ILP_MAX_OPS
+                self._run_order(starts, self._left(share) * (1.0 - (_ILP_SHARE if small else _WINDOW_SHARE)))
+        if not self.interrupted and (self.options.method == "ilp" or self.peak > self.bound):
             with self._search_stage("ilp"):
-                self._run_ilp(self._left(share))
+                if self.graph.num_ops <= _ILP_MAX_OPS or self.options.method == "ilp":
+                    self._run_ilp(self._left(share))
+                else:
+                    self._run_windows()
 
     def _peak_of(self, order: NDArray[np.int32]) -> int:
         peak: int = _core.profile(self.core, order)[3]
@@ -267,20 +273,45 @@ class _Run:
         self._keep(order, peak)
 
     def _run_ilp(self, limit: float) -> None:
-        from olla.ilp import highs_library  # finds highspy
-
         try:
-            order, peak, bound, _, info = _core.order_ilp(
-                self.core, self.order, self.bound, highs_library(), limit, self.options.seed, 1, self.progress
-            )
+            order, peak, bound = self._solve_ilp(self.core, self.order, self.bound, limit)
         except SolverError as error:
             if self.options.method == "ilp":
                 raise
             self.note = f"The integer program did not run: {error}"
             return
-        self.interrupted |= bool(info.get("cancelled", False))
         self.bound = max(self.bound, bound)
         self._keep(order, peak)
+
+    def _run_windows(self) -> None:
+        """Solve the integer program on the steps around the peak, as long as that lowers it."""
+        before = self.peak + 1
+        while self.bound < self.peak < before and self._left(1.0 - _LAYOUT_SHARE) > 0.0:
+            before = self.peak
+            peak_step = int(_core.profile(self.core, self.order)[4])
+            lo = max(0, peak_step - _WINDOW_OPS // 2)
+            hi = min(self.graph.num_ops, lo + _WINDOW_OPS)
+            inside = window_graph(self.graph, self.core, self.order, lo, hi)
+            start = np.arange(hi - lo, dtype=np.int32)
+            try:
+                steps, _, _ = self._solve_ilp(inside, start, 0, self._left(1.0 - _LAYOUT_SHARE))
+            except SolverError as error:
+                self.note = f"The integer program did not run: {error}"
+                return
+            order = self.order.copy()
+            order[lo:hi] = self.order[lo:hi][steps]
+            self._keep(order, self._peak_of(order))
+
+    def _solve_ilp(
+        self, core: _core.Graph, start: NDArray[np.int32], bound: int, limit: float
+    ) -> tuple[NDArray[np.int32], int, int]:
+        from olla.ilp import highs_library  # finds highspy
+
+        order, peak, proved, _, info = _core.order_ilp(
+            core, start, bound, highs_library(), limit, self.options.seed, 1, self.progress
+        )
+        self.interrupted |= bool(info.get("cancelled", False))
+        return order, peak, proved
 
     def _keep(self, order: NDArray[np.int32], peak: int) -> None:
         if peak < self.peak:
