@@ -52,6 +52,9 @@ def main() -> None:
     seen = {key: answer[key] for key in expected}
     if seen != expected or answer["program_peak_bytes"] <= answer["peak_bytes"]:
         sys.exit(f"the plan is not the best one: expected {expected}, got {answer}")
+    native = Path(olla.__file__).parent / "pytorch" / "native"
+    if not all((native / name).is_file() for name in ("slots.hpp", "module.cpp", "cpu_allocator.cpp")):
+        sys.exit(f"the wheel lacks the sources of the planning allocator: expected them in {native}")
     plan = olla.plan(graph)
     olla.check(graph, plan)
     print(f"{Path(olla._core.__file__).name}: planned {graph.num_ops} ops, peak {plan.peak_bytes} bytes")

@@ -167,6 +167,31 @@ TEST(a_kept_arena_serves_the_next_table_that_fits) {
   CHECK(heap.lent.empty());
 }
 
+TEST(an_arena_serves_the_place_it_was_taken_for) {
+  std::int64_t place = 1;
+  Heap heap;
+  Memory memory(
+      {kAlignment, [&](Bytes bytes) { return heap.take(bytes); }, [&](void* block) { heap.give(block); }, [&] { return place; }});
+  memory.activate(small_plan());
+  char* const base = static_cast<char*>(memory.arena().first);
+  CHECK(memory.at_place());
+  CHECK_EQ(memory.arena_base(base + 255), base);
+  CHECK(memory.arena_base(base + 256) == nullptr);
+  place = 2;
+  CHECK(!memory.at_place());
+  memory.begin(0);
+  CHECK(memory.refuse(100, "stream") == nullptr);
+  const Counters counters = memory.deactivate(true);
+  CHECK_EQ(counters.missed_bytes, 100);
+  CHECK_EQ(std::string(counters.misses.front().reason), std::string("stream"));
+  memory.activate(small_plan());  // not in the arena kept for the other place
+  CHECK(memory.arena().first != base);
+  CHECK_EQ(memory.held_bytes(), 512);
+  memory.deactivate(false);
+  memory.release();
+  CHECK(heap.lent.empty());
+}
+
 TEST(a_recording_tells_in_which_op_a_block_ended) {
   Heap heap;
   heap.memory.start_recording(3);

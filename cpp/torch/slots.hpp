@@ -69,7 +69,7 @@ struct Miss {
   OpId op;
   std::int32_t index;  // it was the op's request of this number
   Bytes bytes;
-  const char* reason;  // "size": no such request is left in the op, "unplanned": none at all is left, "occupied"
+  const char* reason;  // "size": no such request is left in the op, "unplanned": none at all is left, "occupied", "stream"
 };
 
 struct Counters {
@@ -167,6 +167,8 @@ class Memory {
     Bytes alignment;                   // of every block
     std::function<void*(Bytes)> take;  // memory of an arena, from the default allocator
     std::function<void(void*)> give;   // back to it
+    // Device and queue of this thread's work: an arena serves the place it was taken for.
+    std::function<std::int64_t()> place = [] { return std::int64_t{0}; };
   };
 
   explicit Memory(Source source) : source_(std::move(source)) {}
@@ -269,6 +271,9 @@ class Memory {
     return s.arena->base + offset;
   }
 
+  // Counts a request that must not be answered from the arena: nullptr.
+  void* refuse(Bytes bytes, const char* reason) { return miss(*session_, session_->index++, bytes, reason); }
+
   // What the default allocator gave to this thread's window; nullptr where its end cannot be seen.
   void record(const void* block, Bytes bytes) {
     const std::lock_guard lock(mutex_);
@@ -294,6 +299,16 @@ class Memory {
     return {session_->arena->base, session_->arena->bytes};
   }
 
+  // Start of the arena that holds a block, or nullptr.
+  void* arena_base(const void* block) {
+    const std::lock_guard lock(mutex_);
+    const Arena* arena = arena_of(block);
+    return arena == nullptr ? nullptr : arena->base;
+  }
+
+  // Whether this thread works where its arena was taken.
+  bool at_place() const { return session_->arena->place == source_.place(); }
+
   // Bytes of all arenas of the process: active, kept, and waiting for their last block.
   Bytes held_bytes() {
     const std::lock_guard lock(mutex_);
@@ -306,6 +321,7 @@ class Memory {
   struct Arena {
     char* base;
     Bytes bytes;
+    std::int64_t place;
     Slots slots;
     enum { kActive, kKept, kRetired } state = kActive;
   };
@@ -352,9 +368,10 @@ class Memory {
 
   // A kept arena that is large enough, or a new one. Kept arenas that are too small go back first.
   Arena* find_arena(Bytes bytes) {
+    const std::int64_t place = source_.place();
     std::unique_lock lock(mutex_);
     for (auto& [base, arena] : arenas_) {
-      if (arena.state != Arena::kKept) continue;
+      if (arena.state != Arena::kKept || arena.place != place) continue;
       arena.state = arena.bytes >= bytes ? Arena::kActive : Arena::kRetired;
       if (arena.state == Arena::kActive) return &arena;
     }
@@ -363,7 +380,7 @@ class Memory {
     const Bytes taken = std::max(bytes, source_.alignment);
     char* base = static_cast<char*>(source_.take(taken));
     lock.lock();
-    return &arenas_.try_emplace(base, Arena{base, taken, {}}).first->second;
+    return &arenas_.try_emplace(base, Arena{base, taken, place, {}}).first->second;
   }
 
   Arena* arena_of(const void* block) {

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -30,6 +31,12 @@ SOURCES = Path(__file__).parent / "native"
 
 _MODULE = "_olla_replay"
 _REMEDY = "Install one (Debian, Ubuntu: apt install g++; macOS: xcode-select --install) or name yours: CXX=/path/to/g++"
+_OVERRIDE = r"(\w+)\((?:[^;{}()]|\([^()]*\))*\)(?: const)? override"
+_ALLOCATORS = {
+    "core/Allocator.h": "struct C10_API Allocator {",
+    "core/CachingDeviceAllocator.h": "struct C10_API DeviceAllocator ",
+    "cuda/CUDACachingAllocator.h": "class CUDAAllocator ",
+}
 _logger = logging.getLogger("olla")
 _lock = threading.Lock()
 _modules: dict[str, Any] = {}
@@ -39,7 +46,7 @@ def load_module(device_type: str) -> Any:
     """Load the extension module of a device type, once per process; compile it where no earlier process has.
 
     Args:
-        device_type: "cpu".
+        device_type: "cpu" or "cuda".
 
     Raises:
         ReplayError: it cannot be compiled, kept or loaded; the message says what to install or set.
@@ -77,10 +84,11 @@ def build(device_type: str) -> Path:
     if not (SOURCES / allocator).is_file():
         raise ReplayError(f"planned addresses on {device_type!r} are not supported: {SOURCES} has no {allocator}")
     compiler = _compiler()
-    flags = _flags()
+    flags = _flags(device_type)
+    libraries = _link_flags(device_type)
     folder = cache_folder() / "replay"
     suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
-    stem = f"{device_type}-{_key(compiler, flags)}"
+    stem = f"{device_type}-{_key([compiler, flags, libraries])}"
     for path in sorted(folder.glob(f"{stem}-*{suffix}")):
         with contextlib.suppress(OSError):
             if path.name == f"{stem}-{_digest(path)}{suffix}":
@@ -94,7 +102,7 @@ def build(device_type: str) -> Path:
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / "module"
             files = [str(SOURCES / "module.cpp"), str(SOURCES / allocator)]
-            _compile([*compiler, *flags, *files, "-o", str(made), *_link_flags()])
+            _compile([*compiler, *flags, *files, "-o", str(made), *libraries])
             path = folder / f"{stem}-{_digest(made)}{suffix}"
             made.replace(path)
     except OSError as error:
@@ -134,33 +142,75 @@ def _compiler() -> list[str]:
     )
 
 
-def _flags() -> list[str]:
+def _flags(device_type: str) -> list[str]:
     python = Path(sysconfig.get_paths()["include"])
     if not (python / "Python.h").is_file():
         raise ReplayError(
             f"Python's C headers are not in {python}. Install them (Debian, Ubuntu: apt install python3-dev)."
         )
     includes = [*cpp_extension.include_paths(), str(python)]
+    if device_type == "cuda":
+        includes.append(str(_cuda_headers()))
+        check_virtuals(Path(includes[0]) / "c10")
     abi = int(torch.compiled_with_cxx11_abi())
     flags = ["-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"]
     return flags + [part for folder in includes for part in ("-isystem", folder)]
 
 
-def _link_flags() -> list[str]:
+def check_virtuals(headers: Path) -> None:
+    """Refuse a torch whose allocators have virtual functions that ours does not pass on: they would misbehave silently.
+
+    Args:
+        headers: the folder c10 of torch's headers.
+
+    Raises:
+        ReplayError: names the functions.
+    """
+    known = set(re.findall(_OVERRIDE, (SOURCES / "cuda_forward.hpp").read_text()))
+    found: set[str] = set()
+    for name, declared in _ALLOCATORS.items():
+        text = (headers / name).read_text()
+        start = text.find(declared)
+        if start < 0:
+            raise ReplayError(f"torch {torch.__version__} is too new or too old for olla: no {declared!r} in {name}")
+        body = re.sub(r"//.*", "", text[start : text.index("\n};", start)])
+        found |= set(re.findall(r"\bvirtual\s[^~(;]*?(\w+)\(", body))
+    if found - known:
+        raise ReplayError(
+            f"torch {torch.__version__} has allocator functions that this olla does not know: "
+            f"{', '.join(sorted(found - known))}. Update olla, or use a torch from 2.11 to 2.15."
+        )
+
+
+def _cuda_headers() -> Path:
+    """Return a folder with CUDA's headers: of an installed toolkit, or what the wheels of triton or NVIDIA bring."""
+    if torch.version.cuda is None:
+        raise ReplayError(f"torch {torch.__version__} is built without CUDA; install a build for CUDA")
+    packages = Path(torch.__file__).parents[1]
+    folders = [Path(cpp_extension.CUDA_HOME) / "include"] if cpp_extension.CUDA_HOME else []
+    folders += [packages / "triton/backends/nvidia/include", *packages.glob("nvidia/*/include")]
+    for folder in folders:
+        if (folder / "cuda_runtime_api.h").is_file() and (folder / "crt").is_dir():
+            return folder
+    raise ReplayError("CUDA's headers were not found. Install triton, or a CUDA toolkit and name it: CUDA_HOME=/path")
+
+
+def _link_flags(device_type: str) -> list[str]:
     # torch has loaded its libraries before the module is: nothing has to be found at run time.
     if sys.platform == "darwin":
         return ["-bundle", "-undefined", "dynamic_lookup"]
-    return ["-shared", *(f"-L{folder}" for folder in cpp_extension.library_paths()), "-lc10"]
+    own = ["-lc10_cuda"] if device_type == "cuda" else []
+    return ["-shared", *(f"-L{folder}" for folder in cpp_extension.library_paths()), *own, "-lc10"]
 
 
-def _key(compiler: list[str], flags: list[str]) -> str:
-    """Hash everything the module is made from."""
-    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
+def _key(command: list[list[str]]) -> str:
+    """Hash everything the module is made from; the command starts with the compiler."""
+    version = subprocess.run([*command[0], "--version"], capture_output=True, text=True, check=False).stdout
     sources = {path.name: path.read_text() for path in sorted(SOURCES.iterdir())}
     made_from = {
         "torch": [torch.__version__, torch.version.git_version, torch.version.cuda],
         "python": [sys.version, sysconfig.get_config_var("SOABI"), platform.machine()],
-        "compiler": [compiler, version, flags, _link_flags()],
+        "compiler": [command, version],
         "sources": sources,
     }
     return hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16]

@@ -59,7 +59,7 @@ class Miss(NamedTuple):
         index: it was the op's request of this number.
         num_bytes: its size.
         reason: ``"size"``: the op has no such request left, ``"unplanned"``: it has none at all left, ``"occupied"``:
-            an earlier tensor still overlaps the place.
+            an earlier tensor still overlaps the place, ``"stream"`` (CUDA): made on another stream than the table's.
     """
 
     op: int
