@@ -112,7 +112,7 @@ def test_a_plan_that_breaks_a_rule_is_bad_input(
         (["check", "{graph}", "missing.json"], "missing.json: cannot be read"),
         (["check", "{graph}", "{graph}"], "format is 'olla-graph', expected 'olla-plan'"),
         (["show", "{graph}"], "this is no plan"),
-        (["layout", "missing.csv"], "missing.csv cannot be read"),
+        (["layout", "missing.csv"], "missing.csv: cannot be read"),
         (["capture", "nonsense", "-o", "g.json"], "write MODULE:FUNCTION"),
         (["capture", "no_such_module:step", "-o", "g.json"], "No module named 'no_such_module'"),
         (["capture", "json:step", "-o", "g.json"], "module json has no function step"),
