@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,9 +46,21 @@ def test_windows_obey_extra_precedences() -> None:
     assert {(int(u) - 5, int(v) - 5) for u, v in zip(before, after, strict=True)} <= pairs
 
 
-def test_a_large_graph_that_is_not_proved_in_time_is_improved_on_windows() -> None:
-    graph = random_graph(6000, seed=100, max_bytes=1 << 20)
-    plan = olla.plan(graph, time_limit=3.0, layout=False)
-    olla.check(graph, plan)
-    assert plan.peak_bytes <= plan.program_peak_bytes
-    assert plan.status is olla.Status.OPTIMAL or "ilp" in plan.seconds
+def test_a_large_graph_that_is_not_proved_in_time_is_improved_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut: list[int] = []
+
+    def counted(*args: Any) -> _core.Graph:
+        inside = window_graph(*args)
+        cut.append(inside.num_ops)
+        return inside
+
+    monkeypatch.setattr("olla.pipeline.window_graph", counted)
+    graph = random_graph(12_000, seed=100, max_bytes=1 << 20)
+    for layout in (False, True):
+        cut.clear()
+        plan = olla.plan(graph, time_limit=4.0, layout=layout)
+        olla.check(graph, plan)
+        assert plan.status is olla.Status.FEASIBLE, "proved in time: the test needs a harder graph"
+        assert plan.peak_bytes < plan.program_peak_bytes
+        assert cut
+        assert max(cut) <= 120

@@ -15,7 +15,7 @@
 
 namespace olla {
 
-enum class TieBreak : std::uint8_t { kPrefix, kSmallest, kLargest, kRandom };  // which of several minimum cuts is returned
+enum class TieBreak : std::uint8_t { kPrefix, kLargest, kRandom };  // which of several minimum cuts is returned
 
 struct CutQuery {
   OpId op = kNoOp;

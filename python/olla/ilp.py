@@ -11,7 +11,7 @@ import numpy.typing as npt
 from olla import _core
 from olla.errors import SolverError
 
-Progress = Callable[[str, float, int, int], bool]
+Progress = Callable[[str, float, int, int], bool | None]
 
 _REMEDY = 'install it: pip install "highspy>=1.15"'
 _PATTERNS = ("libhighs.so*", "libhighs*.dylib")

@@ -229,7 +229,7 @@ class _Run:
             return
         if self.options.method == "auto":
             with self._search_stage("order"):
-                self._run_order([self.order], min(_QUICK_SECONDS, self._left(share)))
+                self._run_order([self.order], min(_QUICK_SECONDS, 0.5 * self._left(share)))
             if self.peak == self.bound:
                 return
         starts = [self.order]
@@ -248,7 +248,7 @@ class _Run:
                 if self.graph.num_ops <= _ILP_MAX_OPS or self.options.method == "ilp":
                     self._run_ilp(self._left(share))
                 else:
-                    self._run_windows()
+                    self._run_windows(share)
 
     def _peak_of(self, order: NDArray[np.int32]) -> int:
         peak: int = _core.profile(self.core, order)[3]
@@ -283,10 +283,10 @@ class _Run:
         self.bound = max(self.bound, bound)
         self._keep(order, peak)
 
-    def _run_windows(self) -> None:
+    def _run_windows(self, share: float) -> None:
         """Solve the integer program on the steps around the peak, as long as that lowers it."""
         before = self.peak + 1
-        while self.bound < self.peak < before and self._left(1.0 - _LAYOUT_SHARE) > 0.0:
+        while self.bound < self.peak < before and self._left(share) > 0.0:
             before = self.peak
             peak_step = int(_core.profile(self.core, self.order)[4])
             lo = max(0, peak_step - _WINDOW_OPS // 2)
@@ -294,7 +294,7 @@ class _Run:
             inside = window_graph(self.graph, self.core, self.order, lo, hi)
             start = np.arange(hi - lo, dtype=np.int32)
             try:
-                steps, _, _ = self._solve_ilp(inside, start, 0, self._left(1.0 - _LAYOUT_SHARE))
+                steps, _, _ = self._solve_ilp(inside, start, 0, self._left(share))
             except SolverError as error:
                 self.note = f"The integer program did not run: {error}"
                 return
@@ -305,13 +305,18 @@ class _Run:
     def _solve_ilp(
         self, core: _core.Graph, start: NDArray[np.int32], bound: int, limit: float
     ) -> tuple[NDArray[np.int32], int, int]:
-        from olla.ilp import highs_library  # finds highspy
+        from olla.ilp import order_ilp
 
-        order, peak, proved, _, info = _core.order_ilp(
-            core, start, bound, highs_library(), limit, self.options.seed, 1, self.progress
+        found = order_ilp(
+            core,
+            start,
+            lower_bound_bytes=bound,
+            time_limit=limit,
+            seed=self.options.seed,
+            progress=self.progress,
         )
-        self.interrupted |= bool(info.get("cancelled", False))
-        return order, peak, proved
+        self.interrupted |= bool(found.info.get("cancelled", False))
+        return found.order, found.peak_bytes, found.lower_bound_bytes
 
     def _keep(self, order: NDArray[np.int32], peak: int) -> None:
         if peak < self.peak:
