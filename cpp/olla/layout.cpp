@@ -8,6 +8,8 @@
 #include <string>
 
 #include "olla/error.hpp"
+#include "olla/ladder.hpp"
+#include "olla/neighbourhood.hpp"
 #include "olla/packing.hpp"
 #include "olla/skyline.hpp"
 
@@ -17,6 +19,9 @@ namespace {
 constexpr double kGraceSeconds = 5;    // for the first pass: what it leaves is stacked, far from well
 constexpr int kRoundsPerEpisode = 30;  // of the squeaky wheel, without a better packing
 constexpr int kNumLooks = 16;
+constexpr ItemId kMaxExactItems = 600;  // the exact search of a whole part takes memory by the square of its items
+constexpr ItemId kMinNeighbourhood = 100, kMaxNeighbourhood = 200'000;
+constexpr std::int64_t kFirstNodes = 30'000;  // of it, before the squeaky wheel
 
 // log key = size * log(size) + width * log(sections) + crowd * log(greatest load over the lifetime); the greatest key goes first.
 struct Weights {
@@ -56,7 +61,8 @@ class PartSearch {
         max_placements_(max_placements),
         watch_(watch),
         random_(options.seed),
-        skyline_(part) {}
+        skyline_(part),
+        ladder_(part, {options.seed, options.num_threads, watch.capacity > 0}) {}
 
   Packing run() {
     Bytes sum = 0;
@@ -64,13 +70,15 @@ class PartSearch {
     if (!skyline_.place(sorted(keys(kArea)), {}, [&] { return watch_.stop_first_pass(sum); }, best_)) skyline_.stack_rest(best_);
     if (best_.height > enough_ && options_.use_enumeration && part_.num_items() <= kMaxEnumerated) {
       best_ = enumerate(part_, enough_);
-      proved_ = true;
+      bound_ = best_.height > enough_ ? best_.height : part_.load;
+    } else if (!done()) {
+      try_ideas();
+      bound_ = ladder_.bound();
     }
-    if (!proved_ && !done()) try_ideas();
     return std::move(best_);
   }
 
-  bool proved() const { return proved_; }  // best is optimal, or enough
+  Bytes bound() const { return bound_; }  // proved: no packing is lower
   std::int64_t num_placed() const { return num_placed_; }
 
  private:
@@ -80,10 +88,23 @@ class PartSearch {
       Packing packing;
       if (skyline_.place(sorted(keys(weights)), {}, stopped(), packing)) keep(std::move(packing));
     }
-    if (options_.use_squeaky_wheel) improve();
+    const bool is_small = options_.use_exact && part_.num_items() <= kMaxExactItems;
+    if (is_small) search_exactly(std::min(kFirstNodes, options_.max_nodes));
+    if (options_.use_squeaky_wheel && !proved()) improve();
+    const bool is_medium = part_.num_items() >= kMinNeighbourhood && part_.num_items() <= kMaxNeighbourhood;
+    if (options_.use_neighbourhood && is_medium && !done()) {
+      const std::int64_t nodes = is_small ? options_.max_nodes / 4 : options_.max_nodes;
+      Neighbourhood(part_, options_.seed).lower(enough_, nodes, [this](Bytes height) { return watch_.stop(height); }, best_);
+    }
+    if (is_small) search_exactly(options_.max_nodes - kFirstNodes);
   }
 
-  bool done() { return best_.height <= enough_ || watch_.stop(best_.height); }
+  void search_exactly(std::int64_t max_nodes) {
+    if (!proved()) ladder_.lower(enough_, max_nodes, [this](Bytes height) { return watch_.stop(height); }, best_);
+  }
+
+  bool proved() const { return ladder_.bound() >= (watch_.capacity > 0 ? std::min(best_.height, enough_ + 1) : best_.height); }
+  bool done() { return best_.height <= enough_ || proved() || watch_.stop(best_.height); }
   std::function<bool()> stopped() {
     return [this] { return watch_.stop(best_.height); };
   }
@@ -162,10 +183,11 @@ class PartSearch {
   const Bytes enough_;  // no use in a lower height: the load, the capacity, or the height of another part
   const std::int64_t max_placements_;
   std::int64_t num_placed_ = 0;
-  bool proved_ = false;
+  Bytes bound_ = 0;
   const Watch watch_;
   Random random_;
   Skyline skyline_;
+  Ladder ladder_;
   Packing best_;
 };
 
@@ -204,7 +226,7 @@ LayoutResult layout(std::span<const Buffer> buffers, const LayoutOptions& option
     const Packing packing = search.run();
     placements_left -= static_cast<double>(search.num_placed());
     for (ItemId i = 0; i < part.num_items(); ++i) result.offsets[part.buffers[i]] = unit * packing.offsets[i];
-    if (search.proved() && packing.height > std::max(height, bound)) bound = packing.height;
+    bound = std::max(bound, search.bound());
     height = std::max(height, packing.height);
   }
   result.height = unit * height;

@@ -188,15 +188,16 @@ TEST(every_product_of_the_switches_gives_a_valid_layout_and_none_beats_the_proof
   for (std::uint32_t seed = 0; seed < 60; ++seed) {
     const std::vector<Buffer> buffers = random_buffers(seed % 9 + 1, 8, 12, seed);
     const Bytes least = solve(buffers).height;
-    for (int switches = 0; switches < 8; ++switches) {
+    for (int switches = 0; switches < 16; ++switches) {
       LayoutOptions options{.seed = seed, .max_placements = 20'000};
       options.use_enumeration = switches & 1;
       options.use_squeaky_wheel = switches & 2;
       options.use_foresight = switches & 4;
+      options.use_exact = switches & 8;
       const LayoutResult result = solve(buffers, options);
       check_layout(buffers, result, 1);
       CHECK(result.height >= least);
-      if (options.use_enumeration) CHECK_EQ(result.height, least);
+      if (options.use_enumeration || options.use_exact) CHECK_EQ(result.height, least);
     }
   }
 }
@@ -223,8 +224,8 @@ TEST(the_squeaky_wheel_lowers_what_the_greedy_rules_leave) {
   int num_lower = 0;
   for (std::uint32_t seed = 0; seed < 10; ++seed) {
     const std::vector<Buffer> buffers = random_buffers(60, 60, 40, seed);
-    const Bytes greedy = solve(buffers, {.use_squeaky_wheel = false}).height;
-    const Bytes improved = solve(buffers, {.max_placements = 60'000}).height;
+    const Bytes greedy = solve(buffers, {.use_squeaky_wheel = false, .use_exact = false}).height;
+    const Bytes improved = solve(buffers, {.max_placements = 60'000, .use_exact = false}).height;
     CHECK(improved <= greedy);
     num_lower += improved < greedy;
   }
@@ -253,10 +254,10 @@ TEST(foresight_ends_at_the_load_where_the_squeaky_wheel_alone_does_not) {
   int num_alone = 0;
   for (std::uint32_t seed = 0; seed < 3; ++seed) {
     const std::vector<Buffer> buffers = hard_buffers(seed);
-    const LayoutResult result = solve(buffers, {.max_placements = 400'000});
+    const LayoutResult result = solve(buffers, {.max_placements = 400'000, .use_exact = false});
     check_layout(buffers, result, 1);
     CHECK_EQ(result.height, result.load);
-    num_alone += solve(buffers, {.max_placements = 400'000, .use_foresight = false}).height == result.load;
+    num_alone += solve(buffers, {.max_placements = 400'000, .use_foresight = false, .use_exact = false}).height == result.load;
   }
   CHECK(num_alone < 3);
 }
