@@ -33,17 +33,17 @@ Fit ExactSearch::decide(Bytes capacity, const ExactBudget& budget) {
   const Bytes unit = capacity / kMaxLevel + 1;
   const auto level = static_cast<Level>(capacity / unit);
   if (unit != unit_ || level > capacity_) table_.clear();
+  if (level != capacity_) run_nodes_ = kNodesPerRun;
   if (table_.empty()) table_.resize(std::clamp(std::bit_ceil(static_cast<std::size_t>(budget.max_nodes)), kMinTable, kMaxTable));
   unit_ = unit;
   capacity_ = level;
   const std::int64_t end = budget.max_nodes < std::numeric_limits<std::int64_t>::max() - num_nodes_
                                ? num_nodes_ + budget.max_nodes
                                : std::numeric_limits<std::int64_t>::max();
-  double nodes = kNodesPerRun;
-  for (int round = 0; num_nodes_ < end; ++round, nodes *= kRunGrowth) {
-    perturb(round);
+  for (; num_nodes_ < end; ++round_, run_nodes_ *= kRunGrowth) {
+    perturb(round_);
     const double left = static_cast<double>(end - num_nodes_);
-    const Fit fit = run(static_cast<std::int64_t>(std::min(nodes, left)), budget.stop);
+    const Fit fit = run(static_cast<std::int64_t>(std::min(run_nodes_, left)), budget.stop);
     if (fit == Fit::kFits && unit_ > 1) {
       for (const ItemId i : frontier_.free_items()) offsets_[i] *= unit_;
     }

@@ -64,6 +64,8 @@ class ExactSearch {
   Level capacity_ = 0;
   Bytes unit_ = 1;
   std::int64_t num_nodes_ = 0;
+  int round_ = 0;  // of restarts
+  double run_nodes_ = 0;
   Branching branching_ = Branching::kTightest;
   std::vector<std::int32_t> rank_;  // of an item: the least goes first among equals
   std::vector<double> conflicts_;   // of a section: bounds that failed there

@@ -7,15 +7,15 @@ namespace olla {
 
 // A height or size in units of the search: 32 bits, as many are handled at once.
 using Level = std::int32_t;
-inline constexpr Level kMaxLevel = 1 << 28;           // no capacity is above it
+inline constexpr Level kMaxLevel = 1 << 28;             // no capacity is above it
 inline constexpr Level kNoLevel = 4 * (kMaxLevel - 1);  // none is as high as this, nor is a sum of two capacities
 
-struct ExactRules {  // each of them prunes or reorders: answers do not depend on them
-  bool use_machine = true;    // the one-machine bound of every section; else only its load
-  bool use_table = true;      // failed states are remembered
-  bool use_split = true;      // groups of open items that no lifetime joins are solved one by one
-  bool use_twins = true;      // equal items are interchangeable
-  bool use_tightest = true;   // branch where the fewest items can come next; else always at the lowest offset
+struct ExactRules {          // each of them prunes or reorders: answers do not depend on them
+  bool use_machine = true;   // the one-machine bound of every section; else only its load
+  bool use_table = true;     // failed states are remembered
+  bool use_split = true;     // groups of open items that no lifetime joins are solved one by one
+  bool use_twins = true;     // equal items are interchangeable
+  bool use_tightest = true;  // branch where the fewest items can come next; else always at the lowest offset
 };
 
 // base: the highest top below the item. release: a lower bound on its offset. A postponed item is known not to lie at the release
@@ -85,7 +85,7 @@ class Frontier {
   };
 
   void find_windows();
-  Level fit(ItemId item, Level above) const;         // lowest start at or above
+  Level fit(ItemId item, Level above) const;          // lowest start at or above
   Level next_window(ItemId item, Level above) const;  // lowest start above it that rests on a wall
   StateHash hash(const Open& open) const;
   void sort(const Group& group);
@@ -98,8 +98,8 @@ class Frontier {
   const ExactRules rules_;
   const std::vector<Offset> fixed_;
   std::vector<ItemId> free_;
-  std::vector<std::int32_t> shape_;  // of an item; the same for items of equal lifetime and size
-  std::vector<Wall> walls_;          // by offset
+  std::vector<std::int32_t> shape_;         // of an item; the same for items of equal lifetime and size
+  std::vector<Wall> walls_;                 // by offset
   std::vector<std::int32_t> first_window_;  // of the item with shape k: from first_window_[k]
   std::vector<Window> windows_;
   Level capacity_ = 0;

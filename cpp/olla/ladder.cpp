@@ -7,33 +7,37 @@
 namespace olla {
 namespace {
 
-constexpr std::int64_t kNodesAlone = 4000;  // not worth more threads
-constexpr int kRungShift = 6;               // what is left to gain is cut no finer than by this power of two at once
+constexpr std::int64_t kNodesAlone = 4000;               // not worth more threads
+constexpr int kFirstStepShift = 4, kLeastStepShift = 7;  // of what there is to gain
 
 }  // namespace
 
 ExactSearch& Ladder::search(std::size_t thread) {
   while (searches_.size() <= thread) {
-    searches_.push_back(std::make_unique<ExactSearch>(part_, std::span<const Offset>(), ExactRules{}, options_.seed + searches_.size()));
+    searches_.push_back(
+        std::make_unique<ExactSearch>(part_, std::span<const Offset>(), ExactRules{}, options_.seed + searches_.size()));
   }
   return *searches_[thread];
 }
 
-// Rungs between what is proved impossible and what is reached: the lowest first, then halves of what is left. Then all over again
-// with twice the nodes.
+// First the lowest rung, which often holds. Then, with nodes that double, rungs below the height reached: a step down that doubles
+// when it holds and is halved when it does not.
 void Ladder::lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(Bytes)>& stop, Packing& best) {
   bool stopped = false;
   const auto asked = [&] { return stopped = stopped || stop(best.height); };
   const std::int64_t end = num_nodes_ + max_nodes;
-  for (; best.height > std::max(enough, bound_) && num_nodes_ < end && !asked(); rung_nodes_ *= 2) {
-    const Bytes step = std::max<Bytes>(1, (best.height - std::max(enough, bound_)) >> kRungShift);
-    Bytes low = std::max(enough, bound_), rung = low;
-    while (low < best.height && num_nodes_ < end && !asked()) {
+  const auto lowest = [&] { return std::max(enough, bound_); };
+  const auto over = [&] { return best.height <= lowest() || num_nodes_ >= end || asked(); };
+  for (; !over(); rung_nodes_ *= 2) {
+    const auto try_rung = [&](Bytes rung) {
       const Fit fit = decide(rung, std::min(rung_nodes_, end - num_nodes_), asked, best);
       if (fit == Fit::kNever) bound_ = std::max(bound_, rung + 1);
-      if (fit != Fit::kFits) low = rung + step;
-      rung = low + (best.height - 1 - low) / 2;
-      if (options_.is_decision && low > std::max(enough, bound_)) break;
+      return fit == Fit::kFits;
+    };
+    if (try_rung(lowest()) || options_.is_decision) continue;
+    const Bytes least_step = std::max<Bytes>(1, (best.height - lowest()) >> kLeastStepShift);
+    for (Bytes step = std::max<Bytes>(1, (best.height - lowest()) >> kFirstStepShift); step >= least_step && !over();) {
+      step = try_rung(std::max(lowest(), best.height - step)) ? 2 * step : step / 2;
     }
   }
 }
@@ -47,7 +51,8 @@ Fit Ladder::decide(Bytes capacity, std::int64_t max_nodes, const std::function<b
   num_nodes_ += std::max<std::int64_t>(1, search(0).num_nodes() - before);
   if (fit != Fit::kFits) return fit;
   Packing packing{search(winner).offsets(), 0};
-  for (ItemId i = 0; i < part_.num_items(); ++i) packing.height = std::max(packing.height, packing.offsets[i] + part_.items[i].size);
+  for (ItemId i = 0; i < part_.num_items(); ++i)
+    packing.height = std::max(packing.height, packing.offsets[i] + part_.items[i].size);
   if (packing.height < best.height) best = std::move(packing);
   return fit;
 }

@@ -21,7 +21,7 @@ constexpr int kRoundsPerEpisode = 30;  // of the squeaky wheel, without a better
 constexpr int kNumLooks = 16;
 constexpr ItemId kMaxExactItems = 600;  // the exact search of a whole part takes memory by the square of its items
 constexpr ItemId kMinNeighbourhood = 100, kMaxNeighbourhood = 200'000;
-constexpr std::int64_t kFirstNodes = 30'000;  // of it, before the squeaky wheel
+constexpr int kNumTurns = 40;
 
 // log key = size * log(size) + width * log(sections) + crowd * log(greatest load over the lifetime); the greatest key goes first.
 struct Weights {
@@ -88,19 +88,21 @@ class PartSearch {
       Packing packing;
       if (skyline_.place(sorted(keys(weights)), {}, stopped(), packing)) keep(std::move(packing));
     }
-    const bool is_small = options_.use_exact && part_.num_items() <= kMaxExactItems;
-    if (is_small) search_exactly(std::min(kFirstNodes, options_.max_nodes));
-    if (options_.use_squeaky_wheel && !proved()) improve();
-    const bool is_medium = part_.num_items() >= kMinNeighbourhood && part_.num_items() <= kMaxNeighbourhood;
-    if (options_.use_neighbourhood && is_medium && !done()) {
-      const std::int64_t nodes = is_small ? options_.max_nodes / 4 : options_.max_nodes;
-      Neighbourhood(part_, options_.seed).lower(enough_, nodes, [this](Bytes height) { return watch_.stop(height); }, best_);
+    const bool is_small = part_.num_items() <= kMaxExactItems;
+    const bool is_decision = is_small && options_.use_exact && watch_.capacity > 0;
+    const bool is_medium = !is_decision && part_.num_items() >= kMinNeighbourhood && part_.num_items() <= kMaxNeighbourhood;
+    const std::function<bool(Bytes)> stop = [this](Bytes height) { return watch_.stop(height); };
+    Neighbourhood neighbourhood(part_, options_.seed);
+    // The searches take turns, as no one can tell which suits a part; beyond the exact search, the squeaky wheel gains most at
+    // first.
+    const std::int64_t head_start = is_small ? 0 : max_placements_ / 2;
+    for (int turn = 1; turn <= kNumTurns && !done(); ++turn) {
+      const std::int64_t nodes = options_.max_nodes / kNumTurns;
+      if (options_.use_squeaky_wheel && !is_decision) improve(head_start + turn * ((max_placements_ - head_start) / kNumTurns));
+      if (options_.use_exact && is_small && !done()) ladder_.lower(enough_, nodes, stop, best_);
+      if (options_.use_neighbourhood && is_medium && !done())
+        neighbourhood.lower(enough_, is_small ? nodes / 4 : nodes, stop, best_);
     }
-    if (is_small) search_exactly(options_.max_nodes - kFirstNodes);
-  }
-
-  void search_exactly(std::int64_t max_nodes) {
-    if (!proved()) ladder_.lower(enough_, max_nodes, [this](Bytes height) { return watch_.stop(height); }, best_);
   }
 
   bool proved() const { return ladder_.bound() >= (watch_.capacity > 0 ? std::min(best_.height, enough_ + 1) : best_.height); }
@@ -138,12 +140,12 @@ class PartSearch {
   // Squeaky wheel (Joslin, Clements 1999). A pass gives up at a section certain to end above the target; the items alive there that
   // are still to be placed came too late, and their keys rise. Episodes begin at other keys and take other strides. The target is
   // the height that is enough, and in every other episode one that lies between it and the best height.
-  void improve() {
-    double ambition = 0.5;
-    for (std::size_t episode = 0; !spent(); ++episode) {
+  void improve(std::int64_t max_placements) {
+    const auto spent = [&] { return done() || num_placed_ >= max_placements; };
+    for (; !spent(); ++episode_) {
       const double stride = 0.05 * std::exp(random_.uniform() * std::log(100.0));
-      std::vector<double> key = keys(episode < kSkylineKeys.size() ? kSkylineKeys[episode] : random_weights());
-      const double share = episode % 2 == 0 ? 1 : ambition;
+      std::vector<double> key = keys(episode_ < kSkylineKeys.size() ? kSkylineKeys[episode_] : random_weights());
+      const double share = episode_ % 2 == 0 ? 1 : ambition_;
       bool improved = false;
       for (int round = 0; round < kRoundsPerEpisode && !spent(); ++round) {
         const auto lower = static_cast<Bytes>(share * static_cast<double>(best_.height - enough_));
@@ -158,11 +160,9 @@ class PartSearch {
           raise_keys(packing, stride, key);
         }
       }
-      if (share < 1 && !improved) ambition /= 2;
+      if (share < 1 && !improved) ambition_ /= 2;
     }
   }
-
-  bool spent() { return done() || num_placed_ >= max_placements_; }
 
   void raise_keys(const Packing& packing, double stride, std::vector<double>& key) {
     const Section culprit = skyline_.culprit();
@@ -183,6 +183,8 @@ class PartSearch {
   const Bytes enough_;  // no use in a lower height: the load, the capacity, or the height of another part
   const std::int64_t max_placements_;
   std::int64_t num_placed_ = 0;
+  std::size_t episode_ = 0;  // of the squeaky wheel
+  double ambition_ = 0.5;
   Bytes bound_ = 0;
   const Watch watch_;
   Random random_;
@@ -222,7 +224,8 @@ LayoutResult layout(std::span<const Buffer> buffers, const LayoutOptions& option
     const double share = part.num_items() / items_left;
     const double until = control.seconds() + share * control.seconds_left();
     items_left -= part.num_items();
-    PartSearch search(part, options, static_cast<std::int64_t>(share * placements_left), {control, unit, height, bound, capacity, until});
+    PartSearch search(part, options, static_cast<std::int64_t>(share * placements_left),
+                      {control, unit, height, bound, capacity, until});
     const Packing packing = search.run();
     placements_left -= static_cast<double>(search.num_placed());
     for (ItemId i = 0; i < part.num_items(); ++i) result.offsets[part.buffers[i]] = unit * packing.offsets[i];

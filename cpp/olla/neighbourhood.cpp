@@ -5,9 +5,10 @@
 namespace olla {
 namespace {
 
-constexpr double kMinFree = 12, kMaxFree = 160;
-constexpr std::int64_t kNodesPerTry = 6000;
-constexpr int kTriesPerTarget = 150;  // without a late item less
+constexpr double kMinFree = 12, kMaxFree = 80;
+constexpr std::int64_t kNodesPerTry = 1000, kNodesPerSetup = 50;
+constexpr int kTriesPerTarget = 100;  // without success
+constexpr double kFirstAmbition = 0.25;
 
 }  // namespace
 
@@ -15,10 +16,10 @@ void Neighbourhood::lower(Bytes enough, std::int64_t max_nodes, const std::funct
   bool stopped = false;
   const auto asked = [&] { return stopped = stopped || stop(best.height); };
   const std::int64_t end = num_nodes_ + max_nodes;
-  double ambition = 1;
+  double ambition = kFirstAmbition;
   offsets_ = best.offsets;
   while (best.height > enough && num_nodes_ < end && !asked()) {
-    // The target is what is enough, or nearer the present height after it could not be had.
+    // Nearer the present height after a target could not be had.
     const auto share = static_cast<Bytes>(ambition * static_cast<double>(best.height - enough));
     const Bytes target = best.height - std::max<Bytes>(1, share);
     bool reached = false;
@@ -36,7 +37,7 @@ void Neighbourhood::lower(Bytes enough, std::int64_t max_nodes, const std::funct
       num_wanted_ = std::clamp(num_wanted_ * change, kMinFree, kMaxFree);
     }
     if (height() < best.height) best = {offsets_, height()};
-    ambition = reached ? 1 : ambition < 0.05 ? 1 : ambition / 2;
+    ambition = reached ? std::min(1.0, 2 * ambition) : std::max(ambition / 2, 0.01);
   }
 }
 
@@ -54,20 +55,22 @@ bool Neighbourhood::find_late(Bytes target) {
   return !late_.empty();
 }
 
-// Frees the late item and those whose lifetimes overlap a window of sections in its own; those that are born or die in the window
-// first, as many as are wanted.
+// Frees the late item and others around a section of its lifetime: by turns those that lie nearest as a whole, and those of any
+// length that are alive nearest.
 void Neighbourhood::free_around(ItemId late) {
   const Item& item = part_.items[late];
   const auto centre = static_cast<Section>(item.first + static_cast<Section>(below(item.last - item.first)));
-  const auto distance = [&](ItemId i) {  // to its farther end; far for those that only pass by
-    const Item& other = part_.items[i];
-    return std::max(std::abs(other.first - centre), std::abs(other.last - 1 - centre));
-  };
-  std::vector<std::pair<Section, ItemId>> near;
+  const bool whole = random_() % 2 == 0;
+  std::vector<std::pair<double, ItemId>> near;
   for (ItemId i = 0; i < part_.num_items(); ++i) {
-    if (i != late) near.emplace_back(distance(i), i);
+    if (i == late) continue;
+    const Item& other = part_.items[i];
+    const Section far = std::max(std::abs(other.first - centre), std::abs(other.last - 1 - centre));
+    const Section gap = std::max({0, other.first - centre, centre - other.last + 1});
+    near.emplace_back((whole ? far : gap) + static_cast<double>(below(1000)) / 1000, i);
   }
-  const auto count = std::min(near.size(), static_cast<std::size_t>(num_wanted_ * (0.6 + 0.8 * static_cast<double>(below(1000)) / 1000)));
+  const auto count =
+      std::min(near.size(), static_cast<std::size_t>(num_wanted_ * (0.6 + 0.8 * static_cast<double>(below(1000)) / 1000)));
   std::ranges::nth_element(near, near.begin() + static_cast<std::ptrdiff_t>(count));
   free_.assign(1, late);
   for (std::size_t k = 0; k < count; ++k) free_.push_back(near[k].second);
@@ -75,39 +78,55 @@ void Neighbourhood::free_around(ItemId late) {
   for (const ItemId i : free_) is_free_[i] = true;
 }
 
-// The free items and what overlaps them make a problem of their own.
-Fit Neighbourhood::repack(Bytes target, std::int64_t max_nodes, const std::function<bool()>& stop) {
-  std::vector<Section> covered(part_.num_sections() + 1, 0);  // by free items
-  for (const ItemId i : free_) ++covered[part_.items[i].first], --covered[part_.items[i].last];
-  std::vector<Section> num_covered(part_.num_sections() + 1, 0);  // before a section
-  for (Section s = 0, open = 0; s < part_.num_sections(); ++s) {
-    open += covered[s];
-    num_covered[s + 1] = num_covered[s] + (open > 0);
+// The free items between what the others leave them. Between two births or deaths of free items, what the others occupy at any time
+// is out of reach at all times: a free item alive then is alive throughout.
+Part Neighbourhood::sub_part(Bytes target, std::vector<Offset>& fixed) const {
+  std::vector<Section> times;
+  for (const ItemId i : free_) times.insert(times.end(), {part_.items[i].first, part_.items[i].last});
+  std::ranges::sort(times);
+  times.erase(std::ranges::unique(times).begin(), times.end());
+  const auto position = [&](Section time) { return static_cast<Section>(std::ranges::lower_bound(times, time) - times.begin()); };
+  Part part;
+  part.section_load.assign(times.size() - 1, 0);
+  for (const ItemId i : free_) {
+    const Item& item = part_.items[i];
+    part.items.push_back({position(item.first), position(item.last), item.size});
+    for (Section s = part.items.back().first; s < part.items.back().last; ++s) part.section_load[s] += item.size;
   }
-  std::vector<Buffer> buffers;
-  std::vector<Bytes> sizes;
-  std::vector<ItemId> items;
+  fixed.assign(free_.size(), kUnplaced);
+  using Range = std::pair<Offset, Offset>;
+  std::vector<std::vector<Range>> taken(part.section_load.size());
   for (ItemId i = 0; i < part_.num_items(); ++i) {
     const Item& item = part_.items[i];
-    const Bytes size = is_free_[i] ? item.size : std::min(item.size, target - offsets_[i]);
-    if (size <= 0 || num_covered[item.first] == num_covered[item.last]) continue;
-    // Times without free items vanish.
-    buffers.push_back({num_covered[item.first], num_covered[item.last], size});
-    sizes.push_back(size);
-    items.push_back(i);
+    if (is_free_[i] || item.last <= times.front() || item.first >= times.back() || offsets_[i] >= target) continue;
+    const Section last = std::min(position(item.last), part.num_sections());
+    for (Section s = std::max(0, position(item.first + 1) - 1); s < last; ++s) {
+      if (part.section_load[s] > 0) taken[s].emplace_back(offsets_[i], std::min(target, offsets_[i] + item.size));
+    }
   }
-  std::vector<std::pair<ItemId, Offset>> moved;
-  for (const Part& part : reduce(buffers, sizes)) {
-    std::vector<Offset> fixed;
-    for (const std::int32_t b : part.buffers) fixed.push_back(is_free_[items[b]] ? kUnplaced : offsets_[items[b]]);
-    ExactSearch search(part, fixed, {}, random_());
-    const Fit fit = search.decide(target, {max_nodes, stop});
-    num_nodes_ += std::max<std::int64_t>(100, search.num_nodes());
-    if (fit != Fit::kFits) return fit;
-    for (ItemId i = 0; i < part.num_items(); ++i) moved.emplace_back(items[part.buffers[i]], search.offsets()[i]);
+  for (Section s = 0; s < std::ssize(taken); ++s) {
+    std::ranges::sort(taken[s]);
+    for (std::size_t k = 0; k < taken[s].size();) {
+      auto [low, high] = taken[s][k];
+      for (++k; k < taken[s].size() && taken[s][k].first <= high; ++k) high = std::max(high, taken[s][k].second);
+      part.items.push_back({s, s + 1, high - low});
+      part.section_load[s] += high - low;
+      fixed.push_back(low);
+    }
   }
-  for (const auto& [item, offset] : moved) offsets_[item] = offset;
-  return Fit::kFits;
+  part.load = std::ranges::max(part.section_load);
+  return part;
+}
+
+Fit Neighbourhood::repack(Bytes target, std::int64_t max_nodes, const std::function<bool()>& stop) {
+  std::vector<Offset> fixed;
+  const Part part = sub_part(target, fixed);
+  ExactSearch search(part, fixed, {}, random_());
+  const Fit fit = search.decide(target, {max_nodes, stop});
+  num_nodes_ += kNodesPerSetup + search.num_nodes();
+  if (fit != Fit::kFits) return fit;
+  for (std::size_t k = 0; k < free_.size(); ++k) offsets_[free_[k]] = search.offsets()[k];
+  return fit;
 }
 
 }  // namespace olla

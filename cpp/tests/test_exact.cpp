@@ -1,7 +1,6 @@
-#include "olla/exact.hpp"
-
 #include <algorithm>
 
+#include "olla/exact.hpp"
 #include "test.hpp"
 
 using namespace olla;
@@ -62,7 +61,8 @@ Part full_part(std::size_t count, std::int64_t horizon, Bytes height, std::mt199
   };
   while (buffers.size() < count) {
     const auto lower = static_cast<std::int64_t>(random() % horizon);
-    add(lower, lower + 1 + static_cast<std::int64_t>(random() % (horizon - lower)), 1 + static_cast<Bytes>(random() % (height / 2)));
+    add(lower, lower + 1 + static_cast<std::int64_t>(random() % (horizon - lower)),
+        1 + static_cast<Bytes>(random() % (height / 2)));
     if (random() % 50 == 0) break;
   }
   for (std::int64_t lower = 0; lower < horizon;) {
@@ -86,8 +86,8 @@ void check_packing(const Part& part, std::span<const Offset> offsets, Bytes capa
   }
 }
 
-Fit decide(const Part& part, Bytes capacity, const ExactRules& rules = {}, std::span<const Offset> fixed = {}, std::uint64_t seed = 0,
-           std::int64_t max_nodes = 2'000'000) {
+Fit decide(const Part& part, Bytes capacity, const ExactRules& rules = {}, std::span<const Offset> fixed = {},
+           std::uint64_t seed = 0, std::int64_t max_nodes = 2'000'000) {
   ExactSearch search(part, fixed, rules, seed);
   const Fit fit = search.decide(capacity, {max_nodes, [] { return false; }});
   if (fit == Fit::kFits) check_packing(part, search.offsets(), capacity);

@@ -205,7 +205,7 @@ TEST(every_product_of_the_switches_gives_a_valid_layout_and_none_beats_the_proof
 TEST(larger_layouts_are_valid) {
   for (std::uint32_t seed = 0; seed < 12; ++seed) {
     const std::vector<Buffer> random = random_buffers(300, 200, 1000, seed);
-    const LayoutResult result = solve(random, {.alignment = 8, .max_placements = 30'000});
+    const LayoutResult result = solve(random, {.alignment = 8, .max_placements = 30'000, .max_nodes = 20'000});
     check_layout(random, result, 8);
     CHECK(static_cast<double>(result.height) <= 1.25 * static_cast<double>(result.load));
   }
@@ -290,6 +290,33 @@ TEST(a_height_within_the_capacity_is_enough) {
     const LayoutResult tight = solve(buffers, {.capacity = std::max(Bytes{1}, least.height - 1)});
     check_layout(buffers, tight, 1);
     CHECK_EQ(tight.bound, least.height);
+  }
+}
+
+TEST(the_neighbourhood_search_gives_valid_layouts_that_are_no_higher) {
+  int num_lower = 0;
+  for (std::uint32_t seed = 0; seed < 6; ++seed) {
+    const std::vector<Buffer> buffers = random_buffers(150, 60, 1000, seed);
+    LayoutOptions options{.max_nodes = 40'000, .use_squeaky_wheel = false, .use_exact = false, .use_neighbourhood = false};
+    const Bytes before = solve(buffers, options).height;
+    options.use_neighbourhood = true;
+    const LayoutResult result = solve(buffers, options);
+    check_layout(buffers, result, 1);
+    CHECK(result.height <= before);
+    num_lower += result.height < before;
+  }
+  CHECK(num_lower > 0);
+}
+
+TEST(threads_find_valid_layouts_and_agree_on_what_is_proved) {
+  for (std::uint32_t seed = 0; seed < 4; ++seed) {
+    const std::vector<Buffer> buffers = hard_buffers(seed);
+    const std::vector<Buffer> some(buffers.begin(), buffers.begin() + 120);
+    const LayoutResult alone = solve(some, {.max_nodes = 100'000}),
+                       together = solve(some, {.num_threads = 3, .max_nodes = 100'000});
+    check_layout(some, alone, 1);
+    check_layout(some, together, 1);
+    CHECK(together.bound <= alone.height && alone.bound <= together.height);
   }
 }
 
