@@ -102,9 +102,10 @@ PyObject* deactivate(PyObject*, PyObject* args) {
       Py_XDECREF(miss);
       if (!added) return Py_DECREF(misses), nullptr;
     }
-    return Py_BuildValue("(LLLLLN)", static_cast<long long>(counters.num_hits), static_cast<long long>(counters.num_misses),
-                         static_cast<long long>(counters.missed_bytes), static_cast<long long>(counters.peak_bytes),
-                         static_cast<long long>(counters.high_water_bytes), misses);
+    const auto number = [](std::int64_t value) { return static_cast<long long>(value); };
+    return Py_BuildValue("(LLLLLNLL)", number(counters.num_hits), number(counters.num_misses), number(counters.missed_bytes),
+                         number(counters.peak_bytes), number(counters.high_water_bytes), misses, number(counters.requested_bytes),
+                         number(counters.hit_bytes));
   });
 }
 
@@ -127,7 +128,8 @@ PyMethodDef methods[] = {
     {"recorded", recorded, METH_NOARGS, "Return the rows so far."},
     {"stop_recording", stop_recording, METH_NOARGS, "Return int64 rows of op, index, bytes, freed in, freed at."},
     {"activate", activate, METH_VARARGS, "activate(arena_bytes, alignment, first, bytes, offset, in_sequence, shared)"},
-    {"deactivate", deactivate, METH_VARARGS, "deactivate(keep) -> hits, misses, missed, peak, high water, list of misses"},
+    {"deactivate", deactivate, METH_VARARGS,
+     "deactivate(keep) -> hits, misses, missed, peak, high water, list of misses, requested, hit bytes"},
     {"release", release, METH_NOARGS, "Give kept arenas back."},
     {"arena", arena, METH_NOARGS, "Return address and bytes of this thread's arena."},
     {"held_bytes", held_bytes, METH_NOARGS, "Return the bytes of all arenas of the process."},

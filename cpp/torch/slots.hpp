@@ -79,6 +79,8 @@ struct Counters {
   std::int64_t num_hits = 0;
   std::int64_t num_misses = 0;
   Bytes missed_bytes = 0;
+  Bytes requested_bytes = 0;  // in windows: hits, misses, and what was planned to come from the default allocator
+  Bytes hit_bytes = 0;
   Bytes peak_bytes = 0;        // most arena bytes in use at once, each block rounded up to the plan's alignment
   Bytes high_water_bytes = 0;  // largest end of a block in the arena, rounded likewise
   std::vector<Miss> misses;    // the first kMaxMisses
@@ -274,6 +276,7 @@ class Memory {
     if (found == nullptr || found->op == kNoOp || found->recording) return nullptr;
     Session& s = *found;
     const std::int32_t index = s.index++;
+    s.counters.requested_bytes += bytes;
     const std::int64_t last = s.plan.first[s.op + 1];
     const std::int64_t k = s.plan.in_sequence ? s.find_in_sequence(bytes, last) : s.find(bytes, last);
     if (k == last) return miss(s, index, bytes, s.next == last ? "unplanned" : "size");
@@ -285,6 +288,7 @@ class Memory {
     s.counters.peak_bytes = std::max(s.counters.peak_bytes, s.arena->slots.used_bytes());
     s.counters.high_water_bytes = std::max(s.counters.high_water_bytes, offset + charge);
     ++s.counters.num_hits;
+    s.counters.hit_bytes += bytes;
     return s.arena->base + offset;
   }
 
@@ -292,7 +296,9 @@ class Memory {
   void* refuse(Bytes bytes, const char* reason) {
     const std::lock_guard lock(mutex_);
     Session* const s = current();
-    return s == nullptr ? nullptr : miss(*s, s->index++, bytes, reason);
+    if (s == nullptr) return nullptr;
+    s->counters.requested_bytes += bytes;
+    return miss(*s, s->index++, bytes, reason);
   }
 
   // What the default allocator gave to the window; nullptr where its end cannot be seen.

@@ -82,6 +82,8 @@ class Counters(NamedTuple):
         peak_bytes: most arena bytes in use at once, every size rounded up to the table's alignment.
         high_water_bytes: the largest end of a block in the arena, rounded likewise.
         misses: the first thousand of them.
+        requested_bytes: sum of all requests in windows.
+        hit_bytes: sum of those answered from the arena.
     """
 
     num_hits: int
@@ -90,6 +92,8 @@ class Counters(NamedTuple):
     peak_bytes: int
     high_water_bytes: int
     misses: list[Miss]
+    requested_bytes: int
+    hit_bytes: int
 
 
 class Replay:
