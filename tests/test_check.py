@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from plans import buffers_of, plan_of, training_step
 from strategies import graphs_with_order
 
+import olla
 from olla import Graph, PlanError, _core
 from olla.check import check
-from olla.plan import Plan, plan
+from olla.plan import Plan
 
 ORDER_RULES = {"dependency", "mutation_order", "random_order"}
 Mutation = tuple[Plan, set[str]]
@@ -172,7 +173,7 @@ def test_a_missing_figure_is_named() -> None:
 
 def test_a_bound_above_the_arena_is_refused() -> None:
     graph = training_step()
-    made = plan(graph)
+    made = olla.plan(graph)
     assert made.arena_lower_bound_bytes <= made.arena_bytes
     with pytest.raises(PlanError, match="no arena is below the bound") as caught:
         check(graph, replace(made, arena_lower_bound_bytes=made.arena_bytes + 1))
