@@ -262,7 +262,15 @@ def test_wrong_buffers_are_rejected(arguments: tuple[list[int], list[int], list[
 
 
 @pytest.mark.parametrize(
-    "options", [{"alignment": 0}, {"time_limit": -1.0}, {"time_limit": float("nan")}, {"seed": -1}]
+    "options",
+    [
+        {"alignment": 0},
+        {"capacity": 0},
+        {"num_threads": 0},
+        {"time_limit": -1.0},
+        {"time_limit": float("nan")},
+        {"seed": -1},
+    ],
 )
 def test_wrong_options_are_rejected(options: dict[str, int]) -> None:
     with pytest.raises(PlanError, match=next(iter(options))):

@@ -8,7 +8,7 @@ void bind_layout(nb::module_& m) {
   m.def(
       "layout",
       [](Array<std::int64_t> lower, Array<std::int64_t> upper, Array<Bytes> size, Bytes alignment, double time_limit,
-         std::uint64_t seed, nb::object progress) {
+         std::uint64_t seed, nb::object progress, Bytes capacity, int num_threads) {
         if (lower.size() != upper.size() || lower.size() != size.size()) {
           throw PlanError("lower, upper and size must be equally long", "lengths", {});
         }
@@ -19,15 +19,15 @@ void bind_layout(nb::module_& m) {
         LayoutResult result;
         {
           nb::gil_scoped_release release;
-          result = layout(buffers, {.alignment = alignment, .seed = seed}, control);
+          result = layout(buffers, {.alignment = alignment, .seed = seed, .capacity = capacity, .num_threads = num_threads}, control);
         }
         python.raise_pending();
         return nb::make_tuple(to_numpy(std::move(result.offsets)), result.height, result.load, result.bound, control.cancelled());
       },
       "lower"_a.noconvert(), "upper"_a.noconvert(), "size"_a.noconvert(), "alignment"_a, "time_limit"_a, "seed"_a,
-      "progress"_a.none(),
+      "progress"_a.none(), "capacity"_a = 0, "num_threads"_a = 1,
       "(offsets, height, load, bound, cancelled): offset of buffer i, alive during [lower[i], upper[i]), after rounding sizes up to "
-      "the alignment; no height is below bound.");
+      "the alignment; no height is below bound. Any height up to a capacity above 0 is enough.");
 }
 
 }  // namespace olla::bindings

@@ -5,7 +5,9 @@
 #include <cmath>
 #include <numeric>
 #include <random>
+#include <string>
 
+#include "olla/error.hpp"
 #include "olla/packing.hpp"
 #include "olla/skyline.hpp"
 
@@ -35,7 +37,7 @@ class Random {
 // When to stop, of one part: best is its height so far.
 struct Watch {
   Control& control;
-  Bytes unit, height, bound;  // height and bound of the parts so far
+  Bytes unit, height, bound, capacity;  // height and bound of the parts so far
   double until;
 
   bool over(Bytes best) const { return control.stop(unit * std::max(height, best), unit * bound); }
@@ -50,7 +52,7 @@ class PartSearch {
   PartSearch(const Part& part, const LayoutOptions& options, std::int64_t max_placements, const Watch& watch)
       : part_(part),
         options_(options),
-        enough_(std::max({watch.height, watch.bound, part.load})),
+        enough_(std::max({watch.height, watch.bound, part.load, watch.capacity})),
         max_placements_(max_placements),
         watch_(watch),
         random_(options.seed),
@@ -157,7 +159,7 @@ class PartSearch {
 
   const Part& part_;
   const LayoutOptions& options_;
-  const Bytes enough_;  // no use in a lower height: the load, or that of another part
+  const Bytes enough_;  // no use in a lower height: the load, the capacity, or the height of another part
   const std::int64_t max_placements_;
   std::int64_t num_placed_ = 0;
   bool proved_ = false;
@@ -179,8 +181,11 @@ Bytes divide_out(std::vector<Bytes>& sizes) {
 }  // namespace
 
 LayoutResult layout(std::span<const Buffer> buffers, const LayoutOptions& options, Control& control) {
+  if (options.capacity < 0) {
+    throw PlanError("capacity is " + std::to_string(options.capacity) + " bytes, expected 0 or more", "capacity", {});
+  }
   std::vector<Bytes> sizes = rounded_sizes(buffers, options.alignment);
-  const Bytes unit = divide_out(sizes);
+  const Bytes unit = divide_out(sizes), capacity = options.capacity / unit;
   std::vector<Part> parts = reduce(buffers, sizes);
   std::ranges::stable_sort(parts, std::ranges::greater(), &Part::load);
 
@@ -195,7 +200,7 @@ LayoutResult layout(std::span<const Buffer> buffers, const LayoutOptions& option
     const double share = part.num_items() / items_left;
     const double until = control.seconds() + share * control.seconds_left();
     items_left -= part.num_items();
-    PartSearch search(part, options, static_cast<std::int64_t>(share * placements_left), {control, unit, height, bound, until});
+    PartSearch search(part, options, static_cast<std::int64_t>(share * placements_left), {control, unit, height, bound, capacity, until});
     const Packing packing = search.run();
     placements_left -= static_cast<double>(search.num_placed());
     for (ItemId i = 0; i < part.num_items(); ++i) result.offsets[part.buffers[i]] = unit * packing.offsets[i];

@@ -143,6 +143,7 @@ TEST(negative_and_overflowing_sizes_are_rejected) {
   CHECK_THROWS(solve({{0, 1, kMaxBytes - 1}, {5, 6, 1}}, {.alignment = 512}), PlanError, "sizes");
   CHECK_THROWS(solve({{0, 1, kMost}}, {.alignment = kMost}), PlanError, "sizes");
   CHECK_THROWS(solve({{0, 1, 1}}, {.alignment = 0}), PlanError, "alignment");
+  CHECK_THROWS(solve({{0, 1, 1}}, {.capacity = -1}), PlanError, "capacity");
   CHECK_EQ(solve({{0, 1, kMaxBytes - 1}, {0, 1, 1}}).height, kMaxBytes);
 }
 
@@ -275,6 +276,19 @@ TEST(a_pass_that_gave_up_is_completed_without_overlap) {
     if (result.height == result.load) result.status = Status::kOptimal;
     for (ItemId i = 0; i < part.num_items(); ++i) result.offsets[part.buffers[i]] = packing.offsets[i];
     check_layout(buffers, result, 1);
+  }
+}
+
+TEST(a_height_within_the_capacity_is_enough) {
+  for (std::uint32_t seed = 0; seed < 10; ++seed) {
+    const std::vector<Buffer> buffers = random_buffers(7, 8, 12, seed);
+    const LayoutResult least = solve(buffers);
+    const LayoutResult roomy = solve(buffers, {.capacity = least.height + 5});
+    check_layout(buffers, roomy, 1);
+    CHECK(roomy.height <= least.height + 5);
+    const LayoutResult tight = solve(buffers, {.capacity = std::max(Bytes{1}, least.height - 1)});
+    check_layout(buffers, tight, 1);
+    CHECK_EQ(tight.bound, least.height);
   }
 }
 

@@ -44,9 +44,9 @@ class Graph:
         Whether order is a permutation of the ops that respects every dependency.
         """
 
-def layout(lower: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], upper: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], alignment: int, time_limit: float, seed: int, progress: object | None) -> tuple:
+def layout(lower: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], upper: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], alignment: int, time_limit: float, seed: int, progress: object | None, capacity: int = 0, num_threads: int = 1) -> tuple:
     """
-    (offsets, height, load, bound, cancelled): offset of buffer i, alive during [lower[i], upper[i]), after rounding sizes up to the alignment; no height is below bound.
+    (offsets, height, load, bound, cancelled): offset of buffer i, alive during [lower[i], upper[i]), after rounding sizes up to the alignment; no height is below bound. Any height up to a capacity above 0 is enough.
     """
 
 def order(graph: Graph, starts: Sequence[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], time_limit: float, seed: int, progress: object | None) -> tuple:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ Int64Array = npt.NDArray[np.int64]
 
 _COLUMNS = ("id", "lower", "upper", "size")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
+_MAX_THREADS = 8
 _INT64 = np.iinfo(np.int64)
 
 
@@ -69,6 +71,8 @@ def layout(
     size: npt.ArrayLike,
     *,
     alignment: int = 1,
+    capacity: int | None = None,
+    num_threads: int | None = None,
     time_limit: float = 10.0,
     seed: int = 0,
     progress: Callable[[str, float, int, int], bool] | None = None,
@@ -83,6 +87,10 @@ def layout(
         upper: integers[m], first time at which it no longer is; never alive where upper <= lower.
         size: integers[m], bytes, rounded up to the alignment.
         alignment: bytes; every offset is a multiple of it.
+        capacity: bytes; the search ends with the first layout that fits. None: as low as can be found. Where none fits,
+            ``bound_bytes > capacity`` says that this is proved, and otherwise the search was too short.
+        num_threads: of the exact search; None: one per core, at most 8. The layout may then depend on how they are
+            scheduled, never so with 1.
         time_limit: seconds after which the best layout so far is returned.
         seed: of the random choices; the same input and seed give the same layout unless the clock ended the search.
         progress: called about ten times a second with ("layout", seconds, height, load); False stops the search.
@@ -111,9 +119,16 @@ def layout(
         raise PlanError(f"layout: seed is {seed}, expected 0 to 2**64 - 1")
     if not 1 <= alignment <= 2**62:
         raise PlanError(f"layout: alignment is {alignment} bytes, expected 1 to 2**62", rule="alignment")
+    if capacity is not None and not 1 <= capacity <= 2**62:
+        raise PlanError(f"layout: capacity is {capacity} bytes, expected 1 to 2**62", rule="capacity")
+    if num_threads is not None and num_threads < 1:
+        raise PlanError(f"layout: num_threads is {num_threads}, expected 1 or more", rule="num_threads")
+    threads = num_threads or min(os.cpu_count() or 1, _MAX_THREADS)
     first, last, sizes = _int64("lower", lower), _int64("upper", upper), _int64("size", size)
     start = time.perf_counter()
-    offsets, height, load, bound, cancelled = _core.layout(first, last, sizes, alignment, time_limit, seed, progress)
+    offsets, height, load, bound, cancelled = _core.layout(
+        first, last, sizes, alignment, time_limit, seed, progress, capacity or 0, threads
+    )
     return Layout(offsets, height, load, bound, cancelled, time.perf_counter() - start)
 
 
