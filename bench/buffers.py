@@ -1,4 +1,4 @@
-"""Generated layout problems of any size: lifetimes and sizes with the structure of real ones, and tight ones of known optimum.
+"""Generated layout problems of any size: some with the structure of real ones, some tight, of known optimum.
 
 python bench/buffers.py pipeline --num-buffers 10000 -o pipeline.csv
 """
@@ -117,9 +117,8 @@ class _Step:
         """Draw layers until about num_buffers rows will come of them."""
         draw = self.draw
         kinds = [[draw.choice((1, 1, 2, 4, 4, 12)) for _ in range(draw.randint(5, 12))] for _ in range(4)]
-        layers = []
-        per_op = num_rows
-        while not layers or per_op() / 2 < num_buffers:
+        layers: list[_Layer] = []
+        while not layers or num_rows() / 2 < num_buffers:
             kind = draw.choice(kinds)
             width = draw.choice(self.widths)
             sizes = [max(512, width * factor * draw.randint(6, 10) // 8 // 512 * 512) for factor in kind]

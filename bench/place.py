@@ -3,7 +3,7 @@
     python bench/place.py SOLVER PROBLEM.npz ANSWER.npz --time-limit 10 --threads 2 --seed 0
 
 PROBLEM.npz holds int64 arrays lower, upper and size, and capacity (0: minimise). ANSWER.npz gets offsets (empty: none
-found) and a line of JSON in ``facts``: status, seconds, cpu_seconds, mebibytes. Needs numpy and the solver's own package.
+found) and a line of JSON in ``facts``: status, seconds, cpu_seconds, mebibytes. Needs numpy and the solver's package.
 Making the solver's objects from the arrays is not counted, nor is loading it.
 """
 
@@ -110,7 +110,7 @@ def _greedy(task: Task, solver: Any, order: Callable[[Any], Any]) -> Callable[[]
 
 def cp_sat(task: Task) -> Callable[[], Answer]:
     """Return OR-Tools' constraint solver: rectangles that do not overlap, and a cumulative load."""
-    from ortools.sat.python import cp_model
+    from ortools.sat.python import cp_model  # type: ignore[import-not-found]
 
     model = cp_model.CpModel()
     sizes = task.size.tolist()
