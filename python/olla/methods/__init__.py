@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 METHODS = (
     "auto",
     "ilp",
+    "roam",
     "smartpool",
     "inductor",
     "program",

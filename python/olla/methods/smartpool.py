@@ -10,23 +10,25 @@ import numpy as np
 from olla import _core
 from olla.methods import Answer, Problem
 from olla.methods.search import Search
-from olla.placement import ArenaBuffers
+from olla.placement import ArenaBuffers, Placement
 
 
 def solve(problem: Problem) -> Answer:
     """Lay out the order as it is; raise its bound by minimum cuts."""
     search = Search(problem)
-    answer = search.answer()
+    placement: Placement | None = None
     if problem.options.layout:
         with search.stage("layout"):
-            answer = _placed(problem, search)
+            placement = _placed(problem, search)
     with search.stage("bound"):
         search.raise_bound(search.left())
-    found = search.answer()
-    return found._replace(offsets=answer.offsets, workspace_offsets=answer.workspace_offsets)
+    answer = search.answer()
+    if placement is None:  # none is wanted, or it was interrupted
+        return answer
+    return answer._replace(offsets=placement.offsets, workspace_offsets=placement.workspace_offsets)
 
 
-def _placed(problem: Problem, search: Search) -> Answer:
+def _placed(problem: Problem, search: Search) -> Placement:
     graph, alignment = problem.graph, problem.options.alignment
     buffers = ArenaBuffers(graph, problem.core, problem.order, alignment)
     outlives = np.zeros(len(buffers.size), dtype=np.uint8)
@@ -35,5 +37,4 @@ def _placed(problem: Problem, search: Search) -> Answer:
         buffers.lower, buffers.upper, buffers.size, outlives, alignment, search.left(), problem.progress
     )
     search.interrupted |= cancelled
-    placement = buffers.placed(places)
-    return search.answer()._replace(offsets=placement.offsets, workspace_offsets=placement.workspace_offsets)
+    return buffers.placed(places)
