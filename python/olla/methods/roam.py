@@ -121,8 +121,7 @@ def _leaves_ordered(search: Search, leaves: list[list[int]], share: float) -> _D
 def _order_details(problem: Problem, divided: _Divided) -> list[str]:
     """Say of every leaf what it is, which leaf it is paired with, and how well it is ordered."""
     kinds = [
-        Counter(problem.graph.op_kinds[v] for v in divided.order[leaf.lo : leaf.hi]).most_common(1)[0][0]
-        for leaf in divided.leaves
+        _kind(Counter(problem.graph.op_kinds[v] for v in divided.order[leaf.lo : leaf.hi])) for leaf in divided.leaves
     ]
     partner = _pairs(problem, divided, kinds)
     lines = []
@@ -133,6 +132,12 @@ def _order_details(problem: Problem, divided: _Divided) -> list[str]:
             f"peak {leaf.peak} bytes, bound {leaf.bound}"
         )
     return lines
+
+
+def _kind(counts: Counter[str]) -> str:
+    """Name a leaf by the most frequent kind of its ops; updates, which run wherever they fit, only where alone."""
+    without_updates = counts if set(counts) == {"update"} else counts - Counter(update=counts["update"])
+    return without_updates.most_common(1)[0][0]
 
 
 def _pairs(problem: Problem, divided: _Divided, kinds: list[str]) -> dict[int, int]:
