@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 METHODS = (
     "auto",
     "ilp",
+    "roam",
+    "smartpool",
+    "inductor",
     "program",
 )
 
