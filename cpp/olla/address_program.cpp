@@ -108,10 +108,8 @@ AddressProgram::AddressProgram(std::span<const Buffer> buffers, std::span<const 
   }
   tolerance_ = address_tolerance(height);
   base_ = (lower_bound + unit_ - 1) / unit_ * unit_;
-  if (base_ > target || !find_bounds(height)) {
-    outcome_ = Outcome::kNoLayout;
-    return;
-  }
+  outcome_ = base_ > target ? Outcome::kNoLayout : find_bounds(height, max_nonzeros);
+  if (outcome_ != Outcome::kBuilt) return;
   AddressColumns addresses(program_, sizes_);
   for (std::size_t i = 0; i < buffers_.size(); ++i) addresses.add(lower_[i], upper_[i]);
   for (std::size_t i = 0; i < buffers_.size(); ++i) columns_.push_back(addresses.column(static_cast<std::int32_t>(i)));
@@ -124,14 +122,15 @@ AddressProgram::AddressProgram(std::span<const Buffer> buffers, std::span<const 
 }
 
 // A pair that fits one way only moves the bounds of both; that can decide further pairs.
-bool AddressProgram::find_bounds(double height) {
+AddressProgram::Outcome AddressProgram::find_bounds(double height, std::int64_t max_nonzeros) {
   const auto n = static_cast<std::int32_t>(buffers_.size());
   for (std::int32_t i = 0; i < n; ++i) {
     sizes_.push_back(static_cast<double>(buffers_[i].size / unit_));
     const bool is_fixed = fixed_[i] != kNotInArena;
     lower_.push_back(is_fixed ? static_cast<double>(fixed_[i] / unit_) : 0.0);
     upper_.push_back(is_fixed ? lower_[i] : height - sizes_[i]);
-    if (lower_[i] > height - sizes_[i]) return false;
+    if (lower_[i] > height - sizes_[i]) return Outcome::kNoLayout;
+    if (std::ssize(overlaps_) > max_nonzeros / 2) return Outcome::kTooLarge;
     for (std::int32_t j = 0; j < i; ++j) {
       const bool both_fixed = is_fixed && fixed_[j] != kNotInArena;
       if (!both_fixed && together(buffers_[i], buffers_[j])) overlaps_.push_back({j, i, -1});
@@ -143,16 +142,16 @@ bool AddressProgram::find_bounds(double height) {
     changed = false;
     for (const auto& [i, j, b] : overlaps_) {
       const bool up = fits(i, j), down = fits(j, i);
-      if (!up && !down) return false;
+      if (!up && !down) return Outcome::kNoLayout;
       if (up && down) continue;
       const std::int32_t below = up ? i : j, above = up ? j : i;
       changed |= lower_[above] < lower_[below] + sizes_[below] || upper_[below] > upper_[above] - sizes_[below];
       lower_[above] = std::max(lower_[above], lower_[below] + sizes_[below]);
       upper_[below] = std::min(upper_[below], upper_[above] - sizes_[below]);
-      if (lower_[above] > upper_[above] || lower_[below] > upper_[below]) return false;
+      if (lower_[above] > upper_[above] || lower_[below] > upper_[below]) return Outcome::kNoLayout;
     }
   }
-  return true;
+  return Outcome::kBuilt;
 }
 
 void AddressProgram::add_pairs(AddressColumns& addresses, std::int64_t max_nonzeros) {

@@ -68,7 +68,7 @@ class AddressProgram {
     std::int32_t i, j;
     Column b;
   };
-  bool find_bounds(double height);  // false: some pair fits neither way
+  Outcome find_bounds(double height, std::int64_t max_nonzeros);  // kNoLayout: some pair fits neither way
   void add_pairs(AddressColumns& addresses, std::int64_t max_nonzeros);
 
   std::vector<Buffer> buffers_;

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 METHODS = (
     "auto",
     "ilp",
+    "joint",
+    "model",
     "roam",
     "smartpool",
     "inductor",

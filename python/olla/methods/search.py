@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from olla import _core
 from olla.methods import Answer, Problem
+from olla.placement import Placement
 
 _LAYOUT_SHARE = 0.2  # of the time limit, kept for the layout
 
@@ -27,6 +28,7 @@ class Search:
         bound: no valid order has a lower peak.
         interrupted: Ctrl-C, or the progress callback, ended the search.
         note: a sentence for the plan's message.
+        details: lines on what the parts of the search found.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -36,6 +38,7 @@ class Search:
         self.bound: int = problem.core.resident_bytes
         self.interrupted = False
         self.note = ""
+        self.details: list[str] = []
         self._seconds: dict[str, float] = {}
         self._order_share = 1.0 - _LAYOUT_SHARE if problem.options.layout else 1.0
 
@@ -110,6 +113,15 @@ class Search:
         self.interrupted |= bool(found.info.get("cancelled", False))
         return found.order, found.lower_bound_bytes
 
-    def answer(self) -> Answer:
-        """Return the best order and bound."""
-        return Answer(self.order, self.bound, seconds=self._seconds, note=self.note, interrupted=self.interrupted)
+    def answer(self, placement: Placement | None = None) -> Answer:
+        """Return the best order and bound, with its layout if there is one."""
+        return Answer(
+            self.order,
+            self.bound,
+            offsets=placement.offsets if placement else None,
+            workspace_offsets=placement.workspace_offsets if placement else None,
+            seconds=self._seconds,
+            note=self.note,
+            details=tuple(self.details),
+            interrupted=self.interrupted,
+        )
