@@ -327,6 +327,15 @@ def load(path: Path) -> Problem:
     return Problem(path.name.removesuffix(".csv"), "public", read.lower, read.upper, read.size)
 
 
+def save(problem: Problem, path: Path) -> None:
+    """Write a problem as a CSV file; buffer i gets the id i."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("id", "lower", "upper", "size"))
+        columns = (column.tolist() for column in (problem.lower, problem.upper, problem.size))
+        writer.writerows(zip(range(problem.num_buffers), *columns, strict=True))
+
+
 def main() -> None:
     """Write a generated problem to a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -336,10 +345,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT.csv")
     options = parser.parse_args()
     made = generate(options.family, options.num_buffers, options.seed)
-    with options.output.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("id", "lower", "upper", "size"))
-        writer.writerows(zip(range(made.num_buffers), made.lower, made.upper, made.size, strict=True))
+    save(made, options.output)
     print(f"{options.output}: {made.num_buffers:,} buffers, load {made.load_bytes:,} bytes")
 
 
