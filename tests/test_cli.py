@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-import buffers
 from plans import hard_graph, training_step
 
+import buffers
 from olla.cli import main
 from olla.plan import Plan
 
