@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace olla {
 namespace {
@@ -36,6 +37,20 @@ std::vector<ItemId> by_key(const Part& part, std::span<const double> keys) {
   return order;
 }
 
+SqueakyWheel::SqueakyWheel(const Part& part, Skyline& skyline, std::uint64_t seed)
+    : part_(part), skyline_(skyline), bits_(seed), kind_(part.items.size()) {
+  const auto look = [&](ItemId i) { return std::pair(part.items[i].size, part.items[i].last - part.items[i].first); };
+  std::vector<ItemId> alike(part.items.size());
+  std::iota(alike.begin(), alike.end(), 0);
+  std::ranges::sort(alike, {}, look);
+  std::int32_t kind = 0;
+  for (std::size_t k = 0; k < alike.size(); ++k) {
+    if (k > 0 && look(alike[k]) != look(alike[k - 1])) ++kind;
+    kind_[alike[k]] = kind;
+  }
+  rise_.resize(kind + 1);
+}
+
 void SqueakyWheel::improve(Packing& best, const SqueakyOptions& options, const std::function<bool(Bytes)>& stop) {
   const auto spent = [&] { return best.height <= options.enough || num_placed_ >= options.max_placements || stop(best.height); };
   double ambition = 0.5;
@@ -54,7 +69,7 @@ void SqueakyWheel::improve(Packing& best, const SqueakyOptions& options, const s
         improved = true;
         round = 0;
       } else {
-        raise_keys(packing, stride, keys);
+        raise_keys(packing, stride, episode % 2 == 1, keys);
       }
     }
     if (share < 1 && !improved) ambition /= 2;
@@ -66,13 +81,18 @@ KeyWeights SqueakyWheel::random_weights() {
   return {size, width, std::max(0.0, 16 * uniform() - 8)};
 }
 
-void SqueakyWheel::raise_keys(const Packing& packing, double stride, std::vector<double>& keys) {
+void SqueakyWheel::raise_keys(const Packing& packing, double stride, bool all_alike, std::vector<double>& keys) {
   const Section culprit = skyline_.culprit();
+  if (all_alike) std::ranges::fill(rise_, 0);
   for (ItemId i = 0; i < part_.num_items(); ++i) {
     const Item& item = part_.items[i];
     const bool late = packing.offsets[i] == kUnplaced && item.first <= culprit && culprit < item.last;
-    if (late) keys[i] += stride * uniform();
+    if (!late) continue;
+    double& rise = all_alike ? rise_[kind_[i]] : keys[i];
+    if (!all_alike || rise == 0) rise += stride * uniform();
   }
+  if (!all_alike) return;
+  for (ItemId i = 0; i < part_.num_items(); ++i) keys[i] += rise_[kind_[i]];
 }
 
 }  // namespace olla

@@ -28,11 +28,12 @@ struct SqueakyOptions {
 
 class SqueakyWheel {
  public:
-  SqueakyWheel(const Part& part, Skyline& skyline, std::uint64_t seed) : part_(part), skyline_(skyline), bits_(seed) {}
+  SqueakyWheel(const Part& part, Skyline& skyline, std::uint64_t seed);
 
   // Lowers best, a packing of the part, until its height is enough, the placements are made or stop(height) says so. A pass gives
   // up at a section certain to end above the target; the items alive there that are still to be placed came too late, and their
-  // keys rise. Episodes begin at other keys and take other strides. The target is the height that is enough, and in every other
+  // keys rise; in every other episode also those of all items like them, so that what is learnt at one of many similar times, the
+  // microbatches of a pipeline, say, holds for all. Episodes begin at other keys and take other strides. The target is the height that is enough, and in every other
   // episode one that lies between it and the best height.
   void improve(Packing& best, const SqueakyOptions& options, const std::function<bool(Bytes)>& stop);
 
@@ -41,11 +42,13 @@ class SqueakyWheel {
  private:
   double uniform() { return static_cast<double>(bits_() >> 11) * 0x1p-53; }  // in [0, 1); the same on every machine
   KeyWeights random_weights();
-  void raise_keys(const Packing& packing, double stride, std::vector<double>& keys);
+  void raise_keys(const Packing& packing, double stride, bool all_alike, std::vector<double>& keys);
 
   const Part& part_;
   Skyline& skyline_;
   std::mt19937_64 bits_;
+  std::vector<std::int32_t> kind_;  // of item i: items of one kind have one size and are alive in equally many sections
+  std::vector<double> rise_;        // scratch: of a kind
   std::int64_t num_placed_ = 0;
 };
 
