@@ -18,6 +18,7 @@ from olla.methods import METHODS
 from olla.report.progress import ProgressLine
 
 if TYPE_CHECKING:
+    from olla.layout import Layout
     from olla.plan import Plan
 
 OK, NOTHING_FITS, BAD_INPUT, INTERRUPTED, READER_GONE = (
@@ -99,6 +100,7 @@ def _number(convert: Callable[[str], Any], least: float, most: float, expected: 
 _seconds = _number(float, 0, 1e9, "a number of seconds from 0 to 1e9")
 _alignment = _number(int, 1, 2**30, "a number of bytes from 1 to 2^30")
 _seed = _number(int, 0, 2**31 - 1, "a whole number from 0 to 2^31 - 1")
+_threads = _number(int, 1, 1024, "a number of threads from 1 to 1024")
 _capacity = _number(int, 0, 2**62, "a number of bytes from 0 to 2^62")
 
 
@@ -127,11 +129,14 @@ def _parser() -> argparse.ArgumentParser:
     layout = commands.add_parser(
         "layout", help="lay out buffers", description="Find offsets for buffers with given lifetimes."
     )
-    layout.add_argument("buffers", metavar="BUFFERS.csv", help="columns id,lower,upper,size")
+    layout.add_argument(
+        "buffers", metavar="BUFFERS.csv", help="columns id,lower,upper,size, and if wanted fixed,preferred"
+    )
     layout.add_argument("-o", "--output", metavar="OUT.csv", help="write the buffers there, with a column offset")
     layout.add_argument(
-        "--capacity", type=_capacity, metavar="N", help="bytes there are; exit status 1 if that is too little"
+        "--capacity", type=_capacity, metavar="N", help="stop at a layout that fits; exit status 1 where none was found"
     )
+    layout.add_argument("--threads", type=_threads, metavar="N", help="of the search (default: one per core, up to 8)")
     _add_search_options(layout, time_limit=15.0, alignment=1)
     layout.set_defaults(run=_layout)
 
@@ -237,7 +242,6 @@ def _check(args: argparse.Namespace) -> int:
 def _layout(args: argparse.Namespace) -> int:
     _require_place(args.output)
     from olla.layout import layout, read_buffers, write_offsets
-    from olla.report.text import human_bytes, percent
 
     start = time.perf_counter()
     with ProgressLine(f"laying out {args.buffers}") as progress:
@@ -247,40 +251,66 @@ def _layout(args: argparse.Namespace) -> int:
             buffers.upper,
             buffers.size,
             alignment=args.align,
+            fixed=buffers.fixed,
+            preferred=buffers.preferred,
+            capacity=args.capacity or None,
+            num_threads=args.threads,
             time_limit=args.time_limit,
             seed=args.seed,
             progress=progress,
         )
-    fits = args.capacity is None or result.height_bytes <= args.capacity
-    status = result.status
-    if not fits:
-        status = "infeasible" if result.bound_bytes > args.capacity else "unknown"
-    if args.output and fits:
+    seconds = time.perf_counter() - start
+    fits = _fits(result, args.capacity)
+    if args.output and (fits or args.capacity is None):
         write_offsets(args.output, buffers, result.offsets)
     if args.json:
+        status = {None: "unknown", False: "infeasible", True: result.status}[fits]
         summary = {
-            "status": status,
+            "status": status if args.capacity is not None else result.status,
             "height": result.height_bytes,
             "load": result.load_bytes,
             "bound": result.bound_bytes,
             "num_buffers": len(result.offsets),
-            "seconds": time.perf_counter() - start,
+            "seconds": seconds,
+            "capacity": args.capacity,
+            "fits": fits,
         }
         _print_json(summary)
     else:
-        height, load = result.height_bytes, result.load_bytes
-        print(
-            f"{len(result.offsets)} buffers: height {height} ({human_bytes(height)}), load {load} ({human_bytes(load)})"
-        )
-        print(f"fragmentation {percent((height - load) / load if load else 0.0)}, {_LAYOUT_MESSAGES[status]}")
-    return OK if fits else NOTHING_FITS
+        _print_layout(result, args.capacity, seconds)
+    return OK if fits or args.capacity is None else NOTHING_FITS
+
+
+def _fits(layout: Layout, capacity: int | None) -> bool | None:
+    """Whether a layout fits the capacity; None where that is not known, or not asked."""
+    if capacity is None:
+        return None
+    if layout.height_bytes <= capacity:
+        return True
+    return False if layout.bound_bytes > capacity else None
+
+
+def _print_layout(layout: Layout, capacity: int | None, seconds: float) -> None:
+    from olla.report.text import human_bytes, percent
+
+    height, load, fits = layout.height_bytes, layout.load_bytes, _fits(layout, capacity)
+    print(f"{len(layout.offsets)} buffers: height {height} ({human_bytes(height)}), load {load} ({human_bytes(load)})")
+    words = f"fragmentation {percent(layout.fragmentation)}, "
+    if fits:
+        words += f"a layout that fits {capacity} bytes"
+    elif fits is False:
+        words = f"no layout fits {capacity} bytes: proved, none is below {layout.bound_bytes}"
+    elif capacity is not None:
+        advice = "a longer --time-limit or another --seed may find one"
+        words = f"none found within {seconds:.1f} s that fits {capacity} bytes; not proved: {advice}"
+    else:
+        words += _LAYOUT_MESSAGES[layout.status]
+    print(words)
 
 
 _LAYOUT_MESSAGES = {
     "optimal": "optimal: no layout is lower",
     "feasible": "feasible: a lower layout may exist; a longer --time-limit or another --seed may find it",
-    "infeasible": "infeasible: no layout fits the capacity",
-    "unknown": "unknown: none found that fits, but one may exist; a longer --time-limit or another --seed may find it",
 }
 
 
