@@ -57,8 +57,9 @@ PyObject* stop_recording(PyObject*, PyObject*) {
   return guarded([&]() -> PyObject* {
     const auto allocations = memory().stop_recording();
     std::vector<std::int64_t> rows;
-    rows.reserve(5 * allocations.size());
-    for (const auto& a : allocations) rows.insert(rows.end(), {a.op, a.index, a.bytes, a.freed_in, a.freed_at});
+    rows.reserve(6 * allocations.size());
+    for (const auto& a : allocations)
+      rows.insert(rows.end(), {a.op, a.index, a.bytes, a.freed_in, a.freed_at, reinterpret_cast<std::intptr_t>(a.block)});
     return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(rows.data()), rows.size() * sizeof(std::int64_t));
   });
 }
@@ -117,7 +118,7 @@ PyMethodDef methods[] = {
     {"begin", begin, METH_O, "Open the window of an op on this thread."},
     {"end", end, METH_NOARGS, "Close the window of this thread, if one is open."},
     {"start_recording", start_recording, METH_VARARGS, "start_recording(num_ops)"},
-    {"stop_recording", stop_recording, METH_NOARGS, "Return int64 rows of op, index, bytes, freed in, freed at."},
+    {"stop_recording", stop_recording, METH_NOARGS, "Return int64 rows of op, index, bytes, freed in, freed at, address."},
     {"activate", activate, METH_VARARGS, "activate(arena_bytes, alignment, first, bytes, offset)"},
     {"deactivate", deactivate, METH_VARARGS, "deactivate(keep) -> hits, misses, missed, peak, high water, list of misses"},
     {"release", release, METH_NOARGS, "Give kept arenas back."},

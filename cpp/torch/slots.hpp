@@ -135,12 +135,13 @@ class Recording {
     Bytes bytes;
     OpId freed_in = kNoOp;       // the op that ran, or ran last, when it was freed; kNoOp: alive at the end
     std::int64_t freed_at = -1;  // how many requests had been made when it was freed; -1: alive at the end
+    const void* block = nullptr;
   };
 
   void start_op(OpId op) { last_op_ = op; }
   void allocated(const void* block, OpId op, std::int32_t index, Bytes bytes) {
     if (block != nullptr) alive_.insert_or_assign(block, allocations_.size());
-    allocations_.push_back({op, index, bytes});
+    allocations_.push_back({.op = op, .index = index, .bytes = bytes, .block = block});
   }
   bool freed(const void* block) {
     const auto found = alive_.find(block);

@@ -24,6 +24,7 @@ class Allocations(NamedTuple):
         num_bytes: int64[m].
         freed_in: int32[m], the op that ran, or had run last, when it was freed; -1: alive when the recording stopped.
         freed_at: int64[m], how many requests had been made when it was freed; -1: alive when the recording stopped.
+        address: int64[m], of its first byte; 0 where nothing tells when it is freed.
     """
 
     op: Int32
@@ -31,6 +32,7 @@ class Allocations(NamedTuple):
     num_bytes: Int64
     freed_in: Int32
     freed_at: Int64
+    address: Int64
 
 
 class Table(NamedTuple):
@@ -122,9 +124,9 @@ class Replay:
         Raises:
             ReplayError: this thread does not record.
         """
-        rows = np.frombuffer(self._module.stop_recording(), np.int64).reshape(-1, 5)
-        op, index, num_bytes, freed_in, freed_at = (np.ascontiguousarray(column) for column in rows.T)
-        return Allocations(op.astype(np.int32), index.astype(np.int32), num_bytes, freed_in.astype(np.int32), freed_at)
+        rows = np.frombuffer(self._module.stop_recording(), np.int64).reshape(-1, 6)
+        op, index, num_bytes, freed_in, *others = (np.ascontiguousarray(column) for column in rows.T)
+        return Allocations(op.astype(np.int32), index.astype(np.int32), num_bytes, freed_in.astype(np.int32), *others)
 
     def activate(self, table: Table) -> None:
         """Take the arena from the default allocator, and answer the requests of this thread's windows from it.

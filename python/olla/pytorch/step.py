@@ -10,12 +10,13 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from olla.errors import ReplayError
-from olla.plan import plan
+from olla.plan import Plan, plan
 from olla.pytorch.capture import capture
 
 if TYPE_CHECKING:
     import torch
 
+    from olla.graph import Graph
     from olla.pytorch.replay import Replay
     from olla.pytorch.runner import Runner
     from olla.report.step import StepReport
@@ -145,15 +146,23 @@ class Step:
         finally:
             _this_thread.running = False
 
+    @property
+    def graph(self) -> Graph:
+        """The captured step, for the shapes it ran with last; with workspaces and seconds if it was recorded."""
+        return self._latest.graph
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of this graph. The layout of the arena is not in it: that one knows every request for memory."""
+        return self._latest.plan
+
     def report(self) -> StepReport:
         """Return memory and time of the step, for the shapes it ran with last.
 
         Raises:
             ReplayError: the step has not run yet.
         """
-        if not self._runners:
-            raise ReplayError("the step has not run yet: call step(batch) once, then step.report()")
-        return next(reversed(self._runners.values())).report(len(self._runners))
+        return self._latest.report(len(self._runners))
 
     def release(self) -> None:
         """Give the memory of the arena back until the next call, for work outside the step that needs it."""
@@ -162,6 +171,12 @@ class Step:
 
     def __repr__(self) -> str:
         return f"<Step of {type(self.model).__name__}, {len(self._runners)} captures>"
+
+    @property
+    def _latest(self) -> Runner:
+        if not self._runners:
+            raise ReplayError("the step has not run yet: call step(batch) once, then ask for its report")
+        return next(reversed(self._runners.values()))
 
     def _run(self, batch: Any) -> Any:
         from olla.pytorch.feeds import flatten
