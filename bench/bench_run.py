@@ -85,7 +85,7 @@ class World:
         def train() -> torch.Tensor:
             leaves, _ = flatten(self.batch)
             with torch.no_grad():
-                return program([source(leaves) for source in sources])[0]
+                return program(sources(leaves))[0]
 
         return train
 

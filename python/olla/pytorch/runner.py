@@ -18,7 +18,7 @@ from olla.errors import ReplayError
 from olla.plan import Plan
 from olla.pytorch import recording
 from olla.pytorch.capture import Captured
-from olla.pytorch.feeds import Source
+from olla.pytorch.feeds import Sources
 from olla.pytorch.program import Program, compile_program
 from olla.pytorch.replay import Allocations, Counters, Miss, Replay
 from olla.pytorch.requests import Recorder, Requests, with_costs
@@ -57,7 +57,7 @@ class Runner:
     Args:
         captured: the step.
         plan: its order.
-        sources: of input i, how to get its tensor from the leaves of a batch.
+        sources: gives the tensors of all inputs for the leaves of a batch.
         replay: the planned memory of the device; None: the step runs on torch's own allocator.
         note: for the report.
 
@@ -68,9 +68,7 @@ class Runner:
         gradients: for each output after those of the structure, its parameter and whether it alone holds its memory.
     """
 
-    def __init__(
-        self, captured: Captured, plan: Plan, sources: Sequence[Source], replay: Replay | None, note: str
-    ) -> None:
+    def __init__(self, captured: Captured, plan: Plan, sources: Sources, replay: Replay | None, note: str) -> None:
         self.structure = captured.structure
         self.gradients = _gradients(captured)
         self._captured = captured
@@ -94,7 +92,7 @@ class Runner:
         """Run the step on a batch with these leaves, and return the captured outputs."""
         start = time.perf_counter()
         with torch.no_grad(), _no_autocast():
-            values = [source(leaves) for source in self._sources]
+            values = self._sources(leaves)
             try:
                 if self._replay is None:
                     results = self.program(values)

@@ -183,6 +183,9 @@ class Step:
 
         leaves, spec = flatten(batch)
         key = self._feed.key(leaves, spec)
+        latest = next(reversed(self._runners), None)
+        if key == latest:  # to hash it takes longer
+            return self._give_back(self._latest, self._latest.run(leaves))
         runner = self._runners.get(key)
         if runner is None:
             runner = self._prepare(batch)
