@@ -2,6 +2,7 @@
 // around every op. Arrays travel as buffers of native int64.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <pthread.h>
 
 #include <cstring>
 #include <string>
@@ -102,6 +103,11 @@ PyObject* deactivate(PyObject*, PyObject* args) {
   });
 }
 
+PyObject* abandon(PyObject*, PyObject*) {
+  memory().abandon(true);
+  Py_RETURN_NONE;
+}
+
 PyObject* release(PyObject*, PyObject*) {
   memory().release();
   Py_RETURN_NONE;
@@ -121,6 +127,7 @@ PyMethodDef methods[] = {
     {"stop_recording", stop_recording, METH_NOARGS, "Return int64 rows of op, index, bytes, freed in, freed at, address."},
     {"activate", activate, METH_VARARGS, "activate(arena_bytes, alignment, first, bytes, offset)"},
     {"deactivate", deactivate, METH_VARARGS, "deactivate(keep) -> hits, misses, missed, peak, high water, list of misses"},
+    {"abandon", abandon, METH_NOARGS, "End what this thread has open, if anything."},
     {"release", release, METH_NOARGS, "Give kept arenas back."},
     {"arena", arena, METH_NOARGS, "Return address and bytes of this thread's arena."},
     {"held_bytes", held_bytes, METH_NOARGS, "Return the bytes of all arenas of the process."},
@@ -136,5 +143,7 @@ PyMODINIT_FUNC PyInit__olla_replay() {
   if (errors == nullptr) return nullptr;
   replay_error = PyObject_GetAttrString(errors, "ReplayError");
   Py_DECREF(errors);
-  return replay_error == nullptr ? nullptr : PyModule_Create(&definition);
+  if (replay_error == nullptr) return nullptr;
+  pthread_atfork([] { memory().lock(); }, [] { memory().unlock(); }, [] { memory().unlock(); });
+  return PyModule_Create(&definition);
 }

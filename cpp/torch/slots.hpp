@@ -241,6 +241,19 @@ class Memory {
     return std::move(s->counters);
   }
 
+  // Ends what this thread has open, if anything.
+  void abandon(bool keep) {
+    if (session_ == nullptr) return;
+    if (session_->recording)
+      stop_recording();
+    else
+      deactivate(keep);
+  }
+
+  // Around a fork: a child whose parent held the lock in another thread would wait for it for ever.
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+
   void release() {
     std::unique_lock lock(mutex_);
     for (auto& [base, arena] : arenas_)
@@ -342,13 +355,9 @@ class Memory {
 
   // A thread that ends in the middle leaves nothing behind.
   struct AtThreadExit {
-    Memory* memory;
+    Memory* memory;  // none until this thread opens something
     ~AtThreadExit() {
-      if (session_ == nullptr) return;
-      if (session_->recording)
-        memory->stop_recording();
-      else
-        memory->deactivate(false);
+      if (memory != nullptr) memory->abandon(false);
     }
   };
 

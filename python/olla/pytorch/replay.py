@@ -165,6 +165,10 @@ class Replay:
         counts = Counters(*self._module.deactivate(keep_arena))
         return counts._replace(misses=[Miss(*miss) for miss in counts.misses])
 
+    def abandon(self) -> None:
+        """End the window, the recording and the table that an interrupted call left open on this thread, if any."""
+        self._module.abandon()
+
     def release(self) -> None:
         """Give the arenas back that deactivate() kept."""
         self._module.release()

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from olla.errors import ReplayError
 from olla.plan import Plan
 from olla.pytorch import recording
 from olla.pytorch.capture import Captured
@@ -93,6 +92,8 @@ class Runner:
         start = time.perf_counter()
         with torch.no_grad(), _no_autocast():
             values = self._sources(leaves)
+            if self._replay is not None:
+                self._replay.abandon()  # a second interrupt can cut the clearing up after the first one short
             try:
                 if self._replay is None:
                     results = self.program(values)
@@ -130,8 +131,7 @@ class Runner:
             results = self.program(values)
             recorded = replay.stop_recording()
         except BaseException as error:
-            with contextlib.suppress(ReplayError):
-                replay.stop_recording()
+            replay.abandon()
             if _is_out_of_memory(error):
                 self._arrange_unrecorded(replay)
             raise
@@ -194,8 +194,7 @@ class Runner:
             counters = replay.deactivate(keep_arena=True)
         except BaseException as error:
             traceback.clear_frames(error.__traceback__)  # frees their places before the arena is left
-            with contextlib.suppress(ReplayError):
-                replay.deactivate(keep_arena=True)
+            replay.abandon()
             raise
         self._seen.add(counters)
         if counters.num_misses > 0 and self._num_recordings < _MAX_RECORDINGS:
