@@ -17,6 +17,7 @@ import torch
 from olla.plan import Plan
 from olla.pytorch import recording
 from olla.pytorch.capture import Captured
+from olla.pytorch.cudagraph import Graphed
 from olla.pytorch.feeds import Sources
 from olla.pytorch.program import Program, compile_program
 from olla.pytorch.replay import Allocations, Counters, Miss, Replay
@@ -59,6 +60,7 @@ class Runner:
         sources: gives the tensors of all inputs for the leaves of a batch.
         replay: the planned memory of the device; None: the step runs on torch's own allocator.
         note: for the report.
+        cuda_graph: whether calls replay a CUDA graph once they repeat each other.
 
     Attributes:
         program: what runs at the next call.
@@ -67,7 +69,15 @@ class Runner:
         gradients: for each output after those of the structure, its parameter and whether it alone holds its memory.
     """
 
-    def __init__(self, captured: Captured, plan: Plan, sources: Sources, replay: Replay | None, note: str) -> None:
+    def __init__(
+        self,
+        captured: Captured,
+        plan: Plan,
+        sources: Sources,
+        replay: Replay | None,
+        note: str,
+        cuda_graph: bool = False,
+    ) -> None:
         self.structure = captured.structure
         self.gradients = _gradients(captured)
         self._captured = captured
@@ -76,6 +86,8 @@ class Runner:
         self._sources = sources
         self._replay = replay
         self._note = note
+        self._cuda_graph = cuda_graph
+        self._graphed: Graphed | None = None
         self._device = _device_type(captured)
         self._alignment = _ALIGNMENT.get(self._device, 512)
         self._arranged: recording.Arranged | None = None
@@ -95,12 +107,13 @@ class Runner:
             if self._replay is not None:
                 self._replay.abandon()  # a second interrupt can cut the clearing up after the first one short
             try:
-                if self._replay is None:
-                    results = self.program(values)
-                elif self._arranged is None:
+                if self._replay is not None and self._arranged is None:
                     return self._record(self._replay, values)
+                if self._cuda_graph and self._is_settled():
+                    self._graphed = self._graphed or Graphed(self._run, self._captured.inputs)
+                    results = self._graphed(values)
                 else:
-                    results = self._run_in_arena(self._replay, self._arranged, values)
+                    results = self._run(values)
             except BaseException as error:
                 traceback.clear_frames(error.__traceback__)  # they hold the tensors of the step
                 raise
@@ -109,9 +122,19 @@ class Runner:
         self._num_steps += 1
         return results
 
+    def _run(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if self._replay is None or self._arranged is None:
+            return self.program(values)
+        return self._run_in_arena(self._replay, self._arranged, values)
+
+    def _is_settled(self) -> bool:
+        """Whether libraries have filled their caches, and requests come as recorded: later steps repeat this one."""
+        return self._seen.num_steps > 0 if self._arranged else self._num_steps > 1
+
     def _compile_recorded(self) -> Program:
         """Return the step with a window around every op, to be recorded."""
         assert self._replay is not None
+        self._graphed = None
         num_ops = self.graph.num_ops
         self._recorder = recorder = Recorder(self._replay, num_ops, self._device)
         return compile_program(
@@ -186,12 +209,14 @@ class Runner:
         )
 
     def _run_in_arena(
-        self, replay: Replay, arranged: recording.Arranged, values: list[torch.Tensor]
+        self, replay: Replay, arranged: recording.Arranged, values: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
         try:
+            if self._graphed is not None:
+                replay.release()  # the arena of a CUDA graph is its own
             replay.activate(arranged.table)
             results = self.program(values)
-            counters = replay.deactivate(keep_arena=True)
+            counters = replay.deactivate(keep_arena=self._graphed is None)
         except BaseException as error:
             traceback.clear_frames(error.__traceback__)  # frees their places before the arena is left
             replay.abandon()
