@@ -38,7 +38,7 @@ from olla.pytorch.program import compile_program
 
 MODES = ("eager", "compile", "reduce-overhead", "program", "olla", "olla-graphs")
 PAIR = ("program", "olla")  # always measured
-CASES = ["gpt2:2:256", "bert_base:4:128", "vit_b16:4", "resnet50:8", "unet:2", "llama_100m:2:256"]
+CASES = ["gpt2:1:256", "bert_base:2:128", "vit_b16:2", "resnet50:4", "unet:1", "llama_100m:1:256"]
 PARTS = ("check", "memory", "time")
 WARMUP = 3
 NUM_CHECKED = 5
