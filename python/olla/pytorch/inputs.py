@@ -151,5 +151,5 @@ def gather(
         elif i.kind == "rate":
             values.append(optimizers.rate_tensor(optimizer.param_groups[int(i.key)]["lr"]))
         else:
-            values.append(optimizers.state_entry(optimizer, parameters[str(i.key)], i.entry))
+            values.append(optimizers.state_of(optimizer, parameters[str(i.key)])[i.entry])
     return values

@@ -111,13 +111,14 @@ def first_state(optimizer: torch.optim.Optimizer, group: State, parameter: torch
     return create(group, parameter)
 
 
-def state_entry(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, entry: str) -> torch.Tensor:
-    """Return one tensor of the optimizer's state, after creating the parameter's state if there is none."""
-    if not optimizer.state.get(parameter):
+def state_of(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> State:
+    """Return the optimizer's state of a parameter, after creating it if there is none."""
+    state: State | None = optimizer.state.get(parameter)
+    if not state:
         group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
         optimizer.state[parameter].update(first_state(optimizer, group, parameter))
-    tensor: torch.Tensor = optimizer.state[parameter][entry]
-    return tensor
+        state = optimizer.state[parameter]
+    return state
 
 
 def rate_tensor(rate: float | torch.Tensor) -> torch.Tensor:
