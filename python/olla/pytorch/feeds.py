@@ -53,7 +53,8 @@ class Feed:
         autocast = [
             (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in {"cpu", self.device.type}
         ]
-        return str(spec), inputs, state, training, groups, tuple(autocast)
+        settings = (*autocast, torch.are_deterministic_algorithms_enabled())  # some operators take another way
+        return str(spec), inputs, state, training, groups, settings
 
     def parameters(self) -> list[torch.Tensor]:
         """Return the parameters as they are now."""

@@ -15,33 +15,6 @@ from olla.errors import CaptureError
 State = dict[str, Any]
 
 
-def _sgd(group: State, parameter: torch.Tensor) -> State:
-    if group["momentum"] == 0:
-        return {}
-    if group["dampening"] != 0:
-        raise CaptureError(
-            f"SGD with dampening {group['dampening']} treats its first step differently from all later ones. "
-            "Take one ordinary step (loss.backward(); optimizer.step()), then capture."
-        )
-    return {"momentum_buffer": torch.zeros_like(parameter, memory_format=torch.preserve_format)}
-
-
-def _adam(group: State, parameter: torch.Tensor) -> State:
-    counter_device = parameter.device if group["capturable"] or group["fused"] else torch.device("cpu")
-    entries = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
-    wide = torch.get_default_dtype() == torch.float64 and not group["fused"]
-    state: State = {"step": torch.zeros((), dtype=torch.float64 if wide else torch.float32, device=counter_device)}
-    return state | {e: torch.zeros_like(parameter, memory_format=torch.preserve_format) for e in entries}
-
-
-# State before the first step; zeros in every case, which Input.exists relies on.
-_FIRST_STATE: dict[type, Callable[[State, torch.Tensor], State]] = {
-    torch.optim.SGD: _sgd,
-    torch.optim.Adam: _adam,
-    torch.optim.AdamW: _adam,
-}
-
-
 def check(optimizer: torch.optim.Optimizer, parameters: dict[int, str]) -> None:
     """Raise a CaptureError if the step of this optimizer cannot be captured.
 
@@ -75,9 +48,14 @@ def check(optimizer: torch.optim.Optimizer, parameters: dict[int, str]) -> None:
                 )
 
 
+def is_known(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer is one of torch's own, which create a parameter's state before its first update."""
+    return type(optimizer).__module__.startswith("torch.optim.") and hasattr(optimizer, "_init_group")
+
+
 def updates_are_independent(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the update of a parameter is known to depend on its own gradient, state and group only."""
-    return type(optimizer) in _FIRST_STATE
+    return is_known(optimizer)
 
 
 def existing_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str) -> State:
@@ -102,13 +80,27 @@ def first_state(optimizer: torch.optim.Optimizer, group: State, parameter: torch
     Raises:
         CaptureError: it cannot be known before that step.
     """
-    create = _FIRST_STATE.get(type(optimizer))
-    if create is None:
+    if not is_known(optimizer):
         raise CaptureError(
             f"the state {type(optimizer).__name__} starts from is not known. "
             "Take one ordinary step (loss.backward(); optimizer.step()), then capture."
         )
-    return create(group, parameter)
+    if isinstance(optimizer, torch.optim.SGD):  # makes its state from the first gradient: as if it had been zero
+        if group["momentum"] == 0:
+            return {}
+        if group["dampening"] != 0:
+            raise CaptureError(
+                f"SGD with dampening {group['dampening']} treats its first step differently from all later ones. "
+                "Take one ordinary step (loss.backward(); optimizer.step()), then capture."
+            )
+        return {"momentum_buffer": torch.zeros_like(parameter, memory_format=torch.preserve_format)}
+    alone = parameter.detach()
+    alone.grad = torch.empty_like(alone)
+    copy = stand_in(optimizer, [{**group, "params": [alone]}], {})
+    prepare: Callable[..., Any] = type(optimizer)._init_group  # type: ignore[attr-defined]
+    num_lists = len(inspect.signature(prepare).parameters) - 2
+    prepare(copy, {**copy.param_groups[0], "fused": group.get("fused")}, *([] for _ in range(num_lists)))
+    return {entry: value for entry, value in copy.state[alone].items() if value is not None}
 
 
 def state_entry(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, entry: str) -> torch.Tensor:
@@ -137,12 +129,20 @@ def stand_in(
         groups: its parameter groups, with other parameters.
         state: parameter -> entries.
     """
-    settings = {"foreach": False, "fused": False}
     copy: torch.optim.Optimizer = type(optimizer).__new__(type(optimizer))
     copy.__dict__.update(optimizer.__dict__)
-    copy.__dict__.pop(
-        "step", None
-    )  # a learning-rate scheduler leaves a step here that is bound to the user's optimizer
-    copy.param_groups = [{**group, **{k: v for k, v in settings.items() if k in group}} for group in groups]
-    copy.state = collections.defaultdict(dict, state)
+    # A learning-rate scheduler, or a trace, leaves a step here that is bound to the user's optimizer.
+    copy.__dict__.pop("step", None)
+    copy.param_groups = [one_by_one(group) for group in groups]
+    copy.state = state_of(state)
     return copy
+
+
+def one_by_one(group: State) -> State:
+    """Return the settings of a group with which its parameters are updated one after the other."""
+    return group | {k: False for k in ("foreach", "fused") if k in group}
+
+
+def state_of(state: dict[torch.Tensor, State]) -> collections.defaultdict[torch.Tensor, Any]:
+    """Return state in the form optimizers keep it in."""
+    return collections.defaultdict(dict, state)

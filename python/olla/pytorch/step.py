@@ -28,6 +28,7 @@ def compile(
     *,
     optimizer: torch.optim.Optimizer | None = None,
     loss: Callable[[Any, Any], Any] | None = None,
+    step: Callable[[Any, Any, Any], Any] | None = None,
     device: torch.device | str | None = None,
     time_limit: float = 15.0,
     seed: int = 0,
@@ -44,6 +45,7 @@ def compile(
         model: the model to train; which modules it consists of is fixed from now on.
         optimizer: see olla.capture. None: the gradients are left in ``.grad``, added to those already there.
         loss: ``loss(model, batch)`` returns the loss, or a tuple that starts with it. None: inference.
+        step: ``step(model, optimizer, batch)``, the body of a training loop, in place of ``loss``: see olla.capture.
         device: where the model must be; not checked if not given.
         time_limit: seconds to search for an order; a fifth of it more for the layout.
         seed: for every random choice of the searches.
@@ -54,7 +56,7 @@ def compile(
             another frozen parameter and another setting of the optimizer (the learning rate aside) need one each.
 
     Returns:
-        The step: ``step(batch)`` runs it and returns what ``loss`` returned.
+        The step: ``step(batch)`` runs it and returns what ``loss`` or ``step`` returned.
 
     Raises:
         ReplayError: the model is elsewhere than ``device``.
@@ -74,6 +76,7 @@ def compile(
         model,
         optimizer,
         loss,
+        step,
         device,
         {"time_limit": time_limit, "seed": seed, "updates_may_move": updates_may_move},
         arena,
@@ -93,6 +96,7 @@ class Step:
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer | None,
         loss: Callable[[Any, Any], Any] | None,
+        step: Callable[[Any, Any, Any], Any] | None,
         device: torch.device | str | None,
         options: dict[str, Any],
         arena: bool | None,
@@ -107,6 +111,7 @@ class Step:
         self.model = model
         self.optimizer = optimizer
         self.loss = loss
+        self._body = step
         self._feed = Feed(model, optimizer)
         self._options = options
         self._arena = arena
@@ -188,7 +193,7 @@ class Step:
         from olla.report.progress import ProgressLine
 
         with ProgressLine(f"compiling {type(self.model).__name__}") as progress:
-            captured = capture(self.model, batch, optimizer=self.optimizer, loss=self.loss)
+            captured = capture(self.model, batch, optimizer=self.optimizer, loss=self.loss, step=self._body)
             captured.structure.check()
             found = plan(captured, layout=False, progress=progress, **self._options)
             replay, note = self._planned_memory()
