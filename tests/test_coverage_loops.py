@@ -236,15 +236,20 @@ def test_autocast_inside_the_loss_and_around_the_step_is_planned() -> None:
     assert agree(World(model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), images(), loss))
 
 
-@pytest.mark.parametrize("kind", ["LambdaLR", "CosineAnnealingLR", "OneCycleLR", "ReduceLROnPlateau"])
-def test_schedules_of_the_learning_rate_need_one_capture(kind: str) -> None:
+@pytest.mark.parametrize("optimizer", ["AdamW", "SGD"])
+@pytest.mark.parametrize("kind", ["LambdaLR", "CosineAnnealingLR", "OneCycleLR", "CyclicLR", "ReduceLROnPlateau"])
+def test_schedules_of_learning_rate_and_momentum_need_one_capture(kind: str, optimizer: str) -> None:
     arguments: dict[str, Any] = {
         "LambdaLR": {"lr_lambda": lambda n: 1 / (1 + n)},
         "CosineAnnealingLR": {"T_max": 5},
-        "OneCycleLR": {"max_lr": 0.1, "total_steps": 10, "cycle_momentum": False},
+        "OneCycleLR": {"max_lr": 0.1, "total_steps": 10},
+        "CyclicLR": {"base_lr": 0.001, "max_lr": 0.1, "step_size_up": 2},
         "ReduceLROnPlateau": {"patience": 0},
     }[kind]
     worlds = [world_of(clipped_by_norm), world_of(clipped_by_norm)]
+    if optimizer == "SGD":
+        for world in worlds:
+            world.optimizer = torch.optim.SGD(world.model.parameters(), lr=0.01, momentum=0.9)
     step = worlds[0].compiled()
     for world, run in zip(
         worlds, (step, lambda x: clipped_by_norm(worlds[1].model, worlds[1].optimizer, x)), strict=True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -100,6 +100,16 @@ def _place(error: BaseException) -> str:
         if not any(part in frame.filename.replace("\\", "/") for part in inside):
             return f" ({frame.filename}:{frame.lineno}, {frame.line})"
     return ""
+
+
+def check_inputs(leaves: Iterable[tuple[str, Any]]) -> None:
+    """Raise a CaptureError for tensors of a batch through which gradients would leave the step."""
+    for name, leaf in leaves:
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+            raise CaptureError(
+                f"{name} requires a gradient, which would end at the step. Compute it inside the loss function, or "
+                "pass it detached and call requires_grad_() there."
+            )
 
 
 def check_modules(model: torch.nn.Module) -> None:

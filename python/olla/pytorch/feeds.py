@@ -11,7 +11,6 @@ from torch.utils import _pytree as pytree
 from olla.pytorch import optimizers
 from olla.pytorch.inputs import Input, batch_leaves, plain_batch
 
-_RATES = ("lr", "initial_lr", "params", "foreach", "fused")  # settings of a group that are no constants of a capture
 Source = Callable[[Sequence[Any]], torch.Tensor]
 
 
@@ -47,7 +46,7 @@ class Feed:
             else leaf
             for i, leaf in enumerate(leaves)
         )
-        state = tuple([(p.requires_grad, p.dtype, p.device, p.shape) for p in self.parameters()])
+        state = tuple([(p.requires_grad, p.dtype, p.device, p.shape, _num_hooks(p)) for p in self.parameters()])
         training = tuple([module.training for module in self._modules])
         groups = () if self.optimizer is None else tuple(_constants(g) for g in self.optimizer.param_groups)
         autocast = [
@@ -88,7 +87,7 @@ class Feed:
         assert optimizer is not None
         if entry.kind == "rate":
             number = int(entry.key)
-            return lambda leaves: optimizers.rate_tensor(optimizer.param_groups[number]["lr"])
+            return lambda leaves: optimizers.rate_tensor(optimizer.param_groups[number], entry.entry)
         holder, name = self._parameters[str(entry.key)]
         return lambda leaves: optimizers.state_entry(optimizer, holder[name], entry.entry)
 
@@ -115,7 +114,11 @@ def _places(model: torch.nn.Module, table: str) -> dict[str, tuple[dict[str, Any
     return places
 
 
+def _num_hooks(parameter: torch.Tensor) -> int:
+    return len(parameter._backward_hooks or ()) + len(parameter._post_accumulate_grad_hooks or ())
+
+
 def _constants(group: dict[str, Any]) -> Hashable:
     """Return the settings of a parameter group that a capture holds constant."""
-    settings = [(k, str(v)) for k, v in group.items() if k not in _RATES]
+    settings = [(k, str(v)) for k, v in optimizers.constants(group).items()]
     return (*settings, isinstance(group["lr"], torch.Tensor), tuple(map(id, group["params"])))

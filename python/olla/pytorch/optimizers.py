@@ -112,9 +112,51 @@ def state_entry(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, entry
     return tensor
 
 
-def rate_tensor(rate: float | torch.Tensor) -> torch.Tensor:
-    """Return a learning rate as the captured step takes it: a float64 scalar on the CPU, or the user's own tensor."""
+class _Momentum(torch.SymFloat):
+    """A momentum that is an input of the step: not zero, and nothing else is known of it."""
+
+    def __ne__(self, other: object) -> bool:
+        return True if other == 0 else bool(super().__ne__(other))
+
+    def __gt__(self, other: object) -> bool:
+        return True if other == 0 else bool(super().__gt__(other))
+
+
+def rates(group: State) -> list[str]:
+    """Return the settings of a group that are inputs of a step: those that schedules change after every step."""
+    # OneCycleLR and CyclicLR leave base_momentum in the groups whose momentum (or first beta) they cycle.
+    cycled = "base_momentum" in group and bool(_momentum(group) != 0)
+    return ["lr", "momentum"] if cycled else ["lr"]
+
+
+def rate_tensor(group: State, entry: str) -> torch.Tensor:
+    """Return one of ``rates`` as the step takes it: a float64 scalar on the CPU, or the user's own tensor."""
+    rate = _momentum(group) if entry == "momentum" else group[entry]
     return rate if isinstance(rate, torch.Tensor) else torch.tensor(rate, dtype=torch.float64)
+
+
+def with_rates(group: State, found: dict[str, torch.Tensor]) -> State:
+    """Return a group with traced tensors for its rates: as numbers read from them, where the user has numbers."""
+    changed = dict(group)
+    for entry, tensor in found.items():
+        rate: Any = tensor if isinstance(group.get(entry), torch.Tensor) else tensor.item()
+        if entry == "momentum" and "betas" in group:
+            changed["betas"] = (tensor.item(), *group["betas"][1:])
+        else:
+            plain = entry != "momentum" or rate is tensor
+            changed[entry] = rate if plain else _Momentum(rate.node)  # type: ignore[no-untyped-call]
+    return changed
+
+
+def constants(group: State) -> State:
+    """Return the settings of a group that a capture holds constant."""
+    inputs = {*rates(group), "initial_lr", "params", "foreach", "fused"}
+    kept = {k: v for k, v in group.items() if k not in inputs}
+    return kept | {"betas": group["betas"][1:]} if "momentum" in inputs and "betas" in group else kept
+
+
+def _momentum(group: State) -> Any:
+    return group["betas"][0] if "betas" in group else group.get("momentum", 0)
 
 
 def stand_in(

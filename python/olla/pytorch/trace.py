@@ -115,6 +115,8 @@ def trace(
     named = [*model.named_parameters(), *model.named_buffers()]
     named += [(n, leaf) for n, leaf in zip(leaf_names, leaves, strict=True) if isinstance(leaf, torch.Tensor)]
     where = step_device(named, device)
+    if step.body is not None:
+        failures.check_inputs(zip(leaf_names, leaves, strict=True))
     shapes = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=False)
     mode = FakeTensorMode(shape_env=shapes, static_shapes=True, allow_non_fake_inputs=True)
     fakes = Fakes(mode, where)
@@ -155,7 +157,9 @@ def _add_optimizer_inputs(step: _Step, optimizer: torch.optim.Optimizer, fakes: 
     names = {id(p): n for n, p in step.model.named_parameters()}
     optimizers.check(optimizer, names)
     for number, group in enumerate(optimizer.param_groups):
-        step.add(Input("rate", f"lr of group {number}", number), fakes.of(optimizers.rate_tensor(group["lr"])))
+        for entry in optimizers.rates(group):
+            fake = fakes.of(optimizers.rate_tensor(group, entry))
+            step.add(Input("rate", f"{entry} of group {number}", number, entry), fake)
         for parameter in group["params"]:
             if not parameter.requires_grad:
                 continue
@@ -181,10 +185,10 @@ def _run(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
     lent = {id(original): (parameters | buffers)[name] for name, original in originals}
     by_name = {f"model.{name}": t for name, t in (parameters | buffers).items()}
     with contextlib.ExitStack() as stack:
-        stack.enter_context(Lent(lent))
         stack.enter_context(torch.set_grad_enabled(step.body is not None))
         if step.body is not None:
             _enter_loop(step, tensors, parameters, stack)
+        stack.enter_context(Lent(lent))
         result = torch.func.functional_call(_Whole(step), by_name, (batch, buffers))
     _mark("forward")
     step.structure = Structure.of(result)
@@ -207,13 +211,18 @@ def _run(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
 def _enter_loop(
     step: _Step, tensors: _Tensors, parameters: dict[str, torch.Tensor], stack: contextlib.ExitStack
 ) -> None:
-    """Watch the body of the loop, and lend it the optimizer."""
+    """Watch the body of the loop, and lend it the optimizer; the user's hooks on gradients run in it."""
     names = {id(p): n for n, p in step.model.named_parameters()}
 
     def update(gradients: dict[str, torch.Tensor]) -> None:
         assert step.updates is not None
         step.updates.trace(gradients)
 
+    for name, original in step.model.named_parameters():
+        for hook in (original._backward_hooks or {}).values():
+            parameters[name].register_hook(hook)  # type: ignore[no-untyped-call]
+        for hook in (original._post_accumulate_grad_hooks or {}).values():
+            parameters[name].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
     step.loop = Loop(parameters, step.stale, update, _mark)
     stack.enter_context(step.loop.run(step.optimizer))
     if step.optimizer is not None:

@@ -64,18 +64,18 @@ class Updates:
         self._mark = mark
         self._num_templates = 0
         self._positions: dict[str | int, list[int]] = {}  # of each parameter and its state, the parameter first
-        rates: dict[str | int, torch.Tensor] = {}
+        rates: dict[str | int, dict[str, torch.Tensor]] = {}
         for position, i in enumerate(inputs):
             if i.kind in ("parameter", "optimizer_state"):
                 self._positions.setdefault(i.key, []).append(position)
             elif i.kind == "rate":
-                rates[i.key] = tensors[position]
+                rates.setdefault(i.key, {})[i.entry] = tensors[position]
         self._names = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
         self.groups: list[dict[str, Any]] = []
         for number, group in enumerate(optimizer.param_groups):
-            rate = rates[number] if isinstance(group["lr"], torch.Tensor) else rates[number].item()
             parameters = [tensors[self._positions[name][0]] for name in self._names[number]]
-            self.groups.append({**optimizers.one_by_one(group), "lr": rate, "params": parameters})
+            settings = optimizers.with_rates(optimizers.one_by_one(group), rates[number])
+            self.groups.append({**settings, "params": parameters})
         self.state = self._state([p for names_in in self._names for name in names_in for p in [self._positions[name]]])
 
     def trace(self, gradients: dict[str, torch.Tensor]) -> None:
