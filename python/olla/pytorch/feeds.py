@@ -11,7 +11,6 @@ from torch.utils import _pytree as pytree
 from olla.pytorch import optimizers
 from olla.pytorch.inputs import Input, batch_leaves, plain_batch
 
-_RATES = ("lr", "initial_lr", "params", "foreach", "fused")  # settings of a group that are no constants of a capture
 Sources = Callable[[Sequence[Any]], list[torch.Tensor]]
 
 
@@ -47,13 +46,14 @@ class Feed:
             else leaf
             for i, leaf in enumerate(leaves)
         )
-        state = tuple([(p.requires_grad, p.dtype, p.device, p.shape) for p in self.parameters()])
+        state = tuple([(p.requires_grad, p.dtype, p.device, p.shape, _num_hooks(p)) for p in self.parameters()])
         training = tuple([module.training for module in self._modules])
         groups = () if self.optimizer is None else tuple(_constants(g) for g in self.optimizer.param_groups)
         autocast = [
             (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in {"cpu", self.device.type}
         ]
-        return str(spec), inputs, state, training, groups, tuple(autocast)
+        settings = (*autocast, torch.are_deterministic_algorithms_enabled())  # some operators take another way
+        return str(spec), inputs, state, training, groups, settings
 
     def parameters(self) -> list[torch.Tensor]:
         """Return the parameters as they are now."""
@@ -77,7 +77,7 @@ class Feed:
 
         It is generated: a lookup per tensor, with nothing of ours in between, is the larger part of a call's own time.
         """
-        known: dict[str, Any] = {"state_of": optimizers.state_of, "rate": optimizers.rate_tensor}
+        known: dict[str, Any] = {"state_of": optimizers.parameter_state, "rate": optimizers.rate_tensor}
         known |= {"optimizer": self.optimizer}
         states: dict[str, str] = {}  # where a parameter stands -> the name of its state
         items = []
@@ -86,7 +86,7 @@ class Feed:
             if entry.kind == "input":
                 items.append(f"leaves[{key}]")
             elif entry.kind == "rate":
-                items.append(f"rate(optimizer.param_groups[{key}]['lr'])")
+                items.append(f"rate(optimizer.param_groups[{key}], {entry.entry!r})")
             else:
                 holder, name = (self._buffers if entry.kind == "buffer" else self._parameters)[key]
                 known[f"d{i}"] = holder
@@ -123,7 +123,11 @@ def _places(model: torch.nn.Module, table: str) -> dict[str, tuple[dict[str, Any
     return places
 
 
+def _num_hooks(parameter: torch.Tensor) -> int:
+    return len(parameter._backward_hooks or ()) + len(parameter._post_accumulate_grad_hooks or ())
+
+
 def _constants(group: dict[str, Any]) -> Hashable:
     """Return the settings of a parameter group that a capture holds constant."""
-    settings = [(k, str(v)) for k, v in group.items() if k not in _RATES]
+    settings = [(k, str(v)) for k, v in optimizers.constants(group).items()]
     return (*settings, isinstance(group["lr"], torch.Tensor), tuple(map(id, group["params"])))

@@ -29,6 +29,7 @@ def compile(
     *,
     optimizer: torch.optim.Optimizer | None = None,
     loss: Callable[[Any, Any], Any] | None = None,
+    step: Callable[[Any, Any, Any], Any] | None = None,
     device: torch.device | str | None = None,
     time_limit: float = 15.0,
     seed: int = 0,
@@ -46,6 +47,7 @@ def compile(
         model: the model to train; which modules it consists of is fixed from now on.
         optimizer: see olla.capture. None: the gradients are left in ``.grad``, added to those already there.
         loss: ``loss(model, batch)`` returns the loss, or a tuple that starts with it. None: inference.
+        step: ``step(model, optimizer, batch)``, the body of a training loop, in place of ``loss``: see olla.capture.
         device: where the model must be; not checked if not given.
         time_limit: seconds to search for an order; a fifth of it more for the layout.
         seed: for every random choice of the searches.
@@ -58,7 +60,7 @@ def compile(
             anew when a learning rate changes, unless that is a tensor on the GPU. Built, not measured.
 
     Returns:
-        The step: ``step(batch)`` runs it and returns what ``loss`` returned.
+        The step: ``step(batch)`` runs it and returns what ``loss`` or ``step`` returned.
 
     Raises:
         ReplayError: the model is elsewhere than ``device``, or not on a GPU with ``cuda_graph=True``.
@@ -78,6 +80,7 @@ def compile(
         model,
         optimizer,
         loss,
+        step,
         device,
         {"time_limit": time_limit, "seed": seed, "updates_may_move": updates_may_move},
         arena,
@@ -98,6 +101,7 @@ class Step:
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer | None,
         loss: Callable[[Any, Any], Any] | None,
+        step: Callable[[Any, Any, Any], Any] | None,
         device: torch.device | str | None,
         options: dict[str, Any],
         arena: bool | None,
@@ -113,6 +117,7 @@ class Step:
         self.model = model
         self.optimizer = optimizer
         self.loss = loss
+        self._body = step
         self._feed = Feed(model, optimizer)
         self._options = options
         self._arena = arena
@@ -216,7 +221,7 @@ class Step:
         from olla.report.progress import ProgressLine
 
         with ProgressLine(f"compiling {type(self.model).__name__}") as progress:
-            captured = capture(self.model, batch, optimizer=self.optimizer, loss=self.loss)
+            captured = capture(self.model, batch, optimizer=self.optimizer, loss=self.loss, step=self._body)
             captured.structure.check()
             found = plan(captured, layout=False, progress=progress, **self._options)
             replay, note = self._planned_memory()
