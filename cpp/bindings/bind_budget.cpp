@@ -30,6 +30,15 @@ void bind_budget(nb::module_& m) {
                                 copy(in_place)},
                                copy(order));
            }, nb::keep_alive<1, 2>())
+      .def("state", [](Budget& self) {
+        const auto& r = self.evictor.rewrite();
+        nb::list runs, copies;
+        for (int i = 0; i < r.num_runs(); ++i) runs.append(nb::make_tuple(r.runs[i].op, r.runs[i].position, r.runs[i].again, r.runs[i].dead, r.live[i]));
+        std::vector<std::vector<int>> uses(r.copies.size());
+        for (int i = 0; i < r.num_runs(); ++i) if (!r.runs[i].dead) for (auto c : r.reads_of(i)) uses[c].push_back(i);
+        for (std::size_t c = 0; c < r.copies.size(); ++c) copies.append(nb::make_tuple(self.values.tensor[r.copies[c].value], r.copies[c].made, r.copies[c].last_use, r.copies[c].buffer, r.copies[c].consumed, uses[c]));
+        return nb::make_tuple(runs, copies, r.peak, r.peak_run);
+      })
       .def("run",
            [](Budget& self, Bytes peak, double added) {
              self.evictor.run({peak, added});

@@ -76,6 +76,10 @@ bool Evictor::attempt(const Decision& decision, double most_seconds) {
     better = found == trial_.runs.end() || trial_.live[found - trial_.runs.begin()] < best_.peak;
   }
   if (!better) {
+    if (getenv("DBG")) { const bool ok = rewriter_.build(drops_, trial_);
+      fprintf(stderr, "refused peak %d pos %d:", peak_, position);
+      for (auto& d : decision) fprintf(stderr, " (t%d op%d @%d)", values_.tensor[d.value], values_.producer[d.value], d.step);
+      fprintf(stderr, " ok %d peak %.4f -> %.4f at run %d op %d pos %d, added %.6f -> %.6f\n", ok, best_.peak * 1e-9, trial_.peak * 1e-9, trial_.peak_run, trial_.runs[trial_.peak_run].op, trial_.runs[trial_.peak_run].position, best_.added_seconds, trial_.added_seconds); }
     for (const Drop& drop : decision) drops_.remove(drop);
     return false;
   }
@@ -137,70 +141,113 @@ bool Evictor::moves(CopyId copy) const {
 }
 
 // The drops that free a copy at the peak, bytes freed there, seconds added. False if what makes it cannot run again.
+// Its ancestors that are gone by then are run again as well, or kept: those that are dearest to keep first, as far as that pays.
 bool Evictor::estimate(CopyId copy, Decision& decision, Bytes& freed, double& seconds) {
   const auto& runs = best_.runs;
   const ValueId value = best_.copies[copy].value;
   const RunId use = next_[copy];
   const Step needed = runs[use].position;
   const Step step = std::min(runs[peak_].position, static_cast<Step>(needed - 1));
-  if (runs[previous_[copy]].position > step) return false;
+  if (runs[previous_[copy]].position > step || !makes_again(value)) return false;
   const OpId op = values_.producer[value];
-  if (!values_.rerunnable(op)) return false;
-  const auto makes = values_.rerun_makes[op];
-  if (std::find(makes.begin(), makes.end(), value) == makes.end()) return false;
 
-  freed = graph_.bytes(values_.tensor[value]);
-  seconds = moves(copy) ? 0 : rules_.rerun_seconds[op];
+  closure_ = {use, step, 0, moves(copy) ? 0 : rules_.rerun_seconds[op]};
   const double most = kClosureFactor * rules_.rerun_seconds[op] + kClosureSeconds;
   decision.push_back({value, step});
   ops_.assign(1, op);
-  for (std::size_t i = 0; i < ops_.size(); ++i) {
-    for (const auto& list : {values_.rerun_reads[ops_[i]], values_.rerun_overwrites[ops_[i]]}) {
-      for (const ValueId y : list) {
-        if (!need(y, use, step, most, decision, freed, seconds)) return false;
+  kept_.clear();
+  std::size_t num_drops = 0;
+  double best_score = 0;
+  for (std::size_t scanned = 0;;) {
+    for (; scanned < ops_.size(); ++scanned) {
+      for (const auto& list : {values_.rerun_reads[ops_[scanned]], values_.rerun_overwrites[ops_[scanned]]}) {
+        for (const ValueId y : list) {
+          if (!need(y, decision)) return num_drops > 0;
+        }
       }
     }
+    const Bytes gain = graph_.bytes(values_.tensor[value]) - closure_.kept_bytes;
+    const double score = static_cast<double>(gain) / std::max(closure_.seconds, kFree);
+    if (score > best_score) {
+      best_score = score;
+      num_drops = decision.size();
+      freed = gain;
+      seconds = closure_.seconds;
+    }
+    std::size_t dearest = kept_.size();
+    double dearest_score = 0;
+    for (std::size_t i = 0; i < kept_.size(); ++i) {
+      const double cost = rules_.rerun_seconds[values_.producer[kept_[i].value]];
+      const double bytes_per_second = static_cast<double>(graph_.bytes(values_.tensor[kept_[i].value])) / std::max(cost, kFree);
+      if (closure_.seconds + cost > most || bytes_per_second <= dearest_score) continue;
+      dearest = i;
+      dearest_score = bytes_per_second;
+    }
+    if (dearest == kept_.size()) break;
+    const Drop drop = kept_[dearest];
+    kept_.erase(kept_.begin() + static_cast<std::ptrdiff_t>(dearest));
+    closure_.kept_bytes -= graph_.bytes(values_.tensor[drop.value]);
+    run_again(values_.producer[drop.value], rules_.rerun_seconds[values_.producer[drop.value]]);
+    decision.push_back(drop);
   }
-  return true;
+  decision.resize(num_drops);
+  return num_drops > 0;
 }
 
-// Makes a value available at a run: as it is, kept longer, or made again.
-bool Evictor::need(ValueId y, RunId use, Step step, double most, Decision& decision, Bytes& freed, double& seconds) {
-  const OpId op = values_.producer[y];
-  CopyId copy = -1;
-  for (auto i = copies_offset_[y + 1]; i-- > copies_offset_[y];) {
+bool Evictor::makes_again(ValueId value) const {
+  const OpId op = values_.producer[value];
+  if (op == kNoOp) return false;
+  const auto makes = values_.rerun_makes[op];
+  return std::find(makes.begin(), makes.end(), value) != makes.end();
+}
+
+void Evictor::run_again(OpId op, double seconds) {
+  if (std::find(ops_.begin(), ops_.end(), op) != ops_.end()) return;
+  closure_.seconds += seconds;
+  ops_.push_back(op);
+}
+
+// Makes a value available where the closure needs it: it is there, or runs again, or stays (kept_) for now. False if it cannot be.
+bool Evictor::need(ValueId y, Decision& decision) {
+  const RunId use = closure_.use;
+  CopyId copy = -1, later = -1;  // the last one before the run, the first one after
+  for (auto i = copies_offset_[y + 1]; copy < 0 && i-- > copies_offset_[y];) {
     const auto& c = best_.copies[copies_of_[i]];
-    if (c.made >= use || (c.made >= 0 && c.buffer < 0)) continue;
-    copy = copies_of_[i];
-    break;
+    if (c.made >= 0 && c.buffer < 0) continue;
+    (c.made < use ? copy : later) = copies_of_[i];
   }
   if (copy < 0) return false;
   const auto& c = best_.copies[copy];
-  const bool overwritten = c.consumed && c.last_use < use;
-  if (!overwritten && (c.made < 0 || c.last_use >= use)) return true;
-  if (op != kNoOp && std::find(ops_.begin(), ops_.end(), op) != ops_.end()) return true;  // made on the way
-  const bool again = op != kNoOp && values_.rerunnable(op);
-  const auto makes = again ? values_.rerun_makes[op] : std::span<const ValueId>();
-  const bool possible = again && std::find(makes.begin(), makes.end(), y) != makes.end();
-  if (overwritten) {
-    if (!possible) return false;
-    seconds += rules_.rerun_seconds[op];
-    ops_.push_back(op);
+  const OpId op = values_.producer[y];
+  const Step position = best_.runs[use].position;
+  if (c.made >= 0 && c.last_use < use && drops_.between(y, best_.runs[c.made].position, position)) {
+    if (!makes_again(y)) return false;
+    const bool shared = later >= 0 && !drops_.between(y, position, best_.runs[best_.copies[later].made].position);
+    run_again(op, shared ? 0.0 : rules_.rerun_seconds[op]);  // an existing later run only moves here
     return true;
   }
+  if (c.consumed && c.last_use < use) {  // overwritten
+    if (makes_again(y)) run_again(op, rules_.rerun_seconds[op]);
+    return makes_again(y);
+  }
+  const bool on_the_way = op != kNoOp && std::find(ops_.begin(), ops_.end(), op) != ops_.end();
+  if (c.made < 0 || c.last_use >= use || on_the_way) return true;
+
   const Bytes bytes = graph_.bytes(values_.tensor[y]);
+  const Step last = std::max(best_.runs[c.last_use].position, closure_.step);
+  const bool again = makes_again(y) && last < best_.runs[use].position;
   if (c.last_use > peak_) {  // it lives at the peak anyway: is there room until it is needed?
     const auto highest = std::max_element(best_.live.begin() + c.last_use + 1, best_.live.begin() + use + 1);
-    if (*highest + bytes <= best_.peak) return true;
-  }
-  const Step last = std::max(best_.runs[c.last_use].position, step);
-  if (possible && last < best_.runs[use].position && seconds + rules_.rerun_seconds[op] <= most) {
-    seconds += rules_.rerun_seconds[op];
-    ops_.push_back(op);
-    decision.push_back({y, last});
+    if (again && *highest + bytes > best_.peak) {
+      run_again(op, rules_.rerun_seconds[op]);
+      decision.push_back({y, last});
+    }
     return true;
   }
-  if (c.last_use < peak_) freed -= bytes;
+  const auto same = [&](const Drop& drop) { return drop.value == y; };
+  if (bytes == 0 || std::any_of(kept_.begin(), kept_.end(), same)) return true;
+  closure_.kept_bytes += bytes;
+  if (again) kept_.push_back({y, last});
   return true;
 }
 

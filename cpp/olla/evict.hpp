@@ -37,6 +37,12 @@ class Evictor {
   void reset(std::vector<Decision> decisions);  // puts these in force instead; they must be valid
 
  private:
+  struct Closure {  // of a drop: what has to run again right before a run
+    RunId use;
+    Step step;
+    Bytes kept_bytes;  // of ancestors kept instead
+    double seconds;
+  };
   struct Candidate {
     double score;
     CopyId copy;
@@ -45,7 +51,9 @@ class Evictor {
   void find_uses();
   void find_candidates();
   bool estimate(CopyId copy, Decision& decision, Bytes& freed, double& seconds);
-  bool need(ValueId y, RunId use, Step step, double most, Decision& decision, Bytes& freed, double& seconds);
+  bool makes_again(ValueId value) const;
+  void run_again(OpId op, double seconds);
+  bool need(ValueId y, Decision& decision);
   bool attempt(const Decision& decision, double most_seconds);
   bool moves(CopyId copy) const;
   std::uint64_t key(CopyId copy) const;
@@ -64,7 +72,9 @@ class Evictor {
   std::vector<std::int64_t> copies_offset_;         // of value i: its copies, in order of making
   std::vector<CopyId> copies_of_;
   std::vector<Candidate> candidates_;
-  std::vector<OpId> ops_;                           // of a closure
+  Closure closure_{};
+  std::vector<OpId> ops_;                           // of the closure
+  std::vector<Drop> kept_;                          // ancestors it keeps, and where they could be dropped
   std::unordered_set<std::uint64_t> tabu_;          // gaps whose drop was refused
 };
 

@@ -53,6 +53,10 @@ _POINTWISE = """
 """
 POINTWISE = frozenset(f"aten.{name}" for name in _POINTWISE.split())
 
+# These read a row before they write it; torch gives the same bits when the result is the input's own storage.
+_ROWWISE = ("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data")
+IN_PLACE = POINTWISE | {f"aten.{name}" for name in _ROWWISE}
+
 # Results: the normalised tensor, its mean and its inverse deviation; running statistics are updated on the way.
 BATCH_NORMS = frozenset(
     f"aten.{name}"
@@ -118,9 +122,9 @@ def rules(graph: Graph, device: DeviceProfile, *, in_place: bool = True, recompu
 
 
 def _may_overwrite(graph: Graph, v: int, name: str) -> bool:
-    """Whether an op is pointwise with one result, or changes the whole of one tensor and could as well write elsewhere."""
+    """Whether an op's one result may overwrite an input, or it changes the whole of one tensor and may write elsewhere."""
     written, changed = graph.writes.of(v), graph.mutates.of(v)
-    if name in POINTWISE:
+    if name in IN_PLACE:
         return len(written) == 1 and len(changed) == 0
     if name.endswith("_") and name[:-1] in POINTWISE:
         whole = len(changed) == 1 and bool(graph.moved_bytes[v] >= 2 * graph.tensor_bytes[changed[0]])
