@@ -11,21 +11,20 @@ constexpr double kFree = 1e-9;  // seconds of a step that costs nothing, so that
 
 }  // namespace
 
-Evictor::Evictor(const Graph& graph, const Values& values, const Rules& rules, std::span<const OpId> base, Control& control)
+Evictor::Evictor(const Graph& graph, const Values& values, const Rules& rules, std::span<const OpId> base)
     : graph_(graph),
       values_(values),
       rules_(rules),
-      control_(control),
       rewriter_(graph, values, rules, base),
       drops_(values.num_values()) {
   rewriter_.build(drops_, best_);
   curve_.push_back({best_.peak, best_.added_seconds});
 }
 
-void Evictor::run(const EvictLimits& limits) {
+void Evictor::run(const EvictLimits& limits, Control& control) {
   Decision decision;
   bool progress = true;  // since the refusals were last forgotten
-  while (best_.peak > limits.peak && best_.peak_run >= 0 && !control_.stop(best_.peak, limits.peak)) {
+  while (best_.peak > limits.peak && best_.peak_run >= 0 && !control.stop(best_.peak, limits.peak)) {
     peak_ = best_.peak_run;
     find_uses();
     find_candidates();
@@ -76,10 +75,6 @@ bool Evictor::attempt(const Decision& decision, double most_seconds) {
     better = found == trial_.runs.end() || trial_.live[found - trial_.runs.begin()] < best_.peak;
   }
   if (!better) {
-    if (getenv("DBG")) { const bool ok = rewriter_.build(drops_, trial_);
-      fprintf(stderr, "refused peak %d pos %d:", peak_, position);
-      for (auto& d : decision) fprintf(stderr, " (t%d op%d @%d)", values_.tensor[d.value], values_.producer[d.value], d.step);
-      fprintf(stderr, " ok %d peak %.4f -> %.4f at run %d op %d pos %d, added %.6f -> %.6f\n", ok, best_.peak * 1e-9, trial_.peak * 1e-9, trial_.peak_run, trial_.runs[trial_.peak_run].op, trial_.runs[trial_.peak_run].position, best_.added_seconds, trial_.added_seconds); }
     for (const Drop& drop : decision) drops_.remove(drop);
     return false;
   }
@@ -249,6 +244,11 @@ bool Evictor::need(ValueId y, Decision& decision) {
   closure_.kept_bytes += bytes;
   if (again) kept_.push_back({y, last});
   return true;
+}
+
+Rewritten Evictor::rewritten() {
+  rewriter_.build(drops_, best_);  // the last build may have been a refused one
+  return rewriter_.graph(best_);
 }
 
 void Evictor::reset(std::vector<Decision> decisions) {

@@ -25,15 +25,15 @@ struct Point {
 class Evictor {
  public:
   // All must outlive the evictor.
-  Evictor(const Graph& graph, const Values& values, const Rules& rules, std::span<const OpId> base, Control& control);
+  Evictor(const Graph& graph, const Values& values, const Rules& rules, std::span<const OpId> base);
 
   // Greedy decisions until a limit is met, time is up or nothing lowers the peak. curve[i]: after the i-th of them, since the start.
-  void run(const EvictLimits& limits);
+  void run(const EvictLimits& limits, Control& control);
 
   const Rewrite& rewrite() const { return best_; }
   const std::vector<Decision>& decisions() const { return decisions_; }
   const std::vector<Point>& curve() const { return curve_; }
-  Rewriter& rewriter() { return rewriter_; }
+  Rewritten rewritten();  // the graph that the decisions in force make
   void reset(std::vector<Decision> decisions);  // puts these in force instead; they must be valid
 
  private:
@@ -61,7 +61,6 @@ class Evictor {
   const Graph& graph_;
   const Values& values_;
   const Rules& rules_;
-  Control& control_;
   Rewriter rewriter_;
   DropSet drops_;
   Rewrite best_, trial_;

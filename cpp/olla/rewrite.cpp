@@ -231,14 +231,14 @@ void Rewriter::measure(Rewrite& r) const {
   }
 }
 
-GraphData Rewriter::graph(const Rewrite& r, std::vector<OpId>& origin, std::vector<TensorId>& tensor_origin) const {
-  GraphData d;
-  origin.clear(), tensor_origin.clear();
+Rewritten Rewriter::graph(const Rewrite& r) const {
+  Rewritten result;
+  GraphData& d = result.data;
   std::vector<TensorId> tensor(r.buffers.size());  // of buffer b in the rewritten graph
   for (std::size_t b = 0; b < r.buffers.size(); ++b) {
     tensor[b] = static_cast<TensorId>(b);
     const TensorId t = r.buffers[b].tensor;
-    tensor_origin.push_back(t);
+    result.tensor_origin.push_back(t);
     d.tensor_bytes.push_back(graph_.bytes(t));
     d.donated.push_back(graph_.donated(t) ? 1 : 0);
   }
@@ -263,18 +263,18 @@ GraphData Rewriter::graph(const Rewrite& r, std::vector<OpId>& origin, std::vect
     for (const OpId u : graph_.data().after[v]) {
       if (first[u] != kNoOp) after.push_back(first[u]);
     }
-    if (first[v] == kNoOp) first[v] = static_cast<OpId>(origin.size());
-    origin.push_back(v);
+    if (first[v] == kNoOp) first[v] = static_cast<OpId>(result.origin.size());
+    result.origin.push_back(v);
+    result.rerun.push_back(again ? rules_.rerun[v] : std::uint8_t{0});
     d.reads.push_back(reads), d.writes.push_back(writes), d.mutates.push_back(mutates), d.after.push_back(after);
     d.workspace_bytes.push_back(graph_.workspace(v));
     d.random.push_back(again ? 0 : graph_.data().random[v]);
   }
-  std::vector<std::uint8_t> kept(graph_.num_tensors(), 0);
-  for (const TensorId t : graph_.data().outputs) kept[t] = 1;
-  for (ValueId x = 0; x < values_.num_values(); ++x) {
-    if (values_.output[x] != 0 && kept[values_.tensor[x]] != 0) d.outputs.push_back(tensor[r.copies[current_[x]].buffer]);
+  for (const TensorId t : graph_.data().outputs) {
+    const CopyId copy = current_[values_.last[t]];
+    d.outputs.push_back(tensor[r.copies[copy].buffer]);
   }
-  return d;
+  return result;
 }
 
 }  // namespace olla

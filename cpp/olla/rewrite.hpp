@@ -58,6 +58,14 @@ struct Rewrite {
   }
 };
 
+// A graph, and where it comes from.
+struct Rewritten {
+  GraphData data;                     // results of op i: its writes, then what it overwrites, in the order of the original's
+  std::vector<OpId> origin;           // op of the original graph that op i stands for
+  std::vector<std::uint8_t> rerun;    // how op i runs (Rerun); kNever: in its own place
+  std::vector<TensorId> tensor_origin;  // tensor of the original graph that tensor t holds first
+};
+
 // The drops in force: the base steps at which a value is not kept, sorted, per value.
 class DropSet {
  public:
@@ -78,9 +86,8 @@ class Rewriter {
   // False if a reader's input can neither be kept nor made again; result is then unspecified. O(runs + uses).
   bool build(const DropSet& drops, Rewrite& result);
 
-  // The rewritten graph: ops of the runs that are not dead, in their order. Fills the op (tensor) of the original graph that each op
-  // (tensor) stands for.
-  GraphData graph(const Rewrite& rewrite, std::vector<OpId>& origin, std::vector<TensorId>& tensor_origin) const;
+  // The rewritten graph of the rewrite built last: the runs that are not dead, in their order.
+  Rewritten graph(const Rewrite& rewrite) const;
 
   Step position(OpId v) const { return step_[v]; }
 

@@ -68,8 +68,10 @@ void Values::number(const Graph& graph, const Rules& rules) {
   }
   output.assign(num_values(), 0);
   for (TensorId t = 0; t < graph.num_tensors(); ++t) {
-    if (held[t] != kNoValue && (graph.output(t) || graph.producer(t) == kNoOp)) output[held[t]] = 1;
+    if (held[t] != kNoValue && graph.output(t)) output[held[t]] = 1;
   }
+
+  last = std::move(held);
 
   std::vector<std::vector<OpId>> lists(num_values());
   for (OpId v = 0; v < graph.num_ops(); ++v) {

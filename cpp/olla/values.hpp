@@ -35,7 +35,8 @@ class Values {
   // Of value i: the tensor that holds it, the op that makes it (kNoOp: there from the start).
   std::vector<TensorId> tensor;
   std::vector<OpId> producer;
-  std::vector<std::uint8_t> output;  // an output of the graph, or what lasts beyond the step: never dropped
+  std::vector<ValueId> last;         // of tensor t: what it holds at the end of the step
+  std::vector<std::uint8_t> output;  // live to the end of the step
 
   // Of op v, in the order of the lists of the graph: what it reads, what it overwrites (also read), what it makes: a value for each
   // tensor it writes, then one for each it overwrites.

@@ -29,7 +29,7 @@ class Rules(NamedTuple):
     Attributes:
         seconds: float64[n], of one run.
         rerun: uint8[n], a `Rerun`. An op that changes what lasts beyond the step never runs again, whatever this says.
-        rerun_seconds: float64[n], of running it again.
+        rerun_seconds, rerun_moved_bytes: float64[n], int64[n], of running it again.
         rerun_reads: tensors that a FIRST_RESULT rerun reads, some of which the op itself wrote.
         in_place: uint8[n], 1 where the one result may take over the storage of an input that dies there.
     """
@@ -37,6 +37,7 @@ class Rules(NamedTuple):
     seconds: NDArray[np.float64]
     rerun: NDArray[np.uint8]
     rerun_seconds: NDArray[np.float64]
+    rerun_moved_bytes: NDArray[np.int64]
     rerun_reads: Lists
     in_place: NDArray[np.uint8]
 
@@ -118,7 +119,7 @@ def rules(graph: Graph, device: DeviceProfile, *, in_place: bool = True, recompu
     shorter = device.estimate(graph.flops, moved, graph.launches)
     full = device.estimate(graph.flops, graph.moved_bytes, graph.launches)
     share = np.divide(shorter, full, out=np.ones_like(full), where=full > 0)
-    return Rules(seconds, rerun, seconds * share, _lists(reads), overwrites)
+    return Rules(seconds, rerun, seconds * share, moved, _lists(reads), overwrites)
 
 
 def _may_overwrite(graph: Graph, v: int, name: str) -> bool:
