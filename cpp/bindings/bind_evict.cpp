@@ -1,5 +1,6 @@
 #include "arrays.hpp"
 #include "olla/evict.hpp"
+#include "olla/spend.hpp"
 
 namespace olla::bindings {
 namespace {
@@ -10,10 +11,10 @@ struct Search {
   Values values;
   std::vector<OpId> base;
   Evictor evictor;
-  bool cancelled = false;
+  Spending spending;
 
   Search(const Graph& graph, Rules given, std::vector<OpId> order)
-      : rules(std::move(given)), values(graph, rules), base(std::move(order)), evictor(graph, values, rules, base) {}
+      : rules(std::move(given)), values(graph, rules), base(std::move(order)), evictor(graph, values, rules, base), spending(graph, values, rules) {}
 };
 
 nb::tuple lists(Csr<std::int32_t> csr) { return nb::make_tuple(to_numpy(std::move(csr.offset)), to_numpy(std::move(csr.item))); }
@@ -66,6 +67,28 @@ void bind_evict(nb::module_& m) {
             return nb::make_tuple(to_numpy(std::move(peak)), to_numpy(std::move(seconds)));
           },
           "(peak, added_seconds) after every step of the greedy.")
+      .def(
+          "least_peak",
+          [](Search& self, Array<OpId> ops, double added_seconds, double time_limit, nb::object progress) {
+            std::vector<Bytes> bounds;
+            const bool cancelled = limited("bound", time_limit, std::move(progress), [&](Control& control) {
+              for (const OpId t : view(ops)) bounds.push_back(control.stop(0, 0) ? 0 : self.spending.least_peak(t, added_seconds, control));
+            });
+            return nb::make_tuple(to_numpy(std::move(bounds)), cancelled);
+          },
+          "ops"_a.noconvert(), "added_seconds"_a, "time_limit"_a, "progress"_a.none(),
+          "(bounds, cancelled): no rewriting that adds at most added_seconds has a lower peak than any of the bounds, one per op.")
+      .def(
+          "least_added_seconds",
+          [](Search& self, Array<OpId> ops, Bytes peak, double time_limit, nb::object progress) {
+            std::vector<double> bounds;
+            const bool cancelled = limited("bound", time_limit, std::move(progress), [&](Control& control) {
+              for (const OpId t : view(ops)) bounds.push_back(control.stop(0, 0) ? 0 : self.spending.least_added_seconds(t, peak, control));
+            });
+            return nb::make_tuple(to_numpy(std::move(bounds)), cancelled);
+          },
+          "ops"_a.noconvert(), "peak"_a, "time_limit"_a, "progress"_a.none(),
+          "(bounds, cancelled): no rewriting with at most this peak adds less than any of the bounds, one per op.")
       .def_prop_ro("peak", [](const Search& self) { return self.evictor.rewrite().peak; })
       .def_prop_ro("added_seconds", [](const Search& self) { return self.evictor.rewrite().added_seconds; })
       .def(

@@ -27,6 +27,8 @@ _BASE_SHARE = 0.1  # of the time limit, for the best order without rewriting
 _DROP_SHARE = 0.5  # the time by which the choice is made
 _IMPROVE_SHARE = 0.05  # of the time limit, for improving the choice
 _FINAL_SHARE = 0.1  # of the time limit, for ordering and laying out one rewritten graph
+_BOUND_SHARE = 0.05  # of the time limit, for one lower bound
+_NUM_BOUND_OPS = 12  # per source of ops whose cuts make a bound
 _MAX_LAYOUTS = 6  # rewritten graphs laid out until the arena fits
 
 
@@ -132,12 +134,14 @@ class _Run:
         self.rules: Rules = rules(graph, goal.device, in_place=goal.in_place, recompute=goal.recompute)
         self.base_seconds = float(self.rules.seconds.sum())
         self.interrupted = False
+        self.lowest_bytes = 2**62
         limit = _BASE_SHARE * options.time_limit
         self.base: Plan = pipeline.run(graph, replace(options, layout=False, time_limit=limit), progress)
         r = self.rules
+        self.order = self._base_order()
         self.evictor = _core.Evictor(
             graph.core,
-            self._base_order(),
+            self.order,
             r.seconds,
             r.rerun,
             r.rerun_seconds,
@@ -176,6 +180,7 @@ class _Run:
         target = budget_bytes
         for _ in range(_MAX_LAYOUTS):
             self.drop(target, math.inf)
+            self.lowest_bytes = min(self.lowest_bytes, self.evictor.peak)
             if self.evictor.peak > target:
                 break
             plan = self._finish()
@@ -186,12 +191,43 @@ class _Run:
         raise self._error(budget_bytes)
 
     def _error(self, budget_bytes: int) -> BudgetError:
-        found = self.evictor.peak
-        return BudgetError(
-            f"no plan found that fits {budget_bytes} bytes: the lowest peak found is {found}; "
-            "give more memory, or a longer time limit",
-            rule="budget",
-        )
+        ops = self._busiest_ops()
+        bounds, _ = self.evictor.least_peak(ops, math.inf, self._bound_seconds(), None)
+        bound = max(int(bounds.max(initial=0)), self.graph.resident_bytes)
+        forcing = ops[np.argsort(-bounds, kind="stable")][:3]
+        names = ", ".join(f"op {v} ({self.graph.op_names[v]})" for v in forcing[bounds[np.argsort(-bounds)][:3] > budget_bytes])
+        if bound > budget_bytes:
+            reason = f"no plan fits it: every one needs at least {bound} bytes"
+            reason += f", {self.graph.resident_bytes} of them for resident tensors" if self.graph.resident_bytes else ""
+            reason += f"; {names} forces this" if names else ""
+            remedy = "a smaller batch, fewer resident bytes, or another device"
+        else:
+            reason = f"no plan was found that fits it; none needs less than {bound} bytes"
+            remedy = f"{self.lowest_bytes} bytes, a longer time limit, or more levers"
+        message = f"the budget is {budget_bytes} bytes, and {reason}. The lowest found is {self.lowest_bytes}: try {remedy}"
+        return BudgetError(message, rule="budget", ids=tuple(map(int, forcing)))
+
+    def _bound_seconds(self) -> float:
+        return max(0.05, min(self._left(), _BOUND_SHARE * self.options.time_limit))
+
+    def _busiest_ops(self, plan: BudgetPlan | None = None) -> NDArray[np.int32]:
+        """Return ops of the graph with most live memory, in the base order and in a plan: their cuts bound best."""
+        live = _core.profile(self.graph.core, self.order)[2]
+        ops = [self.order[np.argsort(-live, kind="stable")][:_NUM_BOUND_OPS]]
+        if plan is not None:
+            live = _core.profile(plan.graph.core, plan.order)[2]
+            ops.append(plan.origin[plan.order[np.argsort(-live, kind="stable")]][:_NUM_BOUND_OPS])
+        return np.array(list(dict.fromkeys(np.concatenate(ops).tolist())), dtype=np.int32)
+
+    def _bounded(self, plan: BudgetPlan) -> BudgetPlan:
+        """Return the plan with what is proved about every other one."""
+        ops = self._busiest_ops(plan)
+        peaks, _ = self.evictor.least_peak(ops, plan.added_seconds, self._bound_seconds(), self.progress)
+        budget_bytes = self.goal.budget_bytes or plan.peak_bytes
+        seconds, _ = self.evictor.least_added_seconds(ops, budget_bytes, self._bound_seconds(), self.progress)
+        peak_bound = min(plan.peak_bytes, max(int(peaks.max(initial=0)), self.graph.resident_bytes))
+        seconds_bound = min(plan.added_seconds, float(seconds.max(initial=0.0)))
+        return replace(plan, peak_lower_bound_bytes=peak_bound, added_seconds_lower_bound=seconds_bound)
 
     def _finish(self) -> BudgetPlan:
         graph, origin, rerun, tensor_origin = self._rewritten()
@@ -219,7 +255,7 @@ class _Run:
             num_in_place=int(np.sum((np.diff(graph.writes.offset) < written) & (rerun != Rerun.FIRST_RESULT))),
         )
         check(self.graph, budget_plan)
-        return budget_plan
+        return self._bounded(budget_plan)
 
     def _rewritten(self) -> tuple[Graph, NDArray[np.int32], NDArray[np.uint8], NDArray[np.int32]]:
         columns, origin, rerun, tensor_origin = self.evictor.rewritten()
