@@ -6,6 +6,7 @@ namespace nb = nanobind;
 
 namespace olla::bindings {
 void bind_bestfit(nb::module_& m);
+void bind_evict(nb::module_& m);
 void bind_check(nb::module_& m);
 void bind_graph(nb::module_& m);
 void bind_inductor(nb::module_& m);
@@ -49,6 +50,7 @@ NB_MODULE(_core, m) {
   nb::set_leak_warnings(false);  // a graph kept by a global or a traceback when Python exits is no error
   nb::register_exception_translator(translate);
   olla::bindings::bind_bestfit(m);
+  olla::bindings::bind_evict(m);
   olla::bindings::bind_check(m);
   olla::bindings::bind_graph(m);
   olla::bindings::bind_inductor(m);

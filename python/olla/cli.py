@@ -9,11 +9,12 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from olla.errors import CaptureError, OllaError
+from olla.errors import BudgetError, CaptureError, OllaError
 from olla.methods import METHODS
 from olla.report.progress import ProgressLine
 
@@ -101,6 +102,7 @@ _seconds = _number(float, 0, 1e9, "a number of seconds from 0 to 1e9")
 _alignment = _number(int, 1, 2**30, "a number of bytes from 1 to 2^30")
 _seed = _number(int, 0, 2**31 - 1, "a whole number from 0 to 2^31 - 1")
 _threads = _number(int, 1, 1024, "a number of threads from 1 to 1024")
+_slowdown = _number(float, 0, 1e6, "a share of the step's time from 0 on, such as 0.1 for 10 %")
 _capacity = _number(int, 0, 2**62, "a number of bytes from 0 to 2^62")
 
 
@@ -117,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--method", choices=METHODS, default="auto", help="how to plan (default: auto)")
     plan.add_argument("--updates-stay", action="store_true", help="keep weight updates at the end of the step")
     _add_verbose(plan)
+    _add_budget_options(plan)
     plan.set_defaults(run=_plan)
 
     check = commands.add_parser(
@@ -159,6 +162,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_budget_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "budget", "rewrite the graph as well: run ops again, let results take over inputs; exit status 1 if nothing fits"
+    )
+    goal = group.add_mutually_exclusive_group()
+    goal.add_argument("--budget", metavar="BYTES", help="memory there is (16GB, 16GiB, bytes): least added time")
+    goal.add_argument("--max-slowdown", type=_slowdown, metavar="X", help="share of added time (0.1): least peak")
+    goal.add_argument("--minimise", choices=("peak",), help="least peak at whatever time")
+    group.add_argument("--device", default="a100", metavar="NAME", help="what time is estimated for (default: a100)")
+    group.add_argument("--no-in-place", action="store_true", help="let no result take over an input's storage")
+    group.add_argument("--no-recompute", action="store_true", help="run no op again")
+
+
 def _add_search_options(parser: argparse.ArgumentParser, *, time_limit: float, alignment: int) -> None:
     add = parser.add_argument
     add(
@@ -175,9 +191,15 @@ def _add_verbose(parser: argparse.ArgumentParser) -> None:
 
 def _plan(args: argparse.Namespace) -> int:
     _require_place(args.output)
+    from olla.budgets import parse_bytes
+    from olla.devices import profile_of
     from olla.plan import plan
 
-    with ProgressLine(f"planning {args.graph}") as progress:
+    try:
+        device, budget = profile_of(args.device), None if args.budget is None else parse_bytes(args.budget, "--budget")
+    except (ValueError, BudgetError) as error:
+        return _fail(str(error))
+    with ProgressLine(f"planning {args.graph}") as progress, _nothing_fits() as refused:
         result = plan(
             args.graph,
             method=args.method,
@@ -186,8 +208,17 @@ def _plan(args: argparse.Namespace) -> int:
             alignment=args.align,
             layout=not args.order_only,
             updates_may_move=not args.updates_stay,
+            budget=budget,
+            max_slowdown=args.max_slowdown,
+            minimise=args.minimise,
+            device=device,
+            in_place=not args.no_in_place,
+            recompute=not args.no_recompute,
             progress=progress,
         )
+    if refused:
+        print("olla:", " ".join(str(refused[0]).split()), file=sys.stderr)
+        return NOTHING_FITS
     if args.output:
         result.save(args.output)
     if args.json:
@@ -195,6 +226,26 @@ def _plan(args: argparse.Namespace) -> int:
     else:
         _print_plan(result, args.verbose)
     return OK
+
+
+@contextmanager
+def _nothing_fits() -> Iterator[list[BudgetError]]:
+    """Collect the error of a budget that nothing fits: it is an answer, once the progress line is gone."""
+    refused: list[BudgetError] = []
+    try:
+        yield refused
+    except BudgetError as error:
+        refused.append(error)
+
+
+def _budget_summary(plan: Plan) -> dict[str, Any]:
+    from olla.budgetplan import BudgetPlan
+
+    if not isinstance(plan, BudgetPlan):
+        return {}
+    names = "base_peak_bytes base_seconds added_seconds added_seconds_lower_bound peak_lower_bound_bytes num_recomputed"
+    figures = {name: getattr(plan, name) for name in (*names.split(), "num_in_place")}
+    return {**figures, "swapped_bytes": 0, "host_bytes": 0, "goal": dict(plan.goal)}
 
 
 def _plan_summary(plan: Plan) -> dict[str, Any]:
@@ -217,6 +268,7 @@ def _plan_summary(plan: Plan) -> dict[str, Any]:
         "fragmentation": plan.fragmentation,
         "alignment": plan.alignment,
         "seconds": {"capture": 0.0, "order": 0.0, "layout": 0.0, **plan.seconds},
+        **_budget_summary(plan),
     }
 
 
