@@ -16,8 +16,8 @@ from olla.plan import Plan
 
 PLAN_KEYS = [
     *("graph", "num_ops", "num_tensors", "method", "status", "message", "peak_bytes", "lower_bound_bytes", "gap"),
-    *("program_peak_bytes", "saved_bytes", "resident_bytes", "arena_bytes", "load_bytes", "fragmentation", "alignment"),
-    "seconds",
+    *("program_peak_bytes", "saved_bytes", "resident_bytes", "arena_bytes", "load_bytes", "arena_lower_bound_bytes"),
+    *("fragmentation", "alignment", "seconds"),
 ]
 LAYOUT_KEYS = ["status", "height", "load", "bound", "num_buffers", "seconds"]
 BUFFERS = "id,lower,upper,size\na,0,3,4\nb,3,9,4\nc,0,9,4\n"

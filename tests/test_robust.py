@@ -83,6 +83,7 @@ class Saved:
         """Later steps are right, to the bit, and at their planned addresses."""
         replay = runner_of(self._step)._replay
         assert replay.arena == (0, 0)
+        assert torch.is_grad_enabled()
         self.restore()
         assert same(planned(self._world, self._step, 2), self._losses)
         assert same(self._world.values(), self._values)
@@ -296,7 +297,7 @@ def test_children_forked_while_another_thread_runs_steps_are_healthy() -> None:
     thread = threading.Thread(target=train)
     thread.start()
     try:
-        for _ in range(100):
+        for _ in range(50):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of locks in general
                 child = os.fork()

@@ -13,6 +13,8 @@ void bind_profile(nb::module_& m);
 void bind_spans(nb::module_& m);
 void bind_highs(nb::module_& m);
 void bind_ilp(nb::module_& m);
+void bind_address_ilp(nb::module_& m);
+void bind_joint_ilp(nb::module_& m);
 }  // namespace olla::bindings
 
 namespace {
@@ -52,4 +54,6 @@ NB_MODULE(_core, m) {
   olla::bindings::bind_spans(m);
   olla::bindings::bind_highs(m);
   olla::bindings::bind_ilp(m);
+  olla::bindings::bind_address_ilp(m);
+  olla::bindings::bind_joint_ilp(m);
 }

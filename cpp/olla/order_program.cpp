@@ -73,23 +73,14 @@ class OrderProgramBuilder {
   }
 
  private:
-  struct Value {
-    Column column;
-    double constant;
-  };
+  using Value = OrderProgram::Value;
   struct MemoryRow {
     std::vector<Term> terms;
     double right;
   };
 
-  Value started(OpId block, Step step) const {
-    const auto starts = result_.windows_.starts[block];
-    const auto reached = std::upper_bound(starts.begin(), starts.end(), step) - starts.begin();
-    if (reached == 0) return {-1, 0.0};
-    if (reached == static_cast<std::ptrdiff_t>(starts.size())) return {-1, 1.0};
-    return {result_.first_column_[block] + static_cast<Column>(reached) - 1, 0.0};
-  }
-  Value has_run(OpId v, Step step) const { return started(result_.blocks_.block[v], step - result_.blocks_.offset[v]); }
+  Value started(OpId block, Step step) const { return result_.started(block, step); }
+  Value has_run(OpId v, Step step) const { return result_.has_run(v, step); }
 
   void add_blocks() {
     for (OpId b = 0; b < result_.blocks_.size(); ++b) {
@@ -295,11 +286,11 @@ OrderProgram::OrderProgram(const Graph& graph, const OrderProgramOptions& option
   outcome_ = Outcome::kNoOrder;
   const std::optional<Graph> tightened = options.reduce ? tighten(graph, options.target, stop) : graph;
   if (!tightened) return;
-  const Closure closure(direct_preds(*tightened));
+  const Closure& closure = closure_.emplace(direct_preds(*tightened));
   const Csr<TensorId> certain = certain_tensors(*tightened, closure);
   const Bytes lower_bound = std::max(options.lower_bound, certain_peak(*tightened, certain));
   if (lower_bound > options.target) return;
-  blocks_ = options.reduce ? glue(*tightened, closure) : singletons(graph);
+  blocks_ = options.reduce ? glue(*tightened, closure, options.moves) : singletons(graph);
   auto windows = find_windows(*tightened, closure, blocks_, certain, options.reduce ? options.target : kMaxBytes);
   if (!windows) return;
   windows_ = std::move(*windows);
@@ -313,6 +304,14 @@ OrderProgram::OrderProgram(const Graph& graph, const OrderProgramOptions& option
   outcome_ = OrderProgramBuilder(*tightened, closure, *this).build(lower_bound, options.target, options.max_nonzeros);
   num_nonzeros_ = program_.num_nonzeros();
   if (outcome_ != Outcome::kBuilt) program_ = {};
+}
+
+OrderProgram::Value OrderProgram::started(OpId block, Step step) const {
+  const auto starts = windows_.starts[block];
+  const auto reached = std::upper_bound(starts.begin(), starts.end(), step) - starts.begin();
+  if (reached == 0) return {-1, 0.0};
+  if (reached == static_cast<std::ptrdiff_t>(starts.size())) return {-1, 1.0};
+  return {first_column_[block] + static_cast<Column>(reached) - 1, 0.0};
 }
 
 std::vector<double> OrderProgram::encode(std::span<const OpId> order) const {

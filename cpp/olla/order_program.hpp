@@ -20,6 +20,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 
 #include "olla/program.hpp"
 #include "olla/windows.hpp"
@@ -36,6 +37,7 @@ struct OrderProgramOptions {
   Bytes target = kMaxBytes;               // only orders with peak <= target are described
   Bytes lower_bound = 0;                  // proven: the program need not tell peaks below it apart
   bool reduce = true;                     // safe moves, precedences and steps ruled out by the target
+  Moves moves = Moves::kSafe;
   std::int64_t max_nonzeros = 2'000'000;  // beyond it the program is not built
 };
 
@@ -51,6 +53,17 @@ class OrderProgram {
   const Program& program() const { return program_; }  // empty unless kBuilt
   const Blocks& blocks() const { return blocks_; }
   const Windows& windows() const { return windows_; }
+  const Closure& closure() const { return *closure_; }  // of the graph with the precedences that the target implies
+
+  // Y[v,t]: a column, or a constant where column is -1.
+  struct Value {
+    Column column;
+    double constant;
+  };
+  Value has_run(OpId v, Step step) const { return started(blocks_.block[v], step - blocks_.offset[v]); }
+  Column peak_column() const { return peak_; }
+  Bytes base() const { return base_; }  // what the peak column counts from, in steps of unit()
+  Bytes unit() const { return unit_; }
   std::int64_t num_nonzeros() const { return num_nonzeros_; }  // if kTooLarge: at least
 
   // The answer that stands for the order with its safe moves made. The order's peak must be within the target; empty if it cannot
@@ -69,6 +82,8 @@ class OrderProgram {
  private:
   friend class OrderProgramBuilder;
 
+  Value started(OpId block, Step step) const;
+
   struct Death {  // a column D[e,t] and the columns of the users it waits for
     Column column;
     std::vector<Column> users;
@@ -78,6 +93,7 @@ class OrderProgram {
   Program program_;
   Blocks blocks_;
   Windows windows_;
+  std::optional<Closure> closure_;
   std::vector<Column> first_column_;  // of block b: one column for each start but the last
   std::vector<Death> deaths_;
   Column peak_ = 0;

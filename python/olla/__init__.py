@@ -10,6 +10,7 @@ from olla.plan import Plan, Status, plan
 
 if TYPE_CHECKING:
     from olla.pytorch.capture import capture as capture
+    from olla.pytorch.pool import pool as pool
     from olla.pytorch.step import Step as Step
     from olla.pytorch.step import compile as compile
 
@@ -32,6 +33,7 @@ __all__ = [
     "compile",
     "layout",
     "plan",
+    "pool",
 ]
 
 
@@ -40,6 +42,10 @@ def __getattr__(name: str) -> object:
         from olla.pytorch.capture import capture  # imports torch
 
         return capture
+    if name == "pool":
+        from olla.pytorch.pool import pool
+
+        return pool
     if name in ("Step", "compile"):
         from olla.pytorch import step
 

@@ -23,7 +23,7 @@ def check(graph: Graph, plan: Plan) -> None:
         PlanError: `rule` names what is broken, `ids` the ops or tensors concerned. Rule "digest": the plan belongs to
             another graph. Order: "permutation", "dependency", "mutation_order", "random_order", "extra_precedence".
             Layout: "offsets_length", "alignment", "negative_offset", "unplanned_offset", "missing_offset", "overlap",
-            "arena". Figures: "resident_bytes", "peak", "program_peak", "bound", "load".
+            "arena". Figures: "resident_bytes", "peak", "program_peak", "bound", "load", "arena_bound".
 
     Complexity:
         O(m log m) for m = ops + tensors + uses.
@@ -53,3 +53,9 @@ def check(graph: Graph, plan: Plan) -> None:
         plan.before,
         plan.after,
     )
+    if plan.arena_lower_bound_bytes > plan.arena_bytes:
+        raise PlanError(
+            f"arena_lower_bound_bytes is {plan.arena_lower_bound_bytes}, expected at most the arena of "
+            f"{plan.arena_bytes} bytes: no arena is below the bound",
+            rule="arena_bound",
+        )

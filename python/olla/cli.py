@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from olla.errors import CaptureError, OllaError
+from olla.methods import METHODS
 from olla.report.progress import ProgressLine
 
 if TYPE_CHECKING:
@@ -111,10 +112,9 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("-o", "--output", metavar="PLAN", help="write the plan there (.json or .json.gz)")
     _add_search_options(plan, time_limit=15.0, alignment=512)
     plan.add_argument("--order-only", action="store_true", help="lay out nothing")
-    plan.add_argument(
-        "--method", choices=("auto", "ilp", "program"), default="auto", help="how to order (default: auto)"
-    )
+    plan.add_argument("--method", choices=METHODS, default="auto", help="how to plan (default: auto)")
     plan.add_argument("--updates-stay", action="store_true", help="keep weight updates at the end of the step")
+    _add_verbose(plan)
     plan.set_defaults(run=_plan)
 
     check = commands.add_parser(
@@ -137,6 +137,7 @@ def _parser() -> argparse.ArgumentParser:
 
     show = commands.add_parser("show", help="print a plan", description="Print a plan.")
     show.add_argument("plan", metavar="PLAN", help="plan file")
+    _add_verbose(show)
     show.set_defaults(run=_show)
 
     capture = commands.add_parser(
@@ -163,6 +164,10 @@ def _add_search_options(parser: argparse.ArgumentParser, *, time_limit: float, a
     add("--json", action="store_true", help="print one JSON object")
 
 
+def _add_verbose(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-v", "--verbose", action="store_true", help="print what the method says about its parts")
+
+
 def _plan(args: argparse.Namespace) -> int:
     _require_place(args.output)
     from olla.plan import plan
@@ -183,7 +188,7 @@ def _plan(args: argparse.Namespace) -> int:
     if args.json:
         _print_json(_plan_summary(result))
     else:
-        _print_plan(result)
+        _print_plan(result, args.verbose)
     return OK
 
 
@@ -203,6 +208,7 @@ def _plan_summary(plan: Plan) -> dict[str, Any]:
         "resident_bytes": plan.resident_bytes,
         "arena_bytes": plan.arena_bytes,
         "load_bytes": plan.load_bytes,
+        "arena_lower_bound_bytes": plan.arena_lower_bound_bytes,
         "fragmentation": plan.fragmentation,
         "alignment": plan.alignment,
         "seconds": {"capture": 0.0, "order": 0.0, "layout": 0.0, **plan.seconds},
@@ -281,7 +287,7 @@ _LAYOUT_MESSAGES = {
 def _show(args: argparse.Namespace) -> int:
     from olla.plan import Plan
 
-    _print_plan(Plan.load(args.plan))
+    _print_plan(Plan.load(args.plan), args.verbose)
     return OK
 
 
@@ -346,12 +352,12 @@ def _print_json(summary: dict[str, Any]) -> None:
     print(json.dumps(finite, allow_nan=False))
 
 
-def _print_plan(plan: Plan) -> None:
+def _print_plan(plan: Plan, verbose: bool) -> None:
     from olla.report.text import render, text
 
     if not sys.stdout.isatty():
-        print(text(plan))
+        print(text(plan, verbose))
         return
     from rich.console import Console
 
-    Console().print(render(plan))
+    Console().print(render(plan, verbose))

@@ -54,7 +54,7 @@ class Plan:
         graph_digest: digest of that graph; the plan is refused for any other.
         num_ops: ops of the graph.
         num_tensors: tensors of the graph.
-        method: "auto", "ilp", "program", or "given" for an order the caller gave.
+        method: as given to `plan`, or "given" for an order the caller gave.
         status: OPTIMAL or FEASIBLE.
         message: what is known, and what to try next.
         order: int32[num_ops]: the op that runs at step i.
@@ -66,13 +66,16 @@ class Plan:
         program_peak_bytes: the peak of the program order.
         resident_bytes: live throughout: parameters, optimizer state, data.
         arena_bytes: size of the arena.
-        load_bytes: most bytes live at once in the arena, each size rounded up to the alignment: no arena is smaller.
+        load_bytes: most bytes live at once in the arena, each size rounded up to the alignment: no arena of this order
+            is smaller.
+        arena_lower_bound_bytes: no valid order and layout have a smaller arena; 0 where nothing is known.
         before: int32[k], op ids: extra precedences the order keeps besides those of the graph.
         after: int32[k], op ids: op before[i] runs before op after[i].
         seconds: wall-clock time per stage, and "total".
         peak_op: the first op at the peak; None in an empty graph.
         peak_tensors: the largest tensors live at the peak that are not resident, largest first.
         options: the options the plan was made with.
+        details: lines for a reader who wants to know more, such as the status of every part that a method solved.
 
     Example:
         >>> import olla
@@ -103,12 +106,14 @@ class Plan:
     resident_bytes: int
     arena_bytes: int
     load_bytes: int
+    arena_lower_bound_bytes: int = 0
     before: NDArray[np.int32]
     after: NDArray[np.int32]
     seconds: Mapping[str, float]
     peak_op: OpAt | None
     peak_tensors: tuple[LiveTensor, ...]
     options: Mapping[str, Any]
+    details: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Make the arrays read-only, like the rest."""

@@ -99,6 +99,12 @@ def _peak_op(key: str, value: object) -> OpAt | None:
     return OpAt(_count(f"{key}[0]", value[0]), _text(f"{key}[1]", value[1]))
 
 
+def _lines(key: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise _reject(key, value, "a list of lines")
+    return tuple(_text(f"{key}[{i}]", line) for i, line in enumerate(value))
+
+
 def _peak_tensors(key: str, value: object) -> tuple[LiveTensor, ...]:
     if not isinstance(value, list):
         raise _reject(key, value, "a list")
@@ -137,13 +143,16 @@ _FIELDS: dict[str, Callable[[str, Any], Any]] = {
     "resident_bytes": _count,
     "arena_bytes": _count,
     "load_bytes": _count,
+    "arena_lower_bound_bytes": _count,
     "before": _integers(np.int32),
     "after": _integers(np.int32),
     "seconds": _seconds,
     "peak_op": _peak_op,
     "peak_tensors": _peak_tensors,
     "options": _options,
+    "details": _lines,
 }
+_OPTIONAL = ("arena_lower_bound_bytes", "details")  # files made before these keys existed do without
 
 
 def to_object(plan: Plan) -> dict[str, Any]:
@@ -177,6 +186,6 @@ def fields_of(content: object) -> dict[str, Any]:
     if type(version) is not int or version != VERSION:
         raise _reject("version", version, f"{VERSION}: make the plan again, or update olla", rule="version")
     for name in _FIELDS:
-        if name not in content:
+        if name not in content and name not in _OPTIONAL:
             raise PlanError(f"has no {name!r}, which every plan needs: was the file cut or edited?", rule="missing")
-    return {name: read(name, content[name]) for name, read in _FIELDS.items()}
+    return {name: read(name, content[name]) for name, read in _FIELDS.items() if name in content}
