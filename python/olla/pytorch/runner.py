@@ -100,7 +100,7 @@ class Runner:
 
     def run(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
         """Run the step on a batch with these leaves, and return the captured outputs."""
-        # A context manager written in Python, such as no_grad(), leaves its mode on if Ctrl-C comes while it is entered.
+        # A context manager written in Python, such as no_grad(), leaves its mode on if Ctrl-C comes as it is entered.
         with_gradients = torch.is_grad_enabled()
         autocast = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
         try:
