@@ -322,3 +322,23 @@ def test_a_step_called_by_another_ones_operator_is_refused_and_both_stay_usable(
         step(world.batch)
     saved.check()
     assert inner(torch.ones(1, 2)).shape == ()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="needs /proc")
+def test_memory_of_the_recorded_call_is_given_back() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def wide(x: Any) -> Any:
+        for _ in range(8):
+            x = torch.cat([x[:, :1], x.exp().sin()[:, 1:]], dim=1)
+        return x
+
+    step = olla.compile(torch.nn.Linear(2, 2), loss=lambda model, x: wide(model(x)).mean())
+    step(torch.zeros(2, 2))
+    batch = torch.zeros(1 << 20, 2)  # 8 MiB: glibc keeps blocks of this size once it has seen some
+    before = resident()
+    step(batch)
+    kept = resident() - before
+    step(batch)
+    assert kept < 0.3 * step.report().arena_bytes

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import ctypes
 import statistics
 import time
 import traceback
@@ -173,6 +175,8 @@ class Runner:
         middle = time.perf_counter()
         self._num_recordings += 1
         self._arrange(replay, recorded)
+        if self._device == "cpu":
+            _trim()
         self._num_steps += 1
         self._seen = _Seen()
         self._seconds["record"] += middle - start
@@ -274,6 +278,12 @@ class Runner:
         seconds = self.graph.seconds
         slowest = np.argsort(-seconds, kind="stable")[:_NUM_SLOWEST]
         return tuple((self.graph.op_names[v], float(seconds[v])) for v in slowest if seconds[v] > 0)
+
+
+def _trim() -> None:
+    """Give free memory back to the system: glibc would keep what the recorded step took, beside the arena."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
