@@ -83,6 +83,7 @@ class Saved:
         """Later steps are right, to the bit, and at their planned addresses."""
         replay = runner_of(self._step)._replay
         assert replay.arena == (0, 0)
+        assert torch.is_grad_enabled()
         self.restore()
         assert same(planned(self._world, self._step, 2), self._losses)
         assert same(self._world.values(), self._values)
@@ -296,7 +297,7 @@ def test_children_forked_while_another_thread_runs_steps_are_healthy() -> None:
     thread = threading.Thread(target=train)
     thread.start()
     try:
-        for _ in range(100):
+        for _ in range(50):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of locks in general
                 child = os.fork()
@@ -321,3 +322,23 @@ def test_a_step_called_by_another_ones_operator_is_refused_and_both_stay_usable(
         step(world.batch)
     saved.check()
     assert inner(torch.ones(1, 2)).shape == ()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="needs /proc")
+def test_memory_of_the_recorded_call_is_given_back() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def wide(x: Any) -> Any:
+        for _ in range(8):
+            x = torch.cat([x[:, :1], x.exp().sin()[:, 1:]], dim=1)
+        return x
+
+    step = olla.compile(torch.nn.Linear(2, 2), loss=lambda model, x: wide(model(x)).mean())
+    step(torch.zeros(2, 2))
+    batch = torch.zeros(1 << 20, 2)  # 8 MiB: glibc keeps blocks of this size once it has seen some
+    before = resident()
+    step(batch)
+    kept = resident() - before
+    step(batch)
+    assert kept < 0.3 * step.report().arena_bytes

@@ -112,7 +112,7 @@ PyObject* deactivate(PyObject*, PyObject* args) {
 }
 
 PyObject* abandon(PyObject*, PyObject*) {
-  memory().abandon(true);
+  memory().abandon();
   Py_RETURN_NONE;
 }
 
@@ -137,7 +137,7 @@ PyMethodDef methods[] = {
     {"activate", activate, METH_VARARGS, "activate(arena_bytes, alignment, first, bytes, offset, in_sequence, shared)"},
     {"deactivate", deactivate, METH_VARARGS,
      "deactivate(keep) -> hits, misses, missed, peak, high water, list of misses, requested, hit bytes"},
-    {"abandon", abandon, METH_NOARGS, "End what this thread has open, if anything."},
+    {"abandon", abandon, METH_NOARGS, "End what this thread has open for itself alone, if anything."},
     {"release", release, METH_NOARGS, "Give kept arenas back."},
     {"arena", arena, METH_NOARGS, "Return address and bytes of this thread's arena."},
     {"held_bytes", held_bytes, METH_NOARGS, "Return the bytes of all arenas of the process."},

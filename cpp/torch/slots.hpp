@@ -263,13 +263,9 @@ class Memory {
     return std::move(s->counters);
   }
 
-  // Ends what this thread has open, if anything.
-  void abandon(bool keep) {
-    if (session_ == nullptr) return;
-    if (session_->recording)
-      stop_recording();
-    else
-      deactivate(keep);
+  // Ends what an interrupted call left open on this thread, if anything. What is shared with all threads was opened on purpose.
+  void abandon() {
+    if (session_ != nullptr && !session_->shared) quit(true);
   }
 
   // Around a fork: a child whose parent held the lock in another thread would wait for it for ever.
@@ -409,11 +405,18 @@ class Memory {
     }
   };
 
+  void quit(bool keep) {
+    if (session_->recording)
+      stop_recording();
+    else
+      deactivate(keep);
+  }
+
   // A thread that ends in the middle leaves nothing behind.
   struct AtThreadExit {
-    Memory* memory;  // none until this thread opens something
+    Memory* memory;
     ~AtThreadExit() {
-      if (memory != nullptr) memory->abandon(false);
+      if (session_ != nullptr) memory->quit(false);
     }
   };
 

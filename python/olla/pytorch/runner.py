@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes
 import statistics
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,22 +102,35 @@ class Runner:
 
     def run(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
         """Run the step on a batch with these leaves, and return the captured outputs."""
+        # A context manager written in Python, such as no_grad(), leaves its mode on if Ctrl-C comes as it is entered.
+        with_gradients = torch.is_grad_enabled()
+        autocast = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+        try:
+            torch._C._set_grad_enabled(False)
+            for kind in autocast:
+                torch.set_autocast_enabled(kind, False)  # the captured step has its casts in it
+            return self._call(leaves)
+        finally:
+            torch._C._set_grad_enabled(with_gradients)
+            for kind in autocast:
+                torch.set_autocast_enabled(kind, True)
+
+    def _call(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
         start = time.perf_counter()
-        with torch.no_grad(), _no_autocast():
-            values = self._sources(leaves)
-            if self._replay is not None:
-                self._replay.abandon()  # a second interrupt can cut the clearing up after the first one short
-            try:
-                if self._replay is not None and self._arranged is None:
-                    return self._record(self._replay, values)
-                if self._cuda_graph and self._is_settled():
-                    self._graphed = self._graphed or Graphed(self._run, self._captured.inputs)
-                    results = self._graphed(values)
-                else:
-                    results = self._run(values)
-            except BaseException as error:
-                traceback.clear_frames(error.__traceback__)  # they hold the tensors of the step
-                raise
+        values = self._sources(leaves)
+        if self._replay is not None:
+            self._replay.abandon()  # a second interrupt can cut the clearing up after the first one short
+        try:
+            if self._replay is not None and self._arranged is None:
+                return self._record(self._replay, values)
+            if self._cuda_graph and self._is_settled():
+                self._graphed = self._graphed or Graphed(self._run, self._captured.inputs)
+                results = self._graphed(values)
+            else:
+                results = self._run(values)
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)  # they hold the tensors of the step
+            raise
         if self._num_steps > 0:
             self._times.append(time.perf_counter() - start)
         self._num_steps += 1
@@ -161,6 +175,8 @@ class Runner:
         middle = time.perf_counter()
         self._num_recordings += 1
         self._arrange(replay, recorded)
+        if self._device == "cpu":
+            _trim()
         self._num_steps += 1
         self._seen = _Seen()
         self._seconds["record"] += middle - start
@@ -264,6 +280,12 @@ class Runner:
         return tuple((self.graph.op_names[v], float(seconds[v])) for v in slowest if seconds[v] > 0)
 
 
+def _trim() -> None:
+    """Give free memory back to the system: glibc would keep what the recorded step took, beside the arena."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _is_out_of_memory(error: BaseException) -> bool:
     """Whether there was no memory: torch's allocator for CPUs says so in words only."""
     words = ("can't allocate memory", "not enough memory", "out of memory")
@@ -287,13 +309,3 @@ def _gradients(captured: Captured) -> list[tuple[str, bool]]:
     is_own = [all(count[t] == 1 and kinds[t] == "temporary" for t in tensors) for tensors in held]
     names = [name.removeprefix("gradient of ") for name in captured.outputs]
     return list(zip(names, is_own, strict=True))[captured.structure.num_tensors :]
-
-
-@contextlib.contextmanager
-def _no_autocast() -> Iterator[None]:
-    """Keep autocast, if it is on, from what it captured already."""
-    on = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-    with contextlib.ExitStack() as stack:
-        for kind in on:
-            stack.enter_context(torch.autocast(kind, enabled=False))
-        yield
