@@ -11,11 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from olla.errors import ReplayError
 from olla.plan import Plan
 from olla.pytorch import recording
+from olla.pytorch.cache import Place
 from olla.pytorch.capture import Captured
 from olla.pytorch.feeds import Source
 from olla.pytorch.program import Program, compile_program
@@ -57,6 +59,7 @@ class Runner:
         sources: of input i, how to get its tensor from the leaves of a batch.
         replay: the planned memory of the device; None: the step runs on torch's own allocator.
         note: for the report.
+        place: where the step is kept on disk; None: nowhere.
 
     Attributes:
         program: what runs at the next call.
@@ -64,7 +67,13 @@ class Runner:
     """
 
     def __init__(
-        self, captured: Captured, plan: Plan, sources: Sequence[Source], replay: Replay | None, note: str
+        self,
+        captured: Captured,
+        plan: Plan,
+        sources: Sequence[Source],
+        replay: Replay | None,
+        note: str,
+        place: Place | None = None,
     ) -> None:
         self.structure = captured.structure
         self.gradients = _gradients(captured)
@@ -72,16 +81,25 @@ class Runner:
         self._plan = plan
         self._sources = sources
         self._replay = replay
-        self._note = note
+        self._place = place
+        self._note = " ".join(text for text in (note, place.note if place else "") if text)
         self._alignment = _ALIGNMENT.get(_device_type(captured), 512)
         self._arranged: recording.Arranged | None = None
         self._num_recordings = 0
         self._eager_peak_bytes = plan.program_peak_bytes
+        self._is_cached = place is not None and place.loaded
         self._seconds = {"capture": sum(captured.seconds.values()), "plan": plan.seconds["total"], "record": 0.0}
+        if place is not None:
+            self._seconds["capture"] += place.seconds
+            self._seconds["plan"] *= not place.loaded
         self._times: collections.deque[float] = collections.deque(maxlen=_NUM_TIMES)
         self._num_steps = 0
         self._seen = _Seen()
-        self.program = self._compile(range(captured.graph.num_ops))
+        known = place.load_table() if place is not None and replay is not None else None
+        if known is not None:
+            self._arranged, self._eager_peak_bytes = known
+        self._is_table_kept = known is not None
+        self.program = self._compile(_windows(self._arranged, captured.graph.num_ops))
 
     def run(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
         """Run the step on a batch with these leaves, and return the captured outputs."""
@@ -135,7 +153,7 @@ class Runner:
                 progress,
             )
         self._eager_peak_bytes = recording.program_peak(recorded, graph, self._alignment)
-        self.program = self._compile(sorted(set(recorded.op.tolist())))
+        self.program = self._compile(_windows(self._arranged, graph.num_ops))
         self._num_recordings += 1
         self._num_steps += 1
         self._seen = _Seen()
@@ -155,10 +173,16 @@ class Runner:
                 replay.deactivate(keep_arena=True)
             raise
         counters = replay.deactivate(keep_arena=True)
+        if counters.num_misses > 0 and self._num_steps == 0:
+            return results  # the first call of a process makes requests that no later one does: caches of libraries
         self._seen.add(counters)
         if counters.num_misses > 0 and self._num_recordings < _MAX_RECORDINGS:
             self._arranged = None
+            self._is_table_kept = False
             self.program = self._compile(range(self._captured.graph.num_ops))
+        elif self._place is not None and not self._is_table_kept:
+            self._place.save_table(arranged, self._eager_peak_bytes)
+            self._is_table_kept = True
         return results
 
     def report(self, num_captures: int) -> StepReport:
@@ -188,8 +212,17 @@ class Runner:
             capture_seconds=self._seconds["capture"],
             plan_seconds=self._seconds["plan"],
             record_seconds=self._seconds["record"],
+            cached=self._is_cached,
             note=self._note,
         )
+
+
+def _windows(arranged: recording.Arranged | None, num_ops: int) -> Sequence[int]:
+    """Return the ops that request memory, as far as that is known."""
+    if arranged is None:
+        return range(num_ops)
+    found: list[int] = np.flatnonzero(np.diff(arranged.table.op_offset)).tolist()
+    return found
 
 
 def _device_type(captured: Captured) -> str:

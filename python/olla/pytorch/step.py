@@ -15,6 +15,7 @@ from olla.pytorch.capture import capture
 
 if TYPE_CHECKING:
     import torch
+    from torch.utils._pytree import TreeSpec
 
     from olla.pytorch.replay import Replay
     from olla.pytorch.runner import Runner
@@ -34,6 +35,7 @@ def compile(
     updates_may_move: bool = True,
     arena: bool | None = None,
     cache_size: int = 8,
+    disk_cache: bool = True,
 ) -> Step:
     """Turn a training step into one that runs in planned order, in one arena; the first call captures and plans it.
 
@@ -52,6 +54,8 @@ def compile(
             the allocator for CUDA is built, but has not been measured yet, so there it must be asked for.
         cache_size: captures to keep, the latest used. A batch of other shapes or types, another mode of a module,
             another frozen parameter and another setting of the optimizer (the learning rate aside) need one each.
+        disk_cache: whether captures and plans are kept on disk and found there again by later processes; see
+            docs/step.md. What decides that they fit: model, loss, optimizer, shapes, versions and source files.
 
     Returns:
         The step: ``step(batch)`` runs it and returns what ``loss`` returned.
@@ -78,6 +82,7 @@ def compile(
         {"time_limit": time_limit, "seed": seed, "updates_may_move": updates_may_move},
         arena,
         cache_size,
+        disk_cache,
     )
 
 
@@ -97,6 +102,7 @@ class Step:
         options: dict[str, Any],
         arena: bool | None,
         cache_size: int,
+        disk_cache: bool,
     ) -> None:
         import torch
 
@@ -111,6 +117,7 @@ class Step:
         self._options = options
         self._arena = arena
         self._cache_size = cache_size
+        self._disk_cache = disk_cache
         self._runners: OrderedDict[Hashable, Runner] = OrderedDict()  # the latest used last
         self._lock = threading.Lock()
         self._replay: Replay | None = None
@@ -170,7 +177,7 @@ class Step:
         key = self._feed.key(leaves, spec)
         runner = self._runners.get(key)
         if runner is None:
-            runner = self._prepare(batch)
+            runner = self._prepare(batch, leaves, spec)
         results = runner.run(leaves)
         self._runners[key] = runner
         self._runners.move_to_end(key)
@@ -183,16 +190,26 @@ class Step:
             )
         return self._give_back(runner, results)
 
-    def _prepare(self, batch: Any) -> Runner:
+    def _prepare(self, batch: Any, leaves: Sequence[Any], spec: TreeSpec) -> Runner:
+        from olla.pytorch.cache import find
         from olla.pytorch.runner import Runner
         from olla.report.progress import ProgressLine
 
         with ProgressLine(f"compiling {type(self.model).__name__}") as progress:
-            captured = capture(self.model, batch, optimizer=self.optimizer, loss=self.loss)
-            captured.structure.check()
-            found = plan(captured, layout=False, progress=progress, **self._options)
+            place = (
+                find(self.model, self.optimizer, self.loss, leaves, spec, self._options) if self._disk_cache else None
+            )
+            known = place.load() if place is not None else None
+            if known is None:
+                captured = capture(self.model, batch, optimizer=self.optimizer, loss=self.loss)
+                captured.structure.check()
+                found = plan(captured, layout=False, progress=progress, **self._options)
+                if place is not None:
+                    place.save(captured, found)
+            else:
+                captured, found = known
             replay, note = self._planned_memory()
-        return Runner(captured, found, self._feed.sources(captured.inputs), replay, note)
+        return Runner(captured, found, self._feed.sources(captured.inputs), replay, note, place)
 
     def _planned_memory(self) -> tuple[Replay | None, str]:
         """Return the planned memory of the device, or None and why there is none."""

@@ -40,6 +40,7 @@ class StepReport:
         capture_seconds: tracing the step.
         plan_seconds: ordering its operators and laying out its requests.
         record_seconds: the recorded calls.
+        cached: whether capture and plan came from the disk; then they took no time, but for finding and reading them.
         note: what a reader should know besides; empty if nothing.
     """
 
@@ -61,6 +62,7 @@ class StepReport:
     capture_seconds: float
     plan_seconds: float
     record_seconds: float
+    cached: bool
     note: str
 
     def __str__(self) -> str:
@@ -102,5 +104,6 @@ class StepReport:
         seconds = "unknown" if self.seconds_per_step is None else f"{self.seconds_per_step * 1e3:.3f} ms"
         table.add_row("time per step", seconds, "", "median")
         stages = f"{self.capture_seconds:.2f} s, {self.plan_seconds:.2f} s, {self.record_seconds:.2f} s"
-        table.add_row("once", stages, "", "capture, plan, record")
+        found = " (from the disk)" if self.cached else ""
+        table.add_row("once", stages, "", f"capture, plan, record{found}")
         return table
