@@ -17,6 +17,7 @@ import torch
 
 from olla.plan import Plan
 from olla.pytorch import recording
+from olla.pytorch.cache import Known, Place
 from olla.pytorch.capture import Captured
 from olla.pytorch.cudagraph import Graphed
 from olla.pytorch.feeds import Sources
@@ -61,6 +62,7 @@ class Runner:
         sources: gives the tensors of all inputs for the leaves of a batch.
         replay: the planned memory of the device; None: the step runs on torch's own allocator.
         note: for the report.
+        place: where the step is kept on disk; None: nowhere.
         cuda_graph: whether calls replay a CUDA graph once they repeat each other.
 
     Attributes:
@@ -77,6 +79,7 @@ class Runner:
         sources: Sources,
         replay: Replay | None,
         note: str,
+        place: Place | None = None,
         cuda_graph: bool = False,
     ) -> None:
         self.structure = captured.structure
@@ -86,7 +89,8 @@ class Runner:
         self.plan = plan
         self._sources = sources
         self._replay = replay
-        self._note = note
+        self._place = place
+        self._note = " ".join(text for text in (note, place.note if place else "") if text)
         self._cuda_graph = cuda_graph
         self._graphed: Graphed | None = None
         self._device = _device_type(captured)
@@ -94,11 +98,21 @@ class Runner:
         self._arranged: recording.Arranged | None = None
         self._num_recordings = 0
         self._eager_peak_bytes = plan.program_peak_bytes
+        self._is_cached = place is not None and place.loaded
         self._seconds = {"capture": sum(captured.seconds.values()), "plan": plan.seconds["total"], "record": 0.0}
+        if place is not None:
+            self._seconds["capture"] += place.seconds
+            self._seconds["plan"] *= not place.loaded
         self._times: collections.deque[float] = collections.deque(maxlen=_NUM_TIMES)
         self._num_steps = 0
         self._seen = _Seen()
-        self.program = self._compile_recorded() if replay else compile_program(captured, plan.order.tolist())
+        known = place.load_known(captured.graph) if place is not None and replay is not None else None
+        self._is_known = known is not None
+        if known is not None:
+            self.graph, self.plan, self._arranged, self._eager_peak_bytes = known
+            self.program = self._compile_arranged()
+        else:
+            self.program = self._compile_recorded() if replay else compile_program(captured, plan.order.tolist())
 
     def run(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
         """Run the step on a batch with these leaves, and return the captured outputs."""
@@ -160,6 +174,18 @@ class Runner:
             note=recorder.note,
         )
 
+    def _compile_arranged(self) -> Program:
+        """Return the step with a window around every op that has a place in the arena."""
+        assert self._replay is not None
+        assert self._arranged is not None
+        return compile_program(
+            self._captured,
+            self.plan.order.tolist(),
+            begin=self._replay.begin,
+            end=self._replay.end,
+            windows=frozenset(np.flatnonzero(np.diff(self._arranged.table.op_offset)).tolist()),
+        )
+
     def _record(self, replay: Replay, values: list[torch.Tensor]) -> list[torch.Tensor]:
         """Run on torch's own allocator, and lay out what it was asked for."""
         start = time.perf_counter()
@@ -216,13 +242,7 @@ class Runner:
         self._arranged = recording.arrange(
             requests, self.graph.num_ops, self._alignment, limit, options["seed"], progress
         )
-        self.program = compile_program(
-            self._captured,
-            self.plan.order.tolist(),
-            begin=replay.begin,
-            end=replay.end,
-            windows=frozenset(requests.op.tolist()),
-        )
+        self.program = self._compile_arranged()
 
     def _run_in_arena(
         self, replay: Replay, arranged: recording.Arranged, values: Sequence[torch.Tensor]
@@ -237,10 +257,16 @@ class Runner:
             traceback.clear_frames(error.__traceback__)  # frees their places before the arena is left
             replay.abandon()
             raise
+        if counters.num_misses > 0 and self._num_steps == 0:
+            return results  # the first call of a process makes requests that no later one does: caches of libraries
         self._seen.add(counters)
         if counters.num_misses > 0 and self._num_recordings < _MAX_RECORDINGS:
             self._arranged = None
+            self._is_known = False
             self.program = self._compile_recorded()
+        elif self._place is not None and not self._is_known:
+            self._place.save_known(Known(self.graph, self.plan, arranged, self._eager_peak_bytes))
+            self._is_known = True
         return results
 
     def report(self, num_captures: int) -> StepReport:
@@ -271,6 +297,7 @@ class Runner:
             plan_seconds=self._seconds["plan"],
             record_seconds=self._seconds["record"],
             slowest=self._slowest(),
+            cached=self._is_cached,
             note=self._note,
         )
 

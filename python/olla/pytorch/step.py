@@ -15,6 +15,7 @@ from olla.pytorch.capture import capture
 
 if TYPE_CHECKING:
     import torch
+    from torch.utils._pytree import TreeSpec
 
     from olla.graph import Graph
     from olla.pytorch.replay import Replay
@@ -37,6 +38,7 @@ def compile(
     arena: bool | None = None,
     cache_size: int = 8,
     cuda_graph: bool = False,
+    disk_cache: bool = True,
 ) -> Step:
     """Turn a training step into one that runs in planned order, in one arena; the first call captures and plans it.
 
@@ -58,6 +60,8 @@ def compile(
             another frozen parameter and another setting of the optimizer (the learning rate aside) need one each.
         cuda_graph: whether to capture the planned step in a CUDA graph and to replay that: from the third call on, and
             anew when a learning rate changes, unless that is a tensor on the GPU. Built, not measured.
+        disk_cache: whether captures and plans are kept on disk and found there again by later processes; see
+            docs/step.md. What decides that they fit: model, loss, optimizer, shapes, versions and source files.
 
     Returns:
         The step: ``step(batch)`` runs it and returns what ``loss`` or ``step`` returned.
@@ -86,6 +90,7 @@ def compile(
         arena,
         cache_size,
         cuda_graph,
+        disk_cache,
     )
 
 
@@ -107,6 +112,7 @@ class Step:
         arena: bool | None,
         cache_size: int,
         cuda_graph: bool,
+        disk_cache: bool,
     ) -> None:
         import torch
 
@@ -123,6 +129,7 @@ class Step:
         self._arena = arena
         self._cache_size = cache_size
         self._cuda_graph = cuda_graph
+        self._disk_cache = disk_cache
         self._runners: OrderedDict[Hashable, Runner] = OrderedDict()  # the latest used last
         self._lock = threading.Lock()
         self._replay: Replay | None = None
@@ -203,7 +210,7 @@ class Step:
             return self._give_back(self._latest, self._latest.run(leaves))
         runner = self._runners.get(key)
         if runner is None:
-            runner = self._prepare(batch)
+            runner = self._prepare(batch, leaves, spec)
         results = runner.run(leaves)
         self._runners[key] = runner
         self._runners.move_to_end(key)
@@ -216,16 +223,28 @@ class Step:
             )
         return self._give_back(runner, results)
 
-    def _prepare(self, batch: Any) -> Runner:
+    def _prepare(self, batch: Any, leaves: Sequence[Any], spec: TreeSpec) -> Runner:
+        from olla.pytorch.cache import find
         from olla.pytorch.runner import Runner
         from olla.report.progress import ProgressLine
 
         with ProgressLine(f"compiling {type(self.model).__name__}") as progress:
-            captured = capture(self.model, batch, optimizer=self.optimizer, loss=self.loss, step=self._body)
-            captured.structure.check()
-            found = plan(captured, layout=False, progress=progress, **self._options)
+            place = (
+                find(self.model, self.optimizer, self.loss, self._body, leaves, spec, self._options)
+                if self._disk_cache
+                else None
+            )
+            known = place.load() if place is not None else None
+            if known is None:
+                captured = capture(self.model, batch, optimizer=self.optimizer, loss=self.loss, step=self._body)
+                captured.structure.check()
+                found = plan(captured, layout=False, progress=progress, **self._options)
+                if place is not None:
+                    place.save(captured, found)
+            else:
+                captured, found = known
             replay, note = self._planned_memory()
-        return Runner(captured, found, self._feed.sources(captured.inputs), replay, note, self._cuda_graph)
+        return Runner(captured, found, self._feed.sources(captured.inputs), replay, note, place, self._cuda_graph)
 
     def _planned_memory(self) -> tuple[Replay | None, str]:
         """Return the planned memory of the device, or None and why there is none."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
@@ -125,7 +126,8 @@ def trace(
         with mode:
             step.stale = {n: torch.empty_like(fakes.of(p)) for n, p in model.named_parameters() if p.requires_grad}
     with contextlib.ExitStack() as stack:
-        for context in (_unchanged(model), _plain_recurrent_layers(model), torch.random.fork_rng(devices=[])):
+        no_code = _use_lazy_graph_module(True)  # nobody needs the module's Python code
+        for context in (_unchanged(model), _plain_recurrent_layers(model), torch.random.fork_rng(devices=[]), no_code):
             stack.enter_context(context)
         stack.enter_context(failures.explained(lambda: step.phase, model))
         stack.enter_context(failures.no_python_random())
