@@ -84,8 +84,8 @@ def _remedy(error: BaseException, model: torch.nn.Module) -> str:
     experts = any("Experts" in type(module).__name__ for module in model.modules())
     if experts and hasattr(model, "set_experts_implementation") and any("/transformers/" in file for file in files):
         return (
-            " Experts of transformers have shapes that do not depend on the data with "
-            'model.set_experts_implementation("batched_mm").'
+            " Experts of transformers can be captured with "
+            'model.set_experts_implementation("batched_mm"), or with "grouped_mm" in bfloat16.'
         )
     if any(file.endswith("/torch/amp/grad_scaler.py") for file in files):
         return " A GradScaler skips steps by values of gradients: train in bfloat16, which needs none."
