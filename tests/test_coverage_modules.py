@@ -336,3 +336,28 @@ def test_a_deterministic_mode_is_captured_on_its_own() -> None:
     finally:
         torch.use_deterministic_algorithms(False)
     assert step.report().num_captures == 2
+
+
+def sharing() -> nn.Module:
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False))
+    model[1].weight = nn.Parameter(model[0].weight.detach().t())
+    return model
+
+
+def test_parameters_that_share_memory_are_refused_and_parts_of_one_memory_are_not() -> None:
+    with pytest.raises(olla.CaptureError, match=r"0.weight and 1.weight share memory.*same Parameter"):
+        olla.capture(sharing(), batch(), loss=square)
+
+    def flat() -> nn.Module:
+        model = linear()
+        memory = torch.cat([p.detach().flatten() for p in model.parameters()])
+        for p, part in zip(model.parameters(), memory.split([p.numel() for p in model.parameters()]), strict=True):
+            p.data = part.view_as(p)
+        return model
+
+    assert same(results(flat, True), results(linear, False))
+
+
+def test_batches_of_other_structures_are_refused() -> None:
+    with pytest.raises(olla.CaptureError, match=r"batch\[x\] is a object: expected tensors in dicts, lists and tuples"):
+        olla.capture(linear(), {"x": object()}, loss=square)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import random
+import itertools
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
@@ -85,8 +84,8 @@ def _remedy(error: BaseException, model: torch.nn.Module) -> str:
     experts = any("Experts" in type(module).__name__ for module in model.modules())
     if experts and hasattr(model, "set_experts_implementation") and any("/transformers/" in file for file in files):
         return (
-            " Experts of transformers have shapes that do not depend on the data with "
-            'model.set_experts_implementation("batched_mm").'
+            " Experts of transformers can be captured with "
+            'model.set_experts_implementation("batched_mm"), or with "grouped_mm" in bfloat16.'
         )
     if any(file.endswith("/torch/amp/grad_scaler.py") for file in files):
         return " A GradScaler skips steps by values of gradients: train in bfloat16, which needs none."
@@ -151,18 +150,24 @@ def check_constants(module: fx.GraphModule, inputs: list[tuple[str, torch.Tensor
             )
 
 
-@contextlib.contextmanager
-def no_python_random() -> Iterator[None]:
-    """Raise a CaptureError if random numbers of Python or numpy are drawn meanwhile."""
-    before = random.getstate(), _numpy_state()
-    yield
-    if (random.getstate(), _numpy_state()) != before:
-        raise CaptureError(
-            "the step draws random numbers from Python's random or from numpy: they would be the same in every step. "
-            "Draw them with torch, or pass them in with the batch."
-        )
+def check_memory(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Raise a CaptureError for two tensors of a model that share memory: no graph would know.
+
+    Complexity: O(n log n).
+    """
+    spans = sorted(
+        (t.untyped_storage()._cdata, t.storage_offset() * t.element_size(), _span_bytes(t), name)
+        for name, t in tensors
+        if t.numel() > 0
+    )
+    for (storage, start, num_bytes, name), (other_storage, other_start, _, other) in itertools.pairwise(spans):
+        if storage == other_storage and other_start < start + num_bytes:
+            raise CaptureError(
+                f"{name} and {other} share memory but are two tensors. Give both modules the same Parameter to tie "
+                "them, or copy one of them."
+            )
 
 
-def _numpy_state() -> tuple[bytes, int]:
-    _, keys, position, *_ = np.random.get_state()  # noqa: NPY002 - the one that a careless model draws from
-    return np.asarray(keys).tobytes(), int(position)
+def _span_bytes(tensor: torch.Tensor) -> int:
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()

@@ -7,9 +7,12 @@ it again while it recomputes. Importing this module registers the two operators 
 from __future__ import annotations
 
 import contextlib
+import random
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
 
@@ -49,10 +52,10 @@ for _operator in _OPERATORS:
 
 @contextlib.contextmanager
 def traced() -> Iterator[None]:
-    """Let a step under trace read and set the state of generators, and refuse to seed them.
+    """Let a step under trace read and set the state of torch's generators, and refuse what could not be repeated.
 
     Raises:
-        CaptureError: the step seeds a generator.
+        CaptureError: the step seeds a generator, or draws random numbers of Python or numpy.
     """
     num_bytes = {"cpu": torch.get_rng_state().numel()}
     read_cuda = torch.cuda.get_rng_state
@@ -66,9 +69,6 @@ def traced() -> Iterator[None]:
     def write(state: torch.Tensor, device: str) -> None:
         torch.ops.olla.set_rng_state(state, device)
 
-    def refuse(*_: Any) -> None:
-        raise CaptureError("the step seeds a random number generator: seed it before the step is called")
-
     replaced: list[tuple[Any, str, Any]] = [
         (torch.cuda, "get_rng_state", lambda device="cuda": read(_name(device))),
         (torch.cuda, "set_rng_state", lambda new_state, device="cuda": write(new_state, _name(device))),
@@ -77,14 +77,43 @@ def traced() -> Iterator[None]:
         replaced += [
             (module, "get_rng_state", lambda: read("cpu")),
             (module, "set_rng_state", lambda new_state: write(new_state, "cpu")),
-            (module, "manual_seed", refuse),
-            (module, "seed", refuse),
+            (module, "manual_seed", _refuse_seed),
+            (module, "seed", _refuse_seed),
         ]
+    for module, own in ((random, random._inst), (np.random, np.random.mtrand._rand)):
+        replaced += [(module, k, _refuse_foreign) for k, f in vars(module).items() if _is_method(f, own)]
+    thread = threading.get_ident()
     with contextlib.ExitStack() as stack:
         for module, name, function in replaced:
-            stack.callback(setattr, module, name, getattr(module, name))
-            setattr(module, name, function)
+            original = getattr(module, name)
+            stack.callback(setattr, module, name, original)
+            setattr(module, name, _in_thread(thread, function, original))
         yield
+
+
+def _refuse_seed(*_: Any, **__: Any) -> None:
+    raise CaptureError("the step seeds a random number generator: seed it before the step is called")
+
+
+def _refuse_foreign(*_: Any, **__: Any) -> None:
+    raise CaptureError(
+        "the step draws random numbers from Python's random or from numpy: they would be the same in every step. "
+        "Draw them with torch, or pass them in with the batch."
+    )
+
+
+def _is_method(function: Any, owner: Any) -> bool:
+    reads = ("getstate", "get_state")
+    return getattr(function, "__self__", None) is owner and function.__name__ not in reads
+
+
+def _in_thread(thread: int, function: Any, original: Any) -> Any:
+    """Return a function for one thread that leaves the original to all others."""
+
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        return (function if threading.get_ident() == thread else original)(*args, **kwargs)
+
+    return choose
 
 
 def drop_unneeded(module: fx.GraphModule, is_random: Callable[[fx.Node], bool]) -> None:

@@ -82,6 +82,10 @@ def batch_leaves(batch: Any) -> tuple[list[Any], pytree.TreeSpec, list[str]]:
     for name, leaf in zip(names, leaves, strict=True):
         if isinstance(leaf, torch.Tensor) or leaf is None or isinstance(leaf, bool | str):
             continue
+        if not isinstance(leaf, int | float | complex):
+            raise CaptureError(
+                f"{name} is a {type(leaf).__name__}: expected tensors in dicts, lists and tuples. Pass what it holds."
+            )
         raise CaptureError(
             f"{name} is a {type(leaf).__name__} ({leaf!r:.60}): its value would be frozen into the captured step. "
             "Make it a tensor, for example torch.tensor(value), or fix it inside the loss function."

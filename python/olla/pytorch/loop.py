@@ -68,7 +68,7 @@ class Loop:
         self._depth = 0
 
     @contextlib.contextmanager
-    def run(self, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
+    def run(self) -> Iterator[None]:
         """Run the body inside this context.
 
         Raises:
@@ -76,7 +76,7 @@ class Loop:
         """
         for name, gradient in self._stale.items():
             self._parameters[name].grad = gradient
-        with self._watched_backward(), self._watched_optimizers(optimizer):
+        with self._watched_backward(), self._watched_optimizers():
             yield
         self._mark("backward" if self.phase == "backward" else "forward")
         self._check_end()
@@ -132,12 +132,15 @@ class Loop:
             torch.autograd.backward = original
 
     @contextlib.contextmanager
-    def _watched_optimizers(self, lent: torch.optim.Optimizer | None) -> Iterator[None]:
+    def _watched_optimizers(self) -> Iterator[None]:
         """Refuse the step of an optimizer that was not lent: it would find none of the gradients."""
         ours = {id(p) for p in self._parameters.values()}
+        thread = threading.get_ident()
 
         def refuse(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            if not all(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
+            if threading.get_ident() == thread and not all(
+                id(p) in ours for group in optimizer.param_groups for p in group["params"]
+            ):
                 raise CaptureError(
                     f"the step function steps a second optimizer ({type(optimizer).__name__}), which the captured step "
                     "knows nothing of. Pass the one optimizer of all parameters as optimizer=..., or make a step each."

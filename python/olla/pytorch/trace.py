@@ -112,6 +112,7 @@ def trace(
     """
     leaves, spec, leaf_names = batch_leaves(batch)
     failures.check_modules(model)
+    failures.check_memory([*model.named_parameters(), *model.named_buffers()])
     step = _Step(model, ordinary(loss) if loss is not None else body, body is None, optimizer, leaves, spec)
     named = [*model.named_parameters(), *model.named_buffers()]
     named += [(n, leaf) for n, leaf in zip(leaf_names, leaves, strict=True) if isinstance(leaf, torch.Tensor)]
@@ -130,7 +131,6 @@ def trace(
         for context in (_unchanged(model), _plain_recurrent_layers(model), torch.random.fork_rng(devices=[]), no_code):
             stack.enter_context(context)
         stack.enter_context(failures.explained(lambda: step.phase, model))
-        stack.enter_context(failures.no_python_random())
         stack.enter_context(generator.traced())
         module = make_fx(lambda *tensors: _run(step, tensors), tracing_mode="fake")(*step.fakes)
         generator.drop_unneeded(module, costs.is_random)
@@ -226,7 +226,7 @@ def _enter_loop(
         for hook in (original._post_accumulate_grad_hooks or {}).values():
             parameters[name].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
     step.loop = Loop(parameters, step.stale, update, _mark)
-    stack.enter_context(step.loop.run(step.optimizer))
+    stack.enter_context(step.loop.run())
     if step.optimizer is not None:
         step.updates = Updates(step.optimizer, step.inputs, tensors, names, lambda template: _mark("update", template))
         lent = lent_optimizer(step.optimizer, step.updates.groups, step.updates.state, step.loop.step)
