@@ -179,15 +179,13 @@ class Place:
     def _decode_known(self, content: dict[str, Any], graph: Graph) -> Known | None:
         if content["made_for"] != self._made_for:
             return None
-        costs = {
-            "workspace_bytes": np.array(content["workspace_bytes"], dtype=np.int64),
-            "seconds": np.array(content["seconds"], dtype=np.float64),
-        }
-        graph = dataclasses.replace(graph, **costs)
+        workspace_bytes = np.array(content["workspace_bytes"], dtype=np.int64)
+        seconds = np.array(content["seconds"], dtype=np.float64)
+        graph = dataclasses.replace(graph, workspace_bytes=workspace_bytes, seconds=seconds)
         plan = _plan(content["plan"])
         plan.verify(graph)
-        columns = {n: np.array(content[n], dtype=np.int64) for n in ("op_offset", "num_bytes", "offsets")}
-        table = Table(arena_bytes=content["arena_bytes"], alignment=content["alignment"], **columns)
+        op_offset, num_bytes, offsets = (np.array(content[n], np.int64) for n in ("op_offset", "num_bytes", "offsets"))
+        table = Table(content["arena_bytes"], op_offset, num_bytes, offsets, content["alignment"])
         arranged = Arranged(table, content["load_bytes"], content["output_bytes"])
         return Known(graph, plan, arranged, content["eager_peak_bytes"])
 

@@ -21,6 +21,7 @@ from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_modu
 from torch.utils import _pytree as pytree
 
 from olla.graph import Graph
+from olla.pytorch import generator  # noqa: F401  its operators may stand in an entry
 from olla.pytorch.capture import Captured
 from olla.pytorch.inputs import Input
 from olla.pytorch.results import Structure
