@@ -22,7 +22,7 @@ def solve(problem: Problem) -> Answer:
     search = Search(problem)
     with search.stage("order"):
         search.refine([problem.order], min(_QUICK_SECONDS, 0.5 * search.left()))
-    if search.is_proved:
+    if search.is_proved or search.interrupted:
         return search.answer()
     starts = [search.order]
     with search.stage("warmstart"):
