@@ -168,20 +168,17 @@ class _ArenaOfLeaves:
         self.begin, self.end = leaf[self.buffers.lower], leaf[self.buffers.upper - 1]
         crosses = self.begin != self.end
         life = self.buffers.upper - self.buffers.lower
-        longest_first = np.lexsort((-self.buffers.size, -life)).astype(np.int32)
-        self.crossing, self.inside = longest_first[crosses[longest_first]], np.flatnonzero(~crosses)
+        by_rule = np.lexsort((-self.buffers.size, np.where(crosses, -life, 0))).astype(np.int32)
+        self.crossing, self.inside = np.split(by_rule, [np.count_nonzero(crosses)])
         self.details: list[str] = []
 
     def places(self) -> NDArray[np.int64]:
-        """Lay out what crosses leaves from the bottom up, the longest-lived first; then every leaf around that."""
-        b, problem = self.buffers, self.problem
-        places = np.zeros(len(b.size), dtype=np.int64)
-        ids = self.crossing
-        places[ids], height, cancelled = _core.fit_in_order(
-            b.lower[ids], b.upper[ids], b.size[ids], np.arange(len(ids), dtype=np.int32), True,
-            problem.options.alignment, problem.left(1.0), problem.progress,
-        )  # fmt: skip
-        self.search.interrupted |= cancelled
+        """Lay out what crosses leaves from the bottom up, the longest-lived first; then every leaf around that.
+
+        What lives in one leaf goes into the holes, the largest first, where that is lower: time can be short.
+        """
+        b, ids = self.buffers, self.crossing
+        places, height = self._fit(ids)
         enough = max(b.load_bytes(), height)  # no use in a leaf that is lower
         for k, leaf in enumerate(self.leaves):
             inside = self.inside[self.begin[self.inside] == k]
@@ -189,10 +186,25 @@ class _ArenaOfLeaves:
             places[inside], status, height = self._leaf(k, inside, around, places[around], enough)
             enough = max(enough, height)
             self.details.append(f"segment {k}: layout {status}, {height} bytes, steps {leaf.lo} to {leaf.hi - 1}")
-        return places
+        in_holes, height = self._fit(np.concatenate([ids, self.inside]))
+        if height >= np.max(places + b.size, initial=0):
+            return places
+        self.details.append(f"layout: leaves in the holes between what crosses segments, {height} bytes")
+        return in_holes
+
+    def _fit(self, ids: NDArray[np.int32]) -> tuple[NDArray[np.int64], int]:
+        """Place buffers in this order, each as low as it fits; return the places of all buffers, and the height."""
+        b, problem = self.buffers, self.problem
+        places = np.zeros(len(b.size), dtype=np.int64)
+        places[ids], height, cancelled = _core.fit_in_order(
+            b.lower[ids], b.upper[ids], b.size[ids], np.arange(len(ids), dtype=np.int32), True,
+            problem.options.alignment, max(1.0, problem.left(1.0)), problem.progress,
+        )  # fmt: skip
+        self.search.interrupted |= cancelled
+        return places, height
 
     def _leaf(
-        self, k: int, inside: NDArray[np.int64], crossing: NDArray[np.int32], places: NDArray[np.int64], enough: int
+        self, k: int, inside: NDArray[np.int32], crossing: NDArray[np.int32], places: NDArray[np.int64], enough: int
     ) -> tuple[NDArray[np.int64], str, int]:
         """Lay out leaf k around what crosses it; return the offsets of what lives in it alone, status and height."""
         b, problem, leaf = self.buffers, self.problem, self.leaves[k]
