@@ -88,11 +88,13 @@ def test_ctrl_c_anywhere_in_a_method_leaves_a_valid_plan(method: str, monkeypatc
         calls: list[str] = []
         real = getattr(_core, name)
 
-        def interrupted_once(*args: Any, real: Any = real, name: str = name, calls: list[str] = calls) -> Any:
+        def interrupted_once(
+            *args: Any, real: Any = real, name: str = name, calls: list[str] = calls, **more: Any
+        ) -> Any:
             calls.append(name)
             if len(calls) == 1:
                 raise KeyboardInterrupt
-            return real(*args)
+            return real(*args, **more)
 
         with monkeypatch.context() as patch:
             patch.setattr(_core, name, interrupted_once)

@@ -18,8 +18,8 @@ struct FitResult {
 };
 
 // Places buffers in the given order, a permutation of them. Once stopped, it stacks the rest on top. PlanError as layout() says.
-// A placement looks at the placed buffers in groups of about a hundred, and opens those that are alive together with the buffer only
-// in part or leave a hole that is large enough; O(n) memory.
+// A placement looks at the placed buffers in groups of about a hundred, and opens those that are alive together with the buffer
+// only in part or leave a hole that is large enough; O(n) memory.
 FitResult fit_in_order(std::span<const Buffer> buffers, std::span<const std::int32_t> order, Fit fit, Bytes alignment,
                        Control& control);
 

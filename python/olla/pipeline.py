@@ -273,8 +273,10 @@ class _Run:
         if status is Status.FEASIBLE and not self.interrupted:
             if options.order is not None:
                 parts.append("The order was given and kept: leave it out to search for a better one.")
-            elif options.method == "program":
+            elif options.method in ("program", "smartpool"):
                 parts.append("The program order was kept: use method 'auto' to search for a better one.")
+            elif options.method in ("roam", "inductor"):
+                parts.append("Method 'auto' may find a better order.")
             else:
                 parts.append(f"A longer time limit than {options.time_limit:g} s may close the gap.")
         if placement.arena_bytes > placement.load_bytes:
@@ -283,5 +285,7 @@ class _Run:
                 parts.append(f"The arena is {excess} bytes above its load: no layout of this order is tighter.")
             else:
                 advice = "a longer time limit or another seed may find a tighter layout"
+                if options.method in ("roam", "smartpool"):
+                    advice = "method 'auto' may find a tighter layout"
                 parts.append(f"The arena is {excess} bytes above its load: {advice}.")
         return " ".join([*parts, note]).strip()

@@ -223,8 +223,11 @@ def plan(
 
     Args:
         graph: a `Graph`, the path of a graph file, or a captured step (anything whose `.graph` is a `Graph`).
-        method: "auto": min-cut refinement and branch and bound, then the integer program on small graphs that still
-            have a gap. "ilp": the integer program on the whole graph. "program": the program order, laid out.
+        method: "auto", ours: min-cut refinement and branch and bound, then the order program where a gap is left. The
+            others are there to compare with: "ilp" (OLLA's order program, then its address program), "joint" (order
+            and addresses in one program), "model" (MODeL's devices), "roam" (segments at narrow waists, ordered and
+            laid out one by one), "smartpool" (the program order; best fit by falling size), "inductor" (the best of
+            PyTorch Inductor's four orders), "program" (the program order, our layout). See docs/model.md.
         time_limit: seconds for the whole call; what is not proved by then ends as FEASIBLE with its gap.
         seed: for every random choice. Same input, options and seed give the same plan, time-limited stages aside.
         alignment: every offset is a multiple of it, in bytes; 512 on CUDA.

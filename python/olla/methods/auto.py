@@ -22,11 +22,15 @@ def solve(problem: Problem) -> Answer:
     search = Search(problem)
     with search.stage("order"):
         search.refine([problem.order], min(_QUICK_SECONDS, 0.5 * search.left()))
-    if search.is_proved:
+    if search.is_proved or search.interrupted:
         return search.answer()
     starts = [search.order]
     with search.stage("warmstart"):
         starts += search.warm_starts()
+        for schedule in (_core.least_peak_order, _core.breadth_first_order, _core.depth_first_order):
+            search.keep(schedule(problem.core))  # never worse than the method inductor
+        if search.order is not starts[0]:
+            starts.append(search.order)
     is_small = problem.graph.num_ops <= _ILP_MAX_OPS
     with search.stage("order"):
         search.refine(starts, search.left() * (1.0 - (_ILP_SHARE if is_small else _WINDOW_SHARE)))

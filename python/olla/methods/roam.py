@@ -173,17 +173,23 @@ class _ArenaOfLeaves:
         self.details: list[str] = []
 
     def places(self) -> NDArray[np.int64]:
-        """Lay out what crosses leaves from the bottom up, the longest-lived first.
+        """Lay out what crosses leaves from the bottom up, the longest-lived first; then every leaf around that.
 
-        Then lay out every leaf on its own on top of that, or, where this is lower, put what lives in one leaf into the
-        holes below, too.
+        What lives in one leaf goes into the holes, the largest first, where that is lower: time can be short.
         """
-        everything = np.concatenate([self.crossing, self.inside])
-        in_holes, height = self._fit(everything)
-        on_top = self._leaves_on_top()
-        if np.max(on_top + self.buffers.size, initial=0) <= height:
-            return on_top
-        self.details.append(f"layout: all in the holes between what crosses segments, {height} bytes")
+        b, ids = self.buffers, self.crossing
+        places, height = self._fit(ids)
+        enough = max(b.load_bytes(), height)  # no use in a leaf that is lower
+        for k, leaf in enumerate(self.leaves):
+            inside = self.inside[self.begin[self.inside] == k]
+            around = ids[(self.begin[ids] <= k) & (self.end[ids] >= k)]
+            places[inside], status, height = self._leaf(k, inside, around, places[around], enough)
+            enough = max(enough, height)
+            self.details.append(f"segment {k}: layout {status}, {height} bytes, steps {leaf.lo} to {leaf.hi - 1}")
+        in_holes, height = self._fit(np.concatenate([ids, self.inside]))
+        if height >= np.max(places + b.size, initial=0):
+            return places
+        self.details.append(f"layout: leaves in the holes between what crosses segments, {height} bytes")
         return in_holes
 
     def _fit(self, ids: NDArray[np.int32]) -> tuple[NDArray[np.int64], int]:
@@ -192,28 +198,23 @@ class _ArenaOfLeaves:
         places = np.zeros(len(b.size), dtype=np.int64)
         places[ids], height, cancelled = _core.fit_in_order(
             b.lower[ids], b.upper[ids], b.size[ids], np.arange(len(ids), dtype=np.int32), True,
-            problem.options.alignment, problem.left(1.0), problem.progress,
+            problem.options.alignment, max(1.0, problem.left(1.0)), problem.progress,
         )  # fmt: skip
         self.search.interrupted |= cancelled
         return places, height
 
-    def _leaves_on_top(self) -> NDArray[np.int64]:
-        b, problem, search = self.buffers, self.problem, self.search
-        places, _ = self._fit(self.crossing)
-        floor = [0] * len(self.leaves)
-        for i in self.crossing.tolist():
-            top = int(places[i] + b.size[i])
-            for k in range(self.begin[i], self.end[i] + 1):
-                floor[k] = max(floor[k], top)
-        for k in range(len(self.leaves)):
-            ids = self.inside[self.begin[self.inside] == k]
-            limit = 0.0 if search.interrupted else problem.left(1.0) / (len(self.leaves) - k)
-            offsets, height, _, bound, cancelled = _core.layout(
-                b.lower[ids], b.upper[ids], b.size[ids], problem.options.alignment, limit, problem.options.seed,
-                problem.progress,
-            )  # fmt: skip
-            search.interrupted |= cancelled
-            places[ids] = floor[k] + offsets
-            status = "optimal" if height == bound else "feasible"
-            self.details.append(f"segment {k}: layout {status}, {height} bytes on {floor[k]} that cross segments")
-        return places
+    def _leaf(
+        self, k: int, inside: NDArray[np.int32], crossing: NDArray[np.int32], places: NDArray[np.int64], enough: int
+    ) -> tuple[NDArray[np.int64], str, int]:
+        """Lay out leaf k around what crosses it; return the offsets of what lives in it alone, status and height."""
+        b, problem, leaf = self.buffers, self.problem, self.leaves[k]
+        both = np.concatenate([inside, crossing])
+        fixed = np.concatenate([np.full(len(inside), -1, dtype=np.int64), places])
+        limit = 0.0 if self.search.interrupted else problem.left(1.0) / (len(self.leaves) - k)
+        offsets, height, _, bound, cancelled = _core.layout(
+            np.maximum(b.lower[both], leaf.lo), np.minimum(b.upper[both], leaf.hi), b.size[both],
+            problem.options.alignment, limit, problem.options.seed, problem.progress, capacity=enough, fixed=fixed,
+        )  # fmt: skip
+        self.search.interrupted |= cancelled
+        status = "optimal" if height == bound else "low enough" if height <= enough else "feasible"
+        return offsets[: len(inside)], status, height
