@@ -34,9 +34,9 @@ Bytes round_up_to_grid(const Graph& graph, Bytes bytes);
 Bytes simple_bound(const Graph& graph);
 
 struct OrderProgramOptions {
-  Bytes target = kMaxBytes;               // only orders with peak <= target are described
-  Bytes lower_bound = 0;                  // proven: the program need not tell peaks below it apart
-  bool reduce = true;                     // safe moves, precedences and steps ruled out by the target
+  Bytes target = kMaxBytes;  // only orders with peak <= target are described
+  Bytes lower_bound = 0;     // proven: the program need not tell peaks below it apart
+  bool reduce = true;        // safe moves, precedences and steps ruled out by the target
   Moves moves = Moves::kSafe;
   std::int64_t max_nonzeros = 2'000'000;  // beyond it the program is not built
 };

@@ -3,9 +3,11 @@
 #include "graphs.hpp"
 #include "olla/order_program.hpp"
 #include "olla/profile.hpp"
+#include "programs.hpp"
 #include "test.hpp"
 
 using namespace olla;
+using test::objective, test::satisfies;
 using Outcome = OrderProgram::Outcome;
 
 namespace {
@@ -18,24 +20,6 @@ OrderProgram program_of(const Graph& graph, Bytes target, bool reduce = true, By
   options.reduce = reduce;
   options.lower_bound = lower_bound;
   return OrderProgram(graph, options, never);
-}
-
-bool satisfies(const Program& p, const std::vector<double>& values) {
-  for (Column j = 0; j < p.num_columns(); ++j) {
-    if (values[j] < p.lower[j] || values[j] > p.upper[j] || (p.integer[j] != 0 && values[j] != std::floor(values[j]))) return false;
-  }
-  for (std::int32_t i = 0; i < p.num_rows(); ++i) {
-    double activity = 0.0;
-    for (std::int32_t k = p.row_start[i]; k < p.row_start[i + 1]; ++k) activity += p.value[k] * values[p.index[k]];
-    if (activity < p.row_lower[i] || activity > p.row_upper[i]) return false;
-  }
-  return true;
-}
-
-double objective(const Program& p, const std::vector<double>& values) {
-  double sum = 0.0;
-  for (Column j = 0; j < p.num_columns(); ++j) sum += p.cost[j] * values[j];
-  return sum;
 }
 
 // Two chains of two ops each, nothing shared; every tensor has another size and is used by the next op of its chain only.
