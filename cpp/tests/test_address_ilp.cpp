@@ -35,7 +35,7 @@ Bytes least_height(const std::vector<Buffer>& buffers) {
 
 TEST(the_least_height_equals_enumeration) {
   int num_solved = 0, num_above_load = 0;
-  for (std::uint32_t seed = 0; seed < 100; ++seed) {
+  for (std::uint32_t seed = 0; seed < 60; ++seed) {
     const std::vector<Buffer> buffers = tight_buffers(seed);
     const AddressIlpResult result = solve(buffers);
     CHECK(result.status == Status::kOptimal);
@@ -45,7 +45,7 @@ TEST(the_least_height_equals_enumeration) {
     num_solved += result.figures.num_columns > 0;
     num_above_load += result.height > result.load;
   }
-  CHECK(num_solved > 50 && num_above_load > 20);
+  CHECK(num_solved > 30 && num_above_load > 10);
 }
 
 TEST(fixed_buffers_stay_and_the_rest_is_laid_out_around_them) {
