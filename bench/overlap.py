@@ -35,7 +35,7 @@ def highest_end(lower: Int64Array, upper: Int64Array, size: Int64Array, offsets:
     return int((offsets[alive] + size[alive]).max(initial=0))
 
 
-@numba.njit(cache=False)  # type: ignore[untyped-decorator]
+@numba.njit(cache=False)
 def _paint(first: Any, last: Any, begins: Any, ends: Any, num_leaves: int) -> int:
     """Return the first i whose times are painted above begins[i] already, else -1; num_leaves is a power of two."""
     # The highest end that covers all of a node's times, and the highest anywhere in them.

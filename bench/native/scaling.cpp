@@ -21,7 +21,9 @@
 #include <string>
 
 #include "generate.hpp"
+#include "olla/bestfit.hpp"
 #include "olla/ilp.hpp"
+#include "olla/inductor.hpp"
 #include "olla/layout.hpp"
 #include "olla/order.hpp"
 #include "olla/order_program.hpp"
@@ -161,14 +163,58 @@ Measurement stage_ilp_solve(TrainingStep step, const Settings& settings) {
   return m;
 }
 
+// The written tensors, and which of them outlive the step.
+std::vector<Buffer> arena_buffers(const Graph& graph, const std::vector<OpId>& order, std::vector<std::uint8_t>& outlives) {
+  const Lifetimes lives = lifetimes(graph, order);
+  std::vector<Buffer> buffers;
+  for (TensorId t = 0; t < graph.num_tensors(); ++t) {
+    if (graph.producer(t) == kNoOp) continue;
+    buffers.push_back({lives.first[t], lives.last[t], graph.bytes(t)});
+    outlives.push_back(graph.output(t) ? 1 : 0);
+  }
+  return buffers;
+}
+
+Bytes load_of(const std::vector<Buffer>& buffers, OpId num_ops, Bytes alignment) {
+  std::vector<Bytes> change(static_cast<std::size_t>(num_ops) + 1, 0);
+  for (const Buffer& b : buffers) {
+    const Bytes size = (b.size + alignment - 1) / alignment * alignment;
+    change[static_cast<std::size_t>(b.lower)] += size;
+    change[static_cast<std::size_t>(b.upper)] -= size;
+  }
+  std::partial_sum(change.begin(), change.end(), change.begin());
+  return *std::ranges::max_element(change);
+}
+
+Measurement stage_smartpool(TrainingStep step, const Settings& settings) {
+  Measurement m;
+  const Graph graph(std::move(step.data));
+  std::vector<std::uint8_t> outlives;
+  const std::vector<Buffer> buffers = arena_buffers(graph, program_order(graph), outlives);
+  Control control("layout", settings.time_limit_seconds, nullptr);
+  FitResult found;
+  m.seconds = seconds_of([&] { found = fit_in_order(buffers, smartpool_order(buffers, outlives), Fit::kBest, 512, control); });
+  m.complete = control.seconds_left() > 0;
+  note(m, "%zu buffers, height %.4f %% above the load", buffers.size(),
+       percent(found.height, load_of(buffers, graph.num_ops(), 512)));
+  return m;
+}
+
+template <std::vector<OpId> (*kSchedule)(const Graph&)>
+Measurement stage_schedule(TrainingStep step, const Settings&) {
+  Measurement m;
+  const Graph graph(std::move(step.data));
+  std::vector<OpId> order;
+  m.seconds = seconds_of([&] { order = kSchedule(graph); });
+  note(m, "peak %.2f %% below the program's", percent(profile(graph, program_order(graph)).peak, profile(graph, order).peak));
+  return m;
+}
+
 Measurement stage_layout(TrainingStep step, const Settings& settings) {
   Measurement m;
   const Graph graph(std::move(step.data));
-  const Lifetimes lives = lifetimes(graph, hoisted_order(graph, step.first_update));
-  std::vector<Buffer> buffers;
-  for (TensorId t = 0; t < graph.num_tensors(); ++t) {
-    if (graph.producer(t) != kNoOp) buffers.push_back({lives.first[t], lives.last[t], graph.bytes(t)});
-  }
+  std::vector<std::uint8_t> outlives;
+  const std::vector<Buffer> buffers = arena_buffers(graph, hoisted_order(graph, step.first_update), outlives);
   Control control("layout", settings.time_limit_seconds, nullptr);
   LayoutResult found;
   const LayoutOptions options{.alignment = 512};
@@ -191,6 +237,10 @@ constexpr Stage kStages[] = {
     {"ilp build", stage_ilp_build},
     {"ilp solve", stage_ilp_solve},
     {"layout", stage_layout},
+    {"smartpool", stage_smartpool},
+    {"inductor: least peak", stage_schedule<least_peak_order>},
+    {"inductor: breadth", stage_schedule<breadth_first_order>},
+    {"inductor: depth", stage_schedule<depth_first_order>},
 };
 
 struct Outcome {

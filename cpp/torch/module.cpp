@@ -2,6 +2,7 @@
 // around every op. Arrays travel as buffers of native int64.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <pthread.h>
 
 #include <cstring>
 #include <string>
@@ -55,8 +56,9 @@ PyObject* start_recording(PyObject*, PyObject* args) {
 
 PyObject* rows_of(const std::vector<Recording::Allocation>& allocations) {
   std::vector<std::int64_t> rows;
-  rows.reserve(5 * allocations.size());
-  for (const auto& a : allocations) rows.insert(rows.end(), {a.op, a.index, a.bytes, a.freed_in, a.freed_at});
+  rows.reserve(6 * allocations.size());
+  for (const auto& a : allocations)
+    rows.insert(rows.end(), {a.op, a.index, a.bytes, a.freed_in, a.freed_at, reinterpret_cast<std::intptr_t>(a.block)});
   return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(rows.data()), rows.size() * sizeof(std::int64_t));
 }
 
@@ -109,6 +111,11 @@ PyObject* deactivate(PyObject*, PyObject* args) {
   });
 }
 
+PyObject* abandon(PyObject*, PyObject*) {
+  memory().abandon(true);
+  Py_RETURN_NONE;
+}
+
 PyObject* release(PyObject*, PyObject*) {
   memory().release();
   Py_RETURN_NONE;
@@ -126,10 +133,11 @@ PyMethodDef methods[] = {
     {"end", end, METH_NOARGS, "Close the window of this thread, if one is open."},
     {"start_recording", start_recording, METH_VARARGS, "start_recording(num_ops, shared)"},
     {"recorded", recorded, METH_NOARGS, "Return the rows so far."},
-    {"stop_recording", stop_recording, METH_NOARGS, "Return int64 rows of op, index, bytes, freed in, freed at."},
+    {"stop_recording", stop_recording, METH_NOARGS, "Return int64 rows of op, index, bytes, freed in, freed at, address."},
     {"activate", activate, METH_VARARGS, "activate(arena_bytes, alignment, first, bytes, offset, in_sequence, shared)"},
     {"deactivate", deactivate, METH_VARARGS,
      "deactivate(keep) -> hits, misses, missed, peak, high water, list of misses, requested, hit bytes"},
+    {"abandon", abandon, METH_NOARGS, "End what this thread has open, if anything."},
     {"release", release, METH_NOARGS, "Give kept arenas back."},
     {"arena", arena, METH_NOARGS, "Return address and bytes of this thread's arena."},
     {"held_bytes", held_bytes, METH_NOARGS, "Return the bytes of all arenas of the process."},
@@ -145,5 +153,7 @@ PyMODINIT_FUNC PyInit__olla_replay() {
   if (errors == nullptr) return nullptr;
   replay_error = PyObject_GetAttrString(errors, "ReplayError");
   Py_DECREF(errors);
-  return replay_error == nullptr ? nullptr : PyModule_Create(&definition);
+  if (replay_error == nullptr) return nullptr;
+  pthread_atfork([] { memory().lock(); }, [] { memory().unlock(); }, [] { memory().unlock(); });
+  return PyModule_Create(&definition);
 }

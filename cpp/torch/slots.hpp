@@ -140,12 +140,13 @@ class Recording {
     Bytes bytes;
     OpId freed_in = kNoOp;       // the op that ran, or ran last, when it was freed; kNoOp: alive at the end
     std::int64_t freed_at = -1;  // how many requests had been made when it was freed; -1: alive at the end
+    const void* block = nullptr;
   };
 
   void start_op(OpId op) { last_op_ = op; }
   void allocated(const void* block, OpId op, std::int32_t index, Bytes bytes) {
     if (block != nullptr) alive_.insert_or_assign(block, allocations_.size());
-    allocations_.push_back({op, index, bytes});
+    allocations_.push_back({.op = op, .index = index, .bytes = bytes, .block = block});
   }
   bool freed(const void* block) {
     const auto found = alive_.find(block);
@@ -261,6 +262,19 @@ class Memory {
     give_back(lock);
     return std::move(s->counters);
   }
+
+  // Ends what this thread has open, if anything.
+  void abandon(bool keep) {
+    if (session_ == nullptr) return;
+    if (session_->recording)
+      stop_recording();
+    else
+      deactivate(keep);
+  }
+
+  // Around a fork: a child whose parent held the lock in another thread would wait for it for ever.
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
 
   void release() {
     std::unique_lock lock(mutex_);
@@ -397,13 +411,9 @@ class Memory {
 
   // A thread that ends in the middle leaves nothing behind.
   struct AtThreadExit {
-    Memory* memory;
+    Memory* memory;  // none until this thread opens something
     ~AtThreadExit() {
-      if (session_ == nullptr) return;
-      if (session_->recording)
-        memory->stop_recording();
-      else
-        memory->deactivate(false);
+      if (memory != nullptr) memory->abandon(false);
     }
   };
 

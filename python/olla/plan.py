@@ -18,6 +18,7 @@ from olla.files import naming, read_json, write_json
 from olla.planfile import LiveTensor, OpAt
 
 if TYPE_CHECKING:
+    from olla.devices import DeviceProfile
     from olla.graph import Graph
     from olla.pipeline import Progress, Source
 
@@ -148,7 +149,10 @@ class Plan:
             PlanError: the file cannot be written.
         """
         with naming(os.fsdecode(path)):
-            write_json(path, planfile.to_object(self), PlanError)
+            write_json(path, self._to_object(), PlanError)
+
+    def _to_object(self) -> dict[str, Any]:
+        return planfile.to_object(self)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
@@ -158,12 +162,17 @@ class Plan:
             PlanError: the file cannot be read, is damaged, is no plan, or has an unknown version.
         """
         with naming(os.fsdecode(path)):
-            fields = planfile.fields_of(read_json(path, PlanError))
+            content = read_json(path, PlanError)
+            fields = planfile.fields_of(content)
             try:
                 status = Status(fields.pop("status"))
             except ValueError as cause:
                 raise PlanError(f"status: {cause}; expected one of {[s.value for s in Status]}", rule="type") from None
-            return cls(**fields, status=status)
+            if "rewrite" not in content:
+                return cls(**fields, status=status)
+            from olla import budgetplan
+
+            return budgetplan.BudgetPlan(**fields, **budgetplan.fields_of(content["rewrite"]), status=status)
 
     def __repr__(self) -> str:
         """Say the essentials on one line."""
@@ -196,9 +205,18 @@ def plan(
     updates_may_move: bool = True,
     precedences: Iterable[tuple[int, int]] = (),
     order: ArrayLike | None = None,
+    budget: int | str | None = None,
+    max_slowdown: float | None = None,
+    minimise: str | None = None,
+    device: str | DeviceProfile = "a100",
+    in_place: bool = True,
+    recompute: bool = True,
     progress: Progress | None = None,
 ) -> Plan:
     """Plan the memory of a training step: order its ops, lay out its tensors, prove how good that is.
+
+    With `budget`, `max_slowdown` or `minimise` the graph is rewritten as well: ops run again instead of keeping what
+    they make, and pointwise results take over inputs that die. The answer is then a `BudgetPlan`.
 
     The plan has passed the independent checker. It is never worse than the program order, unless extra precedences
     forbid that order or another one was given. Ctrl-C returns the best plan so far.
@@ -215,6 +233,13 @@ def plan(
             that precede the first of them.
         precedences: extra pairs of op ids (before, after).
         order: int32[num_ops], the op that runs at step i: keep this order; only its tensors are laid out.
+        budget: the memory there is, "16GB", "16GiB" or bytes: least added time with which everything fits, the arena
+            included.
+        max_slowdown: least peak within this share of added time; 0.05 is 5 %.
+        minimise: "peak": least peak at whatever time.
+        device: what time is estimated for where the graph has no measured seconds: "h100", "h200", "a100", "rtx4090",
+            "cpu" or a `DeviceProfile`.
+        in_place, recompute: which levers a rewriting may use.
         progress: called some ten times a second with (stage, seconds, value, bound) in bytes; False stops the search
             with its best answer.
 
@@ -224,6 +249,7 @@ def plan(
     Raises:
         GraphError: the graph is invalid, or the precedences form a cycle with its dependencies.
         PlanError: the given order breaks a dependency.
+        BudgetError: the budget is no number of bytes, or no plan fits it.
         ValueError: an option is out of its range.
 
     Example:
@@ -235,6 +261,7 @@ def plan(
         >>> plan.program_peak_bytes, plan.peak_bytes, plan.gap
         (110, 100, 0.0)
     """
+    from olla.budgets import Goal
     from olla.pipeline import Options, run
 
     options = Options(
@@ -247,4 +274,9 @@ def plan(
         precedences=tuple(precedences),
         order=None if order is None else np.array(order),
     )
+    goal = Goal.of(budget, max_slowdown, minimise, device, in_place, recompute)
+    if goal is not None:
+        from olla import budget as budgeted
+
+        return budgeted.run(graph, options, goal, progress)
     return run(graph, options, progress)

@@ -20,6 +20,9 @@ METHODS = (
     "ilp",
     "joint",
     "model",
+    "roam",
+    "smartpool",
+    "inductor",
     "program",
 )
 

@@ -22,12 +22,13 @@ class Input:
     """One input of a captured step.
 
     Attributes:
-        kind: ``parameter``, ``buffer``, ``optimizer_state``, ``rate`` (learning rate of a group) or ``input``.
+        kind: ``parameter``, ``buffer``, ``optimizer_state``, ``rate`` (of a group) or ``input``.
         name: for people: ``"head.weight"``, ``"exp_avg of head.weight"``, ``"lr of group 0"``, ``"batch[input_ids]"``.
         key: name of the parameter or buffer in the model; for ``rate`` and ``input`` the position of the group or of
             the batch leaf.
-        entry: for ``optimizer_state``, the entry of ``optimizer.state[parameter]``.
-        exists: False for optimizer state that the optimizer has not created yet: it starts as zeros.
+        entry: for ``optimizer_state``, the entry of ``optimizer.state[parameter]``; for ``rate``, ``lr`` or
+            ``momentum``, which stands for the first beta where there are betas.
+        exists: False for optimizer state that the optimizer has not created yet.
     """
 
     kind: str
@@ -149,7 +150,7 @@ def gather(
         elif optimizer is None:
             raise ValueError(f"the captured step takes {i.name}: pass the optimizer")
         elif i.kind == "rate":
-            values.append(optimizers.rate_tensor(optimizer.param_groups[int(i.key)]["lr"]))
+            values.append(optimizers.rate_tensor(optimizer.param_groups[int(i.key)], i.entry))
         else:
-            values.append(optimizers.state_entry(optimizer, parameters[str(i.key)], i.entry))
+            values.append(optimizers.parameter_state(optimizer, parameters[str(i.key)])[i.entry])
     return values

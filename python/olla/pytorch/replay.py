@@ -24,6 +24,7 @@ class Allocations(NamedTuple):
         num_bytes: int64[m].
         freed_in: int32[m], the op that ran, or had run last, when it was freed; -1: alive when the recording stopped.
         freed_at: int64[m], how many requests had been made when it was freed; -1: alive when the recording stopped.
+        address: int64[m], of its first byte; 0 where nothing tells when it is freed.
     """
 
     op: Int32
@@ -31,6 +32,7 @@ class Allocations(NamedTuple):
     num_bytes: Int64
     freed_in: Int32
     freed_at: Int64
+    address: Int64
 
 
 class Table(NamedTuple):
@@ -183,6 +185,10 @@ class Replay:
         counts = Counters(*self._module.deactivate(keep_arena))
         return counts._replace(misses=[Miss(*miss) for miss in counts.misses])
 
+    def abandon(self) -> None:
+        """End the window, the recording and the table that an interrupted call left open on this thread, if any."""
+        self._module.abandon()
+
     def release(self) -> None:
         """Give the arenas back that deactivate() kept."""
         self._module.release()
@@ -200,9 +206,9 @@ class Replay:
 
 
 def _allocations(rows: bytes) -> Allocations:
-    columns = np.frombuffer(rows, np.int64).reshape(-1, 5).T
-    op, index, num_bytes, freed_in, freed_at = (np.ascontiguousarray(column) for column in columns)
-    return Allocations(op.astype(np.int32), index.astype(np.int32), num_bytes, freed_in.astype(np.int32), freed_at)
+    columns = np.frombuffer(rows, np.int64).reshape(-1, 6).T
+    op, index, num_bytes, freed_in, *others = (np.ascontiguousarray(column) for column in columns)
+    return Allocations(op.astype(np.int32), index.astype(np.int32), num_bytes, freed_in.astype(np.int32), *others)
 
 
 def load(device: torch.device) -> Replay:

@@ -40,6 +40,7 @@ class StepReport:
         capture_seconds: tracing the step.
         plan_seconds: ordering its operators and laying out its requests.
         record_seconds: the recorded calls.
+        slowest: the slowest ops of the recorded call and their seconds.
         note: what a reader should know besides; empty if nothing.
     """
 
@@ -61,6 +62,7 @@ class StepReport:
     capture_seconds: float
     plan_seconds: float
     record_seconds: float
+    slowest: tuple[tuple[str, float], ...]
     note: str
 
     def __str__(self) -> str:
@@ -71,7 +73,8 @@ class StepReport:
         with console.capture() as capture:
             console.print(f"{self.name}: {self.num_ops:,} ops, {self.num_steps:,} steps", highlight=False)
             console.print(self._figures())
-            for line in (*self.misses, self.note):
+            slowest = ", ".join(f"{name} {seconds * 1e3:.3f} ms" for name, seconds in self.slowest)
+            for line in (slowest and f"slowest when recorded: {slowest}", *self.misses, self.note):
                 if line:
                     console.print(line, markup=False, highlight=False)
         return "\n".join(line.rstrip() for line in capture.get().splitlines())
