@@ -67,8 +67,8 @@ class ControlEdges(NamedTuple):
 def control_edges(graph: Graph, core: _core.Graph) -> ControlEdges:
     """Return the edges that force weight updates early and generators of tensors late.
 
-    The level of an op is the length of the longest chain of ops before it; that of a generator, an op that waits for
-    nothing and is waited for, is just below its first user's. An update runs before the first op of program order on
+    The level of an op is the length of the longest chain of ops before it; that of a generator, an op that reads and
+    waits for nothing, is just below its first user's. An update runs before the first op of program order on
     the next higher level that is neither. A generator runs after what its first users wait for, as far as that is on a
     lower level than itself. All edges lead to higher levels, so they close no cycle.
 
@@ -86,7 +86,10 @@ def control_edges(graph: Graph, core: _core.Graph) -> ControlEdges:
         for u in before:
             succs[u].append(v)
     level = _levels(preds, succs)
-    is_generator = [not preds[v] and bool(succs[v]) and len(graph.writes.of(v)) > 0 for v in range(num_ops)]
+    is_generator = [
+        not preds[v] and bool(succs[v]) and len(graph.reads.of(v)) == 0 and len(graph.writes.of(v)) > 0
+        for v in range(num_ops)
+    ]
     for v in range(num_ops):
         if is_generator[v]:
             level[v] = min(level[w] for w in succs[v]) - 1
