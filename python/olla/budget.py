@@ -195,9 +195,7 @@ class _Run:
         bounds, _ = self.evictor.least_peak(ops, math.inf, self._bound_seconds(), None)
         bound = max(int(bounds.max(initial=0)), self.graph.resident_bytes)
         forcing = ops[np.argsort(-bounds, kind="stable")][:3]
-        names = ", ".join(
-            f"op {v} ({self.graph.op_names[v]})" for v in forcing[bounds[np.argsort(-bounds)][:3] > budget_bytes]
-        )
+        names = ", ".join(f"op {v} ({self.graph.op_names[v]})" for v in forcing[bounds[np.argsort(-bounds)][:3] > budget_bytes])
         if bound > budget_bytes:
             reason = f"no plan fits it: every one needs at least {bound} bytes"
             reason += f", {self.graph.resident_bytes} of them for resident tensors" if self.graph.resident_bytes else ""
@@ -206,9 +204,7 @@ class _Run:
         else:
             reason = f"no plan was found that fits it; none needs less than {bound} bytes"
             remedy = f"{self.lowest_bytes} bytes, a longer time limit, or more levers"
-        message = (
-            f"the budget is {budget_bytes} bytes, and {reason}. The lowest found is {self.lowest_bytes}: try {remedy}"
-        )
+        message = f"the budget is {budget_bytes} bytes, and {reason}. The lowest found is {self.lowest_bytes}: try {remedy}"
         return BudgetError(message, rule="budget", ids=tuple(map(int, forcing)))
 
     def _bound_seconds(self) -> float:
@@ -267,9 +263,7 @@ class _Run:
         again = rerun != Rerun.NEVER
         share = np.divide(r.rerun_seconds, r.seconds, out=np.ones_like(r.seconds), where=r.seconds > 0)
         numbers = {name: getattr(old, name)[origin] for name in ("flops", "launches", "recomputable")}
-        texts = {
-            name: [getattr(old, name)[v] for v in origin] for name in ("op_names", "op_kinds", "targets", "shapes")
-        }
+        texts = {name: [getattr(old, name)[v] for v in origin] for name in ("op_names", "op_kinds", "targets", "shapes")}
         graph = Graph.from_arrays(
             name=old.name,
             tensor_bytes=columns["tensor_bytes"],

@@ -43,11 +43,7 @@ def check_equivalent(
     Complexity:
         O(ops + tensors + uses) of both graphs.
     """
-    if (
-        len(origin) != rewritten.num_ops
-        or len(rerun) != rewritten.num_ops
-        or len(tensor_origin) != rewritten.num_tensors
-    ):
+    if len(origin) != rewritten.num_ops or len(rerun) != rewritten.num_ops or len(tensor_origin) != rewritten.num_tensors:
         _fail("rewrite_lengths", "the origins of ops and tensors do not fit the rewritten graph")
     for ids, limit in ((origin, original.num_ops), (tensor_origin, original.num_tensors)):
         if len(ids) and not (0 <= int(ids.min()) and int(ids.max()) < limit):
