@@ -45,9 +45,10 @@ def solve(problem: Problem) -> Answer:
     search.bound, search.interrupted = free.bound, free.interrupted
     solve_order(search)
     free.order = search.order
-    with free.stage("bound"):
+    with search.stage("bound"):
         free.raise_bound(_BOUND_SHARE * search.left())
-    search.bound, search.interrupted = free.bound, free.interrupted
+    search.bound = free.bound
+    search.interrupted |= free.interrupted
     search.details.append(f"control edges: {edges.num_early} for early updates, {edges.num_late} for late generators")
     if search.peak > free.peak:
         search.order, search.peak = problem.order, free.peak
