@@ -224,9 +224,10 @@ def plan(
     Args:
         graph: a `Graph`, the path of a graph file, or a captured step (anything whose `.graph` is a `Graph`).
         method: "auto": min-cut refinement and branch and bound, then the integer program on small graphs that still
-            have a gap. "ilp": OLLA's split, an order program on the whole graph, then an address program. "joint": OLLA's
-            program of both, which minimises the arena. "model": the split with MODeL's devices. "roam", "smartpool",
-            "inductor": the other published systems; see docs/model.md. "program": the program order, laid out.
+            have a gap. "ilp": OLLA's split, an order program on the whole graph, then an address program. "joint":
+            OLLA's program of both, which minimises the arena. "model": the split with MODeL's devices. "roam",
+            "smartpool", "inductor": the other published systems; see docs/model.md. "program": the program order, laid
+            out.
         time_limit: seconds for the whole call; what is not proved by then ends as FEASIBLE with its gap.
         seed: for every random choice. Same input, options and seed give the same plan, time-limited stages aside.
         alignment: every offset is a multiple of it, in bytes; 512 on CUDA.

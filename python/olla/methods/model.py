@@ -129,7 +129,7 @@ def pyramid(lower: Int64Array, upper: Int64Array, size: Int64Array) -> Int64Arra
     Example:
         >>> import numpy as np
         >>> pyramid(np.array([0, 1, 2, 0]), np.array([6, 5, 6, 2]), np.array([4, 2, 8, 1])).tolist()
-        [0, 4, -1, -1]
+        [0, -1, 4, -1]
     """
     fixed = np.full(len(size), -1, dtype=np.int64)
     first, last, top = -np.inf, np.inf, 0
