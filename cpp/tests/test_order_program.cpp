@@ -125,6 +125,27 @@ TEST(sizes_too_far_apart_for_floating_point_are_rounded_down) {
   for (const double value : p.program().value) CHECK(std::abs(value) <= 0x1p26);
 }
 
+TEST(split_rows_tell_large_sizes_apart_to_the_byte) {
+  const Graph graph(test::data({3, (Bytes{1} << 40) + 1, 5, (Bytes{1} << 39) + 7},
+                               {{.writes = {0}}, {.reads = {0}, .writes = {1}}, {.writes = {2}}, {.reads = {2}, .writes = {3}}},
+                               {0, 2}));
+  OrderProgramOptions options;
+  options.split = true;
+  options.reduce = false;
+  options.target = Bytes{1} << 42;
+  test::for_each_order(graph, [&](const std::vector<OpId>& order) {
+    const OrderProgram p(graph, options, never);
+    CHECK(p.exact());
+    for (const double value : p.program().value) CHECK(std::abs(value) <= 0x1p26);
+    const std::vector<double> values = p.encode(order);
+    CHECK(satisfies(p.program(), values));
+    CHECK_EQ(p.peak_bytes(objective(p.program(), values)), profile(graph, order).peak);
+    OrderProgramOptions tight = options;
+    tight.target = profile(graph, order).peak - 1;
+    CHECK(OrderProgram(graph, tight, never).encode(order).empty());  // one byte too many
+  });
+}
+
 TEST(peaks_are_rounded_up_to_the_grid) {
   const Graph graph(test::data({7, 512, 1024}, {{.reads = {0}, .writes = {1}}, {.writes = {2}}}));
   CHECK_EQ(round_up_to_grid(graph, 7), Bytes{7});
