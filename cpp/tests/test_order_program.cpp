@@ -142,7 +142,8 @@ TEST(split_rows_tell_large_sizes_apart_to_the_byte) {
     CHECK_EQ(p.peak_bytes(objective(p.program(), values)), profile(graph, order).peak);
     OrderProgramOptions tight = options;
     tight.target = profile(graph, order).peak - 1;
-    CHECK(OrderProgram(graph, tight, never).encode(order).empty());  // one byte too many
+    const OrderProgram below(graph, tight, never);
+    CHECK(below.outcome() == Outcome::kNoOrder || below.encode(order).empty());  // one byte too many
   });
 }
 
