@@ -31,8 +31,8 @@ void bind_address_ilp(nb::module_& m) {
         return nb::make_tuple(to_numpy(std::move(r.offsets)), r.height, r.load, r.bound, name_of(r.status), control.cancelled(),
                               dict_of(r.figures));
       },
-      "lower"_a.noconvert(), "upper"_a.noconvert(), "size"_a.noconvert(), "alignment"_a, "fixed"_a.noconvert(), "start"_a.noconvert(),
-      "lower_bound"_a, "highs_library"_a, "time_limit"_a, "seed"_a, "num_threads"_a, "progress"_a.none(),
+      "lower"_a.noconvert(), "upper"_a.noconvert(), "size"_a.noconvert(), "alignment"_a, "fixed"_a.noconvert(),
+      "start"_a.noconvert(), "lower_bound"_a, "highs_library"_a, "time_limit"_a, "seed"_a, "num_threads"_a, "progress"_a.none(),
       "(offsets, height, load, bound, status, cancelled, info): the layout of least height by OLLA's address program; see olla.ilp.address_ilp.");
 }
 

@@ -1,6 +1,6 @@
 #include <nanobind/stl/string.h>
 
-#include "arrays.hpp"
+#include "ilp_figures.hpp"
 #include "olla/ilp.hpp"
 
 namespace olla::bindings {
@@ -21,6 +21,8 @@ nb::dict info_of(const OrderIlpResult& result) {
 }  // namespace
 
 void bind_ilp(nb::module_& m) {
+  bind_address_ilp(m);
+  bind_joint_ilp(m);
   m.def(
       "order_ilp",
       [](const Graph& graph, Array<OpId> start, Bytes lower_bound, const std::string& highs_library, double time_limit,

@@ -29,11 +29,12 @@ void bind_joint_ilp(nb::module_& m) {
                         control);
         }
         watcher.raise_pending();
-        return nb::make_tuple(to_numpy(std::move(r.order)), to_numpy(std::move(r.offsets)), to_numpy(std::move(r.workspace_offsets)),
-                              r.arena, r.lower_bound, name_of(r.status), control.cancelled(), dict_of(r.figures));
+        return nb::make_tuple(to_numpy(std::move(r.order)), to_numpy(std::move(r.offsets)),
+                              to_numpy(std::move(r.workspace_offsets)), r.arena, r.lower_bound, name_of(r.status),
+                              control.cancelled(), dict_of(r.figures));
       },
-      "arena"_a, "order"_a.noconvert(), "offsets"_a.noconvert(), "workspace_offsets"_a.noconvert(), "lower_bound"_a, "highs_library"_a,
-      "time_limit"_a, "seed"_a, "num_threads"_a, "progress"_a.none(),
+      "arena"_a, "order"_a.noconvert(), "offsets"_a.noconvert(), "workspace_offsets"_a.noconvert(), "lower_bound"_a,
+      "highs_library"_a, "time_limit"_a, "seed"_a, "num_threads"_a, "progress"_a.none(),
       "(order, offsets, workspace_offsets, arena, lower_bound, status, cancelled, info): the order and layout of the smallest arena by OLLA's "
       "joint program; see olla.ilp.joint_ilp.");
 }

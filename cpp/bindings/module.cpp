@@ -16,8 +16,6 @@ void bind_profile(nb::module_& m);
 void bind_spans(nb::module_& m);
 void bind_highs(nb::module_& m);
 void bind_ilp(nb::module_& m);
-void bind_address_ilp(nb::module_& m);
-void bind_joint_ilp(nb::module_& m);
 }  // namespace olla::bindings
 
 namespace {
@@ -60,6 +58,4 @@ NB_MODULE(_core, m) {
   olla::bindings::bind_spans(m);
   olla::bindings::bind_highs(m);
   olla::bindings::bind_ilp(m);
-  olla::bindings::bind_address_ilp(m);
-  olla::bindings::bind_joint_ilp(m);
 }

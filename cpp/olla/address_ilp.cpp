@@ -60,18 +60,17 @@ TargetProgram target_program(PartProblem& problem, Bytes lower_bound, Bytes targ
   return result;
 }
 
-void require_input(std::span<const Buffer> buffers, Bytes alignment, std::span<const Offset> fixed,
-                   std::span<const Offset> start) {
+void require_input(std::span<const Buffer> buffers, Bytes alignment, std::span<const Offset> fixed, std::span<const Offset> start) {
   for (const auto& [name, list] : {std::pair("fixed offsets", fixed), std::pair("start", start)}) {
     if (list.empty() || list.size() == buffers.size()) continue;
-    throw PlanError("the " + std::string(name) + " are " + std::to_string(list.size()) + " offsets, expected none or one for each of " +
-                        std::to_string(buffers.size()) + " buffers",
+    throw PlanError("the " + std::string(name) + " are " + std::to_string(list.size()) +
+                        " offsets, expected none or one for each of " + std::to_string(buffers.size()) + " buffers",
                     "lengths", {});
   }
   for (std::size_t i = 0; i < fixed.size(); ++i) {
     if (fixed[i] == kNotInArena || (fixed[i] >= 0 && fixed[i] % alignment == 0 && fixed[i] <= kMaxBytes)) continue;
-    throw PlanError("buffer " + std::to_string(i) + " is fixed at offset " + std::to_string(fixed[i]) + ", expected a multiple of " +
-                        std::to_string(alignment) + " from 0 on, or -1",
+    throw PlanError("buffer " + std::to_string(i) + " is fixed at offset " + std::to_string(fixed[i]) +
+                        ", expected a multiple of " + std::to_string(alignment) + " from 0 on, or -1",
                     "fixed", {static_cast<std::int64_t>(i)});
   }
 }

@@ -7,8 +7,8 @@
 namespace olla {
 
 struct AddressIlpResult {
-  std::vector<Offset> offsets;        // of buffer i
-  Bytes height = 0;                   // of the rounded sizes, as load and bound
+  std::vector<Offset> offsets;  // of buffer i
+  Bytes height = 0;             // of the rounded sizes, as load and bound
   Bytes load = 0;
   Bytes bound = 0;                    // no layout with these fixed offsets is lower; at least the load
   Status status = Status::kFeasible;  // kOptimal exactly when height == bound

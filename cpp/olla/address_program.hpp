@@ -8,8 +8,8 @@
 //     A[i] + S[i] <= height                                          (8)
 //
 // Only heights up to a target are described, the best so far at most, and M is what the bounds of A leave: never above the target.
-// Left out, not fixed: pairs that are never alive together; addresses of fixed buffers; the variable of a pair whose bounds leave one
-// way only (a buffer does not fit below a fixed one), and of twins, which have the same lifetime and size and stand by id; the
+// Left out, not fixed: pairs that are never alive together; addresses of fixed buffers; the variable of a pair whose bounds leave
+// one way only (a buffer does not fit below a fixed one), and of twins, which have the same lifetime and size and stand by id; the
 // height, where target and lower bound meet.
 #pragma once
 
@@ -23,13 +23,13 @@ class AddressColumns {
  public:
   AddressColumns(Program& program, std::vector<double> sizes) : program_(program), sizes_(std::move(sizes)) {}
 
-  void add(double lower, double upper);          // of the next buffer; a constant where both are equal
+  void add(double lower, double upper);                        // of the next buffer; a constant where both are equal
   Column column(std::int32_t i) const { return columns_[i]; }  // -1 for a constant
   bool fits_below(std::int32_t i, std::int32_t j) const { return lower_[i] + sizes_[i] <= upper_[j]; }
 
-  void below(std::int32_t i, std::int32_t j);               // i lies below j
+  void below(std::int32_t i, std::int32_t j);                           // i lies below j
   void below_if(std::int32_t i, std::int32_t j, Column b, bool value);  // i lies below j where binary b has the value
-  void under(std::int32_t i, Column height, double base);   // i ends at or below base + height
+  void under(std::int32_t i, Column height, double base);               // i ends at or below base + height
 
  private:
   void add_row(std::int32_t i, std::int32_t j, double upper, const Term* extra);
@@ -39,8 +39,8 @@ class AddressColumns {
   std::vector<Column> columns_;
 };
 
-// Offsets that keep the buffers of each overlapping pair in the order of their keys, each as low as those below it allow. The height
-// of keys that are offsets of a layout does not rise. fixed: an offset to keep, or kNotInArena; may be empty. O(n^2).
+// Offsets that keep the buffers of each overlapping pair in the order of their keys, each as low as those below it allow. The
+// height of keys that are offsets of a layout does not rise. fixed: an offset to keep, or kNotInArena; may be empty. O(n^2).
 std::vector<Offset> settle(std::span<const Buffer> buffers, std::span<const double> keys, std::span<const Offset> fixed);
 
 // The largest end; kMaxBytes where two buffers that are alive together overlap, or one begins below 0. O(n^2).

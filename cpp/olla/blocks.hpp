@@ -24,8 +24,8 @@ struct Blocks {
 };
 
 enum class Moves : std::uint8_t {
-  kSafe,      // no order's peak rises
-  kShortening // of these: no lifetime grows either, so that a layout stays one. Ops that only free, or only allocate.
+  kSafe,       // no order's peak rises
+  kShortening  // of these: no lifetime grows either, so that a layout stays one. Ops that only free, or only allocate.
 };
 
 // graph's closure, with precedences beyond the dependencies if it has any. O(ops + uses * users).

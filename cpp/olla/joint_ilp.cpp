@@ -15,8 +15,8 @@ struct Best {
   Bytes height;
 };
 
-TargetProgram target_program(const Graph& arena, std::span<const ArenaBuffer> buffers, Best& best, const OrderProgramOptions& options,
-                             const std::function<bool()>& stop) {
+TargetProgram target_program(const Graph& arena, std::span<const ArenaBuffer> buffers, Best& best,
+                             const OrderProgramOptions& options, const std::function<bool()>& stop) {
   const auto p = std::make_shared<JointProgram>(arena, options, stop);
   TargetProgram result;
   if (p->outcome() == JointProgram::Outcome::kTooLarge) result.outcome = TargetProgram::Outcome::kTooLarge;
@@ -37,8 +37,8 @@ TargetProgram target_program(const Graph& arena, std::span<const ArenaBuffer> bu
   return result;
 }
 
-Best start_of(const Graph& arena, std::span<const ArenaBuffer> buffers, std::span<const OpId> order, std::span<const Offset> offsets,
-              std::span<const Offset> workspace_offsets) {
+Best start_of(const Graph& arena, std::span<const ArenaBuffer> buffers, std::span<const OpId> order,
+              std::span<const Offset> offsets, std::span<const Offset> workspace_offsets) {
   if (!arena.is_order(order)) throw PlanError("the start breaks a dependency or is no permutation of the ops", "order", {});
   const std::vector<Buffer> lifetimes = lifetimes_of(buffers, order);
   Best best{{{order.begin(), order.end()}, {}}, 0};
@@ -46,7 +46,8 @@ Best start_of(const Graph& arena, std::span<const ArenaBuffer> buffers, std::spa
     best.arrangement.offsets = first_fit(lifetimes, {});
   } else if (offsets.size() != static_cast<std::size_t>(arena.num_tensors()) || workspace_offsets.size() != order.size()) {
     throw PlanError("the start has " + std::to_string(offsets.size()) + " tensor and " + std::to_string(workspace_offsets.size()) +
-                        " workspace offsets, expected " + std::to_string(arena.num_tensors()) + " and " + std::to_string(order.size()),
+                        " workspace offsets, expected " + std::to_string(arena.num_tensors()) + " and " +
+                        std::to_string(order.size()),
                     "lengths", {});
   } else {
     for (const ArenaBuffer& b : buffers) {
@@ -65,8 +66,8 @@ Best start_of(const Graph& arena, std::span<const ArenaBuffer> buffers, std::spa
 }  // namespace
 
 JointIlpResult joint_ilp(const Graph& arena, std::span<const OpId> order, std::span<const Offset> offsets,
-                         std::span<const Offset> workspace_offsets, Bytes lower_bound, const Highs& highs, const IlpOptions& options,
-                         Control& control) {
+                         std::span<const Offset> workspace_offsets, Bytes lower_bound, const Highs& highs,
+                         const IlpOptions& options, Control& control) {
   const std::vector<ArenaBuffer> buffers = arena_buffers(arena, nullptr);
   Best best = start_of(arena, buffers, order, offsets, workspace_offsets);
   JointIlpResult result;

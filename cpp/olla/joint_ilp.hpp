@@ -1,8 +1,8 @@
 // The order and the layout of the smallest arena by OLLA's joint program (joint_program.hpp), solved by HiGHS.
 #pragma once
 
-#include "olla/ilp_search.hpp"
 #include "olla/graph.hpp"
+#include "olla/ilp_search.hpp"
 
 namespace olla {
 
@@ -20,7 +20,7 @@ struct JointIlpResult {
 // workspaces; without offsets (empty), it is laid out by first fit. lower_bound: proven, or 0. Never worse than the start.
 // PlanError "order", "lengths", "start"; SolverError as IlpSearch says.
 JointIlpResult joint_ilp(const Graph& arena, std::span<const OpId> order, std::span<const Offset> offsets,
-                         std::span<const Offset> workspace_offsets, Bytes lower_bound, const Highs& highs, const IlpOptions& options,
-                         Control& control);
+                         std::span<const Offset> workspace_offsets, Bytes lower_bound, const Highs& highs,
+                         const IlpOptions& options, Control& control);
 
 }  // namespace olla

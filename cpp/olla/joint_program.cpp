@@ -54,6 +54,7 @@ namespace {
 
 OrderProgramOptions shortening(OrderProgramOptions options) {
   options.moves = Moves::kShortening;
+  options.split = true;
   return options;
 }
 

@@ -1,13 +1,12 @@
 // OLLA's equation (9): the order and the addresses in one mixed-integer program, for the smallest arena of all orders.
 //
-// The order is that of the order program (order_program.hpp) with its columns Y[v,t]; its peak column is the arena here, so that its
-// memory rows say "load <= arena". To it come, for every two buffers i, j that some order has alive together:
+// The order is that of the order program (order_program.hpp) with its columns Y[v,t]; its peak column is the arena here, so that
+// its memory rows say "load <= arena". To it come, for every two buffers i, j that some order has alive together:
 //
 //     a[i,j], a[j,i]  i lies below j, j lies below i; one binary b = a[i,j] = 1 - a[j,i] where they are together in every order
-//     e[i,j]          i is dead before j is born: e[i,j] <= 1 + Y[u,t-1] - Y[v,t] for every last user u of i, v the op that writes j
-//     a[i,j] + a[j,i] + e[i,j] + e[j,i] >= 1         (6)
-//     A[i] + S[i] <= A[j] + (1 - a[i,j]) M           (7)
-//     A[i] + S[i] <= arena                           (8)
+//     e[i,j]          i is dead before j is born: e[i,j] <= 1 + Y[u,t-1] - Y[v,t] for every last user u of i, v the op that writes
+//     j a[i,j] + a[j,i] + e[i,j] + e[j,i] >= 1         (6) A[i] + S[i] <= A[j] + (1 - a[i,j]) M           (7) A[i] + S[i] <= arena
+//     (8)
 //
 // e is continuous: with binary Y its best value is 0 or 1. Left out, not fixed: pairs that are apart in every order of the target,
 // the e that no such order allows, and all that the order program leaves out. Of its safe moves only those that make no lifetime
@@ -25,13 +24,14 @@ Graph arena_graph(const Graph& graph, Bytes alignment);
 
 // What lies in the arena: the tensors that ops write, then the workspaces, as far as they have bytes.
 struct ArenaBuffer {
-  OpId producer;                // or the op whose workspace it is
-  TensorId tensor;              // -1: a workspace
-  std::vector<OpId> last_users; // alive until the last of them has run; the producer itself where nobody uses it
-  bool output;                  // alive to the end
+  OpId producer;                 // or the op whose workspace it is
+  TensorId tensor;               // -1: a workspace
+  std::vector<OpId> last_users;  // alive until the last of them has run; the producer itself where nobody uses it
+  bool output;                   // alive to the end
   Bytes size;
 };
-std::vector<ArenaBuffer> arena_buffers(const Graph& arena, const Closure* closure);  // closure: to leave out users that others follow
+std::vector<ArenaBuffer> arena_buffers(const Graph& arena,
+                                       const Closure* closure);  // closure: to leave out users that others follow
 std::vector<Buffer> lifetimes_of(std::span<const ArenaBuffer> buffers, std::span<const OpId> order);
 
 struct Arrangement {
@@ -61,8 +61,8 @@ class JointProgram {
     Column below[2], dead[2];
   };
   bool certainly_before(OpId u, OpId v) const;
-  bool certainly_apart(const ArenaBuffer& i, const ArenaBuffer& j) const;   // i is dead before j is born, in every order
-  bool possibly_apart(const ArenaBuffer& i, const ArenaBuffer& j) const;    // in some order, as far as precedences tell
+  bool certainly_apart(const ArenaBuffer& i, const ArenaBuffer& j) const;  // i is dead before j is born, in every order
+  bool possibly_apart(const ArenaBuffer& i, const ArenaBuffer& j) const;   // in some order, as far as precedences tell
   bool twins(const ArenaBuffer& i, const ArenaBuffer& j) const;
   void add_pair(AddressColumns& addresses, std::int32_t i, std::int32_t j);
   Column add_death(const ArenaBuffer& i, const ArenaBuffer& j);

@@ -45,9 +45,10 @@ def solve(problem: Problem) -> Answer:
     search.bound, search.interrupted = free.bound, free.interrupted
     solve_order(search)
     free.order = search.order
-    with free.stage("bound"):
+    with search.stage("bound"):
         free.raise_bound(_BOUND_SHARE * search.left())
-    search.bound, search.interrupted = free.bound, free.interrupted
+    search.bound = free.bound
+    search.interrupted |= free.interrupted
     search.details.append(f"control edges: {edges.num_early} for early updates, {edges.num_late} for late generators")
     if search.peak > free.peak:
         search.order, search.peak = problem.order, free.peak
@@ -67,8 +68,8 @@ class ControlEdges(NamedTuple):
 def control_edges(graph: Graph, core: _core.Graph) -> ControlEdges:
     """Return the edges that force weight updates early and generators of tensors late.
 
-    The level of an op is the length of the longest chain of ops before it; that of a generator, an op that waits for
-    nothing and is waited for, is just below its first user's. An update runs before the first op of program order on
+    The level of an op is the length of the longest chain of ops before it; that of a generator, an op that reads and
+    waits for nothing, is just below its first user's. An update runs before the first op of program order on
     the next higher level that is neither. A generator runs after what its first users wait for, as far as that is on a
     lower level than itself. All edges lead to higher levels, so they close no cycle.
 
@@ -86,7 +87,10 @@ def control_edges(graph: Graph, core: _core.Graph) -> ControlEdges:
         for u in before:
             succs[u].append(v)
     level = _levels(preds, succs)
-    is_generator = [not preds[v] and bool(succs[v]) and len(graph.writes.of(v)) > 0 for v in range(num_ops)]
+    is_generator = [
+        not preds[v] and bool(succs[v]) and len(graph.reads.of(v)) == 0 and len(graph.writes.of(v)) > 0
+        for v in range(num_ops)
+    ]
     for v in range(num_ops):
         if is_generator[v]:
             level[v] = min(level[w] for w in succs[v]) - 1
@@ -125,7 +129,7 @@ def pyramid(lower: Int64Array, upper: Int64Array, size: Int64Array) -> Int64Arra
     Example:
         >>> import numpy as np
         >>> pyramid(np.array([0, 1, 2, 0]), np.array([6, 5, 6, 2]), np.array([4, 2, 8, 1])).tolist()
-        [0, 4, -1, -1]
+        [0, -1, 4, -1]
     """
     fixed = np.full(len(size), -1, dtype=np.int64)
     first, last, top = -np.inf, np.inf, 0
