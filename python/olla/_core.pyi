@@ -19,6 +19,40 @@ def smartpool(lower: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='
     (offsets, height, cancelled): best fit of what outlives the iteration, then by falling size.
     """
 
+class Evictor:
+    """Which values not to keep, on top of a base order; see olla.budget."""
+
+    def __init__(self, graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], rerun: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], rerun_seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], rerun_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rerun_reads: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], in_place: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+
+    def run(self, peak: int, added_seconds: float, time_limit: float, progress: object | None) -> bool:
+        """
+        Drop greedily until the peak is reached or a limit is met; whether it was cancelled.
+        """
+
+    def curve(self) -> tuple:
+        """(peak, added_seconds) after every step of the greedy."""
+
+    def least_peak(self, ops: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], added_seconds: float, time_limit: float, progress: object | None) -> tuple:
+        """
+        (bounds, cancelled): no rewriting that adds at most added_seconds has a lower peak than any of the bounds, one per op.
+        """
+
+    def least_added_seconds(self, ops: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], peak: int, time_limit: float, progress: object | None) -> tuple:
+        """
+        (bounds, cancelled): no rewriting with at most this peak adds less than any of the bounds, one per op.
+        """
+
+    @property
+    def peak(self) -> int: ...
+
+    @property
+    def added_seconds(self) -> float: ...
+
+    def rewritten(self) -> tuple:
+        """
+        (columns, origin, rerun, tensor_origin) of the graph that the decisions in force make.
+        """
+
 def check(graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], workspace_offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], alignment: int, figures: dict[str, int], before: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], after: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
     """
     Raise PlanError with the broken rule unless the plan is valid: order, offsets (-1: not in the arena), workspace offsets, alignment, the figures it reports, and the extra precedences before[i] -> after[i].
