@@ -189,7 +189,8 @@ def _pipeline(num_buffers: int, draw: random.Random, is_interleaved: bool, is_ev
     num_chunks = draw.randint(2, 4) if is_interleaved else 1
     stage = draw.randrange(num_stages)
     if is_even:
-        layer, num_layers = [_Kernel.drawn(draw) for _ in range(draw.randint(8, 16))], draw.randint(1, 3 if num_buffers >= 10_000 else 1)
+        layer = [_Kernel.drawn(draw) for _ in range(draw.randint(8, 16))]
+        num_layers = draw.randint(1, 3 if num_buffers >= 10_000 else 1)
         chunks = [layer * num_layers for _ in range(num_chunks)]
         if stage == num_stages - 1:
             chunks[-1] = chunks[-1] + [_Kernel.drawn(draw) for _ in range(2)]

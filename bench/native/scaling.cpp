@@ -4,23 +4,16 @@
 //
 // Each stage runs in a process of its own, so that its memory is its own; generating the graph is part of that memory, not of the
 // time. Of short stages the fastest of three runs counts.
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <functional>
-#include <memory>
 #include <numeric>
 #include <optional>
 #include <string>
 
 #include "generate.hpp"
+#include "measure.hpp"
 #include "olla/bestfit.hpp"
 #include "olla/ilp.hpp"
 #include "olla/inductor.hpp"
@@ -39,30 +32,8 @@ struct Settings {
   std::string highs;  // path of the HiGHS library; empty: the integer program is built, not solved
 };
 
-// What a stage's process tells its parent. Plain memory: it travels through a pipe.
-struct Measurement {
-  double seconds = 0;
-  bool complete = true;  // the stage did all its work, within its limits
-  char note[120] = "";
-};
-
 const char* name_of(Family family) {
   return family == Family::kConvnet ? "convnet" : family == Family::kTransformer ? "transformer" : "tangle";
-}
-
-double seconds_of(const std::function<void()>& run) {
-  const auto begin = std::chrono::steady_clock::now();
-  run();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-template <class... Values>
-void note(Measurement& m, const char* format, Values... values) {
-  std::snprintf(m.note, sizeof m.note, format, values...);
-}
-
-double percent(Bytes value, Bytes bound) {
-  return value == 0 ? 0 : 100.0 * static_cast<double>(value - bound) / static_cast<double>(value);
 }
 
 std::vector<OpId> program_order(const Graph& graph) {
@@ -243,93 +214,18 @@ constexpr Stage kStages[] = {
     {"inductor: depth", stage_schedule<depth_first_order>},
 };
 
-struct Outcome {
-  Measurement measurement;
-  double peak_mib = 0;
-  bool failed = false;
-};
-
-// Runs one stage in a child process and waits for it.
-Outcome run_apart(const Stage& stage, const Settings& settings, std::int64_t num_ops) {
-  int channel[2];
-  if (pipe(channel) != 0) std::abort();
-  std::fflush(nullptr);
-  const pid_t child = fork();
-  if (child == 0) {
-    StackOptions options = settings.stack;
-    options.num_ops = num_ops;
-    try {
-      const Measurement m = stage.run(bench::stack(options), settings);
-      _exit(write(channel[1], &m, sizeof m) == sizeof m ? 0 : 1);
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "%s at %lld ops: %s\n", stage.name, static_cast<long long>(num_ops), error.what());
-      _exit(1);
-    }
-  }
-  close(channel[1]);
-  Outcome outcome;
-  outcome.failed = child < 0 || read(channel[0], &outcome.measurement, sizeof(Measurement)) != sizeof(Measurement);
-  close(channel[0]);
-  int status = 0;
-  rusage usage{};
-  if (child > 0) wait4(child, &status, 0, &usage);
-  outcome.failed = outcome.failed || status != 0;
-#ifdef __APPLE__
-  outcome.peak_mib = static_cast<double>(usage.ru_maxrss) / (1 << 20);
-#else
-  outcome.peak_mib = static_cast<double>(usage.ru_maxrss) / (1 << 10);
-#endif
-  return outcome;
-}
-
-// Slope of log seconds over log ops, by least squares; what takes less than a millisecond tells nothing. NaN below two sizes.
-double growth_exponent(const std::vector<std::pair<double, double>>& points) {
-  double n = 0, sx = 0, sy = 0, sxx = 0, sxy = 0;
-  for (const auto& [ops, seconds] : points) {
-    if (seconds < 1e-3) continue;
-    const double x = std::log(ops), y = std::log(seconds);
-    n += 1, sx += x, sy += y, sxx += x * x, sxy += x * y;
-  }
-  return n < 2 ? std::nan("") : (n * sxy - sx * sy) / (n * sxx - sx * sx);
-}
-
 int run(const Settings& settings) {
   std::printf("%s%s, time limit %g s per stage\n\n", name_of(settings.stack.family), settings.stack.clip ? " with clipping" : "",
               settings.time_limit_seconds);
-  std::printf("| stage | ops | seconds | peak MiB | |\n|---|---|---|---|---|\n");
-  bool failed = false;
-  std::string exponents;
+  std::vector<Series> series;
   for (const Stage& stage : kStages) {
-    std::vector<std::pair<double, double>> points;
-    for (const std::int64_t num_ops : settings.sizes) {
-      Outcome o = run_apart(stage, settings, num_ops);
-      for (int repeat = 1; repeat < 3 && !o.failed && o.measurement.seconds < 0.3; ++repeat) {
-        const Outcome again = run_apart(stage, settings, num_ops);
-        if (again.failed || again.measurement.seconds < o.measurement.seconds) o = again;
-      }
-      failed = failed || o.failed;
-      std::printf("| %s | %lld | %.4f | %.0f | %s |\n", stage.name, static_cast<long long>(num_ops), o.measurement.seconds,
-                  o.peak_mib, o.failed ? "FAILED" : o.measurement.note);
-      std::fflush(stdout);
-      const bool complete = o.measurement.complete && o.measurement.seconds < settings.time_limit_seconds;
-      if (!o.failed && complete) points.emplace_back(static_cast<double>(num_ops), o.measurement.seconds);
-    }
-    const double exponent = growth_exponent(points);
-    char line[80];
-    std::snprintf(line, sizeof line, std::isnan(exponent) ? "| %s | - |\n" : "| %s | %.2f |\n", stage.name, exponent);
-    exponents += line;
+    series.push_back({stage.name, settings.sizes, [&](std::int64_t num_ops) {
+                        StackOptions options = settings.stack;
+                        options.num_ops = num_ops;
+                        return stage.run(bench::stack(options), settings);
+                      }});
   }
-  std::printf("\n| stage | seconds grow as ops to the power, where complete |\n|---|---|\n%s", exponents.c_str());
-  return failed ? 1 : 0;
-}
-
-std::vector<std::int64_t> parse_sizes(const char* text) {
-  std::vector<std::int64_t> sizes;
-  for (char* end = nullptr; *text != '\0'; text = *end == ',' ? end + 1 : end) {
-    sizes.push_back(std::strtoll(text, &end, 10));
-    if (end == text || sizes.back() < 1) return {};
-  }
-  return sizes;
+  return print_scaling("stage", "ops", series, settings.time_limit_seconds);
 }
 
 std::optional<Family> family_named(const std::string& name) {

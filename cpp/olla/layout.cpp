@@ -1,17 +1,21 @@
 #include "olla/layout.hpp"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <string>
 
 #include "olla/error.hpp"
+#include "olla/online.hpp"
 #include "olla/places.hpp"
 #include "olla/squeaky.hpp"
 
 namespace olla {
 namespace {
 
-constexpr double kGraceSeconds = 5;  // for the first pass: what it leaves is stacked, far from well
+constexpr double kGraceSeconds = 5;                         // for the first pass: what it leaves is stacked, far from well
+constexpr std::array<Section, 3> kShortSections{2, 8, 32};  // an item alive in no more is short-lived
+
 // When to stop, of one part: best is its height so far.
 struct Watch {
   Control& control;
@@ -54,6 +58,7 @@ class PartSearch {
 
  private:
   void try_ideas() {
+    if (options_.use_births && part_.fixed.empty()) try_births();
     for (const KeyWeights& weights : std::span(kSkylineKeys).subspan(1)) {
       if (done()) return;
       Packing packing;
@@ -62,6 +67,18 @@ class PartSearch {
     if (!options_.use_squeaky_wheel) return;
     const SqueakyOptions wheel{.enough = enough_, .max_placements = max_placements_, .use_foresight = options_.use_foresight};
     wheel_.improve(best_, wheel, [this](Bytes height) { return watch_.stop(height); });
+  }
+
+  // Long-lived items by birth, and the others around them.
+  void try_births() {
+    for (const Section short_sections : kShortSections) {
+      if (done()) return;
+      Part part = part_;
+      part.fixed = fit_by_birth(part, short_sections);
+      Skyline skyline(part);
+      Packing packing;
+      if (skyline.place(by_key(part, item_keys(part, kArea)), {}, stopped(), packing)) keep(std::move(packing));
+    }
   }
 
   bool done() { return best_.height <= enough_ || watch_.stop(best_.height); }

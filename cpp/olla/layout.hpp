@@ -23,6 +23,7 @@ struct LayoutOptions {
   int num_threads = 1;                      // of the exact search
   std::int64_t max_placements = 2'000'000;  // effort of the squeaky wheel, passes times items: deterministic, unlike the clock
   bool use_enumeration = true;              // tiny parts are solved exactly
+  bool use_births = true;                   // long-lived buffers by birth, as an allocator would
   bool use_squeaky_wheel = true;
   bool use_foresight = true;  // in the squeaky wheel
 };

@@ -37,10 +37,10 @@ std::vector<ItemId> by_key(const Part& part, std::span<const double> keys) {
   return order;
 }
 
-SqueakyWheel::SqueakyWheel(const Part& part, Skyline& skyline, std::uint64_t seed)
-    : part_(part), skyline_(skyline), bits_(seed), kind_(part.items.size()) {
-  const auto look = [&](ItemId i) { return std::pair(part.items[i].size, part.items[i].last - part.items[i].first); };
-  std::vector<ItemId> alike(part.items.size());
+void SqueakyWheel::find_kinds() {
+  const auto look = [&](ItemId i) { return std::pair(part_.items[i].size, part_.items[i].last - part_.items[i].first); };
+  kind_.resize(part_.items.size());
+  std::vector<ItemId> alike(part_.items.size());
   std::iota(alike.begin(), alike.end(), 0);
   std::ranges::sort(alike, {}, look);
   std::int32_t kind = 0;
@@ -53,6 +53,7 @@ SqueakyWheel::SqueakyWheel(const Part& part, Skyline& skyline, std::uint64_t see
 
 void SqueakyWheel::improve(Packing& best, const SqueakyOptions& options, const std::function<bool(Bytes)>& stop) {
   const auto spent = [&] { return best.height <= options.enough || num_placed_ >= options.max_placements || stop(best.height); };
+  find_kinds();
   double ambition = 0.5;
   for (std::size_t episode = 0; !spent(); ++episode) {
     const double stride = 0.05 * std::exp(uniform() * std::log(100.0));

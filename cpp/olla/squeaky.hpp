@@ -28,19 +28,20 @@ struct SqueakyOptions {
 
 class SqueakyWheel {
  public:
-  SqueakyWheel(const Part& part, Skyline& skyline, std::uint64_t seed);
+  SqueakyWheel(const Part& part, Skyline& skyline, std::uint64_t seed) : part_(part), skyline_(skyline), bits_(seed) {}
 
   // Lowers best, a packing of the part, until its height is enough, the placements are made or stop(height) says so. A pass gives
   // up at a section certain to end above the target; the items alive there that are still to be placed came too late, and their
   // keys rise; in every other episode also those of all items like them, so that what is learnt at one of many similar times, the
-  // microbatches of a pipeline, say, holds for all. Episodes begin at other keys and take other strides. The target is the height that is enough, and in every other
-  // episode one that lies between it and the best height.
+  // microbatches of a pipeline, say, holds for all. Episodes begin at other keys and take other strides. The target is the height
+  // that is enough, and in every other episode one that lies between it and the best height.
   void improve(Packing& best, const SqueakyOptions& options, const std::function<bool(Bytes)>& stop);
 
   std::int64_t num_placed() const { return num_placed_; }
 
  private:
   double uniform() { return static_cast<double>(bits_() >> 11) * 0x1p-53; }  // in [0, 1); the same on every machine
+  void find_kinds();
   KeyWeights random_weights();
   void raise_keys(const Packing& packing, double stride, bool all_alike, std::vector<double>& keys);
 
