@@ -118,7 +118,8 @@ void Evictor::find_candidates() {
     double seconds = 0;
     decision.clear();
     if (!estimate(c, decision, freed, seconds) || freed <= 0) continue;
-    candidates_.push_back({static_cast<double>(freed) / std::max(seconds, kFree), c, freed});
+    const double blurred = noise_ > 0 ? 1 + noise_ * static_cast<double>(random_() >> 11) * 0x1p-53 : 1;
+    candidates_.push_back({blurred * static_cast<double>(freed) / std::max(seconds, kFree), c, freed});
   }
   std::sort(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) {
     if (a.score != b.score) return a.score > b.score;
@@ -251,7 +252,7 @@ Rewritten Evictor::rewritten() {
   return rewriter_.graph(best_);
 }
 
-void Evictor::reset(std::vector<Decision> decisions) {
+bool Evictor::reset(std::vector<Decision> decisions) {
   for (const Decision& decision : decisions_) {
     for (const Drop& drop : decision) drops_.remove(drop);
   }
@@ -259,7 +260,48 @@ void Evictor::reset(std::vector<Decision> decisions) {
   for (const Decision& decision : decisions_) {
     for (const Drop& drop : decision) drops_.add(drop);
   }
-  rewriter_.build(drops_, best_);
+  tabu_.clear();
+  if (rewriter_.build(drops_, best_)) return true;
+  reset({});
+  return false;
+}
+
+void Evictor::blur(double amount, std::uint64_t seed) {
+  noise_ = amount;
+  random_.seed(seed);
+}
+
+bool Evictor::take_back(std::span<const Drop> drops, Bytes peak) {
+  for (const Drop& drop : drops) drops_.remove(drop);
+  if (rewriter_.build(drops_, trial_) && trial_.peak <= peak && trial_.added_seconds <= best_.added_seconds) {
+    std::swap(best_, trial_);
+    return true;
+  }
+  for (const Drop& drop : drops) drops_.add(drop);
+  return false;
+}
+
+void Evictor::reverse(Bytes peak, Control& control) {
+  std::vector<std::pair<double, std::size_t>> dearest;
+  for (std::size_t i = 0; i < decisions_.size(); ++i) {
+    double seconds = 0;
+    for (const Drop& drop : decisions_[i]) seconds += rules_.rerun_seconds[values_.producer[drop.value]];
+    dearest.emplace_back(-seconds, i);
+  }
+  std::sort(dearest.begin(), dearest.end());
+  for (const auto& [seconds, i] : dearest) {
+    if (control.stop(best_.peak, 0)) break;
+    Decision& decision = decisions_[i];
+    if (take_back(decision, peak)) {
+      decision.clear();
+      continue;
+    }
+    for (std::size_t k = decision.size(); decision.size() > 1 && k-- > 1;) {
+      const Drop drop = decision[k];
+      if (take_back({&drop, 1}, peak)) decision.erase(decision.begin() + static_cast<std::ptrdiff_t>(k));
+    }
+  }
+  std::erase_if(decisions_, [](const Decision& decision) { return decision.empty(); });
   tabu_.clear();
 }
 

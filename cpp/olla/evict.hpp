@@ -1,6 +1,7 @@
 // What not to keep: greedy drops at the peak, re-simulated after every one. One run records the whole trade-off curve.
 #pragma once
 
+#include <random>
 #include <unordered_set>
 
 #include "olla/control.hpp"
@@ -34,7 +35,13 @@ class Evictor {
   const std::vector<Decision>& decisions() const { return decisions_; }
   const std::vector<Point>& curve() const { return curve_; }
   Rewritten rewritten();  // the graph that the decisions in force make
-  void reset(std::vector<Decision> decisions);  // puts these in force instead; they must be valid
+
+  // Puts other decisions in force; false, and none are, if they do not make sense together.
+  bool reset(std::vector<Decision> decisions);
+  // Takes decisions back, dearest first, where the peak stays at or below the limit and time is saved.
+  void reverse(Bytes peak, Control& control);
+  // Multiplies the scores of the greedy by up to 1 + amount, at random; amount 0 ends this.
+  void blur(double amount, std::uint64_t seed);
 
  private:
   struct Closure {  // of a drop: what has to run again right before a run
@@ -55,6 +62,7 @@ class Evictor {
   void run_again(OpId op, double seconds);
   bool need(ValueId y, Decision& decision);
   bool attempt(const Decision& decision, double most_seconds);
+  bool take_back(std::span<const Drop> drops, Bytes peak);
   bool moves(CopyId copy) const;
   std::uint64_t key(CopyId copy) const;
 
@@ -74,6 +82,8 @@ class Evictor {
   Closure closure_{};
   std::vector<OpId> ops_;                           // of the closure
   std::vector<Drop> kept_;                          // ancestors it keeps, and where they could be dropped
+  double noise_ = 0;
+  std::mt19937_64 random_;
   std::unordered_set<std::uint64_t> tabu_;          // gaps whose drop was refused
 };
 
