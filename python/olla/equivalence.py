@@ -43,7 +43,11 @@ def check_equivalent(
     Complexity:
         O(ops + tensors + uses) of both graphs.
     """
-    if len(origin) != rewritten.num_ops or len(rerun) != rewritten.num_ops or len(tensor_origin) != rewritten.num_tensors:
+    if (
+        len(origin) != rewritten.num_ops
+        or len(rerun) != rewritten.num_ops
+        or len(tensor_origin) != rewritten.num_tensors
+    ):
         _fail("rewrite_lengths", "the origins of ops and tensors do not fit the rewritten graph")
     for ids, limit in ((origin, original.num_ops), (tensor_origin, original.num_tensors)):
         if len(ids) and not (0 <= int(ids.min()) and int(ids.max()) < limit):
@@ -129,12 +133,12 @@ def _check_runs(original: Graph, origin: Ids, rerun: NDArray[np.uint8], rules: R
     """Every op runs; once, unless its operator may run again and changes nothing that lasts; random ops in their order."""
     counts = np.bincount(origin, minlength=original.num_ops)
     if len(missing := np.flatnonzero(counts == 0)):
-        _fail("rewrite_missing", f"op {missing[0]} of the original never runs", missing[0])
+        _fail("rewrite_missing", f"op {missing[0]} of the original never runs", int(missing[0]))
     resident = _residents(original)
     own = rerun == 0
     twice = np.flatnonzero(np.bincount(origin[own], minlength=original.num_ops) > 1)
     if len(twice):
-        _fail("rewrite_repeated", f"op {twice[0]} runs twice in its own place", twice[0])
+        _fail("rewrite_repeated", f"op {twice[0]} runs twice in its own place", int(twice[0]))
     for i in np.flatnonzero(~own):
         v = int(origin[i])
         lasting = rerun[i] == 1 and bool(resident[original.mutates.of(v)].any())
@@ -158,4 +162,4 @@ def _check_end(
     lasting = np.flatnonzero(resident)
     wrong = lasting[held[lasting] != final[tensor_origin[lasting]]]
     if len(wrong):
-        _fail("rewrite_end", f"resident tensor {wrong[0]} ends with another value than in the original", wrong[0])
+        _fail("rewrite_end", f"resident tensor {wrong[0]} ends with another value than in the original", int(wrong[0]))
