@@ -1,4 +1,4 @@
-"""The way from a graph and a goal to a plan with a rewritten graph: order, drop, improve, order again, lay out, check."""
+"""The way from a graph and a goal to a plan of a rewritten graph: order, drop, improve, order again, lay out, check."""
 
 from __future__ import annotations
 

@@ -27,7 +27,8 @@ def check(graph: Graph, plan: Plan) -> None:
         PlanError: `rule` names what is broken, `ids` the ops or tensors concerned. Rule "digest": the plan belongs to
             another graph. Order: "permutation", "dependency", "mutation_order", "random_order", "extra_precedence".
             Layout: "offsets_length", "alignment", "negative_offset", "unplanned_offset", "missing_offset", "overlap",
-            "arena". Rewriting: see `olla.equivalence`. Figures: "resident_bytes", "peak", "program_peak", "bound", "load".
+            "arena". Rewriting: see `olla.equivalence`. Figures:
+            "resident_bytes", "peak", "program_peak", "bound", "load".
 
     Complexity:
         O(m log m) for m = ops + tensors + uses.
