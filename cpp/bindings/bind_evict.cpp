@@ -1,5 +1,6 @@
 #include "arrays.hpp"
 #include "olla/evict.hpp"
+#include "olla/improve.hpp"
 #include "olla/spend.hpp"
 
 namespace olla::bindings {
@@ -55,6 +56,16 @@ void bind_evict(nb::module_& m) {
           },
           "peak"_a, "added_seconds"_a, "time_limit"_a, "progress"_a.none(),
           "Drop greedily until the peak is reached or a limit is met; whether it was cancelled.")
+      .def(
+          "improve",
+          [](Search& self, bool least_time, Bytes peak, double added_seconds, std::uint64_t seed, int max_rounds, double time_limit,
+             nb::object progress) {
+            return limited("improve", time_limit, std::move(progress), [&](Control& control) {
+              improve(self.evictor, {least_time, peak, added_seconds}, seed, max_rounds, control);
+            });
+          },
+          "least_time"_a, "peak"_a, "added_seconds"_a, "seed"_a, "max_rounds"_a, "time_limit"_a, "progress"_a.none(),
+          "Search around the decisions in force for less time within the peak, or less peak within the time; whether cancelled.")
       .def(
           "curve",
           [](const Search& self) {

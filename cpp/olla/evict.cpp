@@ -7,6 +7,7 @@ namespace {
 
 // How far the ancestors of a dropped value are run again too; beyond, what it needs is kept.
 constexpr double kClosureFactor = 10.0, kClosureSeconds = 20e-6;
+constexpr double kSure = 0.5;   // share of an estimate of seconds that an attempt is certain to add
 constexpr double kFree = 1e-9;  // seconds of a step that costs nothing, so that scores stay finite
 
 }  // namespace
@@ -23,6 +24,7 @@ Evictor::Evictor(const Graph& graph, const Values& values, const Rules& rules, s
 
 void Evictor::run(const EvictLimits& limits, Control& control) {
   Decision decision;
+  curve_.assign(1, {best_.peak, best_.added_seconds});
   bool progress = true;  // since the refusals were last forgotten
   while (best_.peak > limits.peak && best_.peak_run >= 0 && !control.stop(best_.peak, limits.peak)) {
     peak_ = best_.peak_run;
@@ -34,6 +36,7 @@ void Evictor::run(const EvictLimits& limits, Control& control) {
       double seconds = 0;
       decision.clear();
       estimate(candidate.copy, decision, freed, seconds);
+      if (best_.added_seconds + kSure * seconds > limits.added_seconds) continue;
       if (attempt(decision, limits.added_seconds)) {
         found = true;
         break;
@@ -97,6 +100,10 @@ void Evictor::find_uses() {
     if (best_.runs[run].dead) continue;
     for (const CopyId c : best_.reads_of(run)) next_[c] = run;
   }
+  last_again_.assign(graph_.num_ops(), -1);
+  for (RunId run = 0; run < best_.num_runs(); ++run) {
+    if (best_.runs[run].again && !best_.runs[run].dead) last_again_[best_.runs[run].op] = run;
+  }
   copies_offset_.assign(values_.num_values() + 1, 0);
   for (const auto& copy : best_.copies) ++copies_offset_[copy.value + 1];
   for (ValueId x = 0; x < values_.num_values(); ++x) copies_offset_[x + 1] += copies_offset_[x];
@@ -109,6 +116,10 @@ void Evictor::find_uses() {
 void Evictor::find_candidates() {
   candidates_.clear();
   Decision decision;
+  if (taste_.spread > 0) {
+    above_.assign(1, 0.0);
+    for (const Bytes live : best_.live) above_.push_back(above_.back() + static_cast<double>(std::max<Bytes>(0, live - taste_.level)));
+  }
   for (CopyId c = 0; c < static_cast<CopyId>(best_.copies.size()); ++c) {
     const auto& copy = best_.copies[c];
     const bool idle = copy.made >= 0 && copy.buffer >= 0 && copy.made < peak_ && previous_[c] < peak_ && next_[c] > peak_ &&
@@ -118,7 +129,7 @@ void Evictor::find_candidates() {
     double seconds = 0;
     decision.clear();
     if (!estimate(c, decision, freed, seconds) || freed <= 0) continue;
-    candidates_.push_back({static_cast<double>(freed) / std::max(seconds, kFree), c, freed});
+    candidates_.push_back({weight(c) * static_cast<double>(freed) / std::max(seconds, kFree), c, freed});
   }
   std::sort(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) {
     if (a.score != b.score) return a.score > b.score;
@@ -135,6 +146,9 @@ bool Evictor::moves(CopyId copy) const {
   return static_cast<Rerun>(rules_.rerun[best_.runs[made].op]) == Rerun::kWhole;
 }
 
+// Seconds that making something again adds, as far as is known: an op that runs again behind the peak anyway serves twice.
+double Evictor::cost(OpId op) const { return last_again_[op] > peak_ ? 0.0 : rules_.rerun_seconds[op]; }
+
 // The drops that free a copy at the peak, bytes freed there, seconds added. False if what makes it cannot run again.
 // Its ancestors that are gone by then are run again as well, or kept: those that are dearest to keep first, as far as that pays.
 bool Evictor::estimate(CopyId copy, Decision& decision, Bytes& freed, double& seconds) {
@@ -146,7 +160,7 @@ bool Evictor::estimate(CopyId copy, Decision& decision, Bytes& freed, double& se
   if (runs[previous_[copy]].position > step || !makes_again(value)) return false;
   const OpId op = values_.producer[value];
 
-  closure_ = {use, step, 0, moves(copy) ? 0 : rules_.rerun_seconds[op]};
+  closure_ = {use, step, 0, moves(copy) ? 0 : cost(op)};
   const double most = kClosureFactor * rules_.rerun_seconds[op] + kClosureSeconds;
   decision.push_back({value, step});
   ops_.assign(1, op);
@@ -172,9 +186,9 @@ bool Evictor::estimate(CopyId copy, Decision& decision, Bytes& freed, double& se
     std::size_t dearest = kept_.size();
     double dearest_score = 0;
     for (std::size_t i = 0; i < kept_.size(); ++i) {
-      const double cost = rules_.rerun_seconds[values_.producer[kept_[i].value]];
-      const double bytes_per_second = static_cast<double>(graph_.bytes(values_.tensor[kept_[i].value])) / std::max(cost, kFree);
-      if (closure_.seconds + cost > most || bytes_per_second <= dearest_score) continue;
+      const double more = cost(values_.producer[kept_[i].value]);
+      const double bytes_per_second = static_cast<double>(graph_.bytes(values_.tensor[kept_[i].value])) / std::max(more, kFree);
+      if (closure_.seconds + more > most || bytes_per_second <= dearest_score) continue;
       dearest = i;
       dearest_score = bytes_per_second;
     }
@@ -182,7 +196,7 @@ bool Evictor::estimate(CopyId copy, Decision& decision, Bytes& freed, double& se
     const Drop drop = kept_[dearest];
     kept_.erase(kept_.begin() + static_cast<std::ptrdiff_t>(dearest));
     closure_.kept_bytes -= graph_.bytes(values_.tensor[drop.value]);
-    run_again(values_.producer[drop.value], rules_.rerun_seconds[values_.producer[drop.value]]);
+    run_again(values_.producer[drop.value], cost(values_.producer[drop.value]));
     decision.push_back(drop);
   }
   decision.resize(num_drops);
@@ -218,11 +232,11 @@ bool Evictor::need(ValueId y, Decision& decision) {
   if (c.made >= 0 && c.last_use < use && drops_.between(y, best_.runs[c.made].position, position)) {
     if (!makes_again(y)) return false;
     const bool shared = later >= 0 && !drops_.between(y, position, best_.runs[best_.copies[later].made].position);
-    run_again(op, shared ? 0.0 : rules_.rerun_seconds[op]);  // an existing later run only moves here
+    run_again(op, shared ? 0.0 : cost(op));  // an existing later run only moves here
     return true;
   }
   if (c.consumed && c.last_use < use) {  // overwritten
-    if (makes_again(y)) run_again(op, rules_.rerun_seconds[op]);
+    if (makes_again(y)) run_again(op, cost(op));
     return makes_again(y);
   }
   const bool on_the_way = op != kNoOp && std::find(ops_.begin(), ops_.end(), op) != ops_.end();
@@ -234,7 +248,7 @@ bool Evictor::need(ValueId y, Decision& decision) {
   if (c.last_use > peak_) {  // it lives at the peak anyway: is there room until it is needed?
     const auto highest = std::max_element(best_.live.begin() + c.last_use + 1, best_.live.begin() + use + 1);
     if (again && *highest + bytes > best_.peak) {
-      run_again(op, rules_.rerun_seconds[op]);
+      run_again(op, cost(op));
       decision.push_back({y, last});
     }
     return true;
@@ -251,7 +265,7 @@ Rewritten Evictor::rewritten() {
   return rewriter_.graph(best_);
 }
 
-void Evictor::reset(std::vector<Decision> decisions) {
+bool Evictor::reset(std::vector<Decision> decisions) {
   for (const Decision& decision : decisions_) {
     for (const Drop& drop : decision) drops_.remove(drop);
   }
@@ -259,7 +273,57 @@ void Evictor::reset(std::vector<Decision> decisions) {
   for (const Decision& decision : decisions_) {
     for (const Drop& drop : decision) drops_.add(drop);
   }
-  rewriter_.build(drops_, best_);
+  tabu_.clear();
+  if (rewriter_.build(drops_, best_)) return true;
+  reset({});
+  return false;
+}
+
+void Evictor::set_taste(const Taste& taste) {
+  taste_ = taste;
+  random_.seed(taste.seed);
+}
+
+double Evictor::weight(CopyId copy) {
+  double weight = 1;
+  if (taste_.noise > 0) weight += taste_.noise * static_cast<double>(random_() >> 11) * 0x1p-53;
+  if (taste_.spread > 0 && above_.back() > 0) {
+    weight *= 1 + taste_.spread * (above_[next_[copy]] - above_[previous_[copy] + 1]) / above_.back();
+  }
+  return weight;
+}
+
+bool Evictor::take_back(std::span<const Drop> drops, Bytes peak) {
+  for (const Drop& drop : drops) drops_.remove(drop);
+  if (rewriter_.build(drops_, trial_) && trial_.peak <= peak && trial_.added_seconds <= best_.added_seconds) {
+    std::swap(best_, trial_);
+    return true;
+  }
+  for (const Drop& drop : drops) drops_.add(drop);
+  return false;
+}
+
+void Evictor::reverse(Bytes peak, Control& control) {
+  std::vector<std::pair<double, std::size_t>> dearest;
+  for (std::size_t i = 0; i < decisions_.size(); ++i) {
+    double seconds = 0;
+    for (const Drop& drop : decisions_[i]) seconds += rules_.rerun_seconds[values_.producer[drop.value]];
+    dearest.emplace_back(-seconds, i);
+  }
+  std::sort(dearest.begin(), dearest.end());
+  for (const auto& [seconds, i] : dearest) {
+    if (control.stop(best_.peak, 0)) break;
+    Decision& decision = decisions_[i];
+    if (take_back(decision, peak)) {
+      decision.clear();
+      continue;
+    }
+    for (std::size_t k = decision.size(); decision.size() > 1 && k-- > 1;) {
+      const Drop drop = decision[k];
+      if (take_back({&drop, 1}, peak)) decision.erase(decision.begin() + static_cast<std::ptrdiff_t>(k));
+    }
+  }
+  std::erase_if(decisions_, [](const Decision& decision) { return decision.empty(); });
   tabu_.clear();
 }
 

@@ -1,6 +1,7 @@
 // What not to keep: greedy drops at the peak, re-simulated after every one. One run records the whole trade-off curve.
 #pragma once
 
+#include <random>
 #include <unordered_set>
 
 #include "olla/control.hpp"
@@ -27,14 +28,26 @@ class Evictor {
   // All must outlive the evictor.
   Evictor(const Graph& graph, const Values& values, const Rules& rules, std::span<const OpId> base);
 
-  // Greedy decisions until a limit is met, time is up or nothing lowers the peak. curve[i]: after the i-th of them, since the start.
+  // Greedy decisions until a limit is met, time is up or nothing lowers the peak. curve[i]: after the i-th of them.
   void run(const EvictLimits& limits, Control& control);
 
   const Rewrite& rewrite() const { return best_; }
   const std::vector<Decision>& decisions() const { return decisions_; }
   const std::vector<Point>& curve() const { return curve_; }
   Rewritten rewritten();  // the graph that the decisions in force make
-  void reset(std::vector<Decision> decisions);  // puts these in force instead; they must be valid
+
+  // Puts other decisions in force; false, and none are, if they do not make sense together.
+  bool reset(std::vector<Decision> decisions);
+  // Takes decisions back, dearest first, where the peak stays at or below the limit and time is saved.
+  void reverse(Bytes peak, Control& control);
+  // How the greedy weighs its candidates besides bytes per second.
+  struct Taste {
+    double noise = 0;       // multiplies scores by up to 1 + noise, at random
+    double spread = 0;      // multiplies them by up to 1 + spread, by the share of memory above `level` that they lie under
+    Bytes level = 0;
+    std::uint64_t seed = 0;
+  };
+  void set_taste(const Taste& taste);
 
  private:
   struct Closure {  // of a drop: what has to run again right before a run
@@ -52,9 +65,12 @@ class Evictor {
   void find_candidates();
   bool estimate(CopyId copy, Decision& decision, Bytes& freed, double& seconds);
   bool makes_again(ValueId value) const;
+  double cost(OpId op) const;
   void run_again(OpId op, double seconds);
   bool need(ValueId y, Decision& decision);
   bool attempt(const Decision& decision, double most_seconds);
+  double weight(CopyId copy);
+  bool take_back(std::span<const Drop> drops, Bytes peak);
   bool moves(CopyId copy) const;
   std::uint64_t key(CopyId copy) const;
 
@@ -68,12 +84,16 @@ class Evictor {
   std::vector<Point> curve_;
   RunId peak_ = 0;
   std::vector<RunId> previous_, next_;              // of copy c: uses around the peak
+  std::vector<RunId> last_again_;                   // of op v: its last run beyond its own, or -1
   std::vector<std::int64_t> copies_offset_;         // of value i: its copies, in order of making
   std::vector<CopyId> copies_of_;
   std::vector<Candidate> candidates_;
   Closure closure_{};
   std::vector<OpId> ops_;                           // of the closure
   std::vector<Drop> kept_;                          // ancestors it keeps, and where they could be dropped
+  Taste taste_;
+  std::vector<double> above_;                       // memory above taste_.level, summed over the runs before run r
+  std::mt19937_64 random_;
   std::unordered_set<std::uint64_t> tabu_;          // gaps whose drop was refused
 };
 

@@ -1,4 +1,4 @@
-"""The way from a graph and a goal to a plan with a rewritten graph: order, drop, improve, order again, lay out, check."""
+"""The way from a graph and a goal to a plan of a rewritten graph: order, drop, improve, order again, lay out, check."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ _BASE_SHARE = 0.1  # of the time limit, for the best order without rewriting
 _DROP_SHARE = 0.5  # the time by which the choice is made
 _IMPROVE_SHARE = 0.05  # of the time limit, for improving the choice
 _FINAL_SHARE = 0.1  # of the time limit, for ordering and laying out one rewritten graph
+_MAX_ROUNDS = 1000  # of the local search; time ends it earlier on all but small graphs
 _BOUND_SHARE = 0.05  # of the time limit, for one lower bound
 _NUM_BOUND_OPS = 12  # per source of ops whose cuts make a bound
 _MAX_LAYOUTS = 6  # rewritten graphs laid out until the arena fits
@@ -167,12 +168,22 @@ class _Run:
         """Drop values until the peak is reached, or no time may be added any more."""
         self.interrupted |= self.evictor.run(peak_bytes, added_seconds, self._left(_DROP_SHARE), self.progress)
 
+    def _improve(self, peak_bytes: int, added_seconds: float | None) -> None:
+        """Search for less added time within the peak, or, given an added time, for a lower peak within that."""
+        limit = min(_IMPROVE_SHARE * self.options.time_limit, self._left(_DROP_SHARE))
+        least_time = added_seconds is None
+        seconds = math.inf if added_seconds is None else added_seconds
+        self.interrupted |= self.evictor.improve(
+            least_time, peak_bytes, seconds, self.options.seed, _MAX_ROUNDS, limit, self.progress
+        )
+
     def run(self) -> BudgetPlan:
         goal = self.goal
         if goal.budget_bytes is not None:
             return self._fit(goal.budget_bytes)
         added = math.inf if goal.max_slowdown is None else goal.max_slowdown * self.base_seconds
         self.drop(0, added)
+        self._improve(0, added)
         return self._finish()
 
     def _fit(self, budget_bytes: int) -> BudgetPlan:
@@ -183,6 +194,7 @@ class _Run:
             self.lowest_bytes = min(self.lowest_bytes, self.evictor.peak)
             if self.evictor.peak > target:
                 break
+            self._improve(target, None)
             plan = self._finish()
             excess = needed_bytes(plan.graph, plan) - budget_bytes
             if excess <= 0:
@@ -195,7 +207,9 @@ class _Run:
         bounds, _ = self.evictor.least_peak(ops, math.inf, self._bound_seconds(), None)
         bound = max(int(bounds.max(initial=0)), self.graph.resident_bytes)
         forcing = ops[np.argsort(-bounds, kind="stable")][:3]
-        names = ", ".join(f"op {v} ({self.graph.op_names[v]})" for v in forcing[bounds[np.argsort(-bounds)][:3] > budget_bytes])
+        names = ", ".join(
+            f"op {v} ({self.graph.op_names[v]})" for v in forcing[bounds[np.argsort(-bounds)][:3] > budget_bytes]
+        )
         if bound > budget_bytes:
             reason = f"no plan fits it: every one needs at least {bound} bytes"
             reason += f", {self.graph.resident_bytes} of them for resident tensors" if self.graph.resident_bytes else ""
@@ -204,7 +218,9 @@ class _Run:
         else:
             reason = f"no plan was found that fits it; none needs less than {bound} bytes"
             remedy = f"{self.lowest_bytes} bytes, a longer time limit, or more levers"
-        message = f"the budget is {budget_bytes} bytes, and {reason}. The lowest found is {self.lowest_bytes}: try {remedy}"
+        message = (
+            f"the budget is {budget_bytes} bytes, and {reason}. The lowest found is {self.lowest_bytes}: try {remedy}"
+        )
         return BudgetError(message, rule="budget", ids=tuple(map(int, forcing)))
 
     def _bound_seconds(self) -> float:
@@ -263,7 +279,9 @@ class _Run:
         again = rerun != Rerun.NEVER
         share = np.divide(r.rerun_seconds, r.seconds, out=np.ones_like(r.seconds), where=r.seconds > 0)
         numbers = {name: getattr(old, name)[origin] for name in ("flops", "launches", "recomputable")}
-        texts = {name: [getattr(old, name)[v] for v in origin] for name in ("op_names", "op_kinds", "targets", "shapes")}
+        texts = {
+            name: [getattr(old, name)[v] for v in origin] for name in ("op_names", "op_kinds", "targets", "shapes")
+        }
         graph = Graph.from_arrays(
             name=old.name,
             tensor_bytes=columns["tensor_bytes"],

@@ -14,7 +14,7 @@ _UNITS = {"B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
     _UNITS[f"{_letter}B"] = 1000**_power
     _UNITS[f"{_letter}iB"] = 1024**_power
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)")
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)")
 _REMEDY = 'write "16GB" (1000^3), "16GiB" (1024^3) or a whole number of bytes'
 _MOST_BYTES = 2**62
 

@@ -164,7 +164,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_budget_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
-        "budget", "rewrite the graph as well: run ops again, let results take over inputs; exit status 1 if nothing fits"
+        "budget",
+        "rewrite the graph as well: run ops again, let results take over inputs; exit status 1 if nothing fits",
     )
     goal = group.add_mutually_exclusive_group()
     goal.add_argument("--budget", metavar="BYTES", help="memory there is (16GB, 16GiB, bytes): least added time")

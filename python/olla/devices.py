@@ -41,7 +41,9 @@ class DeviceProfile:
     def __post_init__(self) -> None:
         for field, value in vars(self).items():
             if field != "name" and not 0.0 < value < float("inf"):
-                raise ValueError(f"{field} of device profile {self.name!r} is {value}, expected a finite number above 0")
+                raise ValueError(
+                    f"{field} of device profile {self.name!r} is {value}, expected a finite number above 0"
+                )
 
     def op_seconds(self, graph: Graph) -> NDArray[np.float64]:
         """Return the seconds of every op.

@@ -36,17 +36,22 @@ def check_equivalent(
         rules: what the operators of the original allow.
 
     Raises:
-        PlanError: `rule` is "rewrite_lengths"; "rewrite_tensor": a size or a resident tensor differs; "rewrite_missing":
-            an op never runs; "rewrite_repeated": an op runs again that must not; "rewrite_inputs": an op reads other
-            values; "rewrite_results": it writes other tensors than it may; "rewrite_end": the step ends otherwise.
+        PlanError: `rule` is "rewrite_lengths"; "rewrite_tensor": a size or a resident tensor differs;
+            "rewrite_missing": an op never runs; "rewrite_repeated": an op runs again that must not;
+            "rewrite_inputs": an op reads other values; "rewrite_results": it writes other tensors than it may;
+            "rewrite_end": the step ends otherwise.
 
     Complexity:
         O(ops + tensors + uses) of both graphs.
     """
-    if len(origin) != rewritten.num_ops or len(rerun) != rewritten.num_ops or len(tensor_origin) != rewritten.num_tensors:
+    if (
+        len(origin) != rewritten.num_ops
+        or len(rerun) != rewritten.num_ops
+        or len(tensor_origin) != rewritten.num_tensors
+    ):
         _fail("rewrite_lengths", "the origins of ops and tensors do not fit the rewritten graph")
     for ids, limit in ((origin, original.num_ops), (tensor_origin, original.num_tensors)):
-        if len(ids) and not (0 <= int(ids.min()) and int(ids.max()) < limit):
+        if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= limit):
             _fail("rewrite_lengths", f"an origin is not below {limit}")
     inputs, results, final = _number(original)
     _check_tensors(original, rewritten, tensor_origin)
@@ -126,20 +131,20 @@ def _check_tensors(original: Graph, rewritten: Graph, tensor_origin: Ids) -> Non
 
 
 def _check_runs(original: Graph, origin: Ids, rerun: NDArray[np.uint8], rules: Rules) -> None:
-    """Every op runs; once, unless its operator may run again and changes nothing that lasts; random ops in their order."""
+    """Every op runs; again only if its operator may and it changes nothing that lasts; random ops keep their order."""
     counts = np.bincount(origin, minlength=original.num_ops)
     if len(missing := np.flatnonzero(counts == 0)):
-        _fail("rewrite_missing", f"op {missing[0]} of the original never runs", missing[0])
+        _fail("rewrite_missing", f"op {missing[0]} of the original never runs", int(missing[0]))
     resident = _residents(original)
     own = rerun == 0
     twice = np.flatnonzero(np.bincount(origin[own], minlength=original.num_ops) > 1)
     if len(twice):
-        _fail("rewrite_repeated", f"op {twice[0]} runs twice in its own place", twice[0])
+        _fail("rewrite_repeated", f"op {twice[0]} runs twice in its own place", int(twice[0]))
     for i in np.flatnonzero(~own):
         v = int(origin[i])
         lasting = rerun[i] == 1 and bool(resident[original.mutates.of(v)].any())
         if rerun[i] != rules.rerun[v] or lasting or (rerun[i] == 1 and original.random[v]):
-            _fail("rewrite_repeated", f"op {v} runs again as op {i}, which it must not", i, v)
+            _fail("rewrite_repeated", f"op {v} runs again as op {i}, which it must not", int(i), v)
     drawn = origin[own & original.random[origin]]
     if np.any(np.diff(drawn) <= 0):
         _fail("rewrite_repeated", "random ops left their program order")
@@ -158,4 +163,4 @@ def _check_end(
     lasting = np.flatnonzero(resident)
     wrong = lasting[held[lasting] != final[tensor_origin[lasting]]]
     if len(wrong):
-        _fail("rewrite_end", f"resident tensor {wrong[0]} ends with another value than in the original", wrong[0])
+        _fail("rewrite_end", f"resident tensor {wrong[0]} ends with another value than in the original", int(wrong[0]))

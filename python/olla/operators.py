@@ -123,7 +123,7 @@ def rules(graph: Graph, device: DeviceProfile, *, in_place: bool = True, recompu
 
 
 def _may_overwrite(graph: Graph, v: int, name: str) -> bool:
-    """Whether an op's one result may overwrite an input, or it changes the whole of one tensor and may write elsewhere."""
+    """Whether an op's result may overwrite an input, or it changes the whole of one tensor and may write elsewhere."""
     written, changed = graph.writes.of(v), graph.mutates.of(v)
     if name in IN_PLACE:
         return len(written) == 1 and len(changed) == 0

@@ -168,7 +168,7 @@ class Plan:
                 status = Status(fields.pop("status"))
             except ValueError as cause:
                 raise PlanError(f"status: {cause}; expected one of {[s.value for s in Status]}", rule="type") from None
-            if "rewrite" not in content:
+            if not isinstance(content, dict) or "rewrite" not in content:
                 return cls(**fields, status=status)
             from olla import budgetplan
 
