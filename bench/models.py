@@ -1,4 +1,4 @@
-"""Models to plan: transformers configurations with random weights; nothing is downloaded."""
+"""Models to plan: transformers configurations and networks of our own, with random weights; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+import networks
 
 
 @dataclass(frozen=True)
@@ -22,13 +24,29 @@ class Example:
 class _Family:
     """How to make a model of one kind: its transformers classes, its full size, and a tiny size for tests."""
 
-    config: str
+    config: str  # empty: a network of our own, made with the settings
     model: str
     full: dict[str, Any]
     tiny: dict[str, Any]
     length: tuple[int, int] = (0, 0)  # tokens per sequence, full and tiny; 0: images
+    image_size: tuple[int, int] = (224, 32)  # of a side
 
 
+_TINY_ENCODER = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": 97,
+}
+_TINY_DECODER = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 97,
+}
 _FAMILIES = {
     "gpt2": _Family(
         "GPT2Config",
@@ -52,13 +70,7 @@ _FAMILIES = {
         "BertConfig",
         "BertForMaskedLM",
         {},
-        {
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "intermediate_size": 64,
-            "vocab_size": 97,
-        },
+        _TINY_ENCODER,
         (512, 16),
     ),
     "llama_1b": _Family(
@@ -71,15 +83,51 @@ _FAMILIES = {
             "num_attention_heads": 32,
             "num_key_value_heads": 4,
         },
-        {
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "vocab_size": 97,
-        },
+        _TINY_DECODER,
         (1024, 16),
+    ),
+    "llama_100m": _Family(
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        {
+            "hidden_size": 768,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 4,
+            "vocab_size": 16384,
+        },
+        _TINY_DECODER,
+        (512, 16),
+    ),
+    "mixtral_100m": _Family(
+        "MixtralConfig",
+        "MixtralForCausalLM",
+        {
+            "hidden_size": 512,
+            "intermediate_size": 1024,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "vocab_size": 16384,
+            "experts_implementation": "batched_mm",  # the only one whose shapes do not depend on where tokens go
+        },
+        _TINY_DECODER | {"num_local_experts": 4},
+        (128, 16),
+    ),
+    "roberta_base": _Family(
+        "RobertaConfig",
+        "RobertaForMaskedLM",
+        {"vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1},
+        _TINY_ENCODER,
+        (512, 16),
+    ),
+    "t5_small": _Family(
+        "T5Config",
+        "T5ForConditionalGeneration",
+        {"decoder_start_token_id": 0},
+        {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2, "vocab_size": 97},
+        (512, 16),
     ),
     "resnet50": _Family(
         "ResNetConfig",
@@ -99,6 +147,37 @@ _FAMILIES = {
             "intermediate_size": 64,
         },
     ),
+    "swin_t": _Family(
+        "SwinConfig",
+        "SwinForImageClassification",
+        {"num_labels": 1000, "hidden_dropout_prob": 0.1},
+        {"num_labels": 10, "embed_dim": 16, "depths": [2, 1], "num_heads": [2, 2], "window_size": 4},
+    ),
+    "convnext_t": _Family(
+        "ConvNextConfig",
+        "ConvNextForImageClassification",
+        {"num_labels": 1000, "drop_path_rate": 0.1},
+        {"num_labels": 10, "hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2},
+    ),
+    "mobilenet_v2": _Family(
+        "MobileNetV2Config",
+        "MobileNetV2ForImageClassification",
+        {"num_labels": 1000},
+        {"num_labels": 10, "depth_multiplier": 0.25},
+    ),
+    "efficientnet_b0": _Family(
+        "EfficientNetConfig",
+        "EfficientNetForImageClassification",
+        {"num_labels": 1000, "width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280},
+        {"num_labels": 10, "width_coefficient": 0.25, "depth_coefficient": 0.25, "hidden_dim": 320},
+    ),
+    "unet": _Family(
+        "",
+        "UNet",
+        {"num_labels": 21, "widths": (64, 128, 256, 512)},
+        {"num_labels": 5, "widths": (4, 8, 16)},
+        image_size=(256, 32),
+    ),
 }
 NAMES = tuple(_FAMILIES)
 
@@ -115,23 +194,29 @@ def build(
         length: tokens per sequence, where the model takes tokens.
         device: "meta" for planning only, "cpu" for random weights and data.
     """
-    import transformers
-
     family = _FAMILIES[name]
     settings = family.full | (family.tiny if tiny else {})
-    size = 32 if tiny else 224
-    if not any(family.length):
+    size = family.image_size[tiny]
+    if not any(family.length) and family.config:
         settings["image_size"] = size
-    config = getattr(transformers, family.config)(**settings)
     with torch.device(device):
-        model = getattr(transformers, family.model)(config).train()
+        model = _model(family, settings).train()
         if any(family.length):
-            tokens = torch.randint(0, config.vocab_size, (batch_size, length or family.length[tiny]))
+            tokens = torch.randint(3, model.config.vocab_size, (batch_size, length or family.length[tiny]))
             batch = {"input_ids": tokens, "labels": tokens.clone()}
         else:
-            labels = torch.randint(0, config.num_labels, (batch_size,))
-            batch = {"pixel_values": torch.randn(batch_size, 3, size, size), "labels": labels}
+            pixels = torch.randn(batch_size, 3, size, size)
+            shape = (batch_size,) if family.config else (batch_size, size, size)  # our U-Net labels every pixel
+            batch = {"pixel_values": pixels, "labels": torch.randint(settings["num_labels"], shape)}
     return Example(model, batch, loss)
+
+
+def _model(family: _Family, settings: dict[str, Any]) -> Any:
+    if not family.config:
+        return getattr(networks, family.model)(**settings)
+    import transformers
+
+    return getattr(transformers, family.model)(getattr(transformers, family.config)(**settings))
 
 
 def loss(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -12,6 +12,8 @@ from itertools import permutations
 
 from olla import Graph
 
+_INFINITE = 1 << 62
+
 
 def uses_of(graph: Graph) -> list[set[int]]:
     """Return for every op the tensors it reads or mutates."""
@@ -160,6 +162,38 @@ def best_height(lower: Sequence[int], upper: Sequence[int], size: Sequence[int],
 
     place([], buffers, 0)
     return best
+
+
+def arena_buffers(graph: Graph, order: Sequence[int], alignment: int = 1) -> list[tuple[int, int, int]]:
+    """Return what lies in the arena under one order as (lower, upper, size): written tensors, then workspaces."""
+    live = live_sets(graph, order)
+    written = {t for v in range(graph.num_ops) for t in graph.writes.of(v).tolist()}
+    buffers = []
+    for t in sorted(written):
+        steps = [step for step, tensors in enumerate(live) if t in tensors]
+        buffers.append((steps[0], steps[-1] + 1, _aligned(int(graph.tensor_bytes[t]), alignment)))
+    for step, v in enumerate(order):
+        buffers.append((step, step + 1, _aligned(int(graph.workspace_bytes[v]), alignment)))
+    return [buffer for buffer in buffers if buffer[2] > 0]
+
+
+def best_arena(graph: Graph, alignment: int = 1) -> int:
+    """Return the least arena of all orders and all layouts: for 7 ops or fewer.
+
+    Orders by rising load; those whose load is no lower than an arena already found have none that is smaller.
+    """
+    lifetimes = {tuple(arena_buffers(graph, order, alignment)) for order in orders(graph)}
+    best = _INFINITE
+    for load, buffers in sorted((_load(buffers), buffers) for buffers in lifetimes):
+        if load >= best:
+            break
+        best = min(best, best_height(*zip(*buffers, strict=True)) if buffers else 0)
+    return best
+
+
+def _load(buffers: Iterable[tuple[int, int, int]]) -> int:
+    buffers = list(buffers)
+    return max((sum(s for a, b, s in buffers if a <= step < b) for step, _, _ in buffers), default=0)
 
 
 def _aligned(offset: int, alignment: int) -> int:

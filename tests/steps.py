@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import heapq
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from olla.pytorch.inputs import gather  # noqa: E402
 from olla.pytorch.run import run  # noqa: E402
 
 STEPS = 3
+slow = pytest.mark.skipif("OLLA_SLOW" not in os.environ, reason="takes more than a few seconds: set OLLA_SLOW=1")
 
 
 def square(model: nn.Module, x: Any) -> Any:
@@ -52,14 +54,15 @@ class World:
     model: nn.Module
     optimizer: Any
     batch: Any
-    loss: Callable[[Any, Any], Any]
+    loss: Callable[[Any, Any], Any] | None
+    body: Callable[[Any, Any, Any], Any] | None = None  # of the training loop, in place of the loss
 
     def copy(self) -> World:
         """The same, sharing nothing; the optimizer updates one parameter at a time."""
         model, optimizer = copy.deepcopy((self.model, self.optimizer))
         for group in optimizer.param_groups:
             group["foreach"] = False
-        return World(model, optimizer, self.batch, self.loss)
+        return World(model, optimizer, self.batch, self.loss, self.body)
 
     def values(self) -> list[Any]:
         """Parameters, buffers and optimizer state, in a fixed order."""
@@ -68,19 +71,37 @@ class World:
 
     def eager(self, steps: int = STEPS) -> list[Any]:
         torch.manual_seed(7)
-        losses = []
+        losses: list[Any] = []
         for _ in range(steps):
+            if self.body is not None:
+                losses += tensors(self.body(self.model, self.optimizer, self.batch))
+                continue
             self.optimizer.zero_grad()
-            loss = self.loss(self.model, self.batch)
-            loss.backward()
+            assert self.loss is not None
+            result = self.loss(self.model, self.batch)
+            (result[0] if isinstance(result, tuple) else result).backward()
             self.optimizer.step()
-            losses.append(loss.detach())
+            losses += tensors(result)
         return losses
 
     def captured(self, step: olla.pytorch.capture.Captured, order: Any = None, steps: int = STEPS) -> list[Any]:
         torch.manual_seed(7)
         values = gather(step.inputs, self.model, self.batch, self.optimizer)
-        return [run(step, values, order)[0].clone() for _ in range(steps)]
+        return [t.clone() for _ in range(steps) for t in run(step, values, order)]
+
+    def compiled(self, **options: Any) -> Any:
+        """The step that olla.compile makes of it."""
+        settings = {"time_limit": 0.3} | options
+        return olla.compile(self.model, optimizer=self.optimizer, loss=self.loss, step=self.body, **settings)
+
+    def planned(self, step: Any, steps: int = STEPS) -> list[Any]:
+        torch.manual_seed(7)
+        return [t for _ in range(steps) for t in tensors(step(self.batch))]
+
+
+def tensors(value: Any) -> list[Any]:
+    """The tensors in a value of any structure, without gradients."""
+    return [t.detach() for t in torch.utils._pytree.tree_leaves(value) if isinstance(t, torch.Tensor)]
 
 
 def same(left: list[Any], right: list[Any]) -> bool:
@@ -88,7 +109,25 @@ def same(left: list[Any], right: list[Any]) -> bool:
 
 
 def capture(world: World) -> Any:
-    return olla.capture(world.model, world.batch, optimizer=world.optimizer, loss=world.loss)
+    return olla.capture(world.model, world.batch, optimizer=world.optimizer, loss=world.loss, step=world.body)
+
+
+def agree(world: World) -> bool:
+    """Whether the planned step does what its graph does in program order; that must hold of every model.
+
+    Returns:
+        Whether both also do what the ordinary loop does.
+    """
+    program, eager = world.copy(), world.copy()
+    step = world.compiled()
+    results = world.planned(step)
+    captured = next(reversed(step._runners.values()))._captured
+    assert len(results) >= STEPS
+    assert same(results, program.captured(captured))
+    assert same(world.values(), program.values())
+    report = step.report()
+    assert (report.num_captures, report.missed_bytes, report.in_arena) == (1, 0, True)
+    return same(results, eager.eager()) and same(world.values(), eager.values())
 
 
 def topological(graph: olla.Graph, priority: Callable[[int], Any]) -> np.ndarray:

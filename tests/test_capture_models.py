@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -95,20 +94,6 @@ def test_first_state_is_the_one_torch_creates(kind: str, settings: dict[str, Any
         theirs["step"] -= 1
         assert same([ours[k] for k in sorted(ours)], [theirs[k] for k in sorted(theirs)])
     assert not any(v.any() for v in ours.values())
-
-
-@pytest.mark.parametrize("kind", ["RMSprop", "NAdam", "Adagrad"])
-def test_other_optimizers_work_once_their_state_exists(kind: str) -> None:
-    model = net()
-    world = World(model, getattr(torch.optim, kind)(model.parameters(), foreach=False), images(), square)
-    if kind != "Adagrad":
-        with pytest.raises(olla.CaptureError, match="Take one ordinary step"):
-            capture(world)
-    world.eager(1)
-    step = capture(world)
-    eager = copy.deepcopy(world)
-    assert same(world.captured(step), eager.eager())
-    assert same(world.values(), eager.values())
 
 
 def test_gradients_are_outputs_without_an_optimizer() -> None:

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from plans import buffers_of, plan_of
+from plans import buffers_of, plan_of, training_step
 from strategies import graphs_with_order
 
+import olla
 from olla import Graph, PlanError, _core
 from olla.check import check
 from olla.plan import Plan
@@ -168,3 +169,12 @@ def test_a_missing_figure_is_named() -> None:
     arrays = plan.order, plan.offsets, plan.workspace_offsets
     with pytest.raises(PlanError, match="peak_bytes is missing"):
         _core.check(graph.core, *arrays, 8, {}, plan.before, plan.after)
+
+
+def test_a_bound_above_the_arena_is_refused() -> None:
+    graph = training_step()
+    made = olla.plan(graph)
+    assert made.arena_lower_bound_bytes <= made.arena_bytes
+    with pytest.raises(PlanError, match="no arena is below the bound") as caught:
+        check(graph, replace(made, arena_lower_bound_bytes=made.arena_bytes + 1))
+    assert caught.value.rule == "arena_bound"

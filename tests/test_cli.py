@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 from plans import hard_graph, training_step
 
+import buffers
 from olla.cli import main
 from olla.plan import Plan
 
 PLAN_KEYS = [
     *("graph", "num_ops", "num_tensors", "method", "status", "message", "peak_bytes", "lower_bound_bytes", "gap"),
-    *("program_peak_bytes", "saved_bytes", "resident_bytes", "arena_bytes", "load_bytes", "fragmentation", "alignment"),
-    "seconds",
+    *("program_peak_bytes", "saved_bytes", "resident_bytes", "arena_bytes", "load_bytes", "arena_lower_bound_bytes"),
+    *("fragmentation", "alignment", "seconds"),
 ]
-LAYOUT_KEYS = ["status", "height", "load", "bound", "num_buffers", "seconds"]
+LAYOUT_KEYS = ["status", "height", "load", "bound", "num_buffers", "seconds", "capacity", "fits"]
 BUFFERS = "id,lower,upper,size\na,0,3,4\nb,3,9,4\nc,0,9,4\n"
 
 
@@ -177,7 +178,38 @@ def test_layout_that_cannot_fit_has_status_1(buffers_file: str, capsys: pytest.C
     assert main(["layout", buffers_file, "--capacity", "8"]) == 0
     capsys.readouterr()
     assert main(["layout", buffers_file, "--capacity", "7", "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["status"] == "infeasible"
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["status"], summary["capacity"], summary["fits"]) == ("infeasible", 7, False)
+    assert main(["layout", buffers_file, "--capacity", "7"]) == 1
+    assert "no layout fits 7 bytes: proved" in capsys.readouterr().out
+
+
+def test_layout_that_was_not_found_says_that_nothing_is_proved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problem = buffers.generate("tight", 1001, 1)
+    path, output = tmp_path / "tight.csv", tmp_path / "out.csv"
+    buffers.save(problem, path)
+    command = ["layout", str(path), "-o", str(output), "--capacity", str(problem.load_bytes), "--threads", "1"]
+    assert main([*command, "--time-limit", "0", "--json"]) == 1
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["status"], summary["fits"]) == ("unknown", None)
+    assert main([*command, "--time-limit", "0"]) == 1
+    answer = capsys.readouterr().out
+    assert "none found within" in answer
+    assert "not proved" in answer
+    assert not output.exists()
+
+
+def test_layout_keeps_the_fixed_offsets_of_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, output = tmp_path / "in.csv", tmp_path / "out.csv"
+    path.write_text("id,lower,upper,size,fixed,preferred\na,0,2,4,8,\nb,0,1,4,,4\nc,1,2,4,-1,-1\n")
+    assert main(["layout", str(path), "-o", str(output), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["height"] == 12
+    assert [row.split(",")[4] for row in output.read_text().splitlines()[1:3]] == ["8", "4"]
+    path.write_text("id,lower,upper,size,fixed\na,0,2,4,8\nb,0,1,4,10\n")
+    assert main(["layout", str(path)]) == 2
+    assert "buffer 0 at [8, 12) and buffer 1 at [10, 14)" in one_line_of_error(capsys)
 
 
 def test_the_module_runs_as_a_program(graph_file: str) -> None:

@@ -184,7 +184,7 @@ def test_paths_and_captured_steps_are_planned_like_their_graph(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"method": "magic"}, "method is 'magic', expected one of auto, ilp, program"),
+        ({"method": "magic"}, "method is 'magic', expected one of auto, ilp"),
         ({"time_limit": -1.0}, "time_limit is -1.0"),
         ({"time_limit": float("nan")}, "time_limit is nan"),
         ({"seed": -1}, "seed is -1"),

@@ -44,6 +44,17 @@ def test_command_lines_run() -> None:
 
 
 @pytest.mark.torch
+def test_the_loop_of_the_first_screen_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    (loop,) = re.findall(r"^```py\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    for full, tiny in (("GPT2Config()", "GPT2Config(n_layer=1, n_embd=32, n_head=2)"), ("(10, 1, 256)", "(3, 1, 8)")):
+        assert full in loop
+        loop = loop.replace(full, tiny)
+    exec(compile(loop, "README.md", "exec"), {})
+    assert "measured peak" in capsys.readouterr().out
+
+
+@pytest.mark.torch
 def test_capture_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     names = run_first_example()

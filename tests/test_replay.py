@@ -85,7 +85,8 @@ def test_a_recording_has_every_allocation_with_its_op_size_and_end(replay: Repla
     assert seen.num_bytes.tolist() == [64 * 64 * 4, 4, 40]
     assert seen.freed_in.tolist() == [2, -1, 1]
     assert seen.freed_at.tolist() == [3, -1, 3]
-    assert [column.dtype.name for column in seen] == ["int32", "int32", "int64", "int32", "int64"]
+    assert [column.dtype.name for column in seen] == ["int32", "int32", "int64", "int32", "int64", "int64"]
+    assert seen.address[1] == c.data_ptr()
     assert float(c) == float(outside.sum())
 
 
@@ -134,7 +135,7 @@ def test_tensors_are_at_their_planned_addresses_and_results_are_the_same(replay:
     del y
     counters = replay.deactivate()
     assert torch.equal(z, expected)
-    assert counters == (2, 0, 0, 16384, 16384, [])
+    assert counters == (2, 0, 0, 16384, 16384, [], 16384, 16384)
 
 
 def test_sizes_count_rounded_up_to_the_alignment_of_the_table(replay: Replay) -> None:

@@ -18,6 +18,7 @@ two layers: 6 ops, 8 tensors
   resident          800 B      800    live throughout, outside the arena
   arena          2.00 KiB    2,048    fragmentation 0 %
   load           2.00 KiB    2,048    offsets are multiples of 512
+  arena bound    1.00 KiB    1,024    no order has a smaller arena
 Proved: no valid order has a lower peak.
 
 The peak is at op 2 (backward_1). Largest live there besides resident memory:
@@ -46,6 +47,7 @@ def small_plan() -> Plan:
         status=Status.OPTIMAL,
         message=Status.OPTIMAL.message,
         lower_bound_bytes=1668,
+        arena_lower_bound_bytes=1024,
         seconds={"order": 0.25, "total": 1.5},
         peak_op=OpAt(2, "backward_1"),
         peak_tensors=peak_tensors,

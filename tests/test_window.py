@@ -54,7 +54,7 @@ def test_a_large_graph_that_is_not_proved_in_time_is_improved_on_windows(monkeyp
         cut.append(inside.num_ops)
         return inside
 
-    monkeypatch.setattr("olla.pipeline.window_graph", counted)
+    monkeypatch.setattr("olla.methods.auto.window_graph", counted)
     graph = random_graph(12_000, seed=100, max_bytes=1 << 20)
     for layout in (False, True):
         cut.clear()

@@ -4,24 +4,19 @@
 //
 // Each stage runs in a process of its own, so that its memory is its own; generating the graph is part of that memory, not of the
 // time. Of short stages the fastest of three runs counts.
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <functional>
-#include <memory>
 #include <numeric>
 #include <optional>
 #include <string>
 
 #include "generate.hpp"
+#include "measure.hpp"
+#include "olla/bestfit.hpp"
 #include "olla/ilp.hpp"
+#include "olla/inductor.hpp"
 #include "olla/layout.hpp"
 #include "olla/order.hpp"
 #include "olla/order_program.hpp"
@@ -37,30 +32,8 @@ struct Settings {
   std::string highs;  // path of the HiGHS library; empty: the integer program is built, not solved
 };
 
-// What a stage's process tells its parent. Plain memory: it travels through a pipe.
-struct Measurement {
-  double seconds = 0;
-  bool complete = true;  // the stage did all its work, within its limits
-  char note[120] = "";
-};
-
 const char* name_of(Family family) {
   return family == Family::kConvnet ? "convnet" : family == Family::kTransformer ? "transformer" : "tangle";
-}
-
-double seconds_of(const std::function<void()>& run) {
-  const auto begin = std::chrono::steady_clock::now();
-  run();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-template <class... Values>
-void note(Measurement& m, const char* format, Values... values) {
-  std::snprintf(m.note, sizeof m.note, format, values...);
-}
-
-double percent(Bytes value, Bytes bound) {
-  return value == 0 ? 0 : 100.0 * static_cast<double>(value - bound) / static_cast<double>(value);
 }
 
 std::vector<OpId> program_order(const Graph& graph) {
@@ -161,14 +134,58 @@ Measurement stage_ilp_solve(TrainingStep step, const Settings& settings) {
   return m;
 }
 
+// The written tensors, and which of them outlive the step.
+std::vector<Buffer> arena_buffers(const Graph& graph, const std::vector<OpId>& order, std::vector<std::uint8_t>& outlives) {
+  const Lifetimes lives = lifetimes(graph, order);
+  std::vector<Buffer> buffers;
+  for (TensorId t = 0; t < graph.num_tensors(); ++t) {
+    if (graph.producer(t) == kNoOp) continue;
+    buffers.push_back({lives.first[t], lives.last[t], graph.bytes(t)});
+    outlives.push_back(graph.output(t) ? 1 : 0);
+  }
+  return buffers;
+}
+
+Bytes load_of(const std::vector<Buffer>& buffers, OpId num_ops, Bytes alignment) {
+  std::vector<Bytes> change(static_cast<std::size_t>(num_ops) + 1, 0);
+  for (const Buffer& b : buffers) {
+    const Bytes size = (b.size + alignment - 1) / alignment * alignment;
+    change[static_cast<std::size_t>(b.lower)] += size;
+    change[static_cast<std::size_t>(b.upper)] -= size;
+  }
+  std::partial_sum(change.begin(), change.end(), change.begin());
+  return *std::ranges::max_element(change);
+}
+
+Measurement stage_smartpool(TrainingStep step, const Settings& settings) {
+  Measurement m;
+  const Graph graph(std::move(step.data));
+  std::vector<std::uint8_t> outlives;
+  const std::vector<Buffer> buffers = arena_buffers(graph, program_order(graph), outlives);
+  Control control("layout", settings.time_limit_seconds, nullptr);
+  FitResult found;
+  m.seconds = seconds_of([&] { found = fit_in_order(buffers, smartpool_order(buffers, outlives), Fit::kBest, 512, control); });
+  m.complete = control.seconds_left() > 0;
+  note(m, "%zu buffers, height %.4f %% above the load", buffers.size(),
+       percent(found.height, load_of(buffers, graph.num_ops(), 512)));
+  return m;
+}
+
+template <std::vector<OpId> (*kSchedule)(const Graph&)>
+Measurement stage_schedule(TrainingStep step, const Settings&) {
+  Measurement m;
+  const Graph graph(std::move(step.data));
+  std::vector<OpId> order;
+  m.seconds = seconds_of([&] { order = kSchedule(graph); });
+  note(m, "peak %.2f %% below the program's", percent(profile(graph, program_order(graph)).peak, profile(graph, order).peak));
+  return m;
+}
+
 Measurement stage_layout(TrainingStep step, const Settings& settings) {
   Measurement m;
   const Graph graph(std::move(step.data));
-  const Lifetimes lives = lifetimes(graph, hoisted_order(graph, step.first_update));
-  std::vector<Buffer> buffers;
-  for (TensorId t = 0; t < graph.num_tensors(); ++t) {
-    if (graph.producer(t) != kNoOp) buffers.push_back({lives.first[t], lives.last[t], graph.bytes(t)});
-  }
+  std::vector<std::uint8_t> outlives;
+  const std::vector<Buffer> buffers = arena_buffers(graph, hoisted_order(graph, step.first_update), outlives);
   Control control("layout", settings.time_limit_seconds, nullptr);
   LayoutResult found;
   const LayoutOptions options{.alignment = 512};
@@ -191,95 +208,24 @@ constexpr Stage kStages[] = {
     {"ilp build", stage_ilp_build},
     {"ilp solve", stage_ilp_solve},
     {"layout", stage_layout},
+    {"smartpool", stage_smartpool},
+    {"inductor: least peak", stage_schedule<least_peak_order>},
+    {"inductor: breadth", stage_schedule<breadth_first_order>},
+    {"inductor: depth", stage_schedule<depth_first_order>},
 };
-
-struct Outcome {
-  Measurement measurement;
-  double peak_mib = 0;
-  bool failed = false;
-};
-
-// Runs one stage in a child process and waits for it.
-Outcome run_apart(const Stage& stage, const Settings& settings, std::int64_t num_ops) {
-  int channel[2];
-  if (pipe(channel) != 0) std::abort();
-  std::fflush(nullptr);
-  const pid_t child = fork();
-  if (child == 0) {
-    StackOptions options = settings.stack;
-    options.num_ops = num_ops;
-    try {
-      const Measurement m = stage.run(bench::stack(options), settings);
-      _exit(write(channel[1], &m, sizeof m) == sizeof m ? 0 : 1);
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "%s at %lld ops: %s\n", stage.name, static_cast<long long>(num_ops), error.what());
-      _exit(1);
-    }
-  }
-  close(channel[1]);
-  Outcome outcome;
-  outcome.failed = child < 0 || read(channel[0], &outcome.measurement, sizeof(Measurement)) != sizeof(Measurement);
-  close(channel[0]);
-  int status = 0;
-  rusage usage{};
-  if (child > 0) wait4(child, &status, 0, &usage);
-  outcome.failed = outcome.failed || status != 0;
-#ifdef __APPLE__
-  outcome.peak_mib = static_cast<double>(usage.ru_maxrss) / (1 << 20);
-#else
-  outcome.peak_mib = static_cast<double>(usage.ru_maxrss) / (1 << 10);
-#endif
-  return outcome;
-}
-
-// Slope of log seconds over log ops, by least squares; what takes less than a millisecond tells nothing. NaN below two sizes.
-double growth_exponent(const std::vector<std::pair<double, double>>& points) {
-  double n = 0, sx = 0, sy = 0, sxx = 0, sxy = 0;
-  for (const auto& [ops, seconds] : points) {
-    if (seconds < 1e-3) continue;
-    const double x = std::log(ops), y = std::log(seconds);
-    n += 1, sx += x, sy += y, sxx += x * x, sxy += x * y;
-  }
-  return n < 2 ? std::nan("") : (n * sxy - sx * sy) / (n * sxx - sx * sx);
-}
 
 int run(const Settings& settings) {
   std::printf("%s%s, time limit %g s per stage\n\n", name_of(settings.stack.family), settings.stack.clip ? " with clipping" : "",
               settings.time_limit_seconds);
-  std::printf("| stage | ops | seconds | peak MiB | |\n|---|---|---|---|---|\n");
-  bool failed = false;
-  std::string exponents;
+  std::vector<Series> series;
   for (const Stage& stage : kStages) {
-    std::vector<std::pair<double, double>> points;
-    for (const std::int64_t num_ops : settings.sizes) {
-      Outcome o = run_apart(stage, settings, num_ops);
-      for (int repeat = 1; repeat < 3 && !o.failed && o.measurement.seconds < 0.3; ++repeat) {
-        const Outcome again = run_apart(stage, settings, num_ops);
-        if (again.failed || again.measurement.seconds < o.measurement.seconds) o = again;
-      }
-      failed = failed || o.failed;
-      std::printf("| %s | %lld | %.4f | %.0f | %s |\n", stage.name, static_cast<long long>(num_ops), o.measurement.seconds,
-                  o.peak_mib, o.failed ? "FAILED" : o.measurement.note);
-      std::fflush(stdout);
-      const bool complete = o.measurement.complete && o.measurement.seconds < settings.time_limit_seconds;
-      if (!o.failed && complete) points.emplace_back(static_cast<double>(num_ops), o.measurement.seconds);
-    }
-    const double exponent = growth_exponent(points);
-    char line[80];
-    std::snprintf(line, sizeof line, std::isnan(exponent) ? "| %s | - |\n" : "| %s | %.2f |\n", stage.name, exponent);
-    exponents += line;
+    series.push_back({stage.name, settings.sizes, [&](std::int64_t num_ops) {
+                        StackOptions options = settings.stack;
+                        options.num_ops = num_ops;
+                        return stage.run(bench::stack(options), settings);
+                      }});
   }
-  std::printf("\n| stage | seconds grow as ops to the power, where complete |\n|---|---|\n%s", exponents.c_str());
-  return failed ? 1 : 0;
-}
-
-std::vector<std::int64_t> parse_sizes(const char* text) {
-  std::vector<std::int64_t> sizes;
-  for (char* end = nullptr; *text != '\0'; text = *end == ',' ? end + 1 : end) {
-    sizes.push_back(std::strtoll(text, &end, 10));
-    if (end == text || sizes.back() < 1) return {};
-  }
-  return sizes;
+  return print_scaling("stage", "ops", series, settings.time_limit_seconds);
 }
 
 std::optional<Family> family_named(const std::string& name) {

@@ -1,6 +1,6 @@
 #include <nanobind/stl/string.h>
 
-#include "arrays.hpp"
+#include "ilp_figures.hpp"
 #include "olla/ilp.hpp"
 
 namespace olla::bindings {
@@ -21,6 +21,8 @@ nb::dict info_of(const OrderIlpResult& result) {
 }  // namespace
 
 void bind_ilp(nb::module_& m) {
+  bind_address_ilp(m);
+  bind_joint_ilp(m);
   m.def(
       "order_ilp",
       [](const Graph& graph, Array<OpId> start, Bytes lower_bound, const std::string& highs_library, double time_limit,
@@ -31,13 +33,16 @@ void bind_ilp(nb::module_& m) {
         options.num_threads = num_threads;
         options.reduce = reduce;
         OrderIlpResult result;
+        bool cancelled = false;
         {
           nb::gil_scoped_release release;
           Control control("ilp", time_limit, watcher.function());
           result = order_ilp(graph, view(start), lower_bound, Highs(highs_library), options, control);
+          cancelled = control.cancelled();
         }
         watcher.raise_pending();
         nb::dict info = info_of(result);
+        info["cancelled"] = cancelled;
         const char* status = result.status == Status::kOptimal ? "optimal" : "feasible";
         return nb::make_tuple(to_numpy(std::move(result.order)), result.peak, result.lower_bound, status, info);
       },

@@ -5,8 +5,11 @@
 namespace nb = nanobind;
 
 namespace olla::bindings {
+void bind_bestfit(nb::module_& m);
+void bind_evict(nb::module_& m);
 void bind_check(nb::module_& m);
 void bind_graph(nb::module_& m);
+void bind_inductor(nb::module_& m);
 void bind_layout(nb::module_& m);
 void bind_order(nb::module_& m);
 void bind_profile(nb::module_& m);
@@ -44,8 +47,11 @@ NB_MODULE(_core, m) {
   m.doc() = "The C++ core of olla: arrays in, arrays out. Use the functions of the olla package instead.";
   nb::set_leak_warnings(false);  // a graph kept by a global or a traceback when Python exits is no error
   nb::register_exception_translator(translate);
+  olla::bindings::bind_bestfit(m);
+  olla::bindings::bind_evict(m);
   olla::bindings::bind_check(m);
   olla::bindings::bind_graph(m);
+  olla::bindings::bind_inductor(m);
   olla::bindings::bind_layout(m);
   olla::bindings::bind_order(m);
   olla::bindings::bind_profile(m);

@@ -29,15 +29,15 @@ Effect effect_of(const Graph& graph, const Closure& closure, OpId v) {
 }
 
 // glued_after[v] (glued_before[v]): the op that v follows (precedes), or kNoOp. No op has both, and none in the prefix has any.
-struct Moves {
+struct Glue {
   std::vector<OpId> glued_after, glued_before, prefix;
 };
 
-Moves safe_moves(const Graph& graph, const Closure& closure) {
+Glue safe_moves(const Graph& graph, const Closure& closure, Moves allowed) {
   const OpId n = graph.num_ops();
   std::vector<Effect> effect;
   for (OpId v = 0; v < n; ++v) effect.push_back(effect_of(graph, closure, v));
-  Moves moves{std::vector<OpId>(n, kNoOp), std::vector<OpId>(n, kNoOp), {}};
+  Glue moves{std::vector<OpId>(n, kNoOp), std::vector<OpId>(n, kNoOp), {}};
   std::vector<std::uint8_t> in_prefix(n, 0);
   std::vector<OpId> waits_for;
   for (const OpId v : closure.order) {
@@ -52,7 +52,8 @@ Moves safe_moves(const Graph& graph, const Closure& closure) {
       moves.prefix.push_back(v);
       continue;
     }
-    if (waits_for.size() == 1 && e.kept <= e.freed_min) {
+    const bool may_reorder_bytes = allowed == Moves::kSafe;
+    if (waits_for.size() == 1 && e.kept <= e.freed_min && (may_reorder_bytes || room == 0)) {
       // Right after u its step needs: live after u + room; u's own step had: live after u + what u freed + its workspace.
       const OpId u = waits_for[0];
       if (room <= effect[u].freed_min + effect[u].vanishing + graph.workspace(u)) {
@@ -60,7 +61,8 @@ Moves safe_moves(const Graph& graph, const Closure& closure) {
         continue;
       }
     }
-    if (closure.succs[v].size() == 1 && e.kept >= e.freed_max) {
+    const bool only_allocates = e.freed_max == 0 && e.vanishing == 0 && graph.workspace(v) == 0;
+    if (closure.succs[v].size() == 1 && e.kept >= e.freed_max && (may_reorder_bytes || only_allocates)) {
       const OpId w = closure.succs[v][0];
       if (e.freed_max + e.vanishing + graph.workspace(v) <= graph.new_bytes(w) + graph.workspace(w)) moves.glued_before[v] = w;
     }
@@ -86,9 +88,9 @@ Blocks no_blocks(OpId num_ops) {
 
 }  // namespace
 
-Blocks glue(const Graph& graph, const Closure& closure) {
+Blocks glue(const Graph& graph, const Closure& closure, Moves allowed) {
   const OpId n = graph.num_ops();
-  const Moves moves = safe_moves(graph, closure);
+  const Glue moves = safe_moves(graph, closure, allowed);
   std::vector<std::vector<OpId>> list(n);  // of its anchor: a block in running order
   std::vector<OpId> anchor(n);
   for (OpId v = 0; v < n; ++v) {

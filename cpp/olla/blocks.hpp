@@ -23,8 +23,13 @@ struct Blocks {
   Step length(OpId b) const { return static_cast<Step>(members[b].size()); }
 };
 
+enum class Moves : std::uint8_t {
+  kSafe,       // no order's peak rises
+  kShortening  // of these: no lifetime grows either, so that a layout stays one. Ops that only free, or only allocate.
+};
+
 // graph's closure, with precedences beyond the dependencies if it has any. O(ops + uses * users).
-Blocks glue(const Graph& graph, const Closure& closure);
+Blocks glue(const Graph& graph, const Closure& closure, Moves moves = Moves::kSafe);
 Blocks singletons(const Graph& graph);  // every op a block of its own
 
 // The order with every block moved to its anchor: valid if order is, and its peak is not above that of order. O(ops).

@@ -18,13 +18,14 @@ class Search {
       : graph_(graph), highs_(highs), options_(options), control_(control), result_(result) {}
 
   // Builds and solves the program of the orders with peak <= target, and takes over the order and the bound that come out.
-  void solve(Bytes target, double time_limit_seconds) {
+  void solve(Bytes target, double time_limit_seconds, bool split = false) {
     const double begin = control_.seconds();
     OrderProgramOptions options;
     options.target = target;
     options.lower_bound = result_.lower_bound;
     options.reduce = options_.reduce;
     options.max_nonzeros = options_.max_nonzeros;
+    options.split = split;
     const OrderProgram program(graph_, options, [this] { return control_.stop(result_.peak, result_.lower_bound); });
     result_.num_columns = program.program().num_columns();
     result_.num_rows = program.program().num_rows();
@@ -141,6 +142,13 @@ OrderIlpResult order_ilp(const Graph& graph, std::span<const OpId> start, Bytes 
     if (control.stop(result.peak, result.lower_bound)) break;
     search.solve(result.peak, control.seconds_left());
     if (search.contradiction().empty()) break;
+  }
+  // Rounded sizes leave a gap of at most the rounding: the same without rounding, for orders that are strictly better.
+  while (search.rounding_bytes() > 0 && result.peak > result.lower_bound && search.contradiction().empty() && !search.too_large() &&
+         result.peak - result.lower_bound <= search.rounding_bytes() && !control.stop(result.peak, result.lower_bound)) {
+    const Bytes before = result.peak;
+    search.solve(result.peak - 1, control.seconds_left(), true);
+    if (result.peak == before) break;
   }
   if (!search.contradiction().empty() && result.peak > result.lower_bound) {
     throw SolverError("false optimum: " + search.contradiction());

@@ -2,42 +2,24 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <numeric>
-#include <random>
 #include <string>
 
 #include "olla/error.hpp"
 #include "olla/ladder.hpp"
 #include "olla/neighbourhood.hpp"
-#include "olla/packing.hpp"
-#include "olla/skyline.hpp"
+#include "olla/online.hpp"
+#include "olla/places.hpp"
+#include "olla/squeaky.hpp"
 
 namespace olla {
 namespace {
 
-constexpr double kGraceSeconds = 5;    // for the first pass: what it leaves is stacked, far from well
-constexpr int kRoundsPerEpisode = 30;  // of the squeaky wheel, without a better packing
-constexpr int kNumLooks = 16;
+constexpr double kGraceSeconds = 5;                         // for the first pass: what it leaves is stacked, far from well
+constexpr std::array<Section, 3> kShortSections{2, 8, 32};  // an item alive in no more is short-lived
 constexpr ItemId kMaxExactItems = 600;  // the exact search of a whole part takes memory by the square of its items
 constexpr ItemId kMinNeighbourhood = 100, kMaxNeighbourhood = 200'000;
 constexpr int kNumTurns = 40;
-
-// log key = size * log(size) + width * log(sections) + crowd * log(greatest load over the lifetime); the greatest key goes first.
-struct Weights {
-  double size, width, crowd;
-};
-constexpr Weights kArea{1, 1, 0}, kSize{1, 0, 0}, kWidth{0, 1, 0}, kPeakFirst{0, 1, 8};
-constexpr std::array<Weights, 6> kSkylineKeys{kArea, kWidth, {1, 2, 0}, {2, 1, 0}, kSize, kPeakFirst};
-
-class Random {
- public:
-  explicit Random(std::uint64_t seed) : bits_(seed) {}
-  double uniform() { return static_cast<double>(bits_() >> 11) * 0x1p-53; }  // in [0, 1); the same on every machine
-
- private:
-  std::mt19937_64 bits_;
-};
 
 // When to stop, of one part: best is its height so far.
 struct Watch {
@@ -57,18 +39,19 @@ class PartSearch {
   PartSearch(const Part& part, const LayoutOptions& options, std::int64_t max_placements, const Watch& watch)
       : part_(part),
         options_(options),
-        enough_(std::max({watch.height, watch.bound, part.load, watch.capacity})),
+        enough_(std::max({watch.height, watch.bound, part.bound, watch.capacity})),
         max_placements_(max_placements),
         watch_(watch),
-        random_(options.seed),
         skyline_(part),
+        wheel_(part, skyline_, options.seed),
         ladder_(part, {options.seed, options.num_threads, watch.capacity > 0}) {}
 
   Packing run() {
     Bytes sum = 0;
     for (const Item& item : part_.items) sum += item.size;
-    if (!skyline_.place(sorted(keys(kArea)), {}, [&] { return watch_.stop_first_pass(sum); }, best_)) skyline_.stack_rest(best_);
-    if (best_.height > enough_ && options_.use_enumeration && part_.num_items() <= kMaxEnumerated) {
+    if (!skyline_.place(by_key(part_, item_keys(part_, kArea)), {}, [&] { return watch_.stop_first_pass(sum); }, best_))
+      skyline_.stack_rest(best_);
+    if (best_.height > enough_ && options_.use_enumeration && part_.fixed.empty() && part_.num_items() <= kMaxEnumerated) {
       best_ = enumerate(part_, enough_);
       bound_ = best_.height > enough_ ? best_.height : part_.load;
     } else if (!done()) {
@@ -79,29 +62,49 @@ class PartSearch {
   }
 
   Bytes bound() const { return bound_; }  // proved: no packing is lower
-  std::int64_t num_placed() const { return num_placed_; }
+  std::int64_t num_placed() const { return wheel_.num_placed(); }
 
  private:
   void try_ideas() {
-    for (const Weights& weights : std::span(kSkylineKeys).subspan(1)) {
+    if (options_.use_births && part_.fixed.empty()) try_births();
+    for (const KeyWeights& weights : std::span(kSkylineKeys).subspan(1)) {
       if (done()) return;
       Packing packing;
-      if (skyline_.place(sorted(keys(weights)), {}, stopped(), packing)) keep(std::move(packing));
+      if (skyline_.place(by_key(part_, item_keys(part_, weights)), {}, stopped(), packing)) keep(std::move(packing));
     }
-    const bool is_small = part_.num_items() <= kMaxExactItems;
-    const bool is_decision = is_small && options_.use_exact && watch_.capacity > 0;
-    const bool is_medium = !is_decision && part_.num_items() >= kMinNeighbourhood && part_.num_items() <= kMaxNeighbourhood;
+    search();
+  }
+
+  // The searches take turns, as no one can tell which suits a part; beyond the exact search, the squeaky wheel gains most at first.
+  // Around fixed items only the wheel can build.
+  void search() {
+    const bool is_free = part_.fixed.empty();
+    const bool is_small = is_free && options_.use_exact && part_.num_items() <= kMaxExactItems;
+    const bool is_decision = is_small && watch_.capacity > 0;
+    const bool is_medium = is_free && options_.use_neighbourhood && !is_decision && part_.num_items() >= kMinNeighbourhood &&
+                           part_.num_items() <= kMaxNeighbourhood;
     const std::function<bool(Bytes)> stop = [this](Bytes height) { return watch_.stop(height); };
     Neighbourhood neighbourhood(part_, options_.seed);
-    // The searches take turns, as no one can tell which suits a part; beyond the exact search, the squeaky wheel gains most at
-    // first.
+    const std::int64_t nodes = options_.max_nodes / kNumTurns;
     const std::int64_t head_start = is_small ? 0 : max_placements_ / 2;
+    SqueakyOptions wheel{.enough = enough_, .use_foresight = options_.use_foresight};
     for (int turn = 1; turn <= kNumTurns && !done(); ++turn) {
-      const std::int64_t nodes = options_.max_nodes / kNumTurns;
-      if (options_.use_squeaky_wheel && !is_decision) improve(head_start + turn * ((max_placements_ - head_start) / kNumTurns));
-      if (options_.use_exact && is_small && !done()) ladder_.lower(enough_, nodes, stop, best_);
-      if (options_.use_neighbourhood && is_medium && !done())
-        neighbourhood.lower(enough_, is_small ? nodes / 4 : nodes, stop, best_);
+      wheel.max_placements = head_start + turn * ((max_placements_ - head_start) / kNumTurns);
+      if (options_.use_squeaky_wheel && !is_decision) wheel_.improve(best_, wheel, stop);
+      if (is_small && !done()) ladder_.lower(enough_, nodes, stop, best_);
+      if (is_medium && !done()) neighbourhood.lower(enough_, is_small ? nodes / 4 : nodes, stop, best_);
+    }
+  }
+
+  // Long-lived items by birth, and the others around them.
+  void try_births() {
+    for (const Section short_sections : kShortSections) {
+      if (done()) return;
+      Part part = part_;
+      part.fixed = fit_by_birth(part, short_sections);
+      Skyline skyline(part);
+      Packing packing;
+      if (skyline.place(by_key(part, item_keys(part, kArea)), {}, stopped(), packing)) keep(std::move(packing));
     }
   }
 
@@ -114,111 +117,46 @@ class PartSearch {
     if (packing.height < best_.height) best_ = std::move(packing);
   }
 
-  std::vector<double> keys(const Weights& weights) const {
-    std::vector<double> result;
-    result.reserve(part_.items.size());
-    for (const Item& item : part_.items) {
-      result.push_back(weights.size * std::log(static_cast<double>(item.size)) + weights.width * std::log(item.last - item.first));
-    }
-    if (weights.crowd > 0) {
-      const SectionReach load(part_.section_load);
-      for (ItemId i = 0; i < part_.num_items(); ++i) {
-        const Item& item = part_.items[i];
-        result[i] += weights.crowd * std::log(static_cast<double>(load.highest(item.first, item.last).first));
-      }
-    }
-    return result;
-  }
-
-  static std::vector<ItemId> sorted(const std::vector<double>& keys) {
-    std::vector<ItemId> order(keys.size());
-    std::iota(order.begin(), order.end(), 0);
-    std::ranges::sort(order, [&](ItemId i, ItemId j) { return keys[i] != keys[j] ? keys[i] > keys[j] : i < j; });
-    return order;
-  }
-
-  // Squeaky wheel (Joslin, Clements 1999). A pass gives up at a section certain to end above the target; the items alive there that
-  // are still to be placed came too late, and their keys rise. Episodes begin at other keys and take other strides. The target is
-  // the height that is enough, and in every other episode one that lies between it and the best height.
-  void improve(std::int64_t max_placements) {
-    const auto spent = [&] { return done() || num_placed_ >= max_placements; };
-    for (; !spent(); ++episode_) {
-      const double stride = 0.05 * std::exp(random_.uniform() * std::log(100.0));
-      std::vector<double> key = keys(episode_ < kSkylineKeys.size() ? kSkylineKeys[episode_] : random_weights());
-      const double share = episode_ % 2 == 0 ? 1 : ambition_;
-      bool improved = false;
-      for (int round = 0; round < kRoundsPerEpisode && !spent(); ++round) {
-        const auto lower = static_cast<Bytes>(share * static_cast<double>(best_.height - enough_));
-        const SkylineRules rules{best_.height - std::max(Bytes{1}, lower), options_.use_foresight ? kNumLooks : 0};
-        Packing packing;
-        num_placed_ += part_.num_items();
-        if (skyline_.place(sorted(key), rules, stopped(), packing)) {
-          keep(std::move(packing));
-          improved = true;
-          round = 0;
-        } else {
-          raise_keys(packing, stride, key);
-        }
-      }
-      if (share < 1 && !improved) ambition_ /= 2;
-    }
-  }
-
-  void raise_keys(const Packing& packing, double stride, std::vector<double>& key) {
-    const Section culprit = skyline_.culprit();
-    for (ItemId i = 0; i < part_.num_items(); ++i) {
-      const Item& item = part_.items[i];
-      const bool late = packing.offsets[i] == kUnplaced && item.first <= culprit && culprit < item.last;
-      if (late) key[i] += stride * random_.uniform();
-    }
-  }
-
-  Weights random_weights() {
-    const double size = 2 * random_.uniform(), width = 2 * random_.uniform();
-    return {size, width, std::max(0.0, 16 * random_.uniform() - 8)};
-  }
-
   const Part& part_;
   const LayoutOptions& options_;
   const Bytes enough_;  // no use in a lower height: the load, the capacity, or the height of another part
   const std::int64_t max_placements_;
-  std::int64_t num_placed_ = 0;
-  std::size_t episode_ = 0;  // of the squeaky wheel
-  double ambition_ = 0.5;
   Bytes bound_ = 0;
   const Watch watch_;
-  Random random_;
   Skyline skyline_;
+  SqueakyWheel wheel_;
   Ladder ladder_;
   Packing best_;
 };
 
-// Divides all sizes by what they have in common, so that buffers twice as large get the same layout, twice as high.
-Bytes divide_out(std::vector<Bytes>& sizes) {
+// Divides all sizes and places by what they have in common, so that buffers twice as large get the same layout, twice as high.
+Bytes divide_out(std::vector<Bytes>& sizes, std::vector<Offset>& places) {
   Bytes unit = 0;
   for (const Bytes size : sizes) unit = std::gcd(unit, size);
+  for (const Offset place : places) unit = place == kFree ? unit : std::gcd(unit, place);
   if (unit == 0) return 1;
   for (Bytes& size : sizes) size /= unit;
+  for (Offset& place : places) place = place == kFree ? kFree : place / unit;
   return unit;
 }
 
-}  // namespace
-
-LayoutResult layout(std::span<const Buffer> buffers, const LayoutOptions& options, Control& control) {
-  if (options.capacity < 0) {
-    throw PlanError("capacity is " + std::to_string(options.capacity) + " bytes, expected 0 or more", "capacity", {});
-  }
-  std::vector<Bytes> sizes = rounded_sizes(buffers, options.alignment);
-  const Bytes unit = divide_out(sizes), capacity = options.capacity / unit;
-  std::vector<Part> parts = reduce(buffers, sizes);
-  std::ranges::stable_sort(parts, std::ranges::greater(), &Part::load);
-
+// Lays out buffers of rounded sizes; places[i] is where buffer i must lie, or kFree, and there are none where all are free.
+LayoutResult place(std::span<const Buffer> buffers, std::vector<Bytes> sizes, std::vector<Offset> places,
+                   const LayoutOptions& options, Control& control) {
   LayoutResult result;
-  result.offsets.assign(buffers.size(), 0);
-  Bytes height = 0, bound = parts.empty() ? 0 : parts.front().load;
-  result.load = unit * bound;
+  result.offsets = places.empty() ? std::vector<Offset>(buffers.size(), 0) : places;
+  std::ranges::replace(result.offsets, kFree, 0);
+  const Bytes unit = divide_out(sizes, places), capacity = options.capacity / unit;
+  std::vector<Part> parts = reduce(buffers, sizes);
+  Bytes height = 0, bound = 0, load = 0;
   double items_left = 0, placements_left = static_cast<double>(options.max_placements);
-  for (const Part& part : parts) items_left += part.num_items();
+  for (Part& part : parts) {
+    if (!places.empty()) fix_items(places, part);
+    bound = std::max(bound, part.bound);
+    load = std::max(load, part.load);
+    items_left += part.num_items();
+  }
+  std::ranges::stable_sort(parts, std::ranges::greater(), &Part::bound);
   for (const Part& part : parts) {
     // Effort and time go to the parts by their number of items; what one leaves over goes to those after it.
     const double share = part.num_items() / items_left;
@@ -233,8 +171,35 @@ LayoutResult layout(std::span<const Buffer> buffers, const LayoutOptions& option
     height = std::max(height, packing.height);
   }
   result.height = unit * height;
+  result.load = unit * load;
   result.bound = unit * bound;
-  if (height == bound) result.status = Status::kOptimal;
+  return result;
+}
+
+// Tries to have all preferred offsets that can be had together, and then those that happen to be free.
+void prefer(std::span<const Buffer> buffers, const std::vector<Bytes>& sizes, LayoutOptions options, Control& control,
+            LayoutResult& result) {
+  const auto stop = [&] { return control.stop(result.height, result.bound); };
+  options.capacity = result.height;
+  LayoutResult wished = place(buffers, sizes, given_places(buffers, sizes, options.alignment, result.height), options, control);
+  if (wished.height <= result.height) {
+    result.height = wished.height;
+    result.offsets = std::move(wished.offsets);
+  }
+  move_to_preferred(buffers, sizes, result.height, stop, result.offsets);
+}
+
+}  // namespace
+
+LayoutResult layout(std::span<const Buffer> buffers, const LayoutOptions& options, Control& control) {
+  if (options.capacity < 0) {
+    throw PlanError("capacity is " + std::to_string(options.capacity) + " bytes, expected 0 or more", "capacity", {});
+  }
+  const std::vector<Bytes> sizes = rounded_sizes(buffers, options.alignment);
+  LayoutResult result = place(buffers, sizes, given_places(buffers, sizes, options.alignment, -1), options, control);
+  const bool any_preferred = std::ranges::any_of(buffers, [](const Buffer& b) { return b.preferred != kFree; });
+  if (any_preferred && !control.stop(result.height, result.bound)) prefer(buffers, sizes, options, control, result);
+  if (result.height == result.bound) result.status = Status::kOptimal;
   return result;
 }
 

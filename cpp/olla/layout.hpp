@@ -7,9 +7,13 @@
 
 namespace olla {
 
+inline constexpr Offset kFree = -1;  // any offset will do
+
 struct Buffer {
   std::int64_t lower, upper;  // alive during [lower, upper); never alive, and at offset 0, when lower >= upper or size == 0
   Bytes size;
+  Offset fixed = kFree;      // where it must lie
+  Offset preferred = kFree;  // where it lies if that costs no height, as far as is found
 };
 
 struct LayoutOptions {
@@ -20,6 +24,7 @@ struct LayoutOptions {
   std::int64_t max_placements = 2'000'000;  // effort of the squeaky wheel, passes times items: deterministic, unlike the clock
   std::int64_t max_nodes = 4'000'000;       // effort of the exact search
   bool use_enumeration = true;              // tiny parts are solved exactly
+  bool use_births = true;                   // long-lived buffers by birth, as an allocator would
   bool use_squeaky_wheel = true;
   bool use_foresight = true;  // in the squeaky wheel
   bool use_exact = true;      // search that can prove
@@ -36,8 +41,8 @@ struct LayoutResult {
 
 // There is a layout in any case, and a first greedy pass gets five seconds unless the caller stops it. The same buffers, options
 // and seed give the same offsets unless the clock or the caller ended the search. PlanError "sizes": a negative size, or rounded
-// sizes that sum to more than kMaxBytes; "alignment": it is below 1;
-// "capacity": it is negative. O(n log n) for the greedy pass on lifetimes like those of
+// sizes that sum to more than kMaxBytes; "alignment": it is below 1; "capacity": it is negative; "fixed", "preferred": an offset
+// that cannot be, or fixed ones that collide. O(n log n) for the greedy pass on lifetimes like those of
 // training steps.
 LayoutResult layout(std::span<const Buffer> buffers, const LayoutOptions& options, Control& control);
 

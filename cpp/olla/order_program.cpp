@@ -10,6 +10,7 @@ namespace olla {
 namespace {
 
 constexpr Bytes kLargestCoefficient = Bytes{1} << 26;  // with tolerance 1e-9 still a fifteenth of a unit
+constexpr Bytes kCarry = Bytes{1} << 20;               // what one unit of the high row is worth in the low row
 constexpr std::int64_t kMaxClosureBytes = std::int64_t{1} << 30;
 
 // The greatest common divisor of all sizes that can change the peak: peaks differ by multiples of it.
@@ -73,23 +74,9 @@ class OrderProgramBuilder {
   }
 
  private:
-  struct Value {
-    Column column;
-    double constant;
-  };
-  struct MemoryRow {
-    std::vector<Term> terms;
-    double right;
-  };
-
-  Value started(OpId block, Step step) const {
-    const auto starts = result_.windows_.starts[block];
-    const auto reached = std::upper_bound(starts.begin(), starts.end(), step) - starts.begin();
-    if (reached == 0) return {-1, 0.0};
-    if (reached == static_cast<std::ptrdiff_t>(starts.size())) return {-1, 1.0};
-    return {result_.first_column_[block] + static_cast<Column>(reached) - 1, 0.0};
-  }
-  Value has_run(OpId v, Step step) const { return started(result_.blocks_.block[v], step - result_.blocks_.offset[v]); }
+  using Value = OrderProgram::Value;
+  Value started(OpId block, Step step) const { return result_.started(block, step); }
+  Value has_run(OpId v, Step step) const { return result_.has_run(v, step); }
 
   void add_blocks() {
     for (OpId b = 0; b < result_.blocks_.size(); ++b) {
@@ -189,7 +176,7 @@ class OrderProgramBuilder {
     if (terms.empty()) {
       program_.lower[result_.peak_] = std::max(program_.lower[result_.peak_], constant);
     } else {
-      rows_.push_back({{terms.begin(), terms.end()}, -constant});
+      result_.memory_.push_back({{terms.begin(), terms.end()}, -constant, -1});
       pending_ += static_cast<std::int64_t>(terms.size()) + 1;
     }
   }
@@ -228,11 +215,31 @@ class OrderProgramBuilder {
     return {column, 0.0};
   }
 
+  // A row with large coefficients, S = kCarry high + low, becomes two with an integer carry c, which say exactly the same:
+  // low terms - peak - kCarry c <= low right, high terms + c <= high right.
   void add_memory_rows() {
-    result_.first_memory_row_ = program_.num_rows();
-    for (MemoryRow& row : rows_) {
-      row.terms.push_back({result_.peak_, -1.0});
-      program_.add_row(-Program::kInfinity, row.right, row.terms);
+    constexpr auto kBase = static_cast<double>(kCarry);
+    for (auto& row : result_.memory_) {
+      std::vector<Term> low = row.terms, high;
+      double low_right = row.right;
+      if (result_.split_) {
+        double most = 0.0;
+        for (Term& term : low) {
+          const double carried = std::floor(term.value / kBase);
+          if (carried != 0.0) high.push_back({term.column, carried});
+          term.value -= kBase * carried;
+          most += term.value;
+        }
+        std::erase_if(low, [](const Term& term) { return term.value == 0.0; });
+        const double carried = std::floor(row.right / kBase), range = program_.upper[result_.peak_];
+        low_right -= kBase * carried;
+        row.carry = program_.add_column(0.0, -std::ceil(range / kBase) - 1.0, std::ceil(most / kBase), true);
+        high.push_back({row.carry, 1.0});
+        low.push_back({row.carry, -kBase});
+        program_.add_row(-Program::kInfinity, carried, high);
+      }
+      low.push_back({result_.peak_, -1.0});
+      program_.add_row(-Program::kInfinity, low_right, low);
     }
   }
 
@@ -264,8 +271,7 @@ class OrderProgramBuilder {
   Program& program_;
   std::vector<std::vector<OpId>> last_users_;
   std::vector<Lifetime> widest_;
-  std::vector<MemoryRow> rows_;
-  std::int64_t pending_ = 0;  // entries of rows_
+  std::int64_t pending_ = 0;  // entries of the memory rows
   bool consistent_ = true;    // no step needs two ops, or none
   std::vector<double> factors_;
   std::vector<Column> touched_;
@@ -295,24 +301,34 @@ OrderProgram::OrderProgram(const Graph& graph, const OrderProgramOptions& option
   outcome_ = Outcome::kNoOrder;
   const std::optional<Graph> tightened = options.reduce ? tighten(graph, options.target, stop) : graph;
   if (!tightened) return;
-  const Closure closure(direct_preds(*tightened));
+  const Closure& closure = closure_.emplace(direct_preds(*tightened));
   const Csr<TensorId> certain = certain_tensors(*tightened, closure);
   const Bytes lower_bound = std::max(options.lower_bound, certain_peak(*tightened, certain));
   if (lower_bound > options.target) return;
-  blocks_ = options.reduce ? glue(*tightened, closure) : singletons(graph);
+  blocks_ = options.reduce ? glue(*tightened, closure, options.moves) : singletons(graph);
   auto windows = find_windows(*tightened, closure, blocks_, certain, options.reduce ? options.target : kMaxBytes);
   if (!windows) return;
   windows_ = std::move(*windows);
 
   grid_ = unit_ = common_divisor(graph);
   const Bytes largest = largest_variable_size(graph, windows_.spans);
-  while (largest / unit_ > kLargestCoefficient) unit_ *= 2;
+  while (largest / unit_ > kLargestCoefficient * (options.split ? kCarry : 1)) unit_ *= 2;
+  split_ = largest / unit_ > kLargestCoefficient;
   if (!exact()) rounding_ = unit_ * (graph.num_tensors() + 2);
-  tolerance_ = std::clamp(0.05 * static_cast<double>(unit_) / static_cast<double>(largest), 1e-9, 1e-6);
+  const Bytes coefficient = split_ ? std::max(kCarry, largest / unit_ / kCarry) : std::max<Bytes>(largest / unit_, 1);
+  tolerance_ = std::clamp(0.05 / static_cast<double>(coefficient), 1e-9, 1e-6);
   base_ = graph.resident_bytes() + (lower_bound - graph.resident_bytes()) / unit_ * unit_;
   outcome_ = OrderProgramBuilder(*tightened, closure, *this).build(lower_bound, options.target, options.max_nonzeros);
   num_nonzeros_ = program_.num_nonzeros();
   if (outcome_ != Outcome::kBuilt) program_ = {};
+}
+
+OrderProgram::Value OrderProgram::started(OpId block, Step step) const {
+  const auto starts = windows_.starts[block];
+  const auto reached = std::upper_bound(starts.begin(), starts.end(), step) - starts.begin();
+  if (reached == 0) return {-1, 0.0};
+  if (reached == static_cast<std::ptrdiff_t>(starts.size())) return {-1, 1.0};
+  return {first_column_[block] + static_cast<Column>(reached) - 1, 0.0};
 }
 
 std::vector<double> OrderProgram::encode(std::span<const OpId> order) const {
@@ -332,15 +348,20 @@ std::vector<double> OrderProgram::encode(std::span<const OpId> order) const {
     for (const Column user : death.users) values[death.column] = std::min(values[death.column], values[user]);
   }
   double peak = program_.lower[peak_];
-  for (std::int32_t row = first_memory_row_; row < program_.num_rows(); ++row) {
-    double live = -program_.row_upper[row];
-    for (std::int32_t i = program_.row_start[row]; i < program_.row_start[row + 1]; ++i) {
-      if (program_.index[i] != peak_) live += program_.value[i] * values[program_.index[i]];
-    }
+  for (const MemoryRow& row : memory_) {
+    double live = -row.right;
+    for (const Term& term : row.terms) live += term.value * values[term.column];
     peak = std::max(peak, live);
   }
   if (peak > program_.upper[peak_]) return {};
   values[peak_] = peak;
+  for (const MemoryRow& row : memory_) {
+    if (row.carry < 0) continue;
+    constexpr auto kBase = static_cast<double>(kCarry);
+    double excess = -peak - (row.right - kBase * std::floor(row.right / kBase));
+    for (const Term& term : row.terms) excess += (term.value - kBase * std::floor(term.value / kBase)) * values[term.column];
+    values[row.carry] = std::ceil(excess / kBase);
+  }
   return values;
 }
 

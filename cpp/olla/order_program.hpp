@@ -20,6 +20,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 
 #include "olla/program.hpp"
 #include "olla/windows.hpp"
@@ -33,9 +34,11 @@ Bytes round_up_to_grid(const Graph& graph, Bytes bytes);
 Bytes simple_bound(const Graph& graph);
 
 struct OrderProgramOptions {
-  Bytes target = kMaxBytes;               // only orders with peak <= target are described
-  Bytes lower_bound = 0;                  // proven: the program need not tell peaks below it apart
-  bool reduce = true;                     // safe moves, precedences and steps ruled out by the target
+  Bytes target = kMaxBytes;  // only orders with peak <= target are described
+  Bytes lower_bound = 0;     // proven: the program need not tell peaks below it apart
+  bool reduce = true;        // safe moves, precedences and steps ruled out by the target
+  Moves moves = Moves::kSafe;
+  bool split = false;                     // large coefficients into two rows instead of rounding sizes: exact, slower to solve
   std::int64_t max_nonzeros = 2'000'000;  // beyond it the program is not built
 };
 
@@ -51,6 +54,17 @@ class OrderProgram {
   const Program& program() const { return program_; }  // empty unless kBuilt
   const Blocks& blocks() const { return blocks_; }
   const Windows& windows() const { return windows_; }
+  const Closure& closure() const { return *closure_; }  // of the graph with the precedences that the target implies
+
+  // Y[v,t]: a column, or a constant where column is -1.
+  struct Value {
+    Column column;
+    double constant;
+  };
+  Value has_run(OpId v, Step step) const { return started(blocks_.block[v], step - blocks_.offset[v]); }
+  Column peak_column() const { return peak_; }
+  Bytes base() const { return base_; }  // what the peak column counts from, in steps of unit()
+  Bytes unit() const { return unit_; }
   std::int64_t num_nonzeros() const { return num_nonzeros_; }  // if kTooLarge: at least
 
   // The answer that stands for the order with its safe moves made. The order's peak must be within the target; empty if it cannot
@@ -58,8 +72,9 @@ class OrderProgram {
   std::vector<double> encode(std::span<const OpId> order) const;
   std::vector<OpId> decode(std::span<const double> values) const;
 
-  // The program counts memory in units: the common divisor of all sizes, or more, where coefficients would pass what floating point
-  // tells apart reliably. Sizes are then rounded down, and the program's optimum is a lower bound, not the peak itself.
+  // The program counts memory in units: the common divisor of all sizes. Where coefficients would pass what floating point tells
+  // apart reliably, they are split in two rows, if asked for; else the unit is larger, sizes are rounded down, and the program's
+  // optimum is a lower bound, not the peak itself.
   bool exact() const { return unit_ == grid_; }
   double tolerance() const { return tolerance_; }
   Bytes peak_bytes(double objective) const;               // rounded to the nearest unit
@@ -69,20 +84,30 @@ class OrderProgram {
  private:
   friend class OrderProgramBuilder;
 
+  Value started(OpId block, Step step) const;
+
   struct Death {  // a column D[e,t] and the columns of the users it waits for
     Column column;
     std::vector<Column> users;
+  };
+
+  struct MemoryRow {  // terms - peak <= right; carry: see add_memory_rows
+    std::vector<Term> terms;
+    double right;
+    Column carry;
   };
 
   Outcome outcome_ = Outcome::kBuilt;
   Program program_;
   Blocks blocks_;
   Windows windows_;
+  std::optional<Closure> closure_;
   std::vector<Column> first_column_;  // of block b: one column for each start but the last
   std::vector<Death> deaths_;
+  std::vector<MemoryRow> memory_;
   Column peak_ = 0;
-  std::int32_t first_memory_row_ = 0;  // the memory rows are the last ones
   Bytes base_ = 0, unit_ = 1, grid_ = 1, rounding_ = 0;
+  bool split_ = false;  // memory rows have carries
   double tolerance_ = 1e-6;
   std::int64_t num_nonzeros_ = 0;
 };

@@ -64,7 +64,18 @@ std::vector<Part> reduce(std::span<const Buffer> buffers, std::span<const Bytes>
     part.load = std::max(part.load, live);
   }
   while (num_dead < deaths.size()) die();
+  for (Part& part : parts) part.bound = part.load;
   return parts;
+}
+
+void fix_items(std::span<const Offset> places, Part& part) {
+  for (ItemId i = 0; i < part.num_items(); ++i) {
+    const Offset place = places[part.buffers[i]];
+    if (place == kFree) continue;
+    if (part.fixed.empty()) part.fixed.assign(part.items.size(), kUnplaced);
+    part.fixed[i] = place;
+    part.bound = std::max(part.bound, place + part.items[i].size);
+  }
 }
 
 std::vector<ItemId> born_before(const Part& part) {

@@ -8,6 +8,8 @@ namespace olla {
 using Section = std::int32_t;  // position among the times at which a maximal set of buffers is alive
 using ItemId = std::int32_t;   // position in a part
 
+inline constexpr Offset kUnplaced = -1;
+
 struct Item {
   Section first, last;  // alive in the sections [first, last), never empty
   Bytes size;           // > 0
@@ -17,13 +19,14 @@ struct Part {
   std::vector<std::int32_t> buffers;  // buffer of item i
   std::vector<Item> items;            // first never falls
   std::vector<Bytes> section_load;
-  Bytes load = 0;  // max(section_load)
+  Bytes load = 0;             // max(section_load)
+  Bytes bound = 0;            // no packing is lower: the load, or the end of a fixed item
+  std::vector<Offset> fixed;  // of item i: where it must lie, or kUnplaced; empty where no item is fixed
 
   Section num_sections() const { return static_cast<Section>(section_load.size()); }
   ItemId num_items() const { return static_cast<ItemId>(items.size()); }
+  bool is_fixed(ItemId i) const { return !fixed.empty() && fixed[i] != kUnplaced; }
 };
-
-inline constexpr Offset kUnplaced = -1;
 
 struct Packing {
   std::vector<Offset> offsets;  // of item i
@@ -36,6 +39,9 @@ std::vector<Bytes> rounded_sizes(std::span<const Buffer> buffers, Bytes alignmen
 // Splits at times no buffer crosses, and merges times between which no buffer is born after another died: buffers overlap in
 // sections exactly where they overlap in time. Buffers that are never alive are in no part. O(n log n).
 std::vector<Part> reduce(std::span<const Buffer> buffers, std::span<const Bytes> sizes);
+
+// Fixes items: places[i] is where buffer i must lie, or kFree.
+void fix_items(std::span<const Offset> places, Part& part);
 
 // Of every section: how many items are born before it. Items stand by birth, so those born in time to meet item i are a prefix.
 std::vector<ItemId> born_before(const Part& part);

@@ -4,129 +4,19 @@
 #include <array>
 #include <bit>
 #include <map>
-#include <numeric>
-#include <tuple>
 
 namespace olla {
 namespace {
 
-constexpr std::int32_t kItemsPerLeaf = 4;
 constexpr std::int64_t kWorkPerPlacement = 64, kWorkPerQuestion = 4096 * kWorkPerPlacement;  // one for every item scanned
 constexpr std::size_t kMaxOpen = 80;  // a depth-first walk keeps one node per level aside
+constexpr int kMaxMisfits = 64;       // of the items inside a valley, below a fixed item: then the valley is raised
+
+constexpr Bytes kNoCeiling = std::numeric_limits<Bytes>::max();
 
 std::int32_t leaves_for(std::size_t count) { return static_cast<std::int32_t>(std::bit_ceil(static_cast<std::uint32_t>(count))); }
 
 }  // namespace
-
-ItemPool::ItemPool(const Part& part)
-    : part_(part),
-      num_leaves_(leaves_for(part.items.size() / kItemsPerLeaf + 1)),
-      best_(2 * num_leaves_),
-      item_(part.items.size()),
-      rank_(part.items.size()),
-      slot_(part.items.size()) {
-  std::iota(item_.begin(), item_.end(), 0);
-  sort_into_leaves();
-  for (std::size_t slot = 0; slot < item_.size(); ++slot) slot_[item_[slot]] = static_cast<std::int32_t>(slot);
-  bound_nodes();
-}
-
-std::int32_t ItemPool::first_slot(std::int32_t leaf) const {
-  return static_cast<std::int32_t>(static_cast<std::int64_t>(leaf) * std::ssize(item_) / num_leaves_);
-}
-
-// Halves the items of every node, by first and by last in turn, level by level.
-void ItemPool::sort_into_leaves() {
-  const auto by_first = [this](ItemId i) { return std::tuple(part_.items[i].first, part_.items[i].last, i); };
-  const auto by_last = [this](ItemId i) { return std::tuple(part_.items[i].last, part_.items[i].first, i); };
-  bool use_first = true;
-  for (std::int32_t width = num_leaves_; width > 1; width /= 2, use_first = !use_first) {
-    for (std::int32_t leaf = 0; leaf < num_leaves_; leaf += width) {
-      const auto begin = item_.begin() + first_slot(leaf), end = item_.begin() + first_slot(leaf + width);
-      const auto middle = item_.begin() + first_slot(leaf + width / 2);
-      if (use_first) {
-        std::ranges::nth_element(begin, middle, end, {}, by_first);
-      } else {
-        std::ranges::nth_element(begin, middle, end, {}, by_last);
-      }
-    }
-  }
-}
-
-void ItemPool::bound_nodes() {
-  constexpr Section kFar = std::numeric_limits<Section>::max();
-  box_.assign(2 * num_leaves_, Box{kFar, -1, kFar, -1});
-  for (std::int32_t k = 2 * num_leaves_ - 1; k > 0; --k) {
-    Box& box = box_[k];
-    const auto include = [&box](const Box& other) {
-      box = {std::min(box.min_first, other.min_first), std::max(box.max_first, other.max_first),
-             std::min(box.min_last, other.min_last), std::max(box.max_last, other.max_last)};
-    };
-    if (k < num_leaves_) {
-      include(box_[2 * k]);
-      include(box_[2 * k + 1]);
-      continue;
-    }
-    for (std::int32_t slot = first_slot(k - num_leaves_); slot < first_slot(k - num_leaves_ + 1); ++slot) {
-      const Item& item = part_.items[item_[slot]];
-      include({item.first, item.first, item.last, item.last});
-    }
-  }
-}
-
-void ItemPool::fill(std::span<const ItemId> order) {
-  for (std::size_t r = 0; r < order.size(); ++r) rank_[slot_[order[r]]] = static_cast<std::int32_t>(r);
-  for (std::int32_t leaf = 0; leaf < num_leaves_; ++leaf) {
-    std::int32_t& best = best_[num_leaves_ + leaf];
-    best = kNoRank;
-    for (std::int32_t slot = first_slot(leaf); slot < first_slot(leaf + 1); ++slot) best = std::min(best, rank_[slot]);
-  }
-  for (std::int32_t k = num_leaves_ - 1; k > 0; --k) best_[k] = std::min(best_[2 * k], best_[2 * k + 1]);
-}
-
-std::int32_t ItemPool::best(const Box& within, std::int32_t after) const {
-  std::array<std::int32_t, kMaxOpen> open;
-  std::size_t num_open = 0;
-  open[num_open++] = 1;
-  std::int32_t best = kNoRank;
-  while (num_open > 0) {
-    const std::int32_t k = open[--num_open];
-    const Box& box = box_[k];
-    if (best_[k] >= best || box.max_first < within.min_first || box.min_first > within.max_first ||
-        box.max_last < within.min_last || box.min_last > within.max_last) {
-      continue;
-    }
-    if (box.min_first >= within.min_first && box.max_first <= within.max_first && box.min_last >= within.min_last &&
-        box.max_last <= within.max_last && best_[k] > after) {
-      best = best_[k];
-    } else if (k < num_leaves_) {
-      const std::int32_t better = best_[2 * k] < best_[2 * k + 1] ? 2 * k : 2 * k + 1;
-      open[num_open++] = better ^ 1;
-      open[num_open++] = better;
-    } else {
-      for (std::int32_t slot = first_slot(k - num_leaves_); slot < first_slot(k - num_leaves_ + 1); ++slot) {
-        const Item& item = part_.items[item_[slot]];
-        if (item.first >= within.min_first && item.first <= within.max_first && item.last >= within.min_last &&
-            item.last <= within.max_last && rank_[slot] > after) {
-          best = std::min(best, rank_[slot]);
-        }
-      }
-    }
-  }
-  return best;
-}
-
-void ItemPool::remove(ItemId item) {
-  const std::int32_t slot = slot_[item];
-  const std::int32_t removed = rank_[slot];
-  rank_[slot] = kNoRank;
-  auto leaf = static_cast<std::int32_t>(static_cast<std::int64_t>(slot) * num_leaves_ / std::ssize(item_));
-  while (first_slot(leaf + 1) <= slot) ++leaf;  // the quotient is rounded down
-  std::int32_t k = num_leaves_ + leaf;
-  if (best_[k] != removed) return;
-  best_[k] = *std::min_element(rank_.begin() + first_slot(leaf), rank_.begin() + first_slot(leaf + 1));
-  for (k /= 2; k > 0 && best_[k] == removed; k /= 2) best_[k] = std::min(best_[2 * k], best_[2 * k + 1]);
-}
 
 SectionReach::SectionReach(std::span<const Bytes> section_load)
     : num_leaves_(leaves_for(section_load.size())), top_(2 * num_leaves_, 0), added_(2 * num_leaves_, 0) {
@@ -185,6 +75,7 @@ std::pair<Bytes, Section> SectionReach::highest(Section first, Section last, Byt
 Skyline::Skyline(const Part& part)
     : part_(part),
       pool_(part),
+      obstacles_(part),
       reach_(part.section_load),
       end_(part.section_load.size()),
       before_(part.section_load.size()),
@@ -214,17 +105,27 @@ Section Skyline::merge(Section first) {
 
 std::int32_t Skyline::choose(Section first, Section last) {
   const ItemPool::Box inside{first, last - 1, first + 1, last};
-  if (!is_watched_) return pool_.best(inside);
-  int num_looks = std::max(1, rules_.num_looks);
+  if (!is_watched_ && obstacles_.empty()) return pool_.best(inside);
+  const Bytes floor = height_[first];
+  const Offset ceiling = obstacles_.empty() ? kNoCeiling : obstacles_.next(first, last, floor).offset;
+  const auto fits = [&](const Item& item) {
+    return item.size <= ceiling - floor || item.size <= obstacles_.next(item.first, item.last, floor).offset - floor;
+  };
+  int num_looks = std::max(1, rules_.num_looks), num_misfits = 0;
   const auto first_allowed = [&](const ItemPool::Box& box, Section except) {
     for (std::int32_t rank = pool_.best(box); rank != kNoRank && num_looks > 0; rank = pool_.best(box, rank)) {
       const Item& item = part_.items[order_[rank]];
       if (item.first <= except && except < item.last) continue;
+      if (!fits(item)) {
+        if (++num_misfits == kMaxMisfits) break;
+        continue;
+      }
       --num_looks;
-      if (rules_.num_looks == 0 || !walls_in(order_[rank], height_[first] + item.size)) return rank;
+      if (rules_.num_looks == 0 || !walls_in(order_[rank], floor + item.size)) return rank;
     }
     return kNoRank;
   };
+  if (!is_watched_) return first_allowed(inside, -1);
   const Section highest = reach_.highest(first, last).second;
   const std::int32_t rank = first_allowed({first, highest, highest + 1, last}, -1);
   return rank != kNoRank ? rank : first_allowed(inside, highest);
@@ -272,6 +173,7 @@ bool Skyline::underfills(Section first, Section last, Bytes top) {
     change_[item.first - first] += item.size;
     change_[item.last - first] -= item.size;
   }
+  if (!obstacles_.empty()) count_obstacles(first, last, top);
   Bytes inside = 0;
   for (Section s = first, segment = begin; s < last; ++s) {
     if (s >= end_[segment]) segment = s;
@@ -281,6 +183,20 @@ bool Skyline::underfills(Section first, Section last, Bytes top) {
     return true;
   }
   return false;
+}
+
+// Adds to change_ the fixed items below top, also where the skyline has passed them: then less is certain.
+void Skyline::count_obstacles(Section first, Section last, Bytes top) {
+  Section begin = first;
+  while (end_[begin] == 0) --begin;
+  Bytes floor = top;
+  for (Section s = begin; s < last; s = end_[s]) floor = std::min(floor, height_[s]);
+  for (auto next = obstacles_.next(first, last, floor); next.offset < top; next = obstacles_.after(first, last, next.rank)) {
+    const Bytes below = std::min(next.item.size, top - next.offset);
+    change_[std::max(next.item.first, first) - first] += below;
+    change_[std::min(next.item.last, last) - first] -= below;
+    work_ += kWorkPerPlacement;
+  }
 }
 
 // Puts the item on the valley [first, last) and cuts the valley around it.
@@ -303,14 +219,25 @@ void Skyline::put(const Item& item, Section first, Section last) {
   push({floor + item.size, merge(item.first)});
 }
 
-// Raises the valley to its lower neighbour; returns where the joint segment begins.
+// Raises the valley to its lower neighbour, or the fixed item above it; returns where the joint segment begins, -1 if neither is
+// there.
 Section Skyline::raise(Section first) {
   const Section last = end_[first];
-  Bytes to = std::numeric_limits<Bytes>::max();
-  if (first > 0) to = height_[before_[first]];
+  Bytes to = obstacles_.empty() ? kNoCeiling : obstacles_.next(first, last, height_[first]).offset;
+  if (first > 0) to = std::min(to, height_[before_[first]]);
   if (last < part_.num_sections()) to = std::min(to, height_[last]);
+  if (to == kNoCeiling) return -1;
   height_[first] = to;
   return merge(first);
+}
+
+// Builds over a fixed item that the valley has risen to.
+bool Skyline::pass_obstacle(Section first, Section last) {
+  if (obstacles_.empty()) return false;
+  const auto [offset, item, rank] = obstacles_.next(first, last, height_[first]);
+  if (offset != height_[first]) return false;
+  put({std::max(first, item.first), std::min(last, item.last), item.size}, first, last);
+  return true;
 }
 
 void Skyline::begin(std::span<const ItemId> order, const SkylineRules& rules, Packing& packing) {
@@ -321,6 +248,10 @@ void Skyline::begin(std::span<const ItemId> order, const SkylineRules& rules, Pa
   pool_.fill(order);
   packing.height = 0;
   packing.offsets.assign(part_.items.size(), kUnplaced);
+  for (ItemId i = 0; i < std::ssize(part_.fixed); ++i) {
+    packing.offsets[i] = part_.fixed[i];
+    if (part_.is_fixed(i)) packing.height = std::max(packing.height, part_.fixed[i] + part_.items[i].size);
+  }
   offsets_ = packing.offsets.data();
   culprit_ = -1;
   work_ = 0;
@@ -334,6 +265,7 @@ bool Skyline::place(std::span<const ItemId> order, const SkylineRules& rules, co
   for (std::size_t num_placed = 0; num_placed < order.size();) {
     const Valley valley = valleys_.front();
     const Section first = valley.first, last = end_[first];
+    if (is_current(valley) && pass_obstacle(first, last)) continue;
     const std::int32_t rank = is_current(valley) ? choose(first, last) : kNoRank;
     if (rank != kNoRank) {
       const ItemId item = order[rank];
@@ -352,8 +284,8 @@ bool Skyline::place(std::span<const ItemId> order, const SkylineRules& rules, co
     std::ranges::pop_heap(valleys_, std::greater<>());
     valleys_.pop_back();
     if (!raised) continue;
-    if (first == 0 && last == part_.num_sections()) return false;  // whatever comes next walls in the culprit
     const Section joint = raise(first);
+    if (joint < 0) return false;  // whatever comes next walls in the culprit
     valleys_.push_back({height_[joint], joint});
     std::ranges::push_heap(valleys_, std::greater<>());
     if (!is_watched_) continue;
@@ -369,20 +301,27 @@ bool Skyline::place(std::span<const ItemId> order, const SkylineRules& rules, co
 void Skyline::stack_rest(Packing& packing) const {
   std::map<Section, Bytes> tops;  // of the segment that begins there
   for (Section s = 0; s < part_.num_sections(); s = end_[s]) tops[s] = height_[s];
-  for (ItemId i = 0; i < part_.num_items(); ++i) {
-    if (packing.offsets[i] != kUnplaced) continue;
-    const auto [first, last, size] = part_.items[i];
-    auto segment = std::prev(tops.upper_bound(first));
-    Bytes top = 0, after = 0;
-    for (; segment != tops.end() && segment->first < last;
-         segment = segment->first < first ? std::next(segment) : tops.erase(segment)) {
+  const auto stack = [&](const Item& item, Bytes least) {
+    auto segment = std::prev(tops.upper_bound(item.first));
+    Bytes top = least, after = 0;
+    for (; segment != tops.end() && segment->first < item.last;
+         segment = segment->first < item.first ? std::next(segment) : tops.erase(segment)) {
       after = segment->second;
       top = std::max(top, after);
     }
-    if (last < part_.num_sections()) tops.emplace(last, after);
-    tops[first] = top + size;
-    packing.offsets[i] = top;
-    packing.height = std::max(packing.height, top + size);
+    if (item.last < part_.num_sections()) tops.emplace(item.last, after);
+    tops[item.first] = top;
+    return tops.find(item.first);
+  };
+  for (ItemId i = 0; i < part_.num_items(); ++i) {
+    if (part_.is_fixed(i)) stack(part_.items[i], part_.fixed[i] + part_.items[i].size);
+  }
+  for (ItemId i = 0; i < part_.num_items(); ++i) {
+    if (packing.offsets[i] != kUnplaced) continue;
+    const auto segment = stack(part_.items[i], 0);
+    packing.offsets[i] = segment->second;
+    segment->second += part_.items[i].size;
+    packing.height = std::max(packing.height, segment->second);
   }
 }
 

@@ -1,42 +1,12 @@
 // Skyline greedy: fill the lowest valley of the skyline with the best item whose lifetime lies inside it; where none does, raise
-// the valley to its lower neighbour. Source: best fit for strip packing (Burke, Kendall, Whitwell 2004), here with fixed columns.
+// the valley to its lower neighbour. Fixed items are built around: what lies below them must end there. Source: best fit for strip packing (Burke, Kendall, Whitwell 2004), here with fixed columns.
 #pragma once
 
 #include <functional>
 
-#include "olla/packing.hpp"
+#include "olla/obstacles.hpp"
 
 namespace olla {
-
-inline constexpr std::int32_t kNoRank = std::numeric_limits<std::int32_t>::max();
-
-// The items not yet placed, as points (first, last) in a k-d tree. O(log n) for a removal; a query looks at few nodes unless many
-// lifetimes straddle its corners.
-class ItemPool {
- public:
-  struct Box {
-    Section min_first, max_first, min_last, max_last;  // all inclusive
-  };
-
-  explicit ItemPool(const Part& part);
-  void fill(std::span<const ItemId> order);                             // all items; rank r is order[r]
-  std::int32_t best(const Box& within, std::int32_t after = -1) const;  // least rank above after of an item inside, or kNoRank
-  void remove(ItemId item);
-
- private:
-  std::int32_t first_slot(std::int32_t leaf) const;
-  void sort_into_leaves();
-  void bound_nodes();
-
-  const Part& part_;
-  // A complete binary tree: node k has children 2k and 2k + 1, node 1 is the root, leaf j is node num_leaves_ + j.
-  std::int32_t num_leaves_;
-  std::vector<Box> box_;
-  std::vector<std::int32_t> best_;  // least rank below a node
-  std::vector<ItemId> item_;        // of a slot; leaf j owns the slots [first_slot(j), first_slot(j + 1))
-  std::vector<std::int32_t> rank_;  // of a slot; kNoRank once removed
-  std::vector<std::int32_t> slot_;  // of an item
-};
 
 // Of every section: the height it is certain to reach, that is its load and the bytes wasted below its skyline.
 class SectionReach {
@@ -65,7 +35,8 @@ class Skyline {
  public:
   explicit Skyline(const Part& part);
 
-  // Places all items, in every valley the one inside it that stands first in order, as the rules allow; order is a permutation.
+  // Places all items, in every valley the one inside it that stands first in order, as the rules allow; order is a permutation of
+  // the items that are not fixed.
   // Returns false when it gave up, because a section is certain to end above the target or because stop, asked now and then, said
   // so: what was not placed then is at kUnplaced.
   bool place(std::span<const ItemId> order, const SkylineRules& rules, const std::function<bool()>& stop, Packing& packing);
@@ -86,6 +57,8 @@ class Skyline {
   std::int32_t choose(Section first, Section last);
   bool walls_in(ItemId item, Bytes top);
   bool underfills(Section first, Section last, Bytes top);
+  void count_obstacles(Section first, Section last, Bytes top);
+  bool pass_obstacle(Section first, Section last);
   void put(const Item& item, Section first, Section last);
   Section raise(Section first);
   bool is_current(const Valley& valley) const { return end_[valley.first] != 0 && height_[valley.first] == valley.height; }
@@ -94,6 +67,7 @@ class Skyline {
 
   const Part& part_;
   ItemPool pool_;
+  Obstacles obstacles_;
   SectionReach reach_;
   Section culprit_ = -1;
   // Of the current pass.

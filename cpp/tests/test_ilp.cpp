@@ -1,19 +1,14 @@
-#include <cstdlib>
 #include <thread>
 
 #include "graphs.hpp"
 #include "olla/ilp.hpp"
 #include "olla/profile.hpp"
+#include "programs.hpp"
 #include "test.hpp"
 
 using namespace olla;
 
 namespace {
-
-std::string library() {
-  const char* path = std::getenv("OLLA_HIGHS_LIBRARY");
-  return path == nullptr ? "" : path;
-}
 
 OrderIlpResult solve(const Graph& graph, bool reduce, ProgressFn progress = {}, double time_limit = 60.0,
                      std::int64_t max_nonzeros = 2'000'000) {
@@ -21,7 +16,7 @@ OrderIlpResult solve(const Graph& graph, bool reduce, ProgressFn progress = {}, 
   options.reduce = reduce;
   options.max_nonzeros = max_nonzeros;
   Control control("ilp", time_limit, std::move(progress));
-  return order_ilp(graph, test::program_order(graph), 0, Highs(library()), options, control);
+  return order_ilp(graph, test::program_order(graph), 0, Highs(test::highs_library()), options, control);
 }
 
 Bytes best_peak(const Graph& graph) {
@@ -95,10 +90,4 @@ TEST(threads_solve_side_by_side) {
   for (std::uint32_t i = 0; i < 4; ++i) CHECK_EQ(peaks[i], best_peak(Graph(test::random_data(7, i))));
 }
 
-int main() {
-  if (library().empty()) {
-    std::cerr << "skipped: set OLLA_HIGHS_LIBRARY to the HiGHS library (pip install \"highspy>=1.15\")\n";
-    return 77;
-  }
-  return olla::test::run();
-}
+OLLA_HIGHS_TEST_MAIN

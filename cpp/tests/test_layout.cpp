@@ -4,6 +4,7 @@
 
 #include "olla/error.hpp"
 #include "olla/layout.hpp"
+#include "olla/online.hpp"
 #include "olla/packing.hpp"
 #include "olla/skyline.hpp"
 #include "test.hpp"
@@ -318,6 +319,47 @@ TEST(threads_find_valid_layouts_and_agree_on_what_is_proved) {
     check_layout(some, together, 1);
     CHECK(together.bound <= alone.height && alone.bound <= together.height);
   }
+}
+
+TEST(fixed_buffers_stay_and_the_others_are_built_around_them) {
+  for (std::uint32_t seed = 0; seed < 30; ++seed) {
+    std::vector<Buffer> buffers = random_buffers(80, 60, 40, seed);
+    const LayoutResult first = solve(buffers, {.max_placements = 10'000});
+    for (std::size_t i = 0; i < buffers.size(); i += 3) buffers[i].fixed = first.offsets[i];
+    const LayoutResult around = solve(buffers, {.seed = seed, .max_placements = 10'000});
+    check_layout(buffers, around, 1);
+    for (std::size_t i = 0; i < buffers.size(); i += 3) CHECK_EQ(around.offsets[i], buffers[i].fixed);
+  }
+}
+
+TEST(fixed_buffers_that_collide_or_are_misaligned_are_rejected) {
+  CHECK_THROWS(solve({{0, 2, 4, 0}, {1, 3, 4, 3}}), PlanError, "fixed");
+  CHECK_THROWS(solve({{0, 2, 4, 3}}, {.alignment = 2}), PlanError, "fixed");
+  CHECK_THROWS(solve({{0, 2, 4, kFree, -2}}), PlanError, "preferred");
+  CHECK_EQ(solve({{0, 2, 4, 0}, {2, 3, 4, 3}}).height, 7);
+}
+
+TEST(preferred_offsets_are_kept_where_they_cost_no_height) {
+  const LayoutResult result = solve({{0, 2, 4, kFree, 4}, {0, 2, 4, kFree, 4}, {3, 4, 2, kFree, 6}, {3, 4, 1, kFree, 100}});
+  CHECK_EQ(result.height, 8);
+  CHECK_EQ(result.offsets[0] + result.offsets[1], 4);
+  CHECK_EQ(result.offsets[2], 6);
+}
+
+TEST(long_lived_items_find_the_holes_their_like_have_left) {
+  std::vector<Buffer> buffers;
+  for (std::int64_t i = 0; i < 300; ++i) {
+    buffers.push_back({3 * i, 3 * i + 30, 1 + i % 10});  // ten alive at once, of ten sizes
+    buffers.push_back({3 * i + 2, 3 * i + 3, 5});
+  }
+  const Part part = reduce(buffers, rounded_sizes(buffers, 1)).front();
+  const std::vector<Offset> offsets = fit_by_birth(part, 2);
+  Bytes top = 0;
+  for (ItemId i = 0; i < part.num_items(); ++i) {
+    CHECK_EQ(offsets[i] == kUnplaced, part.items[i].last - part.items[i].first <= 2);
+    if (offsets[i] != kUnplaced) top = std::max(top, offsets[i] + part.items[i].size);
+  }
+  CHECK_EQ(top, 55);
 }
 
 TEST(the_same_seed_gives_the_same_offsets) {

@@ -3,9 +3,11 @@
 #include "graphs.hpp"
 #include "olla/order_program.hpp"
 #include "olla/profile.hpp"
+#include "programs.hpp"
 #include "test.hpp"
 
 using namespace olla;
+using test::objective, test::satisfies;
 using Outcome = OrderProgram::Outcome;
 
 namespace {
@@ -18,24 +20,6 @@ OrderProgram program_of(const Graph& graph, Bytes target, bool reduce = true, By
   options.reduce = reduce;
   options.lower_bound = lower_bound;
   return OrderProgram(graph, options, never);
-}
-
-bool satisfies(const Program& p, const std::vector<double>& values) {
-  for (Column j = 0; j < p.num_columns(); ++j) {
-    if (values[j] < p.lower[j] || values[j] > p.upper[j] || (p.integer[j] != 0 && values[j] != std::floor(values[j]))) return false;
-  }
-  for (std::int32_t i = 0; i < p.num_rows(); ++i) {
-    double activity = 0.0;
-    for (std::int32_t k = p.row_start[i]; k < p.row_start[i + 1]; ++k) activity += p.value[k] * values[p.index[k]];
-    if (activity < p.row_lower[i] || activity > p.row_upper[i]) return false;
-  }
-  return true;
-}
-
-double objective(const Program& p, const std::vector<double>& values) {
-  double sum = 0.0;
-  for (Column j = 0; j < p.num_columns(); ++j) sum += p.cost[j] * values[j];
-  return sum;
 }
 
 // Two chains of two ops each, nothing shared; every tensor has another size and is used by the next op of its chain only.
@@ -139,6 +123,28 @@ TEST(sizes_too_far_apart_for_floating_point_are_rounded_down) {
   const Bytes claimed = p.peak_bytes(objective(p.program(), p.encode(test::program_order(graph))));
   CHECK(claimed <= peak && peak <= claimed + p.max_rounding_bytes());
   for (const double value : p.program().value) CHECK(std::abs(value) <= 0x1p26);
+}
+
+TEST(split_rows_tell_large_sizes_apart_to_the_byte) {
+  const Graph graph(test::data({3, (Bytes{1} << 40) + 1, 5, (Bytes{1} << 39) + 7},
+                               {{.writes = {0}}, {.reads = {0}, .writes = {1}}, {.writes = {2}}, {.reads = {2}, .writes = {3}}},
+                               {0, 2}));
+  OrderProgramOptions options;
+  options.split = true;
+  options.reduce = false;
+  options.target = Bytes{1} << 42;
+  test::for_each_order(graph, [&](const std::vector<OpId>& order) {
+    const OrderProgram p(graph, options, never);
+    CHECK(p.exact());
+    for (const double value : p.program().value) CHECK(std::abs(value) <= 0x1p26);
+    const std::vector<double> values = p.encode(order);
+    CHECK(satisfies(p.program(), values));
+    CHECK_EQ(p.peak_bytes(objective(p.program(), values)), profile(graph, order).peak);
+    OrderProgramOptions tight = options;
+    tight.target = profile(graph, order).peak - 1;
+    const OrderProgram below(graph, tight, never);
+    CHECK(below.outcome() == Outcome::kNoOrder || below.encode(order).empty());  // one byte too many
+  });
 }
 
 TEST(peaks_are_rounded_up_to_the_grid) {

@@ -61,10 +61,10 @@ TEST(requests_of_an_op_get_their_planned_addresses) {
   heap.memory.activate(small_plan());
   heap.memory.begin(0);
   void *a = heap.allocate(100), *b = heap.allocate(64);
-  Memory::end();
+  heap.memory.end();
   heap.memory.begin(1);
   void *c = heap.allocate(64), *d = heap.allocate(32);
-  Memory::end();
+  heap.memory.end();
   CHECK_EQ(heap.offset(a), 0);
   CHECK_EQ(heap.offset(b), 128);
   CHECK_EQ(heap.offset(c), 192);
@@ -83,7 +83,7 @@ TEST(misses_are_named_and_do_not_shift_later_requests) {
   heap.memory.activate(small_plan());
   heap.memory.begin(0);
   void *extra = heap.allocate(40), *a = heap.allocate(100), *b = heap.allocate(64), *more = heap.allocate(64);
-  Memory::end();
+  heap.memory.end();
   heap.memory.begin(0);
   void* again = heap.allocate(64);  // its slot is held, and request 0 is left out
   const Counters counters = heap.memory.deactivate(false);
@@ -199,10 +199,10 @@ TEST(a_recording_tells_in_which_op_a_block_ended) {
   heap.memory.begin(2);
   void *a = heap.allocate(10), *workspace = heap.allocate(20);
   heap.free(workspace);
-  Memory::end();
+  heap.memory.end();
   heap.memory.begin(0);
   void* b = heap.allocate(30);
-  Memory::end();
+  heap.memory.end();
   std::thread([&] { heap.free(a); }).join();  // after op 0, before another
   heap.free(outside);
   std::vector<std::vector<std::int64_t>> rows;
@@ -217,7 +217,7 @@ TEST(calls_that_do_not_fit_the_state_are_refused_and_change_nothing) {
   CHECK(contains(message<StateError>([&] { heap.memory.begin(0); }), "neither records"));
   CHECK(contains(message<StateError>([&] { heap.memory.deactivate(false); }), "no active table"));
   CHECK(contains(message<StateError>([&] { heap.memory.stop_recording(); }), "does not record"));
-  Memory::end();
+  heap.memory.end();
   heap.memory.activate(small_plan());
   CHECK(contains(message<StateError>([&] { heap.memory.activate(small_plan()); }), "already has an active table"));
   CHECK(contains(message<StateError>([&] { heap.memory.start_recording(1); }), "already has an active table"));
@@ -287,3 +287,56 @@ TEST(misses_beyond_a_thousand_are_counted_only) {
 }
 
 OLLA_TEST_MAIN
+
+TEST(a_sequence_goes_on_after_a_request_more_or_less) {
+  Heap heap;
+  Plan plan{448, kAlignment, {0, 7}, {10, 20, 30, 20, 40, 30, 50}, {0, 64, 128, 192, 256, 320, 384}};
+  plan.in_sequence = true;
+  heap.memory.activate(plan);
+  const auto offsets = [&](std::initializer_list<Bytes> sizes) {
+    std::vector<Offset> found;
+    heap.memory.begin(0);
+    std::vector<void*> blocks;
+    for (const Bytes size : sizes) {
+      blocks.push_back(heap.allocate(size));
+      const Offset offset = heap.offset(blocks.back());
+      found.push_back(0 <= offset && offset < 448 ? offset : -1);
+    }
+    heap.memory.end();
+    for (void* block : blocks) heap.free(block);
+    return found;
+  };
+  using Offsets = std::vector<Offset>;
+  CHECK(offsets({10, 20, 30, 20, 40, 30, 50}) == (Offsets{0, 64, 128, 192, 256, 320, 384}));
+  CHECK(offsets({10, 30, 20, 30, 20}) == (Offsets{0, -1, 64, 128, 192}));           // 30 was one more
+  CHECK(offsets({10, 50, 20, 30, 20, 40}) == (Offsets{0, -1, 64, 128, 192, 256}));  // 50 was one more
+  CHECK(offsets({10, 20, 30, 40, 30, 50}) == (Offsets{0, 64, 128, -1, 320, 384}));  // the second 20 was left out
+  CHECK_EQ(heap.memory.deactivate(false).num_misses, 3);
+}
+
+TEST(a_shared_session_takes_requests_of_threads_without_their_own) {
+  Heap heap;
+  const auto on_thread = [&](const auto& body) { std::thread(body).join(); };
+  heap.memory.start_recording(1, true);
+  heap.memory.begin(0);
+  on_thread([&] { heap.free(heap.allocate(100)); });
+  CHECK_EQ(heap.memory.recorded().size(), 1u);
+  heap.memory.end();
+  on_thread([&] {
+    heap.free(heap.allocate(100));
+    CHECK(contains(message<StateError>([&] { heap.memory.start_recording(1, true); }), "shared with all threads"));
+  });
+  CHECK_EQ(heap.memory.stop_recording().size(), 1u);
+  heap.memory.activate(small_plan(), true);
+  heap.memory.begin(0);
+  void* const base = heap.memory.arena().first;
+  on_thread([&] {
+    void* const block = heap.allocate(100);
+    CHECK(block == base);
+    heap.free(block);
+  });
+  const Counters counters = heap.memory.deactivate(false);
+  CHECK_EQ(counters.num_hits, 1);
+  on_thread([&] { CHECK(!Memory::inside()); });
+  CHECK(heap.lent.empty());
+}

@@ -2,6 +2,7 @@
 // around every op. Arrays travel as buffers of native int64.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <pthread.h>
 
 #include <cstring>
 #include <string>
@@ -39,28 +40,34 @@ PyObject* begin(PyObject*, PyObject* op) {
 }
 
 PyObject* end(PyObject*, PyObject*) {
-  Memory::end();
+  memory().end();
   Py_RETURN_NONE;
 }
 
 PyObject* start_recording(PyObject*, PyObject* args) {
-  int num_ops = 0;
-  if (!PyArg_ParseTuple(args, "i", &num_ops)) return nullptr;
+  int num_ops = 0, shared = 0;
+  if (!PyArg_ParseTuple(args, "ip", &num_ops, &shared)) return nullptr;
   return guarded([&]() -> PyObject* {
     install();
-    memory().start_recording(num_ops);
+    memory().start_recording(num_ops, shared != 0);
     Py_RETURN_NONE;
   });
 }
 
+PyObject* rows_of(const std::vector<Recording::Allocation>& allocations) {
+  std::vector<std::int64_t> rows;
+  rows.reserve(6 * allocations.size());
+  for (const auto& a : allocations)
+    rows.insert(rows.end(), {a.op, a.index, a.bytes, a.freed_in, a.freed_at, reinterpret_cast<std::intptr_t>(a.block)});
+  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(rows.data()), rows.size() * sizeof(std::int64_t));
+}
+
+PyObject* recorded(PyObject*, PyObject*) {
+  return guarded([] { return rows_of(memory().recorded()); });
+}
+
 PyObject* stop_recording(PyObject*, PyObject*) {
-  return guarded([&]() -> PyObject* {
-    const auto allocations = memory().stop_recording();
-    std::vector<std::int64_t> rows;
-    rows.reserve(5 * allocations.size());
-    for (const auto& a : allocations) rows.insert(rows.end(), {a.op, a.index, a.bytes, a.freed_in, a.freed_at});
-    return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(rows.data()), rows.size() * sizeof(std::int64_t));
-  });
+  return guarded([] { return rows_of(memory().stop_recording()); });
 }
 
 std::vector<std::int64_t> copied(const Py_buffer& buffer) {
@@ -71,11 +78,13 @@ std::vector<std::int64_t> copied(const Py_buffer& buffer) {
 
 PyObject* activate(PyObject*, PyObject* args) {
   long long arena_bytes = 0, alignment = 0;
+  int in_sequence = 0, shared = 0;
   Py_buffer first, bytes, offset;
-  if (!PyArg_ParseTuple(args, "LLy*y*y*", &arena_bytes, &alignment, &first, &bytes, &offset)) return nullptr;
+  if (!PyArg_ParseTuple(args, "LLy*y*y*pp", &arena_bytes, &alignment, &first, &bytes, &offset, &in_sequence, &shared))
+    return nullptr;
   PyObject* const result = guarded([&]() -> PyObject* {
     install();
-    memory().activate({arena_bytes, alignment, copied(first), copied(bytes), copied(offset)});
+    memory().activate({arena_bytes, alignment, copied(first), copied(bytes), copied(offset), in_sequence != 0}, shared != 0);
     Py_RETURN_NONE;
   });
   for (Py_buffer* buffer : {&first, &bytes, &offset}) PyBuffer_Release(buffer);
@@ -95,10 +104,16 @@ PyObject* deactivate(PyObject*, PyObject* args) {
       Py_XDECREF(miss);
       if (!added) return Py_DECREF(misses), nullptr;
     }
-    return Py_BuildValue("(LLLLLN)", static_cast<long long>(counters.num_hits), static_cast<long long>(counters.num_misses),
-                         static_cast<long long>(counters.missed_bytes), static_cast<long long>(counters.peak_bytes),
-                         static_cast<long long>(counters.high_water_bytes), misses);
+    const auto number = [](std::int64_t value) { return static_cast<long long>(value); };
+    return Py_BuildValue("(LLLLLNLL)", number(counters.num_hits), number(counters.num_misses), number(counters.missed_bytes),
+                         number(counters.peak_bytes), number(counters.high_water_bytes), misses, number(counters.requested_bytes),
+                         number(counters.hit_bytes));
   });
+}
+
+PyObject* abandon(PyObject*, PyObject*) {
+  memory().abandon();
+  Py_RETURN_NONE;
 }
 
 PyObject* release(PyObject*, PyObject*) {
@@ -116,10 +131,13 @@ PyObject* held_bytes(PyObject*, PyObject*) { return PyLong_FromLongLong(memory()
 PyMethodDef methods[] = {
     {"begin", begin, METH_O, "Open the window of an op on this thread."},
     {"end", end, METH_NOARGS, "Close the window of this thread, if one is open."},
-    {"start_recording", start_recording, METH_VARARGS, "start_recording(num_ops)"},
-    {"stop_recording", stop_recording, METH_NOARGS, "Return int64 rows of op, index, bytes, freed in, freed at."},
-    {"activate", activate, METH_VARARGS, "activate(arena_bytes, alignment, first, bytes, offset)"},
-    {"deactivate", deactivate, METH_VARARGS, "deactivate(keep) -> hits, misses, missed, peak, high water, list of misses"},
+    {"start_recording", start_recording, METH_VARARGS, "start_recording(num_ops, shared)"},
+    {"recorded", recorded, METH_NOARGS, "Return the rows so far."},
+    {"stop_recording", stop_recording, METH_NOARGS, "Return int64 rows of op, index, bytes, freed in, freed at, address."},
+    {"activate", activate, METH_VARARGS, "activate(arena_bytes, alignment, first, bytes, offset, in_sequence, shared)"},
+    {"deactivate", deactivate, METH_VARARGS,
+     "deactivate(keep) -> hits, misses, missed, peak, high water, list of misses, requested, hit bytes"},
+    {"abandon", abandon, METH_NOARGS, "End what this thread has open for itself alone, if anything."},
     {"release", release, METH_NOARGS, "Give kept arenas back."},
     {"arena", arena, METH_NOARGS, "Return address and bytes of this thread's arena."},
     {"held_bytes", held_bytes, METH_NOARGS, "Return the bytes of all arenas of the process."},
@@ -135,5 +153,7 @@ PyMODINIT_FUNC PyInit__olla_replay() {
   if (errors == nullptr) return nullptr;
   replay_error = PyObject_GetAttrString(errors, "ReplayError");
   Py_DECREF(errors);
-  return replay_error == nullptr ? nullptr : PyModule_Create(&definition);
+  if (replay_error == nullptr) return nullptr;
+  pthread_atfork([] { memory().lock(); }, [] { memory().unlock(); }, [] { memory().unlock(); });
+  return PyModule_Create(&definition);
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -22,8 +23,9 @@ using Bytes = std::int64_t;
 using Offset = std::int64_t;  // first byte of a block in the arena
 
 inline constexpr OpId kNoOp = -1;
-inline constexpr Offset kNotInArena = -1;        // planned to come from the default allocator
-inline constexpr std::size_t kMaxMisses = 1000;  // misses kept one by one; all are counted
+inline constexpr Offset kNotInArena = -1;          // planned to come from the default allocator
+inline constexpr std::size_t kMaxMisses = 1000;    // misses kept one by one; all are counted
+inline constexpr std::int64_t kMaxSkipped = 1000;  // planned requests that a sequence may leave out at once
 
 // The call does not fit the state: a window inside a window, a second table, another thread.
 struct StateError : std::logic_error {
@@ -37,6 +39,7 @@ struct Plan {
   std::vector<std::int64_t> first;  // of num_ops + 1
   std::vector<Bytes> bytes;         // of each request
   std::vector<Offset> offset;       // of each request, kNotInArena where the default allocator answers
+  bool in_sequence = false;         // windows are long: a request of another size than the next planned one passes none
 
   OpId num_ops() const { return static_cast<OpId>(first.size()) - 1; }
 
@@ -76,6 +79,8 @@ struct Counters {
   std::int64_t num_hits = 0;
   std::int64_t num_misses = 0;
   Bytes missed_bytes = 0;
+  Bytes requested_bytes = 0;  // in windows: hits, misses, and what was planned to come from the default allocator
+  Bytes hit_bytes = 0;
   Bytes peak_bytes = 0;        // most arena bytes in use at once, each block rounded up to the plan's alignment
   Bytes high_water_bytes = 0;  // largest end of a block in the arena, rounded likewise
   std::vector<Miss> misses;    // the first kMaxMisses
@@ -135,12 +140,13 @@ class Recording {
     Bytes bytes;
     OpId freed_in = kNoOp;       // the op that ran, or ran last, when it was freed; kNoOp: alive at the end
     std::int64_t freed_at = -1;  // how many requests had been made when it was freed; -1: alive at the end
+    const void* block = nullptr;
   };
 
   void start_op(OpId op) { last_op_ = op; }
   void allocated(const void* block, OpId op, std::int32_t index, Bytes bytes) {
     if (block != nullptr) alive_.insert_or_assign(block, allocations_.size());
-    allocations_.push_back({op, index, bytes});
+    allocations_.push_back({.op = op, .index = index, .bytes = bytes, .block = block});
   }
   bool freed(const void* block) {
     const auto found = alive_.find(block);
@@ -151,6 +157,7 @@ class Recording {
     alive_.erase(found);
     return true;
   }
+  const std::vector<Allocation>& allocations() const { return allocations_; }
   std::vector<Allocation> take() { return std::move(allocations_); }
 
  private:
@@ -173,33 +180,41 @@ class Memory {
 
   explicit Memory(Source source) : source_(std::move(source)) {}
 
-  static bool inside() { return session_ != nullptr && session_->op != kNoOp; }
-  static bool recording() { return inside() && session_->recording; }
+  // Whether a window is open for this thread: its own, or one shared with all threads.
+  static bool inside() { return session_ != nullptr ? session_->op != kNoOp : shared_window_ != Window::kClosed; }
+  static bool recording() {
+    return session_ != nullptr ? session_->op != kNoOp && session_->recording : shared_window_ == Window::kRecords;
+  }
 
   void begin(OpId op) {
     if (session_ == nullptr) throw StateError("begin: this thread neither records nor has an active table");
     Session& s = *session_;
+    const auto lock = lock_for(s);
     if (s.op != kNoOp) throw StateError("begin(" + std::to_string(op) + "): op " + std::to_string(s.op) + " has not ended");
     if (op < 0 || op >= s.num_ops)
       throw StateError("begin: op is " + std::to_string(op) + ", expected 0 to " + std::to_string(s.num_ops - 1));
     s.op = op;
     s.index = 0;
     if (s.recording) {
-      const std::lock_guard lock(mutex_);
       s.recorded.start_op(op);
     } else {
       s.next = s.plan.first[op];
+      s.missed = 0;
     }
+    if (s.shared) shared_window_ = s.recording ? Window::kRecords : Window::kPlanned;
   }
 
   // Also where no window is open: it can stand in every `finally`.
-  static void end() {
-    if (session_ != nullptr) session_->op = kNoOp;
+  void end() {
+    if (session_ == nullptr) return;
+    const auto lock = lock_for(*session_);
+    close(*session_);
   }
 
-  void start_recording(OpId num_ops) {
+  // A shared recording or table takes the requests of all threads that have none of their own.
+  void start_recording(OpId num_ops, bool shared = false) {
     if (num_ops < 0) throw StateError("start_recording: num_ops is " + std::to_string(num_ops) + ", expected 0 or more");
-    Session& s = open("start_recording");
+    Session& s = open("start_recording", shared);
     s.recording = true;
     s.num_ops = num_ops;
     const std::lock_guard lock(mutex_);
@@ -208,20 +223,28 @@ class Memory {
 
   std::vector<Recording::Allocation> stop_recording() {
     if (session_ == nullptr || !session_->recording) throw StateError("stop_recording: this thread does not record");
-    const std::unique_ptr<Session> s(std::exchange(session_, nullptr));
     const std::lock_guard lock(mutex_);
+    const std::unique_ptr<Session> s = leave();
     std::erase(recordings_, &s->recorded);
     return s->recorded.take();
   }
 
+  // The recording so far, which goes on.
+  std::vector<Recording::Allocation> recorded() {
+    if (session_ == nullptr || !session_->recording) throw StateError("recorded: this thread does not record");
+    const std::lock_guard lock(mutex_);
+    return session_->recorded.allocations();
+  }
+
   // Throws what the source of memory throws when there is no room for the arena.
-  void activate(Plan plan) {
+  void activate(Plan plan, bool shared = false) {
     plan.check(source_.alignment);
-    Session& s = open("activate");
+    Session& s = open("activate", shared);
     try {
       s.arena = find_arena(plan.arena_bytes);
     } catch (...) {
-      delete std::exchange(session_, nullptr);
+      const std::lock_guard lock(mutex_);
+      leave();
       throw;
     }
     s.num_ops = plan.num_ops();
@@ -233,12 +256,21 @@ class Memory {
   // The arena goes back when its last block is freed; a kept one stays for the next table that fits in, until release().
   Counters deactivate(bool keep) {
     if (session_ == nullptr || session_->recording) throw StateError("deactivate: this thread has no active table");
-    const std::unique_ptr<Session> s(std::exchange(session_, nullptr));
     std::unique_lock lock(mutex_);
+    const std::unique_ptr<Session> s = leave();
     s->arena->state = keep ? Arena::kKept : Arena::kRetired;
     give_back(lock);
     return std::move(s->counters);
   }
+
+  // Ends what an interrupted call left open on this thread, if anything. What is shared with all threads was opened on purpose.
+  void abandon() {
+    if (session_ != nullptr && !session_->shared) quit(true);
+  }
+
+  // Around a fork: a child whose parent held the lock in another thread would wait for it for ever.
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
 
   void release() {
     std::unique_lock lock(mutex_);
@@ -247,37 +279,43 @@ class Memory {
     give_back(lock);
   }
 
-  // The planned address of a request of this thread's window, or nullptr: the default allocator answers.
+  // The planned address of a request of the window that is open for this thread, or nullptr: the default allocator answers.
   void* planned(Bytes bytes) {
-    Session& s = *session_;
-    if (s.recording) return nullptr;
+    const std::lock_guard lock(mutex_);
+    Session* const found = current();
+    if (found == nullptr || found->op == kNoOp || found->recording) return nullptr;
+    Session& s = *found;
     const std::int32_t index = s.index++;
-    // A request more or less than planned must not shift all that follow: look for the next one of this size.
+    s.counters.requested_bytes += bytes;
     const std::int64_t last = s.plan.first[s.op + 1];
-    std::int64_t k = s.next;
-    while (k < last && s.plan.bytes[k] != bytes) ++k;
+    const std::int64_t k = s.plan.in_sequence ? s.find_in_sequence(bytes, last) : s.find(bytes, last);
     if (k == last) return miss(s, index, bytes, s.next == last ? "unplanned" : "size");
     s.next = k + 1;
     const Offset offset = s.plan.offset[k];
     if (offset == kNotInArena) return nullptr;
     const Bytes charge = (bytes + s.plan.alignment - 1) / s.plan.alignment * s.plan.alignment;
-    {
-      const std::lock_guard lock(mutex_);
-      if (!s.arena->slots.take(offset, bytes, charge)) return miss(s, index, bytes, "occupied");
-      s.counters.peak_bytes = std::max(s.counters.peak_bytes, s.arena->slots.used_bytes());
-    }
+    if (!s.arena->slots.take(offset, bytes, charge)) return miss(s, index, bytes, "occupied");
+    s.counters.peak_bytes = std::max(s.counters.peak_bytes, s.arena->slots.used_bytes());
     s.counters.high_water_bytes = std::max(s.counters.high_water_bytes, offset + charge);
     ++s.counters.num_hits;
+    s.counters.hit_bytes += bytes;
     return s.arena->base + offset;
   }
 
   // Counts a request that must not be answered from the arena: nullptr.
-  void* refuse(Bytes bytes, const char* reason) { return miss(*session_, session_->index++, bytes, reason); }
+  void* refuse(Bytes bytes, const char* reason) {
+    const std::lock_guard lock(mutex_);
+    Session* const s = current();
+    if (s == nullptr) return nullptr;
+    s->counters.requested_bytes += bytes;
+    return miss(*s, s->index++, bytes, reason);
+  }
 
-  // What the default allocator gave to this thread's window; nullptr where its end cannot be seen.
+  // What the default allocator gave to the window; nullptr where its end cannot be seen.
   void record(const void* block, Bytes bytes) {
     const std::lock_guard lock(mutex_);
-    session_->recorded.allocated(block, session_->op, session_->index++, bytes);
+    Session* const s = current();
+    if (s != nullptr && s->op != kNoOp && s->recording) s->recorded.allocated(block, s->op, s->index++, bytes);
   }
 
   // False: the block is the default allocator's and the caller frees it there.
@@ -306,8 +344,13 @@ class Memory {
     return arena == nullptr ? nullptr : arena->base;
   }
 
-  // Whether this thread works where its arena was taken.
-  bool at_place() const { return session_->arena->place == source_.place(); }
+  // Whether this thread works where the arena was taken.
+  bool at_place() {
+    const std::int64_t place = source_.place();
+    const std::lock_guard lock(mutex_);
+    const Session* const s = current();
+    return s == nullptr || s->arena == nullptr || s->arena->place == place;
+  }
 
   // Bytes of all arenas of the process: active, kept, and waiting for their last block.
   Bytes held_bytes() {
@@ -329,34 +372,84 @@ class Memory {
   // What a thread does between activate and deactivate, or while it records.
   struct Session {
     bool recording = false;
+    bool shared = false;  // with all threads that have no session of their own
     OpId num_ops = 0;
     OpId op = kNoOp;         // whose window is open
     std::int32_t index = 0;  // of its next request
     std::int64_t next = 0;   // first planned request that has not been passed
     Plan plan;
     Arena* arena = nullptr;
+    Bytes missed = 0;  // size of the request before, if it was not found in sequence
     Counters counters;
     Recording recorded;
+
+    // A request more or less than planned must not shift all that follow: the next one of this size.
+    std::int64_t find(Bytes bytes, std::int64_t last) const {
+      std::int64_t k = next;
+      while (k < last && plan.bytes[k] != bytes) ++k;
+      return k;
+    }
+
+    // In a long window the next one of this size may lie far ahead, and going there would pass all between. So a request of another
+    // size counts as one more than planned, unless the one after it shows where the sequence goes on: two sizes in a row.
+    std::int64_t find_in_sequence(Bytes bytes, std::int64_t last) {
+      const Bytes before = std::exchange(missed, 0);
+      if (next < last && plan.bytes[next] == bytes) return next;
+      if (before != 0) {
+        const std::int64_t end = std::min(last, next + kMaxSkipped);
+        for (std::int64_t k = next + 1; k < end; ++k)
+          if (plan.bytes[k] == bytes && plan.bytes[k - 1] == before) return k;
+      }
+      missed = bytes;
+      return last;
+    }
   };
+
+  void quit(bool keep) {
+    if (session_->recording)
+      stop_recording();
+    else
+      deactivate(keep);
+  }
 
   // A thread that ends in the middle leaves nothing behind.
   struct AtThreadExit {
     Memory* memory;
     ~AtThreadExit() {
-      if (session_ == nullptr) return;
-      if (session_->recording)
-        memory->stop_recording();
-      else
-        memory->deactivate(false);
+      if (session_ != nullptr) memory->quit(false);
     }
   };
 
-  Session& open(const char* call) {
+  Session& open(const char* call, bool shared) {
     if (session_ != nullptr)
       throw StateError(std::string(call) + ": this thread already " + (session_->recording ? "records" : "has an active table"));
+    const std::lock_guard lock(mutex_);
+    if (shared && shared_ != nullptr)
+      throw StateError(std::string(call) + ": another thread's recording or table is shared with all threads");
     at_thread_exit_.memory = this;
     session_ = new Session;
+    session_->shared = shared;
+    if (shared) shared_ = session_;
     return *session_;
+  }
+
+  // The windows of a session of one thread need no lock.
+  std::unique_lock<std::mutex> lock_for(const Session& s) {
+    return s.recording || s.shared ? std::unique_lock(mutex_) : std::unique_lock<std::mutex>();
+  }
+
+  // With the lock held, as the next two. A session that another thread shares may be gone a moment later.
+  Session* current() const { return session_ != nullptr ? session_ : shared_; }
+
+  void close(Session& s) {
+    s.op = kNoOp;
+    if (s.shared) shared_window_ = Window::kClosed;
+  }
+
+  std::unique_ptr<Session> leave() {
+    close(*session_);
+    if (session_->shared) shared_ = nullptr;
+    return std::unique_ptr<Session>(std::exchange(session_, nullptr));
   }
 
   void* miss(Session& s, std::int32_t index, Bytes bytes, const char* reason) {
@@ -404,11 +497,15 @@ class Memory {
     lock.lock();
   }
 
+  enum class Window { kClosed, kPlanned, kRecords };
+
   inline static thread_local Session* session_ = nullptr;
+  inline static std::atomic<Window> shared_window_{Window::kClosed};  // of the shared session
   inline static thread_local AtThreadExit at_thread_exit_;
 
   Source source_;
-  std::mutex mutex_;  // guards what frees on other threads touch: arenas, slots, recordings
+  std::mutex mutex_;  // guards what other threads touch: arenas, slots, recordings, the shared session
+  Session* shared_ = nullptr;
   std::map<const char*, Arena> arenas_;
   std::vector<Recording*> recordings_;
 };

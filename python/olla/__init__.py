@@ -3,19 +3,27 @@
 from typing import TYPE_CHECKING
 
 from olla.check import check
+from olla.devices import DeviceProfile
 from olla.errors import BudgetError, CaptureError, GraphError, OllaError, PlanError, ReplayError, SolverError
 from olla.graph import Graph
 from olla.layout import Layout, layout
 from olla.plan import Plan, Status, plan
 
 if TYPE_CHECKING:
+    from olla.budget import Curve as Curve
+    from olla.budget import pareto as pareto
+    from olla.budgetplan import BudgetPlan as BudgetPlan
     from olla.pytorch.capture import capture as capture
+    from olla.pytorch.pool import pool as pool
     from olla.pytorch.step import Step as Step
     from olla.pytorch.step import compile as compile
 
 __all__ = [
     "BudgetError",
+    "BudgetPlan",
     "CaptureError",
+    "Curve",
+    "DeviceProfile",
     "Graph",
     "GraphError",
     "Layout",
@@ -31,7 +39,9 @@ __all__ = [
     "check",
     "compile",
     "layout",
+    "pareto",
     "plan",
+    "pool",
 ]
 
 
@@ -40,6 +50,18 @@ def __getattr__(name: str) -> object:
         from olla.pytorch.capture import capture  # imports torch
 
         return capture
+    if name == "pool":
+        from olla.pytorch.pool import pool
+
+        return pool
+    if name in ("Curve", "pareto"):
+        from olla import budget
+
+        return getattr(budget, name)
+    if name == "BudgetPlan":
+        from olla.budgetplan import BudgetPlan
+
+        return BudgetPlan
     if name in ("Step", "compile"):
         from olla.pytorch import step
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from olla import _core
 from olla.errors import PlanError
 
 if TYPE_CHECKING:
+    from olla.budgetplan import BudgetPlan
     from olla.graph import Graph
     from olla.plan import Plan
 
 
 def check(graph: Graph, plan: Plan) -> None:
     """Raise PlanError unless the plan is valid for the graph and reports true figures.
+
+    A plan made with a budget belongs to its rewritten graph, and to the original one: given the latter, both are proved
+    to compute the same values first.
 
     Args:
         graph: the training step the plan was made for.
@@ -23,11 +27,16 @@ def check(graph: Graph, plan: Plan) -> None:
         PlanError: `rule` names what is broken, `ids` the ops or tensors concerned. Rule "digest": the plan belongs to
             another graph. Order: "permutation", "dependency", "mutation_order", "random_order", "extra_precedence".
             Layout: "offsets_length", "alignment", "negative_offset", "unplanned_offset", "missing_offset", "overlap",
-            "arena". Figures: "resident_bytes", "peak", "program_peak", "bound", "load".
+            "arena". Rewriting: see `olla.equivalence`. Figures: "resident_bytes", "peak", "program_peak", "bound",
+            "load", "arena_bound".
 
     Complexity:
         O(m log m) for m = ops + tensors + uses.
     """
+    source = getattr(plan, "source_digest", None)
+    if source is not None and source == graph.digest:
+        _check_rewriting(graph, cast("BudgetPlan", plan))
+        graph = cast("BudgetPlan", plan).graph
     if plan.graph_digest != graph.digest:
         raise PlanError(
             f"the plan was made for graph {plan.graph_name!r} with {plan.num_ops} ops and {plan.num_tensors} tensors "
@@ -53,3 +62,18 @@ def check(graph: Graph, plan: Plan) -> None:
         plan.before,
         plan.after,
     )
+    if plan.arena_lower_bound_bytes > plan.arena_bytes:
+        raise PlanError(
+            f"arena_lower_bound_bytes is {plan.arena_lower_bound_bytes}, expected at most the arena of "
+            f"{plan.arena_bytes} bytes: no arena is below the bound",
+            rule="arena_bound",
+        )
+
+
+def _check_rewriting(graph: Graph, plan: BudgetPlan) -> None:
+    from olla.devices import profile_of
+    from olla.equivalence import check_equivalent
+    from olla.operators import rules
+
+    allowed = rules(graph, profile_of("a100"))  # what may be done does not depend on the device
+    check_equivalent(graph, plan.graph, plan.origin, plan.rerun, plan.tensor_origin, allowed)

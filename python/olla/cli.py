@@ -9,14 +9,17 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from olla.errors import CaptureError, OllaError
+from olla.errors import BudgetError, CaptureError, OllaError
+from olla.methods import METHODS
 from olla.report.progress import ProgressLine
 
 if TYPE_CHECKING:
+    from olla.layout import Layout
     from olla.plan import Plan
 
 OK, NOTHING_FITS, BAD_INPUT, INTERRUPTED, READER_GONE = (
@@ -98,6 +101,8 @@ def _number(convert: Callable[[str], Any], least: float, most: float, expected: 
 _seconds = _number(float, 0, 1e9, "a number of seconds from 0 to 1e9")
 _alignment = _number(int, 1, 2**30, "a number of bytes from 1 to 2^30")
 _seed = _number(int, 0, 2**31 - 1, "a whole number from 0 to 2^31 - 1")
+_threads = _number(int, 1, 1024, "a number of threads from 1 to 1024")
+_slowdown = _number(float, 0, 1e6, "a share of the step's time from 0 on, such as 0.1 for 10 %")
 _capacity = _number(int, 0, 2**62, "a number of bytes from 0 to 2^62")
 
 
@@ -111,10 +116,10 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("-o", "--output", metavar="PLAN", help="write the plan there (.json or .json.gz)")
     _add_search_options(plan, time_limit=15.0, alignment=512)
     plan.add_argument("--order-only", action="store_true", help="lay out nothing")
-    plan.add_argument(
-        "--method", choices=("auto", "ilp", "program"), default="auto", help="how to order (default: auto)"
-    )
+    plan.add_argument("--method", choices=METHODS, default="auto", help="how to plan (default: auto)")
     plan.add_argument("--updates-stay", action="store_true", help="keep weight updates at the end of the step")
+    _add_verbose(plan)
+    _add_budget_options(plan)
     plan.set_defaults(run=_plan)
 
     check = commands.add_parser(
@@ -127,16 +132,20 @@ def _parser() -> argparse.ArgumentParser:
     layout = commands.add_parser(
         "layout", help="lay out buffers", description="Find offsets for buffers with given lifetimes."
     )
-    layout.add_argument("buffers", metavar="BUFFERS.csv", help="columns id,lower,upper,size")
+    layout.add_argument(
+        "buffers", metavar="BUFFERS.csv", help="columns id,lower,upper,size, and if wanted fixed,preferred"
+    )
     layout.add_argument("-o", "--output", metavar="OUT.csv", help="write the buffers there, with a column offset")
     layout.add_argument(
-        "--capacity", type=_capacity, metavar="N", help="bytes there are; exit status 1 if that is too little"
+        "--capacity", type=_capacity, metavar="N", help="stop at a layout that fits; exit status 1 where none was found"
     )
+    layout.add_argument("--threads", type=_threads, metavar="N", help="of the search (default: one per core, up to 8)")
     _add_search_options(layout, time_limit=15.0, alignment=1)
     layout.set_defaults(run=_layout)
 
     show = commands.add_parser("show", help="print a plan", description="Print a plan.")
     show.add_argument("plan", metavar="PLAN", help="plan file")
+    _add_verbose(show)
     show.set_defaults(run=_show)
 
     capture = commands.add_parser(
@@ -153,6 +162,20 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_budget_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "budget",
+        "rewrite the graph as well: run ops again, let results take over inputs; exit status 1 if nothing fits",
+    )
+    goal = group.add_mutually_exclusive_group()
+    goal.add_argument("--budget", metavar="BYTES", help="memory there is (16GB, 16GiB, bytes): least added time")
+    goal.add_argument("--max-slowdown", type=_slowdown, metavar="X", help="share of added time (0.1): least peak")
+    goal.add_argument("--minimise", choices=("peak",), help="least peak at whatever time")
+    group.add_argument("--device", default="a100", metavar="NAME", help="what time is estimated for (default: a100)")
+    group.add_argument("--no-in-place", action="store_true", help="let no result take over an input's storage")
+    group.add_argument("--no-recompute", action="store_true", help="run no op again")
+
+
 def _add_search_options(parser: argparse.ArgumentParser, *, time_limit: float, alignment: int) -> None:
     add = parser.add_argument
     add(
@@ -163,11 +186,21 @@ def _add_search_options(parser: argparse.ArgumentParser, *, time_limit: float, a
     add("--json", action="store_true", help="print one JSON object")
 
 
+def _add_verbose(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-v", "--verbose", action="store_true", help="print what the method says about its parts")
+
+
 def _plan(args: argparse.Namespace) -> int:
     _require_place(args.output)
+    from olla.budgets import parse_bytes
+    from olla.devices import profile_of
     from olla.plan import plan
 
-    with ProgressLine(f"planning {args.graph}") as progress:
+    try:
+        device, budget = profile_of(args.device), None if args.budget is None else parse_bytes(args.budget, "--budget")
+    except (ValueError, BudgetError) as error:
+        return _fail(str(error))
+    with ProgressLine(f"planning {args.graph}") as progress, _nothing_fits() as refused:
         result = plan(
             args.graph,
             method=args.method,
@@ -176,15 +209,44 @@ def _plan(args: argparse.Namespace) -> int:
             alignment=args.align,
             layout=not args.order_only,
             updates_may_move=not args.updates_stay,
+            budget=budget,
+            max_slowdown=args.max_slowdown,
+            minimise=args.minimise,
+            device=device,
+            in_place=not args.no_in_place,
+            recompute=not args.no_recompute,
             progress=progress,
         )
+    if refused:
+        print("olla:", " ".join(str(refused[0]).split()), file=sys.stderr)
+        return NOTHING_FITS
     if args.output:
         result.save(args.output)
     if args.json:
         _print_json(_plan_summary(result))
     else:
-        _print_plan(result)
+        _print_plan(result, args.verbose)
     return OK
+
+
+@contextmanager
+def _nothing_fits() -> Iterator[list[BudgetError]]:
+    """Collect the error of a budget that nothing fits: it is an answer, once the progress line is gone."""
+    refused: list[BudgetError] = []
+    try:
+        yield refused
+    except BudgetError as error:
+        refused.append(error)
+
+
+def _budget_summary(plan: Plan) -> dict[str, Any]:
+    from olla.budgetplan import BudgetPlan
+
+    if not isinstance(plan, BudgetPlan):
+        return {}
+    names = "base_peak_bytes base_seconds added_seconds added_seconds_lower_bound peak_lower_bound_bytes num_recomputed"
+    figures = {name: getattr(plan, name) for name in (*names.split(), "num_in_place")}
+    return {**figures, "swapped_bytes": 0, "host_bytes": 0, "goal": dict(plan.goal)}
 
 
 def _plan_summary(plan: Plan) -> dict[str, Any]:
@@ -203,9 +265,11 @@ def _plan_summary(plan: Plan) -> dict[str, Any]:
         "resident_bytes": plan.resident_bytes,
         "arena_bytes": plan.arena_bytes,
         "load_bytes": plan.load_bytes,
+        "arena_lower_bound_bytes": plan.arena_lower_bound_bytes,
         "fragmentation": plan.fragmentation,
         "alignment": plan.alignment,
         "seconds": {"capture": 0.0, "order": 0.0, "layout": 0.0, **plan.seconds},
+        **_budget_summary(plan),
     }
 
 
@@ -231,7 +295,6 @@ def _check(args: argparse.Namespace) -> int:
 def _layout(args: argparse.Namespace) -> int:
     _require_place(args.output)
     from olla.layout import layout, read_buffers, write_offsets
-    from olla.report.text import human_bytes, percent
 
     start = time.perf_counter()
     with ProgressLine(f"laying out {args.buffers}") as progress:
@@ -241,47 +304,73 @@ def _layout(args: argparse.Namespace) -> int:
             buffers.upper,
             buffers.size,
             alignment=args.align,
+            fixed=buffers.fixed,
+            preferred=buffers.preferred,
+            capacity=args.capacity or None,
+            num_threads=args.threads,
             time_limit=args.time_limit,
             seed=args.seed,
             progress=progress,
         )
-    fits = args.capacity is None or result.height_bytes <= args.capacity
-    status = result.status
-    if not fits:
-        status = "infeasible" if result.bound_bytes > args.capacity else "unknown"
-    if args.output and fits:
+    seconds = time.perf_counter() - start
+    fits = _fits(result, args.capacity)
+    if args.output and (fits or args.capacity is None):
         write_offsets(args.output, buffers, result.offsets)
     if args.json:
+        status = {None: "unknown", False: "infeasible", True: result.status}[fits]
         summary = {
-            "status": status,
+            "status": status if args.capacity is not None else result.status,
             "height": result.height_bytes,
             "load": result.load_bytes,
             "bound": result.bound_bytes,
             "num_buffers": len(result.offsets),
-            "seconds": time.perf_counter() - start,
+            "seconds": seconds,
+            "capacity": args.capacity,
+            "fits": fits,
         }
         _print_json(summary)
     else:
-        height, load = result.height_bytes, result.load_bytes
-        print(
-            f"{len(result.offsets)} buffers: height {height} ({human_bytes(height)}), load {load} ({human_bytes(load)})"
-        )
-        print(f"fragmentation {percent((height - load) / load if load else 0.0)}, {_LAYOUT_MESSAGES[status]}")
-    return OK if fits else NOTHING_FITS
+        _print_layout(result, args.capacity, seconds)
+    return OK if fits or args.capacity is None else NOTHING_FITS
+
+
+def _fits(layout: Layout, capacity: int | None) -> bool | None:
+    """Whether a layout fits the capacity; None where that is not known, or not asked."""
+    if capacity is None:
+        return None
+    if layout.height_bytes <= capacity:
+        return True
+    return False if layout.bound_bytes > capacity else None
+
+
+def _print_layout(layout: Layout, capacity: int | None, seconds: float) -> None:
+    from olla.report.text import human_bytes, percent
+
+    height, load, fits = layout.height_bytes, layout.load_bytes, _fits(layout, capacity)
+    print(f"{len(layout.offsets)} buffers: height {height} ({human_bytes(height)}), load {load} ({human_bytes(load)})")
+    words = f"fragmentation {percent(layout.fragmentation)}, "
+    if fits:
+        words += f"a layout that fits {capacity} bytes"
+    elif fits is False:
+        words = f"no layout fits {capacity} bytes: proved, none is below {layout.bound_bytes}"
+    elif capacity is not None:
+        advice = "a longer --time-limit or another --seed may find one"
+        words = f"none found within {seconds:.1f} s that fits {capacity} bytes; not proved: {advice}"
+    else:
+        words += _LAYOUT_MESSAGES[layout.status]
+    print(words)
 
 
 _LAYOUT_MESSAGES = {
     "optimal": "optimal: no layout is lower",
     "feasible": "feasible: a lower layout may exist; a longer --time-limit or another --seed may find it",
-    "infeasible": "infeasible: no layout fits the capacity",
-    "unknown": "unknown: none found that fits, but one may exist; a longer --time-limit or another --seed may find it",
 }
 
 
 def _show(args: argparse.Namespace) -> int:
     from olla.plan import Plan
 
-    _print_plan(Plan.load(args.plan))
+    _print_plan(Plan.load(args.plan), args.verbose)
     return OK
 
 
@@ -346,12 +435,12 @@ def _print_json(summary: dict[str, Any]) -> None:
     print(json.dumps(finite, allow_nan=False))
 
 
-def _print_plan(plan: Plan) -> None:
+def _print_plan(plan: Plan, verbose: bool) -> None:
     from olla.report.text import render, text
 
     if not sys.stdout.isatty():
-        print(text(plan))
+        print(text(plan, verbose))
         return
     from rich.console import Console
 
-    Console().print(render(plan))
+    Console().print(render(plan, verbose))

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from olla.errors import GraphError, PlanError
 Int64Array = npt.NDArray[np.int64]
 
 _COLUMNS = ("id", "lower", "upper", "size")
+_OPTIONAL = ("fixed", "preferred")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _MAX_THREADS = 8
 _INT64 = np.iinfo(np.int64)
@@ -57,12 +59,17 @@ class Layout:
 
 @dataclass(frozen=True)
 class Buffers:
-    """Buffers of a CSV file, in its order: buffer i is alive during [lower[i], upper[i]) and takes size[i] bytes."""
+    """Buffers of a CSV file, in its order: buffer i is alive during [lower[i], upper[i]) and takes size[i] bytes.
+
+    It must lie at fixed[i] and would best lie at preferred[i]; -1 is anywhere, as is None for all buffers.
+    """
 
     ids: list[str]
     lower: Int64Array
     upper: Int64Array
     size: Int64Array
+    fixed: Int64Array | None = None
+    preferred: Int64Array | None = None
 
 
 def layout(
@@ -71,6 +78,8 @@ def layout(
     size: npt.ArrayLike,
     *,
     alignment: int = 1,
+    fixed: npt.ArrayLike | None = None,
+    preferred: npt.ArrayLike | None = None,
     capacity: int | None = None,
     num_threads: int | None = None,
     time_limit: float = 10.0,
@@ -87,6 +96,9 @@ def layout(
         upper: integers[m], first time at which it no longer is; never alive where upper <= lower.
         size: integers[m], bytes, rounded up to the alignment.
         alignment: bytes; every offset is a multiple of it.
+        fixed: integers[m], bytes, where buffer i must lie; -1: anywhere.
+        preferred: integers[m], bytes, where buffer i best lies; -1: anywhere. Once the height is found, all preferred
+            offsets that can be had together are tried in it, and where that fails those that are free.
         capacity: bytes; the search ends with the first layout that fits. None: as low as can be found. Where none fits,
             ``bound_bytes > capacity`` says that this is proved, and otherwise the search was too short.
         num_threads: of the exact search; None: one per core, at most 8. The layout may then depend on how they are
@@ -99,7 +111,8 @@ def layout(
         The layout; ``offsets[i]`` belongs to buffer i.
 
     Raises:
-        PlanError: a size is negative, the sizes sum to more than 2**62 bytes, or an argument is of the wrong kind.
+        PlanError: a size is negative, the sizes sum to more than 2**62 bytes, two fixed offsets collide (``ids`` says
+            which), an offset is no multiple of the alignment, or an argument is of the wrong kind.
 
     Complexity:
         O(m log m) for a greedy pass on lifetimes like those of training steps.
@@ -125,15 +138,19 @@ def layout(
         raise PlanError(f"layout: num_threads is {num_threads}, expected 1 or more", rule="num_threads")
     threads = num_threads or min(os.cpu_count() or 1, _MAX_THREADS)
     first, last, sizes = _int64("lower", lower), _int64("upper", upper), _int64("size", size)
+    must = None if fixed is None else _int64("fixed", fixed)
+    wish = None if preferred is None else _int64("preferred", preferred)
     start = time.perf_counter()
     offsets, height, load, bound, cancelled = _core.layout(
-        first, last, sizes, alignment, time_limit, seed, progress, capacity or 0, threads
+        first, last, sizes, alignment, time_limit, seed, progress, capacity or 0, threads, must, wish
     )
     return Layout(offsets, height, load, bound, cancelled, time.perf_counter() - start)
 
 
 def read_buffers(path: str | Path) -> Buffers:
-    """Read buffers from a CSV file with the columns id, lower, upper and size, in any order; others are ignored.
+    """Read buffers from a CSV file with the columns id, lower, upper and size, in any order.
+
+    The columns fixed and preferred may be there too, with empty cells or -1 for anywhere; others are ignored.
 
     Args:
         path: the file, UTF-8. Its first line names the columns. Ids are any distinct strings, the rest integers.
@@ -148,12 +165,13 @@ def read_buffers(path: str | Path) -> Buffers:
         The format of google/minimalloc.
     """
     ids: dict[str, int] = {}  # and the line each stands on
-    rows: list[tuple[int, int, int]] = []
+    rows: list[tuple[int, ...]] = []
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
             header = [name.strip() for name in next(reader, [])]
-            places = [_column(path, header, name) for name in _COLUMNS]
+            optional = [name for name in _OPTIONAL if name in header]
+            places = [_column(path, header, name) for name in (*_COLUMNS, *optional)]
             for row in reader:
                 if not row:
                     continue
@@ -164,14 +182,14 @@ def read_buffers(path: str | Path) -> Buffers:
                 if key in ids:
                     raise GraphError(f"{where}: id {key!r} stands on line {ids[key]} already", rule="file")
                 ids[key] = reader.line_num
-                rows.append(_numbers(where, cells))
+                rows.append((*_numbers(where, cells[:3]), *map(partial(_place, where), optional, cells[3:])))
     except OSError as error:
         raise GraphError(f"{path}: cannot be read: {error.strerror}", rule="file") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise GraphError(f"{path}: cannot be read as a CSV file of buffers: {error}", rule="file") from error
-    table = np.array(rows, dtype=np.int64).reshape(-1, 3)
-    lower, upper, size = (np.ascontiguousarray(column) for column in table.T)
-    return Buffers(list(ids), lower, upper, size)
+    table = np.array(rows, dtype=np.int64).reshape(-1, 3 + len(optional))
+    lower, upper, size, *rest = (np.ascontiguousarray(column) for column in table.T)
+    return Buffers(list(ids), lower, upper, size, **dict(zip(optional, rest, strict=True)))
 
 
 def write_offsets(path: str | Path, buffers: Buffers, offsets: npt.ArrayLike) -> None:
@@ -215,6 +233,14 @@ def _numbers(where: str, cells: list[str]) -> tuple[int, int, int]:
     if size < 0:
         raise GraphError(f"{where}: size is {size}, expected 0 or more", rule="sizes")
     return lower, upper, size
+
+
+def _place(where: str, name: str, cell: str) -> int:
+    """The offset in a cell; -1, anywhere, where the cell is empty."""
+    text = cell.strip() or "-1"
+    if not _INTEGER.fullmatch(text) or not -1 <= int(text) <= 2**62:
+        raise GraphError(f"{where}: {name} is {cell[:40]!r}, expected an offset in bytes, -1 or nothing", rule="file")
+    return int(text)
 
 
 def _int64(name: str, values: npt.ArrayLike) -> Int64Array:

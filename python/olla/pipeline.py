@@ -1,36 +1,27 @@
-"""The way from a graph to a plan: constrain, order, lay out, check."""
+"""The way from a graph to a plan: constrain, ask the method, lay out, check."""
 
 from __future__ import annotations
 
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from olla import _core
 from olla.check import check
-from olla.errors import SolverError
 from olla.graph import Graph
+from olla.methods import METHODS, Answer, Problem, solver
+from olla.placement import ArenaBuffers, Placement, nothing_placed
 from olla.plan import LiveTensor, OpAt, Plan, Status
 from olla.precedences import nearest_order, require_order, updates_stay
-from olla.window import window_graph
 
-METHODS = ("auto", "ilp", "program")
 Progress = Callable[[str, float, int, int], bool | None]
 
-_LAYOUT_SHARE = 0.2  # of the time limit, kept for the layout
-_ILP_MAX_OPS = 400  # larger graphs see the integer program on windows only, unless it is asked for
-_WINDOW_OPS = 120  # steps around the peak that the integer program orders anew
-_QUICK_SECONDS = 2.0  # most graphs need no more from the program order alone, and then no warm start, nor numba
-_BOUND_SHARE = 0.2  # of the time to search, before the integer program
-_ILP_SHARE = 0.4  # of the time to search, where the integer program may follow
-_WINDOW_SHARE = 0.1  # the same, where it may follow on windows
 _NUM_PEAK_TENSORS = 10
 
 
@@ -110,15 +101,6 @@ def graph_of(source: Source) -> Graph:
     )
 
 
-class _Placement(NamedTuple):
-    """Where everything lies in the arena; see the attributes of `Plan`."""
-
-    offsets: NDArray[np.int64]
-    workspace_offsets: NDArray[np.int64]
-    arena_bytes: int = 0
-    load_bytes: int = 0
-
-
 def run(source: Source, options: Options, progress: Progress | None) -> Plan:
     """Plan a graph; see `olla.plan`."""
     start = time.perf_counter()
@@ -132,7 +114,7 @@ def run(source: Source, options: Options, progress: Progress | None) -> Plan:
 
 
 class _Run:
-    """One call of `olla.plan`: the best order and bound so far, and the time they took."""
+    """One call of `olla.plan`."""
 
     def __init__(self, graph: Graph, options: Options, progress: Progress | None, start: float) -> None:
         self.start = start
@@ -141,7 +123,6 @@ class _Run:
         self.progress = progress
         self.seconds: dict[str, float] = {}
         self.interrupted = False
-        self.note = ""
         self.layout_bound = 0  # no arena of the order is smaller
         self.before, self.after = self._precedences()
         self.core = graph.core.constrained(self.before, self.after) if len(self.before) else graph.core
@@ -151,13 +132,14 @@ class _Run:
         if options.order is not None:
             self.order = options.order.astype(np.int32)
             require_order(self.core, self.order)
-        self.peak = self._peak_of(self.order)
-        self.bound = self.core.resident_bytes
 
     def run(self) -> Plan:
-        self._search()
-        placement = self._place()
-        status = Status.OPTIMAL if self.peak == self.bound else Status.FEASIBLE
+        answer = self._ask()
+        self.order = answer.order
+        peak: int = _core.profile(self.core, self.order)[3]
+        bound = max(answer.lower_bound_bytes, self.core.resident_bytes)
+        placement = self._place(answer)
+        status = Status.OPTIMAL if peak == bound else Status.FEASIBLE
         peak_op, peak_tensors = self._peak()
         plan = Plan(
             graph_name=self.graph.name,
@@ -166,23 +148,26 @@ class _Run:
             num_tensors=self.graph.num_tensors,
             method=self.options.method if self.options.order is None else "given",
             status=status,
-            message=self._message(status, placement),
+            message=self._message(status, placement, answer.note),
             order=self.order,
             alignment=self.options.alignment,
-            peak_bytes=self.peak,
-            lower_bound_bytes=self.bound,
+            peak_bytes=peak,
+            lower_bound_bytes=bound,
             program_peak_bytes=self.program_peak,
             resident_bytes=self.graph.resident_bytes,
+            arena_lower_bound_bytes=self._arena_bound(answer, bound),
             before=self.before,
             after=self.after,
             seconds=self.seconds,  # the check is still to come
             peak_op=peak_op,
             peak_tensors=peak_tensors,
+            details=answer.details,
             options=self.options.record(),
             **placement._asdict(),
         )
-        with self._stage("check"):
-            check(self.graph, plan)
+        start = time.perf_counter()
+        check(self.graph, plan)
+        self.seconds["check"] = time.perf_counter() - start
         self.seconds["total"] = self._elapsed()
         return plan
 
@@ -192,23 +177,6 @@ class _Run:
     def _left(self, share: float = 1.0) -> float:
         """Seconds left of a share of the time limit; none once interrupted."""
         return 0.0 if self.interrupted else max(0.0, share * self.options.time_limit - self._elapsed())
-
-    @contextmanager
-    def _stage(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-
-    @contextmanager
-    def _search_stage(self, name: str) -> Iterator[None]:
-        """Time a stage that Ctrl-C ends early: what was found before stays."""
-        with self._stage(name):
-            try:
-                yield
-            except KeyboardInterrupt:
-                self.interrupted = True
 
     def _precedences(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         try:
@@ -221,143 +189,54 @@ class _Run:
             before, after = np.concatenate([before, chain_before]), np.concatenate([after, chain_after])
         return np.ascontiguousarray(before), np.ascontiguousarray(after)
 
-    def _search(self) -> None:
-        share = 1.0 - _LAYOUT_SHARE if self.options.layout else 1.0
-        if self.options.order is not None or self.options.method == "program":
-            with self._search_stage("order"):
-                self._raise_bound(self._left(share))
-            return
-        if self.options.method == "auto":
-            with self._search_stage("order"):
-                self._run_order([self.order], min(_QUICK_SECONDS, 0.5 * self._left(share)))
-            if self.peak == self.bound:
-                return
-        starts = [self.order]
-        with self._search_stage("warmstart"):
-            starts += self._warm_starts()
-        with self._search_stage("order"):
-            if self.options.method == "ilp":
-                self.order = min(starts, key=self._peak_of)
-                self.peak = self._peak_of(self.order)
-                self._raise_bound(_BOUND_SHARE * self._left(share))
-            else:
-                small = self.graph.num_ops <= _ILP_MAX_OPS
-                self._run_order(starts, self._left(share) * (1.0 - (_ILP_SHARE if small else _WINDOW_SHARE)))
-        if not self.interrupted and (self.options.method == "ilp" or self.peak > self.bound):
-            with self._search_stage("ilp"):
-                if self.graph.num_ops <= _ILP_MAX_OPS or self.options.method == "ilp":
-                    self._run_ilp(self._left(share))
-                else:
-                    self._run_windows(share)
-
-    def _peak_of(self, order: NDArray[np.int32]) -> int:
-        peak: int = _core.profile(self.core, order)[3]
-        return peak
-
-    def _warm_starts(self) -> list[NDArray[np.int32]]:
-        if self.interrupted:
-            return []
-        from olla import warmstart  # loads numba
-
-        return warmstart.starts(self.graph, self.core, self.order)
-
-    def _raise_bound(self, limit: float) -> None:
-        bound, cancelled = _core.lower_bound(self.core, self.order, self.graph.num_ops, limit, self.progress)
-        self.interrupted |= cancelled
-        self.bound = max(self.bound, bound)
-
-    def _run_order(self, starts: list[NDArray[np.int32]], limit: float) -> None:
-        order, peak, bound, _, _, _, cancelled = _core.order(self.core, starts, limit, self.options.seed, self.progress)
-        self.interrupted |= cancelled
-        self.bound = max(self.bound, bound)
-        self._keep(order, peak)
-
-    def _run_ilp(self, limit: float) -> None:
+    def _ask(self) -> Answer:
+        """Ask the method. Should Ctrl-C reach this far, the order it began with is the answer."""
+        solve = solver(self.options.method if self.options.order is None else "program")
+        problem = Problem(self.graph, self.core, self.order, self.options, self._left, self.progress)
         try:
-            order, peak, bound = self._solve_ilp(self.core, self.order, self.bound, limit)
-        except SolverError as error:
-            if self.options.method == "ilp":
-                raise
-            self.note = f"The integer program did not run: {error}"
-            return
-        self.bound = max(self.bound, bound)
-        self._keep(order, peak)
+            answer = solve(problem)
+        except KeyboardInterrupt:
+            answer = Answer(self.order, interrupted=True)
+        self.interrupted = answer.interrupted
+        self.seconds |= answer.seconds
+        return answer
 
-    def _run_windows(self, share: float) -> None:
-        """Solve the integer program on the steps around the peak, as long as that lowers it."""
-        before = self.peak + 1
-        while self.bound < self.peak < before and self._left(share) > 0.0:
-            before = self.peak
-            peak_step = int(_core.profile(self.core, self.order)[4])
-            lo = max(0, peak_step - _WINDOW_OPS // 2)
-            hi = min(self.graph.num_ops, lo + _WINDOW_OPS)
-            inside = window_graph(self.graph, self.core, self.order, lo, hi)
-            start = np.arange(hi - lo, dtype=np.int32)
-            try:
-                steps, _, _ = self._solve_ilp(inside, start, 0, self._left(share))
-            except SolverError as error:
-                self.note = f"The integer program did not run: {error}"
-                return
-            order = self.order.copy()
-            order[lo:hi] = self.order[lo:hi][steps]
-            self._keep(order, self._peak_of(order))
-
-    def _solve_ilp(
-        self, core: _core.Graph, start: NDArray[np.int32], bound: int, limit: float
-    ) -> tuple[NDArray[np.int32], int, int]:
-        from olla.ilp import order_ilp
-
-        found = order_ilp(
-            core,
-            start,
-            lower_bound_bytes=bound,
-            time_limit=limit,
-            seed=self.options.seed,
-            progress=self.progress,
-        )
-        self.interrupted |= bool(found.info.get("cancelled", False))
-        return found.order, found.peak_bytes, found.lower_bound_bytes
-
-    def _keep(self, order: NDArray[np.int32], peak: int) -> None:
-        if peak < self.peak:
-            self.order, self.peak = order, peak
-
-    def _place(self) -> _Placement:
-        offsets = np.full(self.graph.num_tensors, -1, dtype=np.int64)
-        workspace_offsets = np.full(self.graph.num_ops, -1, dtype=np.int64)
+    def _place(self, answer: Answer) -> Placement:
         if not self.options.layout:
-            return _Placement(offsets, workspace_offsets)
-        first, last, *_ = _core.profile(self.core, self.order)
-        step = np.argsort(self.order)
-        written = np.unique(self.graph.writes.item)
-        offsets[written] = 0  # what has no bytes lies anywhere
-        tensors = written[self.graph.tensor_bytes[written] > 0]
-        ops = np.flatnonzero(self.graph.workspace_bytes)
-        lower = np.concatenate([first[tensors], step[ops]]).astype(np.int64)
-        upper = np.concatenate([last[tensors], step[ops] + 1]).astype(np.int64)
-        size = np.concatenate([self.graph.tensor_bytes[tensors], self.graph.workspace_bytes[ops]])
-        size = -(-size // self.options.alignment) * self.options.alignment
+            return nothing_placed(self.graph)
+        start = time.perf_counter()
+        buffers = ArenaBuffers(self.graph, self.core, self.order, self.options.alignment)
+        if answer.offsets is not None and answer.workspace_offsets is not None:
+            placement = buffers.at(answer.offsets, answer.workspace_offsets)
+            self.layout_bound = placement.load_bytes
+            return placement
+        try:
+            places = self._run_layout(buffers, self._left())
+        except KeyboardInterrupt:  # before there was an answer
+            self.interrupted = True
+            places = self._run_layout(buffers, 0.0)
+        self.seconds["layout"] = time.perf_counter() - start
+        return buffers.placed(places)
 
-        found = None
-        with self._search_stage("layout"):
-            found = self._run_layout(lower, upper, size, self._left())
-        if found is None:  # interrupted before there was an answer
-            found = self._run_layout(lower, upper, size, 0.0)
-        places, height, load, self.layout_bound = found
-        offsets[tensors] = places[: len(tensors)]
-        workspace_offsets[ops] = places[len(tensors) :]
-        return _Placement(offsets, workspace_offsets, height, load)
-
-    def _run_layout(
-        self, lower: NDArray[np.int64], upper: NDArray[np.int64], size: NDArray[np.int64], limit: float
-    ) -> tuple[NDArray[np.int64], int, int, int]:
-        if len(size) == 0:
-            return size, 0, 0, 0
-        places, height, load, bound, cancelled = _core.layout(
-            lower, upper, size, self.options.alignment, limit, self.options.seed, self.progress
+    def _run_layout(self, buffers: ArenaBuffers, limit: float) -> NDArray[np.int64]:
+        options = self.options
+        if len(buffers.size) == 0:
+            return buffers.size
+        places: NDArray[np.int64]
+        places, _, _, self.layout_bound, cancelled = _core.layout(
+            buffers.lower, buffers.upper, buffers.size, options.alignment, limit, options.seed, self.progress
         )
         self.interrupted |= cancelled
-        return places, height, load, bound
+        return places
+
+    def _arena_bound(self, answer: Answer, bound: int) -> int:
+        """No order has a smaller arena: what lives at its peak, but for what keeps its own storage, lies there."""
+        if not self.options.layout:
+            return 0
+        graph, alignment = self.graph, self.options.alignment
+        elsewhere = graph.resident_bytes + int(graph.tensor_bytes[graph.donated].sum())
+        from_peak = -(-max(0, bound - elsewhere) // alignment) * alignment
+        return max(answer.arena_lower_bound_bytes, from_peak)
 
     def _peak(self) -> tuple[OpAt | None, tuple[LiveTensor, ...]]:
         """Find the first op at the peak and the largest tensors live there, resident ones left out."""
@@ -386,7 +265,7 @@ class _Run:
         tensors.sort(key=lambda tensor: -tensor.bytes)
         return OpAt(op, graph.op_names[op]), tuple(tensors[:_NUM_PEAK_TENSORS])
 
-    def _message(self, status: Status, placement: _Placement) -> str:
+    def _message(self, status: Status, placement: Placement, note: str) -> str:
         options = self.options
         parts = [status.message]
         if self.interrupted:
@@ -394,8 +273,10 @@ class _Run:
         if status is Status.FEASIBLE and not self.interrupted:
             if options.order is not None:
                 parts.append("The order was given and kept: leave it out to search for a better one.")
-            elif options.method == "program":
+            elif options.method in ("program", "smartpool"):
                 parts.append("The program order was kept: use method 'auto' to search for a better one.")
+            elif options.method in ("roam", "inductor"):
+                parts.append("Method 'auto' may find a better order.")
             else:
                 parts.append(f"A longer time limit than {options.time_limit:g} s may close the gap.")
         if placement.arena_bytes > placement.load_bytes:
@@ -404,5 +285,7 @@ class _Run:
                 parts.append(f"The arena is {excess} bytes above its load: no layout of this order is tighter.")
             else:
                 advice = "a longer time limit or another seed may find a tighter layout"
+                if options.method in ("roam", "smartpool"):
+                    advice = "method 'auto' may find a tighter layout"
                 parts.append(f"The arena is {excess} bytes above its load: {advice}.")
-        return " ".join([*parts, self.note]).strip()
+        return " ".join([*parts, note]).strip()

@@ -18,6 +18,7 @@ from olla.files import naming, read_json, write_json
 from olla.planfile import LiveTensor, OpAt
 
 if TYPE_CHECKING:
+    from olla.devices import DeviceProfile
     from olla.graph import Graph
     from olla.pipeline import Progress, Source
 
@@ -54,7 +55,7 @@ class Plan:
         graph_digest: digest of that graph; the plan is refused for any other.
         num_ops: ops of the graph.
         num_tensors: tensors of the graph.
-        method: "auto", "ilp", "program", or "given" for an order the caller gave.
+        method: as given to `plan`, or "given" for an order the caller gave.
         status: OPTIMAL or FEASIBLE.
         message: what is known, and what to try next.
         order: int32[num_ops]: the op that runs at step i.
@@ -66,13 +67,16 @@ class Plan:
         program_peak_bytes: the peak of the program order.
         resident_bytes: live throughout: parameters, optimizer state, data.
         arena_bytes: size of the arena.
-        load_bytes: most bytes live at once in the arena, each size rounded up to the alignment: no arena is smaller.
+        load_bytes: most bytes live at once in the arena, each size rounded up to the alignment: no arena of this order
+            is smaller.
+        arena_lower_bound_bytes: no valid order and layout have a smaller arena; 0 where nothing is known.
         before: int32[k], op ids: extra precedences the order keeps besides those of the graph.
         after: int32[k], op ids: op before[i] runs before op after[i].
         seconds: wall-clock time per stage, and "total".
         peak_op: the first op at the peak; None in an empty graph.
         peak_tensors: the largest tensors live at the peak that are not resident, largest first.
         options: the options the plan was made with.
+        details: lines for a reader who wants to know more, such as the status of every part that a method solved.
 
     Example:
         >>> import olla
@@ -103,12 +107,14 @@ class Plan:
     resident_bytes: int
     arena_bytes: int
     load_bytes: int
+    arena_lower_bound_bytes: int = 0
     before: NDArray[np.int32]
     after: NDArray[np.int32]
     seconds: Mapping[str, float]
     peak_op: OpAt | None
     peak_tensors: tuple[LiveTensor, ...]
     options: Mapping[str, Any]
+    details: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Make the arrays read-only, like the rest."""
@@ -143,7 +149,10 @@ class Plan:
             PlanError: the file cannot be written.
         """
         with naming(os.fsdecode(path)):
-            write_json(path, planfile.to_object(self), PlanError)
+            write_json(path, self._to_object(), PlanError)
+
+    def _to_object(self) -> dict[str, Any]:
+        return planfile.to_object(self)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
@@ -153,12 +162,17 @@ class Plan:
             PlanError: the file cannot be read, is damaged, is no plan, or has an unknown version.
         """
         with naming(os.fsdecode(path)):
-            fields = planfile.fields_of(read_json(path, PlanError))
+            content = read_json(path, PlanError)
+            fields = planfile.fields_of(content)
             try:
                 status = Status(fields.pop("status"))
             except ValueError as cause:
                 raise PlanError(f"status: {cause}; expected one of {[s.value for s in Status]}", rule="type") from None
-            return cls(**fields, status=status)
+            if not isinstance(content, dict) or "rewrite" not in content:
+                return cls(**fields, status=status)
+            from olla import budgetplan
+
+            return budgetplan.BudgetPlan(**fields, **budgetplan.fields_of(content["rewrite"]), status=status)
 
     def __repr__(self) -> str:
         """Say the essentials on one line."""
@@ -191,17 +205,29 @@ def plan(
     updates_may_move: bool = True,
     precedences: Iterable[tuple[int, int]] = (),
     order: ArrayLike | None = None,
+    budget: int | str | None = None,
+    max_slowdown: float | None = None,
+    minimise: str | None = None,
+    device: str | DeviceProfile = "a100",
+    in_place: bool = True,
+    recompute: bool = True,
     progress: Progress | None = None,
 ) -> Plan:
     """Plan the memory of a training step: order its ops, lay out its tensors, prove how good that is.
+
+    With `budget`, `max_slowdown` or `minimise` the graph is rewritten as well: ops run again instead of keeping what
+    they make, and pointwise results take over inputs that die. The answer is then a `BudgetPlan`.
 
     The plan has passed the independent checker. It is never worse than the program order, unless extra precedences
     forbid that order or another one was given. Ctrl-C returns the best plan so far.
 
     Args:
         graph: a `Graph`, the path of a graph file, or a captured step (anything whose `.graph` is a `Graph`).
-        method: "auto": min-cut refinement and branch and bound, then the integer program on small graphs that still
-            have a gap. "ilp": the integer program on the whole graph. "program": the program order, laid out.
+        method: "auto", ours: min-cut refinement and branch and bound, then the order program where a gap is left. The
+            others are there to compare with: "ilp" (OLLA's order program, then its address program), "joint" (order
+            and addresses in one program), "model" (MODeL's devices), "roam" (segments at narrow waists, ordered and
+            laid out one by one), "smartpool" (the program order; best fit by falling size), "inductor" (the best of
+            PyTorch Inductor's four orders), "program" (the program order, our layout). See docs/model.md.
         time_limit: seconds for the whole call; what is not proved by then ends as FEASIBLE with its gap.
         seed: for every random choice. Same input, options and seed give the same plan, time-limited stages aside.
         alignment: every offset is a multiple of it, in bytes; 512 on CUDA.
@@ -210,6 +236,13 @@ def plan(
             that precede the first of them.
         precedences: extra pairs of op ids (before, after).
         order: int32[num_ops], the op that runs at step i: keep this order; only its tensors are laid out.
+        budget: the memory there is, "16GB", "16GiB" or bytes: least added time with which everything fits, the arena
+            included.
+        max_slowdown: least peak within this share of added time; 0.05 is 5 %.
+        minimise: "peak": least peak at whatever time.
+        device: what time is estimated for where the graph has no measured seconds: "h100", "h200", "a100", "rtx4090",
+            "cpu" or a `DeviceProfile`.
+        in_place, recompute: which levers a rewriting may use.
         progress: called some ten times a second with (stage, seconds, value, bound) in bytes; False stops the search
             with its best answer.
 
@@ -219,6 +252,7 @@ def plan(
     Raises:
         GraphError: the graph is invalid, or the precedences form a cycle with its dependencies.
         PlanError: the given order breaks a dependency.
+        BudgetError: the budget is no number of bytes, or no plan fits it.
         ValueError: an option is out of its range.
 
     Example:
@@ -230,6 +264,7 @@ def plan(
         >>> plan.program_peak_bytes, plan.peak_bytes, plan.gap
         (110, 100, 0.0)
     """
+    from olla.budgets import Goal
     from olla.pipeline import Options, run
 
     options = Options(
@@ -242,4 +277,9 @@ def plan(
         precedences=tuple(precedences),
         order=None if order is None else np.array(order),
     )
+    goal = Goal.of(budget, max_slowdown, minimise, device, in_place, recompute)
+    if goal is not None:
+        from olla import budget as budgeted
+
+        return budgeted.run(graph, options, goal, progress)
     return run(graph, options, progress)

@@ -41,7 +41,8 @@ def _reject(key: str, value: object, expected: str, rule: str = "type") -> PlanE
     return PlanError(f"{key} is {shown(value)}, expected {expected}", rule=rule)
 
 
-def _text(key: str, value: object) -> str:
+def text(key: str, value: object) -> str:
+    """Read text."""
     if not isinstance(value, str) or value.encode("utf-8", "replace").decode("utf-8") != value:
         raise _reject(key, value, "text without lone surrogates")
     return value
@@ -53,14 +54,16 @@ def _integer(key: str, value: object, *, least: int = -(2**63), most: int = 2**6
     return value
 
 
-def _count(key: str, value: object) -> int:
+def count(key: str, value: object) -> int:
+    """Read a whole number from 0 on."""
     return _integer(key, value, least=0)
 
 
-def _integers(dtype: type[np.signedinteger[Any]]) -> Callable[[str, object], NDArray[Any]]:
+def integers(dtype: type[np.integer[Any]]) -> Callable[[str, object], NDArray[Any]]:
+    """Return a reader of a list of whole numbers."""
     limits = np.iinfo(dtype)
 
-    def integers(key: str, value: object) -> NDArray[Any]:
+    def read(key: str, value: object) -> NDArray[Any]:
         if not isinstance(value, list):
             raise _reject(key, value, "a list of whole numbers")
         if not all(type(item) is int and limits.min <= item <= limits.max for item in value):
@@ -68,19 +71,24 @@ def _integers(dtype: type[np.signedinteger[Any]]) -> Callable[[str, object], NDA
                 _integer(f"{key}[{i}]", item, least=int(limits.min), most=int(limits.max))
         return np.array(value, dtype=dtype)
 
-    return integers
+    return read
+
+
+def seconds(key: str, value: object) -> float:
+    """Read a finite number of seconds from 0 on."""
+    if type(value) not in (int, float) or not 0 <= value <= _MAX_SECONDS:  # type: ignore[operator]
+        raise _reject(key, value, "a finite number of seconds from 0 on")
+    return float(value)  # type: ignore[arg-type]
 
 
 def _seconds(key: str, value: object) -> dict[str, float]:
     if not isinstance(value, dict):
         raise _reject(key, value, "an object of seconds per stage")
-    for stage, seconds in value.items():
-        if type(seconds) not in (int, float) or not 0 <= seconds <= _MAX_SECONDS:
-            raise _reject(f"{key}[{_text(key, stage)!r}]", seconds, "a finite number of seconds from 0 on")
-    return {stage: float(seconds) for stage, seconds in value.items()}
+    return {stage: seconds(f"{key}[{text(key, stage)!r}]", spent) for stage, spent in value.items()}
 
 
-def _options(key: str, value: object) -> dict[str, Any]:
+def options(key: str, value: object) -> dict[str, Any]:
+    """Read an object of numbers, text, true and false."""
     if not isinstance(value, dict):
         raise _reject(key, value, "an object")
     for name, option in value.items():
@@ -96,7 +104,13 @@ def _peak_op(key: str, value: object) -> OpAt | None:
         return None
     if not isinstance(value, list) or len(value) != 2:
         raise _reject(key, value, "[id, name] or null")
-    return OpAt(_count(f"{key}[0]", value[0]), _text(f"{key}[1]", value[1]))
+    return OpAt(count(f"{key}[0]", value[0]), text(f"{key}[1]", value[1]))
+
+
+def _lines(key: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise _reject(key, value, "a list of lines")
+    return tuple(text(f"{key}[{i}]", line) for i, line in enumerate(value))
 
 
 def _peak_tensors(key: str, value: object) -> tuple[LiveTensor, ...]:
@@ -109,10 +123,10 @@ def _peak_tensors(key: str, value: object) -> tuple[LiveTensor, ...]:
             raise _reject(place, row, "[id, name, bytes, kind, producer]")
         tensor = LiveTensor(
             _integer(place, row[0], least=-1),
-            _text(place, row[1]),
-            _count(place, row[2]),
-            _text(place, row[3]),
-            _text(place, row[4]),
+            text(place, row[1]),
+            count(place, row[2]),
+            text(place, row[3]),
+            text(place, row[4]),
         )
         tensors.append(tensor)
     return tuple(tensors)
@@ -120,30 +134,33 @@ def _peak_tensors(key: str, value: object) -> tuple[LiveTensor, ...]:
 
 # Field of the plan -> what turns its JSON value into the field's. The status is read by its caller.
 _FIELDS: dict[str, Callable[[str, Any], Any]] = {
-    "graph_name": _text,
-    "graph_digest": _text,
-    "num_ops": _count,
-    "num_tensors": _count,
-    "method": _text,
-    "status": _text,
-    "message": _text,
-    "order": _integers(np.int32),
-    "offsets": _integers(np.int64),
-    "workspace_offsets": _integers(np.int64),
-    "alignment": _count,
-    "peak_bytes": _count,
-    "lower_bound_bytes": _count,
-    "program_peak_bytes": _count,
-    "resident_bytes": _count,
-    "arena_bytes": _count,
-    "load_bytes": _count,
-    "before": _integers(np.int32),
-    "after": _integers(np.int32),
+    "graph_name": text,
+    "graph_digest": text,
+    "num_ops": count,
+    "num_tensors": count,
+    "method": text,
+    "status": text,
+    "message": text,
+    "order": integers(np.int32),
+    "offsets": integers(np.int64),
+    "workspace_offsets": integers(np.int64),
+    "alignment": count,
+    "peak_bytes": count,
+    "lower_bound_bytes": count,
+    "program_peak_bytes": count,
+    "resident_bytes": count,
+    "arena_bytes": count,
+    "load_bytes": count,
+    "arena_lower_bound_bytes": count,
+    "before": integers(np.int32),
+    "after": integers(np.int32),
     "seconds": _seconds,
     "peak_op": _peak_op,
     "peak_tensors": _peak_tensors,
-    "options": _options,
+    "options": options,
+    "details": _lines,
 }
+_OPTIONAL = ("arena_lower_bound_bytes", "details")  # files made before these keys existed do without
 
 
 def to_object(plan: Plan) -> dict[str, Any]:
@@ -177,6 +194,6 @@ def fields_of(content: object) -> dict[str, Any]:
     if type(version) is not int or version != VERSION:
         raise _reject("version", version, f"{VERSION}: make the plan again, or update olla", rule="version")
     for name in _FIELDS:
-        if name not in content:
+        if name not in content and name not in _OPTIONAL:
             raise PlanError(f"has no {name!r}, which every plan needs: was the file cut or edited?", rule="missing")
-    return {name: read(name, content[name]) for name, read in _FIELDS.items()}
+    return {name: read(name, content[name]) for name, read in _FIELDS.items() if name in content}

@@ -58,6 +58,7 @@ def capture(
     *,
     optimizer: torch.optim.Optimizer | None = None,
     loss: Callable[[Any, Any], Any] | None = None,
+    step: Callable[[Any, Any, Any], Any] | None = None,
     device: torch.device | str | None = None,
     name: str = "",
 ) -> Captured:
@@ -75,6 +76,8 @@ def capture(
             forward and backward only, and the gradients are outputs.
         loss: ``loss(model, batch)`` returns the loss, or a tuple that starts with it. None: inference,
             ``model(**batch)`` for a dict, ``model(*batch)`` for a tuple or list, ``model(batch)`` for a tensor.
+        step: ``step(model, optimizer, batch)``, the body of a training loop, in place of ``loss``: zero_grad(), forward
+            and backward passes, what is done to gradients, optimizer.step(). What it returns are the outputs.
         device: where a model on the meta device is meant to run; the CPU if not given.
         name: of the graph; the model's class if not given.
 
@@ -105,16 +108,9 @@ def capture(
 
     if not isinstance(model, torch.nn.Module):
         raise CaptureError(f"model is a {type(model).__name__}, expected a torch.nn.Module")
-    if optimizer is not None and loss is None:
-        raise CaptureError(
-            "an optimizer needs a loss: pass loss=lambda model, batch: ..., or optimizer=None for inference"
-        )
-    if loss is not None and not callable(loss):
-        raise CaptureError(
-            f"loss is a {type(loss).__name__}, expected a function of model and batch that returns the loss"
-        )
+    _require_functions(optimizer, loss, step)
     start = time.perf_counter()
-    traced = trace(model, batch, loss, optimizer, None if device is None else torch.device(device))
+    traced = trace(model, batch, loss, optimizer, None if device is None else torch.device(device), step)
     middle = time.perf_counter()
     folded, inputs = fold(traced, name or type(model).__name__)
     seconds = {"trace": middle - start, "fold": time.perf_counter() - middle}
@@ -129,6 +125,24 @@ def capture(
         structure=traced.structure,
         seconds=seconds,
     )
+
+
+def _require_functions(optimizer: Any, loss: Any, step: Any) -> None:
+    for name, function, of in (("loss", loss, "model and batch"), ("step", step, "model, optimizer and batch")):
+        if function is not None and not callable(function):
+            raise CaptureError(f"{name} is a {type(function).__name__}, expected a function of {of}")
+    if loss is not None and step is not None:
+        raise CaptureError(
+            "both loss and step are given: pass loss for the ordinary loop, step for the body of your own"
+        )
+    if step is not None and optimizer is None:
+        raise CaptureError(
+            "a step function needs an optimizer: pass optimizer=..., or loss=... to leave gradients in .grad"
+        )
+    if optimizer is not None and loss is None and step is None:
+        raise CaptureError(
+            "an optimizer needs a loss: pass loss=lambda model, batch: ..., or optimizer=None for inference"
+        )
 
 
 def _require_torch() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch import fx
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from olla.errors import CaptureError
@@ -16,7 +18,7 @@ from olla.errors import CaptureError
 _DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 
 
-def check_loss(loss: Any, parameters: dict[Any, torch.Tensor]) -> None:
+def check_loss(loss: Any, parameters: Mapping[str, torch.Tensor]) -> None:
     """Raise a CaptureError unless autograd can start from ``loss``."""
     if not parameters:
         raise CaptureError(
@@ -39,7 +41,7 @@ def check_loss(loss: Any, parameters: dict[Any, torch.Tensor]) -> None:
         )
 
 
-def check_gradients(grads: dict[Any, torch.Tensor | None]) -> None:
+def check_gradients(grads: Mapping[str, torch.Tensor | None]) -> None:
     """Raise a CaptureError for gradients that no captured update can use."""
     for name, grad in grads.items():
         if grad is not None and grad.layout != torch.strided:
@@ -49,25 +51,45 @@ def check_gradients(grads: dict[Any, torch.Tensor | None]) -> None:
 
 
 @contextlib.contextmanager
-def explained(phase: Callable[[], str]) -> Iterator[None]:
+def explained(phase: Callable[[], str], model: torch.nn.Module) -> Iterator[None]:
     """Wrap a trace: every exception leaves as a CaptureError that names the phase, the place and the remedy."""
     try:
         yield
     except CaptureError:
         raise
     except _DATA_DEPENDENT as error:
+        if phase() == "update":
+            raise CaptureError(
+                f"the optimizer decides by values of its own state{_place(error)}, which are not there while a step is "
+                "captured. Use one that does not, such as AdamW, or capturable=True on an accelerator."
+            ) from error
         raise CaptureError(
             f"the {phase()} pass needs the values of tensors, which are not there while a step is captured"
             f"{_place(error)}: a branch, a loop or a shape depends on them (if tensor, .nonzero(), a boolean mask as "
-            "an index). Use torch.where or masking by multiplication, or take that part out of the step."
+            "an index, float(tensor)). Use torch.where or masking by multiplication, or take that part out of the step."
+            f"{_remedy(error, model)}"
         ) from error
     except Exception as error:
         message = (str(error).strip().splitlines() or [""])[0]
         raise CaptureError(
             f"tracing the {phase()} pass failed{_place(error)}: {type(error).__name__}: "
-            f"{message.rstrip('.')[:300]}. "
-            "Check that the same step runs ordinarily on this model and batch."
+            f"{message.rstrip('.')[:300]}."
+            f"{_remedy(error, model) or ' Check that the same step runs ordinarily on this model and batch.'}"
         ) from error
+
+
+def _remedy(error: BaseException, model: torch.nn.Module) -> str:
+    """Return what is known to help with a model that fails in this place."""
+    files = [frame.filename.replace("\\", "/") for frame in traceback.extract_tb(error.__traceback__)]
+    experts = any("Experts" in type(module).__name__ for module in model.modules())
+    if experts and hasattr(model, "set_experts_implementation") and any("/transformers/" in file for file in files):
+        return (
+            " Experts of transformers can be captured with "
+            'model.set_experts_implementation("batched_mm"), or with "grouped_mm" in bfloat16.'
+        )
+    if any(file.endswith("/torch/amp/grad_scaler.py") for file in files):
+        return " A GradScaler skips steps by values of gradients: train in bfloat16, which needs none."
+    return ""
 
 
 def _place(error: BaseException) -> str:
@@ -77,3 +99,75 @@ def _place(error: BaseException) -> str:
         if not any(part in frame.filename.replace("\\", "/") for part in inside):
             return f" ({frame.filename}:{frame.lineno}, {frame.line})"
     return ""
+
+
+def check_inputs(leaves: Iterable[tuple[str, Any]]) -> None:
+    """Raise a CaptureError for tensors of a batch through which gradients would leave the step."""
+    for name, leaf in leaves:
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+            raise CaptureError(
+                f"{name} requires a gradient, which would end at the step. Compute it inside the loss function, or "
+                "pass it detached and call requires_grad_() there."
+            )
+
+
+def check_modules(model: torch.nn.Module) -> None:
+    """Raise a CaptureError for modules that are no plain ones."""
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if isinstance(module, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
+            raise CaptureError(
+                f"{name or 'the model'} is a {kind}: one device is planned. Pass the module inside it (model.module)."
+            )
+        if isinstance(module, torch._dynamo.OptimizedModule):
+            raise CaptureError(
+                f"{name or 'the model'} comes from torch.compile, whose kernels cannot be captured one by one. "
+                "Pass the module it was made from (model._orig_mod)."
+            )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CaptureError(
+                f"{name or 'the model'} comes from torch.jit, which hides its operators. Pass the module itself."
+            )
+
+
+def check_constants(module: fx.GraphModule, inputs: list[tuple[str, torch.Tensor]]) -> None:
+    """Raise a CaptureError for constants of a trace that are not constant: the model's own tensors, or fake ones."""
+    names = {t.untyped_storage()._cdata: name for name, t in inputs}
+    for node in module.graph.nodes:
+        value = getattr(module, str(node.target), None) if node.op == "get_attr" else None
+        if not isinstance(value, torch.Tensor):
+            continue
+        if isinstance(value, FakeTensor):
+            raise CaptureError(
+                "the step uses a tensor that an earlier step left behind (a gradient, or a cache of the model). "
+                "Compute it inside the step, or make it a buffer of the model."
+            )
+        name = names.get(value.untyped_storage()._cdata)
+        if name is not None:
+            raise CaptureError(
+                f"the step uses {name} in a way that cannot be followed: through a tensor that shares its memory, "
+                "or inside a torch.autograd.Function that was not given it. Take it from the model or the batch."
+            )
+
+
+def check_memory(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Raise a CaptureError for two tensors of a model that share memory: no graph would know.
+
+    Complexity: O(n log n).
+    """
+    spans = sorted(
+        (t.untyped_storage()._cdata, t.storage_offset() * t.element_size(), _span_bytes(t), name)
+        for name, t in tensors
+        if t.numel() > 0
+    )
+    for (storage, start, num_bytes, name), (other_storage, other_start, _, other) in itertools.pairwise(spans):
+        if storage == other_storage and other_start < start + num_bytes:
+            raise CaptureError(
+                f"{name} and {other} share memory but are two tensors. Give both modules the same Parameter to tie "
+                "them, or copy one of them."
+            )
+
+
+def _span_bytes(tensor: torch.Tensor) -> int:
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()

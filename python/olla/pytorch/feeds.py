@@ -11,8 +11,7 @@ from torch.utils import _pytree as pytree
 from olla.pytorch import optimizers
 from olla.pytorch.inputs import Input, batch_leaves, plain_batch
 
-_RATES = ("lr", "initial_lr", "params", "foreach", "fused")  # settings of a group that are no constants of a capture
-Source = Callable[[Sequence[Any]], torch.Tensor]
+Sources = Callable[[Sequence[Any]], list[torch.Tensor]]
 
 
 class Feed:
@@ -47,13 +46,14 @@ class Feed:
             else leaf
             for i, leaf in enumerate(leaves)
         )
-        state = tuple([(p.requires_grad, p.dtype, p.device, p.shape) for p in self.parameters()])
+        state = tuple([(p.requires_grad, p.dtype, p.device, p.shape, _num_hooks(p)) for p in self.parameters()])
         training = tuple([module.training for module in self._modules])
         groups = () if self.optimizer is None else tuple(_constants(g) for g in self.optimizer.param_groups)
         autocast = [
             (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in {"cpu", self.device.type}
         ]
-        return str(spec), inputs, state, training, groups, tuple(autocast)
+        settings = (*autocast, torch.are_deterministic_algorithms_enabled())  # some operators take another way
+        return str(spec), inputs, state, training, groups, settings
 
     def parameters(self) -> list[torch.Tensor]:
         """Return the parameters as they are now."""
@@ -72,24 +72,33 @@ class Feed:
             return torch.device(holder[name].device)
         return torch.device("cpu")
 
-    def sources(self, inputs: Sequence[Input]) -> list[Source]:
-        """Return, for each input of a capture, the function of the batch's leaves that gives its tensor."""
-        return [self._source(i) for i in inputs]
+    def sources(self, inputs: Sequence[Input]) -> Sources:
+        """Return a function of the batch's leaves that gives the tensors of a capture's inputs.
 
-    def _source(self, entry: Input) -> Source:
-        if entry.kind in ("parameter", "buffer"):
-            holder, name = (self._parameters if entry.kind == "parameter" else self._buffers)[str(entry.key)]
-            return lambda leaves: holder[name]
-        if entry.kind == "input":
-            position = int(entry.key)
-            return lambda leaves: leaves[position]
-        optimizer = self.optimizer
-        assert optimizer is not None
-        if entry.kind == "rate":
-            number = int(entry.key)
-            return lambda leaves: optimizers.rate_tensor(optimizer.param_groups[number]["lr"])
-        holder, name = self._parameters[str(entry.key)]
-        return lambda leaves: optimizers.state_entry(optimizer, holder[name], entry.entry)
+        It is generated: a lookup per tensor, with nothing of ours in between, is the larger part of a call's own time.
+        """
+        known: dict[str, Any] = {"state_of": optimizers.parameter_state, "rate": optimizers.rate_tensor}
+        known |= {"optimizer": self.optimizer}
+        states: dict[str, str] = {}  # where a parameter stands -> the name of its state
+        items = []
+        for i, entry in enumerate(inputs):
+            key = str(entry.key)
+            if entry.kind == "input":
+                items.append(f"leaves[{key}]")
+            elif entry.kind == "rate":
+                items.append(f"rate(optimizer.param_groups[{key}], {entry.entry!r})")
+            else:
+                holder, name = (self._buffers if entry.kind == "buffer" else self._parameters)[key]
+                known[f"d{i}"] = holder
+                place = f"d{i}[{name!r}]"
+                if entry.kind == "optimizer_state":
+                    place = f"{states.setdefault(key, f's{len(states)} := state_of(optimizer, {place})')}"
+                    states[key] = place.split()[0]
+                    place = f"({place})[{entry.entry!r}]"
+                items.append(place)
+        exec(f"def gather(leaves):\n  return [{', '.join(items)}]", known)
+        gather: Sources = known["gather"]
+        return gather
 
 
 def flatten(batch: Any) -> tuple[list[Any], pytree.TreeSpec]:
@@ -114,7 +123,11 @@ def _places(model: torch.nn.Module, table: str) -> dict[str, tuple[dict[str, Any
     return places
 
 
+def _num_hooks(parameter: torch.Tensor) -> int:
+    return len(parameter._backward_hooks or ()) + len(parameter._post_accumulate_grad_hooks or ())
+
+
 def _constants(group: dict[str, Any]) -> Hashable:
     """Return the settings of a parameter group that a capture holds constant."""
-    settings = [(k, str(v)) for k, v in group.items() if k not in _RATES]
+    settings = [(k, str(v)) for k, v in optimizers.constants(group).items()]
     return (*settings, isinstance(group["lr"], torch.Tensor), tuple(map(id, group["params"])))

@@ -22,12 +22,13 @@ class Input:
     """One input of a captured step.
 
     Attributes:
-        kind: ``parameter``, ``buffer``, ``optimizer_state``, ``rate`` (learning rate of a group) or ``input``.
+        kind: ``parameter``, ``buffer``, ``optimizer_state``, ``rate`` (of a group) or ``input``.
         name: for people: ``"head.weight"``, ``"exp_avg of head.weight"``, ``"lr of group 0"``, ``"batch[input_ids]"``.
         key: name of the parameter or buffer in the model; for ``rate`` and ``input`` the position of the group or of
             the batch leaf.
-        entry: for ``optimizer_state``, the entry of ``optimizer.state[parameter]``.
-        exists: False for optimizer state that the optimizer has not created yet: it starts as zeros.
+        entry: for ``optimizer_state``, the entry of ``optimizer.state[parameter]``; for ``rate``, ``lr`` or
+            ``momentum``, which stands for the first beta where there are betas.
+        exists: False for optimizer state that the optimizer has not created yet.
     """
 
     kind: str
@@ -81,6 +82,10 @@ def batch_leaves(batch: Any) -> tuple[list[Any], pytree.TreeSpec, list[str]]:
     for name, leaf in zip(names, leaves, strict=True):
         if isinstance(leaf, torch.Tensor) or leaf is None or isinstance(leaf, bool | str):
             continue
+        if not isinstance(leaf, int | float | complex):
+            raise CaptureError(
+                f"{name} is a {type(leaf).__name__}: expected tensors in dicts, lists and tuples. Pass what it holds."
+            )
         raise CaptureError(
             f"{name} is a {type(leaf).__name__} ({leaf!r:.60}): its value would be frozen into the captured step. "
             "Make it a tensor, for example torch.tensor(value), or fix it inside the loss function."
@@ -149,7 +154,7 @@ def gather(
         elif optimizer is None:
             raise ValueError(f"the captured step takes {i.name}: pass the optimizer")
         elif i.kind == "rate":
-            values.append(optimizers.rate_tensor(optimizer.param_groups[int(i.key)]["lr"]))
+            values.append(optimizers.rate_tensor(optimizer.param_groups[int(i.key)], i.entry))
         else:
-            values.append(optimizers.state_entry(optimizer, parameters[str(i.key)], i.entry))
+            values.append(optimizers.parameter_state(optimizer, parameters[str(i.key)])[i.entry])
     return values

@@ -15,33 +15,6 @@ from olla.errors import CaptureError
 State = dict[str, Any]
 
 
-def _sgd(group: State, parameter: torch.Tensor) -> State:
-    if group["momentum"] == 0:
-        return {}
-    if group["dampening"] != 0:
-        raise CaptureError(
-            f"SGD with dampening {group['dampening']} treats its first step differently from all later ones. "
-            "Take one ordinary step (loss.backward(); optimizer.step()), then capture."
-        )
-    return {"momentum_buffer": torch.zeros_like(parameter, memory_format=torch.preserve_format)}
-
-
-def _adam(group: State, parameter: torch.Tensor) -> State:
-    counter_device = parameter.device if group["capturable"] or group["fused"] else torch.device("cpu")
-    entries = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
-    wide = torch.get_default_dtype() == torch.float64 and not group["fused"]
-    state: State = {"step": torch.zeros((), dtype=torch.float64 if wide else torch.float32, device=counter_device)}
-    return state | {e: torch.zeros_like(parameter, memory_format=torch.preserve_format) for e in entries}
-
-
-# State before the first step; zeros in every case, which Input.exists relies on.
-_FIRST_STATE: dict[type, Callable[[State, torch.Tensor], State]] = {
-    torch.optim.SGD: _sgd,
-    torch.optim.Adam: _adam,
-    torch.optim.AdamW: _adam,
-}
-
-
 def check(optimizer: torch.optim.Optimizer, parameters: dict[int, str]) -> None:
     """Raise a CaptureError if the step of this optimizer cannot be captured.
 
@@ -75,9 +48,14 @@ def check(optimizer: torch.optim.Optimizer, parameters: dict[int, str]) -> None:
                 )
 
 
+def is_known(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer is one of torch's own, which create a parameter's state before its first update."""
+    return type(optimizer).__module__.startswith("torch.optim.") and hasattr(optimizer, "_init_group")
+
+
 def updates_are_independent(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the update of a parameter is known to depend on its own gradient, state and group only."""
-    return type(optimizer) in _FIRST_STATE
+    return is_known(optimizer)
 
 
 def existing_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str) -> State:
@@ -102,27 +80,84 @@ def first_state(optimizer: torch.optim.Optimizer, group: State, parameter: torch
     Raises:
         CaptureError: it cannot be known before that step.
     """
-    create = _FIRST_STATE.get(type(optimizer))
-    if create is None:
+    if not is_known(optimizer):
         raise CaptureError(
             f"the state {type(optimizer).__name__} starts from is not known. "
             "Take one ordinary step (loss.backward(); optimizer.step()), then capture."
         )
-    return create(group, parameter)
+    if isinstance(optimizer, torch.optim.SGD):  # makes its state from the first gradient: as if it had been zero
+        if group["momentum"] == 0:
+            return {}
+        if group["dampening"] != 0:
+            raise CaptureError(
+                f"SGD with dampening {group['dampening']} treats its first step differently from all later ones. "
+                "Take one ordinary step (loss.backward(); optimizer.step()), then capture."
+            )
+        return {"momentum_buffer": torch.zeros_like(parameter, memory_format=torch.preserve_format)}
+    alone = parameter.detach()
+    alone.grad = torch.empty_like(alone)
+    copy = stand_in(optimizer, [{**group, "params": [alone]}], {})
+    prepare: Callable[..., Any] = type(optimizer)._init_group  # type: ignore[attr-defined]
+    num_lists = len(inspect.signature(prepare).parameters) - 2
+    prepare(copy, {**copy.param_groups[0], "fused": group.get("fused")}, *([] for _ in range(num_lists)))
+    return {entry: value for entry, value in copy.state[alone].items() if value is not None}
 
 
-def state_entry(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, entry: str) -> torch.Tensor:
-    """Return one tensor of the optimizer's state, after creating the parameter's state if there is none."""
-    if not optimizer.state.get(parameter):
+def parameter_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> State:
+    """Return the optimizer's state of a parameter, after creating it if there is none."""
+    state: State | None = optimizer.state.get(parameter)
+    if not state:
         group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
         optimizer.state[parameter].update(first_state(optimizer, group, parameter))
-    tensor: torch.Tensor = optimizer.state[parameter][entry]
-    return tensor
+        state = optimizer.state[parameter]
+    return state
 
 
-def rate_tensor(rate: float | torch.Tensor) -> torch.Tensor:
-    """Return a learning rate as the captured step takes it: a float64 scalar on the CPU, or the user's own tensor."""
+class _Momentum(torch.SymFloat):
+    """A momentum that is an input of the step: not zero, and nothing else is known of it."""
+
+    def __ne__(self, other: object) -> bool:
+        return True if other == 0 else bool(super().__ne__(other))
+
+    def __gt__(self, other: object) -> bool:
+        return True if other == 0 else bool(super().__gt__(other))
+
+
+def rates(group: State) -> list[str]:
+    """Return the settings of a group that are inputs of a step: those that schedules change after every step."""
+    # OneCycleLR and CyclicLR leave base_momentum in the groups whose momentum (or first beta) they cycle.
+    cycled = "base_momentum" in group and bool(_momentum(group) != 0)
+    return ["lr", "momentum"] if cycled else ["lr"]
+
+
+def rate_tensor(group: State, entry: str) -> torch.Tensor:
+    """Return one of ``rates`` as the step takes it: a float64 scalar on the CPU, or the user's own tensor."""
+    rate = _momentum(group) if entry == "momentum" else group[entry]
     return rate if isinstance(rate, torch.Tensor) else torch.tensor(rate, dtype=torch.float64)
+
+
+def with_rates(group: State, found: dict[str, torch.Tensor]) -> State:
+    """Return a group with traced tensors for its rates: as numbers read from them, where the user has numbers."""
+    changed = dict(group)
+    for entry, tensor in found.items():
+        rate: Any = tensor if isinstance(group.get(entry), torch.Tensor) else tensor.item()
+        if entry == "momentum" and "betas" in group:
+            changed["betas"] = (tensor.item(), *group["betas"][1:])
+        else:
+            plain = entry != "momentum" or rate is tensor
+            changed[entry] = rate if plain else _Momentum(rate.node)  # type: ignore[no-untyped-call]
+    return changed
+
+
+def constants(group: State) -> State:
+    """Return the settings of a group that a capture holds constant."""
+    inputs = {*rates(group), "initial_lr", "params", "foreach", "fused"}
+    kept = {k: v for k, v in group.items() if k not in inputs}
+    return kept | {"betas": group["betas"][1:]} if "momentum" in inputs and "betas" in group else kept
+
+
+def _momentum(group: State) -> Any:
+    return group["betas"][0] if "betas" in group else group.get("momentum", 0)
 
 
 def stand_in(
@@ -137,12 +172,20 @@ def stand_in(
         groups: its parameter groups, with other parameters.
         state: parameter -> entries.
     """
-    settings = {"foreach": False, "fused": False}
     copy: torch.optim.Optimizer = type(optimizer).__new__(type(optimizer))
     copy.__dict__.update(optimizer.__dict__)
-    copy.__dict__.pop(
-        "step", None
-    )  # a learning-rate scheduler leaves a step here that is bound to the user's optimizer
-    copy.param_groups = [{**group, **{k: v for k, v in settings.items() if k in group}} for group in groups]
-    copy.state = collections.defaultdict(dict, state)
+    # A learning-rate scheduler, or a trace, leaves a step here that is bound to the user's optimizer.
+    copy.__dict__.pop("step", None)
+    copy.param_groups = [one_by_one(group) for group in groups]
+    copy.state = state_of(state)
     return copy
+
+
+def one_by_one(group: State) -> State:
+    """Return the settings of a group with which its parameters are updated one after the other."""
+    return group | {k: False for k in ("foreach", "fused") if k in group}
+
+
+def state_of(state: dict[torch.Tensor, State]) -> collections.defaultdict[torch.Tensor, Any]:
+    """Return state in the form optimizers keep it in."""
+    return collections.defaultdict(dict, state)

@@ -15,6 +15,7 @@ from olla.pytorch.run import attribute, freed_after
 
 Program = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 Window = Callable[[int], None]
+Note = Callable[[int, torch.Tensor], None]
 _NAME = "olla_step"  # of the generated function, as tracebacks show it
 _LITERALS = (bool, int, str, type(None))
 
@@ -26,6 +27,7 @@ def compile_program(
     begin: Window | None = None,
     end: Callable[[], None] | None = None,
     windows: Collection[int] = (),
+    note: Note | None = None,
 ) -> Program:
     """Write the step as a Python function and compile it: no dictionary, no dispatch of ours between two operators.
 
@@ -37,6 +39,7 @@ def compile_program(
         begin: called with the op before its kernel.
         end: called after its kernel.
         windows: the ops to call begin and end for.
+        note: called with each tensor that an op writes, and a value that lives in it.
 
     Returns:
         A function of the values of ``captured.inputs`` that returns those of ``captured.outputs``. To be called without
@@ -56,13 +59,13 @@ def compile_program(
         True
     """
     writer = _Writer(captured)
-    writer.constants |= {"begin": begin, "end": end}
+    writer.constants |= {"begin": begin, "end": end, "note": note}
     writer.write_inputs()
     writer.write_all(captured.prologue)
     freed = freed_after(captured, order)
     opened = frozenset(windows)
     for step, op in enumerate(order):
-        writer.write_op(int(op), int(op) in opened)
+        writer.write_op(int(op), int(op) in opened, note is not None)
         writer.delete(freed[step])
     writer.write_return()
     return writer.compile()
@@ -88,7 +91,7 @@ class _Writer:
                 self._names[node] = self._constant(attribute(self.captured.module, str(node.target)))
         self._line(f"[{', '.join(inputs)}] = values")
 
-    def write_op(self, op: int, window: bool) -> None:
+    def write_op(self, op: int, window: bool, note: bool) -> None:
         kernel, *followers = self.captured.nodes[op]
         if window:
             self._line(f"begin({op})")
@@ -96,8 +99,19 @@ class _Writer:
         if window:
             self._line("end()")
         self.write_all(followers)
+        if note:
+            self._note(op)
         if isinstance(kernel.meta.get("val"), tuple | list) and all(user in followers for user in kernel.users):
             self.delete([kernel])  # it would keep all its tensors alive as long as the last of them
+
+    def _note(self, op: int) -> None:
+        written = set(self.captured.graph.writes.of(op).tolist())
+        for node in self.captured.nodes[op]:
+            lives_in = self.captured.tensors[node]
+            single = len(lives_in) == 1 and isinstance(node.meta.get("val"), torch.Tensor)
+            if single and node in self._names and lives_in[0] in written:
+                written.remove(lives_in[0])
+                self._line(f"note({lives_in[0]}, {self._names[node]})")
 
     def write_all(self, nodes: Sequence[fx.Node]) -> None:
         for node in nodes:

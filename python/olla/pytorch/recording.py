@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from olla import _core
 from olla.graph import Graph
 from olla.pipeline import Progress
+from olla.plan import Plan, Status, plan
 from olla.pytorch.replay import Allocations, Table
+from olla.pytorch.requests import rounded
 
 Int64 = NDArray[np.int64]
 
@@ -48,12 +50,13 @@ def arrange(
 
     Example:
         >>> ids = np.zeros(2, np.int32)
-        >>> recorded = Allocations(ids, np.arange(2, dtype=np.int32), np.array([100, 50]), ids, np.array([1, 2]))
+        >>> index, size, freed_at = np.arange(2, dtype=np.int32), np.array([100, 50]), np.array([1, 2])
+        >>> recorded = Allocations(ids, index, size, ids, freed_at, np.array([4096, 4096]))
         >>> arranged = arrange(recorded, 1, 64, 1.0, 0)
         >>> arranged.load_bytes, arranged.table.offsets.tolist()
         (128, [0, 0])
     """
-    size = _rounded(recorded.num_bytes, alignment)
+    size = rounded(recorded.num_bytes, alignment)
     offsets = np.full(len(size), -1, dtype=np.int64)
     dies = np.flatnonzero(recorded.freed_at >= 0)
     arena_bytes = load_bytes = 0
@@ -68,44 +71,57 @@ def arrange(
     return Arranged(table, load_bytes, int(size.sum() - size[dies].sum()))
 
 
-def program_peak(recorded: Allocations, graph: Graph, alignment: int) -> int:
-    """Return the peak of the program order in bytes, with the workspaces of a recorded step in any order.
+def planned_again(graph: Graph, before: Plan, progress: Progress | None = None) -> Plan:
+    """Plan a step whose workspaces have become known; its order changes only if a better one was found.
+
+    Args:
+        graph: the step with workspaces.
+        before: its plan without them; their lower bound still holds.
+        progress: see olla.plan.
+    """
+    options = {name: before.options[name] for name in ("seed", "updates_may_move")}
+    kept = plan(graph, order=before.order, layout=False, time_limit=0.0, **options)
+    bound = max(kept.lower_bound_bytes, before.lower_bound_bytes)
+    if kept.peak_bytes > bound:
+        limit = before.options["time_limit"]
+        found = plan(graph, layout=False, time_limit=limit, progress=progress, **options)
+        if found.peak_bytes < kept.peak_bytes:
+            return found
+        bound = max(bound, found.lower_bound_bytes)
+    status = Status.OPTIMAL if kept.peak_bytes == bound else Status.FEASIBLE
+    return dataclasses.replace(
+        kept,
+        lower_bound_bytes=bound,
+        status=status,
+        message=status.message,
+        method=before.method,
+        options=before.options,
+    )
+
+
+def load(recorded: Allocations, alignment: int) -> int:
+    """Return the most bytes that the requests which do not outlive the step hold at once.
 
     Args:
         recorded: the step.
-        graph: its graph, without workspaces.
+        alignment: bytes; sizes are rounded up to it.
+    """
+    size = np.where(recorded.freed_at >= 0, rounded(recorded.num_bytes, alignment), 0)
+    change = np.append(size, 0)
+    np.subtract.at(change, recorded.freed_at[recorded.freed_at >= 0], size[recorded.freed_at >= 0])
+    return int(np.cumsum(change).max())
+
+
+def program_peak(graph: Graph, alignment: int) -> int:
+    """Return the peak of the program order in bytes.
+
+    Args:
+        graph: with workspaces.
         alignment: bytes; sizes are rounded up to it.
     """
     sizes = graph.tensor_bytes.copy()
     written = graph.writes.item
-    sizes[written] = _rounded(sizes[written], alignment)
-    workspaces = _workspaces(recorded, graph, sizes, alignment)
-    whole = dataclasses.replace(graph, tensor_bytes=sizes, workspace_bytes=workspaces)
+    sizes[written] = rounded(sizes[written], alignment)
+    whole = dataclasses.replace(graph, tensor_bytes=sizes)
     peak: int = _core.profile(whole.core, np.arange(graph.num_ops, dtype=np.int32))[3]
     return peak
-
-
-def _workspaces(recorded: Allocations, graph: Graph, sizes: Int64, alignment: int) -> Int64:
-    """Return, for each op, what its own requests hold at once above what it writes: int64[num_ops]."""
-    requested = _rounded(recorded.num_bytes, alignment)
-    starts = np.flatnonzero(np.diff(recorded.op, prepend=-1))  # first request of each op that makes one
-    ends = np.append(starts[1:], len(recorded.op))
-    end_of = np.repeat(ends, ends - starts)
-    inside = (recorded.freed_at >= 0) & (recorded.freed_at < end_of)
-    change = requested.copy()
-    np.subtract.at(change, recorded.freed_at[inside], requested[inside])
-    held = np.cumsum(change)
-    held -= np.repeat(held[starts] - change[starts], ends - starts)
-    most = np.zeros(graph.num_ops, dtype=np.int64)
-    if len(starts):
-        most[recorded.op[starts]] = np.maximum.reduceat(held, starts)
-    owner = np.repeat(np.arange(graph.num_ops), np.diff(graph.writes.offset))
-    written = np.zeros(graph.num_ops, dtype=np.int64)
-    np.add.at(written, owner, sizes[graph.writes.item])
-    most -= written
-    return most.clip(min=0)
-
-
-def _rounded(num_bytes: Int64, alignment: int) -> Int64:
-    rounded: Int64 = -(-num_bytes // alignment) * alignment
-    return rounded

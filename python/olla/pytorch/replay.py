@@ -24,6 +24,7 @@ class Allocations(NamedTuple):
         num_bytes: int64[m].
         freed_in: int32[m], the op that ran, or had run last, when it was freed; -1: alive when the recording stopped.
         freed_at: int64[m], how many requests had been made when it was freed; -1: alive when the recording stopped.
+        address: int64[m], of its first byte; 0 where nothing tells when it is freed.
     """
 
     op: Int32
@@ -31,6 +32,7 @@ class Allocations(NamedTuple):
     num_bytes: Int64
     freed_in: Int32
     freed_at: Int64
+    address: Int64
 
 
 class Table(NamedTuple):
@@ -42,6 +44,9 @@ class Table(NamedTuple):
         num_bytes: int64[m], size of each request, at least 1.
         offsets: int64[m], its first byte in the arena; -1: the default allocator answers, on purpose.
         alignment: bytes; every offset is a multiple of it, and Counters count sizes rounded up to it.
+        in_sequence: how a request of another size than the next planned one is taken. False: as the next one of its
+            size that the op has not passed. True, for windows with many requests: as one more than planned, unless it
+            and the one before show where the sequence goes on.
     """
 
     arena_bytes: int
@@ -49,6 +54,7 @@ class Table(NamedTuple):
     num_bytes: Int64
     offsets: Int64
     alignment: int = 64
+    in_sequence: bool = False
 
 
 class Miss(NamedTuple):
@@ -78,6 +84,8 @@ class Counters(NamedTuple):
         peak_bytes: most arena bytes in use at once, every size rounded up to the table's alignment.
         high_water_bytes: the largest end of a block in the arena, rounded likewise.
         misses: the first thousand of them.
+        requested_bytes: sum of all requests in windows.
+        hit_bytes: sum of those answered from the arena.
     """
 
     num_hits: int
@@ -86,6 +94,8 @@ class Counters(NamedTuple):
     peak_bytes: int
     high_water_bytes: int
     misses: list[Miss]
+    requested_bytes: int
+    hit_bytes: int
 
 
 class Replay:
@@ -105,13 +115,26 @@ class Replay:
         self.begin = module.begin
         self.end = module.end
 
-    def start_recording(self, num_ops: int) -> None:
+    def start_recording(self, num_ops: int, *, shared: bool = False) -> None:
         """Record every allocation that this thread makes inside windows of ops 0 to num_ops - 1.
 
+        Args:
+            num_ops: see above.
+            shared: whether the windows of this thread are open for all threads that have none of their own: on a GPU,
+                autograd allocates on a thread of its own.
+
         Raises:
-            ReplayError: this thread already records or has an active table.
+            ReplayError: this thread already records or has an active table, or another thread shares its own.
         """
-        self._module.start_recording(num_ops)
+        self._module.start_recording(num_ops, shared)
+
+    def recorded(self) -> Allocations:
+        """Return the recording so far, which goes on.
+
+        Raises:
+            ReplayError: this thread does not record.
+        """
+        return _allocations(self._module.recorded())
 
     def stop_recording(self) -> Allocations:
         """End the recording, and the window where one is open.
@@ -122,11 +145,9 @@ class Replay:
         Raises:
             ReplayError: this thread does not record.
         """
-        rows = np.frombuffer(self._module.stop_recording(), np.int64).reshape(-1, 5)
-        op, index, num_bytes, freed_in, freed_at = (np.ascontiguousarray(column) for column in rows.T)
-        return Allocations(op.astype(np.int32), index.astype(np.int32), num_bytes, freed_in.astype(np.int32), freed_at)
+        return _allocations(self._module.stop_recording())
 
-    def activate(self, table: Table) -> None:
+    def activate(self, table: Table, *, shared: bool = False) -> None:
         """Take the arena from the default allocator, and answer the requests of this thread's windows from it.
 
         A request takes the first planned place of its size that the op has not passed, so that one request more or
@@ -134,6 +155,7 @@ class Replay:
 
         Args:
             table: copied.
+            shared: see start_recording.
 
         Raises:
             ReplayError: the table does not hold together, this thread already records or has an active table, or there
@@ -148,7 +170,7 @@ class Replay:
                 raise ReplayError(
                     f"table: {name} is {array.dtype}{list(array.shape)}, expected a contiguous list of int64"
                 )
-        self._module.activate(table.arena_bytes, table.alignment, *arrays)
+        self._module.activate(table.arena_bytes, table.alignment, *arrays, table.in_sequence, shared)
 
     def deactivate(self, *, keep_arena: bool = False) -> Counters:
         """End the table, and the window where one is open. Tensors in the arena stay readable.
@@ -162,6 +184,10 @@ class Replay:
         """
         counts = Counters(*self._module.deactivate(keep_arena))
         return counts._replace(misses=[Miss(*miss) for miss in counts.misses])
+
+    def abandon(self) -> None:
+        """End the window, the recording and the table that an interrupted call left open on this thread, if any."""
+        self._module.abandon()
 
     def release(self) -> None:
         """Give the arenas back that deactivate() kept."""
@@ -177,6 +203,12 @@ class Replay:
     def held_bytes(self) -> int:
         """Bytes of all arenas of the process: active, kept, or waiting for their last tensor to be freed."""
         return int(self._module.held_bytes())
+
+
+def _allocations(rows: bytes) -> Allocations:
+    columns = np.frombuffer(rows, np.int64).reshape(-1, 6).T
+    op, index, num_bytes, freed_in, *others = (np.ascontiguousarray(column) for column in columns)
+    return Allocations(op.astype(np.int32), index.astype(np.int32), num_bytes, freed_in.astype(np.int32), *others)
 
 
 def load(device: torch.device) -> Replay:

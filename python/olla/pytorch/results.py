@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from olla.errors import CaptureError
 
+_SYMBOLS = ("SymFloat", "SymInt", "SymBool")  # Python numbers that stand for values of tensors
 _CONSTANTS = (bool, int, float, complex, str, type(None))
 
 
@@ -56,9 +57,24 @@ class Structure:
         """How many tensors the structure takes."""
         return sum(isinstance(leaf, _Tensor) for leaf in self.leaves)
 
+    @staticmethod
+    def tensor() -> Any:
+        """Return the leaf that stands for a tensor."""
+        return _Tensor()
+
+    @staticmethod
+    def is_tensor(leaf: Any) -> bool:
+        """Whether a leaf stands for a tensor."""
+        return isinstance(leaf, _Tensor)
+
     def check(self) -> None:
         """Raise a CaptureError if the value holds what a step cannot give back."""
         for leaf in self.leaves:
+            if isinstance(leaf, _Foreign) and leaf.kind in _SYMBOLS:
+                raise CaptureError(
+                    f"the step returns a number read from a tensor (.item(), or a learning rate) at "
+                    f"{leaf.path or 'its top'}: it is not known yet. Return the tensor, and read it after the step."
+                )
             if isinstance(leaf, _Foreign):
                 raise CaptureError(
                     f"the step returns a {leaf.kind} at {leaf.path or 'its top'}: expected tensors in dicts, lists and "
@@ -68,6 +84,8 @@ class Structure:
 
     def fill(self, tensors: Sequence[torch.Tensor]) -> Any:
         """Return the value with tensors in their places, in order."""
+        if self.spec.is_leaf() and len(tensors) == 1:
+            return tensors[0]
         waiting = iter(tensors)
         return pytree.tree_unflatten(
             [next(waiting) if isinstance(leaf, _Tensor) else leaf for leaf in self.leaves], self.spec

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes
 import statistics
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
-from olla.errors import ReplayError
 from olla.plan import Plan
 from olla.pytorch import recording
+from olla.pytorch.cache import Known, Place
 from olla.pytorch.capture import Captured
-from olla.pytorch.feeds import Source
+from olla.pytorch.cudagraph import Graphed
+from olla.pytorch.feeds import Sources
 from olla.pytorch.program import Program, compile_program
-from olla.pytorch.replay import Counters, Miss, Replay
+from olla.pytorch.replay import Allocations, Counters, Miss, Replay
+from olla.pytorch.requests import Recorder, Requests, with_costs
 from olla.report.progress import ProgressLine
 from olla.report.step import StepReport
 
@@ -27,6 +31,7 @@ _NUM_TIMES = 100  # latest calls whose median is reported
 _MAX_RECORDINGS = 3  # the first call makes requests that no later one does: caches of libraries
 _LAYOUT_SHARE = 0.2  # of the time limit
 _NUM_MISSES = 5  # named in the report
+_NUM_SLOWEST = 5  # the same
 _ALIGNMENT = {"cpu": 64}  # bytes; torch's allocators for accelerators align to 512
 
 
@@ -54,116 +59,219 @@ class Runner:
     Args:
         captured: the step.
         plan: its order.
-        sources: of input i, how to get its tensor from the leaves of a batch.
+        sources: gives the tensors of all inputs for the leaves of a batch.
         replay: the planned memory of the device; None: the step runs on torch's own allocator.
         note: for the report.
+        place: where the step is kept on disk; None: nowhere.
+        cuda_graph: whether calls replay a CUDA graph once they repeat each other.
 
     Attributes:
         program: what runs at the next call.
+        graph: of the step; with workspaces and seconds once it was recorded.
+        plan: of this graph.
         gradients: for each output after those of the structure, its parameter and whether it alone holds its memory.
     """
 
     def __init__(
-        self, captured: Captured, plan: Plan, sources: Sequence[Source], replay: Replay | None, note: str
+        self,
+        captured: Captured,
+        plan: Plan,
+        sources: Sources,
+        replay: Replay | None,
+        note: str,
+        place: Place | None = None,
+        cuda_graph: bool = False,
     ) -> None:
         self.structure = captured.structure
         self.gradients = _gradients(captured)
         self._captured = captured
-        self._plan = plan
+        self.graph = captured.graph
+        self.plan = plan
         self._sources = sources
         self._replay = replay
-        self._note = note
-        self._alignment = _ALIGNMENT.get(_device_type(captured), 512)
+        self._place = place
+        self._note = " ".join(text for text in (note, place.note if place else "") if text)
+        self._cuda_graph = cuda_graph
+        self._graphed: Graphed | None = None
+        self._device = _device_type(captured)
+        self._alignment = _ALIGNMENT.get(self._device, 512)
         self._arranged: recording.Arranged | None = None
         self._num_recordings = 0
         self._eager_peak_bytes = plan.program_peak_bytes
+        self._is_cached = place is not None and place.loaded
         self._seconds = {"capture": sum(captured.seconds.values()), "plan": plan.seconds["total"], "record": 0.0}
+        if place is not None:
+            self._seconds["capture"] += place.seconds
+            self._seconds["plan"] *= not place.loaded
         self._times: collections.deque[float] = collections.deque(maxlen=_NUM_TIMES)
         self._num_steps = 0
         self._seen = _Seen()
-        self.program = self._compile(range(captured.graph.num_ops))
+        known = place.load_known(captured.graph) if place is not None and replay is not None else None
+        self._is_known = known is not None
+        if known is not None:
+            self.graph, self.plan, self._arranged, self._eager_peak_bytes = known
+            self.program = self._compile_arranged()
+        else:
+            self.program = self._compile_recorded() if replay else compile_program(captured, plan.order.tolist())
 
     def run(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
         """Run the step on a batch with these leaves, and return the captured outputs."""
+        # A context manager written in Python, such as no_grad(), leaves its mode on if Ctrl-C comes as it is entered.
+        with_gradients = torch.is_grad_enabled()
+        autocast = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+        try:
+            torch._C._set_grad_enabled(False)
+            for kind in autocast:
+                torch.set_autocast_enabled(kind, False)  # the captured step has its casts in it
+            return self._call(leaves)
+        finally:
+            torch._C._set_grad_enabled(with_gradients)
+            for kind in autocast:
+                torch.set_autocast_enabled(kind, True)
+
+    def _call(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
         start = time.perf_counter()
-        with torch.no_grad(), _no_autocast():
-            values = [source(leaves) for source in self._sources]
-            try:
-                if self._replay is None:
-                    results = self.program(values)
-                elif self._arranged is None:
-                    return self._record(self._replay, values)
-                else:
-                    results = self._run_in_arena(self._replay, self._arranged, values)
-            except BaseException as error:
-                traceback.clear_frames(error.__traceback__)  # they hold the tensors of the step
-                raise
+        values = self._sources(leaves)
+        if self._replay is not None:
+            self._replay.abandon()  # a second interrupt can cut the clearing up after the first one short
+        try:
+            if self._replay is not None and self._arranged is None:
+                return self._record(self._replay, values)
+            if self._cuda_graph and self._is_settled():
+                self._graphed = self._graphed or Graphed(self._run, self._captured.inputs)
+                results = self._graphed(values)
+            else:
+                results = self._run(values)
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)  # they hold the tensors of the step
+            raise
         if self._num_steps > 0:
             self._times.append(time.perf_counter() - start)
         self._num_steps += 1
         return results
 
-    def _compile(self, windows: Sequence[int]) -> Program:
-        order = self._plan.order.tolist()
-        if self._replay is None:
-            return compile_program(self._captured, order)
+    def _run(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if self._replay is None or self._arranged is None:
+            return self.program(values)
+        return self._run_in_arena(self._replay, self._arranged, values)
+
+    def _is_settled(self) -> bool:
+        """Whether libraries have filled their caches, and requests come as recorded: later steps repeat this one."""
+        return self._seen.num_steps > 0 if self._arranged else self._num_steps > 1
+
+    def _compile_recorded(self) -> Program:
+        """Return the step with a window around every op, to be recorded."""
+        assert self._replay is not None
+        self._graphed = None
+        num_ops = self.graph.num_ops
+        self._recorder = recorder = Recorder(self._replay, num_ops, self._device)
         return compile_program(
-            self._captured, order, begin=self._replay.begin, end=self._replay.end, windows=frozenset(windows)
+            self._captured,
+            self.plan.order.tolist(),
+            begin=recorder.begin,
+            end=recorder.end,
+            windows=range(num_ops),
+            note=recorder.note,
+        )
+
+    def _compile_arranged(self) -> Program:
+        """Return the step with a window around every op that has a place in the arena."""
+        assert self._replay is not None
+        assert self._arranged is not None
+        return compile_program(
+            self._captured,
+            self.plan.order.tolist(),
+            begin=self._replay.begin,
+            end=self._replay.end,
+            windows=frozenset(np.flatnonzero(np.diff(self._arranged.table.op_offset)).tolist()),
         )
 
     def _record(self, replay: Replay, values: list[torch.Tensor]) -> list[torch.Tensor]:
         """Run on torch's own allocator, and lay out what it was asked for."""
-        graph = self._captured.graph
         start = time.perf_counter()
         try:
-            replay.start_recording(graph.num_ops)
+            replay.start_recording(self.graph.num_ops)
             results = self.program(values)
-        except BaseException:
-            with contextlib.suppress(ReplayError):
-                replay.stop_recording()
+            recorded = replay.stop_recording()
+        except BaseException as error:
+            replay.abandon()
+            if _is_out_of_memory(error):
+                self._arrange_unrecorded(replay)
             raise
-        recorded = replay.stop_recording()
         middle = time.perf_counter()
-        options = self._plan.options
-        with ProgressLine(f"laying out {graph.name}") as progress:
-            self._arranged = recording.arrange(
-                recorded,
-                graph.num_ops,
-                self._alignment,
-                _LAYOUT_SHARE * options["time_limit"],
-                options["seed"],
-                progress,
-            )
-        self._eager_peak_bytes = recording.program_peak(recorded, graph, self._alignment)
-        self.program = self._compile(sorted(set(recorded.op.tolist())))
         self._num_recordings += 1
+        self._arrange(replay, recorded)
+        if self._device == "cpu":
+            _trim()
         self._num_steps += 1
         self._seen = _Seen()
         self._seconds["record"] += middle - start
         self._seconds["plan"] += time.perf_counter() - middle
         return results
 
+    def _arrange(self, replay: Replay, recorded: Allocations) -> None:
+        """Plan the order again where workspaces matter to it, and lay out the requests of the order that is to run."""
+        plain = self._captured.graph
+        with ProgressLine(f"laying out {plain.name}") as progress:
+            self.graph = with_costs(plain, recorded, self._recorder.seconds, self._alignment)
+            self._eager_peak_bytes = recording.program_peak(self.graph, self._alignment)
+            before = self.plan
+            self.plan = recording.planned_again(self.graph, before, progress)
+            if not np.array_equal(self.plan.order, before.order):
+                requests = Requests.of(recorded, self._recorder.addresses, plain)
+                moved = requests.in_order(plain, self.plan.order)
+                if not np.array_equal(requests.in_order(plain, before.order).freed_at, recorded.freed_at):
+                    # Something else than the graph says decides how long memory lives.
+                    self.program = self._compile_recorded()
+                    return
+                recorded = moved
+            self._lay_out(replay, recorded, progress)
+
+    def _arrange_unrecorded(self, replay: Replay) -> None:
+        self._note = (
+            "There was not enough memory to record the step: planned without the workspaces of kernels, which come "
+            "from torch's own allocator and count as missed."
+        )
+        self._num_recordings = _MAX_RECORDINGS
+        graph = self._captured.graph
+        self._lay_out(replay, Requests.of_graph(graph).in_order(graph, self.plan.order), None)
+
+    def _lay_out(self, replay: Replay, requests: Allocations, progress: ProgressLine | None) -> None:
+        options = self.plan.options
+        limit = _LAYOUT_SHARE * options["time_limit"]
+        self._arranged = recording.arrange(
+            requests, self.graph.num_ops, self._alignment, limit, options["seed"], progress
+        )
+        self.program = self._compile_arranged()
+
     def _run_in_arena(
-        self, replay: Replay, arranged: recording.Arranged, values: list[torch.Tensor]
+        self, replay: Replay, arranged: recording.Arranged, values: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
         try:
+            if self._graphed is not None:
+                replay.release()  # the arena of a CUDA graph is its own
             replay.activate(arranged.table)
             results = self.program(values)
+            counters = replay.deactivate(keep_arena=self._graphed is None)
         except BaseException as error:
             traceback.clear_frames(error.__traceback__)  # frees their places before the arena is left
-            with contextlib.suppress(ReplayError):
-                replay.deactivate(keep_arena=True)
+            replay.abandon()
             raise
-        counters = replay.deactivate(keep_arena=True)
+        if counters.num_misses > 0 and self._num_steps == 0:
+            return results  # the first call of a process makes requests that no later one does: caches of libraries
         self._seen.add(counters)
         if counters.num_misses > 0 and self._num_recordings < _MAX_RECORDINGS:
             self._arranged = None
-            self.program = self._compile(range(self._captured.graph.num_ops))
+            self._is_known = False
+            self.program = self._compile_recorded()
+        elif self._place is not None and not self._is_known:
+            self._place.save_known(Known(self.graph, self.plan, arranged, self._eager_peak_bytes))
+            self._is_known = True
         return results
 
     def report(self, num_captures: int) -> StepReport:
         """Return the figures of this step; num_captures is for the report alone."""
-        graph, arranged = self._captured.graph, self._arranged
+        graph, arranged = self.graph, self._arranged
         base = graph.resident_bytes + (arranged.output_bytes if arranged else 0)
         seen = self._seen
         return StepReport(
@@ -172,7 +280,7 @@ class Runner:
             num_steps=self._num_steps,
             num_captures=num_captures,
             in_arena=arranged is not None,
-            planned_peak_bytes=base + arranged.load_bytes if arranged else self._plan.peak_bytes,
+            planned_peak_bytes=base + arranged.load_bytes if arranged else self.plan.peak_bytes,
             measured_peak_bytes=base + seen.peak_bytes if arranged and seen.num_steps else None,
             eager_peak_bytes=self._eager_peak_bytes,
             resident_bytes=graph.resident_bytes,
@@ -188,8 +296,29 @@ class Runner:
             capture_seconds=self._seconds["capture"],
             plan_seconds=self._seconds["plan"],
             record_seconds=self._seconds["record"],
+            slowest=self._slowest(),
+            cached=self._is_cached,
             note=self._note,
         )
+
+    def _slowest(self) -> tuple[tuple[str, float], ...]:
+        seconds = self.graph.seconds
+        slowest = np.argsort(-seconds, kind="stable")[:_NUM_SLOWEST]
+        return tuple((self.graph.op_names[v], float(seconds[v])) for v in slowest if seconds[v] > 0)
+
+
+def _trim() -> None:
+    """Give free memory back to the system: glibc would keep what the recorded step took, beside the arena."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether there was no memory: torch's allocator for CPUs says so in words only."""
+    words = ("can't allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(w in str(error) for w in words)
+    )
 
 
 def _device_type(captured: Captured) -> str:
@@ -207,13 +336,3 @@ def _gradients(captured: Captured) -> list[tuple[str, bool]]:
     is_own = [all(count[t] == 1 and kinds[t] == "temporary" for t in tensors) for tensors in held]
     names = [name.removeprefix("gradient of ") for name in captured.outputs]
     return list(zip(names, is_own, strict=True))[captured.structure.num_tensors :]
-
-
-@contextlib.contextmanager
-def _no_autocast() -> Iterator[None]:
-    """Keep autocast, if it is on, from what it captured already."""
-    on = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-    with contextlib.ExitStack() as stack:
-        for kind in on:
-            stack.enter_context(torch.autocast(kind, enabled=False))
-        yield

@@ -10,12 +10,14 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from olla.errors import ReplayError
-from olla.plan import plan
+from olla.plan import Plan, plan
 from olla.pytorch.capture import capture
 
 if TYPE_CHECKING:
     import torch
+    from torch.utils._pytree import TreeSpec
 
+    from olla.graph import Graph
     from olla.pytorch.replay import Replay
     from olla.pytorch.runner import Runner
     from olla.report.step import StepReport
@@ -28,12 +30,15 @@ def compile(
     *,
     optimizer: torch.optim.Optimizer | None = None,
     loss: Callable[[Any, Any], Any] | None = None,
+    step: Callable[[Any, Any, Any], Any] | None = None,
     device: torch.device | str | None = None,
     time_limit: float = 15.0,
     seed: int = 0,
     updates_may_move: bool = True,
     arena: bool | None = None,
     cache_size: int = 8,
+    cuda_graph: bool = False,
+    disk_cache: bool = True,
 ) -> Step:
     """Turn a training step into one that runs in planned order, in one arena; the first call captures and plans it.
 
@@ -44,6 +49,7 @@ def compile(
         model: the model to train; which modules it consists of is fixed from now on.
         optimizer: see olla.capture. None: the gradients are left in ``.grad``, added to those already there.
         loss: ``loss(model, batch)`` returns the loss, or a tuple that starts with it. None: inference.
+        step: ``step(model, optimizer, batch)``, the body of a training loop, in place of ``loss``: see olla.capture.
         device: where the model must be; not checked if not given.
         time_limit: seconds to search for an order; a fifth of it more for the layout.
         seed: for every random choice of the searches.
@@ -52,12 +58,16 @@ def compile(
             the allocator for CUDA is built, but has not been measured yet, so there it must be asked for.
         cache_size: captures to keep, the latest used. A batch of other shapes or types, another mode of a module,
             another frozen parameter and another setting of the optimizer (the learning rate aside) need one each.
+        cuda_graph: whether to capture the planned step in a CUDA graph and to replay that: from the third call on, and
+            anew when a learning rate changes, unless that is a tensor on the GPU. Built, not measured.
+        disk_cache: whether captures and plans are kept on disk and found there again by later processes; see
+            docs/step.md. What decides that they fit: model, loss, optimizer, shapes, versions and source files.
 
     Returns:
-        The step: ``step(batch)`` runs it and returns what ``loss`` returned.
+        The step: ``step(batch)`` runs it and returns what ``loss`` or ``step`` returned.
 
     Raises:
-        ReplayError: the model is elsewhere than ``device``.
+        ReplayError: the model is elsewhere than ``device``, or not on a GPU with ``cuda_graph=True``.
         ValueError: cache_size is below 1.
 
     Example:
@@ -74,10 +84,13 @@ def compile(
         model,
         optimizer,
         loss,
+        step,
         device,
         {"time_limit": time_limit, "seed": seed, "updates_may_move": updates_may_move},
         arena,
         cache_size,
+        cuda_graph,
+        disk_cache,
     )
 
 
@@ -93,10 +106,13 @@ class Step:
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer | None,
         loss: Callable[[Any, Any], Any] | None,
+        step: Callable[[Any, Any, Any], Any] | None,
         device: torch.device | str | None,
         options: dict[str, Any],
         arena: bool | None,
         cache_size: int,
+        cuda_graph: bool,
+        disk_cache: bool,
     ) -> None:
         import torch
 
@@ -107,14 +123,21 @@ class Step:
         self.model = model
         self.optimizer = optimizer
         self.loss = loss
+        self._body = step
         self._feed = Feed(model, optimizer)
         self._options = options
         self._arena = arena
         self._cache_size = cache_size
+        self._cuda_graph = cuda_graph
+        self._disk_cache = disk_cache
         self._runners: OrderedDict[Hashable, Runner] = OrderedDict()  # the latest used last
         self._lock = threading.Lock()
         self._replay: Replay | None = None
         self._note = ""
+        if cuda_graph and self._feed.device.type != "cuda":
+            raise ReplayError(
+                f"cuda_graph=True needs CUDA, and the model is on {self._feed.device}: move it there, or leave it out"
+            )
         if device is not None and (wanted := torch.device(device)) != self._feed.device:
             here = self._feed.device
             if wanted.type != here.type or wanted.index not in (None, here.index):
@@ -145,15 +168,23 @@ class Step:
         finally:
             _this_thread.running = False
 
+    @property
+    def graph(self) -> Graph:
+        """The captured step, for the shapes it ran with last; with workspaces and seconds if it was recorded."""
+        return self._latest.graph
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of this graph. The layout of the arena is not in it: that one knows every request for memory."""
+        return self._latest.plan
+
     def report(self) -> StepReport:
         """Return memory and time of the step, for the shapes it ran with last.
 
         Raises:
             ReplayError: the step has not run yet.
         """
-        if not self._runners:
-            raise ReplayError("the step has not run yet: call step(batch) once, then step.report()")
-        return next(reversed(self._runners.values())).report(len(self._runners))
+        return self._latest.report(len(self._runners))
 
     def release(self) -> None:
         """Give the memory of the arena back until the next call, for work outside the step that needs it."""
@@ -163,14 +194,23 @@ class Step:
     def __repr__(self) -> str:
         return f"<Step of {type(self.model).__name__}, {len(self._runners)} captures>"
 
+    @property
+    def _latest(self) -> Runner:
+        if not self._runners:
+            raise ReplayError("the step has not run yet: call step(batch) once, then ask for its report")
+        return next(reversed(self._runners.values()))
+
     def _run(self, batch: Any) -> Any:
         from olla.pytorch.feeds import flatten
 
         leaves, spec = flatten(batch)
         key = self._feed.key(leaves, spec)
+        latest = next(reversed(self._runners), None)
+        if key == latest:  # to hash it takes longer
+            return self._give_back(self._latest, self._latest.run(leaves))
         runner = self._runners.get(key)
         if runner is None:
-            runner = self._prepare(batch)
+            runner = self._prepare(batch, leaves, spec)
         results = runner.run(leaves)
         self._runners[key] = runner
         self._runners.move_to_end(key)
@@ -183,16 +223,28 @@ class Step:
             )
         return self._give_back(runner, results)
 
-    def _prepare(self, batch: Any) -> Runner:
+    def _prepare(self, batch: Any, leaves: Sequence[Any], spec: TreeSpec) -> Runner:
+        from olla.pytorch.cache import find
         from olla.pytorch.runner import Runner
         from olla.report.progress import ProgressLine
 
         with ProgressLine(f"compiling {type(self.model).__name__}") as progress:
-            captured = capture(self.model, batch, optimizer=self.optimizer, loss=self.loss)
-            captured.structure.check()
-            found = plan(captured, layout=False, progress=progress, **self._options)
+            place = (
+                find(self.model, self.optimizer, self.loss, self._body, leaves, spec, self._options)
+                if self._disk_cache
+                else None
+            )
+            known = place.load() if place is not None else None
+            if known is None:
+                captured = capture(self.model, batch, optimizer=self.optimizer, loss=self.loss, step=self._body)
+                captured.structure.check()
+                found = plan(captured, layout=False, progress=progress, **self._options)
+                if place is not None:
+                    place.save(captured, found)
+            else:
+                captured, found = known
             replay, note = self._planned_memory()
-        return Runner(captured, found, self._feed.sources(captured.inputs), replay, note)
+        return Runner(captured, found, self._feed.sources(captured.inputs), replay, note, place, self._cuda_graph)
 
     def _planned_memory(self) -> tuple[Replay | None, str]:
         """Return the planned memory of the device, or None and why there is none."""

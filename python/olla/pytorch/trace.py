@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
-from olla.pytorch import failures, optimizers, updates
+from olla.pytorch import costs, failures, generator, optimizers
 from olla.pytorch.inputs import Fakes, Input, batch_leaves, step_device
+from olla.pytorch.loop import Body, Lent, Loop, Loss, lent_optimizer, ordinary
 from olla.pytorch.results import Structure
+from olla.pytorch.updates import TEMPLATE, Updates, copy_updates
 
-Loss = Callable[[Any, Any], Any]
 _Tensors = tuple[torch.Tensor, ...]
-_Gradients = dict[Any, torch.Tensor | None]
 KIND = "olla_kind"  # key of node.meta: forward, backward or update
 
 
@@ -42,16 +43,22 @@ class _Step:
     """Everything the traced function needs, by name, beside its tensors."""
 
     model: torch.nn.Module
-    loss: Loss | None
+    body: Body | None  # None: inference
+    is_ordinary: bool  # the body is not the user's own
     optimizer: torch.optim.Optimizer | None
     batch: list[Any]  # leaves; tensors among them are replaced by inputs
     batch_spec: pytree.TreeSpec
     inputs: list[Input] = field(default_factory=list)
     fakes: list[torch.Tensor] = field(default_factory=list)
+    stale: dict[str, torch.Tensor] = field(default_factory=dict)  # see Loop
     outputs: list[str] = field(default_factory=list)
     structure: Structure | None = None
-    updates: list[updates.Update] = field(default_factory=list)
-    phase: str = "forward"
+    loop: Loop | None = None
+    updates: Updates | None = None
+
+    @property
+    def phase(self) -> str:
+        return "forward" if self.loop is None else self.loop.phase
 
     def add(self, entry: Input, fake: torch.Tensor) -> None:
         self.inputs.append(entry)
@@ -61,8 +68,8 @@ class _Step:
         return {i.key: t for i, t in zip(self.inputs, tensors, strict=True) if i.kind == kind}
 
 
-class _Forward(torch.nn.Module):
-    """loss(model, batch) as a module, so that functional_call can lend the model other parameters and buffers."""
+class _Whole(torch.nn.Module):
+    """The step as a module, so that functional_call can lend the model other parameters and buffers."""
 
     def __init__(self, step: _Step) -> None:
         super().__init__()
@@ -70,8 +77,8 @@ class _Forward(torch.nn.Module):
         self._step = step
 
     def forward(self, batch: Any, buffers: dict[str, torch.Tensor]) -> Any:
-        if self._step.loss is not None:
-            result = self._step.loss(self.model, batch)
+        if self._step.body is not None:
+            result = self._step.body(self.model, self._step.optimizer, batch)
         elif isinstance(batch, dict):
             result = self.model(**batch)
         else:
@@ -90,30 +97,46 @@ def trace(
     loss: Loss | None,
     optimizer: torch.optim.Optimizer | None,
     device: torch.device | None,
+    body: Body | None = None,
 ) -> Traced:
     """Record one step without running it: no memory is allocated, nothing the user owns is changed.
 
     In-place operations stay what they are, and Python numbers read from tensors (Adam's step counter, learning rates)
     are recorded as scalars, so that the graph computes what the ordinary step computes, to the bit.
 
+    Args:
+        model, batch, loss, optimizer, device, body: see olla.capture, which calls the last one ``step``.
+
     Raises:
         CaptureError: see olla.capture.
     """
     leaves, spec, leaf_names = batch_leaves(batch)
-    step = _Step(model, loss, optimizer, leaves, spec)
+    failures.check_modules(model)
+    failures.check_memory([*model.named_parameters(), *model.named_buffers()])
+    step = _Step(model, ordinary(loss) if loss is not None else body, body is None, optimizer, leaves, spec)
     named = [*model.named_parameters(), *model.named_buffers()]
     named += [(n, leaf) for n, leaf in zip(leaf_names, leaves, strict=True) if isinstance(leaf, torch.Tensor)]
     where = step_device(named, device)
+    if step.body is not None:
+        failures.check_inputs(zip(leaf_names, leaves, strict=True))
     shapes = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=False)
     mode = FakeTensorMode(shape_env=shapes, static_shapes=True, allow_non_fake_inputs=True)
-    _add_inputs(step, Fakes(mode, where), mode, leaf_names)
+    fakes = Fakes(mode, where)
+    _add_inputs(step, fakes, mode, leaf_names)
+    if body is not None:
+        with mode:
+            step.stale = {n: torch.empty_like(fakes.of(p)) for n, p in model.named_parameters() if p.requires_grad}
     with contextlib.ExitStack() as stack:
-        for context in (_unchanged(model), _plain_recurrent_layers(model), torch.random.fork_rng(devices=[])):
+        no_code = _use_lazy_graph_module(True)  # nobody needs the module's Python code
+        for context in (_unchanged(model), _plain_recurrent_layers(model), torch.random.fork_rng(devices=[]), no_code):
             stack.enter_context(context)
-        stack.enter_context(failures.explained(lambda: step.phase))
+        stack.enter_context(failures.explained(lambda: step.phase, model))
+        stack.enter_context(generator.traced())
         module = make_fx(lambda *tensors: _run(step, tensors), tracing_mode="fake")(*step.fakes)
+        generator.drop_unneeded(module, costs.is_random)
+        failures.check_constants(module, named)
         stack.enter_context(mode)
-        updates.copy_updates(module, step.updates, len(step.outputs))
+        copy_updates(module, step.updates.made if step.updates else [], len(step.outputs))
     assert step.structure is not None
     return Traced(module, step.inputs, step.outputs, step.structure)
 
@@ -136,7 +159,9 @@ def _add_optimizer_inputs(step: _Step, optimizer: torch.optim.Optimizer, fakes: 
     names = {id(p): n for n, p in step.model.named_parameters()}
     optimizers.check(optimizer, names)
     for number, group in enumerate(optimizer.param_groups):
-        step.add(Input("rate", f"lr of group {number}", number), fakes.of(optimizers.rate_tensor(group["lr"])))
+        for entry in optimizers.rates(group):
+            fake = fakes.of(optimizers.rate_tensor(group, entry))
+            step.add(Input("rate", f"{entry} of group {number}", number, entry), fake)
         for parameter in group["params"]:
             if not parameter.requires_grad:
                 continue
@@ -154,34 +179,58 @@ def _add_optimizer_inputs(step: _Step, optimizer: torch.optim.Optimizer, fakes: 
 
 def _run(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
     """The traced function: one step on the given tensors, in the order of step.inputs."""
-    parameters: dict[Any, torch.Tensor] = step.values(tensors, "parameter")
+    parameters = {str(name): p for name, p in step.values(tensors, "parameter").items()}
     buffers: dict[Any, torch.Tensor] = step.values(tensors, "buffer")
     of_leaf = {id(step.batch[int(i)]): t for i, t in step.values(tensors, "input").items()}
     batch = pytree.tree_unflatten([of_leaf.get(id(leaf), leaf) for leaf in step.batch], step.batch_spec)
-    lent = {f"model.{name}": t for name, t in (parameters | buffers).items()}
-    with contextlib.nullcontext() if step.loss is not None else torch.no_grad():
-        result = torch.func.functional_call(_Forward(step), lent, (batch, buffers))
+    originals = [*step.model.named_parameters(), *step.model.named_buffers()]
+    lent = {id(original): (parameters | buffers)[name] for name, original in originals}
+    by_name = {f"model.{name}": t for name, t in (parameters | buffers).items()}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(step.body is not None))
+        if step.body is not None:
+            _enter_loop(step, tensors, parameters, stack)
+        stack.enter_context(Lent(lent))
+        result = torch.func.functional_call(_Whole(step), by_name, (batch, buffers))
     _mark("forward")
     step.structure = Structure.of(result)
-    if step.loss is None:
+    if step.loop is None:
         return _outputs(step, result)
-
-    first, *rest = result if isinstance(result, tuple | list) else (result,)
-    wanted = {name: p for name, p in parameters.items() if p.requires_grad}
-    failures.check_loss(first, wanted)
-    step.phase = "backward"
-    grads = dict(zip(wanted, torch.autograd.grad(first, list(wanted.values()), allow_unused=True), strict=True))
-    _mark("backward")
-    failures.check_gradients(grads)
-    outputs = [first.detach(), *_outputs(step, rest, "output")]
-    step.outputs.insert(0, "loss")
+    if step.is_ordinary:
+        first, *rest = result if isinstance(result, tuple | list) else (result,)
+        step.outputs.append("loss")
+        outputs = [first.detach(), *_outputs(step, rest)]
+    else:
+        outputs = _outputs(step, result)
     if step.optimizer is None:
-        found = {name: g for name, g in grads.items() if g is not None}
+        found = step.loop.gradients()
         step.outputs += [f"gradient of {name}" for name in found]
         return [*outputs, *found.values()]
+    assert step.updates is not None
+    return [*outputs, *step.updates.gradients]
 
-    step.phase = "update"
-    return [*outputs, *_update(step, step.optimizer, tensors, grads)]
+
+def _enter_loop(
+    step: _Step, tensors: _Tensors, parameters: dict[str, torch.Tensor], stack: contextlib.ExitStack
+) -> None:
+    """Watch the body of the loop, and lend it the optimizer; the user's hooks on gradients run in it."""
+    names = {id(p): n for n, p in step.model.named_parameters()}
+
+    def update(gradients: dict[str, torch.Tensor]) -> None:
+        assert step.updates is not None
+        step.updates.trace(gradients)
+
+    for name, original in step.model.named_parameters():
+        for hook in (original._backward_hooks or {}).values():
+            parameters[name].register_hook(hook)  # type: ignore[no-untyped-call]
+        for hook in (original._post_accumulate_grad_hooks or {}).values():
+            parameters[name].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    step.loop = Loop(parameters, step.stale, update, _mark)
+    stack.enter_context(step.loop.run())
+    if step.optimizer is not None:
+        step.updates = Updates(step.optimizer, step.inputs, tensors, names, lambda template: _mark("update", template))
+        lent = lent_optimizer(step.optimizer, step.updates.groups, step.updates.state, step.loop.step)
+        stack.enter_context(lent)
 
 
 def _outputs(step: _Step, result: Any, name: str = "output") -> list[torch.Tensor]:
@@ -196,71 +245,6 @@ def _outputs(step: _Step, result: Any, name: str = "output") -> list[torch.Tenso
     return [t for _, t in found]
 
 
-def _update(step: _Step, optimizer: torch.optim.Optimizer, tensors: _Tensors, grads: _Gradients) -> list[torch.Tensor]:
-    """Trace the optimizer's step; where it treats parameters one by one, only one update of each kind.
-
-    Returns:
-        Gradient i belongs to step.updates[i].
-    """
-    positions_of: dict[str | int, list[int]] = {}  # of each parameter and its state, the parameter first
-    for position, i in enumerate(step.inputs):
-        if i.kind in ("parameter", "optimizer_state"):
-            positions_of.setdefault(i.key, []).append(position)
-    names = {id(p): n for n, p in step.model.named_parameters()}
-    rates = step.values(tensors, "rate")
-    groups = []
-    for number, group in enumerate(optimizer.param_groups):
-        is_tensor = isinstance(group["lr"], torch.Tensor)
-        groups.append({**group, "lr": rates[number] if is_tensor else rates[number].item()})
-    members = [
-        [names[id(p)] for p in g["params"] if grads.get(names[id(p)]) is not None] for g in optimizer.param_groups
-    ]
-    _mark("update")
-    if not optimizers.updates_are_independent(optimizer):
-        wanted = [(group, [positions_of[n] for n in names_in]) for group, names_in in zip(groups, members, strict=True)]
-        _run_optimizer(step, optimizer, wanted, tensors, grads)
-        _mark("update")
-        return []
-
-    templates: dict[Any, int] = {}
-    for number, group in enumerate(groups):
-        for name in members[number]:
-            positions, gradient = positions_of[name], grads[name]
-            assert gradient is not None
-            entries = [step.inputs[p].entry for p in positions]
-            key = updates.signature(number, [*(tensors[p] for p in positions), gradient], entries)
-            traced = key not in templates
-            template = templates.setdefault(key, len(templates))
-            step.updates.append(updates.Update(positions, template, traced))
-            if traced:
-                _run_optimizer(step, optimizer, [(group, [positions])], tensors, grads)
-                _mark("update", template)
-    return [g for names_in in members for name in names_in if (g := grads[name]) is not None]
-
-
-def _run_optimizer(
-    step: _Step,
-    optimizer: torch.optim.Optimizer,
-    members: list[tuple[dict[str, Any], list[list[int]]]],
-    tensors: _Tensors,
-    grads: _Gradients,
-) -> None:
-    """Let the optimizer update some parameters: those whose positions stand beside each group's settings."""
-    groups, state, parameters = [], {}, []
-    for group, positions in members:
-        groups.append({**group, "params": [tensors[p[0]] for p in positions]})
-        for first, *rest in positions:
-            parameter = tensors[first]
-            parameters.append(parameter)
-            parameter.grad = grads[step.inputs[first].key]
-            state[parameter] = {step.inputs[p].entry: tensors[p] for p in rest}
-    try:
-        optimizers.stand_in(optimizer, groups, state).step()
-    finally:
-        for parameter in parameters:
-            parameter.grad = None
-
-
 def _mark(kind: str, template: int | None = None) -> None:
     """Give every node recorded since the last call its kind, and the template it belongs to."""
     mode = get_proxy_mode()
@@ -270,7 +254,7 @@ def _mark(kind: str, template: int | None = None) -> None:
             break
         node.meta[KIND] = kind
         if template is not None:
-            node.meta[updates.TEMPLATE] = template
+            node.meta[TEMPLATE] = template
 
 
 @contextlib.contextmanager
@@ -289,9 +273,13 @@ def _plain_recurrent_layers(model: torch.nn.Module) -> Iterator[None]:
 def _unchanged(model: torch.nn.Module) -> Iterator[None]:
     """Undo what a forward pass on fake tensors leaves in the modules: caches, replaced buffers, counters."""
     saved = [(m, dict(m.__dict__), dict(m._buffers), dict(m._parameters)) for m in model.modules()]
+    gradients = [(p, p.grad) for p in model.parameters()]
     try:
         yield
     finally:
+        for parameter, gradient in gradients:
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
         for module, attributes, buffers, parameters in saved:
             module.__dict__.clear()
             module.__dict__.update(attributes)

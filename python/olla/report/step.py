@@ -40,6 +40,8 @@ class StepReport:
         capture_seconds: tracing the step.
         plan_seconds: ordering its operators and laying out its requests.
         record_seconds: the recorded calls.
+        slowest: the slowest ops of the recorded call and their seconds.
+        cached: whether capture and plan came from the disk; then they took no time, but for finding and reading them.
         note: what a reader should know besides; empty if nothing.
     """
 
@@ -61,6 +63,8 @@ class StepReport:
     capture_seconds: float
     plan_seconds: float
     record_seconds: float
+    slowest: tuple[tuple[str, float], ...]
+    cached: bool
     note: str
 
     def __str__(self) -> str:
@@ -71,7 +75,8 @@ class StepReport:
         with console.capture() as capture:
             console.print(f"{self.name}: {self.num_ops:,} ops, {self.num_steps:,} steps", highlight=False)
             console.print(self._figures())
-            for line in (*self.misses, self.note):
+            slowest = ", ".join(f"{name} {seconds * 1e3:.3f} ms" for name, seconds in self.slowest)
+            for line in (slowest and f"slowest when recorded: {slowest}", *self.misses, self.note):
                 if line:
                     console.print(line, markup=False, highlight=False)
         return "\n".join(line.rstrip() for line in capture.get().splitlines())
@@ -102,5 +107,6 @@ class StepReport:
         seconds = "unknown" if self.seconds_per_step is None else f"{self.seconds_per_step * 1e3:.3f} ms"
         table.add_row("time per step", seconds, "", "median")
         stages = f"{self.capture_seconds:.2f} s, {self.plan_seconds:.2f} s, {self.record_seconds:.2f} s"
-        table.add_row("once", stages, "", "capture, plan, record")
+        found = " (from the disk)" if self.cached else ""
+        table.add_row("once", stages, "", f"capture, plan, record{found}")
         return table

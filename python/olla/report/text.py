@@ -45,11 +45,12 @@ def percent(ratio: float) -> str:
     return f"{ratio * 100:.2f} %" if ratio else "0 %"
 
 
-def text(plan: Plan) -> str:
+def text(plan: Plan, verbose: bool = False) -> str:
     """Return the plan as plain text, without colour codes.
 
     Args:
         plan: the plan.
+        verbose: whether to add the plan's details.
 
     Returns:
         Lines of at most 100 columns: peak before and after, bound and gap, what was saved, the arena and its
@@ -59,11 +60,11 @@ def text(plan: Plan) -> str:
 
     console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, force_terminal=False, legacy_windows=False)
     with console.capture() as capture:
-        console.print(render(plan))
+        console.print(render(plan, verbose))
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
-def render(plan: Plan) -> Group:
+def render(plan: Plan, verbose: bool = False) -> Group:
     """Return the plan for a rich console, which decides about width and colour."""
     from rich.console import Group
     from rich.text import Text
@@ -74,6 +75,8 @@ def render(plan: Plan) -> Group:
         parts += [Text(), Text(f"The peak is at op {plan.peak_op.id} ({plan.peak_op.name or 'unnamed'})" + _who(plan))]
     if plan.peak_tensors:
         parts.append(_live(plan))
+    if verbose and plan.details:
+        parts += [Text(), *(Text(line) for line in plan.details)]
     parts += [Text(), Text(_stages(plan), style="dim")]
     return Group(*parts)
 
@@ -103,6 +106,8 @@ def _figures(plan: Plan) -> Table:
     if plan.arena_bytes > 0:
         row("arena", plan.arena_bytes, f"fragmentation {percent(plan.fragmentation)}")
         row("load", plan.load_bytes, f"offsets are multiples of {plan.alignment}")
+        if plan.arena_lower_bound_bytes > 0:
+            row("arena bound", plan.arena_lower_bound_bytes, "no order has a smaller arena")
     else:
         table.add_row("arena", "none", "", "nothing was laid out")
     return table

@@ -1,0 +1,100 @@
+// What not to keep: greedy drops at the peak, re-simulated after every one. One run records the whole trade-off curve.
+#pragma once
+
+#include <random>
+#include <unordered_set>
+
+#include "olla/control.hpp"
+#include "olla/rewrite.hpp"
+
+namespace olla {
+
+// Drops that go together: a value, and those of its ancestors that would otherwise have to be kept for it.
+using Decision = std::vector<Drop>;
+
+struct EvictLimits {
+  Bytes peak = 0;               // stop once the peak is this low
+  double added_seconds = 1e30;  // take no step beyond this
+};
+
+struct Point {
+  Bytes peak;
+  double added_seconds;
+};
+
+// The state of a search: decisions in force and what they make of the base order.
+class Evictor {
+ public:
+  // All must outlive the evictor.
+  Evictor(const Graph& graph, const Values& values, const Rules& rules, std::span<const OpId> base);
+
+  // Greedy decisions until a limit is met, time is up or nothing lowers the peak. curve[i]: after the i-th of them.
+  void run(const EvictLimits& limits, Control& control);
+
+  const Rewrite& rewrite() const { return best_; }
+  const std::vector<Decision>& decisions() const { return decisions_; }
+  const std::vector<Point>& curve() const { return curve_; }
+  Rewritten rewritten();  // the graph that the decisions in force make
+
+  // Puts other decisions in force; false, and none are, if they do not make sense together.
+  bool reset(std::vector<Decision> decisions);
+  // Takes decisions back, dearest first, where the peak stays at or below the limit and time is saved.
+  void reverse(Bytes peak, Control& control);
+  // How the greedy weighs its candidates besides bytes per second.
+  struct Taste {
+    double noise = 0;       // multiplies scores by up to 1 + noise, at random
+    double spread = 0;      // multiplies them by up to 1 + spread, by the share of memory above `level` that they lie under
+    Bytes level = 0;
+    std::uint64_t seed = 0;
+  };
+  void set_taste(const Taste& taste);
+
+ private:
+  struct Closure {  // of a drop: what has to run again right before a run
+    RunId use;
+    Step step;
+    Bytes kept_bytes;  // of ancestors kept instead
+    double seconds;
+  };
+  struct Candidate {
+    double score;
+    CopyId copy;
+    Bytes bytes;
+  };
+  void find_uses();
+  void find_candidates();
+  bool estimate(CopyId copy, Decision& decision, Bytes& freed, double& seconds);
+  bool makes_again(ValueId value) const;
+  double cost(OpId op) const;
+  void run_again(OpId op, double seconds);
+  bool need(ValueId y, Decision& decision);
+  bool attempt(const Decision& decision, double most_seconds);
+  double weight(CopyId copy);
+  bool take_back(std::span<const Drop> drops, Bytes peak);
+  bool moves(CopyId copy) const;
+  std::uint64_t key(CopyId copy) const;
+
+  const Graph& graph_;
+  const Values& values_;
+  const Rules& rules_;
+  Rewriter rewriter_;
+  DropSet drops_;
+  Rewrite best_, trial_;
+  std::vector<Decision> decisions_;
+  std::vector<Point> curve_;
+  RunId peak_ = 0;
+  std::vector<RunId> previous_, next_;              // of copy c: uses around the peak
+  std::vector<RunId> last_again_;                   // of op v: its last run beyond its own, or -1
+  std::vector<std::int64_t> copies_offset_;         // of value i: its copies, in order of making
+  std::vector<CopyId> copies_of_;
+  std::vector<Candidate> candidates_;
+  Closure closure_{};
+  std::vector<OpId> ops_;                           // of the closure
+  std::vector<Drop> kept_;                          // ancestors it keeps, and where they could be dropped
+  Taste taste_;
+  std::vector<double> above_;                       // memory above taste_.level, summed over the runs before run r
+  std::mt19937_64 random_;
+  std::unordered_set<std::uint64_t> tabu_;          // gaps whose drop was refused
+};
+
+}  // namespace olla

@@ -1,0 +1,55 @@
+// Values, not storages: what a tensor holds between two mutations, who makes it and who reads it; and how an op may run again.
+#pragma once
+
+#include "olla/graph.hpp"
+
+namespace olla {
+
+using ValueId = std::int32_t;
+inline constexpr ValueId kNoValue = -1;
+
+enum class Rerun : std::uint8_t {
+  kNever,       // random, or it changes what lasts beyond the step
+  kWhole,       // the op once more, as it is
+  kFirstResult  // its first result alone, from `rerun_reads`: a norm from its statistics, dropout from its mask
+};
+
+// What may be done with each op, and what it costs. Index v of every list is op v.
+struct Rules {
+  std::vector<double> seconds;         // of one run
+  std::vector<std::uint8_t> rerun;     // Rerun
+  std::vector<double> rerun_seconds;   // of running it again
+  Csr<TensorId> rerun_reads;           // kFirstResult: what that reads; may name tensors the op itself writes
+  std::vector<std::uint8_t> in_place;  // its one result may take over the storage of an input that dies there, if as
+                                       // large; where the program has it change a tensor, it may write elsewhere instead
+};
+
+// Immutable. O(graph).
+class Values {
+ public:
+  // Throws GraphError "lengths" or "ids" where the rules do not fit the graph.
+  Values(const Graph& graph, const Rules& rules);
+
+  ValueId num_values() const { return static_cast<ValueId>(tensor.size()); }
+
+  // Of value i: the tensor that holds it, the op that makes it (kNoOp: there from the start).
+  std::vector<TensorId> tensor;
+  std::vector<OpId> producer;
+  std::vector<ValueId> last;         // of tensor t: what it holds at the end of the step
+  std::vector<std::uint8_t> output;  // live to the end of the step
+
+  // Of op v, in the order of the lists of the graph: what it reads, what it overwrites (also read), what it makes: a value for each
+  // tensor it writes, then one for each it overwrites.
+  Csr<ValueId> reads, overwrites, makes;
+  // The same of running it again; all empty where it never may.
+  Csr<ValueId> rerun_reads, rerun_overwrites, rerun_makes;
+  Csr<OpId> readers;  // of value i: ops that read or overwrite it, in program order
+
+  bool rerunnable(OpId v) const { return rerun_makes[v].size() > 0; }
+
+ private:
+  void number(const Graph& graph, const Rules& rules);
+  void add_reruns(const Graph& graph, const Rules& rules);
+};
+
+}  // namespace olla

@@ -1,0 +1,330 @@
+"""The way from a graph and a goal to a plan of a rewritten graph: order, drop, improve, order again, lay out, check."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from olla import _core, pipeline
+from olla.budgetplan import BudgetPlan
+from olla.budgets import Goal
+from olla.check import check
+from olla.columns import Lists
+from olla.errors import BudgetError
+from olla.graph import Graph
+from olla.operators import Rerun, Rules, rules
+
+if TYPE_CHECKING:
+    from olla.pipeline import Options, Progress, Source
+    from olla.plan import Plan
+
+_BASE_SHARE = 0.1  # of the time limit, for the best order without rewriting
+_DROP_SHARE = 0.5  # the time by which the choice is made
+_IMPROVE_SHARE = 0.05  # of the time limit, for improving the choice
+_FINAL_SHARE = 0.1  # of the time limit, for ordering and laying out one rewritten graph
+_MAX_ROUNDS = 1000  # of the local search; time ends it earlier on all but small graphs
+_BOUND_SHARE = 0.05  # of the time limit, for one lower bound
+_NUM_BOUND_OPS = 12  # per source of ops whose cuts make a bound
+_MAX_LAYOUTS = 6  # rewritten graphs laid out until the arena fits
+
+
+def run(source: Source, options: Options, goal: Goal, progress: Progress | None) -> BudgetPlan:
+    """Plan a graph towards a goal; see `olla.plan`."""
+    if options.precedences:
+        raise ValueError("precedences cannot be combined with a budget: add them to the graph as `after` of its ops")
+    return _Run(pipeline.graph_of(source), options, goal, progress).run()
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What memory costs in time: point i needs peak_bytes[i] and adds added_seconds[i]; both are rising in turn.
+
+    Attributes:
+        graph_name: of the graph.
+        peak_bytes: int64[k], falling.
+        added_seconds: float64[k], rising from 0.
+        base_seconds: estimated time of the step itself.
+        resident_bytes: no plan needs less.
+    """
+
+    graph_name: str
+    peak_bytes: NDArray[np.int64]
+    added_seconds: NDArray[np.float64]
+    base_seconds: float
+    resident_bytes: int
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw peak against added time with matplotlib; return the axes.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        if axes is None:
+            try:
+                import matplotlib.pyplot as plt
+            except ImportError as cause:
+                raise ImportError("drawing a curve needs matplotlib: pip install matplotlib") from cause
+            axes = plt.subplots()[1]
+        percent = 100 * self.added_seconds / self.base_seconds if self.base_seconds > 0 else self.added_seconds
+        axes.step(percent, self.peak_bytes / 2**30, where="post", label="peak")
+        axes.axhline(self.resident_bytes / 2**30, linestyle=":", color="gray", label="resident")
+        axes.set(xlabel="added time, %", ylabel="peak memory, GiB", title=self.graph_name)
+        axes.legend()
+        return axes
+
+
+def pareto(
+    graph: Source,
+    *,
+    device: Any = "a100",
+    in_place: bool = True,
+    recompute: bool = True,
+    time_limit: float = 15.0,
+    progress: Progress | None = None,
+) -> Curve:
+    """Return what memory costs in time: the least peaks found, by the time they add.
+
+    Args:
+        graph: a `Graph`, the path of a graph file, or a captured step.
+        device: what seconds are estimated for: a name or a `DeviceProfile`.
+        in_place, recompute: which levers may be used.
+        time_limit: seconds for the whole call.
+        progress: as in `olla.plan`.
+
+    Returns:
+        The curve; its points come from one greedy run, and `olla.plan` with the goal of one point may do better.
+
+    Example:
+        >>> import olla
+        >>> builder = olla.Graph.builder("chain")
+        >>> a, b, c = builder.tensor(100), builder.tensor(10), builder.tensor(100)
+        >>> _ = builder.op("a", writes=[a]), builder.op("b", reads=[a], writes=[b])
+        >>> _ = builder.op("c", reads=[b], writes=[c]), builder.op("d", reads=[c]), builder.op("e", reads=[a])
+        >>> olla.pareto(builder.build()).peak_bytes.tolist()
+        [210, 110]
+    """
+    goal = Goal.of(None, None, "peak", device, in_place, recompute)
+    assert goal is not None
+    search = _Run(pipeline.graph_of(graph), pipeline.Options(time_limit=time_limit), goal, progress)
+    search.drop(0, math.inf)
+    peak, seconds = search.evictor.curve()
+    seconds = np.maximum(seconds, 0.0)
+    by_time = np.lexsort((peak, seconds))
+    peak, seconds = peak[by_time], seconds[by_time]
+    better = np.concatenate(([True], peak[1:] < np.minimum.accumulate(peak)[:-1]))
+    return Curve(
+        search.graph.name,
+        peak[better],
+        seconds[better],
+        float(search.rules.seconds.sum()),
+        search.graph.resident_bytes,
+    )
+
+
+class _Run:
+    """One call of `olla.plan` with a goal."""
+
+    def __init__(self, graph: Graph, options: Options, goal: Goal, progress: Progress | None) -> None:
+        self.start = time.perf_counter()
+        self.graph, self.options, self.goal, self.progress = graph, options, goal, progress
+        self.rules: Rules = rules(graph, goal.device, in_place=goal.in_place, recompute=goal.recompute)
+        self.base_seconds = float(self.rules.seconds.sum())
+        self.interrupted = False
+        self.lowest_bytes = 2**62
+        limit = _BASE_SHARE * options.time_limit
+        self.base: Plan = pipeline.run(graph, replace(options, layout=False, time_limit=limit), progress)
+        r = self.rules
+        self.order = self._base_order()
+        self.evictor = _core.Evictor(
+            graph.core,
+            self.order,
+            r.seconds,
+            r.rerun,
+            r.rerun_seconds,
+            r.rerun_reads.offset,
+            r.rerun_reads.item,
+            r.in_place,
+        )
+
+    def _base_order(self) -> NDArray[np.int32]:
+        """Return the best order, with weight updates early where that costs no memory: gradients then go at once."""
+        if self.options.order is not None or not self.options.updates_may_move:
+            return self.base.order.copy()
+        early = early_updates(self.graph, self.base.order)
+        limit = _BASE_SHARE * self.options.time_limit
+        order, peak, *_ = _core.order(self.graph.core, [early], limit, self.options.seed, self.progress)
+        return order if peak <= self.base.peak_bytes else self.base.order.copy()
+
+    def _left(self, share: float = 1.0) -> float:
+        passed = time.perf_counter() - self.start
+        return 0.0 if self.interrupted else max(0.0, share * self.options.time_limit - passed)
+
+    def drop(self, peak_bytes: int, added_seconds: float) -> None:
+        """Drop values until the peak is reached, or no time may be added any more."""
+        self.interrupted |= self.evictor.run(peak_bytes, added_seconds, self._left(_DROP_SHARE), self.progress)
+
+    def _improve(self, peak_bytes: int, added_seconds: float | None) -> None:
+        """Search for less added time within the peak, or, given an added time, for a lower peak within that."""
+        limit = min(_IMPROVE_SHARE * self.options.time_limit, self._left(_DROP_SHARE))
+        least_time = added_seconds is None
+        seconds = math.inf if added_seconds is None else added_seconds
+        self.interrupted |= self.evictor.improve(
+            least_time, peak_bytes, seconds, self.options.seed, _MAX_ROUNDS, limit, self.progress
+        )
+
+    def run(self) -> BudgetPlan:
+        goal = self.goal
+        if goal.budget_bytes is not None:
+            return self._fit(goal.budget_bytes)
+        added = math.inf if goal.max_slowdown is None else goal.max_slowdown * self.base_seconds
+        self.drop(0, added)
+        self._improve(0, added)
+        return self._finish()
+
+    def _fit(self, budget_bytes: int) -> BudgetPlan:
+        """Lower the peak until the arena fits as well: fragmentation and rounding come on top of the peak."""
+        target = budget_bytes
+        for _ in range(_MAX_LAYOUTS):
+            self.drop(target, math.inf)
+            self.lowest_bytes = min(self.lowest_bytes, self.evictor.peak)
+            if self.evictor.peak > target:
+                break
+            self._improve(target, None)
+            plan = self._finish()
+            excess = needed_bytes(plan.graph, plan) - budget_bytes
+            if excess <= 0:
+                return plan
+            target = min(target, plan.peak_bytes) - excess
+        raise self._error(budget_bytes)
+
+    def _error(self, budget_bytes: int) -> BudgetError:
+        ops = self._busiest_ops()
+        bounds, _ = self.evictor.least_peak(ops, math.inf, self._bound_seconds(), None)
+        bound = max(int(bounds.max(initial=0)), self.graph.resident_bytes)
+        forcing = ops[np.argsort(-bounds, kind="stable")][:3]
+        names = ", ".join(
+            f"op {v} ({self.graph.op_names[v]})" for v in forcing[bounds[np.argsort(-bounds)][:3] > budget_bytes]
+        )
+        if bound > budget_bytes:
+            reason = f"no plan fits it: every one needs at least {bound} bytes"
+            reason += f", {self.graph.resident_bytes} of them for resident tensors" if self.graph.resident_bytes else ""
+            reason += f"; {names} forces this" if names else ""
+            remedy = "a smaller batch, fewer resident bytes, or another device"
+        else:
+            reason = f"no plan was found that fits it; none needs less than {bound} bytes"
+            remedy = f"{self.lowest_bytes} bytes, a longer time limit, or more levers"
+        message = (
+            f"the budget is {budget_bytes} bytes, and {reason}. The lowest found is {self.lowest_bytes}: try {remedy}"
+        )
+        return BudgetError(message, rule="budget", ids=tuple(map(int, forcing)))
+
+    def _bound_seconds(self) -> float:
+        return max(0.05, min(self._left(), _BOUND_SHARE * self.options.time_limit))
+
+    def _busiest_ops(self, plan: BudgetPlan | None = None) -> NDArray[np.int32]:
+        """Return ops of the graph with most live memory, in the base order and in a plan: their cuts bound best."""
+        live = _core.profile(self.graph.core, self.order)[2]
+        ops = [self.order[np.argsort(-live, kind="stable")][:_NUM_BOUND_OPS]]
+        if plan is not None:
+            live = _core.profile(plan.graph.core, plan.order)[2]
+            ops.append(plan.origin[plan.order[np.argsort(-live, kind="stable")]][:_NUM_BOUND_OPS])
+        return np.array(list(dict.fromkeys(np.concatenate(ops).tolist())), dtype=np.int32)
+
+    def _bounded(self, plan: BudgetPlan) -> BudgetPlan:
+        """Return the plan with what is proved about every other one."""
+        ops = self._busiest_ops(plan)
+        peaks, _ = self.evictor.least_peak(ops, plan.added_seconds, self._bound_seconds(), self.progress)
+        budget_bytes = self.goal.budget_bytes or plan.peak_bytes
+        seconds, _ = self.evictor.least_added_seconds(ops, budget_bytes, self._bound_seconds(), self.progress)
+        peak_bound = min(plan.peak_bytes, max(int(peaks.max(initial=0)), self.graph.resident_bytes))
+        seconds_bound = min(plan.added_seconds, float(seconds.max(initial=0.0)))
+        return replace(plan, peak_lower_bound_bytes=peak_bound, added_seconds_lower_bound=seconds_bound)
+
+    def _finish(self) -> BudgetPlan:
+        graph, origin, rerun, tensor_origin = self._rewritten()
+        limit = min(self._left(), _FINAL_SHARE * self.options.time_limit)
+        options = replace(self.options, order=None, time_limit=limit)
+        plan = pipeline.run(graph, options, self.progress)
+        again = rerun != Rerun.NEVER
+        spent = self.rules.seconds[origin[~again]].sum() + self.rules.rerun_seconds[origin[again]].sum()
+        written = np.diff(self.graph.writes.offset)[origin]
+        fields = {**vars(plan), "seconds": {**plan.seconds, "total": time.perf_counter() - self.start}}
+        budget_plan = BudgetPlan(
+            **fields,
+            graph=graph,
+            source_digest=self.graph.digest,
+            origin=origin,
+            rerun=rerun,
+            tensor_origin=tensor_origin,
+            goal=self.goal.record(),
+            base_peak_bytes=self.base.peak_bytes,
+            base_seconds=self.base_seconds,
+            added_seconds=max(0.0, float(spent) - self.base_seconds),
+            added_seconds_lower_bound=0.0,
+            peak_lower_bound_bytes=graph.resident_bytes,
+            num_recomputed=graph.num_ops - self.graph.num_ops,
+            num_in_place=int(np.sum((np.diff(graph.writes.offset) < written) & (rerun != Rerun.FIRST_RESULT))),
+        )
+        check(self.graph, budget_plan)
+        return self._bounded(budget_plan)
+
+    def _rewritten(self) -> tuple[Graph, NDArray[np.int32], NDArray[np.uint8], NDArray[np.int32]]:
+        columns, origin, rerun, tensor_origin = self.evictor.rewritten()
+        old, r = self.graph, self.rules
+        again = rerun != Rerun.NEVER
+        share = np.divide(r.rerun_seconds, r.seconds, out=np.ones_like(r.seconds), where=r.seconds > 0)
+        numbers = {name: getattr(old, name)[origin] for name in ("flops", "launches", "recomputable")}
+        texts = {
+            name: [getattr(old, name)[v] for v in origin] for name in ("op_names", "op_kinds", "targets", "shapes")
+        }
+        graph = Graph.from_arrays(
+            name=old.name,
+            tensor_bytes=columns["tensor_bytes"],
+            donated=columns["donated"].astype(np.bool_),
+            tensor_kinds=[old.tensor_kinds[t] for t in tensor_origin],
+            tensor_names=[old.tensor_names[t] for t in tensor_origin],
+            **{name: Lists(*columns[name]) for name in ("reads", "writes", "mutates", "after")},
+            workspace_bytes=columns["workspace_bytes"],
+            seconds=old.seconds[origin] * np.where(again, share[origin], 1.0),
+            moved_bytes=np.where(again, r.rerun_moved_bytes[origin], old.moved_bytes[origin]),
+            random=columns["random"].astype(np.bool_),
+            outputs=columns["outputs"],
+            **numbers,
+            **texts,
+        )
+        return graph, origin, rerun, tensor_origin
+
+
+def needed_bytes(graph: Graph, plan: Plan) -> int:
+    """Return what a plan takes in all: its arena and what lies outside of it; the peak where nothing was laid out."""
+    outside = graph.resident_bytes + int(graph.tensor_bytes[graph.donated].sum())
+    return max(plan.peak_bytes, plan.arena_bytes + outside if plan.arena_bytes else 0)
+
+
+def early_updates(graph: Graph, order: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return the order with every weight update right behind the last op it needs.
+
+    Args:
+        graph: the training step.
+        order: int32[num_ops], valid; all but the updates keep its order.
+
+    Returns:
+        int32[num_ops], item s is the op at step s.
+
+    Complexity:
+        O(ops log ops + dependencies).
+    """
+    offset, preds = graph.core.precedences()
+    update = np.array([kind == "update" for kind in graph.op_kinds], dtype=np.bool_)
+    step = np.argsort(order)
+    key = step.copy()
+    for v in order.tolist():
+        before = preds[offset[v] : offset[v + 1]]
+        latest = int(key[before].max()) if len(before) else 0
+        key[v] = latest if update[v] else max(int(step[v]), latest)
+    return np.lexsort((step, update, key)).astype(np.int32)

@@ -1,0 +1,131 @@
+"""What a caller asks of a budget: bytes as people write them, and the one goal among several."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from olla.devices import DeviceProfile, profile_of
+from olla.errors import BudgetError
+
+_UNITS = {"B": 1}
+for _power, _letter in enumerate("KMGT", start=1):
+    _UNITS[f"{_letter}B"] = 1000**_power
+    _UNITS[f"{_letter}iB"] = 1024**_power
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)")
+_REMEDY = 'write "16GB" (1000^3), "16GiB" (1024^3) or a whole number of bytes'
+_MOST_BYTES = 2**62
+
+
+def parse_bytes(value: object, name: str = "budget") -> int:
+    """Return a number of bytes from what people write.
+
+    Args:
+        value: text such as "16GB", "16 GiB", "512MiB", or a whole number of bytes.
+        name: what the value is called in messages.
+
+    Returns:
+        Bytes, at least 1; a fraction of a byte is dropped.
+
+    Raises:
+        BudgetError: rule "budget"; the message names the value and what to write instead.
+
+    Example:
+        >>> parse_bytes("16GB"), parse_bytes("1.5 KiB"), parse_bytes(4096)
+        (16000000000, 1536, 4096)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise _error(name, value, "is no number of bytes")
+    if isinstance(value, int):
+        number = value
+    else:
+        match = _SIZE.fullmatch(value.strip())
+        if match is None:
+            raise _error(name, value, "is no number of bytes")
+        digits, unit = match.groups()
+        if unit not in ("", *_UNITS):
+            raise _error(name, value, f"has the unknown unit {unit!r}; known are {', '.join(_UNITS)}")
+        if not unit and "." in digits:
+            raise _error(name, value, "is no whole number of bytes")
+        whole, _, fraction = digits.partition(".")
+        scale = _UNITS[unit or "B"]
+        number = int(whole) * scale + (int(fraction) * scale // 10 ** len(fraction) if fraction else 0)
+    if number <= 0:
+        raise _error(name, value, "leaves no memory")
+    if number > _MOST_BYTES:
+        raise _error(name, value, "is above 2^62 bytes")
+    return number
+
+
+def _error(name: str, value: object, wrong: str) -> BudgetError:
+    return BudgetError(f"{name} {value!r} {wrong}: {_REMEDY}", rule="budget")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What `olla.plan` is asked for besides an order; exactly one of budget, max_slowdown and minimise is set.
+
+    Attributes:
+        budget_bytes: the least added time with which everything fits these bytes.
+        max_slowdown: the least peak within this share of the step's time, 0.05 for 5 %.
+        minimise: "peak": the least peak at whatever time.
+        device: what seconds are estimated for.
+        in_place, recompute: which levers may be used.
+    """
+
+    budget_bytes: int | None = None
+    max_slowdown: float | None = None
+    minimise: str | None = None
+    device: DeviceProfile
+    in_place: bool = True
+    recompute: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        budget: int | str | None,
+        max_slowdown: float | None,
+        minimise: str | None,
+        device: str | DeviceProfile,
+        in_place: bool,
+        recompute: bool,
+    ) -> Goal | None:
+        """Check the options of `olla.plan`; None where no goal is given.
+
+        Raises:
+            BudgetError: the budget is no number of bytes.
+            ValueError: an option is out of its range, or two goals are given.
+        """
+        given = [
+            name
+            for name, value in (("budget", budget), ("max_slowdown", max_slowdown), ("minimise", minimise))
+            if value is not None
+        ]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} are given, expected one of them: each is a goal of its own")
+        profile = profile_of(device)
+        if not given:
+            return None
+        if max_slowdown is not None and (
+            isinstance(max_slowdown, bool)
+            or not isinstance(max_slowdown, int | float)
+            or not 0 <= max_slowdown < math.inf
+        ):
+            raise ValueError(f"max_slowdown is {max_slowdown!r}, expected a share of the step's time: 0.05 for 5 %")
+        if minimise not in (None, "peak"):
+            raise ValueError(f"minimise is {minimise!r}, expected 'peak'")
+        return cls(
+            budget_bytes=None if budget is None else parse_bytes(budget),
+            max_slowdown=None if max_slowdown is None else float(max_slowdown),
+            minimise=minimise,
+            device=profile,
+            in_place=bool(in_place),
+            recompute=bool(recompute),
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Return the goal as a plan keeps it: what is set, as numbers, text, true or false."""
+        values = {**vars(self), "device": self.device.name}
+        return {name: value for name, value in values.items() if value is not None}

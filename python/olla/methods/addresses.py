@@ -1,0 +1,112 @@
+"""The layout of an order by heuristics and, where these leave a gap, by OLLA's address program."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from olla import _core
+from olla.ilp import address_ilp
+from olla.methods.search import Search
+from olla.placement import ArenaBuffers, Placement
+
+_HEURISTIC_SHARE = 0.5  # of the time left
+_MAX_BUFFERS = 20_000  # the address program compares every two of them
+
+Int64Array = NDArray[np.int64]
+
+
+def place(search: Search, order: NDArray[np.int32]) -> Placement | None:
+    """Lay out an order: the portfolio of `olla.layout`, then the address program unless the load is met.
+
+    Args:
+        search: gives the problem and the time; it records seconds, details and interruption.
+        order: int32[num_ops], the op that runs at step i.
+
+    Returns:
+        The placement; None where none was asked for, or Ctrl-C came before the first.
+
+    Raises:
+        SolverError: HiGHS is missing or failed, or its answer does not hold.
+    """
+    problem = search.problem
+    if not problem.options.layout:
+        return None
+    buffers = ArenaBuffers(problem.graph, problem.core, order, problem.options.alignment)
+    if len(buffers.size) == 0:
+        return buffers.placed(buffers.size)
+    places, bound = None, 0
+    with search.stage("layout"):
+        limit = _HEURISTIC_SHARE * _left(search)
+        places, height, _, bound, cancelled = _core.layout(
+            buffers.lower,
+            buffers.upper,
+            buffers.size,
+            problem.options.alignment,
+            limit,
+            problem.options.seed,
+            problem.progress,
+        )
+        search.interrupted |= cancelled
+    if places is None:
+        return None
+    if height > bound and not search.interrupted:
+        places = solve_addresses(search, buffers, start=places, bound=bound)
+    return buffers.placed(places)
+
+
+def solve_addresses(
+    search: Search,
+    buffers: ArenaBuffers,
+    *,
+    start: Int64Array | None = None,
+    fixed: Int64Array | None = None,
+    bound: int = 0,
+) -> Int64Array:
+    """Run the address program on the buffers of an order.
+
+    Args:
+        search: gives the problem and the time; it records seconds, details and interruption.
+        buffers: what to place.
+        start: int64[m], bytes: a layout to start from; default: a first fit.
+        fixed: int64[m], bytes: an offset that buffer i keeps, or -1.
+        bound: a proven lower bound of the height, or 0.
+
+    Returns:
+        int64[m], bytes: where buffer i begins.
+    """
+    options = search.problem.options
+    if start is not None and len(start) > _MAX_BUFFERS:
+        search.details.append(f"address program: not built for {len(start)} buffers, the limit is {_MAX_BUFFERS}")
+        return start
+    places = np.zeros(len(buffers.size), dtype=np.int64) if start is None else start
+    with search.stage("address"):
+        found = address_ilp(
+            buffers.lower,
+            buffers.upper,
+            buffers.size,
+            alignment=options.alignment,
+            fixed=fixed,
+            start=start,
+            lower_bound_bytes=bound,
+            time_limit=_left(search),
+            seed=options.seed,
+            progress=search.problem.progress,
+        )
+        search.interrupted |= found.cancelled
+        places = found.offsets
+        search.details.append(
+            f"address program: {found.status}, arena {found.height_bytes}, bound {found.lower_bound_bytes}, "
+            f"load {found.load_bytes}; {described(found.info)}"
+        )
+    return places
+
+
+def described(info: dict[str, int | float | str]) -> str:
+    """Return the figures of an integer program as text."""
+    size = f"{info['num_columns']} columns, {info['num_rows']} rows, {info['num_nodes']} nodes"
+    return f"{size}; {info['message']}"
+
+
+def _left(search: Search) -> float:
+    return 0.0 if search.interrupted else search.problem.left(1.0)

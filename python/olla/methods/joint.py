@@ -1,0 +1,66 @@
+"""OLLA's equation (9): order and addresses in one program, for the smallest arena.
+
+Source: Steiner et al., OLLA (arXiv 2210.12924), equation (9).
+"""
+
+from __future__ import annotations
+
+from olla import _core
+from olla.ilp import joint_ilp
+from olla.methods import Answer, Problem
+from olla.methods.addresses import described, place
+from olla.methods.ilp import solve_order
+from olla.methods.search import Search
+
+_SPLIT_SHARE = 0.5  # of the time limit, for the split answer that the joint program starts from
+
+
+def solve(problem: Problem) -> Answer:
+    """Start from the split answer and a bound by minimum cuts; where they do not meet, solve the joint program.
+
+    It is the arena that this method minimises: where no order of least peak has a layout as small, it takes another
+    one. Without a layout, it is the split.
+
+    Raises:
+        SolverError: HiGHS is missing or failed, or its answer does not hold.
+    """
+    search = Search(problem._replace(left=lambda share: problem.left(_SPLIT_SHARE * share)))
+    solve_order(search)
+    split = place(search, search.order)
+    if split is None:
+        return search.answer()
+    arena = _core.arena_graph(problem.core, problem.options.alignment)
+    search.problem = problem
+    bound = 0
+    with search.stage("joint"):
+        limit = 0.0 if search.interrupted else 0.5 * problem.left(1.0)
+        bound, cancelled = _core.lower_bound(arena, search.order, arena.num_ops, limit, problem.progress)
+        search.interrupted |= cancelled
+    answer = search.answer(split)._replace(arena_lower_bound_bytes=bound)
+    if search.interrupted or split.arena_bytes == bound:
+        return answer
+    with search.stage("joint"):
+        found = joint_ilp(
+            arena,
+            search.order,
+            offsets=split.offsets,
+            workspace_offsets=split.workspace_offsets,
+            lower_bound_bytes=bound,
+            time_limit=problem.left(1.0),
+            seed=problem.options.seed,
+            progress=problem.progress,
+        )
+        search.interrupted |= found.cancelled
+        search.details.append(
+            f"joint program: {found.status}, arena {found.arena_bytes}, bound {found.lower_bound_bytes}; "
+            f"{described(found.info)}"
+        )
+        answer = search.answer(split)._replace(arena_lower_bound_bytes=found.lower_bound_bytes)
+        if found.arena_bytes < split.arena_bytes:
+            answer = answer._replace(
+                order=found.order,
+                offsets=found.offsets,
+                workspace_offsets=found.workspace_offsets,
+                note=f"The joint program's arena is {split.arena_bytes - found.arena_bytes} bytes below the split's.",
+            )
+    return answer._replace(interrupted=search.interrupted, details=tuple(search.details))

@@ -1,0 +1,220 @@
+"""ROAM: divide and conquer at narrow waists, exact leaves, activations at the bottom of the arena.
+
+Source: Shu et al., ROAM (arXiv 2310.19295).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from olla import _core
+from olla.methods import Answer, Problem
+from olla.methods.search import Search
+from olla.placement import ArenaBuffers, Placement
+from olla.segments import assigned, leaf_of_step, links_of, merged, spine_of
+from olla.window import window_graph
+
+_LEAF_OPS = 100  # small enough for the exact search
+_MAX_LEAVES = 100  # larger graphs get larger leaves
+_BOUND_SHARE = 0.2  # of the time to search
+
+
+class _Leaf(NamedTuple):
+    """Steps [lo, hi) of the order, ordered on their own."""
+
+    lo: int
+    hi: int
+    peak: int
+    bound: int  # for these ops at this place
+
+    @property
+    def status(self) -> str:
+        return "optimal" if self.peak == self.bound else "feasible"
+
+
+class _Divided(NamedTuple):
+    """An order made leaf by leaf."""
+
+    order: NDArray[np.int32]
+    leaves: list[_Leaf]
+
+    @property
+    def peak(self) -> int:
+        return max(leaf.peak for leaf in self.leaves)
+
+
+def solve(problem: Problem) -> Answer:
+    """Cut, assign what hangs off the spine, order every leaf; lay out what crosses leaves, then every leaf."""
+    if problem.graph.num_ops == 0:
+        return Answer(problem.order)
+    search = Search(problem)
+    with search.stage("bound"):
+        search.raise_bound(_BOUND_SHARE * search.left())
+    best: _Divided | None = None
+    with search.stage("order"):
+        best = _ordered(search)
+    if best is None:  # interrupted
+        return search.answer()
+    search.order = best.order
+    details = _order_details(problem, best)
+    num_optimal = sum(leaf.status == "optimal" for leaf in best.leaves)
+    search.note = f"{len(best.leaves)} segments, {num_optimal} of them ordered optimally."
+    placement: Placement | None = None
+    if problem.options.layout:
+        with search.stage("layout"):
+            arena = _ArenaOfLeaves(problem, search, best)
+            placement = arena.buffers.placed(arena.places())
+            details += arena.details
+    answer = search.answer()._replace(details=tuple(details))
+    if placement is None:  # none is wanted, or it was interrupted
+        return answer
+    return answer._replace(offsets=placement.offsets, workspace_offsets=placement.workspace_offsets)
+
+
+def _ordered(search: Search) -> _Divided:
+    """Order with hanging ops as early as can be, then with those late that would raise the peak above its bound."""
+    problem = search.problem
+    graph, order = problem.graph, problem.order.tolist()
+    links = links_of(problem.core)
+    spine = spine_of(graph, links, order)
+    most = max(_LEAF_OPS, graph.num_ops // _MAX_LEAVES)
+    best: _Divided | None = None
+    for target in (math.inf, float(search.bound)):
+        leaves = merged(assigned(graph, links, spine, order, target), most)
+        divided = _leaves_ordered(search, leaves, 0.5 if best is None else 1.0)
+        if best is None or divided.peak < best.peak:
+            best = divided
+        if best.peak == search.bound or search.interrupted:
+            break
+    if best is None or best.peak > search.peak:  # the graph has no waists to speak of: cut the order it came with
+        leaves = [order[lo : lo + most] for lo in range(0, len(order), most)]
+        best = _leaves_ordered(search, leaves, 1.0)
+    return best
+
+
+def _leaves_ordered(search: Search, leaves: list[list[int]], share: float) -> _Divided:
+    """Order every leaf on its own; each gets its part of a share of the time left, and what those before it left."""
+    problem = search.problem
+    order = np.array([v for leaf in leaves for v in leaf], dtype=np.int32)
+    unused = (1.0 - share) * search.left()
+    done, lo = [], 0
+    for k, leaf in enumerate(leaves):
+        hi = lo + len(leaf)
+        inside = window_graph(problem.graph, problem.core, order, lo, hi)
+        limit = max(0.0, search.left() - unused) / (len(leaves) - k)
+        start = np.arange(hi - lo, dtype=np.int32)
+        steps, peak, bound, _, _, _, cancelled = _core.order(
+            inside, [start], limit, problem.options.seed, problem.progress
+        )
+        search.interrupted |= cancelled
+        order[lo:hi] = order[lo:hi][steps]
+        done.append(_Leaf(lo, hi, peak, bound))
+        lo = hi
+    return _Divided(order, done)
+
+
+def _order_details(problem: Problem, divided: _Divided) -> list[str]:
+    """Say of every leaf what it is, which leaf it is paired with, and how well it is ordered."""
+    kinds = [
+        _kind(Counter(problem.graph.op_kinds[v] for v in divided.order[leaf.lo : leaf.hi])) for leaf in divided.leaves
+    ]
+    partner = _pairs(problem, divided, kinds)
+    lines = []
+    for k, leaf in enumerate(divided.leaves):
+        pair = f", pair of {partner[k]}" if k in partner else ""
+        lines.append(
+            f"segment {k}: {kinds[k]}, steps {leaf.lo} to {leaf.hi - 1}{pair}: order {leaf.status}, "
+            f"peak {leaf.peak} bytes, bound {leaf.bound}"
+        )
+    return lines
+
+
+def _kind(counts: Counter[str]) -> str:
+    """Name a leaf by the most frequent kind of its ops; updates, which run wherever they fit, only where alone."""
+    without_updates = counts if set(counts) == {"update"} else counts - Counter(update=counts["update"])
+    return without_updates.most_common(1)[0][0]
+
+
+def _pairs(problem: Problem, divided: _Divided, kinds: list[str]) -> dict[int, int]:
+    """Pair every forward leaf with the backward leaf where most bytes of its activations die, and the other way."""
+    first, last, *_ = _core.profile(problem.core, divided.order)
+    leaf = leaf_of_step([[0] * (part.hi - part.lo) for part in divided.leaves])
+    written = np.unique(problem.graph.writes.item)
+    num = len(divided.leaves)
+    crossing = np.zeros((num, num), dtype=np.int64)
+    np.add.at(crossing, (leaf[first[written]], leaf[last[written] - 1]), problem.graph.tensor_bytes[written])
+    backward = np.array([kind == "backward" for kind in kinds])
+    partner: dict[int, int] = {}
+    for k in range(num):
+        bytes_shared = np.where(backward, crossing[k], 0)
+        if kinds[k] == "forward" and bytes_shared.max() > 0:
+            partner[k] = int(np.argmax(bytes_shared))
+            partner.setdefault(partner[k], k)
+    return partner
+
+
+class _ArenaOfLeaves:
+    """The layout of an order made leaf by leaf."""
+
+    def __init__(self, problem: Problem, search: Search, divided: _Divided) -> None:
+        self.problem, self.search, self.leaves = problem, search, divided.leaves
+        self.buffers = ArenaBuffers(problem.graph, problem.core, divided.order, problem.options.alignment)
+        leaf = leaf_of_step([[0] * (part.hi - part.lo) for part in divided.leaves])
+        self.begin, self.end = leaf[self.buffers.lower], leaf[self.buffers.upper - 1]
+        crosses = self.begin != self.end
+        life = self.buffers.upper - self.buffers.lower
+        by_rule = np.lexsort((-self.buffers.size, np.where(crosses, -life, 0))).astype(np.int32)
+        self.crossing, self.inside = np.split(by_rule, [np.count_nonzero(crosses)])
+        self.details: list[str] = []
+
+    def places(self) -> NDArray[np.int64]:
+        """Lay out what crosses leaves from the bottom up, the longest-lived first; then every leaf around that.
+
+        What lives in one leaf goes into the holes, the largest first, where that is lower: time can be short.
+        """
+        b, ids = self.buffers, self.crossing
+        places, height = self._fit(ids)
+        enough = max(b.load_bytes(), height)  # no use in a leaf that is lower
+        for k, leaf in enumerate(self.leaves):
+            inside = self.inside[self.begin[self.inside] == k]
+            around = ids[(self.begin[ids] <= k) & (self.end[ids] >= k)]
+            places[inside], status, height = self._leaf(k, inside, around, places[around], enough)
+            enough = max(enough, height)
+            self.details.append(f"segment {k}: layout {status}, {height} bytes, steps {leaf.lo} to {leaf.hi - 1}")
+        in_holes, height = self._fit(np.concatenate([ids, self.inside]))
+        if height >= np.max(places + b.size, initial=0):
+            return places
+        self.details.append(f"layout: leaves in the holes between what crosses segments, {height} bytes")
+        return in_holes
+
+    def _fit(self, ids: NDArray[np.int32]) -> tuple[NDArray[np.int64], int]:
+        """Place buffers in this order, each as low as it fits; return the places of all buffers, and the height."""
+        b, problem = self.buffers, self.problem
+        places = np.zeros(len(b.size), dtype=np.int64)
+        places[ids], height, cancelled = _core.fit_in_order(
+            b.lower[ids], b.upper[ids], b.size[ids], np.arange(len(ids), dtype=np.int32), True,
+            problem.options.alignment, max(1.0, problem.left(1.0)), problem.progress,
+        )  # fmt: skip
+        self.search.interrupted |= cancelled
+        return places, height
+
+    def _leaf(
+        self, k: int, inside: NDArray[np.int32], crossing: NDArray[np.int32], places: NDArray[np.int64], enough: int
+    ) -> tuple[NDArray[np.int64], str, int]:
+        """Lay out leaf k around what crosses it; return the offsets of what lives in it alone, status and height."""
+        b, problem, leaf = self.buffers, self.problem, self.leaves[k]
+        both = np.concatenate([inside, crossing])
+        fixed = np.concatenate([np.full(len(inside), -1, dtype=np.int64), places])
+        limit = 0.0 if self.search.interrupted else problem.left(1.0) / (len(self.leaves) - k)
+        offsets, height, _, bound, cancelled = _core.layout(
+            np.maximum(b.lower[both], leaf.lo), np.minimum(b.upper[both], leaf.hi), b.size[both],
+            problem.options.alignment, limit, problem.options.seed, problem.progress, capacity=enough, fixed=fixed,
+        )  # fmt: skip
+        self.search.interrupted |= cancelled
+        status = "optimal" if height == bound else "low enough" if height <= enough else "feasible"
+        return offsets[: len(inside)], status, height

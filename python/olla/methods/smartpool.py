@@ -1,0 +1,40 @@
+"""SmartPool: the order stays; what outlives the iteration is placed first, then by falling size, best fit.
+
+Source: Zhang et al., Efficient memory management for GPU-based deep learning systems (arXiv 1903.06631), section 3.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from olla import _core
+from olla.methods import Answer, Problem
+from olla.methods.search import Search
+from olla.placement import ArenaBuffers, Placement
+
+
+def solve(problem: Problem) -> Answer:
+    """Lay out the order as it is; raise its bound by minimum cuts."""
+    search = Search(problem)
+    placement: Placement | None = None
+    if problem.options.layout:
+        with search.stage("layout"):
+            placement = _placed(problem, search)
+    with search.stage("bound"):
+        search.raise_bound(search.left())
+    answer = search.answer()
+    if placement is None:  # none is wanted, or it was interrupted
+        return answer
+    return answer._replace(offsets=placement.offsets, workspace_offsets=placement.workspace_offsets)
+
+
+def _placed(problem: Problem, search: Search) -> Placement:
+    graph, alignment = problem.graph, problem.options.alignment
+    buffers = ArenaBuffers(graph, problem.core, problem.order, alignment)
+    outlives = np.zeros(len(buffers.size), dtype=np.uint8)
+    outlives[: len(buffers.tensors)] = np.isin(buffers.tensors, graph.outputs)
+    places, _, cancelled = _core.smartpool(
+        buffers.lower, buffers.upper, buffers.size, outlives, alignment, search.left(), problem.progress
+    )
+    search.interrupted |= cancelled
+    return buffers.placed(places)

@@ -1,0 +1,130 @@
+"""The state of random number generators as values of a captured step.
+
+Activation checkpointing draws the numbers of the forward pass a second time: it reads the generator's state, and sets
+it again while it recomputes. Importing this module registers the two operators that do so in a captured step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from olla.errors import CaptureError
+
+_TAGS = (torch.Tag.nondeterministic_seeded,)  # they keep their place among the operators that draw numbers
+_library: Any = torch.library.Library("olla", "DEF")  # type: ignore[no-untyped-call]
+_library.define("rng_state(str device, int num_bytes) -> Tensor", tags=_TAGS)
+_library.define("set_rng_state(Tensor state, str device) -> ()", tags=_TAGS)
+
+
+def _rng_state(device: str, num_bytes: int) -> torch.Tensor:
+    state: torch.Tensor = torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state(device)
+    return state
+
+
+def _set_rng_state(state: torch.Tensor, device: str) -> None:
+    if device == "cpu":
+        torch.set_rng_state(state)
+    else:
+        torch.cuda.set_rng_state(state, device)
+
+
+def _fake_rng_state(device: str, num_bytes: int) -> torch.Tensor:
+    return torch.empty(num_bytes, dtype=torch.uint8)
+
+
+# A state is bytes on the CPU, whatever the device of its generator.
+_library.impl("rng_state", _rng_state, "CompositeExplicitAutograd")
+_library.impl("set_rng_state", _set_rng_state, "CompositeExplicitAutograd")
+_library._register_fake("rng_state", _fake_rng_state)
+_library._register_fake("set_rng_state", lambda state, device: None)
+_OPERATORS = (torch.ops.olla.rng_state.default, torch.ops.olla.set_rng_state.default)
+for _operator in _OPERATORS:
+    fx.node.has_side_effect(_operator)
+
+
+@contextlib.contextmanager
+def traced() -> Iterator[None]:
+    """Let a step under trace read and set the state of torch's generators, and refuse what could not be repeated.
+
+    Raises:
+        CaptureError: the step seeds a generator, or draws random numbers of Python or numpy.
+    """
+    num_bytes = {"cpu": torch.get_rng_state().numel()}
+    read_cuda = torch.cuda.get_rng_state
+
+    def read(device: str) -> torch.Tensor:
+        if device not in num_bytes:
+            num_bytes[device] = read_cuda(device).numel()
+        state: torch.Tensor = torch.ops.olla.rng_state(device, num_bytes[device])
+        return state
+
+    def write(state: torch.Tensor, device: str) -> None:
+        torch.ops.olla.set_rng_state(state, device)
+
+    replaced: list[tuple[Any, str, Any]] = [
+        (torch.cuda, "get_rng_state", lambda device="cuda": read(_name(device))),
+        (torch.cuda, "set_rng_state", lambda new_state, device="cuda": write(new_state, _name(device))),
+    ]
+    for module in (torch, torch.random):
+        replaced += [
+            (module, "get_rng_state", lambda: read("cpu")),
+            (module, "set_rng_state", lambda new_state: write(new_state, "cpu")),
+            (module, "manual_seed", _refuse_seed),
+            (module, "seed", _refuse_seed),
+        ]
+    for module, own in ((random, random._inst), (np.random, np.random.mtrand._rand)):
+        replaced += [(module, k, _refuse_foreign) for k, f in vars(module).items() if _is_method(f, own)]
+    thread = threading.get_ident()
+    with contextlib.ExitStack() as stack:
+        for module, name, function in replaced:
+            original = getattr(module, name)
+            stack.callback(setattr, module, name, original)
+            setattr(module, name, _in_thread(thread, function, original))
+        yield
+
+
+def _refuse_seed(*_: Any, **__: Any) -> None:
+    raise CaptureError("the step seeds a random number generator: seed it before the step is called")
+
+
+def _refuse_foreign(*_: Any, **__: Any) -> None:
+    raise CaptureError(
+        "the step draws random numbers from Python's random or from numpy: they would be the same in every step. "
+        "Draw them with torch, or pass them in with the batch."
+    )
+
+
+def _is_method(function: Any, owner: Any) -> bool:
+    reads = ("getstate", "get_state")
+    return getattr(function, "__self__", None) is owner and function.__name__ not in reads
+
+
+def _in_thread(thread: int, function: Any, original: Any) -> Any:
+    """Return a function for one thread that leaves the original to all others."""
+
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        return (function if threading.get_ident() == thread else original)(*args, **kwargs)
+
+    return choose
+
+
+def drop_unneeded(module: fx.GraphModule, is_random: Callable[[fx.Node], bool]) -> None:
+    """Remove reads and writes of generator states from a step that draws no numbers."""
+    ours = [n for n in module.graph.nodes if n.target in _OPERATORS]
+    if any(is_random(n) for n in module.graph.nodes if n.target not in _OPERATORS):
+        return
+    for node in reversed(ours):
+        if not node.users:
+            module.graph.erase_node(node)
+
+
+def _name(device: Any) -> str:
+    return f"cuda:{device}" if isinstance(device, int) else str(device)

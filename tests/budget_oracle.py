@@ -1,0 +1,84 @@
+"""Least added time for a memory limit, by trying everything: all orders, all recomputations, all overwritten inputs.
+
+For tiny graphs without mutations, each op with at most one result. Nothing here uses olla's core.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass
+
+from olla import Graph
+
+
+@dataclass(frozen=True)
+class Permissions:
+    """What each op of a tiny graph may do: seconds of a run, whether it may run again, whether it may overwrite."""
+
+    seconds: list[int]
+    again: list[bool]
+    in_place: list[bool]
+
+
+def least_added_seconds(graph: Graph, allowed: Permissions, peak_bytes: int) -> float:
+    """Return the least time beyond one run of each op with which no step needs more than peak_bytes; inf if none does.
+
+    Dijkstra over (ops that have run, tensors in memory). Complexity: exponential; for 6 ops or fewer.
+    """
+    reads = [frozenset(graph.reads.of(v).tolist()) for v in range(graph.num_ops)]
+    result = [graph.writes.of(v).tolist() for v in range(graph.num_ops)]
+    written = frozenset(t for ts in result for t in ts)
+    size = graph.tensor_bytes.tolist()
+    resident = sum(size[t] for t in range(graph.num_tensors) if t not in written)
+    outputs = frozenset(graph.outputs.tolist()) & written
+    everything = (1 << graph.num_ops) - 1
+
+    start = (0, frozenset[int]())
+    best = {start: 0}
+    queue: list[tuple[int, int, int, frozenset[int]]] = [(0, 0, *start)]
+    count = 0
+
+    def push(cost: int, done: int, live: frozenset[int]) -> None:
+        nonlocal count
+        if cost < best.get((done, live), 1 << 60):
+            best[done, live] = cost
+            count += 1
+            heapq.heappush(queue, (cost, count, done, live))
+
+    while queue:
+        cost, _, done, live = heapq.heappop(queue)
+        if cost > best[done, live]:
+            continue
+        if done == everything and outputs <= live:
+            return cost
+        for t in live:
+            push(cost, done, live - {t})
+        held = resident + sum(size[t] for t in live)
+        for v in range(graph.num_ops):
+            again = bool(done >> v & 1)
+            if (again and not allowed.again[v]) or not (reads[v] & written) <= live or set(result[v]) & live:
+                continue
+            added = allowed.seconds[v] if again else 0
+            after = done | 1 << v
+            need = held + int(graph.workspace_bytes[v])
+            if need + sum(size[t] for t in result[v]) <= peak_bytes:
+                push(cost + added, after, live | set(result[v]))
+            if not allowed.in_place[v] or need > peak_bytes or len(result[v]) != 1:
+                continue
+            for x in reads[v] & live:
+                if size[x] == size[result[v][0]]:
+                    push(cost + added, after, live - {x} | set(result[v]))
+    return math.inf
+
+
+def least_peak_bytes(graph: Graph, allowed: Permissions, added_seconds: float) -> int:
+    """Return the least peak with which at most added_seconds are added, by bisection over the limit."""
+    low, high = 0, int(graph.tensor_bytes.sum() + graph.workspace_bytes.sum())
+    while low < high:
+        middle = (low + high) // 2
+        if least_added_seconds(graph, allowed, middle) <= added_seconds:
+            high = middle
+        else:
+            low = middle + 1
+    return low

@@ -1,0 +1,224 @@
+"""Plans with a budget: rewritten graphs that compute the same, within what was asked for, and with honest figures."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import graphs
+
+import olla
+from olla import BudgetError, BudgetPlan, Graph, PlanError, _core
+from olla.budget import early_updates, needed_bytes
+from olla.devices import PROFILES
+from olla.operators import Rerun, rules
+
+A100 = PROFILES["a100"]
+
+
+def training_chain(num_layers: int = 8, num_bytes: int = 1_000_000) -> Graph:
+    """Layers of a product, an in-place activation and dropout, their backward, and one weight each, updated last."""
+    b = Graph.builder("training chain")
+    x = b.tensor(num_bytes, kind="input")
+    layers = []
+    for i in range(num_layers):
+        weight = b.tensor(1000, kind="parameter")
+        y, out, mask = b.tensor(num_bytes), b.tensor(num_bytes), b.tensor(num_bytes // 4)
+        moved = 2 * num_bytes
+        b.op(f"mm_{i}", reads=[x, weight], writes=[y], kind="forward", target="aten.mm.default", moved_bytes=moved)
+        b.op(f"relu_{i}", reads=[y], mutates=[y], kind="forward", target="aten.relu_.default", moved_bytes=moved)
+        b.op(
+            f"dropout_{i}",
+            reads=[y],
+            writes=[out, mask],
+            kind="forward",
+            target="aten.native_dropout.default",
+            moved_bytes=moved,
+            random=True,
+            recomputable=False,
+        )
+        layers.append((x, weight, y, mask))
+        x = out
+    gradient = b.tensor(num_bytes)
+    b.op("loss", reads=[x], writes=[gradient], kind="backward", moved_bytes=2 * num_bytes)
+    updates = []
+    for i, (inp, weight, y, mask) in reversed(list(enumerate(layers))):
+        d1, d2, d3, dw = b.tensor(num_bytes), b.tensor(num_bytes), b.tensor(num_bytes), b.tensor(1000)
+        back = {"kind": "backward", "moved_bytes": 2 * num_bytes}
+        drop, relu = "aten.native_dropout_backward.default", "aten.threshold_backward.default"
+        b.op(f"dropout_backward_{i}", reads=[gradient, mask], writes=[d1], target=drop, **back)
+        b.op(f"relu_backward_{i}", reads=[d1, y], writes=[d2], target=relu, **back)
+        b.op(f"weight_{i}", reads=[inp, d2], writes=[dw], target="aten.mm.default", **back)
+        b.op(f"input_{i}", reads=[d2, weight], writes=[d3], target="aten.mm.default", **back)
+        updates.append((weight, dw))
+        gradient = d3
+    for weight, dw in updates:
+        b.op("update", reads=[weight, dw], mutates=[weight], kind="update", target="aten.add_.Tensor")
+    return b.build()
+
+
+def plan(graph: Graph, **options: object) -> BudgetPlan:
+    found = olla.plan(graph, time_limit=2.0, **options)  # type: ignore[arg-type]
+    assert isinstance(found, BudgetPlan)
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs(max_ops=8), st.integers(0, 3))
+def test_any_rewritten_graph_computes_the_same_and_needs_what_the_search_says(graph: Graph, seed: int) -> None:
+    """The whole curve: mutations, random ops, extra predecessors, donated tensors, workspaces and outputs included."""
+    random = np.random.default_rng(seed)
+    r = rules(graph, A100)._replace(
+        seconds=random.uniform(0.0, 1.0, graph.num_ops), in_place=random.integers(0, 2, graph.num_ops).astype(np.uint8)
+    )
+    order = np.arange(graph.num_ops, dtype=np.int32)
+    for steps in range(4):
+        search = _core.Evictor(
+            graph.core, order, r.seconds, r.rerun, r.seconds, r.rerun_reads.offset, r.rerun_reads.item, r.in_place
+        )
+        search.run(0, [0.0, 0.3, 1.0, math.inf][steps], 10.0, None)
+        columns, origin, rerun, tensor_origin = search.rewritten()
+        names = ("reads", "writes", "mutates", "after")
+        rewritten = Graph.from_arrays(
+            tensor_bytes=columns["tensor_bytes"],
+            donated=columns["donated"].astype(bool),
+            workspace_bytes=columns["workspace_bytes"],
+            random=columns["random"].astype(bool),
+            outputs=columns["outputs"],
+            **{name: olla.columns.Lists(*columns[name]) for name in names},
+        )
+        from olla.equivalence import check_equivalent
+
+        check_equivalent(graph, rewritten, origin, rerun, tensor_origin, r)
+        program = np.arange(rewritten.num_ops, dtype=np.int32)
+        assert _core.profile(rewritten.core, program)[3] == search.peak
+        added = r.seconds[origin].sum() - r.seconds.sum()
+        assert added == pytest.approx(search.added_seconds, abs=1e-9)
+
+
+def test_a_budget_is_met_by_the_arena_too_with_little_more_time_than_proved() -> None:
+    graph = training_chain()
+    base = olla.plan(graph).peak_bytes
+    found = plan(graph, budget=int(0.7 * base))
+    assert needed_bytes(found.graph, found) <= 0.7 * base
+    assert 0 < found.added_seconds_lower_bound <= found.added_seconds
+    assert found.peak_lower_bound_bytes <= found.peak_bytes
+    assert found.num_recomputed > 0
+    olla.check(graph, found)
+    olla.check(found.graph, found)
+
+
+def test_dropout_and_updates_never_run_twice() -> None:
+    graph = training_chain()
+    found = plan(graph, minimise="peak")
+    runs = [(graph.op_names[v], int(rerun)) for v, rerun in zip(found.origin, found.rerun, strict=True)]
+    names = [name for name, rerun in runs if rerun == Rerun.NEVER]
+    for name in ("update", *(f"dropout_{i}" for i in range(8))):
+        assert names.count(name) == graph.op_names.count(name)
+    assert all(
+        rerun == Rerun.FIRST_RESULT for name, rerun in runs if name.startswith("dropout_") and rerun and "b" not in name
+    )
+    assert not any(rerun for name, rerun in runs if name == "update")
+    assert all(not found.graph.random[i] for i in np.flatnonzero(found.rerun))
+
+
+def test_a_slowdown_is_kept_and_more_of_it_never_needs_more_memory() -> None:
+    graph = training_chain()
+    peaks = []
+    for share in (0.0, 0.05, 0.2, 1.0):
+        found = plan(graph, max_slowdown=share)
+        assert found.slowdown <= share + 1e-9
+        peaks.append(found.peak_bytes)
+    assert peaks == sorted(peaks, reverse=True)
+    assert peaks[-1] < 0.7 * olla.plan(graph).peak_bytes
+
+
+def test_levers_that_are_off_are_not_used() -> None:
+    graph = training_chain()
+    found = plan(graph, minimise="peak", in_place=False)
+    assert found.num_in_place == 0
+    found = plan(graph, minimise="peak", recompute=False)
+    assert (found.num_recomputed, found.added_seconds) == (0, 0.0)
+    assert not found.rerun.any()
+
+
+def test_an_impossible_budget_names_its_bound_and_what_forces_it() -> None:
+    graph = training_chain()
+    with pytest.raises(BudgetError, match=r"every one needs at least \d+ bytes.*forces this") as caught:
+        plan(graph, budget=1_500_000)
+    assert caught.value.ids
+    assert caught.value.rule == "budget"
+
+
+def test_a_plan_survives_its_file(tmp_path: Path) -> None:
+    graph = training_chain()
+    found = plan(graph, max_slowdown=0.1)
+    found.save(tmp_path / "plan.json.gz")
+    loaded = olla.Plan.load(tmp_path / "plan.json.gz")
+    assert isinstance(loaded, BudgetPlan)
+    olla.check(graph, loaded)
+    assert loaded.added_seconds == found.added_seconds
+    assert loaded.graph.digest == found.graph.digest
+
+
+def test_a_rewriting_that_computes_something_else_is_refused() -> None:
+    graph = training_chain()
+    found = plan(graph, minimise="peak")
+    origin = found.origin.copy()
+    i, j = (int(np.flatnonzero(origin == graph.op_names.index(name))[0]) for name in ("mm_1", "mm_2"))
+    origin[[i, j]] = origin[[j, i]]
+    with pytest.raises(PlanError) as caught:
+        olla.check(graph, replace(found, origin=origin))
+    assert caught.value.rule == "rewrite_inputs"
+    rerun = found.rerun.copy()
+    rerun[int(np.flatnonzero(found.origin == graph.op_names.index("dropout_0"))[0])] = Rerun.WHOLE
+    with pytest.raises(PlanError) as caught:
+        olla.check(graph, replace(found, rerun=rerun))
+    assert caught.value.rule == "rewrite_repeated"
+
+
+def test_a_curve_falls_and_ends_where_the_least_peak_is() -> None:
+    curve = olla.pareto(training_chain())
+    assert np.all(np.diff(curve.peak_bytes) < 0)
+    assert np.all(np.diff(curve.added_seconds) > 0)
+    assert curve.added_seconds[0] == 0.0
+
+
+def test_updates_go_early_only_behind_what_they_need() -> None:
+    graph = training_chain()
+    order = early_updates(graph, np.arange(graph.num_ops, dtype=np.int32))
+    assert graph.core.is_order(order)
+    assert graph.op_names[order[-1]] == "update"
+    step = {int(v): s for s, v in enumerate(order)}
+    first = graph.op_names.index("update")
+    assert step[first] < step[graph.op_names.index("dropout_backward_0")]
+
+
+def test_two_goals_at_once_are_refused() -> None:
+    with pytest.raises(ValueError, match="budget and max_slowdown are given"):
+        olla.plan(training_chain(), budget="1GB", max_slowdown=0.1)
+
+
+def test_norms_run_again_from_their_statistics_and_update_no_buffer() -> None:
+    b = Graph.builder("norm")
+    x, weight, running = b.tensor(1000), b.tensor(8, kind="parameter"), b.tensor(8, kind="buffer")
+    out, mean, deviation = b.tensor(1000), b.tensor(8), b.tensor(8)
+    b.op("x", writes=[x])
+    target = "aten.native_batch_norm.default"
+    b.op(
+        "norm",
+        reads=[x, weight, running],
+        writes=[out, mean, deviation],
+        mutates=[running],
+        target=target,
+        moved_bytes=3000,
+    )
+    r = rules(b.build(), A100)
+    assert r.rerun[1] == Rerun.FIRST_RESULT
+    assert r.rerun_reads.of(1).tolist() == [x, weight, mean, deviation]
+    assert r.rerun_moved_bytes[1] == 2000
