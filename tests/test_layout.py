@@ -123,17 +123,24 @@ def test_a_height_above_the_load_is_proved_optimal() -> None:
     assert (result.height_bytes, result.bound_bytes, result.load_bytes, result.status) == (14, 14, 13, "optimal")
 
 
-def endless_buffers() -> list[Buffer]:
-    """No layout reaches the load, and they are too many to prove it: only its limits end the search."""
+def above_load_buffers() -> list[Buffer]:
     return [*((a, b, 100 * s) for a, b, s in ABOVE_LOAD), (0, 20, 1), *((9 + i // 20, 20, 1) for i in range(200))]
 
 
-def test_the_search_ends_by_itself_where_the_load_cannot_be_reached() -> None:
-    start = time.perf_counter()
-    result = solve(endless_buffers(), time_limit=1000.0)
-    assert time.perf_counter() - start < 60.0
-    assert (result.load_bytes, result.status) == (1301, "feasible")
-    assert result.height_bytes >= 1400
+def endless_buffers() -> list[Buffer]:
+    """No layout reaches the load, and they are too many to prove it: only its limits end the search."""
+    copies = [(a + 20 * k, b + 20 * k, 100 * s) for k in range(120) for a, b, s in ABOVE_LOAD]
+    return [*copies, (0, 20 * 120, 1)]
+
+
+def test_a_height_above_the_load_is_proved_least() -> None:
+    result = solve(above_load_buffers(), time_limit=100.0)
+    assert (result.load_bytes, result.height_bytes, result.status) == (1301, 1401, "optimal")
+
+
+def test_a_capacity_that_cannot_be_met_is_proved_so() -> None:
+    result = solve(above_load_buffers(), time_limit=100.0, capacity=1400)
+    assert result.bound_bytes > 1400
 
 
 def test_the_same_seed_gives_the_same_offsets() -> None:
@@ -393,4 +400,5 @@ HARD = sorted((SHARED / "layouts").glob("*.csv"))
 def test_hard_public_instances_fit_their_capacity(path: Path) -> None:
     buffers = read_buffers(path)
     rows = list(zip(buffers.lower.tolist(), buffers.upper.tolist(), buffers.size.tolist(), strict=True))
-    assert solve(rows).height_bytes <= int(path.suffixes[0][1:])  # as in A.1048576.csv
+    capacity = int(path.suffixes[0][1:])  # as in A.1048576.csv
+    assert solve(rows, capacity=capacity, time_limit=60.0).height_bytes <= capacity

@@ -6,6 +6,8 @@
 #include <string>
 
 #include "olla/error.hpp"
+#include "olla/ladder.hpp"
+#include "olla/neighbourhood.hpp"
 #include "olla/online.hpp"
 #include "olla/places.hpp"
 #include "olla/squeaky.hpp"
@@ -15,6 +17,9 @@ namespace {
 
 constexpr double kGraceSeconds = 5;                         // for the first pass: what it leaves is stacked, far from well
 constexpr std::array<Section, 3> kShortSections{2, 8, 32};  // an item alive in no more is short-lived
+constexpr ItemId kMaxExactItems = 600;  // the exact search of a whole part takes memory by the square of its items
+constexpr ItemId kMinNeighbourhood = 100, kMaxNeighbourhood = 200'000;
+constexpr int kNumTurns = 40;
 
 // When to stop, of one part: best is its height so far.
 struct Watch {
@@ -38,7 +43,8 @@ class PartSearch {
         max_placements_(max_placements),
         watch_(watch),
         skyline_(part),
-        wheel_(part, skyline_, options.seed) {}
+        wheel_(part, skyline_, options.seed),
+        ladder_(part, {options.seed, options.num_threads, watch.capacity > 0}) {}
 
   Packing run() {
     Bytes sum = 0;
@@ -47,13 +53,15 @@ class PartSearch {
       skyline_.stack_rest(best_);
     if (best_.height > enough_ && options_.use_enumeration && part_.fixed.empty() && part_.num_items() <= kMaxEnumerated) {
       best_ = enumerate(part_, enough_);
-      proved_ = true;
+      bound_ = best_.height > enough_ ? best_.height : part_.load;
+    } else if (!done()) {
+      try_ideas();
+      bound_ = ladder_.bound();
     }
-    if (!proved_ && !done()) try_ideas();
     return std::move(best_);
   }
 
-  bool proved() const { return proved_; }  // best is optimal, or enough
+  Bytes bound() const { return bound_; }  // proved: no packing is lower
   std::int64_t num_placed() const { return wheel_.num_placed(); }
 
  private:
@@ -64,9 +72,28 @@ class PartSearch {
       Packing packing;
       if (skyline_.place(by_key(part_, item_keys(part_, weights)), {}, stopped(), packing)) keep(std::move(packing));
     }
-    if (!options_.use_squeaky_wheel) return;
-    const SqueakyOptions wheel{.enough = enough_, .max_placements = max_placements_, .use_foresight = options_.use_foresight};
-    wheel_.improve(best_, wheel, [this](Bytes height) { return watch_.stop(height); });
+    search();
+  }
+
+  // The searches take turns, as no one can tell which suits a part; beyond the exact search, the squeaky wheel gains most at first.
+  // Around fixed items only the wheel can build.
+  void search() {
+    const bool is_free = part_.fixed.empty();
+    const bool is_small = is_free && options_.use_exact && part_.num_items() <= kMaxExactItems;
+    const bool is_decision = is_small && watch_.capacity > 0;
+    const bool is_medium = is_free && options_.use_neighbourhood && !is_decision && part_.num_items() >= kMinNeighbourhood &&
+                           part_.num_items() <= kMaxNeighbourhood;
+    const std::function<bool(Bytes)> stop = [this](Bytes height) { return watch_.stop(height); };
+    Neighbourhood neighbourhood(part_, options_.seed);
+    const std::int64_t nodes = options_.max_nodes / kNumTurns;
+    const std::int64_t head_start = is_small ? 0 : max_placements_ / 2;
+    SqueakyOptions wheel{.enough = enough_, .use_foresight = options_.use_foresight};
+    for (int turn = 1; turn <= kNumTurns && !done(); ++turn) {
+      wheel.max_placements = head_start + turn * ((max_placements_ - head_start) / kNumTurns);
+      if (options_.use_squeaky_wheel && !is_decision) wheel_.improve(best_, wheel, stop);
+      if (is_small && !done()) ladder_.lower(enough_, nodes, stop, best_);
+      if (is_medium && !done()) neighbourhood.lower(enough_, is_small ? nodes / 4 : nodes, stop, best_);
+    }
   }
 
   // Long-lived items by birth, and the others around them.
@@ -81,7 +108,8 @@ class PartSearch {
     }
   }
 
-  bool done() { return best_.height <= enough_ || watch_.stop(best_.height); }
+  bool proved() const { return ladder_.bound() >= (watch_.capacity > 0 ? std::min(best_.height, enough_ + 1) : best_.height); }
+  bool done() { return best_.height <= enough_ || proved() || watch_.stop(best_.height); }
   std::function<bool()> stopped() {
     return [this] { return watch_.stop(best_.height); };
   }
@@ -93,10 +121,11 @@ class PartSearch {
   const LayoutOptions& options_;
   const Bytes enough_;  // no use in a lower height: the load, the capacity, or the height of another part
   const std::int64_t max_placements_;
-  bool proved_ = false;
+  Bytes bound_ = 0;
   const Watch watch_;
   Skyline skyline_;
   SqueakyWheel wheel_;
+  Ladder ladder_;
   Packing best_;
 };
 
@@ -138,7 +167,7 @@ LayoutResult place(std::span<const Buffer> buffers, std::vector<Bytes> sizes, st
     const Packing packing = search.run();
     placements_left -= static_cast<double>(search.num_placed());
     for (ItemId i = 0; i < part.num_items(); ++i) result.offsets[part.buffers[i]] = unit * packing.offsets[i];
-    if (search.proved() && packing.height > std::max(height, bound)) bound = packing.height;
+    bound = std::max(bound, search.bound());
     height = std::max(height, packing.height);
   }
   result.height = unit * height;

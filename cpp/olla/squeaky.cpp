@@ -53,12 +53,11 @@ void SqueakyWheel::find_kinds() {
 
 void SqueakyWheel::improve(Packing& best, const SqueakyOptions& options, const std::function<bool(Bytes)>& stop) {
   const auto spent = [&] { return best.height <= options.enough || num_placed_ >= options.max_placements || stop(best.height); };
-  find_kinds();
-  double ambition = 0.5;
-  for (std::size_t episode = 0; !spent(); ++episode) {
+  if (kind_.empty()) find_kinds();
+  for (; !spent(); ++episode_) {
     const double stride = 0.05 * std::exp(uniform() * std::log(100.0));
-    std::vector<double> keys = item_keys(part_, episode < kSkylineKeys.size() ? kSkylineKeys[episode] : random_weights());
-    const double share = episode % 2 == 0 ? 1 : ambition;
+    std::vector<double> keys = item_keys(part_, episode_ < kSkylineKeys.size() ? kSkylineKeys[episode_] : random_weights());
+    const double share = episode_ % 2 == 0 ? 1 : ambition_;
     bool improved = false;
     for (int round = 0; round < options.num_rounds && !spent(); ++round) {
       const auto lower = static_cast<Bytes>(share * static_cast<double>(best.height - options.enough));
@@ -70,10 +69,10 @@ void SqueakyWheel::improve(Packing& best, const SqueakyOptions& options, const s
         improved = true;
         round = 0;
       } else {
-        raise_keys(packing, stride, episode % 2 == 1, keys);
+        raise_keys(packing, stride, episode_ % 2 == 1, keys);
       }
     }
-    if (share < 1 && !improved) ambition /= 2;
+    if (share < 1 && !improved) ambition_ /= 2;
   }
 }
 

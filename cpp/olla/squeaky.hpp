@@ -21,7 +21,7 @@ std::vector<ItemId> by_key(const Part& part, std::span<const double> keys);  // 
 
 struct SqueakyOptions {
   Bytes enough = 0;                 // the height that ends the search
-  std::int64_t max_placements = 0;  // passes times items
+  std::int64_t max_placements = 0;  // passes times items, of all calls
   int num_rounds = 30;              // of an episode, without a better packing
   bool use_foresight = true;
 };
@@ -34,7 +34,7 @@ class SqueakyWheel {
   // up at a section certain to end above the target; the items alive there that are still to be placed came too late, and their
   // keys rise; in every other episode also those of all items like them, so that what is learnt at one of many similar times, the
   // microbatches of a pipeline, say, holds for all. Episodes begin at other keys and take other strides. The target is the height
-  // that is enough, and in every other episode one that lies between it and the best height.
+  // that is enough, and in every other episode one that lies between it and the best height. The next call goes on from here.
   void improve(Packing& best, const SqueakyOptions& options, const std::function<bool(Bytes)>& stop);
 
   std::int64_t num_placed() const { return num_placed_; }
@@ -51,6 +51,8 @@ class SqueakyWheel {
   std::vector<std::int32_t> kind_;  // of item i: items of one kind have one size and are alive in equally many sections
   std::vector<double> rise_;        // scratch: of a kind
   std::int64_t num_placed_ = 0;
+  std::size_t episode_ = 0;
+  double ambition_ = 0.5;
 };
 
 }  // namespace olla

@@ -189,15 +189,16 @@ TEST(every_product_of_the_switches_gives_a_valid_layout_and_none_beats_the_proof
   for (std::uint32_t seed = 0; seed < 60; ++seed) {
     const std::vector<Buffer> buffers = random_buffers(seed % 9 + 1, 8, 12, seed);
     const Bytes least = solve(buffers).height;
-    for (int switches = 0; switches < 8; ++switches) {
+    for (int switches = 0; switches < 16; ++switches) {
       LayoutOptions options{.seed = seed, .max_placements = 20'000};
       options.use_enumeration = switches & 1;
       options.use_squeaky_wheel = switches & 2;
       options.use_foresight = switches & 4;
+      options.use_exact = switches & 8;
       const LayoutResult result = solve(buffers, options);
       check_layout(buffers, result, 1);
       CHECK(result.height >= least);
-      if (options.use_enumeration) CHECK_EQ(result.height, least);
+      if (options.use_enumeration || options.use_exact) CHECK_EQ(result.height, least);
     }
   }
 }
@@ -205,7 +206,7 @@ TEST(every_product_of_the_switches_gives_a_valid_layout_and_none_beats_the_proof
 TEST(larger_layouts_are_valid) {
   for (std::uint32_t seed = 0; seed < 12; ++seed) {
     const std::vector<Buffer> random = random_buffers(300, 200, 1000, seed);
-    const LayoutResult result = solve(random, {.alignment = 8, .max_placements = 30'000});
+    const LayoutResult result = solve(random, {.alignment = 8, .max_placements = 30'000, .max_nodes = 20'000});
     check_layout(random, result, 8);
     CHECK(static_cast<double>(result.height) <= 1.25 * static_cast<double>(result.load));
   }
@@ -224,8 +225,8 @@ TEST(the_squeaky_wheel_lowers_what_the_greedy_rules_leave) {
   int num_lower = 0;
   for (std::uint32_t seed = 0; seed < 10; ++seed) {
     const std::vector<Buffer> buffers = random_buffers(60, 60, 40, seed);
-    const Bytes greedy = solve(buffers, {.use_squeaky_wheel = false}).height;
-    const Bytes improved = solve(buffers, {.max_placements = 60'000}).height;
+    const Bytes greedy = solve(buffers, {.use_squeaky_wheel = false, .use_exact = false}).height;
+    const Bytes improved = solve(buffers, {.max_placements = 60'000, .use_exact = false}).height;
     CHECK(improved <= greedy);
     num_lower += improved < greedy;
   }
@@ -254,10 +255,10 @@ TEST(foresight_ends_at_the_load_where_the_squeaky_wheel_alone_does_not) {
   int num_alone = 0;
   for (std::uint32_t seed = 0; seed < 3; ++seed) {
     const std::vector<Buffer> buffers = hard_buffers(seed);
-    const LayoutResult result = solve(buffers, {.max_placements = 400'000});
+    const LayoutResult result = solve(buffers, {.max_placements = 400'000, .use_exact = false});
     check_layout(buffers, result, 1);
     CHECK_EQ(result.height, result.load);
-    num_alone += solve(buffers, {.max_placements = 400'000, .use_foresight = false}).height == result.load;
+    num_alone += solve(buffers, {.max_placements = 400'000, .use_foresight = false, .use_exact = false}).height == result.load;
   }
   CHECK(num_alone < 3);
 }
@@ -290,6 +291,33 @@ TEST(a_height_within_the_capacity_is_enough) {
     const LayoutResult tight = solve(buffers, {.capacity = std::max(Bytes{1}, least.height - 1)});
     check_layout(buffers, tight, 1);
     CHECK_EQ(tight.bound, least.height);
+  }
+}
+
+TEST(the_neighbourhood_search_gives_valid_layouts_that_are_no_higher) {
+  int num_lower = 0;
+  for (std::uint32_t seed = 0; seed < 6; ++seed) {
+    const std::vector<Buffer> buffers = random_buffers(150, 60, 1000, seed);
+    LayoutOptions options{.max_nodes = 40'000, .use_squeaky_wheel = false, .use_exact = false, .use_neighbourhood = false};
+    const Bytes before = solve(buffers, options).height;
+    options.use_neighbourhood = true;
+    const LayoutResult result = solve(buffers, options);
+    check_layout(buffers, result, 1);
+    CHECK(result.height <= before);
+    num_lower += result.height < before;
+  }
+  CHECK(num_lower > 0);
+}
+
+TEST(threads_find_valid_layouts_and_agree_on_what_is_proved) {
+  for (std::uint32_t seed = 0; seed < 4; ++seed) {
+    const std::vector<Buffer> buffers = hard_buffers(seed);
+    const std::vector<Buffer> some(buffers.begin(), buffers.begin() + 120);
+    const LayoutResult alone = solve(some, {.max_nodes = 100'000}),
+                       together = solve(some, {.num_threads = 3, .max_nodes = 100'000});
+    check_layout(some, alone, 1);
+    check_layout(some, together, 1);
+    CHECK(together.bound <= alone.height && alone.bound <= together.height);
   }
 }
 

@@ -34,7 +34,7 @@ class Layout:
         offsets: int64[m], bytes; first byte of buffer i in the arena. 0 where buffer i is never alive or has no bytes.
         height_bytes: size of the arena: the largest end of a buffer, sizes rounded up to the alignment.
         load_bytes: most bytes alive at once, of the same rounded sizes; no layout is lower.
-        bound_bytes: proven lower bound on the height: the load, or more where a few buffers were solved exactly.
+        bound_bytes: proven lower bound on the height: the load, or more where the exact search proved it.
         cancelled: whether the progress callback stopped the search.
         seconds: wall time of the search.
     """
@@ -88,7 +88,7 @@ def layout(
 ) -> Layout:
     """Place buffers so that those alive together do not overlap, as low as can be found.
 
-    The search ends once the height equals the load, which proves it optimal, or after a fixed number of placements. A
+    The search ends once the height is proved optimal, or after a fixed effort. A
     layout is always made, whatever the time limit: a first greedy pass has five seconds.
 
     Args:

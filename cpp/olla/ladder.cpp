@@ -1,0 +1,82 @@
+#include "olla/ladder.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
+namespace olla {
+namespace {
+
+constexpr std::int64_t kNodesAlone = 4000;               // not worth more threads
+constexpr int kFirstStepShift = 4, kLeastStepShift = 7;  // of what there is to gain
+
+}  // namespace
+
+ExactSearch& Ladder::search(std::size_t thread) {
+  while (searches_.size() <= thread) {
+    searches_.push_back(
+        std::make_unique<ExactSearch>(part_, std::span<const Offset>(), ExactRules{}, options_.seed + searches_.size()));
+  }
+  return *searches_[thread];
+}
+
+// First the lowest rung, which often holds. Then, with nodes that double, rungs below the height reached: a step down that doubles
+// when it holds and is halved when it does not.
+void Ladder::lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(Bytes)>& stop, Packing& best) {
+  bool stopped = false;
+  const auto asked = [&] { return stopped = stopped || stop(best.height); };
+  const std::int64_t end = num_nodes_ + max_nodes;
+  const auto lowest = [&] { return std::max(enough, bound_); };
+  const auto over = [&] { return best.height <= lowest() || num_nodes_ >= end || asked(); };
+  for (; !over(); rung_nodes_ *= 2) {
+    const auto try_rung = [&](Bytes rung) {
+      const Fit fit = decide(rung, std::min(rung_nodes_, end - num_nodes_), asked, best);
+      if (fit == Fit::kNever) bound_ = std::max(bound_, rung + 1);
+      return fit == Fit::kFits;
+    };
+    if (try_rung(lowest()) || options_.is_decision) continue;
+    const Bytes least_step = std::max<Bytes>(1, (best.height - lowest()) >> kLeastStepShift);
+    for (Bytes step = std::max<Bytes>(1, (best.height - lowest()) >> kFirstStepShift); step >= least_step && !over();) {
+      step = try_rung(std::max(lowest(), best.height - step)) ? 2 * step : step / 2;
+    }
+  }
+}
+
+Fit Ladder::decide(Bytes capacity, std::int64_t max_nodes, const std::function<bool()>& stop, Packing& best) {
+  std::size_t winner = 0;
+  const std::int64_t before = search(0).num_nodes();
+  Fit fit = search(0).decide(capacity, {options_.num_threads > 1 ? std::min(max_nodes, kNodesAlone) : max_nodes, stop});
+  const std::int64_t left = max_nodes - kNodesAlone;
+  if (fit == Fit::kUnknown && options_.num_threads > 1 && left > 0 && !stop()) fit = decide_together(capacity, left, stop, winner);
+  num_nodes_ += std::max<std::int64_t>(1, search(0).num_nodes() - before);
+  if (fit != Fit::kFits) return fit;
+  Packing packing{search(winner).offsets(), 0};
+  for (ItemId i = 0; i < part_.num_items(); ++i)
+    packing.height = std::max(packing.height, packing.offsets[i] + part_.items[i].size);
+  if (packing.height < best.height) best = std::move(packing);
+  return fit;
+}
+
+// Every thread with a seed of its own; the first answer ends the others. This thread alone asks stop.
+Fit Ladder::decide_together(Bytes capacity, std::int64_t max_nodes, const std::function<bool()>& stop, std::size_t& winner) {
+  const auto num_threads = static_cast<std::size_t>(options_.num_threads);
+  search(num_threads - 1);
+  std::atomic<bool> over = false;
+  std::vector<Fit> fits(num_threads, Fit::kUnknown);
+  const auto work = [&](std::size_t thread) {
+    const auto ended = [&] { return over.load(std::memory_order_relaxed) || (thread == 0 && stop()); };
+    fits[thread] = searches_[thread]->decide(capacity, {max_nodes, ended});
+    if (thread == 0 || fits[thread] != Fit::kUnknown) over = true;
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t t = 1; t < num_threads; ++t) threads.emplace_back(work, t);
+    work(0);
+  }
+  winner = static_cast<std::size_t>(std::ranges::find_if(fits, [](Fit fit) { return fit != Fit::kUnknown; }) - fits.begin());
+  if (winner < num_threads) return fits[winner];
+  winner = 0;
+  return Fit::kUnknown;
+}
+
+}  // namespace olla

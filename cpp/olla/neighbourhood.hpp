@@ -1,0 +1,38 @@
+// Large neighbourhood search: frees the items around one that ends too high, and places them anew below a target by the exact
+// search, all others being fixed. Source: Shaw 1998, for packings.
+#pragma once
+
+#include <functional>
+#include <random>
+
+#include "olla/exact.hpp"
+
+namespace olla {
+
+class Neighbourhood {
+ public:
+  Neighbourhood(const Part& part, std::uint64_t seed) : part_(part), random_(seed) {}
+
+  // Lowers the packing until its height is at most enough, or the nodes are used up, or stop says so, asked with the present
+  // height.
+  void lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(Bytes)>& stop, Packing& best);
+
+ private:
+  bool find_late(Bytes target);
+  void free_around(ItemId late);
+  Part sub_part(Bytes target, std::vector<Offset>& fixed) const;
+  Fit repack(Bytes target, std::int64_t max_nodes, const std::function<bool()>& stop);
+  Bytes height() const;
+  std::size_t below(std::size_t count) { return static_cast<std::size_t>(random_() % count); }
+
+  const Part& part_;
+  std::mt19937_64 random_;
+  std::int64_t num_nodes_ = 0;
+  double num_wanted_ = 30;       // items to free
+  std::vector<Offset> offsets_;  // of the present packing, which may be as high as the best, with fewer late items
+  std::vector<ItemId> late_;     // items that end above the target
+  std::vector<ItemId> free_;
+  std::vector<bool> is_free_;
+};
+
+}  // namespace olla
