@@ -15,7 +15,7 @@ from olla.budgetplan import BudgetPlan
 from olla.budgets import Goal
 from olla.check import check
 from olla.columns import Lists
-from olla.errors import BudgetError
+from olla.errors import BudgetError, SolverError
 from olla.graph import Graph
 from olla.operators import Rerun, Rules, rules
 
@@ -241,8 +241,13 @@ class _Run:
         peaks, _ = self.evictor.least_peak(ops, plan.added_seconds, self._bound_seconds(), self.progress)
         budget_bytes = self.goal.budget_bytes or plan.peak_bytes
         seconds, _ = self.evictor.least_added_seconds(ops, budget_bytes, self._bound_seconds(), self.progress)
-        peak_bound = min(plan.peak_bytes, max(int(peaks.max(initial=0)), self.graph.resident_bytes))
-        seconds_bound = min(plan.added_seconds, float(seconds.max(initial=0.0)))
+        peak_bound = max(int(peaks.max(initial=0)), self.graph.resident_bytes)
+        seconds_bound = float(seconds.max(initial=0.0))
+        if peak_bound > plan.peak_bytes or seconds_bound > plan.added_seconds:
+            raise SolverError(
+                f"a plan with {plan.peak_bytes} bytes and {plan.added_seconds} added seconds is below its lower bounds "
+                f"({peak_bound} bytes, {seconds_bound} seconds): this is a defect of olla, please report it"
+            )
         return replace(plan, peak_lower_bound_bytes=peak_bound, added_seconds_lower_bound=seconds_bound)
 
     def _finish(self) -> BudgetPlan:
