@@ -1,33 +1,24 @@
-#include "olla/rewrite.hpp"
-
-#include "graphs.hpp"
 #include "olla/profile.hpp"
+#include "olla/rewrite.hpp"
+#include "rules.hpp"
 #include "test.hpp"
 
 using namespace olla;
 using namespace olla::test;
 
-static Rules free_rules(const GraphData& d, bool in_place) {
-  const std::size_t num_ops = d.workspace_bytes.size();
-  Rules rules;
-  rules.seconds.assign(num_ops, 1.0);
-  for (const auto random : d.random) rules.rerun.push_back(random != 0 ? 0 : static_cast<std::uint8_t>(Rerun::kWhole));
-  rules.rerun_seconds.assign(num_ops, 1.0);
-  rules.in_place.assign(num_ops, in_place ? 1 : 0);
-  rules.rerun_reads.offset.assign(num_ops + 1, 0);
-  return rules;
-}
-
 // a -> b -> c -> d, and a is read once more at the end.
 static GraphData chain() {
-  return data({10, 2, 3, 2}, {{.writes = {0}}, {.reads = {0}, .writes = {1}}, {.reads = {1}, .writes = {2}}, {.reads = {2}, .writes = {3}},
+  return data({10, 2, 3, 2}, {{.writes = {0}},
+                              {.reads = {0}, .writes = {1}},
+                              {.reads = {1}, .writes = {2}},
+                              {.reads = {2}, .writes = {3}},
                               {.reads = {0, 3}}});
 }
 
 TEST(no_drops_give_the_graph_back) {
   for (std::uint32_t seed = 0; seed < 100; ++seed) {
     const Graph graph(test::random_data(8, seed));
-    const Rules rules = free_rules(graph.data(), false);
+    const Rules rules = rules_for(graph.data(), false, true);
     const Values values(graph, rules);
     const auto order = program_order(graph);
     Rewriter rewriter(graph, values, rules, order);
@@ -41,7 +32,7 @@ TEST(no_drops_give_the_graph_back) {
 
 TEST(a_dropped_value_is_made_again_right_before_its_reader) {
   const Graph graph(chain());
-  const Rules rules = free_rules(graph.data(), false);
+  const Rules rules = rules_for(graph.data(), false, true);
   const Values values(graph, rules);
   const auto order = program_order(graph);
   Rewriter rewriter(graph, values, rules, order);
@@ -60,7 +51,7 @@ TEST(a_dropped_value_is_made_again_right_before_its_reader) {
 
 TEST(what_is_only_needed_late_moves_instead_of_running_twice) {
   const Graph graph(data({10, 2, 3}, {{.writes = {0}}, {.writes = {1}}, {.reads = {1}, .writes = {2}}, {.reads = {0, 2}}}));
-  const Rules rules = free_rules(graph.data(), false);
+  const Rules rules = rules_for(graph.data(), false, true);
   const Values values(graph, rules);
   const auto order = program_order(graph);
   Rewriter rewriter(graph, values, rules, order);
@@ -74,7 +65,7 @@ TEST(what_is_only_needed_late_moves_instead_of_running_twice) {
 
 TEST(a_result_takes_over_an_input_of_its_size_that_dies) {
   const Graph graph(data({4, 4, 4}, {{.writes = {0}}, {.reads = {0}, .writes = {1}}, {.reads = {1}, .writes = {2}}}, {2}));
-  const Rules rules = free_rules(graph.data(), true);
+  const Rules rules = rules_for(graph.data(), true, true);
   const Values values(graph, rules);
   const auto order = program_order(graph);
   Rewriter rewriter(graph, values, rules, order);
@@ -91,7 +82,7 @@ TEST(what_cannot_be_made_again_cannot_be_dropped) {
   GraphData d = chain();
   d.random[0] = 1;
   const Graph graph(d);
-  const Rules rules = free_rules(graph.data(), false);
+  const Rules rules = rules_for(graph.data(), false, true);
   const Values values(graph, rules);
   const auto order = program_order(graph);
   Rewriter rewriter(graph, values, rules, order);
@@ -105,7 +96,7 @@ TEST(random_drops_need_what_the_profile_of_the_rewritten_graph_says) {
   int num_built = 0;
   for (std::uint32_t seed = 0; seed < 400; ++seed) {
     const Graph graph(test::random_data(9, seed));
-    const Rules rules = free_rules(graph.data(), seed % 2 == 0);
+    const Rules rules = rules_for(graph.data(), seed % 2 == 0, true);
     const Values values(graph, rules);
     const auto order = program_order(graph);
     Rewriter rewriter(graph, values, rules, order);

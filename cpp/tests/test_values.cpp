@@ -1,6 +1,5 @@
-#include "olla/values.hpp"
-
 #include "graphs.hpp"
+#include "olla/values.hpp"
 #include "test.hpp"
 
 using namespace olla;
