@@ -104,9 +104,10 @@ def pareto(
     Example:
         >>> import olla
         >>> builder = olla.Graph.builder("chain")
-        >>> a, b, c = builder.tensor(100), builder.tensor(10), builder.tensor(100)
+        >>> a, b, c, d = (builder.tensor(size) for size in (100, 10, 100, 1))
         >>> _ = builder.op("a", writes=[a]), builder.op("b", reads=[a], writes=[b])
-        >>> _ = builder.op("c", reads=[b], writes=[c]), builder.op("d", reads=[c]), builder.op("e", reads=[a])
+        >>> _ = builder.op("c", reads=[b], writes=[c]), builder.op("d", reads=[c], writes=[d])
+        >>> _ = builder.op("e", reads=[a, d])
         >>> olla.pareto(builder.build()).peak_bytes.tolist()
         [210, 110]
     """
