@@ -12,6 +12,7 @@ import pytest
 from plans import hard_graph, training_step
 
 import buffers
+import olla
 from olla.cli import main
 from olla.plan import Plan
 
@@ -291,3 +292,33 @@ def test_a_terminal_sees_a_progress_line_after_a_second(tmp_path: Path) -> None:
     os.close(leader)
     assert b"bound" in seen
     assert b"Ctrl-C" in seen
+
+
+def test_a_budget_on_the_command_line_is_planned_checked_and_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    builder = olla.Graph.builder("chain")
+    a, b, c, d = builder.tensor(100), builder.tensor(10), builder.tensor(100), builder.tensor(1)
+    builder.op("a", writes=[a])
+    builder.op("b", reads=[a], writes=[b])
+    builder.op("c", reads=[b], writes=[c])
+    builder.op("d", reads=[c], writes=[d])
+    builder.op("e", reads=[a, d])
+    graph, plan = str(tmp_path / "graph.json"), str(tmp_path / "plan.json")
+    builder.build().save(graph)
+    arguments = ["plan", graph, "--align", "1", "--budget"]
+    assert main([*arguments, "150B", "--json", "-o", plan]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["peak_bytes"] == 110
+    assert (found["num_recomputed"], found["swapped_bytes"], found["host_bytes"]) == (1, 0, 0)
+    assert 0 < found["added_seconds_lower_bound"] <= found["added_seconds"] <= found["base_seconds"]
+    assert found["peak_lower_bound_bytes"] <= 110
+    assert main(["check", graph, plan]) == 0
+    assert main(["show", plan]) == 0
+    assert "added time" in capsys.readouterr().out
+    assert main([*arguments, "50B"]) == 1
+    assert "no plan fits it: every one needs at least 110 bytes" in capsys.readouterr().err
+    assert main([*arguments, "150B", "--no-recompute"]) == 1
+    assert main([*arguments, "16XB"]) == 2
+    assert "unknown unit" in capsys.readouterr().err
+    assert main(["plan", graph, "--max-slowdown", "10", "--device", "b100"]) == 2

@@ -15,7 +15,11 @@ struct Search {
   Spending spending;
 
   Search(const Graph& graph, Rules given, std::vector<OpId> order)
-      : rules(std::move(given)), values(graph, rules), base(std::move(order)), evictor(graph, values, rules, base), spending(graph, values, rules) {}
+      : rules(std::move(given)),
+        values(graph, rules),
+        base(std::move(order)),
+        evictor(graph, values, rules, base),
+        spending(graph, values, rules) {}
 };
 
 nb::tuple lists(Csr<std::int32_t> csr) { return nb::make_tuple(to_numpy(std::move(csr.offset)), to_numpy(std::move(csr.item))); }
@@ -83,7 +87,8 @@ void bind_evict(nb::module_& m) {
           [](Search& self, Array<OpId> ops, double added_seconds, double time_limit, nb::object progress) {
             std::vector<Bytes> bounds;
             const bool cancelled = limited("bound", time_limit, std::move(progress), [&](Control& control) {
-              for (const OpId t : view(ops)) bounds.push_back(control.stop(0, 0) ? 0 : self.spending.least_peak(t, added_seconds, control));
+              for (const OpId t : view(ops))
+                bounds.push_back(control.stop(0, 0) ? 0 : self.spending.least_peak(t, added_seconds, control));
             });
             return nb::make_tuple(to_numpy(std::move(bounds)), cancelled);
           },
@@ -94,7 +99,8 @@ void bind_evict(nb::module_& m) {
           [](Search& self, Array<OpId> ops, Bytes peak, double time_limit, nb::object progress) {
             std::vector<double> bounds;
             const bool cancelled = limited("bound", time_limit, std::move(progress), [&](Control& control) {
-              for (const OpId t : view(ops)) bounds.push_back(control.stop(0, 0) ? 0 : self.spending.least_added_seconds(t, peak, control));
+              for (const OpId t : view(ops))
+                bounds.push_back(control.stop(0, 0) ? 0 : self.spending.least_added_seconds(t, peak, control));
             });
             return nb::make_tuple(to_numpy(std::move(bounds)), cancelled);
           },

@@ -13,11 +13,7 @@ constexpr double kFree = 1e-9;  // seconds of a step that costs nothing, so that
 }  // namespace
 
 Evictor::Evictor(const Graph& graph, const Values& values, const Rules& rules, std::span<const OpId> base)
-    : graph_(graph),
-      values_(values),
-      rules_(rules),
-      rewriter_(graph, values, rules, base),
-      drops_(values.num_values()) {
+    : graph_(graph), values_(values), rules_(rules), rewriter_(graph, values, rules, base), drops_(values.num_values()) {
   rewriter_.build(drops_, best_);
   curve_.push_back({best_.peak, best_.added_seconds});
 }
@@ -118,7 +114,8 @@ void Evictor::find_candidates() {
   Decision decision;
   if (taste_.spread > 0) {
     above_.assign(1, 0.0);
-    for (const Bytes live : best_.live) above_.push_back(above_.back() + static_cast<double>(std::max<Bytes>(0, live - taste_.level)));
+    for (const Bytes live : best_.live)
+      above_.push_back(above_.back() + static_cast<double>(std::max<Bytes>(0, live - taste_.level)));
   }
   for (CopyId c = 0; c < static_cast<CopyId>(best_.copies.size()); ++c) {
     const auto& copy = best_.copies[c];

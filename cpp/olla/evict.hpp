@@ -42,8 +42,8 @@ class Evictor {
   void reverse(Bytes peak, Control& control);
   // How the greedy weighs its candidates besides bytes per second.
   struct Taste {
-    double noise = 0;       // multiplies scores by up to 1 + noise, at random
-    double spread = 0;      // multiplies them by up to 1 + spread, by the share of memory above `level` that they lie under
+    double noise = 0;   // multiplies scores by up to 1 + noise, at random
+    double spread = 0;  // multiplies them by up to 1 + spread, by the share of memory above `level` that they lie under
     Bytes level = 0;
     std::uint64_t seed = 0;
   };
@@ -83,18 +83,18 @@ class Evictor {
   std::vector<Decision> decisions_;
   std::vector<Point> curve_;
   RunId peak_ = 0;
-  std::vector<RunId> previous_, next_;              // of copy c: uses around the peak
-  std::vector<RunId> last_again_;                   // of op v: its last run beyond its own, or -1
-  std::vector<std::int64_t> copies_offset_;         // of value i: its copies, in order of making
+  std::vector<RunId> previous_, next_;       // of copy c: uses around the peak
+  std::vector<RunId> last_again_;            // of op v: its last run beyond its own, or -1
+  std::vector<std::int64_t> copies_offset_;  // of value i: its copies, in order of making
   std::vector<CopyId> copies_of_;
   std::vector<Candidate> candidates_;
   Closure closure_{};
-  std::vector<OpId> ops_;                           // of the closure
-  std::vector<Drop> kept_;                          // ancestors it keeps, and where they could be dropped
+  std::vector<OpId> ops_;   // of the closure
+  std::vector<Drop> kept_;  // ancestors it keeps, and where they could be dropped
   Taste taste_;
-  std::vector<double> above_;                       // memory above taste_.level, summed over the runs before run r
+  std::vector<double> above_;  // memory above taste_.level, summed over the runs before run r
   std::mt19937_64 random_;
-  std::unordered_set<std::uint64_t> tabu_;          // gaps whose drop was refused
+  std::unordered_set<std::uint64_t> tabu_;  // gaps whose drop was refused
 };
 
 }  // namespace olla

@@ -6,7 +6,7 @@ namespace olla {
 namespace {
 
 constexpr double kNoise = 0.4;  // how far scores are blurred in a repair
-constexpr double kSpread = 4;    // how much more a repair likes what lies under several peaks
+constexpr double kSpread = 4;   // how much more a repair likes what lies under several peaks
 constexpr int kMaxSettling = 4;
 
 struct State {
@@ -14,9 +14,7 @@ struct State {
   Point point;
 };
 
-State state_of(const Evictor& evictor) {
-  return {evictor.decisions(), {evictor.rewrite().peak, evictor.rewrite().added_seconds}};
-}
+State state_of(const Evictor& evictor) { return {evictor.decisions(), {evictor.rewrite().peak, evictor.rewrite().added_seconds}}; }
 
 bool better(const Point& a, const Point& b, const Target& target) {
   if (target.least_time) return a.peak <= target.peak && a.added_seconds < b.added_seconds;
@@ -78,7 +76,8 @@ void improve(Evictor& evictor, const Target& target, std::uint64_t seed, int max
     if (!evictor.reset(std::move(rest))) continue;  // some are valid only with what was taken away
     const double spread = uniform() < 0.5 ? 0 : kSpread * uniform();
     evictor.set_taste({kNoise * uniform(), spread, best.point.peak - best.point.peak / 50, random()});
-    evictor.run({target.least_time ? target.peak : 0, target.least_time ? best.point.added_seconds : target.added_seconds}, control);
+    evictor.run({target.least_time ? target.peak : 0, target.least_time ? best.point.added_seconds : target.added_seconds},
+                control);
     evictor.set_taste({});
     if (!target.least_time) trim(evictor);
     keep();

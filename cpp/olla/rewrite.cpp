@@ -28,8 +28,7 @@ bool DropSet::between(ValueId value, Step made, Step read) const {
 }
 
 Rewriter::Rewriter(const Graph& graph, const Values& values, const Rules& rules, std::span<const OpId> base)
-    : graph_(graph), values_(values), rules_(rules), base_(base), step_(base.size()), unmovable_(base.size(), 0) {
-  for (Step s = 0; s < static_cast<Step>(base.size()); ++s) step_[base[s]] = s;
+    : graph_(graph), values_(values), rules_(rules), base_(base), unmovable_(base.size(), 0) {
   for (const OpId u : graph.data().after.item) unmovable_[u] = 1;
 }
 

@@ -22,9 +22,9 @@ struct Drop {
 struct Rewrite {
   struct Run {
     OpId op;
-    Step position;     // base step whose op it serves
-    bool again;        // not the op's own place in the base order
-    bool dead;         // nobody reads what it makes: left out of the result, but numbered
+    Step position;      // base step whose op it serves
+    bool again;         // not the op's own place in the base order
+    bool dead;          // nobody reads what it makes: left out of the result, but numbered
     BufferId in_place;  // the buffer its one result takes over, or -1
   };
   struct Copy {
@@ -34,7 +34,7 @@ struct Rewrite {
     bool consumed;  // overwritten by its last use
   };
   struct Buffer {
-    TensorId tensor;   // of the graph, whose size it has
+    TensorId tensor;    // of the graph, whose size it has
     RunId first, last;  // runs during which it is live
   };
   std::vector<Run> runs;
@@ -46,7 +46,7 @@ struct Rewrite {
   std::vector<Bytes> live;                             // during run r; 0 if dead
   Bytes peak = 0;
   RunId peak_run = 0;
-  double added_seconds = 0;  // beyond one run of every op
+  double added_seconds = 0;    // beyond one run of every op
   std::int64_t num_again = 0;  // runs beyond one per op
 
   RunId num_runs() const { return static_cast<RunId>(runs.size()); }
@@ -60,9 +60,9 @@ struct Rewrite {
 
 // A graph, and where it comes from.
 struct Rewritten {
-  GraphData data;                     // results of op i: its writes, then what it overwrites, in the order of the original's
-  std::vector<OpId> origin;           // op of the original graph that op i stands for
-  std::vector<std::uint8_t> rerun;    // how op i runs (Rerun); kNever: in its own place
+  GraphData data;                       // results of op i: its writes, then what it overwrites, in the order of the original's
+  std::vector<OpId> origin;             // op of the original graph that op i stands for
+  std::vector<std::uint8_t> rerun;      // how op i runs (Rerun); kNever: in its own place
   std::vector<TensorId> tensor_origin;  // tensor of the original graph that tensor t holds first
 };
 
@@ -70,8 +70,8 @@ struct Rewritten {
 class DropSet {
  public:
   explicit DropSet(ValueId num_values) : steps_(num_values) {}
-  bool add(const Drop& drop);     // false if it was there
-  bool remove(const Drop& drop);  // false if it was not there
+  bool add(const Drop& drop);                               // false if it was there
+  bool remove(const Drop& drop);                            // false if it was not there
   bool between(ValueId value, Step made, Step read) const;  // is a copy of step `made` gone at step `read`?
 
  private:
@@ -88,8 +88,6 @@ class Rewriter {
 
   // The rewritten graph of the rewrite built last: the runs that are not dead, in their order.
   Rewritten graph(const Rewrite& rewrite) const;
-
-  Step position(OpId v) const { return step_[v]; }
 
  private:
   struct Frame {
@@ -110,13 +108,12 @@ class Rewriter {
   const Values& values_;
   const Rules& rules_;
   std::span<const OpId> base_;
-  std::vector<Step> step_;                 // of op v in the base order
-  std::vector<std::uint8_t> unmovable_;    // op v must run in its place: others come after it by name
-  std::vector<CopyId> current_;            // of value i, in the walk
-  std::vector<std::int32_t> num_reads_;    // of copy c
+  std::vector<std::uint8_t> unmovable_;  // op v must run in its place: others come after it by name
+  std::vector<CopyId> current_;          // of value i, in the walk
+  std::vector<std::int32_t> num_reads_;  // of copy c
   std::vector<Frame> stack_;
   std::vector<RunId> queue_;
-  std::vector<OpId> repeated_;             // ops that run again
+  std::vector<OpId> repeated_;  // ops that run again
   std::vector<Bytes> change_;
 };
 

@@ -159,7 +159,7 @@ Spending::Line Spending::cut(double price, double& value, Control& control) {
       if (value_node_[x] >= 0) network_.add_edge(op_node_[v], value_node_[x], FlowNetwork::kInfinite);
     }
   }
-  value = static_cast<double>(network_.maximise(kMaxBytes, [&] { return control.stop(0, 0); })) / kScale;
+  value = static_cast<double>(network_.maximise(kMaxBytes, [&] { return control.stop(constant_, constant_); })) / kScale;
   network_.reached({FlowNetwork::kSource}, 0, reached_);
   Line line{0, 0};
   for (std::size_t i = 0; i < needed_.size(); ++i) {
@@ -183,7 +183,7 @@ double Spending::maximise(Objective objective, Dear dear, Control& control) {
   Line kept{0, 0};
   for (std::size_t i = 0; i < num_read_; ++i) kept.bytes += static_cast<double>(keep_bytes_[i]);
   for (int i = 0; i < kMaxCuts && dear(cheap) && cheap.seconds > kept.seconds && kept.bytes > cheap.bytes; ++i) {
-    if (control.stop(0, 0)) break;
+    if (control.stop(constant_, constant_)) break;
     const double price = (kept.bytes - cheap.bytes) / (cheap.seconds - kept.seconds);
     const Line line = cut(price, value, control);
     best = std::max(best, objective(value, price));

@@ -47,9 +47,9 @@ class Spending {
   std::vector<std::uint8_t> side_;  // of op v
   std::vector<ValueId> needed_;     // values that a path from the ops after t reaches; first those these read
   std::size_t num_read_ = 0;
-  std::vector<OpId> makers_;        // ops that may run after t to make them
+  std::vector<OpId> makers_;  // ops that may run after t to make them
   std::vector<FlowNetwork::Node> value_node_, op_node_;
-  std::vector<Bytes> keep_bytes_;   // of needed_[i], beyond constant_
+  std::vector<Bytes> keep_bytes_;  // of needed_[i], beyond constant_
   std::vector<ValueId> inputs_;
   std::vector<OpId> queue_;
   std::vector<std::uint8_t> reached_;

@@ -15,7 +15,7 @@ from olla.budgetplan import BudgetPlan
 from olla.budgets import Goal
 from olla.check import check
 from olla.columns import Lists
-from olla.errors import BudgetError
+from olla.errors import BudgetError, SolverError
 from olla.graph import Graph
 from olla.operators import Rerun, Rules, rules
 
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 _BASE_SHARE = 0.1  # of the time limit, for the best order without rewriting
 _DROP_SHARE = 0.5  # the time by which the choice is made
-_IMPROVE_SHARE = 0.05  # of the time limit, for improving the choice
+_LEAST_SHARE = 0.1  # of the time limit, that every stage gets however late it is: an answer that is late, but one
+_IMPROVE_SHARE = 0.08  # of the time limit, for improving the choice
+_CLOSE = 0.002  # a peak this near to its bound is not searched for further
 _FINAL_SHARE = 0.1  # of the time limit, for ordering and laying out one rewritten graph
 _MAX_ROUNDS = 1000  # of the local search; time ends it earlier on all but small graphs
 _BOUND_SHARE = 0.05  # of the time limit, for one lower bound
@@ -102,9 +104,10 @@ def pareto(
     Example:
         >>> import olla
         >>> builder = olla.Graph.builder("chain")
-        >>> a, b, c = builder.tensor(100), builder.tensor(10), builder.tensor(100)
+        >>> a, b, c, d = (builder.tensor(size) for size in (100, 10, 100, 1))
         >>> _ = builder.op("a", writes=[a]), builder.op("b", reads=[a], writes=[b])
-        >>> _ = builder.op("c", reads=[b], writes=[c]), builder.op("d", reads=[c]), builder.op("e", reads=[a])
+        >>> _ = builder.op("c", reads=[b], writes=[c]), builder.op("d", reads=[c], writes=[d])
+        >>> _ = builder.op("e", reads=[a, d])
         >>> olla.pareto(builder.build()).peak_bytes.tolist()
         [210, 110]
     """
@@ -164,18 +167,33 @@ class _Run:
         passed = time.perf_counter() - self.start
         return 0.0 if self.interrupted else max(0.0, share * self.options.time_limit - passed)
 
+    def _least(self) -> float:
+        return 0.0 if self.interrupted else _LEAST_SHARE * self.options.time_limit
+
     def drop(self, peak_bytes: int, added_seconds: float) -> None:
         """Drop values until the peak is reached, or no time may be added any more."""
-        self.interrupted |= self.evictor.run(peak_bytes, added_seconds, self._left(_DROP_SHARE), self.progress)
+        limit = max(self._left(_DROP_SHARE), self._least())
+        self.interrupted |= self.evictor.run(peak_bytes, added_seconds, limit, self.progress)
 
     def _improve(self, peak_bytes: int, added_seconds: float | None) -> None:
         """Search for less added time within the peak, or, given an added time, for a lower peak within that."""
         limit = min(_IMPROVE_SHARE * self.options.time_limit, self._left(_DROP_SHARE))
         least_time = added_seconds is None
+        if limit <= 0.0 or self._close_enough(peak_bytes, added_seconds):
+            return
         seconds = math.inf if added_seconds is None else added_seconds
         self.interrupted |= self.evictor.improve(
             least_time, peak_bytes, seconds, self.options.seed, _MAX_ROUNDS, limit, self.progress
         )
+
+    def _close_enough(self, peak_bytes: int, added_seconds: float | None) -> bool:
+        """Whether the bounds leave next to nothing to gain."""
+        ops, limit = self._busiest_ops(), self._bound_seconds()
+        if added_seconds is None:
+            seconds, _ = self.evictor.least_added_seconds(ops, peak_bytes, limit, None)
+            return self.evictor.added_seconds - float(seconds.max(initial=0.0)) <= _CLOSE * self.base_seconds
+        peaks, _ = self.evictor.least_peak(ops, added_seconds, limit, None)
+        return self.evictor.peak <= (1 + _CLOSE) * int(peaks.max(initial=0))
 
     def run(self) -> BudgetPlan:
         goal = self.goal
@@ -241,19 +259,25 @@ class _Run:
         peaks, _ = self.evictor.least_peak(ops, plan.added_seconds, self._bound_seconds(), self.progress)
         budget_bytes = self.goal.budget_bytes or plan.peak_bytes
         seconds, _ = self.evictor.least_added_seconds(ops, budget_bytes, self._bound_seconds(), self.progress)
-        peak_bound = min(plan.peak_bytes, max(int(peaks.max(initial=0)), self.graph.resident_bytes))
-        seconds_bound = min(plan.added_seconds, float(seconds.max(initial=0.0)))
+        peak_bound = max(int(peaks.max(initial=0)), self.graph.resident_bytes)
+        seconds_bound = float(seconds.max(initial=0.0))
+        if peak_bound > plan.peak_bytes or seconds_bound > plan.added_seconds:
+            raise SolverError(
+                f"a plan with {plan.peak_bytes} bytes and {plan.added_seconds} added seconds is below its lower bounds "
+                f"({peak_bound} bytes, {seconds_bound} seconds): this is a defect of olla, please report it"
+            )
         return replace(plan, peak_lower_bound_bytes=peak_bound, added_seconds_lower_bound=seconds_bound)
 
     def _finish(self) -> BudgetPlan:
         graph, origin, rerun, tensor_origin = self._rewritten()
-        limit = min(self._left(), _FINAL_SHARE * self.options.time_limit)
+        limit = min(max(self._left(), self._least()), _FINAL_SHARE * self.options.time_limit)
         options = replace(self.options, order=None, time_limit=limit)
         plan = pipeline.run(graph, options, self.progress)
         again = rerun != Rerun.NEVER
         spent = self.rules.seconds[origin[~again]].sum() + self.rules.rerun_seconds[origin[again]].sum()
         written = np.diff(self.graph.writes.offset)[origin]
-        fields = {**vars(plan), "seconds": {**plan.seconds, "total": time.perf_counter() - self.start}}
+        seconds = {**plan.seconds, "total": time.perf_counter() - self.start}
+        fields = {**vars(plan), "seconds": seconds, "message": f"Of the rewritten graph: {plan.message}"}
         budget_plan = BudgetPlan(
             **fields,
             graph=graph,

@@ -71,6 +71,7 @@ def render(plan: Plan, verbose: bool = False) -> Group:
 
     title = f"{plan.graph_name or 'unnamed graph'}: {plan.num_ops:,} ops, {plan.num_tensors:,} tensors"
     parts: list[RenderableType] = [Text(title, style="bold"), _figures(plan), Text(plan.message)]
+    parts += [Text(line) for line in _rewriting(plan)]
     if plan.peak_op is not None:
         parts += [Text(), Text(f"The peak is at op {plan.peak_op.id} ({plan.peak_op.name or 'unnamed'})" + _who(plan))]
     if plan.peak_tensors:
@@ -79,6 +80,22 @@ def render(plan: Plan, verbose: bool = False) -> Group:
         parts += [Text(), *(Text(line) for line in plan.details)]
     parts += [Text(), Text(_stages(plan), style="dim")]
     return Group(*parts)
+
+
+def _rewriting(plan: Plan) -> list[str]:
+    """Say what a budget was met with; nothing for a plan without one."""
+    from olla.budgetplan import BudgetPlan
+
+    if not isinstance(plan, BudgetPlan):
+        return []
+    added, least = (1e3 * seconds for seconds in (plan.added_seconds, plan.added_seconds_lower_bound))
+    return [
+        f"The graph was rewritten: {plan.num_recomputed} more runs of ops, {plan.num_in_place} results in place.",
+        f"added time {added:.3f} ms ({percent(plan.slowdown)} of {1e3 * plan.base_seconds:.3f} ms on "
+        f"{plan.goal['device']}); no rewriting within this memory adds less than {least:.3f} ms",
+        f"peak {human_bytes(plan.peak_bytes)}, {human_bytes(plan.base_peak_bytes)} without rewriting; "
+        f"no rewriting within this time needs less than {human_bytes(plan.peak_lower_bound_bytes)}",
+    ]
 
 
 def _table() -> Table:
