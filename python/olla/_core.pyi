@@ -29,6 +29,11 @@ class Evictor:
         Drop greedily until the peak is reached or a limit is met; whether it was cancelled.
         """
 
+    def improve(self, least_time: bool, peak: int, added_seconds: float, seed: int, max_rounds: int, time_limit: float, progress: object | None) -> bool:
+        """
+        Search around the decisions in force for less time within the peak, or less peak within the time; whether cancelled.
+        """
+
     def curve(self) -> tuple:
         """(peak, added_seconds) after every step of the greedy."""
 
@@ -128,11 +133,6 @@ def solve_mip(cost: Annotated[NDArray[numpy.float64], dict(shape=(None,), order=
     (status, objective, bound, values, num_nodes) of: minimise cost x, row_lower <= A x <= row_upper, lower <= x <= upper, with A by rows. start: a value per column, or empty.
     """
 
-def order_ilp(graph: Graph, start: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], lower_bound: int, highs_library: str, time_limit: float, seed: int, num_threads: int, progress: object | None, reduce: bool = True) -> tuple:
-    """
-    (order, peak, lower_bound, status, info): the order of least peak by OLLA's lifetime program; see olla.ilp.order_ilp. reduce=False leaves every op at every step of its span.
-    """
-
 def address_ilp(lower: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], upper: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], alignment: int, fixed: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], start: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], lower_bound: int, highs_library: str, time_limit: float, seed: int, num_threads: int, progress: object | None) -> tuple:
     """
     (offsets, height, load, bound, status, cancelled, info): the layout of least height by OLLA's address program; see olla.ilp.address_ilp.
@@ -146,4 +146,9 @@ def arena_graph(graph: Graph, alignment: int) -> Graph:
 def joint_ilp(arena: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], workspace_offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], lower_bound: int, highs_library: str, time_limit: float, seed: int, num_threads: int, progress: object | None) -> tuple:
     """
     (order, offsets, workspace_offsets, arena, lower_bound, status, cancelled, info): the order and layout of the smallest arena by OLLA's joint program; see olla.ilp.joint_ilp.
+    """
+
+def order_ilp(graph: Graph, start: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], lower_bound: int, highs_library: str, time_limit: float, seed: int, num_threads: int, progress: object | None, reduce: bool = True) -> tuple:
+    """
+    (order, peak, lower_bound, status, info): the order of least peak by OLLA's lifetime program; see olla.ilp.order_ilp. reduce=False leaves every op at every step of its span.
     """
