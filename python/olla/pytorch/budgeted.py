@@ -83,7 +83,7 @@ class Planner:
             )
         goal = dataclasses.replace(self.goal, budget_bytes=total - self._spared_bytes)
         found = self._plan(captured, costs, device, goal, progress)
-        return without_costs(found, captured.graph)
+        return dataclasses.replace(without_costs(found, captured.graph), goal=self.goal.record())
 
     def _plan(self, captured: Captured, graph: Graph, device: str, goal: Goal, progress: Progress | None) -> BudgetPlan:
         def narrow(rules: Rules) -> Rules:

@@ -62,7 +62,8 @@ def _arguments(target: torch._ops.OpOverload) -> list[tuple[str, str]]:
 
 
 def _has_kernel(target: torch._ops.OpOverload, key: str) -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), key))
+    name = target._schema.name + (f".{target._overloadname}" if target._overloadname != "default" else "")
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
 
 
 def narrowed(captured: Captured, device: str, rules: Rules) -> Rules:

@@ -27,7 +27,7 @@ from olla.pytorch.feeds import Sources
 from olla.pytorch.program import Program, compile_program
 from olla.pytorch.replay import Allocations, Counters, Miss, Replay
 from olla.pytorch.requests import Recorder, Requests, with_costs
-from olla.pytorch.script import script
+from olla.pytorch.script import Script, script
 from olla.report.progress import ProgressLine
 from olla.report.step import BudgetReport, StepReport
 
@@ -92,6 +92,7 @@ class Runner:
         self.gradients = _gradients(captured)
         self._captured = captured
         self._planner = planner
+        self.plan: Plan
         self._use(plan)
         self._sources = sources
         self._replay = replay
@@ -126,8 +127,9 @@ class Runner:
     def _use(self, plan: Plan) -> None:
         """Take a plan of the captured graph, or of a rewriting of it, which is not recorded yet."""
         self.plan = plan
-        self._script = script(self._captured, plan)
-        self.graph = self._plain = self._script.graph
+        self._script: Script = script(self._captured, plan)
+        self._plain: Graph = self._script.graph  # without what was recorded
+        self.graph = self._plain
 
     def _same_rewriting(self, found: Plan) -> Plan:
         """Return a plan of the graph that runs as one that knows what was rewritten, if anything was."""
@@ -281,8 +283,9 @@ class Runner:
 
     def _original_costs(self) -> Graph:
         """Return the captured graph with what was recorded of the one that runs."""
-        rewritten = isinstance(self.plan, BudgetPlan)
-        return original_costs(self._captured.graph, self.graph, self.plan) if rewritten else self.graph
+        if isinstance(self.plan, BudgetPlan):
+            return original_costs(self._captured.graph, self.graph, self.plan)
+        return self.graph
 
     def _run_in_arena(
         self, replay: Replay, arranged: recording.Arranged, values: Sequence[torch.Tensor]

@@ -279,10 +279,11 @@ class Step:
             if known is None:
                 captured = capture(self.model, batch, optimizer=self.optimizer, loss=self.loss, step=self._body)
                 captured.structure.check()
-                if planner is not None:
-                    found = planner.plan(captured, device_type(captured), progress)
-                else:
-                    found = plan(captured, layout=False, progress=progress, **self._options)
+                found: Plan = (
+                    plan(captured, layout=False, progress=progress, **self._options)
+                    if planner is None
+                    else planner.plan(captured, device_type(captured), progress)
+                )
                 if place is not None:
                     place.save(captured, found)
             else:
