@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from steps import World, models, nn, same, square, tensors, torch
+from steps import World, images, models, net, nn, same, square, tensors, torch
 
 import olla
 from olla.pytorch.extension import cache_folder
@@ -206,3 +206,23 @@ def test_an_operator_over_its_argument_gives_the_same_bits(name: str) -> None:
 def test_variants_that_copy_are_no_way_to_save_memory() -> None:
     assert overwriting(torch.ops.aten.native_dropout_backward.default, "cpu") is None
     assert overwriting(torch.ops.aten.mm.default, "cpu") is not None  # it is the planner's table that leaves it out
+
+
+def test_a_step_that_fits_as_it_is_runs_nothing_again() -> None:
+    step, values = train(world_of("gpt2", "momentum"), budget="1GB")
+    assert same(values, unbudgeted("gpt2", "momentum")[1])
+    budget = step.report().budget
+    assert (budget.num_recomputed, budget.planned_slowdown, budget.budget_bytes) == (0, 0.0, 10**9)
+    assert "added time" in str(step.report())
+
+
+def test_operators_that_the_program_runs_in_place_stay_in_place() -> None:
+    def world() -> World:
+        model = net()
+        return World(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), images(), square)
+
+    _, values = train(world())
+    step, budgeted = train(world(), minimise="peak")
+    assert same(budgeted, values)
+    require_as_planned(step.report())
+    assert any(target == "aten.relu_.default" for target in step.graph.targets)

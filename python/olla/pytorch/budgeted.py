@@ -82,7 +82,15 @@ class Planner:
                 rule="budget",
             )
         goal = dataclasses.replace(self.goal, budget_bytes=total - self._spared_bytes)
-        found = self._plan(captured, costs, device, goal, progress)
+        try:
+            found = self._plan(captured, costs, device, goal, progress)
+        except BudgetError as error:
+            spared = f"{self._spared_bytes} of them for gaps between tensors in the arena"
+            raise BudgetError(
+                f"the step does not fit {total} bytes with the workspaces of its kernels, {spared}: {error}",
+                rule=error.rule,
+                ids=error.ids,
+            ) from None
         return dataclasses.replace(without_costs(found, captured.graph), goal=self.goal.record())
 
     def _plan(self, captured: Captured, graph: Graph, device: str, goal: Goal, progress: Progress | None) -> BudgetPlan:
