@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +36,17 @@ _NUM_BOUND_OPS = 12  # per source of ops whose cuts make a bound
 _MAX_LAYOUTS = 6  # rewritten graphs laid out until the arena fits
 
 
-def run(source: Source, options: Options, goal: Goal, progress: Progress | None) -> BudgetPlan:
-    """Plan a graph towards a goal; see `olla.plan`."""
+def run(
+    source: Source,
+    options: Options,
+    goal: Goal,
+    progress: Progress | None,
+    narrow: Callable[[Rules], Rules] | None = None,
+) -> BudgetPlan:
+    """Plan a graph towards a goal; see `olla.plan`. Narrow takes away what whoever runs the plan cannot do."""
     if options.precedences:
         raise ValueError("precedences cannot be combined with a budget: add them to the graph as `after` of its ops")
-    return _Run(pipeline.graph_of(source), options, goal, progress).run()
+    return _Run(pipeline.graph_of(source), options, goal, progress, narrow).run()
 
 
 @dataclass(frozen=True)
@@ -132,10 +139,19 @@ def pareto(
 class _Run:
     """One call of `olla.plan` with a goal."""
 
-    def __init__(self, graph: Graph, options: Options, goal: Goal, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        options: Options,
+        goal: Goal,
+        progress: Progress | None,
+        narrow: Callable[[Rules], Rules] | None = None,
+    ) -> None:
         self.start = time.perf_counter()
         self.graph, self.options, self.goal, self.progress = graph, options, goal, progress
         self.rules: Rules = rules(graph, goal.device, in_place=goal.in_place, recompute=goal.recompute)
+        if narrow is not None:
+            self.rules = narrow(self.rules)
         self.base_seconds = float(self.rules.seconds.sum())
         self.interrupted = False
         self.lowest_bytes = 2**62

@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from olla import planfile
+from olla import budgetplan, planfile
+from olla.budgetplan import BudgetPlan
 from olla.graph import Graph
 from olla.plan import Plan, Status
 from olla.pytorch import encode
@@ -95,7 +96,7 @@ class Place:
             content = {
                 "sources": sources(),
                 "step": encode.to_object(captured, self._constants),
-                "plan": planfile.to_object(plan),
+                "plan": budgetplan.to_object(plan) if isinstance(plan, BudgetPlan) else planfile.to_object(plan),
             }
         except (NotUnderstood, encode.NotStorable) as reason:
             self.note = _not_kept(reason)
@@ -106,7 +107,7 @@ class Place:
         """Return what an earlier process found out by recording the step.
 
         Args:
-            graph: of the captured step.
+            graph: that runs, as it was before it was recorded.
         """
         if not self.loaded:
             return None
@@ -276,9 +277,12 @@ def _head(body: bytes) -> str:
     return f"{_MAGIC} {VERSION} {hashlib.sha256(body).hexdigest()}"
 
 
-def _plan(content: object) -> Plan:
+def _plan(content: dict[str, Any]) -> Plan:
     fields = planfile.fields_of(content)
-    return Plan(**fields | {"status": Status(fields["status"])})
+    fields["status"] = Status(fields["status"])
+    if "rewrite" in content:
+        return BudgetPlan(**fields, **budgetplan.fields_of(content["rewrite"]))
+    return Plan(**fields)
 
 
 def _identity(plan: Plan) -> str:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import keyword
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from olla.pytorch.capture import Captured
-from olla.pytorch.run import attribute, freed_after
+from olla.pytorch.forms import dropout_again, is_dropout, mask_of, norm_again, overwriting
+from olla.pytorch.run import attribute, last_steps
+from olla.pytorch.script import Call, Script
 
 Program = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 Window = Callable[[int], None]
 Note = Callable[[int, torch.Tensor], None]
+_Key = tuple[Any, ...]  # a node, and the tensors its value lives in
 _NAME = "olla_step"  # of the generated function, as tracebacks show it
 _LITERALS = (bool, int, str, type(None))
 
@@ -24,6 +27,7 @@ def compile_program(
     captured: Captured,
     order: Sequence[int],
     *,
+    script: Script | None = None,
     begin: Window | None = None,
     end: Callable[[], None] | None = None,
     windows: Collection[int] = (),
@@ -35,7 +39,8 @@ def compile_program(
 
     Args:
         captured: the step.
-        order: int[num_ops], ops in the order to run them.
+        order: int[num_ops], ops of the script in the order to run them.
+        script: what runs; the captured ops themselves if not given.
         begin: called with the op before its kernel.
         end: called after its kernel.
         windows: the ops to call begin and end for.
@@ -58,72 +63,109 @@ def compile_program(
         >>> bool((output == model(batch)).all())
         True
     """
-    writer = _Writer(captured)
+    if script is None:
+        script = Script(captured.graph, [Call(nodes) for nodes in captured.nodes])
+    writer = _Writer(captured, script, order)
     writer.constants |= {"begin": begin, "end": end, "note": note}
     writer.write_inputs()
     writer.write_all(captured.prologue)
-    freed = freed_after(captured, order)
     opened = frozenset(windows)
     for step, op in enumerate(order):
         writer.write_op(int(op), int(op) in opened, note is not None)
-        writer.delete(freed[step])
+        writer.delete_after(step)
     writer.write_return()
     return writer.compile()
 
 
 class _Writer:
-    """The lines of the function, and the operators and constants they name."""
+    """The lines of the function, and the operators and constants they name.
 
-    def __init__(self, captured: Captured) -> None:
+    A value goes by its node and the tensors it lives in: where ops run again, a node has several at once.
+    """
+
+    def __init__(self, captured: Captured, script: Script, order: Sequence[int]) -> None:
         self.captured = captured
+        self.script = script
         self.lines = [f"def {_NAME}(values):"]
         self.constants: dict[str, Any] = {}
-        self._names: dict[fx.Node, str] = {}
+        self._names: dict[_Key, str] = {}
         self._known: dict[Any, str] = {}
+        self._place: Mapping[int, int] | None = None  # of the op that is written
+        self._last = last_steps(script.graph, order)
+        self._freed: list[list[_Key]] = [[] for _ in order]
+        self._lasts = [kind != "temporary" for kind in captured.graph.tensor_kinds]  # beyond the step
 
     def write_inputs(self) -> None:
         inputs = []
         for node in self.captured.module.graph.nodes:
             if node.op == "placeholder":
-                self._names[node] = f"v{len(self._names)}"
-                inputs.append(self._names[node])
+                self._names[self._key(node)] = f"v{len(self._names)}"
+                inputs.append(self._names[self._key(node)])
             elif node.op == "get_attr":
-                self._names[node] = self._constant(attribute(self.captured.module, str(node.target)))
+                self._names[self._key(node)] = self._constant(attribute(self.captured.module, str(node.target)))
         self._line(f"[{', '.join(inputs)}] = values")
 
     def write_op(self, op: int, window: bool, note: bool) -> None:
-        kernel, *followers = self.captured.nodes[op]
+        call = self.script.calls[op]
+        kernel, *followers = call.nodes
+        self._place = call.place
         if window:
             self._line(f"begin({op})")
-        self._write(kernel)
+        self._write_kernel(call)
         if window:
             self._line("end()")
         self.write_all(followers)
         if note:
-            self._note(op)
-        if isinstance(kernel.meta.get("val"), tuple | list) and all(user in followers for user in kernel.users):
-            self.delete([kernel])  # it would keep all its tensors alive as long as the last of them
+            self._note(op, call)
+        if isinstance(kernel.meta.get("val"), tuple | list) and (
+            call.again or all(user in followers for user in kernel.users)
+        ):
+            self._delete([self._key(kernel)])  # it would keep all its tensors alive as long as the last of them
 
-    def _note(self, op: int) -> None:
-        written = set(self.captured.graph.writes.of(op).tolist())
-        for node in self.captured.nodes[op]:
-            lives_in = self.captured.tensors[node]
+    def _note(self, op: int, call: Call) -> None:
+        written = set(self.script.graph.writes.of(op).tolist())
+        for node in call.nodes:
+            lives_in = self._tensors(node)
             single = len(lives_in) == 1 and isinstance(node.meta.get("val"), torch.Tensor)
-            if single and node in self._names and lives_in[0] in written:
+            if single and self._key(node) in self._names and lives_in[0] in written:
                 written.remove(lives_in[0])
-                self._line(f"note({lives_in[0]}, {self._names[node]})")
+                self._line(f"note({lives_in[0]}, {self._names[self._key(node)]})")
 
     def write_all(self, nodes: Sequence[fx.Node]) -> None:
         for node in nodes:
-            self._write(node)
+            self._write(node, _kernel(node.target), node.args, node.kwargs)
 
-    def delete(self, nodes: Sequence[fx.Node]) -> None:
-        names = [self._names.pop(n) for n in nodes if n in self._names]
+    def _write_kernel(self, call: Call) -> None:
+        kernel = call.nodes[0]
+        if call.over >= 0:
+            self._write_over(kernel, call.over)
+        elif call.again and is_dropout(kernel):
+            self._write(kernel, dropout_again, (kernel.args[0], mask_of(kernel), kernel.args[1]), {})
+        elif call.again:
+            self._write(kernel, _kernel(kernel.target), *norm_again(kernel))
+        else:
+            self.write_all([kernel])
+
+    def _write_over(self, kernel: fx.Node, over: int) -> None:
+        """Write an op whose result takes over the memory of the argument that lives in a tensor."""
+        taken = next(n for n in kernel.all_input_nodes if over in self.captured.tensors[n])
+        form = overwriting(kernel.target, kernel.meta["val"].device.type)
+        assert form is not None
+        result = {form.keyword: taken} if form.keyword else {}
+        self._write(kernel, _kernel(form.target), kernel.args, {**kernel.kwargs, **result})
+
+    def delete_after(self, step: int) -> None:
+        """Delete what dies in a step of the order."""
+        self._delete(self._freed[step])
+
+    def _delete(self, keys: Sequence[_Key]) -> None:
+        names = [self._names.pop(key) for key in keys if key in self._names]
         if names:
             self._line(f"del {', '.join(names)}")
 
     def write_return(self) -> None:
         output = next(n for n in reversed(self.captured.module.graph.nodes) if n.op == "output")
+        self._place = self.script.outputs
         self._line(f"return {self._text(list(output.args[0]))}")
 
     def compile(self) -> Program:
@@ -135,21 +177,34 @@ class _Writer:
     def _line(self, text: str) -> None:
         self.lines.append(f"  {text}")
 
-    def _write(self, node: fx.Node) -> None:
-        arguments = [self._text(a) for a in node.args]
-        named = {k: self._text(a) for k, a in node.kwargs.items()}
+    def _tensors(self, node: fx.Node) -> Sequence[int]:
+        """Return the tensors of the graph that runs that a node's value lives in, without those that last."""
+        tensors = [t for t in self.captured.tensors[node] if not self._lasts[t]]
+        return tensors if self._place is None else [self._place[t] for t in tensors]
+
+    def _key(self, node: fx.Node) -> _Key:
+        return (node, *self._tensors(node))
+
+    def _write(self, node: fx.Node, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Write a call whose result is the value of a node."""
+        arguments = [self._text(a) for a in args]
+        named = {k: self._text(a) for k, a in kwargs.items()}
         arguments += [f"{k}={text}" for k, text in named.items() if not keyword.iskeyword(k)]
         arguments += [f"**{{{k!r}: {text}}}" for k, text in named.items() if keyword.iskeyword(k)]
-        call = f"{self._constant(_kernel(node.target))}({', '.join(arguments)})"
+        call = f"{self._constant(target)}({', '.join(arguments)})"
         if node.users:
-            self._names[node] = f"v_{node.name}"
-            call = f"{self._names[node]} = {call}"
+            tensors, key = self._tensors(node), self._key(node)
+            copy = "" if self._place is None else "_".join(map(str, tensors))
+            self._names[key] = f"v{copy}_{node.name}"
+            call = f"{self._names[key]} = {call}"
+            if ends := [self._last[t] for t in tensors if t in self._last]:
+                self._freed[min(ends)].append(key)
         self._line(call)
 
     def _text(self, value: Any) -> str:
         """Return an argument of an operator as Python source."""
         if isinstance(value, fx.Node):
-            return self._names[value]
+            return self._names[self._key(value)]
         if type(value) in _LITERALS or (type(value) is float and math.isfinite(value)):
             return repr(value)
         if type(value) is tuple or isinstance(value, list):  # an fx list is a kind of list

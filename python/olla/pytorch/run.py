@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from olla.graph import Graph
 from olla.pytorch.capture import Captured
 
 
@@ -71,18 +72,22 @@ def _call(nodes: Sequence[fx.Node], values_of: dict[fx.Node, Any]) -> None:
 
 def freed_after(captured: Captured, steps: Sequence[int]) -> list[list[fx.Node]]:
     """Return, for each step, the nodes whose value is not needed after it."""
-    graph = captured.graph
+    last = last_steps(captured.graph, steps)
+    freed: list[list[fx.Node]] = [[] for _ in steps]
+    for node, tensors in captured.tensors.items():
+        if ends := [last[t] for t in tensors if t in last]:
+            freed[min(ends)].append(node)
+    return freed
+
+
+def last_steps(graph: Graph, steps: Sequence[int]) -> dict[int, int]:
+    """Return, for each tensor that does not outlive the step, the last step that uses it."""
     last: dict[int, int] = {}
     for step, op in enumerate(steps):
         for lists in (graph.reads, graph.writes, graph.mutates):
             last.update((int(t), step) for t in lists.of(op))
     kept = set(graph.outputs.tolist())
-    freed: list[list[fx.Node]] = [[] for _ in steps]
-    for node, tensors in captured.tensors.items():
-        planned = [t for t in tensors if graph.tensor_kinds[t] == "temporary" and t not in kept]
-        if planned:
-            freed[min(last[t] for t in planned)].append(node)
-    return freed
+    return {t: step for t, step in last.items() if graph.tensor_kinds[t] == "temporary" and t not in kept}
 
 
 def attribute(module: torch.nn.Module, path: str) -> Any:

@@ -15,8 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from olla.budgetplan import BudgetPlan
+from olla.graph import Graph
 from olla.plan import Plan
 from olla.pytorch import recording
+from olla.pytorch.budgeted import Planner, added_seconds, original_costs, with_figures
 from olla.pytorch.cache import Known, Place
 from olla.pytorch.capture import Captured
 from olla.pytorch.cudagraph import Graphed
@@ -24,8 +27,9 @@ from olla.pytorch.feeds import Sources
 from olla.pytorch.program import Program, compile_program
 from olla.pytorch.replay import Allocations, Counters, Miss, Replay
 from olla.pytorch.requests import Recorder, Requests, with_costs
+from olla.pytorch.script import Script, script
 from olla.report.progress import ProgressLine
-from olla.report.step import StepReport
+from olla.report.step import BudgetReport, StepReport
 
 _NUM_TIMES = 100  # latest calls whose median is reported
 _MAX_RECORDINGS = 3  # the first call makes requests that no later one does: caches of libraries
@@ -64,10 +68,11 @@ class Runner:
         note: for the report.
         place: where the step is kept on disk; None: nowhere.
         cuda_graph: whether calls replay a CUDA graph once they repeat each other.
+        planner: made the plan towards a budget, and makes a tighter one if need be; None: there is no budget.
 
     Attributes:
         program: what runs at the next call.
-        graph: of the step; with workspaces and seconds once it was recorded.
+        graph: of what runs; with workspaces and seconds once it was recorded.
         plan: of this graph.
         gradients: for each output after those of the structure, its parameter and whether it alone holds its memory.
     """
@@ -81,23 +86,25 @@ class Runner:
         note: str,
         place: Place | None = None,
         cuda_graph: bool = False,
+        planner: Planner | None = None,
     ) -> None:
         self.structure = captured.structure
         self.gradients = _gradients(captured)
         self._captured = captured
-        self.graph = captured.graph
-        self.plan = plan
+        self._planner = planner
+        self.plan: Plan
+        self._use(plan)
         self._sources = sources
         self._replay = replay
         self._place = place
         self._note = " ".join(text for text in (note, place.note if place else "") if text)
         self._cuda_graph = cuda_graph
         self._graphed: Graphed | None = None
-        self._device = _device_type(captured)
+        self._device = device_type(captured)
         self._alignment = _ALIGNMENT.get(self._device, 512)
         self._arranged: recording.Arranged | None = None
         self._num_recordings = 0
-        self._eager_peak_bytes = plan.program_peak_bytes
+        self._eager_peak_bytes = recording.program_peak(captured.graph, self._alignment)
         self._is_cached = place is not None and place.loaded
         self._seconds = {"capture": sum(captured.seconds.values()), "plan": plan.seconds["total"], "record": 0.0}
         if place is not None:
@@ -106,13 +113,27 @@ class Runner:
         self._times: collections.deque[float] = collections.deque(maxlen=_NUM_TIMES)
         self._num_steps = 0
         self._seen = _Seen()
-        known = place.load_known(captured.graph) if place is not None and replay is not None else None
+        known = place.load_known(self._plain) if place is not None and replay is not None else None
         self._is_known = known is not None
         if known is not None:
-            self.graph, self.plan, self._arranged, self._eager_peak_bytes = known
+            self.graph, found, self._arranged, self._eager_peak_bytes = known
+            self.plan = self._same_rewriting(found)
             self.program = self._compile_arranged()
+        elif replay is not None:
+            self.program = self._compile_recorded()
         else:
-            self.program = self._compile_recorded() if replay else compile_program(captured, plan.order.tolist())
+            self.program = compile_program(captured, plan.order.tolist(), script=self._script)
+
+    def _use(self, plan: Plan) -> None:
+        """Take a plan of the captured graph, or of a rewriting of it, which is not recorded yet."""
+        self.plan = plan
+        self._script: Script = script(self._captured, plan)
+        self._plain: Graph = self._script.graph  # without what was recorded
+        self.graph = self._plain
+
+    def _same_rewriting(self, found: Plan) -> Plan:
+        """Return a plan of the graph that runs as one that knows what was rewritten, if anything was."""
+        return with_figures(self.plan, self.graph, found) if isinstance(self.plan, BudgetPlan) else found
 
     def run(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
         """Run the step on a batch with these leaves, and return the captured outputs."""
@@ -168,6 +189,7 @@ class Runner:
         return compile_program(
             self._captured,
             self.plan.order.tolist(),
+            script=self._script,
             begin=recorder.begin,
             end=recorder.end,
             windows=range(num_ops),
@@ -181,6 +203,7 @@ class Runner:
         return compile_program(
             self._captured,
             self.plan.order.tolist(),
+            script=self._script,
             begin=self._replay.begin,
             end=self._replay.end,
             windows=frozenset(np.flatnonzero(np.diff(self._arranged.table.op_offset)).tolist()),
@@ -211,12 +234,12 @@ class Runner:
 
     def _arrange(self, replay: Replay, recorded: Allocations) -> None:
         """Plan the order again where workspaces matter to it, and lay out the requests of the order that is to run."""
-        plain = self._captured.graph
+        plain = self._plain
         with ProgressLine(f"laying out {plain.name}") as progress:
             self.graph = with_costs(plain, recorded, self._recorder.seconds, self._alignment)
-            self._eager_peak_bytes = recording.program_peak(self.graph, self._alignment)
+            self._eager_peak_bytes = recording.program_peak(self._original_costs(), self._alignment)
             before = self.plan
-            self.plan = recording.planned_again(self.graph, before, progress)
+            self.plan = self._same_rewriting(recording.planned_again(self.graph, before, progress))
             if not np.array_equal(self.plan.order, before.order):
                 requests = Requests.of(recorded, self._recorder.addresses, plain)
                 moved = requests.in_order(plain, self.plan.order)
@@ -233,16 +256,36 @@ class Runner:
             "from torch's own allocator and count as missed."
         )
         self._num_recordings = _MAX_RECORDINGS
-        graph = self._captured.graph
+        graph = self._plain
         self._lay_out(replay, Requests.of_graph(graph).in_order(graph, self.plan.order), None)
 
     def _lay_out(self, replay: Replay, requests: Allocations, progress: ProgressLine | None) -> None:
         options = self.plan.options
-        limit = _LAYOUT_SHARE * options["time_limit"]
-        self._arranged = recording.arrange(
-            requests, self.graph.num_ops, self._alignment, limit, options["seed"], progress
-        )
+        limit = _LAYOUT_SHARE * (self._planner.time_limit if self._planner else options["time_limit"])
+        arranged = recording.arrange(requests, self.graph.num_ops, self._alignment, limit, options["seed"], progress)
+        if self._planner is not None and (tighter := self._tighter(self._planner, arranged, progress)) is not None:
+            self._use(tighter)
+            self._num_recordings = 0
+            self.program = self._compile_recorded()
+            if self._place is not None:
+                self._place.save(self._captured, tighter)
+            return
+        self._arranged = arranged
         self.program = self._compile_arranged()
+
+    def _tighter(
+        self, planner: Planner, arranged: recording.Arranged, progress: ProgressLine | None
+    ) -> BudgetPlan | None:
+        """Return another plan where the arena does not fit the budget."""
+        needed = self.graph.resident_bytes + arranged.output_bytes + arranged.table.arena_bytes
+        peak = self.plan.peak_bytes
+        return planner.again(self._captured, self._original_costs(), self._device, needed, peak, progress)
+
+    def _original_costs(self) -> Graph:
+        """Return the captured graph with what was recorded of the one that runs."""
+        if isinstance(self.plan, BudgetPlan):
+            return original_costs(self._captured.graph, self.graph, self.plan)
+        return self.graph
 
     def _run_in_arena(
         self, replay: Replay, arranged: recording.Arranged, values: Sequence[torch.Tensor]
@@ -299,6 +342,21 @@ class Runner:
             slowest=self._slowest(),
             cached=self._is_cached,
             note=self._note,
+            budget=self._budget_report(self.plan) if isinstance(self.plan, BudgetPlan) else None,
+        )
+
+    def _budget_report(self, plan: BudgetPlan) -> BudgetReport:
+        recorded = float(self.graph.seconds.sum())
+        added = added_seconds(self.graph.seconds, plan) if recorded else None
+        return BudgetReport(
+            budget_bytes=plan.goal.get("budget_bytes"),
+            unbudgeted_peak_bytes=plan.base_peak_bytes,
+            peak_lower_bound_bytes=plan.peak_lower_bound_bytes,
+            num_recomputed=plan.num_recomputed,
+            num_in_place=plan.num_in_place,
+            planned_slowdown=plan.slowdown,
+            measured_slowdown=None if added is None else added / max(recorded - added, 1e-12),
+            measured_added_seconds=added,
         )
 
     def _slowest(self) -> tuple[tuple[str, float], ...]:
@@ -321,7 +379,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def _device_type(captured: Captured) -> str:
+def device_type(captured: Captured) -> str:
     """Return where the step runs: a learning rate is on the CPU everywhere."""
     nodes = (n for n in captured.module.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor))
     return next((n.meta["val"].device.type for n in nodes if n.meta["val"].device.type != "cpu"), "cpu")

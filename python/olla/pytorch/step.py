@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from olla.budgets import Goal
 from olla.errors import ReplayError
 from olla.plan import Plan, plan
 from olla.pytorch.capture import capture
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch.utils._pytree import TreeSpec
 
+    from olla.devices import DeviceProfile
     from olla.graph import Graph
     from olla.pytorch.replay import Replay
     from olla.pytorch.runner import Runner
@@ -39,6 +41,12 @@ def compile(
     cache_size: int = 8,
     cuda_graph: bool = False,
     disk_cache: bool = True,
+    budget: int | str | None = None,
+    max_slowdown: float | None = None,
+    minimise: str | None = None,
+    plan_for: str | DeviceProfile | None = None,
+    in_place: bool = True,
+    recompute: bool = True,
 ) -> Step:
     """Turn a training step into one that runs in planned order, in one arena; the first call captures and plans it.
 
@@ -62,13 +70,22 @@ def compile(
             anew when a learning rate changes, unless that is a tensor on the GPU. Built, not measured.
         disk_cache: whether captures and plans are kept on disk and found there again by later processes; see
             docs/step.md. What decides that they fit: model, loss, optimizer, shapes, versions and source files.
+        budget: the memory there is, "16GB", "16GiB" or bytes, for resident tensors, outputs and the arena: ops run
+            again, and results take over inputs that die, until the step fits, in the least added time. Results stay
+            the same to the bit.
+        max_slowdown: in place of a budget: the least peak within this share of added time; 0.05 is 5 %.
+        minimise: "peak", in place of a budget: the least peak at whatever time.
+        plan_for: what added time is estimated for, see olla.plan; by default "cpu" or "a100", by where the model is.
+        in_place: whether a budget may let results take over inputs.
+        recompute: whether a budget may run ops again.
 
     Returns:
         The step: ``step(batch)`` runs it and returns what ``loss`` or ``step`` returned.
 
     Raises:
         ReplayError: the model is elsewhere than ``device``, or not on a GPU with ``cuda_graph=True``.
-        ValueError: cache_size is below 1.
+        BudgetError: the budget is no number of bytes. A call of the step raises it where nothing fits the budget.
+        ValueError: cache_size is below 1, or an option of the budget is out of its range.
 
     Example:
         >>> import torch, olla
@@ -91,7 +108,23 @@ def compile(
         cache_size,
         cuda_graph,
         disk_cache,
+        _goal(model, budget, max_slowdown, minimise, plan_for, in_place, recompute),
     )
+
+
+def _goal(
+    model: torch.nn.Module,
+    budget: int | str | None,
+    max_slowdown: float | None,
+    minimise: str | None,
+    plan_for: str | DeviceProfile | None,
+    in_place: bool,
+    recompute: bool,
+) -> Goal | None:
+    if plan_for is None:
+        tensors = [*model.parameters(), *model.buffers()]
+        plan_for = "a100" if any(t.device.type == "cuda" for t in tensors) else "cpu"
+    return Goal.of(budget, max_slowdown, minimise, plan_for, in_place, recompute)
 
 
 class Step:
@@ -113,6 +146,7 @@ class Step:
         cache_size: int,
         cuda_graph: bool,
         disk_cache: bool,
+        goal: Goal | None = None,
     ) -> None:
         import torch
 
@@ -130,6 +164,7 @@ class Step:
         self._cache_size = cache_size
         self._cuda_graph = cuda_graph
         self._disk_cache = disk_cache
+        self._goal = goal
         self._runners: OrderedDict[Hashable, Runner] = OrderedDict()  # the latest used last
         self._lock = threading.Lock()
         self._replay: Replay | None = None
@@ -170,7 +205,10 @@ class Step:
 
     @property
     def graph(self) -> Graph:
-        """The captured step, for the shapes it ran with last; with workspaces and seconds if it was recorded."""
+        """The step that runs, for the shapes it ran with last; with workspaces and seconds if it was recorded.
+
+        With a budget it is the rewritten graph: op i stands for op ``plan.origin[i]`` of the captured one.
+        """
         return self._latest.graph
 
     @property
@@ -224,13 +262,16 @@ class Step:
         return self._give_back(runner, results)
 
     def _prepare(self, batch: Any, leaves: Sequence[Any], spec: TreeSpec) -> Runner:
+        from olla.pytorch.budgeted import Planner
         from olla.pytorch.cache import find
-        from olla.pytorch.runner import Runner
+        from olla.pytorch.runner import Runner, device_type
         from olla.report.progress import ProgressLine
 
+        planner = None if self._goal is None else Planner(self._goal, self._options)
+        options = self._options if self._goal is None else {**self._options, "goal": self._goal}
         with ProgressLine(f"compiling {type(self.model).__name__}") as progress:
             place = (
-                find(self.model, self.optimizer, self.loss, self._body, leaves, spec, self._options)
+                find(self.model, self.optimizer, self.loss, self._body, leaves, spec, options)
                 if self._disk_cache
                 else None
             )
@@ -238,13 +279,18 @@ class Step:
             if known is None:
                 captured = capture(self.model, batch, optimizer=self.optimizer, loss=self.loss, step=self._body)
                 captured.structure.check()
-                found = plan(captured, layout=False, progress=progress, **self._options)
+                found: Plan = (
+                    plan(captured, layout=False, progress=progress, **self._options)
+                    if planner is None
+                    else planner.plan(captured, device_type(captured), progress)
+                )
                 if place is not None:
                     place.save(captured, found)
             else:
                 captured, found = known
             replay, note = self._planned_memory()
-        return Runner(captured, found, self._feed.sources(captured.inputs), replay, note, place, self._cuda_graph)
+        sources = self._feed.sources(captured.inputs)
+        return Runner(captured, found, sources, replay, note, place, self._cuda_graph, planner)
 
     def _planned_memory(self) -> tuple[Replay | None, str]:
         """Return the planned memory of the device, or None and why there is none."""

@@ -13,6 +13,33 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BudgetReport:
+    """What a budget made of a compiled step.
+
+    Attributes:
+        budget_bytes: what resident memory, outputs and the arena must fit; None where the goal was another one.
+        unbudgeted_peak_bytes: of the best order found without rewriting; without workspaces of kernels, unless the
+            step was planned again with them.
+        peak_lower_bound_bytes: no rewriting with the planned added time has a lower peak, in any order, workspaces of
+            kernels left out likewise.
+        num_recomputed: runs beyond one per op.
+        num_in_place: results that take over an input's storage.
+        planned_slowdown: estimated added time as a share of the step's own.
+        measured_slowdown: the same by the seconds of the recorded call; None where none was recorded.
+        measured_added_seconds: time of the runs beyond one per op in that call.
+    """
+
+    budget_bytes: int | None
+    unbudgeted_peak_bytes: int
+    peak_lower_bound_bytes: int
+    num_recomputed: int
+    num_in_place: int
+    planned_slowdown: float
+    measured_slowdown: float | None
+    measured_added_seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepReport:
     """Memory and time of a compiled step, for the batch shapes it ran with last.
 
@@ -43,6 +70,7 @@ class StepReport:
         slowest: the slowest ops of the recorded call and their seconds.
         cached: whether capture and plan came from the disk; then they took no time, but for finding and reading them.
         note: what a reader should know besides; empty if nothing.
+        budget: what the budget did; None where there is none.
     """
 
     name: str
@@ -66,6 +94,7 @@ class StepReport:
     slowest: tuple[tuple[str, float], ...]
     cached: bool
     note: str
+    budget: BudgetReport | None = None
 
     def __str__(self) -> str:
         """Return the report as the table a person wants."""
@@ -109,4 +138,16 @@ class StepReport:
         stages = f"{self.capture_seconds:.2f} s, {self.plan_seconds:.2f} s, {self.record_seconds:.2f} s"
         found = " (from the disk)" if self.cached else ""
         table.add_row("once", stages, "", f"capture, plan, record{found}")
+        if self.budget is not None:
+            self._add_budget(table, self.budget)
         return table
+
+    def _add_budget(self, table: Table, budget: BudgetReport) -> None:
+        if budget.budget_bytes is not None:
+            needed = self.resident_bytes + self.output_bytes + self.arena_bytes
+            figures = (human_bytes(budget.budget_bytes), f"{budget.budget_bytes:,}")
+            table.add_row("budget", *figures, f"resident, outputs and arena: {needed:,}" if self.in_arena else "")
+        measured = "" if budget.measured_slowdown is None else f"measured {percent(budget.measured_slowdown)}"
+        table.add_row("added time", f"planned {percent(budget.planned_slowdown)}", measured, "of the step's own")
+        remark = f"{budget.num_in_place:,} results in place"
+        table.add_row("recomputed", f"{budget.num_recomputed:,} ops", "", remark)

@@ -1,0 +1,75 @@
+"""What a program runs: the captured ops, or those of a budget plan, and the tensors each finds its values in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from torch import fx
+
+from olla.budgetplan import BudgetPlan
+from olla.graph import Graph
+from olla.operators import Rerun
+from olla.plan import Plan
+from olla.pytorch.capture import Captured
+
+
+class Call(NamedTuple):
+    """One op of the graph that runs.
+
+    Attributes:
+        nodes: of the captured op it stands for: the node with the kernel, then those without one that are made of it.
+        place: tensor of the captured graph that it uses or makes -> tensor of the graph that runs; None: the same.
+        again: it runs again for its first result alone.
+        over: tensor of the captured graph whose memory its result takes over; -1: none.
+    """
+
+    nodes: Sequence[fx.Node]
+    place: Mapping[int, int] | None = None
+    again: bool = False
+    over: int = -1
+
+
+class Script(NamedTuple):
+    """The graph that runs, and what its ops are.
+
+    Attributes:
+        graph: its ops are in an order they can run in.
+        calls: call i is op i.
+        outputs: tensor of the captured graph that outlives the step -> tensor of the graph; None: the same.
+    """
+
+    graph: Graph
+    calls: Sequence[Call]
+    outputs: Mapping[int, int] | None = None
+
+
+def script(captured: Captured, plan: Plan) -> Script:
+    """Return what a plan of a captured step runs.
+
+    Args:
+        captured: the step.
+        plan: of its graph; a BudgetPlan for a rewriting of it.
+
+    Complexity: O(ops + uses).
+    """
+    if not isinstance(plan, BudgetPlan):
+        return Script(captured.graph, [Call(nodes) for nodes in captured.nodes])
+    original, graph = captured.graph, plan.graph
+    held = plan.tensor_origin.tolist()  # tensor of the captured graph that each tensor stands for so far
+    calls = []
+    for i, v in enumerate(plan.origin.tolist()):
+        changed = list(dict.fromkeys(graph.mutates.of(i).tolist()))
+        place = {held[t]: t for t in (*graph.reads.of(i).tolist(), *changed)}
+        again = bool(plan.rerun[i] == Rerun.FIRST_RESULT)
+        written, mutated = original.writes.of(v).tolist(), list(dict.fromkeys(original.mutates.of(v).tolist()))
+        over = held[changed[0]] if not again and len(changed) > len(mutated) else -1
+        made = written[:1] if again else [*written, *mutated]
+        for old, new in zip(made, [*graph.writes.of(i).tolist(), *changed], strict=True):
+            place[old], held[new] = new, old
+        nodes = captured.nodes[v]
+        if again:
+            nodes = (nodes[0], *(n for n in nodes[1:] if set(captured.tensors[n]) == {written[0]}))
+        calls.append(Call(nodes, place, again, over))
+    outputs = dict(zip(original.outputs.tolist(), graph.outputs.tolist(), strict=True))
+    return Script(graph, calls, outputs)
