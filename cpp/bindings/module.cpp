@@ -18,6 +18,7 @@ void bind_highs(nb::module_& m);
 void bind_ilp(nb::module_& m);
 void bind_address_ilp(nb::module_& m);
 void bind_joint_ilp(nb::module_& m);
+void bind_swap(nb::module_& m);
 }  // namespace olla::bindings
 
 namespace {
@@ -62,4 +63,5 @@ NB_MODULE(_core, m) {
   olla::bindings::bind_ilp(m);
   olla::bindings::bind_address_ilp(m);
   olla::bindings::bind_joint_ilp(m);
+  olla::bindings::bind_swap(m);
 }
