@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from olla.devices import DeviceProfile
     from olla.graph import Graph
     from olla.pipeline import Progress, Source
+    from olla.swap import Link
 
 __all__ = ["LiveTensor", "OpAt", "Plan", "Status", "plan"]
 
@@ -211,6 +212,7 @@ def plan(
     device: str | DeviceProfile = "a100",
     in_place: bool = True,
     recompute: bool = True,
+    link: Link | float | None = None,
     progress: Progress | None = None,
 ) -> Plan:
     """Plan the memory of a training step: order its ops, lay out its tensors, prove how good that is.
@@ -225,6 +227,7 @@ def plan(
         graph: a `Graph`, the path of a graph file, or a captured step (anything whose `.graph` is a `Graph`).
         method: "auto": min-cut refinement and branch and bound, then the integer program on small graphs that still
             have a gap. "ilp": the integer program on the whole graph. "program": the program order, laid out.
+            "autoswap": the program order, tensors swapped to host memory by AutoSwap; the answer is a `SwapPlan`.
         time_limit: seconds for the whole call; what is not proved by then ends as FEASIBLE with its gap.
         seed: for every random choice. Same input, options and seed give the same plan, time-limited stages aside.
         alignment: every offset is a multiple of it, in bytes; 512 on CUDA.
@@ -240,6 +243,7 @@ def plan(
         device: what time is estimated for where the graph has no measured seconds: "h100", "h200", "a100", "rtx4090",
             "cpu" or a `DeviceProfile`.
         in_place, recompute: which levers a rewriting may use.
+        link: to host memory, for swapping: a `Link`, or bytes per second both ways. Default: PCIe 3, as AutoSwap saw it.
         progress: called some ten times a second with (stage, seconds, value, bound) in bytes; False stops the search
             with its best answer.
 
@@ -264,8 +268,9 @@ def plan(
     from olla.budgets import Goal
     from olla.pipeline import Options, run
 
+    swaps = method == "autoswap"  # keeps the order, and rewrites the graph
     options = Options(
-        method=method,
+        method="program" if swaps else method,
         time_limit=time_limit,
         seed=seed,
         alignment=alignment,
@@ -275,6 +280,11 @@ def plan(
         order=None if order is None else np.array(order),
     )
     goal = Goal.of(budget, max_slowdown, minimise, device, in_place, recompute)
+    if swaps:
+        from olla.swap import PCIE3
+        from olla.swapplan import autoswap
+
+        return autoswap(graph, options, goal, device=device, link=PCIE3 if link is None else link, progress=progress)
     if goal is not None:
         from olla import budget as budgeted
 
