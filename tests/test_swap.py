@@ -17,12 +17,13 @@ from olla.devices import profile_of
 from olla.errors import BudgetError, PlanError
 from olla.graph import Graph
 from olla.swap import PCIE3, SWAP_IN, SWAP_OUT, Link, Search, plan_swaps, swapped_graph
+from olla.swapplan import SwapPlan
 
 MB = 1_000_000
 SLOW = Link.of(10 * MB)
 
 
-def chain(depth: int = 6, num_bytes: int = 4 * MB) -> Graph:
+def chain(depth: int = 6, num_bytes: int = 4 << 20) -> Graph:
     """Forward and backward through `depth` layers of a second each: the first activations are idle longest."""
     b = Graph.builder("chain")
     made = []
@@ -89,8 +90,8 @@ def test_stall_buys_a_lower_limit_and_is_reported() -> None:
 def test_host_budget_bounds_what_is_in_host_memory() -> None:
     g = chain()
     free = plan_swaps(g, program(g), g.seconds, SLOW, time_limit=0.2)
-    bounded = plan_swaps(g, program(g), g.seconds, SLOW, host_bytes=4 * MB, time_limit=0.2)
-    assert bounded.host_bytes <= 4 * MB < free.host_bytes
+    bounded = plan_swaps(g, program(g), g.seconds, SLOW, host_bytes=4 << 20, time_limit=0.2)
+    assert bounded.host_bytes <= 4 << 20 < free.host_bytes
     assert bounded.peak_bytes > free.peak_bytes
 
 
@@ -137,6 +138,35 @@ def test_plan_by_autoswap_is_checked_against_the_original_graph() -> None:
     assert within.peak_bytes <= budget
     with pytest.raises(BudgetError, match="AutoSwap does not reach it"):
         olla.plan(g, method="autoswap", link=SLOW, budget=1000, time_limit=1.0)
+
+
+def test_swaps_on_top_of_recomputation_are_checked_against_the_original_graph() -> None:
+    g = chain()
+    recomputed = olla.plan(g, max_slowdown=0.1, time_limit=2.0)
+    plan = olla.plan(g, max_slowdown=0.1, swap=True, link=SLOW, time_limit=2.0)
+    olla.check(g, plan)
+    assert isinstance(plan, SwapPlan)
+    assert plan.peak_bytes < recomputed.peak_bytes
+    assert plan.slowdown <= 0.1 + 1e-9
+
+
+def test_budget_is_met_by_swaps_and_no_slower_than_by_recomputation_alone() -> None:
+    g = chain()
+    free = olla.plan(g, max_slowdown=0.0, swap=True, link=SLOW, time_limit=2.0)
+    budget = free.peak_bytes
+    plan = olla.plan(g, budget=budget, swap=True, link=SLOW, time_limit=2.0)
+    alone = olla.plan(g, budget=budget, time_limit=2.0)
+    assert isinstance(plan, SwapPlan)
+    assert isinstance(alone, olla.BudgetPlan)
+    assert plan.peak_bytes <= budget
+    assert plan.added_seconds <= alone.added_seconds
+    with pytest.raises(BudgetError, match="recomputation and swapping"):
+        olla.plan(g, budget=1000, swap=True, link=SLOW, time_limit=2.0)
+
+
+def test_swap_without_a_goal_is_an_error() -> None:
+    with pytest.raises(ValueError, match="swap is for a goal"):
+        olla.plan(chain(), swap=True)
 
 
 def test_graphs_that_compute_something_else_are_rejected() -> None:

@@ -13,7 +13,7 @@ from olla.swap import PCIE3, Link, Search, Swaps
 
 SCORES = ("DOA", "AOA", "WDOA", "SWDOA")
 _MIN_BYTES = 1_000_000
-_NUM_LIMITS = 48  # tried, from the peak down, where none is given
+_NUM_LIMITS = 32  # tried, from the peak down, where none is given
 
 
 class AutoSwap:
@@ -29,13 +29,13 @@ class AutoSwap:
     Example:
         >>> import olla
         >>> b = olla.Graph.builder("gap")
-        >>> x, y, z = b.tensor(2000000), b.tensor(2000000), b.tensor(8)
+        >>> x, y, z, w = b.tensor(2000000), b.tensor(2000000), b.tensor(8), b.tensor(8)
         >>> _ = b.op("make", writes=[x], seconds=1.0), b.op("wait", writes=[z], seconds=1.0)
         >>> _ = b.op("large", reads=[z], writes=[y], seconds=1.0)
-        >>> _ = b.op("rest", reads=[y], writes=[b.tensor(8)], seconds=1.0)
+        >>> _ = b.op("rest", reads=[y], writes=[w], seconds=1.0), b.op("more", reads=[w], seconds=1.0)
         >>> _ = b.op("use", reads=[x], seconds=1.0)
         >>> g = b.build()
-        >>> AutoSwap(g, np.arange(5, dtype=np.int32), g.seconds).least_peak("SWDOA").peak_bytes
+        >>> AutoSwap(g, np.arange(6, dtype=np.int32), g.seconds).least_peak("SWDOA").peak_bytes
         2000008
     """
 

@@ -39,6 +39,9 @@ def check(graph: Graph, plan: Plan) -> None:
         from olla.contract import check_swaps
 
         swap_plan = cast("SwapPlan", plan)
+        if swap_plan.recomputation is not None:
+            _check_rewriting(graph, swap_plan.recomputation)
+            graph = swap_plan.recomputation.graph
         check_swaps(graph, swap_plan.graph, swap_plan.origin)
         graph = swap_plan.graph
     elif source is not None and source == graph.digest:

@@ -212,7 +212,9 @@ def plan(
     device: str | DeviceProfile = "a100",
     in_place: bool = True,
     recompute: bool = True,
+    swap: bool = False,
     link: Link | float | None = None,
+    host_budget: int | str | None = None,
     progress: Progress | None = None,
 ) -> Plan:
     """Plan the memory of a training step: order its ops, lay out its tensors, prove how good that is.
@@ -243,7 +245,9 @@ def plan(
         device: what time is estimated for where the graph has no measured seconds: "h100", "h200", "a100", "rtx4090",
             "cpu" or a `DeviceProfile`.
         in_place, recompute: which levers a rewriting may use.
-        link: to host memory, for swapping: a `Link`, or bytes per second both ways. Default: PCIe 3, as AutoSwap saw it.
+        swap: whether a rewriting may swap tensors to host memory; the answer is then a `SwapPlan`.
+        link: to host memory: a `Link`, or bytes per second both ways; default: the device's, and for "autoswap" PCIe 3.
+        host_budget: the host memory there is for swapping, in bytes or as text.
         progress: called some ten times a second with (stage, seconds, value, bound) in bytes; False stops the search
             with its best answer.
 
@@ -265,7 +269,7 @@ def plan(
         >>> plan.program_peak_bytes, plan.peak_bytes, plan.gap
         (110, 100, 0.0)
     """
-    from olla.budgets import Goal
+    from olla.budgets import Goal, parse_bytes
     from olla.pipeline import Options, run
 
     swaps = method == "autoswap"  # keeps the order, and rewrites the graph
@@ -280,11 +284,20 @@ def plan(
         order=None if order is None else np.array(order),
     )
     goal = Goal.of(budget, max_slowdown, minimise, device, in_place, recompute)
-    if swaps:
+    host_bytes = None if host_budget is None else parse_bytes(host_budget, "host_budget")
+    if swaps or (swap and goal is not None):
+        from olla import swapplan
         from olla.swap import PCIE3
-        from olla.swapplan import autoswap
 
-        return autoswap(graph, options, goal, device=device, link=PCIE3 if link is None else link, progress=progress)
+        if swaps:
+            speed = PCIE3 if link is None else link
+            return swapplan.autoswap(
+                graph, options, goal, device=device, link=speed, host_bytes=host_bytes, progress=progress
+            )
+        assert goal is not None
+        return swapplan.run(graph, options, goal, link=link, host_bytes=host_bytes, progress=progress)
+    if swap:
+        raise ValueError("swap is for a goal: give budget, max_slowdown or minimise with it, or method 'autoswap'")
     if goal is not None:
         from olla import budget as budgeted
 

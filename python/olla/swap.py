@@ -249,13 +249,13 @@ def plan_swaps(
     Example:
         >>> import olla
         >>> b = olla.Graph.builder("gap")
-        >>> x, y, z = b.tensor(1 << 20), b.tensor(1 << 20), b.tensor(8)
+        >>> x, y, z, w = b.tensor(1 << 20), b.tensor(1 << 20), b.tensor(8), b.tensor(8)
         >>> _ = b.op("make", writes=[x], seconds=1.0), b.op("wait", writes=[z], seconds=1.0)
         >>> _ = b.op("large", reads=[z], writes=[y], seconds=1.0)
-        >>> _ = b.op("rest", reads=[y], writes=[b.tensor(8)], seconds=1.0)
+        >>> _ = b.op("rest", reads=[y], writes=[w], seconds=1.0), b.op("more", reads=[w], seconds=1.0)
         >>> _ = b.op("use", reads=[x], seconds=1.0)
         >>> g = b.build()
-        >>> plan_swaps(g, np.arange(5, dtype=np.int32), g.seconds, 1e8, time_limit=0.1).peak_bytes
+        >>> plan_swaps(g, np.arange(6, dtype=np.int32), g.seconds, 1e8, time_limit=0.1).peak_bytes
         1048584
     """
     search = Search(graph, order, seconds, Link.of(link), host_bytes=host_bytes)
