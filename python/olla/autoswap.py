@@ -5,6 +5,8 @@ Source: Zhang et al., Efficient memory management for GPU-based deep learning sy
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -50,6 +52,7 @@ class AutoSwap:
         self.search = Search(
             graph, order, seconds, link, host_bytes=host_bytes, min_bytes=_MIN_BYTES, early_copies=False
         )
+        self.host_bytes = math.inf if host_bytes is None else host_bytes
         b, live = self.search.blocks, self.search.live
         peak_step = int(np.argmax(live)) if len(live) else 0
         self.candidates = np.flatnonzero((b.last < peak_step) & (peak_step < b.next))
@@ -113,6 +116,7 @@ class AutoSwap:
             if max_slowdown > 0.0:
                 trials.append(self.search.evaluate(blocks, limit))
             for swaps in trials:
-                if swaps.stall_seconds <= most_stall and swaps.peak_bytes < best.peak_bytes:
+                allowed = swaps.stall_seconds <= most_stall and swaps.host_bytes <= self.host_bytes
+                if allowed and swaps.peak_bytes < best.peak_bytes:
                     best = swaps
         return best

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +20,8 @@ SWAP_OUT, SWAP_IN = "olla::swap_out", "olla::swap_in"
 NO_OP = -1
 _MIN_BYTES = 1 << 18  # smaller blocks take the link mostly for its latency
 _NO_LIMIT = 1 << 62
+_AUTOSWAP_SHARE = 0.8  # of the time limit, after which no other of its scores is tried as a start
+_FREE_SHARE = 0.25  # of the time limit, for swaps that make nobody wait, where some may
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,7 +264,19 @@ def plan_swaps(
     search = Search(graph, order, seconds, Link.of(link), host_bytes=host_bytes)
     most_stall = max_slowdown * search.base_seconds
     if limit is None:
-        return search.least_peak(most_stall, time_limit, seed=seed, progress=progress)
+        from olla.autoswap import SCORES, AutoSwap  # imports this module
+
+        begin = time.perf_counter()
+        method, found = AutoSwap(graph, order, seconds, Link.of(link), host_bytes), []
+        for score in SCORES:
+            if time.perf_counter() - begin < _AUTOSWAP_SHARE * time_limit:
+                found.append(method.least_peak(score, max_slowdown))
+        if most_stall > 0:
+            found.append(search.least_peak(0.0, _FREE_SHARE * time_limit, seed=seed, progress=progress))
+        starts = [search.chosen(swaps) for swaps in found]
+        left = max(0.0, time_limit - (time.perf_counter() - begin))
+        found.append(search.least_peak(most_stall, left, starts=starts, seed=seed, progress=progress))
+        return min(reversed(found), key=lambda swaps: swaps.peak_bytes)
     allowed = [share * most_stall for share in (0.0, 0.125, 0.25, 0.5, 1.0)] if most_stall > 0 else [0.0]
     for stall in allowed:
         swaps = search.fit(limit, stall, time_limit / len(allowed), progress)

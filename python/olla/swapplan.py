@@ -152,7 +152,7 @@ def autoswap(
     limit = goal.budget_bytes if goal else None
     if limit is not None:
         found = [method.at_limit(name, limit) for name in names]
-        fitting = [swaps for swaps in found if swaps.peak_bytes <= limit]
+        fitting = [swaps for swaps in found if swaps.peak_bytes <= limit and swaps.host_bytes <= method.host_bytes]
         if not fitting:
             lowest = min(swaps.peak_bytes for swaps in found)
             raise BudgetError(
