@@ -16,6 +16,7 @@ void bind_profile(nb::module_& m);
 void bind_spans(nb::module_& m);
 void bind_highs(nb::module_& m);
 void bind_ilp(nb::module_& m);
+void bind_swap(nb::module_& m);
 }  // namespace olla::bindings
 
 namespace {
@@ -58,4 +59,5 @@ NB_MODULE(_core, m) {
   olla::bindings::bind_spans(m);
   olla::bindings::bind_highs(m);
   olla::bindings::bind_ilp(m);
+  olla::bindings::bind_swap(m);
 }

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from olla.pytorch.pool import pool as pool
     from olla.pytorch.step import Step as Step
     from olla.pytorch.step import compile as compile
+    from olla.swap import Link as Link
+    from olla.swapplan import SwapPlan as SwapPlan
 
 __all__ = [
     "BudgetError",
@@ -27,6 +29,7 @@ __all__ = [
     "Graph",
     "GraphError",
     "Layout",
+    "Link",
     "OllaError",
     "Plan",
     "PlanError",
@@ -34,6 +37,7 @@ __all__ = [
     "SolverError",
     "Status",
     "Step",
+    "SwapPlan",
     "__version__",
     "capture",
     "check",
@@ -62,6 +66,14 @@ def __getattr__(name: str) -> object:
         from olla.budgetplan import BudgetPlan
 
         return BudgetPlan
+    if name == "Link":
+        from olla.swap import Link
+
+        return Link
+    if name == "SwapPlan":
+        from olla.swapplan import SwapPlan
+
+        return SwapPlan
     if name in ("Step", "compile"):
         from olla.pytorch import step
 

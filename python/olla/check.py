@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from olla.budgetplan import BudgetPlan
     from olla.graph import Graph
     from olla.plan import Plan
+    from olla.swapplan import SwapPlan
 
 
 def check(graph: Graph, plan: Plan) -> None:
@@ -34,7 +35,16 @@ def check(graph: Graph, plan: Plan) -> None:
         O(m log m) for m = ops + tensors + uses.
     """
     source = getattr(plan, "source_digest", None)
-    if source is not None and source == graph.digest:
+    if source is not None and source == graph.digest and hasattr(plan, "swaps"):
+        from olla.contract import check_swaps
+
+        swap_plan = cast("SwapPlan", plan)
+        if swap_plan.recomputation is not None:
+            _check_rewriting(graph, swap_plan.recomputation)
+            graph = swap_plan.recomputation.graph
+        check_swaps(graph, swap_plan.graph, swap_plan.origin)
+        graph = swap_plan.graph
+    elif source is not None and source == graph.digest:
         _check_rewriting(graph, cast("BudgetPlan", plan))
         graph = cast("BudgetPlan", plan).graph
     if plan.graph_digest != graph.digest:

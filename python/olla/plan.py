@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from olla.devices import DeviceProfile
     from olla.graph import Graph
     from olla.pipeline import Progress, Source
+    from olla.swap import Link
 
 __all__ = ["LiveTensor", "OpAt", "Plan", "Status", "plan"]
 
@@ -211,6 +212,9 @@ def plan(
     device: str | DeviceProfile = "a100",
     in_place: bool = True,
     recompute: bool = True,
+    swap: bool = False,
+    link: Link | float | None = None,
+    host_budget: int | str | None = None,
     progress: Progress | None = None,
 ) -> Plan:
     """Plan the memory of a training step: order its ops, lay out its tensors, prove how good that is.
@@ -227,7 +231,8 @@ def plan(
             others are there to compare with: "ilp" (OLLA's order program, then its address program), "joint" (order
             and addresses in one program), "model" (MODeL's devices), "roam" (segments at narrow waists, ordered and
             laid out one by one), "smartpool" (the program order; best fit by falling size), "inductor" (the best of
-            PyTorch Inductor's four orders), "program" (the program order, our layout). See docs/model.md.
+            PyTorch Inductor's four orders), "program" (the program order, our layout). See docs/model.md. "autoswap": the
+            program order, tensors swapped to host memory by AutoSwap; the answer is a `SwapPlan`.
         time_limit: seconds for the whole call; what is not proved by then ends as FEASIBLE with its gap.
         seed: for every random choice. Same input, options and seed give the same plan, time-limited stages aside.
         alignment: every offset is a multiple of it, in bytes; 512 on CUDA.
@@ -243,6 +248,9 @@ def plan(
         device: what time is estimated for where the graph has no measured seconds: "h100", "h200", "a100", "rtx4090",
             "cpu" or a `DeviceProfile`.
         in_place, recompute: which levers a rewriting may use.
+        swap: whether a rewriting may swap tensors to host memory; the answer is then a `SwapPlan`.
+        link: to host memory: a `Link`, or bytes per second both ways; default: the device's, and for "autoswap" PCIe 3.
+        host_budget: the host memory there is for swapping, in bytes or as text.
         progress: called some ten times a second with (stage, seconds, value, bound) in bytes; False stops the search
             with its best answer.
 
@@ -264,11 +272,12 @@ def plan(
         >>> plan.program_peak_bytes, plan.peak_bytes, plan.gap
         (110, 100, 0.0)
     """
-    from olla.budgets import Goal
+    from olla.budgets import Goal, parse_bytes
     from olla.pipeline import Options, run
 
+    swaps = method == "autoswap"  # keeps the order, and rewrites the graph
     options = Options(
-        method=method,
+        method="program" if swaps else method,
         time_limit=time_limit,
         seed=seed,
         alignment=alignment,
@@ -278,6 +287,20 @@ def plan(
         order=None if order is None else np.array(order),
     )
     goal = Goal.of(budget, max_slowdown, minimise, device, in_place, recompute)
+    host_bytes = None if host_budget is None else parse_bytes(host_budget, "host_budget")
+    if swaps or (swap and goal is not None):
+        from olla import swapplan
+        from olla.swap import PCIE3
+
+        if swaps:
+            speed = PCIE3 if link is None else link
+            return swapplan.autoswap(
+                graph, options, goal, device=device, link=speed, host_bytes=host_bytes, progress=progress
+            )
+        assert goal is not None
+        return swapplan.run(graph, options, goal, link=link, host_bytes=host_bytes, progress=progress)
+    if swap:
+        raise ValueError("swap is for a goal: give budget, max_slowdown or minimise with it, or method 'autoswap'")
     if goal is not None:
         from olla import budget as budgeted
 

@@ -1,0 +1,375 @@
+"""Swapping: which tensors to copy to host memory while nobody uses them, and the graph in which that is done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from olla import _core
+from olla.graph import Graph
+
+if TYPE_CHECKING:
+    from olla.devices import DeviceProfile
+
+SWAP_OUT, SWAP_IN = "olla::swap_out", "olla::swap_in"
+NO_OP = -1
+_MIN_BYTES = 1 << 18  # smaller blocks take the link mostly for its latency
+_NO_LIMIT = 1 << 62
+_AUTOSWAP_SHARE = 0.8  # of the time limit, after which no other of its scores is tried as a start
+_FREE_SHARE = 0.25  # of the time limit, for swaps that make nobody wait, where some may
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """How fast pinned host memory is reached, each way; both directions may be busy at once.
+
+    Attributes:
+        out_bytes_per_second, in_bytes_per_second: from the device to the host, and back.
+        out_latency_seconds, in_latency_seconds: of one copy.
+
+    Example:
+        >>> Link.of(25e9).in_bytes_per_second
+        25000000000.0
+    """
+
+    out_bytes_per_second: float
+    in_bytes_per_second: float
+    out_latency_seconds: float = 10e-6
+    in_latency_seconds: float = 10e-6
+
+    def __post_init__(self) -> None:
+        for field, value in vars(self).items():
+            lowest_allowed = "bytes" not in field and value == 0
+            if not (0.0 < value < float("inf") or lowest_allowed):
+                raise ValueError(f"{field} of a link is {value}, expected a finite number above 0")
+
+    @classmethod
+    def of(cls, link: Link | float | DeviceProfile) -> Link:
+        """Return the link itself, one with that many bytes per second both ways, or the link of a device.
+
+        Raises:
+            ValueError: the speed is no finite number above 0.
+        """
+        if isinstance(link, Link):
+            return link
+        if isinstance(link, int | float):
+            return cls(out_bytes_per_second=float(link), in_bytes_per_second=float(link))
+        return cls(
+            out_bytes_per_second=link.to_host_bytes_per_second, in_bytes_per_second=link.from_host_bytes_per_second
+        )
+
+    def numbers(self) -> NDArray[np.float64]:
+        """Return the link as the core takes it."""
+        out, back = self.out_bytes_per_second, self.in_bytes_per_second
+        return np.array([out, self.out_latency_seconds, back, self.in_latency_seconds], dtype=np.float64)
+
+
+# What Zhang et al. (arXiv 1903.06631) saw with pinned memory over PCIe 3 x16.
+PCIE3 = Link(
+    out_bytes_per_second=13.2e9, out_latency_seconds=47e-6, in_bytes_per_second=12.2e9, in_latency_seconds=10e-6
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Swaps:
+    """Tensors that leave the device between two uses, in the order of their copies out. Steps are those of an order.
+
+    Attributes:
+        tensor: int32[k], which.
+        ready, last: int32[k], the copy out starts when op `ready` has ended; op `last` uses it last before.
+        freed: int32[k], the first op that runs without it.
+        issue, next: int32[k], the copy in is issued when this op is reached, and must have ended for op `next`.
+        start: float64[n], seconds: when the op at step s starts.
+        out_start, out_end, in_start, in_end: float64[k], seconds, of the copies.
+        peak_bytes: most bytes live at once.
+        stall_seconds: what the ops wait for copies.
+        host_bytes: most host memory in use at once.
+        swapped_bytes: copied out in all.
+        base_seconds: what the ops themselves take.
+    """
+
+    tensor: NDArray[np.int32]
+    ready: NDArray[np.int32]
+    last: NDArray[np.int32]
+    freed: NDArray[np.int32]
+    issue: NDArray[np.int32]
+    next: NDArray[np.int32]
+    start: NDArray[np.float64]
+    out_start: NDArray[np.float64]
+    out_end: NDArray[np.float64]
+    in_start: NDArray[np.float64]
+    in_end: NDArray[np.float64]
+    peak_bytes: int
+    stall_seconds: float
+    host_bytes: int
+    swapped_bytes: int
+    base_seconds: float
+
+    @property
+    def slowdown(self) -> float:
+        """The stall as a share of the ops' own time."""
+        return self.stall_seconds / self.base_seconds if self.base_seconds > 0 else 0.0
+
+
+class Blocks(NamedTuple):
+    """Tensors idle between two uses; item b of every column is block b.
+
+    Attributes:
+        tensor: int32[m]; made, last, next: int32[m], steps: made there, used last before the gap, used next after it.
+        num_bytes: int64[m].
+    """
+
+    tensor: NDArray[np.int32]
+    made: NDArray[np.int32]
+    last: NDArray[np.int32]
+    next: NDArray[np.int32]
+    num_bytes: NDArray[np.int64]
+
+
+class Search:
+    """Swaps for one order: how given ones turn out, and which are best.
+
+    Args:
+        graph: the training step.
+        order: int32[n], valid.
+        seconds: float64[n], of op v.
+        link: see `Link`.
+        host_bytes: host memory there is; None: as much as it takes.
+        min_bytes: smaller tensors stay.
+        early_copies: copy out as soon as a value is made, not only once it is idle.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        order: NDArray[np.int32],
+        seconds: NDArray[np.float64],
+        link: Link,
+        *,
+        host_bytes: int | None = None,
+        min_bytes: int = _MIN_BYTES,
+        early_copies: bool = True,
+    ) -> None:
+        self.live: NDArray[np.int64] = _core.profile(graph.core, order)[2]
+        self.seconds = np.ascontiguousarray(seconds[order])
+        tensor, made, last, after = _core.idle_blocks(graph.core, order, min_bytes)
+        self.blocks = Blocks(tensor, made if early_copies else last, last, after, graph.tensor_bytes[tensor])
+        b = self.blocks
+        most_host = _NO_LIMIT if host_bytes is None else host_bytes
+        self._core = _core.SwapSearch(
+            self.live, self.seconds, b.tensor, b.num_bytes, b.made, b.last, b.next, link.numbers(), most_host
+        )
+        self.base_seconds = float(self.seconds.sum())
+
+    def evaluate(self, blocks: NDArray[np.int32], limit: int | None = None, *, by_last: bool = True) -> Swaps:
+        """Simulate the swaps of these blocks. With a limit, ops wait while more is live; blocks that cannot go stay."""
+        bound = _NO_LIMIT if limit is None else limit
+        return self._swaps(self._core.evaluate(blocks, bound, limit is not None, by_last))
+
+    def fit(self, limit: int, most_stall_seconds: float, time_limit: float, progress: Any = None) -> Swaps:
+        """Choose swaps with which the peak is at most the limit, or the lowest that was found."""
+        return self._swaps(self._core.fit(limit, most_stall_seconds, time_limit, progress))
+
+    def least_peak(
+        self,
+        most_stall_seconds: float,
+        time_limit: float,
+        *,
+        starts: Sequence[NDArray[np.int32]] = (),
+        seed: int = 0,
+        progress: Any = None,
+    ) -> Swaps:
+        """Choose swaps of least peak for that stall, no worse than with the blocks of any of `starts`."""
+        return self._swaps(self._core.least_peak(most_stall_seconds, list(starts), seed, time_limit, progress))
+
+    def chosen(self, swaps: Swaps) -> NDArray[np.int32]:
+        """Return the blocks of swaps that this search answered."""
+        gaps = zip(self.blocks.tensor.tolist(), self.blocks.last.tolist(), strict=True)
+        index = {gap: b for b, gap in enumerate(gaps)}
+        pairs = zip(swaps.tensor.tolist(), swaps.last.tolist(), strict=True)
+        return np.array([index[pair] for pair in pairs], dtype=np.int32)
+
+    def _swaps(self, answer: tuple[Any, ...]) -> Swaps:
+        chosen, issue, t = answer
+        b = self.blocks
+        figures = {name: t[name] for name in ("out_start", "out_end", "in_start", "in_end")}
+        used = t["freed"] < issue  # the others never leave
+        return Swaps(
+            tensor=b.tensor[chosen][used],
+            ready=b.made[chosen][used],
+            last=b.last[chosen][used],
+            freed=t["freed"][used],
+            issue=issue[used],
+            next=b.next[chosen][used],
+            start=t["start"],
+            **{name: values[used] for name, values in figures.items()},
+            peak_bytes=t["peak_bytes"],
+            stall_seconds=t["stall_seconds"],
+            host_bytes=t["host_bytes"],
+            swapped_bytes=int(b.num_bytes[chosen][used].sum()),
+            base_seconds=self.base_seconds,
+        )
+
+
+def plan_swaps(
+    graph: Graph,
+    order: NDArray[np.int32],
+    seconds: NDArray[np.float64],
+    link: Link | float | DeviceProfile,
+    *,
+    limit: int | None = None,
+    max_slowdown: float = 0.0,
+    host_bytes: int | None = None,
+    time_limit: float = 5.0,
+    seed: int = 0,
+    progress: Any = None,
+) -> Swaps:
+    """Choose which tensors to swap, for an order.
+
+    Args:
+        graph: the training step.
+        order: int32[n], valid; item s is the op at step s.
+        seconds: float64[n], of op v.
+        link: to host memory: a `Link`, bytes per second both ways, or a device.
+        limit: bytes; swaps are found for the least stall with which the peak is at most this. None: for the least peak.
+        max_slowdown: share of the ops' time that they may wait for copies.
+        host_bytes: host memory there is.
+        time_limit: seconds for the search.
+        seed: for its random choices.
+        progress: as in `olla.plan`.
+
+    Returns:
+        The swaps; with a limit that was not reached, those of least peak.
+
+    Source:
+        The greedy, and why it is run again for every limit: Zhang et al. (arXiv 1903.06631) choose by scores alone.
+
+    Example:
+        >>> import olla
+        >>> b = olla.Graph.builder("gap")
+        >>> x, y, z, w = b.tensor(1 << 20), b.tensor(1 << 20), b.tensor(8), b.tensor(8)
+        >>> _ = b.op("make", writes=[x], seconds=1.0), b.op("wait", writes=[z], seconds=1.0)
+        >>> _ = b.op("large", reads=[z], writes=[y], seconds=1.0)
+        >>> _ = b.op("rest", reads=[y], writes=[w], seconds=1.0), b.op("more", reads=[w], seconds=1.0)
+        >>> _ = b.op("use", reads=[x], seconds=1.0)
+        >>> g = b.build()
+        >>> plan_swaps(g, np.arange(6, dtype=np.int32), g.seconds, 1e8, time_limit=0.1).peak_bytes
+        1048584
+    """
+    search = Search(graph, order, seconds, Link.of(link), host_bytes=host_bytes)
+    most_stall = max_slowdown * search.base_seconds
+    if limit is None:
+        from olla.autoswap import SCORES, AutoSwap  # imports this module
+
+        begin = time.perf_counter()
+        method, found = AutoSwap(graph, order, seconds, Link.of(link), host_bytes), []
+        for score in SCORES:
+            if time.perf_counter() - begin < _AUTOSWAP_SHARE * time_limit:
+                found.append(method.least_peak(score, max_slowdown))
+        if most_stall > 0:
+            found.append(search.least_peak(0.0, _FREE_SHARE * time_limit, seed=seed, progress=progress))
+        starts = [search.chosen(swaps) for swaps in found]
+        left = max(0.0, time_limit - (time.perf_counter() - begin))
+        found.append(search.least_peak(most_stall, left, starts=starts, seed=seed, progress=progress))
+        return min(reversed(found), key=lambda swaps: swaps.peak_bytes)
+    allowed = [share * most_stall for share in (0.0, 0.125, 0.25, 0.5, 1.0)] if most_stall > 0 else [0.0]
+    for stall in allowed:
+        swaps = search.fit(limit, stall, time_limit / len(allowed), progress)
+        if swaps.peak_bytes <= limit:
+            break
+    return swaps
+
+
+class Swapped(NamedTuple):
+    """A graph that swaps.
+
+    Attributes:
+        graph: its program order is the order that the swaps were chosen for.
+        origin: int32[num_ops], op of the graph it was made from; NO_OP where op i is a swap-out or a swap-in.
+    """
+
+    graph: Graph
+    origin: NDArray[np.int32]
+
+
+def swapped_graph(graph: Graph, order: NDArray[np.int32], swaps: Swaps) -> Swapped:
+    """Return the graph in which the swaps are ordinary ops.
+
+    A swap-out reads a tensor and writes a handle of no bytes: the copy in host memory. It stands where the copy has
+    ended. A swap-in reads the handle and writes a new tensor, which later ops use; it stands where the copy is issued.
+    Both are kept there by `after`. Tensors of the graph keep their ids; handles and new tensors follow.
+
+    Complexity:
+        O(graph + swaps).
+    """
+    n, k = graph.num_ops, len(swaps.tensor)
+    outs: list[list[int]] = [[] for _ in range(n + 1)]
+    ins: list[list[int]] = [[] for _ in range(n + 1)]
+    for i in range(k):
+        outs[swaps.freed[i]].append(i)
+    for i in np.lexsort((swaps.next, swaps.issue)).tolist():
+        ins[swaps.issue[i]].append(i)
+    now = list(range(graph.num_tensors))  # id of the tensor that holds what tensor t would
+    place: dict[int, int] = {}  # op of the graph -> new position
+    lists: dict[str, list[list[int]]] = {name: [] for name in ("reads", "writes", "mutates", "after")}
+    origin: list[int] = []
+    names: list[str] = []
+
+    def add(v: int, name: str, reads: list[int], writes: list[int], mutates: list[int], after: list[int]) -> int:
+        for column, items in zip(lists.values(), (reads, writes, mutates, after), strict=True):
+            column.append(items)
+        origin.append(v)
+        names.append(name)
+        return len(origin) - 1
+
+    for s, v in enumerate(order.tolist()):
+        before = [place[int(order[s - 1])]] if s else []
+        for i in outs[s]:
+            t = int(swaps.tensor[i])
+            add(NO_OP, f"swap_out {graph.tensor_names[t] or t}", [now[t]], [graph.num_tensors + 2 * i], [], before)
+        issued = []
+        for i in ins[s]:
+            t, handle = int(swaps.tensor[i]), graph.num_tensors + 2 * i
+            now[t] = handle + 1
+            issued.append(add(NO_OP, f"swap_in {graph.tensor_names[t] or t}", [handle], [now[t]], [], before))
+        after = [place[u] for u in graph.after.of(v).tolist()]
+        used, changed = ([now[t] for t in column.of(v).tolist()] for column in (graph.reads, graph.mutates))
+        place[v] = add(v, graph.op_names[v], used, graph.writes.of(v).tolist(), changed, after + issued)
+    return Swapped(_assemble(graph, swaps, lists, names, origin, now), np.array(origin, dtype=np.int32))
+
+
+def _assemble(
+    graph: Graph, swaps: Swaps, lists: dict[str, list[list[int]]], names: list[str], origin: list[int], now: list[int]
+) -> Graph:
+    copies = [item for t in swaps.tensor.tolist() for item in (0, int(graph.tensor_bytes[t]))]
+    kinds = [item for t in swaps.tensor.tolist() for item in ("temporary", graph.tensor_kinds[t])]
+    tensor_names = [item for t in swaps.tensor.tolist() for item in ("", graph.tensor_names[t])]
+    of = np.array(origin)
+    own = of != NO_OP
+    numbers = {}
+    for name in ("workspace_bytes", "seconds", "flops", "moved_bytes", "launches", "random", "recomputable"):
+        column = getattr(graph, name)
+        numbers[name] = np.where(own, column[of], np.zeros(1, dtype=column.dtype)) if graph.num_ops else column
+    targets = [
+        graph.targets[v] if v != NO_OP else SWAP_OUT if name.startswith("swap_out ") else SWAP_IN
+        for v, name in zip(origin, names, strict=True)
+    ]
+    return Graph.from_arrays(
+        name=graph.name,
+        tensor_bytes=np.concatenate([graph.tensor_bytes, np.array(copies, dtype=np.int64)]),
+        donated=np.concatenate([graph.donated, np.zeros(len(copies), dtype=np.bool_)]),
+        tensor_kinds=[*graph.tensor_kinds, *kinds],
+        tensor_names=[*graph.tensor_names, *tensor_names],
+        op_names=names,
+        op_kinds=[graph.op_kinds[v] if v != NO_OP else "other" for v in origin],
+        targets=targets,
+        shapes=[graph.shapes[v] if v != NO_OP else () for v in origin],
+        outputs=[now[t] for t in graph.outputs.tolist()],
+        **lists,
+        **numbers,
+    )
