@@ -53,12 +53,18 @@ struct SwapRun {
   SwapSearch search;
 
   SwapRun(std::vector<Bytes> bytes, std::vector<double> times, std::vector<IdleBlock> idle, const Link& speed, Bytes host)
-      : live(std::move(bytes)), seconds(std::move(times)), blocks(std::move(idle)), link(speed), steps{live, seconds}, search(steps, blocks, link, host) {}
+      : live(std::move(bytes)),
+        seconds(std::move(times)),
+        blocks(std::move(idle)),
+        link(speed),
+        steps{live, seconds},
+        search(steps, blocks, link, host) {}
 };
 
 std::vector<std::int32_t> valid(const SwapRun& self, const Array<std::int32_t>& blocks) {
   for (const std::int32_t b : view(blocks))
-    if (b < 0 || static_cast<std::size_t>(b) >= self.blocks.size()) throw PlanError("there is no idle block " + std::to_string(b), "swap", {b});
+    if (b < 0 || static_cast<std::size_t>(b) >= self.blocks.size())
+      throw PlanError("there is no idle block " + std::to_string(b), "swap", {b});
   return copy(blocks);
 }
 
@@ -84,7 +90,8 @@ void bind_swap(nb::module_& m) {
         return figures(std::move(t));
       },
       "live"_a.noconvert(), "seconds"_a.noconvert(), "bytes"_a.noconvert(), "ready"_a.noconvert(), "last"_a.noconvert(),
-      "issue"_a.noconvert(), "next"_a.noconvert(), "link"_a.noconvert(), "limit"_a, "When swaps run beside ops; see cpp/olla/swap.hpp.");
+      "issue"_a.noconvert(), "next"_a.noconvert(), "link"_a.noconvert(), "limit"_a,
+      "When swaps run beside ops; see cpp/olla/swap.hpp.");
   m.def(
       "idle_blocks",
       [](const Graph& graph, Array<OpId> order, Bytes min_bytes) {
@@ -97,9 +104,11 @@ void bind_swap(nb::module_& m) {
           last.push_back(b.last);
           next.push_back(b.next);
         }
-        return nb::make_tuple(to_numpy(std::move(tensor)), to_numpy(std::move(made)), to_numpy(std::move(last)), to_numpy(std::move(next)));
+        return nb::make_tuple(to_numpy(std::move(tensor)), to_numpy(std::move(made)), to_numpy(std::move(last)),
+                              to_numpy(std::move(next)));
       },
-      "graph"_a, "order"_a.noconvert(), "min_bytes"_a, "(tensor, made, last, next) of every gap between two uses; steps of the order.");
+      "graph"_a, "order"_a.noconvert(), "min_bytes"_a,
+      "(tensor, made, last, next) of every gap between two uses; steps of the order.");
   nb::class_<SwapRun>(m, "SwapSearch", "Which idle blocks to copy to host memory; see olla.swap.")
       .def(
           "__init__",
@@ -111,7 +120,8 @@ void bind_swap(nb::module_& m) {
             std::vector<IdleBlock> blocks;
             for (std::size_t i = 0; i < swaps.size(); ++i) {
               const Swap& s = swaps[i];
-              if (s.bytes < 0 || s.ready < 0 || s.ready > s.last || s.last + 1 >= s.next || s.next >= static_cast<Step>(live.size()))
+              if (s.bytes < 0 || s.ready < 0 || s.ready > s.last || s.last + 1 >= s.next ||
+                  s.next >= static_cast<Step>(live.size()))
                 throw PlanError("idle block " + std::to_string(i) + " is out of its range", "swap", {static_cast<std::int64_t>(i)});
               blocks.push_back({tensor.data()[i], s.bytes, s.ready, s.last, s.next});
             }
@@ -138,10 +148,12 @@ void bind_swap(nb::module_& m) {
             callback.raise_pending();
             return answer(std::move(choice));
           },
-          "limit"_a, "most_stall_seconds"_a, "time_limit"_a, "progress"_a.none(), "Blocks with which the peak is at most the limit, or the best found.")
+          "limit"_a, "most_stall_seconds"_a, "time_limit"_a, "progress"_a.none(),
+          "Blocks with which the peak is at most the limit, or the best found.")
       .def(
           "least_peak",
-          [](SwapRun& self, double most_stall_seconds, nb::list starts, std::uint64_t seed, double time_limit, nb::object progress) {
+          [](SwapRun& self, double most_stall_seconds, nb::list starts, std::uint64_t seed, double time_limit,
+             nb::object progress) {
             std::vector<std::vector<std::int32_t>> given;
             for (nb::handle start : starts) given.push_back(valid(self, nb::cast<Array<std::int32_t>>(start)));
             PythonProgress callback(std::move(progress));
@@ -154,7 +166,8 @@ void bind_swap(nb::module_& m) {
             callback.raise_pending();
             return answer(std::move(choice));
           },
-          "most_stall_seconds"_a, "starts"_a, "seed"_a, "time_limit"_a, "progress"_a.none(), "Blocks with the least peak found within that stall.");
+          "most_stall_seconds"_a, "starts"_a, "seed"_a, "time_limit"_a, "progress"_a.none(),
+          "Blocks with the least peak found within that stall.");
 }
 
 }  // namespace olla::bindings

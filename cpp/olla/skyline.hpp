@@ -1,5 +1,6 @@
 // Skyline greedy: fill the lowest valley of the skyline with the best item whose lifetime lies inside it; where none does, raise
-// the valley to its lower neighbour. Fixed items are built around: what lies below them must end there. Source: best fit for strip packing (Burke, Kendall, Whitwell 2004), here with fixed columns.
+// the valley to its lower neighbour. Fixed items are built around: what lies below them must end there. Source: best fit for strip
+// packing (Burke, Kendall, Whitwell 2004), here with fixed columns.
 #pragma once
 
 #include <functional>

@@ -15,10 +15,12 @@ void require_valid(const Steps& steps, std::span<const Swap> swaps) {
   for (std::size_t i = 0; i < swaps.size(); ++i) {
     const Swap& s = swaps[i];
     ready = std::max(ready, s.ready);
-    if (s.bytes < 0 || s.ready < 0 || s.ready > s.last || s.last >= s.issue || s.issue > s.next || s.next >= steps.num() || ready >= s.issue)
-      throw PlanError("swap " + std::to_string(i) + " is out of its range: ready " + std::to_string(s.ready) + " (" + std::to_string(ready) +
-                          " with those before it), last " + std::to_string(s.last) + ", issue " + std::to_string(s.issue) + ", next " +
-                          std::to_string(s.next) + " of " + std::to_string(steps.num()) + " steps",
+    if (s.bytes < 0 || s.ready < 0 || s.ready > s.last || s.last >= s.issue || s.issue > s.next || s.next >= steps.num() ||
+        ready >= s.issue)
+      throw PlanError("swap " + std::to_string(i) + " is out of its range: ready " + std::to_string(s.ready) + " (" +
+                          std::to_string(ready) + " with those before it), last " + std::to_string(s.last) + ", issue " +
+                          std::to_string(s.issue) + ", next " + std::to_string(s.next) + " of " + std::to_string(steps.num()) +
+                          " steps",
                       "swap", {static_cast<std::int64_t>(i)});
   }
 }
@@ -154,7 +156,8 @@ void issue_backwards(const Steps& steps, std::span<Swap> swaps, const Link& link
   const std::vector<double> seconds(steps.seconds.rbegin(), steps.seconds.rend());
   // Backwards, a copy in goes out and nothing comes back.
   const Link back{link.in_bytes_per_second, link.in_latency_seconds, 1e30, 0.0};
-  const std::vector<std::int32_t> ids = sorted_by(swaps.size(), [&](std::int32_t i) { return std::pair(-swaps[i].next, swaps[i].last); });
+  const std::vector<std::int32_t> ids =
+      sorted_by(swaps.size(), [&](std::int32_t i) { return std::pair(-swaps[i].next, swaps[i].last); });
   std::vector<Swap> mirrored;
   for (const std::int32_t i : ids) {
     const Swap& s = swaps[i];

@@ -1,9 +1,10 @@
-// Blocks copied to host memory while nobody uses them: when the copies run beside the ops of an order, and what that frees and costs.
+// Blocks copied to host memory while nobody uses them: when the copies run beside the ops of an order, and what that frees and
+// costs.
 //
 // Ops run one after the other. Copies out run in a given order on a stream of their own, copies in on another, in the order in
 // which they are issued. A copy out starts once the op that made the block's value has ended; the block is free once the copy and
-// the last op that uses it have ended. A copy in is issued when the ops reach a given step; from that step on the block takes memory
-// again. An op waits for the blocks it uses, and for copies out while more than the limit is live.
+// the last op that uses it have ended. A copy in is issued when the ops reach a given step; from that step on the block takes
+// memory again. An op waits for the blocks it uses, and for copies out while more than the limit is live.
 #pragma once
 
 #include "olla/types.hpp"
@@ -35,10 +36,10 @@ struct Steps {
 };
 
 struct Timeline {
-  std::vector<double> start;                               // of op s
+  std::vector<double> start;                                 // of op s
   std::vector<double> out_start, out_end, in_start, in_end;  // of swap i
-  std::vector<Step> freed;                                 // of swap i: the first op that runs without it; issue if none does
-  std::vector<Bytes> live;                                 // during op s
+  std::vector<Step> freed;                                   // of swap i: the first op that runs without it; issue if none does
+  std::vector<Bytes> live;                                   // during op s
   Bytes peak = 0;
   Step peak_step = 0;
   double stall_seconds = 0;  // the ops' waiting time
@@ -47,9 +48,9 @@ struct Timeline {
 
 inline constexpr Bytes kNoLimit = kMaxBytes;
 
-// Runs the swaps, whose order is that of the copies out, beside the ops. Where nothing can be waited for, an op runs above the limit.
-// Throws PlanError "swap" (index of the swap) where one is out of its range, or its copy in would be issued before its copy out can
-// start. O(steps + swaps log swaps).
+// Runs the swaps, whose order is that of the copies out, beside the ops. Where nothing can be waited for, an op runs above the
+// limit. Throws PlanError "swap" (index of the swap) where one is out of its range, or its copy in would be issued before its copy
+// out can start. O(steps + swaps log swaps).
 Timeline swap_timeline(const Steps& steps, std::span<const Swap> swaps, const Link& link, Bytes limit);
 
 // Sets every swap's issue: as late as the copies in can be on their stream, one before the other, for the ops not to wait; later

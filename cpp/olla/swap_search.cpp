@@ -6,8 +6,8 @@
 namespace olla {
 namespace {
 
-constexpr std::size_t kNumTrials = 6;        // blocks simulated per step of the greedy
-constexpr double kRoundingSeconds = 1e-9;    // of sums of many times
+constexpr std::size_t kNumTrials = 6;      // blocks simulated per step of the greedy
+constexpr double kRoundingSeconds = 1e-9;  // of sums of many times
 constexpr int kNumBisections = 9;
 
 }  // namespace
@@ -20,7 +20,8 @@ std::vector<IdleBlock> idle_blocks(const Graph& graph, std::span<const OpId> ord
     const OpId v = order[s];
     for (const TensorId t : graph.data().mutates[v]) changes[t] = 1;
     for (const TensorId t : graph.uses(v)) {
-      if (made[t] >= 0 && s > last[t] + 1 && graph.bytes(t) >= min_bytes) blocks.push_back({t, graph.bytes(t), made[t], last[t], s});
+      if (made[t] >= 0 && s > last[t] + 1 && graph.bytes(t) >= min_bytes)
+        blocks.push_back({t, graph.bytes(t), made[t], last[t], s});
       last[t] = s;
       if (changes[t]) made[t] = made[t] >= 0 ? s : -1;
     }
@@ -79,22 +80,28 @@ bool SwapSearch::allowed(const SwapChoice& choice, double most_stall_seconds) co
 }
 
 double SwapSearch::score(const IdleBlock& block, Score rule, const Timeline& timeline, Bytes limit) const {
-  const double absence = begin_[block.next] - begin_[block.last + 1] - link_.out_seconds(block.bytes) - link_.in_seconds(block.bytes);
+  const double absence =
+      begin_[block.next] - begin_[block.last + 1] - link_.out_seconds(block.bytes) - link_.in_seconds(block.bytes);
   const double bytes = static_cast<double>(block.bytes);
   switch (rule) {
-    case Score::kEarly: return -static_cast<double>(block.made);
-    case Score::kLarge: return bytes;
-    case Score::kArea: return absence > 0 ? absence * bytes : absence / bytes;
+    case Score::kEarly:
+      return -static_cast<double>(block.made);
+    case Score::kLarge:
+      return bytes;
+    case Score::kArea:
+      return absence > 0 ? absence * bytes : absence / bytes;
     case Score::kExcess: {
       double sum = 0;
-      for (Step s = block.last + 1; s < block.next; ++s) sum += static_cast<double>(std::clamp<Bytes>(timeline.live[s] - limit, 0, block.bytes));
+      for (Step s = block.last + 1; s < block.next; ++s)
+        sum += static_cast<double>(std::clamp<Bytes>(timeline.live[s] - limit, 0, block.bytes));
       return sum;
     }
   }
   return 0;
 }
 
-SwapChoice SwapSearch::grow(std::vector<std::int32_t> blocks, Bytes limit, double most_stall_seconds, const Rule& rule, Control& control) {
+SwapChoice SwapSearch::grow(std::vector<std::int32_t> blocks, Bytes limit, double most_stall_seconds, const Rule& rule,
+                            Control& control) {
   const bool stalls = most_stall_seconds > 0;
   SwapChoice best = evaluate(blocks, limit, stalls, rule.by_last);
   if (!allowed(best, most_stall_seconds)) best = evaluate({}, limit, stalls, rule.by_last);
@@ -136,7 +143,8 @@ void SwapSearch::shrink(SwapChoice& choice, Bytes limit, double most_stall_secon
     std::vector<std::int32_t> fewer = choice.block;
     std::erase(fewer, b);
     SwapChoice trial = evaluate(fewer, limit, most_stall_seconds > 0, by_last);
-    if (trial.timeline.peak <= choice.timeline.peak && trial.timeline.stall_seconds <= choice.timeline.stall_seconds && allowed(trial, most_stall_seconds))
+    if (trial.timeline.peak <= choice.timeline.peak && trial.timeline.stall_seconds <= choice.timeline.stall_seconds &&
+        allowed(trial, most_stall_seconds))
       choice = std::move(trial);
   }
 }

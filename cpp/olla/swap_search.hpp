@@ -1,5 +1,5 @@
-// Which blocks to copy to host memory: for a limit in bytes and a stalling time, chosen greedily where most is live, with the copies'
-// timeline run again after every step.
+// Which blocks to copy to host memory: for a limit in bytes and a stalling time, chosen greedily where most is live, with the
+// copies' timeline run again after every step.
 #pragma once
 
 #include <random>
@@ -41,14 +41,15 @@ class SwapSearch {
 
   // The least peak that was found with that stall, from the given choices of blocks and fresh ones: bisection on the limit, then
   // choices with blocks left out at random until the time is up.
-  SwapChoice least_peak(double most_stall_seconds, std::span<const std::vector<std::int32_t>> starts, std::uint64_t seed, Control& control);
+  SwapChoice least_peak(double most_stall_seconds, std::span<const std::vector<std::int32_t>> starts, std::uint64_t seed,
+                        Control& control);
 
  private:
   enum class Score : std::uint8_t { kEarly, kLarge, kArea, kExcess };
   struct Rule {
     Score score;
-    bool by_last;    // the order of the copies out: by the last use before, else by when the value is made
-    bool per_byte;   // compare what is gained per byte copied
+    bool by_last;   // the order of the copies out: by the last use before, else by when the value is made
+    bool per_byte;  // compare what is gained per byte copied
   };
   SwapChoice grow(std::vector<std::int32_t> blocks, Bytes limit, double most_stall_seconds, const Rule& rule, Control& control);
   void shrink(SwapChoice& choice, Bytes limit, double most_stall_seconds, bool by_last, Control& control) const;

@@ -113,7 +113,8 @@ TEST(swap_out_of_its_range_is_rejected) {
   CHECK_THROWS(swap_timeline({live, seconds}, std::vector<Swap>{{1, 0, 2, 2, 3}}, kUnit, kNoLimit), PlanError, "swap");
   CHECK_THROWS(swap_timeline({live, seconds}, std::vector<Swap>{{1, 0, 0, 2, 4}}, kUnit, kNoLimit), PlanError, "swap");
   // The copy behind one that waits for op 2 cannot be brought back at op 2.
-  CHECK_THROWS(swap_timeline({live, seconds}, std::vector<Swap>{{1, 2, 2, 3, 3}, {1, 0, 0, 2, 2}}, kUnit, kNoLimit), PlanError, "swap");
+  CHECK_THROWS(swap_timeline({live, seconds}, std::vector<Swap>{{1, 2, 2, 3, 3}, {1, 0, 0, 2, 2}}, kUnit, kNoLimit), PlanError,
+               "swap");
 }
 
 TEST(timeline_equals_the_naive_one_on_random_swaps) {

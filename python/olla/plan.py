@@ -231,8 +231,8 @@ def plan(
             others are there to compare with: "ilp" (OLLA's order program, then its address program), "joint" (order
             and addresses in one program), "model" (MODeL's devices), "roam" (segments at narrow waists, ordered and
             laid out one by one), "smartpool" (the program order; best fit by falling size), "inductor" (the best of
-            PyTorch Inductor's four orders), "program" (the program order, our layout). See docs/model.md. "autoswap": the
-            program order, tensors swapped to host memory by AutoSwap; the answer is a `SwapPlan`.
+            PyTorch Inductor's four orders), "program" (the program order, our layout). See docs/model.md.
+            "autoswap": the program order, tensors swapped to host memory by AutoSwap; the answer is a `SwapPlan`.
         time_limit: seconds for the whole call; what is not proved by then ends as FEASIBLE with its gap.
         seed: for every random choice. Same input, options and seed give the same plan, time-limited stages aside.
         alignment: every offset is a multiple of it, in bytes; 512 on CUDA.
