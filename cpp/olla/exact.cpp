@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 namespace olla {
 namespace {
@@ -34,7 +35,7 @@ Fit ExactSearch::decide(Bytes capacity, const ExactBudget& budget) {
   const auto level = static_cast<Level>(capacity / unit);
   if (unit != unit_ || level > capacity_) table_.clear();
   if (level != capacity_) run_nodes_ = kNodesPerRun;
-  if (table_.empty()) table_.resize(std::clamp(std::bit_ceil(static_cast<std::size_t>(budget.max_nodes)), kMinTable, kMaxTable));
+  grow_table(budget.max_nodes);
   unit_ = unit;
   capacity_ = level;
   const std::int64_t end = budget.max_nodes < std::numeric_limits<std::int64_t>::max() - num_nodes_
@@ -52,6 +53,16 @@ Fit ExactSearch::decide(Bytes capacity, const ExactBudget& budget) {
     if (fit == Fit::kNever || budget.stop()) return Fit::kUnknown;
   }
   return Fit::kUnknown;
+}
+
+// A slot for every node, as far as there is room; what is remembered is kept.
+void ExactSearch::grow_table(std::int64_t max_nodes) {
+  const std::size_t size = std::clamp(std::bit_ceil(static_cast<std::size_t>(max_nodes)), kMinTable, kMaxTable);
+  if (size <= table_.size()) return;
+  const std::vector<StateHash> old = std::exchange(table_, std::vector<StateHash>(size));
+  for (const StateHash& hash : old) {
+    if (hash != StateHash()) remember(hash);
+  }
 }
 
 // Ties go by area, by width or by size, noisily from the second round on.

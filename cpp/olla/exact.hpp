@@ -55,6 +55,7 @@ class ExactSearch {
   void perturb(int round);
   bool failed_before(const StateHash& hash) const;
   void remember(const StateHash& hash);
+  void grow_table(std::int64_t max_nodes);
 
   const Part& part_;
   const ExactRules rules_;

@@ -7,8 +7,9 @@
 namespace olla {
 namespace {
 
-constexpr std::int64_t kNodesAlone = 4000;               // not worth more threads
-constexpr int kFirstStepShift = 4, kLeastStepShift = 7;  // of what there is to gain
+constexpr std::int64_t kNodesAlone = 4000;         // not worth more threads
+constexpr int kFirstShift = 3, kShiftPerRung = 2;  // steps of 1/8 and 1/2 of what there is to gain, then all of it
+constexpr std::int64_t kLowShare = 4;              // a low rung holds more rarely: it gets so many times fewer nodes
 
 }  // namespace
 
@@ -20,25 +21,28 @@ ExactSearch& Ladder::search(std::size_t thread) {
   return *searches_[thread];
 }
 
-// First the lowest rung, which often holds. Then, with nodes that double, rungs below the height reached: a step down that doubles
-// when it holds and is halved when it does not.
+// First the lowest rung, which often holds. Then rounds of rungs downwards, so that failures remembered hold for the next rung, and
+// weights learned above guide the search below: a step down is repeated while it holds and grows when it does not, until the lowest
+// rung has been tried. Nodes double from round to round.
 void Ladder::lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(Bytes)>& stop, Packing& best) {
   bool stopped = false;
   const auto asked = [&] { return stopped = stopped || stop(best.height); };
   const std::int64_t end = num_nodes_ + max_nodes;
-  const auto lowest = [&] { return std::max(enough, bound_); };
-  const auto over = [&] { return best.height <= lowest() || num_nodes_ >= end || asked(); };
-  for (; !over(); rung_nodes_ *= 2) {
-    const auto try_rung = [&](Bytes rung) {
-      const Fit fit = decide(rung, std::min(rung_nodes_, end - num_nodes_), asked, best);
-      if (fit == Fit::kNever) bound_ = std::max(bound_, rung + 1);
-      return fit == Fit::kFits;
-    };
-    if (try_rung(lowest()) || options_.is_decision) continue;
-    const Bytes least_step = std::max<Bytes>(1, (best.height - lowest()) >> kLeastStepShift);
-    for (Bytes step = std::max<Bytes>(1, (best.height - lowest()) >> kFirstStepShift); step >= least_step && !over();) {
-      step = try_rung(std::max(lowest(), best.height - step)) ? 2 * step : step / 2;
+  const int first_shift = options_.is_decision ? 0 : kFirstShift;
+  while (num_nodes_ < end && !asked()) {
+    const Bytes lowest = std::max(enough, bound_);
+    if (best.height <= lowest) return;
+    const Bytes step = shift_ == 0 ? best.height - lowest : std::max<Bytes>(1, (best.height - lowest) >> shift_);
+    const std::int64_t nodes = shift_ == first_shift ? rung_nodes_ : rung_nodes_ / kLowShare;
+    const Fit fit = decide(best.height - step, std::min(nodes, end - num_nodes_), asked, best);
+    if (fit == Fit::kFits) continue;
+    if (fit == Fit::kNever) {
+      bound_ = std::max(bound_, best.height - step + 1);
+      if (options_.is_decision) return;
     }
+    const bool is_lowest = shift_ == 0;
+    shift_ = is_lowest ? first_shift : std::max(0, shift_ - kShiftPerRung);
+    if (is_lowest) rung_nodes_ *= 2;
   }
 }
 

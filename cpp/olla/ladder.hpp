@@ -33,6 +33,7 @@ class Ladder {
   const LadderOptions options_;
   Bytes bound_;
   std::int64_t rung_nodes_ = 4000;
+  int shift_ = 0;  // of the next step: its share of what there is to gain
   std::int64_t num_nodes_ = 0;
   std::vector<std::unique_ptr<ExactSearch>> searches_;  // of a thread
 };

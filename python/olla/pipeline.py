@@ -23,6 +23,7 @@ from olla.precedences import nearest_order, require_order, updates_stay
 Progress = Callable[[str, float, int, int], bool | None]
 
 _NUM_PEAK_TENSORS = 10
+_LAYOUT_NODES = 200_000  # of the exact search: some seconds, where the greedy passes do not reach the load at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +225,14 @@ class _Run:
             return buffers.size
         places: NDArray[np.int64]
         places, _, _, self.layout_bound, cancelled = _core.layout(
-            buffers.lower, buffers.upper, buffers.size, options.alignment, limit, options.seed, self.progress
+            buffers.lower,
+            buffers.upper,
+            buffers.size,
+            options.alignment,
+            limit,
+            options.seed,
+            self.progress,
+            max_nodes=_LAYOUT_NODES,
         )
         self.interrupted |= cancelled
         return places
