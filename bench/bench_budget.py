@@ -1,9 +1,13 @@
 """Fit a budget: how far the peak falls for an added time, on top of the best order, and how far it could fall at most.
 
     python bench/bench_budget.py --markdown bench/results/budget.md
+    python bench/bench_budget.py --rivals --markdown bench/results/budget_rivals.md
+    python bench/bench_budget.py --all --markdown bench/results/budget_seconds.md
 
 Every plan is checked, against the original graph too, by ``olla.check``. Memory is simulated, time is a roofline model
-of the device. Exit status: 0; 1 a plan broke a rule, or, with --strict, a target was missed. A plan below its bound
+of the device. With --rivals: block checkpointing and PyTorch's min-cut partitioner, and our peak at their added time.
+With --all: planning times over every captured graph. Exit status: 0; 1 a plan broke a rule, a rival's peak at equal
+added time was below ours, or, with --strict, a target was missed. A plan below its bound
 ends the benchmark with an error.
 """
 
@@ -126,6 +130,11 @@ def failures(results: list[Result], strict: bool) -> list[str]:
     return lines
 
 
+def outs(options: argparse.Namespace) -> list[Path]:
+    """Return the files that the report is written to."""
+    return [out for out in (options.json, options.markdown) if out]
+
+
 def main() -> int:
     """Run the benchmark; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -138,7 +147,18 @@ def main() -> int:
     parser.add_argument("--strict", action="store_true", help="a missed target is a failure")
     parser.add_argument("--json", type=Path, metavar="OUT")
     parser.add_argument("--markdown", type=Path, metavar="OUT")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--rivals", action="store_true", help="compare with checkpointing and the min-cut partitioner")
+    mode.add_argument("--all", action="store_true", help="planning times over every captured graph")
     options = parser.parse_args()
+    if options.rivals:
+        import versus
+
+        return versus.run(graph_files(options.graphs), options.device, options.time_limit, outs(options))
+    if options.all:
+        import planning_seconds
+
+        return planning_seconds.run(options.device, options.time_limit, options.strict, outs(options))
 
     results = []
     for path in graph_files(options.graphs):
@@ -151,9 +171,8 @@ def main() -> int:
             )
     page = report(results, options.device)
     page.print()
-    for out in (options.json, options.markdown):
-        if out:
-            page.save(out)
+    for out in outs(options):
+        page.save(out)
     wrong = failures(results, options.strict)
     print("\n".join(wrong), file=sys.stderr)
     return 1 if wrong else 0

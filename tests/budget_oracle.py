@@ -30,11 +30,12 @@ def least_added_seconds(graph: Graph, allowed: Permissions, peak_bytes: int) -> 
     result = [graph.writes.of(v).tolist() for v in range(graph.num_ops)]
     written = frozenset(t for ts in result for t in ts)
     size = graph.tensor_bytes.tolist()
-    resident = sum(size[t] for t in range(graph.num_tensors) if t not in written)
+    given = frozenset(t for t in range(graph.num_tensors) if t not in written and graph.donated[t])
+    resident = sum(size[t] for t in range(graph.num_tensors) if t not in written | given)
     outputs = frozenset(graph.outputs.tolist()) & written
     everything = (1 << graph.num_ops) - 1
 
-    start = (0, frozenset[int]())
+    start = (0, given)
     best = {start: 0}
     queue: list[tuple[int, int, int, frozenset[int]]] = [(0, 0, *start)]
     count = 0
@@ -57,7 +58,7 @@ def least_added_seconds(graph: Graph, allowed: Permissions, peak_bytes: int) -> 
         held = resident + sum(size[t] for t in live)
         for v in range(graph.num_ops):
             again = bool(done >> v & 1)
-            if (again and not allowed.again[v]) or not (reads[v] & written) <= live or set(result[v]) & live:
+            if (again and not allowed.again[v]) or not (reads[v] & (written | given)) <= live or set(result[v]) & live:
                 continue
             added = allowed.seconds[v] if again else 0
             after = done | 1 << v
@@ -66,7 +67,7 @@ def least_added_seconds(graph: Graph, allowed: Permissions, peak_bytes: int) -> 
                 push(cost + added, after, live | set(result[v]))
             if not allowed.in_place[v] or need > peak_bytes or len(result[v]) != 1:
                 continue
-            for x in reads[v] & live:
+            for x in reads[v] & live & written:
                 if size[x] == size[result[v][0]]:
                     push(cost + added, after, live - {x} | set(result[v]))
     return math.inf

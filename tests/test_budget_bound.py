@@ -16,7 +16,7 @@ from olla import Graph, _core
 def tiny(draw: st.DrawFn, max_ops: int = 6) -> tuple[Graph, Permissions]:
     """A graph without mutations, one result per op, and what its ops may do; equal sizes are common."""
     builder = Graph.builder("tiny")
-    tensors = [builder.tensor(draw(st.integers(0, 3)), kind="parameter")]
+    tensors = [builder.tensor(draw(st.integers(0, 3)), kind="parameter", donated=draw(st.booleans())) for _ in range(2)]
     num_ops = draw(st.integers(1, max_ops))
     for v in range(num_ops):
         recent = tensors[-4:]
@@ -24,7 +24,7 @@ def tiny(draw: st.DrawFn, max_ops: int = 6) -> tuple[Graph, Permissions]:
         written = builder.tensor(draw(st.sampled_from([1, 2, 2, 4, 4, 7])))
         builder.op(f"op_{v}", reads=reads, writes=[written], workspace_bytes=draw(st.sampled_from([0, 0, 0, 2])))
         tensors.append(written)
-    for t in draw(st.lists(st.sampled_from(tensors[1:]), max_size=2, unique=True)):
+    for t in draw(st.lists(st.sampled_from(tensors[2:]), max_size=2, unique=True)):
         builder.output(t)
     flags = st.lists(st.booleans(), min_size=num_ops, max_size=num_ops)
     seconds = draw(st.lists(st.integers(1, 5), min_size=num_ops, max_size=num_ops))
@@ -75,6 +75,18 @@ def test_what_the_searches_find_is_no_better_than_everything_tried(case: tuple[G
     search.improve(True, peak, math.inf, 0, 20, 10.0, None)
     assert search.peak <= peak
     assert least_added_seconds(graph, allowed, search.peak) <= search.added_seconds <= seconds
+
+
+def test_donated_state_replaced_by_independent_updates_counts_in_full() -> None:
+    builder = Graph.builder("functional updates")
+    old, new = ([builder.tensor(10, donated=donated) for _ in range(3)] for donated in (True, False))
+    for i in range(3):
+        builder.op(f"update_{i}", reads=[old[i]], writes=[new[i]])
+        builder.output(new[i])
+    graph = builder.build()
+    allowed = Permissions([1, 1, 1], [True] * 3, [True] * 3)
+    bounds, _ = evictor(graph, allowed).least_peak(np.arange(3, dtype=np.int32), math.inf, 10.0, None)
+    assert bounds.max() == least_peak_bytes(graph, allowed, 100) == 40
 
 
 def test_bound_and_searches_meet_the_best_on_a_training_chain() -> None:

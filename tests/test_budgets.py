@@ -106,3 +106,24 @@ def test_a_budget_that_everything_fits_adds_no_time() -> None:
     assert isinstance(found, olla.BudgetPlan)
     assert (found.peak_bytes, found.added_seconds, found.num_recomputed) == (100, 0.0, 0)
     assert np.array_equal(found.origin, [0, 1])
+
+
+def test_a_measured_profile_describes_this_machine_and_plans() -> None:
+    pytest.importorskip("torch")
+    profile = olla.device_profile("cpu")
+    assert 1e8 < profile.flops_per_second < 1e14
+    assert 1e8 < profile.bytes_per_second < 1e13
+    assert 1e-8 < profile.launch_seconds < 1e-2
+    assert 1e8 < profile.to_host_bytes_per_second < 1e13
+    builder = Graph.builder("one")
+    tensor = builder.tensor(8)
+    builder.op("make", writes=[tensor], moved_bytes=8)
+    plan = olla.plan(builder.build(), max_slowdown=0.1, device=profile)
+    assert isinstance(plan, olla.BudgetPlan)
+    assert plan.base_seconds == pytest.approx(8 / profile.bytes_per_second + profile.launch_seconds)
+
+
+def test_measuring_what_is_no_device_of_ours_is_refused() -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(ValueError, match="expected 'cpu' or a CUDA device"):
+        olla.device_profile("meta")

@@ -106,6 +106,34 @@ void bind_evict(nb::module_& m) {
           },
           "ops"_a.noconvert(), "peak"_a, "time_limit"_a, "progress"_a.none(),
           "(bounds, cancelled): no rewriting with at most this peak adds less than any of the bounds, one per op.")
+      .def(
+          "reset",
+          [](Search& self, Array<ValueId> values, Array<Step> steps) {
+            const auto dropped = view(values);
+            const auto last = view(steps);
+            if (dropped.size() != last.size()) throw GraphError("drops need one step per value", "lengths", {});
+            Decision decision;
+            for (std::size_t i = 0; i < dropped.size(); ++i) {
+              if (dropped[i] < 0 || dropped[i] >= self.values.num_values()) throw GraphError("a drop names no value", "ids", {});
+              decision.push_back({dropped[i], last[i]});
+            }
+            return self.evictor.reset({decision});
+          },
+          "values"_a.noconvert(), "steps"_a.noconvert(),
+          "Put other drops in force: value i is not kept past steps[i]; false, and none are, if one can neither be kept nor made.")
+      .def_prop_ro(
+          "values",
+          [](const Search& self) {
+            nb::dict values;
+            values["tensor"] = to_numpy(std::vector<TensorId>(self.values.tensor));
+            values["producer"] = to_numpy(std::vector<OpId>(self.values.producer));
+            values["reads"] = lists(Csr<ValueId>(self.values.reads));
+            values["overwrites"] = lists(Csr<ValueId>(self.values.overwrites));
+            values["makes"] = lists(Csr<ValueId>(self.values.makes));
+            values["rerun_makes"] = lists(Csr<ValueId>(self.values.rerun_makes));
+            return values;
+          },
+          "What tensors hold between two mutations; see cpp/olla/values.hpp.")
       .def_prop_ro("peak", [](const Search& self) { return self.evictor.rewrite().peak; })
       .def_prop_ro("added_seconds", [](const Search& self) { return self.evictor.rewrite().added_seconds; })
       .def(

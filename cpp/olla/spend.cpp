@@ -104,7 +104,8 @@ void Spending::select(OpId t) {
 
   auto need = [&](ValueId x) {
     const OpId maker = values_.producer[x];
-    if (value_node_[x] >= 0 || maker == kNoOp || maker == t || side_[maker] == kAfter || !temporary(x)) return;
+    const bool given = maker == kNoOp && graph_.planned(values_.tensor[x]);  // donated: nothing makes it again
+    if (value_node_[x] >= 0 || (!given && (maker == kNoOp || maker == t || side_[maker] == kAfter || !temporary(x)))) return;
     value_node_[x] = 0;
     needed_.push_back(x);
     const bool at_hand = std::find(inputs.begin(), inputs.end(), x) != inputs.end();
@@ -122,6 +123,7 @@ void Spending::select(OpId t) {
   num_read_ = needed_.size();
   for (std::size_t i = 0; i < needed_.size(); ++i) {
     const OpId maker = values_.producer[needed_[i]];
+    if (maker == kNoOp) continue;
     const auto again = values_.rerun_makes[maker];
     const bool before = side_[maker] == kBefore;
     if (before && std::find(again.begin(), again.end(), needed_[i]) == again.end()) continue;  // it can only be kept
@@ -142,7 +144,7 @@ Spending::Line Spending::cut(double price, double& value, Control& control) {
     const ValueId x = needed_[i];
     const OpId maker = values_.producer[x];
     if (i < num_read_) network_.add_edge(FlowNetwork::kSource, value_node_[x], FlowNetwork::kInfinite);
-    const bool again = op_node_[maker] >= 0 && (side_[maker] == kFree || [&] {
+    const bool again = maker != kNoOp && op_node_[maker] >= 0 && (side_[maker] == kFree || [&] {
                          const auto makes = values_.rerun_makes[maker];
                          return std::find(makes.begin(), makes.end(), x) != makes.end();
                        }());
@@ -165,7 +167,7 @@ Spending::Line Spending::cut(double price, double& value, Control& control) {
   for (std::size_t i = 0; i < needed_.size(); ++i) {
     const OpId maker = values_.producer[needed_[i]];
     if (reached_[value_node_[needed_[i]]] == 0) continue;
-    if (op_node_[maker] < 0 || reached_[op_node_[maker]] == 0) line.bytes += static_cast<double>(keep_bytes_[i]);
+    if (maker == kNoOp || op_node_[maker] < 0 || reached_[op_node_[maker]] == 0) line.bytes += static_cast<double>(keep_bytes_[i]);
   }
   for (const OpId v : makers_) {
     if (side_[v] == kBefore && reached_[op_node_[v]] != 0) line.seconds += rules_.rerun_seconds[v];
@@ -196,7 +198,7 @@ double Spending::maximise(Objective objective, Dear dear, Control& control) {
 Bytes Spending::least_peak(OpId t, double added_seconds, Control& control) {
   select(t);
   const double added = added_seconds * (1 + kRounding);
-  const double kept = maximise([&](double value, double price) { return value - price * added; },
+  const double kept = maximise([&](double value, double price) { return price > 0 ? value - price * added : value; },
                                [&](const Line& line) { return line.seconds > added; }, control);
   return constant_ + static_cast<Bytes>(std::floor(std::max(0.0, kept)));
 }

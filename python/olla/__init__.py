@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from olla.budget import Curve as Curve
     from olla.budget import pareto as pareto
     from olla.budgetplan import BudgetPlan as BudgetPlan
+    from olla.measure import device_profile as device_profile
     from olla.pytorch.capture import capture as capture
     from olla.pytorch.pool import pool as pool
     from olla.pytorch.step import Step as Step
@@ -42,6 +43,7 @@ __all__ = [
     "capture",
     "check",
     "compile",
+    "device_profile",
     "layout",
     "pareto",
     "plan",
@@ -62,6 +64,10 @@ def __getattr__(name: str) -> object:
         from olla import budget
 
         return getattr(budget, name)
+    if name == "device_profile":
+        from olla.measure import device_profile
+
+        return device_profile
     if name == "BudgetPlan":
         from olla.budgetplan import BudgetPlan
 

@@ -47,6 +47,15 @@ class Evictor:
         (bounds, cancelled): no rewriting with at most this peak adds less than any of the bounds, one per op.
         """
 
+    def reset(self, values: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], steps: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> bool:
+        """
+        Put other drops in force: value i is not kept past steps[i]; false, and none are, if one can neither be kept nor made.
+        """
+
+    @property
+    def values(self) -> dict:
+        """What tensors hold between two mutations; see cpp/olla/values.hpp."""
+
     @property
     def peak(self) -> int: ...
 
