@@ -189,6 +189,16 @@ def test_a_curve_falls_and_ends_where_the_least_peak_is() -> None:
     assert curve.added_seconds[0] == 0.0
 
 
+def test_a_curve_is_drawn_step_by_step() -> None:
+    figures = pytest.importorskip("matplotlib.figure", reason="pictures need matplotlib")
+    curve = olla.pareto(training_chain())
+    axes = curve.plot(figures.Figure().subplots())
+    percent, peak = axes.lines[0].get_data()
+    assert np.allclose(peak * 2**30, curve.peak_bytes)
+    assert np.allclose(percent, 100 * curve.added_seconds / curve.base_seconds)
+    assert axes.get_title() == curve.graph_name
+
+
 def test_updates_go_early_only_behind_what_they_need() -> None:
     graph = training_chain()
     order = early_updates(graph, np.arange(graph.num_ops, dtype=np.int32))

@@ -77,7 +77,7 @@ class Curve:
             try:
                 import matplotlib.pyplot as plt
             except ImportError as cause:
-                raise ImportError("drawing a curve needs matplotlib: pip install matplotlib") from cause
+                raise ImportError("drawing a curve needs matplotlib: pip install 'olla-planner[plot]'") from cause
             axes = plt.subplots()[1]
         percent = 100 * self.added_seconds / self.base_seconds if self.base_seconds > 0 else self.added_seconds
         axes.step(percent, self.peak_bytes / 2**30, where="post", label="peak")
