@@ -225,8 +225,8 @@ TEST(the_squeaky_wheel_lowers_what_the_greedy_rules_leave) {
   int num_lower = 0;
   for (std::uint32_t seed = 0; seed < 10; ++seed) {
     const std::vector<Buffer> buffers = random_buffers(60, 60, 40, seed);
-    const Bytes greedy = solve(buffers, {.use_squeaky_wheel = false, .use_exact = false}).height;
-    const Bytes improved = solve(buffers, {.max_placements = 60'000, .use_exact = false}).height;
+    const Bytes greedy = solve(buffers, {.use_squeaky_wheel = false, .use_exact = false, .use_neighbourhood = false}).height;
+    const Bytes improved = solve(buffers, {.max_placements = 60'000, .use_exact = false, .use_neighbourhood = false}).height;
     CHECK(improved <= greedy);
     num_lower += improved < greedy;
   }
@@ -255,10 +255,11 @@ TEST(foresight_ends_at_the_load_where_the_squeaky_wheel_alone_does_not) {
   int num_alone = 0;
   for (std::uint32_t seed = 0; seed < 3; ++seed) {
     const std::vector<Buffer> buffers = hard_buffers(seed);
-    const LayoutResult result = solve(buffers, {.max_placements = 400'000, .use_exact = false});
+    const LayoutResult result = solve(buffers, {.max_placements = 400'000, .use_exact = false, .use_neighbourhood = false});
     check_layout(buffers, result, 1);
     CHECK_EQ(result.height, result.load);
-    num_alone += solve(buffers, {.max_placements = 400'000, .use_foresight = false, .use_exact = false}).height == result.load;
+    num_alone += solve(buffers, {.max_placements = 400'000, .use_foresight = false, .use_exact = false, .use_neighbourhood = false})
+                     .height == result.load;
   }
   CHECK(num_alone < 3);
 }
