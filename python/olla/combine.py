@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from olla import budget, pipeline
 from olla.autoswap import SCORES, AutoSwap
@@ -14,16 +16,22 @@ from olla.budgets import Goal, Swapping
 from olla.errors import BudgetError
 from olla.graph import Graph
 from olla.operators import Rules, rules
-from olla.swap import PCIE3, Link, plan_swaps
-from olla.swapbound import bounded
+from olla.swap import PCIE3, Link, Swaps, plan_swaps
+from olla.swapbound import bounded, working_sets
 from olla.swapplan import SwapDecision, SwapPlan, with_swaps
 
 if TYPE_CHECKING:
     from olla.pipeline import Options, Progress, Source
 
 _RECOMPUTE_SHARE = 0.6  # of the time limit
-_SWAP_SHARE = 0.3  # of the time for recomputation: as much again for swaps, and for the layout
-_SLOWDOWNS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 1.0)  # by recomputation, tried in turn until a budget is met
+_SWAP_SHARE = 0.06  # of the time limit, for one choice of swaps
+_NUM_TURNS = 3  # of recomputation and swaps, each beside what the other leaves
+_NUM_REPAIRS = 8  # of the recomputation, per turn
+_TURN_SHARE = 0.06  # of the time limit, for one of them
+_NUM_TARGETS = 12  # peaks of the recomputation that are tried for a budget
+_LEAST_STEP = 0.002  # of the peak, from one to the next
+_MOST_STALL = 1.0  # share of the step's time, that ops may wait for copies where running them again does not help
+_MAX_LAYOUTS = 4  # until the arena fits a budget
 
 
 def asked_for(goal: Goal, link: Link, host_bytes: int | None) -> dict[str, Any]:
@@ -96,10 +104,10 @@ def run(
     *,
     progress: Progress | None = None,
 ) -> SwapPlan:
-    """Plan towards a goal by recomputation, in-place results and, on top of them, swaps; see `olla.plan`.
+    """Plan towards a goal by recomputation, in-place results and swaps; see `olla.plan`.
 
-    Swaps that make nobody wait are almost exactly additive to recomputation. So a slowdown is spent on recomputation,
-    and what that leaves on waiting; a budget is met with as little recomputation as the swaps allow.
+    Time is spent on recomputation first, which frees more bytes a second than waiting for copies does; swaps fill the
+    link meanwhile. Then each is chosen anew beside what the other leaves, in turn.
 
     Args:
         source: what to plan.
@@ -111,11 +119,10 @@ def run(
     Raises:
         BudgetError: no plan was found that fits the budget.
     """
-    graph = pipeline.graph_of(source)
     link = Link.of(goal.device if swapping.link is None else swapping.link)
-    search = _Combined(graph, options, goal, link, swapping.host_bytes, progress)
-    plan = search.slowed(goal, _RECOMPUTE_SHARE) if goal.budget_bytes is None else search.fitted(goal.budget_bytes)
-    return _explained(graph, plan, search.rules, search.link)
+    search = _Combined(pipeline.graph_of(source), options, goal, link, swapping.host_bytes, progress)
+    plan = search.slowed() if goal.budget_bytes is None else search.fitted(goal.budget_bytes)
+    return search.explained(plan)
 
 
 def _explained(graph: Graph, plan: SwapPlan, may: Rules, link: Link) -> SwapPlan:
@@ -124,54 +131,184 @@ def _explained(graph: Graph, plan: SwapPlan, may: Rules, link: Link) -> SwapPlan
     return replace(bounded(graph, plan, may, link), details=(*plan.details, *map(str, swapped)))
 
 
+class _Found(NamedTuple):
+    """A choice of what runs again and of what is swapped, on the order in which the rewriter runs the ops.
+
+    Attributes:
+        drops: in force, as the evictor takes them.
+        graph: the rewritten one.
+        position: int32[graph.num_ops], step of the base order that op i runs at or before.
+        swaps: of the graph's program order.
+        added_seconds: by running ops again and by waiting.
+    """
+
+    drops: tuple[NDArray[np.int32], NDArray[np.int32]]
+    graph: Graph
+    position: NDArray[np.int32]
+    swaps: Swaps
+    added_seconds: float
+
+    def absent(self, num_steps: int) -> NDArray[np.int64]:
+        """Return int64[num_steps], bytes: what is in host memory at least, at every step of the base order."""
+        change = np.zeros(self.graph.num_ops + 1, dtype=np.int64)
+        num_bytes = self.graph.tensor_bytes[self.swaps.tensor]
+        np.add.at(change, self.swaps.freed, num_bytes)
+        np.subtract.at(change, self.swaps.issue, num_bytes)
+        least = np.full(num_steps, 2**62, dtype=np.int64)
+        np.minimum.at(least, self.position, np.cumsum(change)[:-1])
+        return np.where(least < 2**62, least, 0)
+
+
 class _Combined:
     """One call of `run`."""
 
     def __init__(
         self, graph: Graph, options: Options, goal: Goal, link: Link, host_bytes: int | None, progress: Progress | None
     ) -> None:
+        self.start = time.perf_counter()
         self.graph, self.options, self.goal, self.link = graph, options, goal, link
         self.host_bytes, self.progress = host_bytes, progress
-        self.rules = rules(graph, goal.device)
+        quick = replace(options, layout=False, time_limit=_RECOMPUTE_SHARE * options.time_limit)
+        beside = goal if goal.budget_bytes is None else replace(goal, budget_bytes=None, minimise="peak")
+        self.recompute = budget.Run(graph, quick, beside, progress)  # a budget is met by both
+        self.step = np.argsort(self.recompute.order).astype(np.int32)
         self.lowest_bytes = 2**62
 
-    def slowed(self, goal: Goal, share: float, limit: int | None = None) -> SwapPlan:
-        """Recompute within a slowdown, then swap; each takes its share of the time limit."""
-        options, seconds = self.options, self.rules.seconds
-        quick = replace(options, layout=False, time_limit=share * options.time_limit)
-        plan = budget.run(self.graph, quick, goal, self.progress)
-        spent = np.where(plan.rerun != 0, self.rules.rerun_seconds[plan.origin], seconds[plan.origin])
-        left = max(0.0, (goal.max_slowdown or 0.0) - plan.slowdown) * float(seconds.sum())
-        swaps = plan_swaps(
-            plan.graph,
-            plan.order,
-            spent,
-            self.link,
-            limit=limit,
-            max_slowdown=left / max(float(spent.sum()), 1e-30),
-            host_bytes=self.host_bytes,
-            time_limit=_SWAP_SHARE * quick.time_limit,
-            seed=options.seed,
-            progress=self.progress,
-        )
-        rest = replace(options, time_limit=_SWAP_SHARE * quick.time_limit)
-        asked = asked_for(self.goal, self.link, self.host_bytes)
-        return with_swaps(self.graph, plan.order, swaps, rest, self.progress, plan, asked)
+    def _left(self) -> float:
+        return max(0.0, self.options.time_limit - (time.perf_counter() - self.start))
+
+    def slowed(self) -> SwapPlan:
+        """Find the least peak within the goal's slowdown, or at whatever time."""
+        slowdown = self.goal.max_slowdown
+        added = math.inf if slowdown is None else slowdown * self.recompute.base_seconds
+        self.recompute.drop(0, added)
+        self.recompute.improve(0, added)
+        best = found = self._with_swaps(added)
+        for turn in range(_NUM_TURNS):
+            if self._left() <= 0.0:
+                break
+            self._beside(found, False, 0, added, turn)
+            found = self._with_swaps(added)
+            if found.swaps.peak_bytes < best.swaps.peak_bytes:
+                best = found
+        return self._plan(best, added)
 
     def fitted(self, budget_bytes: int) -> SwapPlan:
-        """Allow more and more recomputation until everything fits, the arena included."""
+        """Find the least added time with which everything fits, the arena included."""
         target = budget_bytes
-        for slowdown in _SLOWDOWNS:
-            goal = replace(self.goal, budget_bytes=None, max_slowdown=slowdown)
-            plan = self.slowed(goal, _RECOMPUTE_SHARE / len(_SLOWDOWNS), target)
+        for _ in range(_MAX_LAYOUTS):
+            found = self._within(target)
+            self.lowest_bytes = min(self.lowest_bytes, found.swaps.peak_bytes)
+            if found.swaps.peak_bytes > target:
+                break
+            plan = self._plan(found, math.inf, target)
             excess = budget.needed_bytes(plan.graph, plan) - budget_bytes
-            self.lowest_bytes = min(self.lowest_bytes, budget_bytes + excess)
             if excess <= 0:
                 return plan
-            if plan.peak_bytes <= budget_bytes:  # the layout alone does not fit
-                target = min(target, plan.peak_bytes) - excess
-        raise BudgetError(
-            f"the budget is {budget_bytes} bytes, and no plan was found that fits it with recomputation and swapping. "
-            f"The lowest found is {self.lowest_bytes}: try that, a longer time limit, or a faster link",
-            rule="budget",
+            target = min(target, plan.peak_bytes) - excess
+        raise self._refused(budget_bytes)
+
+    def _within(self, limit: int) -> _Found:
+        """Recompute as little as swaps allow for a peak within the limit; the lowest peak where that fails."""
+        self._reset()
+        found = self._with_swaps(0.0, limit)
+        for _ in range(_NUM_TARGETS):
+            excess = found.swaps.peak_bytes - limit
+            if excess <= 0:
+                break
+            before = self.recompute.evictor.peak
+            self.recompute.drop(before - max(excess, int(_LEAST_STEP * before)), math.inf)
+            if self.recompute.evictor.peak >= before:
+                return self._with_swaps(math.inf, limit)  # running ops again does not help any more
+            found = self._with_swaps(0.0, limit)
+        best = found
+        for turn in range(_NUM_TURNS):
+            if self._left() <= 0.0 or found.swaps.peak_bytes > limit:
+                break
+            self._beside(found, True, limit, math.inf, turn)
+            found = self._with_swaps(0.0, limit)
+            if found.swaps.peak_bytes <= limit and found.added_seconds < best.added_seconds:
+                best = found
+        return best
+
+    def _reset(self) -> None:
+        none = np.zeros(0, dtype=np.int32)
+        self.recompute.evictor.set_absent(np.zeros(self.graph.num_ops, dtype=np.int64))
+        self.recompute.evictor.reset(none, none)
+
+    def _beside(self, found: _Found, least_time: bool, limit: int, added: float, turn: int) -> None:
+        """Improve the recomputation beside swaps: what they take from the device counts nothing."""
+        evictor = self.recompute.evictor
+        evictor.set_absent(found.absent(self.graph.num_ops))
+        seconds, seed = _TURN_SHARE * self.options.time_limit, self.options.seed + turn
+        evictor.improve(least_time, limit, added, seed, _NUM_REPAIRS, min(seconds, self._left()), self.progress)
+        evictor.set_absent(np.zeros(self.graph.num_ops, dtype=np.int64))
+
+    def _with_swaps(self, added: float, limit: int | None = None) -> _Found:
+        """Swap on top of the recomputation in force; ops may wait for what that leaves of the added seconds."""
+        r = self.recompute
+        graph, origin, rerun, _ = r.rewritten()
+        position = np.where(rerun == 0, self.step[origin], np.int32(self.graph.num_ops))
+        position = np.minimum.accumulate(position[::-1])[::-1]  # what runs again does so before the op it serves
+        seconds = self._seconds(origin, rerun)
+        program = np.arange(graph.num_ops, dtype=np.int32)
+        swaps = self._swaps(graph, program, seconds, added, limit)
+        again = max(0.0, float(seconds.sum()) - r.base_seconds)
+        return _Found(r.evictor.drops, graph, position, swaps, again + swaps.stall_seconds)
+
+    def _seconds(self, origin: NDArray[np.int32], rerun: NDArray[np.uint8]) -> NDArray[np.float64]:
+        may = self.recompute.rules
+        return np.where(rerun != 0, may.rerun_seconds[origin], may.seconds[origin])
+
+    def _swaps(
+        self, graph: Graph, order: NDArray[np.int32], seconds: NDArray[np.float64], added: float, limit: int | None
+    ) -> Swaps:
+        spent = float(seconds.sum())
+        left = min(max(0.0, added - (spent - self.recompute.base_seconds)), _MOST_STALL * spent)
+        return plan_swaps(
+            graph,
+            order,
+            seconds,
+            self.link,
+            limit=limit,
+            max_slowdown=left / max(spent, 1e-30),
+            host_bytes=self.host_bytes,
+            time_limit=max(_SWAP_SHARE * self.options.time_limit, 0.02),
+            seed=self.options.seed,
+            progress=self.progress,
         )
+
+    def _plan(self, found: _Found, added: float, limit: int | None = None) -> SwapPlan:
+        """Order what was found, choose its swaps again in that order, and take the better of both."""
+        self.recompute.evictor.reset(*found.drops)
+        plan = replace(self.recompute.finish(), goal=self.goal.record())
+        order, swaps = np.arange(plan.num_ops, dtype=np.int32), found.swaps
+        if not np.array_equal(plan.order, order):
+            again = self._swaps(plan.graph, plan.order, self._seconds(plan.origin, plan.rerun), added, limit)
+            if (again.peak_bytes, again.stall_seconds) < (swaps.peak_bytes, swaps.stall_seconds):
+                order, swaps = plan.order, again
+        rest = replace(self.options, time_limit=max(self._left(), _SWAP_SHARE * self.options.time_limit))
+        asked = asked_for(self.goal, self.link, self.host_bytes)
+        return with_swaps(self.graph, order, swaps, rest, self.progress, plan, asked)
+
+    def explained(self, plan: SwapPlan) -> SwapPlan:
+        """Return the plan with its bounds and the time it took."""
+        plan = _explained(self.graph, plan, self.recompute.rules, self.link)
+        return replace(plan, seconds={**plan.seconds, "total": time.perf_counter() - self.start})
+
+    def _refused(self, budget_bytes: int) -> BudgetError:
+        graph = self.graph
+        least = working_sets(graph, self.recompute.rules)
+        largest = np.argsort(-least, kind="stable")[:3]
+        bound = int(least[largest[0]]) if len(least) else graph.resident_bytes
+        reason = f"no plan was found that fits it; none needs less than {bound} bytes"
+        remedy = f"{self.lowest_bytes} bytes, a longer time limit, or a faster link"
+        if bound > budget_bytes:
+            names = ", ".join(f"op {v} ({graph.op_names[v]})" for v in largest[least[largest] > budget_bytes])
+            reason = f"no plan fits it, with recomputation and swapping: {names} needs at least {bound} bytes"
+            reason += f", {graph.resident_bytes} of them for resident tensors"
+            remedy = "a smaller batch, fewer resident bytes, or another device"
+        message = (
+            f"the budget is {budget_bytes} bytes, and {reason}. The lowest found is {self.lowest_bytes}: try {remedy}"
+        )
+        return BudgetError(message, rule="budget", ids=tuple(map(int, largest)))

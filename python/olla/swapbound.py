@@ -161,3 +161,22 @@ def _busiest_ops(graph: Graph, plan: SwapPlan) -> NDArray[np.int32]:
         live = _core.profile(plan.recomputation.graph.core, own)[2]
         ops += plan.recomputation.origin[own[np.argsort(-live, kind="stable")[:_NUM_OPS]]].tolist()
     return np.array(list(dict.fromkeys(ops)), dtype=np.int32)
+
+
+def working_sets(graph: Graph, rules: Rules) -> NDArray[np.int64]:
+    """Return what every op needs at least while it runs, whatever else is dropped or swapped.
+
+    Returns:
+        int64[num_ops], bytes: resident tensors, workspace, what it uses and what it writes over nothing.
+    """
+    planned = graph.tensor_bytes.copy()
+    made = np.zeros(graph.num_tensors, dtype=np.bool_)
+    made[graph.writes.item] = True
+    planned[~made & ~graph.donated] = 0  # resident
+    least = np.empty(graph.num_ops, dtype=np.int64)
+    for v in range(graph.num_ops):
+        used = np.union1d(graph.reads.of(v), graph.mutates.of(v))
+        written = int(planned[graph.writes.of(v)].sum())
+        may = rules.in_place[v] and bool(np.any(made[used] & (graph.tensor_bytes[used] == written)))
+        least[v] = planned[used].sum() + (0 if may else written)
+    return np.asarray(least + graph.resident_bytes + graph.workspace_bytes)

@@ -136,12 +136,14 @@ class SwapPlan(Plan):
             O(ops log ops).
         """
         found: list[Decision | SwapDecision] = []
-        original = np.arange(source.num_ops)  # op of the source, of every op without swaps
+        original: NDArray[np.int32] = np.arange(
+            source.num_ops, dtype=np.int32
+        )  # op of the source, of every op without swaps
         without = source
         if self.recomputation is not None:
             without, original = self.recomputation.graph, self.recomputation.origin
             found += self.recomputation.decisions(source, rules)
-        order = self.origin[self.origin >= 0]
+        steps = self.origin[self.origin >= 0]
         writer = np.full(without.num_tensors, -1)
         writer[without.writes.item] = np.repeat(np.arange(without.num_ops), np.diff(without.writes.offset))
         s = self.swaps
@@ -153,8 +155,8 @@ class SwapPlan(Plan):
                     name=without.tensor_names[t],
                     num_bytes=int(without.tensor_bytes[t]),
                     made_by=source.op_names[v],
-                    out_after=int(order[s.last[i]]),
-                    in_before=int(order[s.next[i]]),
+                    out_after=int(steps[s.last[i]]),
+                    in_before=int(steps[s.next[i]]),
                     absent_seconds=max(0.0, float(s.start[s.issue[i]] - s.start[s.freed[i]])),
                     copy_seconds=float(s.out_end[i] - s.out_start[i] + s.in_end[i] - s.in_start[i]),
                     rerun_seconds=float(rules.rerun_seconds[v]) if rules.rerun[v] else None,
@@ -263,4 +265,3 @@ def _recomputation(content: object) -> BudgetPlan:
     if not isinstance(plan, BudgetPlan):
         raise PlanError("swap.recomputation is no plan of a rewritten graph: was the file edited?", rule="type")
     return plan
-
