@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from olla.budgets import Goal
 from olla.check import check
 from olla.errors import BudgetError, PlanError
 from olla.graph import Graph
-from olla.operators import rules
+from olla.operators import Rules, rules
 from olla.plan import Plan
 from olla.swap import PCIE3, Link, Swaps, plan_swaps, swapped_graph
 
@@ -175,6 +176,7 @@ def run(
     link: Link | float | None = None,
     host_bytes: int | None = None,
     progress: Progress | None = None,
+    narrow: Callable[[Rules], Rules] | None = None,
 ) -> SwapPlan:
     """Plan towards a goal by recomputation, in-place results and, on top of them, swaps; see `olla.plan`.
 
@@ -188,12 +190,14 @@ def run(
         link: to host memory; default: the device's.
         host_bytes: host memory there is.
         progress: as in `olla.plan`.
+        narrow: takes from the rules of recomputation what whoever runs the plan cannot do.
 
     Raises:
         BudgetError: no plan was found that fits the budget.
     """
     graph = pipeline.graph_of(source)
-    search = _Combined(graph, options, goal, Link.of(goal.device if link is None else link), host_bytes, progress)
+    speed = Link.of(goal.device if link is None else link)
+    search = _Combined(graph, options, goal, speed, host_bytes, progress, narrow)
     return search.slowed(goal, _RECOMPUTE_SHARE) if goal.budget_bytes is None else search.fitted(goal.budget_bytes)
 
 
@@ -201,10 +205,17 @@ class _Combined:
     """One call of `run`."""
 
     def __init__(
-        self, graph: Graph, options: Options, goal: Goal, link: Link, host_bytes: int | None, progress: Progress | None
+        self,
+        graph: Graph,
+        options: Options,
+        goal: Goal,
+        link: Link,
+        host_bytes: int | None,
+        progress: Progress | None,
+        narrow: Callable[[Rules], Rules] | None = None,
     ) -> None:
         self.graph, self.options, self.goal, self.link = graph, options, goal, link
-        self.host_bytes, self.progress = host_bytes, progress
+        self.host_bytes, self.progress, self.narrow = host_bytes, progress, narrow
         self.rules = rules(graph, goal.device)
         self.lowest_bytes = 2**62
 
@@ -212,7 +223,7 @@ class _Combined:
         """Recompute within a slowdown, then swap; each takes its share of the time limit."""
         options, seconds = self.options, self.rules.seconds
         quick = replace(options, layout=False, time_limit=share * options.time_limit)
-        plan = budget.run(self.graph, quick, goal, self.progress)
+        plan = budget.run(self.graph, quick, goal, self.progress, self.narrow)
         spent = np.where(plan.rerun != 0, self.rules.rerun_seconds[plan.origin], seconds[plan.origin])
         left = max(0.0, (goal.max_slowdown or 0.0) - plan.slowdown) * float(seconds.sum())
         swaps = plan_swaps(

@@ -14,6 +14,7 @@ from olla.pipeline import Progress
 from olla.plan import Plan, Status, plan
 from olla.pytorch.replay import Allocations, Table
 from olla.pytorch.requests import rounded
+from olla.swapplan import SwapPlan
 
 Int64 = NDArray[np.int64]
 
@@ -74,6 +75,8 @@ def arrange(
 def planned_again(graph: Graph, before: Plan, progress: Progress | None = None) -> Plan:
     """Plan a step whose workspaces have become known; its order changes only if a better one was found.
 
+    The order of a plan that swaps stays: its copies were chosen for it.
+
     Args:
         graph: the step with workspaces.
         before: its plan without them; their lower bound still holds.
@@ -82,7 +85,7 @@ def planned_again(graph: Graph, before: Plan, progress: Progress | None = None) 
     options = {name: before.options[name] for name in ("seed", "updates_may_move")}
     kept = plan(graph, order=before.order, layout=False, time_limit=0.0, **options)
     bound = max(kept.lower_bound_bytes, before.lower_bound_bytes)
-    if kept.peak_bytes > bound:
+    if kept.peak_bytes > bound and not isinstance(before, SwapPlan):
         limit = before.options["time_limit"]
         found = plan(graph, layout=False, time_limit=limit, progress=progress, **options)
         if found.peak_bytes < kept.peak_bytes:
