@@ -3,14 +3,14 @@
     python bench/bench_budget_run.py --markdown bench/results/budget_run.md
     python bench/bench_budget_run.py --cases gpt2:1:256 --goals max_slowdown=0.1 budget=0.8 swap=0.05
 
-A case is model:batch[:tokens]; a goal is max_slowdown=SHARE, minimise=peak, budget=SHARE of what the unbudgeted peak has
-above resident memory, or swap=SHARE or autoswap=SHARE, the same budget met with swapping. Each step runs alone, one after
-the other; losses, parameters, buffers and optimizer state are compared by digest. Times are medians.
+A case is model:batch[:tokens]; a goal is max_slowdown=SHARE, minimise=peak, budget=SHARE of what the unbudgeted peak
+has above resident memory, or swap=SHARE or autoswap=SHARE, the same budget met with swapping. Each step runs alone, one
+after the other; losses, parameters, buffers and optimizer state are compared by digest. Times are medians.
 
 peak      resident memory, outputs and the most of the arena in use at once
 arena     resident memory, outputs and the whole arena: what a budget limits
-added     share of the unbudgeted step's time: by plan (roofline, or ops as recorded), by the seconds of the ops that ran
-          again when recorded and of waiting for copies, and by the clock
+added     share of the unbudgeted step's time: by plan (roofline, or ops as recorded), by the seconds of the ops that
+          ran again when recorded and of waiting for copies, and by the clock
 host      memory that swapped tensors take in the host
 equal     losses, parameters, buffers and optimizer state of all steps, to the bit
 
