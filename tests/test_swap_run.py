@@ -51,8 +51,8 @@ def small_tensors_are_swapped_too(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("name", "optimizer"), MODELS)
 def test_five_steps_with_swaps_are_those_without_to_the_bit(name: str, optimizer: str) -> None:
     plain, values = unbudgeted(name, optimizer)
-    within = (plain.planned_peak_bytes + plain.resident_bytes + plain.output_bytes) // 2
-    for options in ({"swap": True, "max_slowdown": 0.1}, {"swap": True, "budget": within}, {"method": "autoswap"}):
+    ways: list[dict[str, Any]] = [{"swap": True, "max_slowdown": 0.1}, {"swap": True}, {"method": "autoswap"}]
+    for options in ways:
         step, swapped = train(world_of(name, optimizer), link=FAST, **options)
         assert same(swapped, values)
         report = step.report()
@@ -65,6 +65,8 @@ def test_five_steps_with_swaps_are_those_without_to_the_bit(name: str, optimizer
         assert "host memory" in str(report)
         needed = report.resident_bytes + report.output_bytes + report.arena_bytes
         assert needed <= options.get("budget", needed)
+        if options is ways[0]:
+            ways[1]["budget"] = (plain.planned_peak_bytes + max(needed, report.planned_peak_bytes)) // 2
         assert report.planned_peak_bytes < plain.planned_peak_bytes or "method" in options
         captured = runner_of(step)._captured.graph
         without_costs(step.plan, captured).verify(captured)
