@@ -88,6 +88,9 @@ def test_host_memory_stays_within_its_budget() -> None:
 def test_without_an_arena_the_numbers_are_the_same() -> None:
     step, values = train(world_of("gpt2", "momentum"), link=FAST, method="autoswap", arena=False)
     assert same(values, unbudgeted("gpt2", "momentum")[1])
+    graph = runner_of(step)._captured.graph
+    estimated = float(olla.devices.PROFILES["cpu"].op_seconds(graph).sum())
+    assert step.plan.swaps.base_seconds != pytest.approx(estimated, rel=1e-6)
     assert step.report().swap.num_swaps > 0
 
 

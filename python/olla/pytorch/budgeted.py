@@ -55,6 +55,7 @@ class Planner:
 
     Attributes:
         time_limit: seconds for one plan.
+        is_measured: whether copies, if there are any, were chosen by the seconds of ops that ran.
     """
 
     def __init__(self, goal: Goal | None, options: dict[str, Any], swapping: Swapping | None = None) -> None:
@@ -64,7 +65,7 @@ class Planner:
         self._options = Options(layout=False, **options)
         self._num_plans = 0
         self._spared_bytes = 0  # of the budget, for what the peak does not hold: gaps of the arena
-        self._is_measured = swapping is None  # copies are planned beside ops whose seconds were measured
+        self.is_measured = swapping is None
 
     @property
     def budget_bytes(self) -> int | None:
@@ -105,9 +106,9 @@ class Planner:
         """
         total = self.budget_bytes
         if total is None or needed_bytes <= total:
-            if self._is_measured:
+            if self.is_measured:
                 return None
-            self._is_measured = True
+            self.is_measured = True
             with contextlib.suppress(BudgetError):  # the plan at hand fits
                 return self._measured(captured, costs, device, progress)
             return None
@@ -138,7 +139,7 @@ class Planner:
         if goal is not None and total is not None:
             goal = dataclasses.replace(goal, budget_bytes=total - self._spared_bytes)
         found = without_costs(self._plan(captured, costs, device, goal, progress), captured.graph)
-        self._is_measured = True
+        self.is_measured = True
         if isinstance(found, BudgetPlan) and self.goal is not None:
             return dataclasses.replace(found, goal=self.goal.record())
         return found

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from olla import _core
@@ -128,3 +131,17 @@ def program_peak(graph: Graph, alignment: int) -> int:
     whole = dataclasses.replace(graph, tensor_bytes=sizes)
     peak: int = _core.profile(whole.core, np.arange(graph.num_ops, dtype=np.int32))[3]
     return peak
+
+
+def trim() -> None:
+    """Give free memory back to the system: glibc would keep what the recorded step took, beside the arena."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether there was no memory: torch's allocator for CPUs says so in words only."""
+    words = ("can't allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(w in str(error) for w in words)
+    )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import collections
-import contextlib
-import ctypes
+import dataclasses
 import statistics
 import time
 import traceback
@@ -28,6 +27,7 @@ from olla.pytorch.feeds import Sources
 from olla.pytorch.program import Program, compile_program
 from olla.pytorch.replay import Allocations, Counters, Miss, Replay
 from olla.pytorch.requests import Recorder, Requests, with_costs
+from olla.pytorch.results import gradients
 from olla.pytorch.script import Script, script
 from olla.report.progress import ProgressLine
 from olla.report.step import StepReport
@@ -93,7 +93,7 @@ class Runner:
         host: HostMemory | None = None,
     ) -> None:
         self.structure = captured.structure
-        self.gradients = _gradients(captured)
+        self.gradients = gradients(captured)
         self._captured = captured
         self._planner = planner
         self._device = device_type(captured)
@@ -169,6 +169,8 @@ class Runner:
                 self._copies.begin()
             if self._replay is not None and self._arranged is None:
                 return self._record(self._replay, values)
+            if self._replay is None and self._planner is not None and not self._planner.is_measured:
+                return self._measure(self._planner, values)
             if self._cuda_graph and self._is_settled():
                 self._graphed = self._graphed or Graphed(self._run, self._captured.inputs)
                 results = self._graphed(values)
@@ -237,18 +239,34 @@ class Runner:
             recorded = replay.stop_recording()
         except BaseException as error:
             replay.abandon()
-            if _is_out_of_memory(error):
+            if recording.is_out_of_memory(error):
                 self._arrange_unrecorded(replay)
             raise
         middle = time.perf_counter()
         self._num_recordings += 1
         self._arrange(replay, recorded)
         if self._device == "cpu":
-            _trim()
+            recording.trim()
         self._num_steps += 1
         self._seen = _Seen()
         self._seconds["record"] += middle - start
         self._seconds["plan"] += time.perf_counter() - middle
+        return results
+
+    def _measure(self, planner: Planner, values: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Run with a clock around every op, where no memory is recorded, and choose the copies by what it says."""
+        order, num_ops = self.plan.order.tolist(), self.graph.num_ops
+        clock = Recorder(None, num_ops, self._device)
+        hooks: dict[str, Any] = {"begin": clock.begin, "end": clock.end, "windows": range(num_ops)}
+        program = compile_program(self._captured, order, script=self._script, copies=self._copies, **hooks)
+        results = program(values)
+        self.graph = dataclasses.replace(self._plain, seconds=clock.seconds)
+        with ProgressLine(f"choosing copies of {self._plain.name}") as progress:
+            found = planner.again(self._captured, self._original_costs(), self._device, 0, 0, progress)
+        self._use(self.plan if found is None else found)
+        order = self.plan.order.tolist()
+        self.program = compile_program(self._captured, order, script=self._script, copies=self._copies)
+        self._num_steps += 1
         return results
 
     def _arrange(self, replay: Replay, recorded: Allocations) -> None:
@@ -373,32 +391,7 @@ class Runner:
         return tuple((self.graph.op_names[v], float(seconds[v])) for v in slowest if seconds[v] > 0)
 
 
-def _trim() -> None:
-    """Give free memory back to the system: glibc would keep what the recorded step took, beside the arena."""
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Whether there was no memory: torch's allocator for CPUs says so in words only."""
-    words = ("can't allocate memory", "not enough memory", "out of memory")
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and any(w in str(error) for w in words)
-    )
-
-
 def device_type(captured: Captured) -> str:
     """Return where the step runs: a learning rate is on the CPU everywhere."""
     nodes = (n for n in captured.module.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor))
     return next((n.meta["val"].device.type for n in nodes if n.meta["val"].device.type != "cpu"), "cpu")
-
-
-def _gradients(captured: Captured) -> list[tuple[str, bool]]:
-    """Return, for each gradient among the outputs, its parameter and whether it alone holds its memory."""
-    output = next(n for n in reversed(captured.module.graph.nodes) if n.op == "output")
-    held = [captured.tensors[node] for node in output.args[0]]
-    count = collections.Counter(t for tensors in held for t in tensors)
-    kinds = captured.graph.tensor_kinds
-    is_own = [all(count[t] == 1 and kinds[t] == "temporary" for t in tensors) for tensors in held]
-    names = [name.removeprefix("gradient of ") for name in captured.outputs]
-    return list(zip(names, is_own, strict=True))[captured.structure.num_tensors :]
