@@ -232,3 +232,18 @@ def test_norms_run_again_from_their_statistics_and_update_no_buffer() -> None:
     assert r.rerun[1] == Rerun.FIRST_RESULT
     assert r.rerun_reads.of(1).tolist() == [x, weight, mean, deviation]
     assert r.rerun_moved_bytes[1] == 2000
+
+
+def test_extra_precedences_are_kept_beside_a_budget() -> None:
+    g = training_chain()
+    names = g.op_names
+    pair = (names.index("input_7"), names.index("weight_6"))
+    first, second = names.index("weight_7"), names.index("input_7")
+    plan = olla.plan(g, max_slowdown=0.2, precedences=[pair, (first, second)], time_limit=2.0)
+    olla.check(g, plan)
+    assert isinstance(plan, BudgetPlan)
+    runs = plan.origin[plan.order].tolist()
+    assert runs.index(first) < runs.index(second)
+    assert plan.options["num_precedences"] == 2
+    with pytest.raises(ValueError, match=r"precedence \(5, 3\): .* must be one before the second"):
+        olla.plan(g, max_slowdown=0.2, precedences=[(5, 3)], time_limit=1.0)

@@ -226,3 +226,17 @@ def test_operators_that_the_program_runs_in_place_stay_in_place() -> None:
     assert same(budgeted, values)
     require_as_planned(step.report())
     assert any(target == "aten.relu_.default" for target in step.graph.targets)
+
+
+def test_activations_in_place_run_again_behind_what_they_change() -> None:
+    def world() -> World:
+        torch.manual_seed(0)
+        layers = [layer for _ in range(6) for layer in (nn.Linear(32, 32), nn.ReLU(inplace=True))]
+        model = nn.Sequential(*layers)
+        return World(model, torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(512, 32), square)
+
+    _, values = train(world())
+    step, budgeted = train(world(), minimise="peak")
+    assert same(budgeted, values)
+    require_as_planned(step.report())
+    assert "aten.relu_.default" in {step.graph.targets[i] for i in (step.plan.rerun == 1).nonzero()[0]}

@@ -19,6 +19,7 @@ from olla.columns import Lists
 from olla.errors import BudgetError, SolverError
 from olla.graph import Graph
 from olla.operators import Rerun, Rules, rules
+from olla.precedences import with_precedences
 
 if TYPE_CHECKING:
     from olla.pipeline import Options, Progress, Source
@@ -44,9 +45,14 @@ def run(
     narrow: Callable[[Rules], Rules] | None = None,
 ) -> BudgetPlan:
     """Plan a graph towards a goal; see `olla.plan`. Narrow takes away what whoever runs the plan cannot do."""
-    if options.precedences:
-        raise ValueError("precedences cannot be combined with a budget: add them to the graph as `after` of its ops")
-    return Run(pipeline.graph_of(source), options, goal, progress, narrow).run()
+    graph = pipeline.graph_of(source)
+    if not options.precedences:
+        return Run(graph, options, goal, progress, narrow).run()
+    bound = with_precedences(graph, options.precedences)
+    plan = Run(bound, replace(options, precedences=()), goal, progress, narrow).run()
+    plan = replace(plan, source_digest=graph.digest, options={**plan.options, **options.record()})
+    check(graph, plan)
+    return plan
 
 
 @dataclass(frozen=True)

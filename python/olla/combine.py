@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -103,6 +104,7 @@ def run(
     swapping: Swapping,
     *,
     progress: Progress | None = None,
+    narrow: Callable[[Rules], Rules] | None = None,
 ) -> SwapPlan:
     """Plan towards a goal by recomputation, in-place results and swaps; see `olla.plan`.
 
@@ -115,12 +117,13 @@ def run(
         goal: what is asked for.
         swapping: the link and the host memory.
         progress: as in `olla.plan`.
+        narrow: takes from the rules of recomputation what whoever runs the plan cannot do.
 
     Raises:
         BudgetError: no plan was found that fits the budget.
     """
     link = Link.of(goal.device if swapping.link is None else swapping.link)
-    search = _Combined(pipeline.graph_of(source), options, goal, link, swapping.host_bytes, progress)
+    search = _Combined(pipeline.graph_of(source), options, goal, link, swapping.host_bytes, progress, narrow)
     plan = search.slowed() if goal.budget_bytes is None else search.fitted(goal.budget_bytes)
     return search.explained(plan)
 
@@ -163,14 +166,21 @@ class _Combined:
     """One call of `run`."""
 
     def __init__(
-        self, graph: Graph, options: Options, goal: Goal, link: Link, host_bytes: int | None, progress: Progress | None
+        self,
+        graph: Graph,
+        options: Options,
+        goal: Goal,
+        link: Link,
+        host_bytes: int | None,
+        progress: Progress | None,
+        narrow: Callable[[Rules], Rules] | None,
     ) -> None:
         self.start = time.perf_counter()
         self.graph, self.options, self.goal, self.link = graph, options, goal, link
         self.host_bytes, self.progress = host_bytes, progress
         quick = replace(options, layout=False, time_limit=_RECOMPUTE_SHARE * options.time_limit)
         beside = goal if goal.budget_bytes is None else replace(goal, budget_bytes=None, minimise="peak")
-        self.recompute = budget.Run(graph, quick, beside, progress)  # a budget is met by both
+        self.recompute = budget.Run(graph, quick, beside, progress, narrow)  # a budget is met by both
         self.step = np.argsort(self.recompute.order).astype(np.int32)
         self.lowest_bytes = 2**62
 

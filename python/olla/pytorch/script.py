@@ -1,4 +1,4 @@
-"""What a program runs: the captured ops, or those of a budget plan, and the tensors each finds its values in."""
+"""What a program runs: the captured ops, or those of a rewriting, and the tensors each finds its values in."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from olla.graph import Graph
 from olla.operators import Rerun
 from olla.plan import Plan
 from olla.pytorch.capture import Captured
+from olla.pytorch.swapped import Transfers, transfers
+from olla.swapplan import SwapPlan
 
 
 class Call(NamedTuple):
     """One op of the graph that runs.
 
     Attributes:
-        nodes: of the captured op it stands for: the node with the kernel, then those without one that are made of it.
+        nodes: of the captured op it stands for: the node with the kernel, then those without one that are made of it;
+            none of a swap-out or a swap-in.
         place: tensor of the captured graph that it uses or makes -> tensor of the graph that runs; None: the same.
         again: it runs again for its first result alone.
         over: tensor of the captured graph whose memory its result takes over; -1: none.
@@ -37,11 +40,13 @@ class Script(NamedTuple):
         graph: its ops are in an order they can run in.
         calls: call i is op i.
         outputs: tensor of the captured graph that outlives the step -> tensor of the graph; None: the same.
+        transfers: the copies beside the ops, where the plan swaps.
     """
 
     graph: Graph
     calls: Sequence[Call]
     outputs: Mapping[int, int] | None = None
+    transfers: Transfers | None = None
 
 
 def script(captured: Captured, plan: Plan) -> Script:
@@ -49,10 +54,12 @@ def script(captured: Captured, plan: Plan) -> Script:
 
     Args:
         captured: the step.
-        plan: of its graph; a BudgetPlan for a rewriting of it.
+        plan: of its graph; a BudgetPlan or a SwapPlan for a rewriting of it.
 
     Complexity: O(ops + uses).
     """
+    if isinstance(plan, SwapPlan):
+        return _swapping(captured, plan)
     if not isinstance(plan, BudgetPlan):
         return Script(captured.graph, [Call(nodes) for nodes in captured.nodes])
     original, graph = captured.graph, plan.graph
@@ -73,3 +80,25 @@ def script(captured: Captured, plan: Plan) -> Script:
         calls.append(Call(nodes, place, again, over))
     outputs = dict(zip(original.outputs.tolist(), graph.outputs.tolist(), strict=True))
     return Script(graph, calls, outputs)
+
+
+def _swapping(captured: Captured, plan: SwapPlan) -> Script:
+    """Return the script of the plan below the swaps, with each value in the tensor that holds it by then."""
+    below = Script(captured.graph, [Call(nodes) for nodes in captured.nodes])
+    if plan.recomputation is not None:
+        below = script(captured, plan.recomputation)
+    original, graph = below.graph, plan.graph
+    calls = []
+    for i, v in enumerate(plan.origin.tolist()):
+        if v < 0:
+            calls.append(Call(()))
+            continue
+        place = {t: t for t in original.writes.of(v).tolist()}
+        for before, now in ((original.reads, graph.reads), (original.mutates, graph.mutates)):
+            place |= zip(before.of(v).tolist(), now.of(i).tolist(), strict=True)
+        call = below.calls[v]
+        held = place if call.place is None else {old: place[t] for old, t in call.place.items()}
+        calls.append(call._replace(place=held))
+    kept = dict(zip(original.outputs.tolist(), graph.outputs.tolist(), strict=True))
+    outputs = kept if below.outputs is None else {old: kept[t] for old, t in below.outputs.items()}
+    return Script(graph, calls, outputs, transfers(plan))
