@@ -46,7 +46,12 @@ def run(
     """Plan a graph towards a goal; see `olla.plan`. Narrow takes away what whoever runs the plan cannot do."""
     if options.precedences:
         raise ValueError("precedences cannot be combined with a budget: add them to the graph as `after` of its ops")
-    return _Run(pipeline.graph_of(source), options, goal, progress, narrow).run()
+    graph = pipeline.graph_of(source)
+    if goal.chunked_loss is not None:
+        from olla import chunkplan
+
+        return chunkplan.run(graph, options, goal, progress, narrow)
+    return _Run(graph, options, goal, progress, narrow).run()
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,7 @@ _alignment = _number(int, 1, 2**30, "a number of bytes from 1 to 2^30")
 _seed = _number(int, 0, 2**31 - 1, "a whole number from 0 to 2^31 - 1")
 _threads = _number(int, 1, 1024, "a number of threads from 1 to 1024")
 _slowdown = _number(float, 0, 1e6, "a share of the step's time from 0 on, such as 0.1 for 10 %")
+_chunks = _number(int, 1, 4096, "a number of chunks from 1 to 4096")
 _capacity = _number(int, 0, 2**62, "a number of bytes from 0 to 2^62")
 
 
@@ -174,6 +175,12 @@ def _add_budget_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--device", default="a100", metavar="NAME", help="what time is estimated for (default: a100)")
     group.add_argument("--no-in-place", action="store_true", help="let no result take over an input's storage")
     group.add_argument("--no-recompute", action="store_true", help="run no op again")
+    group.add_argument(
+        "--chunked-loss",
+        type=_chunks,
+        metavar="K",
+        help="linear layers and their loss in K chunks of rows: other rounding",
+    )
 
 
 def _add_search_options(parser: argparse.ArgumentParser, *, time_limit: float, alignment: int) -> None:
@@ -200,6 +207,8 @@ def _plan(args: argparse.Namespace) -> int:
         device, budget = profile_of(args.device), None if args.budget is None else parse_bytes(args.budget, "--budget")
     except (ValueError, BudgetError) as error:
         return _fail(str(error))
+    if args.chunked_loss and budget is args.max_slowdown is args.minimise is None:
+        return _fail("--chunked-loss is for a goal: give --budget, --max-slowdown or --minimise with it")
     with ProgressLine(f"planning {args.graph}") as progress, _nothing_fits() as refused:
         result = plan(
             args.graph,
@@ -215,6 +224,7 @@ def _plan(args: argparse.Namespace) -> int:
             device=device,
             in_place=not args.no_in_place,
             recompute=not args.no_recompute,
+            chunked_loss=args.chunked_loss,
             progress=progress,
         )
     if refused:
@@ -246,6 +256,7 @@ def _budget_summary(plan: Plan) -> dict[str, Any]:
         return {}
     names = "base_peak_bytes base_seconds added_seconds added_seconds_lower_bound peak_lower_bound_bytes num_recomputed"
     figures = {name: getattr(plan, name) for name in (*names.split(), "num_in_place")}
+    figures["num_chunked_losses"] = 0 if plan.chunked is None else plan.chunked.num_losses
     return {**figures, "swapped_bytes": 0, "host_bytes": 0, "goal": dict(plan.goal)}
 
 
