@@ -79,7 +79,7 @@ def test_host_memory_stays_within_its_budget() -> None:
     assert same(bounded, values)
     report = step.report()
     assert 0 < report.swap.host_bytes <= report.swap.host_budget_bytes == most
-    assert len(step._host._memory) == report.swap.host_bytes
+    assert report.swap.host_bytes <= len(step._host._memory) <= most  # of the larger of the plans it ran
     step.release()
     assert step._host._memory is None
     assert len(planned(world_of("gpt2", "momentum"), step, 1)) == 1

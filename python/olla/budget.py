@@ -46,13 +46,17 @@ def run(
 ) -> BudgetPlan:
     """Plan a graph towards a goal; see `olla.plan`. Narrow takes away what whoever runs the plan cannot do."""
     graph = pipeline.graph_of(source)
-    if not options.precedences:
-        return Run(graph, options, goal, progress, narrow).run()
-    bound = with_precedences(graph, options.precedences)
-    plan = Run(bound, replace(options, precedences=()), goal, progress, narrow).run()
-    plan = replace(plan, source_digest=graph.digest, options={**plan.options, **options.record()})
-    check(graph, plan)
-    return plan
+    if options.precedences:
+        bound = with_precedences(graph, options.precedences)
+        plan = run(bound, replace(options, precedences=()), goal, progress, narrow)
+        plan = replace(plan, source_digest=graph.digest, options={**plan.options, **options.record()})
+        check(graph, plan)
+        return plan
+    if goal.chunked_loss is not None:
+        from olla import chunkplan
+
+        return chunkplan.run(graph, options, goal, progress, narrow)
+    return Run(graph, options, goal, progress, narrow).run()
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,10 @@ def run(
 
     Raises:
         BudgetError: no plan was found that fits the budget.
+        ValueError: the loss is to be chunked, too.
     """
+    if goal.chunked_loss is not None:
+        raise ValueError("chunked_loss cannot be combined with swapping: plan one of them")
     link = Link.of(goal.device if swapping.link is None else swapping.link)
     search = _Combined(pipeline.graph_of(source), options, goal, link, swapping.host_bytes, progress, narrow)
     plan = search.slowed() if goal.budget_bytes is None else search.fitted(goal.budget_bytes)
