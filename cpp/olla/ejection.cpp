@@ -23,29 +23,32 @@ void Ejection::lower(Bytes enough, std::int64_t max_work, const std::function<bo
   const auto asked = [&] { return stopped = stopped || stop(best.height); };
   const std::int64_t end = num_work_ + max_work;
   while (best.height > enough && num_work_ < end && !asked()) {
-    const auto share = static_cast<Bytes>(ambition_ * static_cast<double>(best.height - enough));
-    const Bytes target = best.height - std::max<Bytes>(1, share);
-    offsets_ = best.offsets;
-    eject_above(target);
-    if (reach(target, end, asked)) {
+    if (target_ >= best.height || patience_ == 0) aim(best, enough);
+    if (reach(end, asked)) {
       best.offsets = offsets_;
       best.height = 0;
       for (ItemId i = 0; i < part_.num_items(); ++i) best.height = std::max(best.height, offsets_[i] + part_.items[i].size);
       ambition_ = std::min(kMaxAmbition, 1.1 * ambition_);
-    } else if (num_work_ < end) {
+    } else if (patience_ == 0) {
       ambition_ = std::max(kMinAmbition, ambition_ / 2);
     }
   }
 }
 
-void Ejection::eject_above(Bytes target) {
+// A new target, from the best packing.
+void Ejection::aim(const Packing& best, Bytes enough) {
+  const auto share = static_cast<Bytes>(ambition_ * static_cast<double>(best.height - enough));
+  target_ = best.height - std::max<Bytes>(1, share);
+  offsets_ = best.offsets;
   num_work_ += part_.num_items();
   times_.assign(part_.items.size(), 1);
   pool_.clear();
   pool_area_ = 0;
   for (ItemId i = 0; i < part_.num_items(); ++i) {
-    if (offsets_[i] + part_.items[i].size > target) eject(i);
+    if (offsets_[i] + part_.items[i].size > target_) eject(i);
   }
+  least_area_ = std::numeric_limits<double>::infinity();
+  patience_ = kPatience;
 }
 
 void Ejection::eject(ItemId item) {
@@ -55,15 +58,16 @@ void Ejection::eject(ItemId item) {
 }
 
 // Whether all of the pool found a place.
-bool Ejection::reach(Bytes target, std::int64_t end, const std::function<bool()>& stop) {
-  double least_area = std::numeric_limits<double>::infinity();
-  int patience = kPatience;
+bool Ejection::reach(std::int64_t end, const std::function<bool()>& stop) {
   while (!pool_.empty()) {
-    if (num_work_ >= end || --patience == 0 || (patience % kQuestion == 0 && stop()) || !put(take(), target)) return false;
-    if (pool_area_ < least_area) {
-      least_area = pool_area_;
-      patience = kPatience;
+    if (num_work_ >= end || (patience_ % kQuestion == 0 && stop())) return false;
+    if (!put(take())) patience_ = 1;
+    --patience_;
+    if (pool_area_ < least_area_) {
+      least_area_ = pool_area_;
+      patience_ = kPatience;
     }
+    if (patience_ == 0) return false;
   }
   return true;
 }
@@ -76,11 +80,11 @@ ItemId Ejection::take() {
   return item;
 }
 
-bool Ejection::put(ItemId item, Bytes target) {
+bool Ejection::put(ItemId item) {
   const Bytes size = part_.items[item].size;
   Cost cost;
-  const Offset offset = cheapest(item, target, cost);
-  if (cost.num_fixed > 0 || offset > target - size) return false;
+  const Offset offset = cheapest(item, cost);
+  if (cost.num_fixed > 0 || offset > target_ - size) return false;
   if (cost.num_items > 0) {
     for (const ItemId other : near_) {
       if (offsets_[other] < offset + size && offset < offsets_[other] + part_.items[other].size) eject(other);
@@ -105,7 +109,7 @@ Ejection::Step Ejection::step(ItemId item, Offset at, bool is_in_way) const {
 }
 
 // The offset, on the floor or on another item, where the items in the way cost least; one of those at random.
-Offset Ejection::cheapest(ItemId item, Bytes target, Cost& least) {
+Offset Ejection::cheapest(ItemId item, Cost& least) {
   const auto [first, last, size] = part_.items[item];
   near_.clear();
   steps_.clear();
@@ -116,13 +120,13 @@ Offset Ejection::cheapest(ItemId item, Bytes target, Cost& least) {
     near_.push_back(other);
     if (offset < size) {
       cost.add(step(other, 0, true));
-    } else if (offset < target) {
+    } else if (offset < target_) {
       steps_.push_back(step(other, offset - size + 1, true));
     }
-    if (const Offset end = offset + part_.items[other].size; end <= target - size) steps_.push_back(step(other, end, false));
+    if (const Offset end = offset + part_.items[other].size; end <= target_ - size) steps_.push_back(step(other, end, false));
   });
   num_work_ += std::ssize(near_);
-  sort_steps(target);
+  sort_steps();
   least = cost;
   Offset where = 0;
   std::uint64_t num_ties = 1;
@@ -142,8 +146,8 @@ Offset Ejection::cheapest(ItemId item, Bytes target, Cost& least) {
 }
 
 // Into about as many buckets of offsets as there are steps, which lie about evenly; then every bucket.
-void Ejection::sort_steps(Bytes target) {
-  const auto width = static_cast<std::uint64_t>(target) / (steps_.size() + 1) + 1;
+void Ejection::sort_steps() {
+  const auto width = static_cast<std::uint64_t>(target_) / (steps_.size() + 1) + 1;
   const auto bucket = [shift = std::bit_width(width - 1)](const Step& s) { return static_cast<std::size_t>(s.at >> shift); };
   bucket_.assign(steps_.size() + 3, 0);
   for (const Step& s : steps_) ++bucket_[bucket(s) + 1];

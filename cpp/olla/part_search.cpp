@@ -13,7 +13,7 @@ constexpr ItemId kMaxExactItems = 600;  // the exact search of a whole part take
 constexpr ItemId kMinNeighbourhood = 100, kMaxNeighbourhood = 200'000, kMaxOrdered = 200'000;
 constexpr std::array<KeyWeights, 3> kOrderKeys{KeyWeights{1, 0, 0}, KeyWeights{2, 1, 0}, KeyWeights{0, 1, 0}};
 // Of a turn: placements of the wheel, and what takes about as long.
-constexpr std::int64_t kPlacements = 50'000, kLookedAtPerPlacement = 50, kNodesPerTurn = 100'000, kNodesNear = 10'000;
+constexpr std::int64_t kPlacements = 50'000, kLookedAtPerPlacement = 100, kNodesPerTurn = 100'000, kNodesNear = 10'000;
 
 }  // namespace
 
@@ -99,7 +99,7 @@ void PartSearch::take_turns(Bytes enough, Effort& effort, const Stop& stop) {
     return;
   }
   if (!is_small_ && !done(enough, stop)) eject(enough, effort, stop);
-  if (is_free_ && part_.num_items() <= kMaxNeighbourhood && !done(enough, stop)) search_near(enough, effort, stop);
+  if (part_.num_items() <= kMaxNeighbourhood && !done(enough, stop)) search_near(enough, effort, stop);
 }
 
 void PartSearch::turn_wheel(Bytes enough, Effort& effort, const Stop& stop) {
@@ -130,7 +130,8 @@ void PartSearch::eject(Bytes enough, Effort& effort, const Stop& stop) {
 void PartSearch::search_near(Bytes enough, Effort& effort, const Stop& stop) {
   if (!neighbourhood_) neighbourhood_.emplace(part_, options_.seed);
   const Bytes before = best_.height;
-  const auto nodes = std::min(effort.nodes, static_cast<std::int64_t>(neighbourhood_share_.slices * kNodesNear));
+  const std::int64_t slice = is_small_ ? kNodesPerTurn / 4 : kNodesNear;
+  const auto nodes = std::min(effort.nodes, static_cast<std::int64_t>(neighbourhood_share_.slices * static_cast<double>(slice)));
   neighbourhood_->lower(enough, nodes, stop, best_);
   effort.nodes -= std::max<std::int64_t>(1, nodes);
   neighbourhood_share_.learn(best_.height < before);

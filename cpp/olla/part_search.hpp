@@ -35,7 +35,7 @@ class PartSearch {
   // A search that lowers the height gets more of the next turn, one that does not gets less.
   struct Share {
     double slices = 1;
-    void learn(bool has_gained) { slices = has_gained ? std::min(16.0, 2 * slices) : std::max(1.0, slices / 2); }
+    void learn(bool has_gained) { slices = has_gained ? std::min(16.0, 2 * slices) : std::max(0.25, slices / 2); }
   };
 
   void try_keys(Bytes enough, const Stop& stop);
