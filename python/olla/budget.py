@@ -47,9 +47,9 @@ def run(
     """Plan a graph towards a goal; see `olla.plan`. Narrow takes away what whoever runs the plan cannot do."""
     graph = pipeline.graph_of(source)
     if not options.precedences:
-        return _Run(graph, options, goal, progress, narrow).run()
+        return Run(graph, options, goal, progress, narrow).run()
     bound = with_precedences(graph, options.precedences)
-    plan = _Run(bound, replace(options, precedences=()), goal, progress, narrow).run()
+    plan = Run(bound, replace(options, precedences=()), goal, progress, narrow).run()
     plan = replace(plan, source_digest=graph.digest, options={**plan.options, **options.record()})
     check(graph, plan)
     return plan
@@ -126,7 +126,7 @@ def pareto(
     """
     goal = Goal.of(None, None, "peak", device, in_place, recompute)
     assert goal is not None
-    search = _Run(pipeline.graph_of(graph), pipeline.Options(time_limit=time_limit), goal, progress)
+    search = Run(pipeline.graph_of(graph), pipeline.Options(time_limit=time_limit), goal, progress)
     search.drop(0, math.inf)
     peak, seconds = search.evictor.curve()
     seconds = np.maximum(seconds, 0.0)
@@ -142,7 +142,7 @@ def pareto(
     )
 
 
-class _Run:
+class Run:
     """One call of `olla.plan` with a goal."""
 
     def __init__(
@@ -197,7 +197,7 @@ class _Run:
         limit = max(self._left(_DROP_SHARE), self._least())
         self.interrupted |= self.evictor.run(peak_bytes, added_seconds, limit, self.progress)
 
-    def _improve(self, peak_bytes: int, added_seconds: float | None) -> None:
+    def improve(self, peak_bytes: int, added_seconds: float | None) -> None:
         """Search for less added time within the peak, or, given an added time, for a lower peak within that."""
         limit = min(_IMPROVE_SHARE * self.options.time_limit, self._left(_DROP_SHARE))
         least_time = added_seconds is None
@@ -223,8 +223,8 @@ class _Run:
             return self._fit(goal.budget_bytes)
         added = math.inf if goal.max_slowdown is None else goal.max_slowdown * self.base_seconds
         self.drop(0, added)
-        self._improve(0, added)
-        return self._finish()
+        self.improve(0, added)
+        return self.finish()
 
     def _fit(self, budget_bytes: int) -> BudgetPlan:
         """Lower the peak until the arena fits as well: fragmentation and rounding come on top of the peak."""
@@ -234,8 +234,8 @@ class _Run:
             self.lowest_bytes = min(self.lowest_bytes, self.evictor.peak)
             if self.evictor.peak > target:
                 break
-            self._improve(target, None)
-            plan = self._finish()
+            self.improve(target, None)
+            plan = self.finish()
             excess = needed_bytes(plan.graph, plan) - budget_bytes
             if excess <= 0:
                 return plan
@@ -290,8 +290,8 @@ class _Run:
             )
         return replace(plan, peak_lower_bound_bytes=peak_bound, added_seconds_lower_bound=seconds_bound)
 
-    def _finish(self) -> BudgetPlan:
-        graph, origin, rerun, tensor_origin = self._rewritten()
+    def finish(self) -> BudgetPlan:
+        graph, origin, rerun, tensor_origin = self.rewritten()
         limit = min(max(self._left(), self._least()), _FINAL_SHARE * self.options.time_limit)
         options = replace(self.options, order=None, time_limit=limit)
         plan = pipeline.run(graph, options, self.progress)
@@ -319,7 +319,7 @@ class _Run:
         check(self.graph, budget_plan)
         return self._bounded(budget_plan)
 
-    def _rewritten(self) -> tuple[Graph, NDArray[np.int32], NDArray[np.uint8], NDArray[np.int32]]:
+    def rewritten(self) -> tuple[Graph, NDArray[np.int32], NDArray[np.uint8], NDArray[np.int32]]:
         columns, origin, rerun, tensor_origin = self.evictor.rewritten()
         old, r = self.graph, self.rules
         again = rerun != Rerun.NEVER
