@@ -23,11 +23,12 @@ from olla.swapplan import SwapDecision, SwapPlan, with_swaps
 if TYPE_CHECKING:
     from olla.pipeline import Options, Progress, Source
 
-_RECOMPUTE_SHARE = 0.6  # of the time limit
+_RECOMPUTE_SHARE = 0.8  # of the time limit
 _SWAP_SHARE = 0.06  # of the time limit, for one choice of swaps
 _NUM_TURNS = 3  # of recomputation and swaps, each beside what the other leaves
 _NUM_REPAIRS = 8  # of the recomputation, per turn
 _TURN_SHARE = 0.06  # of the time limit, for one of them
+_FINAL_SHARE = 0.4  # of the time limit, for ordering and laying out what was chosen
 _NUM_TARGETS = 12  # peaks of the recomputation that are tried for a budget
 _LEAST_STEP = 0.002  # of the peak, from one to the next
 _MOST_STALL = 1.0  # share of the step's time, that ops may wait for copies where running them again does not help
@@ -93,6 +94,7 @@ def autoswap(
         slowdown = math.inf if goal.minimise else goal.max_slowdown or 0.0
         best = min((method.least_peak(name, slowdown) for name in names), key=lambda swaps: swaps.peak_bytes)
     plan = with_swaps(graph, order, best, options, progress, goal=asked_for(goal, speed, host_bytes))
+    plan = replace(plan, method="autoswap")
     return _explained(graph, plan, rules(graph, goal.device, in_place=False, recompute=False), speed)
 
 
@@ -177,6 +179,9 @@ class _Combined:
     def _left(self) -> float:
         return max(0.0, self.options.time_limit - (time.perf_counter() - self.start))
 
+    def _late(self) -> bool:
+        return self._left() < _FINAL_SHARE * self.options.time_limit
+
     def slowed(self) -> SwapPlan:
         """Find the least peak within the goal's slowdown, or at whatever time."""
         slowdown = self.goal.max_slowdown
@@ -185,7 +190,7 @@ class _Combined:
         self.recompute.improve(0, added)
         best = found = self._with_swaps(added)
         for turn in range(_NUM_TURNS):
-            if self._left() <= 0.0:
+            if self._late():
                 break
             self._beside(found, False, 0, added, turn)
             found = self._with_swaps(added)
@@ -223,7 +228,7 @@ class _Combined:
             found = self._with_swaps(0.0, limit)
         best = found
         for turn in range(_NUM_TURNS):
-            if self._left() <= 0.0 or found.swaps.peak_bytes > limit:
+            if self._late() or found.swaps.peak_bytes > limit:
                 break
             self._beside(found, True, limit, math.inf, turn)
             found = self._with_swaps(0.0, limit)
@@ -305,8 +310,8 @@ class _Combined:
         remedy = f"{self.lowest_bytes} bytes, a longer time limit, or a faster link"
         if bound > budget_bytes:
             names = ", ".join(f"op {v} ({graph.op_names[v]})" for v in largest[least[largest] > budget_bytes])
-            reason = f"no plan fits it, with recomputation and swapping: {names} needs at least {bound} bytes"
-            reason += f", {graph.resident_bytes} of them for resident tensors"
+            reason = f"no plan fits it, whatever is dropped or swapped: {names} forces at least {bound} bytes"
+            reason += f", {graph.resident_bytes} of them for resident tensors" if graph.resident_bytes else ""
             remedy = "a smaller batch, fewer resident bytes, or another device"
         message = (
             f"the budget is {budget_bytes} bytes, and {reason}. The lowest found is {self.lowest_bytes}: try {remedy}"
