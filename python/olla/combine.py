@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from olla import budget, pipeline
 from olla.autoswap import SCORES, AutoSwap
-from olla.budgets import Goal, Swapping
+from olla.budgets import Goal
 from olla.errors import BudgetError
 from olla.graph import Graph
 from olla.operators import Rules, rules
@@ -46,9 +47,10 @@ def autoswap(
     source: Source,
     options: Options,
     goal: Goal | None,
-    swapping: Swapping,
     *,
     device: Any = "a100",
+    link: Link | float | None = None,
+    host_bytes: int | None = None,
     score: str = "best",
     progress: Progress | None = None,
 ) -> SwapPlan:
@@ -58,8 +60,9 @@ def autoswap(
         source: what to plan.
         options: of `olla.plan`.
         goal: a budget: stick to the limit; a slowdown: least peak within it; none: no overhead.
-        swapping: the link and the host memory.
         device: what seconds are estimated for, where there is no goal.
+        link: to host memory; default: what its authors saw.
+        host_bytes: host memory there is.
         score: one of `olla.autoswap.SCORES`, or "best".
         progress: as in `olla.plan`.
 
@@ -71,8 +74,7 @@ def autoswap(
         raise ValueError("precedences cannot be combined with swapping: add them to the graph as `after` of its ops")
     if score not in (*SCORES, "best"):
         raise ValueError(f"score is {score!r}, expected 'best' or one of {', '.join(SCORES)}")
-    graph, host_bytes = pipeline.graph_of(source), swapping.host_bytes
-    speed = Link.of(PCIE3 if swapping.link is None else swapping.link)
+    graph, speed = pipeline.graph_of(source), Link.of(PCIE3 if link is None else link)
     goal = goal or Goal.of(None, 0.0, None, device, False, False)
     assert goal is not None
     order = np.arange(graph.num_ops, dtype=np.int32) if options.order is None else options.order.astype(np.int32)
@@ -102,9 +104,11 @@ def run(
     source: Source,
     options: Options,
     goal: Goal,
-    swapping: Swapping,
     *,
+    link: Link | float | None = None,
+    host_bytes: int | None = None,
     progress: Progress | None = None,
+    narrow: Callable[[Rules], Rules] | None = None,
 ) -> SwapPlan:
     """Plan towards a goal by recomputation, in-place results and swaps; see `olla.plan`.
 
@@ -115,14 +119,16 @@ def run(
         source: what to plan.
         options: of `olla.plan`.
         goal: what is asked for.
-        swapping: the link and the host memory.
+        link: to host memory; default: the device's.
+        host_bytes: host memory there is.
         progress: as in `olla.plan`.
+        narrow: takes away what whoever runs the plan cannot do, as in `olla.budget.run`.
 
     Raises:
         BudgetError: no plan was found that fits the budget.
     """
-    link = Link.of(goal.device if swapping.link is None else swapping.link)
-    search = _Combined(pipeline.graph_of(source), options, goal, link, swapping.host_bytes, progress)
+    speed = Link.of(goal.device if link is None else link)
+    search = _Combined(pipeline.graph_of(source), options, goal, speed, host_bytes, progress, narrow)
     plan = search.slowed() if goal.budget_bytes is None else search.fitted(goal.budget_bytes)
     return search.explained(plan)
 
@@ -165,14 +171,25 @@ class _Combined:
     """One call of `run`."""
 
     def __init__(
-        self, graph: Graph, options: Options, goal: Goal, link: Link, host_bytes: int | None, progress: Progress | None
+        self,
+        graph: Graph,
+        options: Options,
+        goal: Goal,
+        link: Link,
+        host_bytes: int | None,
+        progress: Progress | None,
+        narrow: Callable[[Rules], Rules] | None,
     ) -> None:
+        if options.precedences:
+            raise ValueError(
+                "precedences cannot be combined with swapping: add them to the graph as `after` of its ops"
+            )
         self.start = time.perf_counter()
         self.graph, self.options, self.goal, self.link = graph, options, goal, link
         self.host_bytes, self.progress = host_bytes, progress
         quick = replace(options, layout=False, time_limit=_RECOMPUTE_SHARE * options.time_limit)
         beside = goal if goal.budget_bytes is None else replace(goal, budget_bytes=None, minimise="peak")
-        self.recompute = budget.Run(graph, quick, beside, progress)  # a budget is met by both
+        self.recompute = budget.Run(graph, quick, beside, progress, narrow)  # a budget is met by both
         self.step = np.argsort(self.recompute.order).astype(np.int32)
         self.lowest_bytes = 2**62
 
