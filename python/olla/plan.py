@@ -308,9 +308,10 @@ def plan(
     if swapping is not None:
         from olla import combine
 
+        how: dict[str, Any] = {**vars(swapping), "progress": progress}
         if autoswap or goal is None:
-            return combine.autoswap(graph, options, goal, swapping, device=device, progress=progress)
-        return combine.run(graph, options, goal, swapping, progress=progress)
+            return combine.autoswap(graph, options, goal, device=device, **how)
+        return combine.run(graph, options, goal, **how)
     if goal is not None:
         from olla import budget as budgeted
 
