@@ -45,7 +45,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def small_tensors_are_swapped_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(swap.Search.__init__.__kwdefaults__, "min_bytes", 512)
+    monkeypatch.setattr(swap, "_MIN_BYTES", 512)
     monkeypatch.setattr(autoswap, "_MIN_BYTES", 512)
 
 
