@@ -40,7 +40,7 @@ def optimizer_of(name: str, model: nn.Module) -> Any:
 def train(world: World, **options: Any) -> tuple[Any, list[Any]]:
     """Five steps; returns the step, and losses, parameters, buffers and optimizer state."""
     step = olla.compile(
-        world.model, optimizer=world.optimizer, loss=world.loss, **{"time_limit": 0.5, "disk_cache": False} | options
+        world.model, optimizer=world.optimizer, loss=world.loss, **{"time_limit": 10.0, "disk_cache": False} | options
     )
     torch.manual_seed(7)
     losses = [t for _ in range(NUM_STEPS) for t in tensors(step(world.batch))]
