@@ -88,9 +88,8 @@ bool Evictor::step(const EvictLimits& limits, Control& control) {
 
 // Puts a decision in force that raises memory elsewhere, and lowers that again by further ones.
 bool Evictor::attempt_with_repairs(const Decision& decision, const EvictLimits& limits, Control& control) {
-  const auto& [op, position, again, dead, in_place] = best_.runs[peak_];
-  const OpId at_op = op;
-  const Step at_position = position;
+  const OpId at_op = best_.runs[peak_].op;
+  const Step at_position = best_.runs[peak_].position;
   for (std::size_t i = 0; i < decision.size(); ++i) {
     if (drops_.add(decision[i])) continue;
     while (i-- > 0) drops_.remove(decision[i]);
@@ -149,7 +148,8 @@ bool Evictor::attempt(const Decision& decision, double most_seconds) {
     while (i-- > 0) drops_.remove(decision[i]);
     return false;
   }
-  const auto& [op, position, again, dead, in_place] = best_.runs[peak_];
+  const OpId op = best_.runs[peak_].op;
+  const Step position = best_.runs[peak_].position;
   bool better = rewriter_.build(drops_, trial_) && trial_.peak <= best_.peak && trial_.added_seconds <= most_seconds;
   if (better) better = live_at(trial_, op, position) < best_.peak;
   if (!better) {
