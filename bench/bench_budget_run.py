@@ -1,104 +1,103 @@
 """Run training steps within budgets: memory and added time as planned, and as it happens; results to the bit.
 
     python bench/bench_budget_run.py --markdown bench/results/budget_run.md
-    python bench/bench_budget_run.py --cases gpt2:1:256 --goals max_slowdown=0.1 budget=0.9
+    python bench/bench_budget_run.py --cases gpt2:1:256 --goals max_slowdown=0.1 budget=0.8 swap=0.05
 
-A case is model:batch[:tokens]; a goal is max_slowdown=SHARE, minimise=peak, or budget=SHARE of the unbudgeted peak.
-The unbudgeted step and the budgeted one, of equal models, take turns; each time is the median of their steps.
+A case is model:batch[:tokens]; a goal is max_slowdown=SHARE, minimise=peak, budget=SHARE of what the unbudgeted peak
+has above resident memory, or swap=SHARE or autoswap=SHARE, the same budget met with swapping. Each step runs alone, one
+after the other; losses, parameters, buffers and optimizer state are compared by digest. Times are medians.
 
 peak      resident memory, outputs and the most of the arena in use at once
 arena     resident memory, outputs and the whole arena: what a budget limits
-added     share of the unbudgeted step's time: by plan (roofline), by the seconds of the ops that ran again when
-          recorded, and by the clock
+added     share of the unbudgeted step's time: by plan (roofline, or ops as recorded), by the seconds of the ops that
+          ran again when recorded and of waiting for copies, and by the clock
+host      memory that swapped tensors take in the host
 equal     losses, parameters, buffers and optimizer state of all steps, to the bit
 
-Exit status: 0; 1 if results differ, the measured peak is not the planned one, or an arena is above its budget.
+Exit status: 0; 1 if results differ, the measured peak is not the planned one, requests are missed, or an arena is above
+its budget.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 import models
 import olla
 from harness import Cell, Report
+from olla.report.step import StepReport
 
-CASES = ["gpt2:1:256", "resnet50:4"]
-GOALS = ["max_slowdown=0.1", "minimise=peak"]
+CASES = ["gpt2:1:256", "bert_base:2:128", "resnet50:4", "unet:1", "llama_100m:1:256"]
+GOALS = ["budget=0.9", "budget=0.8", "budget=0.7", "swap=0.7", "autoswap=0.9"]
 COLUMNS = ["case", "optimizer", "goal", "resident MiB", "unbudgeted peak MiB", "planned peak MiB", "measured peak MiB"]
 COLUMNS += ["arena MiB", "saved %", "added by plan %", "added by ops %", "added by clock %", "recomputed", "in place"]
-COLUMNS += ["equal", "holds"]
+COLUMNS += ["swapped MiB", "host MiB", "missed", "equal", "holds"]
 MEBI = 2**20
 
 
-class World:
-    """One model with its compiled step, and what its steps returned."""
+class Outcome(NamedTuple):
+    """What some steps left behind."""
 
-    def __init__(self, case: str, optimizer: str, time_limit: float, **goal: Any) -> None:
-        name, batch, *length = case.split(":")
-        torch.manual_seed(0)
-        example = models.build(name, int(batch), length=int(length[0]) if length else None, device="cpu")
-        self.model, self.batch = example.model, example.batch
-        self.optimizer = models.optimizer(optimizer, self.model)
-        self.step = olla.compile(
-            self.model,
-            optimizer=self.optimizer,
-            loss=example.loss,
-            time_limit=time_limit,
-            disk_cache=False,
-            **goal,
-        )
-        self.random = torch.get_rng_state()
-        self.losses: list[torch.Tensor] = []
-        self.seconds: list[float] = []
+    report: StepReport
+    seconds: float
+    digest: str  # of losses, parameters, buffers and optimizer state
 
-    def run(self) -> None:
-        """Take one step, with random numbers of its own."""
-        torch.set_rng_state(self.random)
+
+def train(case: str, arguments: argparse.Namespace, **goal: Any) -> Outcome:
+    """Take some steps of a model, which is made anew."""
+    name, batch, *length = case.split(":")
+    torch.manual_seed(0)
+    example = models.build(name, int(batch), length=int(length[0]) if length else None, device="cpu")
+    model, optimizer = example.model, models.optimizer(arguments.optimizer, example.model)
+    options = {"time_limit": arguments.time_limit, "disk_cache": False, **goal}
+    step = olla.compile(model, optimizer=optimizer, loss=example.loss, **options)
+    torch.manual_seed(7)
+    losses, seconds = [], []
+    for _ in range(arguments.steps):
         start = time.perf_counter()
-        self.losses.append(self.step(self.batch))
-        self.seconds.append(time.perf_counter() - start)
-        self.random = torch.get_rng_state()
+        losses.append(step(example.batch))
+        seconds.append(time.perf_counter() - start)
+    states = [optimizer.state[p] for p in model.parameters() if p in optimizer.state]
+    state = [s[k] for s in states for k in sorted(s) if isinstance(s[k], torch.Tensor)]
+    digest = hashlib.sha256()
+    for value in (*losses, *model.state_dict().values(), *state):
+        digest.update(value.detach().contiguous().numpy().tobytes())
+    report = step.report()
+    step.release()
+    return Outcome(report, statistics.median(seconds[-2:]), digest.hexdigest())
 
-    def values(self) -> list[torch.Tensor]:
-        """Losses, parameters, buffers and optimizer state."""
-        states = [self.optimizer.state[p] for p in self.model.parameters() if p in self.optimizer.state]
-        state = [s[k] for s in states for k in sorted(s) if isinstance(s[k], torch.Tensor)]
-        return [*self.losses, *self.model.state_dict().values(), *state]
 
-
-def goal_of(text: str, peak_bytes: int) -> dict[str, Any]:
+def goal_of(text: str, report: StepReport) -> dict[str, Any]:
     """Return the options of olla.compile for a goal."""
     name, _, value = text.partition("=")
     if name == "minimise":
         return {name: value}
-    return {name: float(value)} if name == "max_slowdown" else {name: int(float(value) * peak_bytes)}
+    if name == "max_slowdown":
+        return {name: float(value)}
+    budget = report.resident_bytes + int(float(value) * (report.planned_peak_bytes - report.resident_bytes))
+    ways: dict[str, dict[str, Any]] = {"swap": {"swap": True}, "autoswap": {"method": "autoswap"}}
+    return {"budget": budget, **ways.get(name, {})}
 
 
-def measure(case: str, goal: str, arguments: argparse.Namespace) -> tuple[list[Cell], bool]:
+def measure(case: str, goal: str, plain: Outcome, arguments: argparse.Namespace) -> tuple[list[Cell], bool]:
     """Return one row of the table, and whether all checks hold."""
-    plain = World(case, arguments.optimizer, arguments.time_limit)
-    plain.run()
-    before = plain.step.report()
-    within = World(case, arguments.optimizer, arguments.time_limit, **goal_of(goal, before.planned_peak_bytes))
-    within.run()
-    for _ in range(arguments.steps - 1):
-        plain.run()
-        within.run()
-    report = within.step.report()
-    budget = report.budget
-    equal = all(torch.equal(a, b) for a, b in zip(plain.values(), within.values(), strict=True))
+    before = plain.report
+    within = train(case, arguments, **goal_of(goal, before))
+    report = within.report
+    budget, swap = report.budget, report.swap
+    assert budget is not None
+    equal = plain.digest == within.digest
     arena = report.resident_bytes + report.output_bytes + report.arena_bytes
     fits = budget.budget_bytes is None or arena <= budget.budget_bytes
     holds = equal and fits and report.measured_peak_bytes == report.planned_peak_bytes and report.num_misses == 0
-    medians = [statistics.median(world.seconds[2:]) for world in (plain, within)]
     row: list[Cell] = [
         case,
         arguments.optimizer,
@@ -111,9 +110,12 @@ def measure(case: str, goal: str, arguments: argparse.Namespace) -> tuple[list[C
         100 * (1 - report.planned_peak_bytes / before.planned_peak_bytes),
         100 * budget.planned_slowdown,
         100 * (budget.measured_slowdown or 0.0),
-        100 * (medians[1] / medians[0] - 1),
+        100 * (within.seconds / plain.seconds - 1),
         budget.num_recomputed,
         budget.num_in_place,
+        swap.swapped_bytes / MEBI if swap else 0.0,
+        swap.host_bytes / MEBI if swap else 0.0,
+        report.num_misses,
         equal,
         holds,
     ]
@@ -127,15 +129,22 @@ def main() -> int:
     parser.add_argument("--cases", nargs="+", default=CASES)
     parser.add_argument("--goals", nargs="+", default=GOALS)
     parser.add_argument("--optimizer", default="adamw")
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--time-limit", type=float, default=15.0)
     parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
     page = Report(f"Steps within a budget, {arguments.steps} of each", COLUMNS)
     failed = []
     for case in arguments.cases:
+        plain = train(case, arguments)
+        print(plain.report, flush=True)
         for goal in arguments.goals:
-            row, holds = measure(case, goal, arguments)
+            try:
+                row, holds = measure(case, goal, plain, arguments)
+            except olla.BudgetError as error:
+                page.summary[f"{case} {goal}"] = str(error)
+                print(case, goal, error, flush=True)
+                continue
             page.rows.append(row)
             failed += [] if holds else [f"{case} {goal}"]
     page.summary["failed"] = ", ".join(failed) or "none"

@@ -13,6 +13,7 @@ import pytest
 from steps import World, images, models, net, nn, same, square, tensors, torch
 
 import olla
+from olla.operators import Rerun
 from olla.pytorch.extension import cache_folder
 from olla.pytorch.forms import overwriting
 
@@ -78,6 +79,18 @@ def test_five_steps_within_a_budget_are_those_without_one_to_the_bit(name: str, 
     assert least.report().budget.num_recomputed > 0
     report = fitted.report()
     assert report.resident_bytes + report.output_bytes + report.arena_bytes <= between == report.budget.budget_bytes
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert_base"])
+def test_dropout_is_drawn_again_with_the_same_numbers(name: str) -> None:
+    """The masks are not kept, and what the generator draws after the step is what it would have drawn anyway."""
+    world = world_of(name, "adamw")
+    step, values = train(world, minimise="peak")
+    after = torch.rand(4)
+    assert (step.plan.rerun == Rerun.REPLAY).any()
+    assert same(values, unbudgeted(name, "adamw")[1])
+    train(world_of(name, "adamw"))
+    assert torch.equal(after, torch.rand(4))
 
 
 @pytest.mark.parametrize("levers", [{"in_place": False}, {"recompute": False}])
@@ -226,3 +239,17 @@ def test_operators_that_the_program_runs_in_place_stay_in_place() -> None:
     assert same(budgeted, values)
     require_as_planned(step.report())
     assert any(target == "aten.relu_.default" for target in step.graph.targets)
+
+
+def test_activations_in_place_run_again_behind_what_they_change() -> None:
+    def world() -> World:
+        torch.manual_seed(0)
+        layers = [layer for _ in range(6) for layer in (nn.Linear(32, 32), nn.ReLU(inplace=True))]
+        model = nn.Sequential(*layers)
+        return World(model, torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(512, 32), square)
+
+    _, values = train(world())
+    step, budgeted = train(world(), minimise="peak")
+    assert same(budgeted, values)
+    require_as_planned(step.report())
+    assert "aten.relu_.default" in {step.graph.targets[i] for i in (step.plan.rerun == 1).nonzero()[0]}

@@ -211,11 +211,11 @@ def test_an_interrupt_in_any_stage_gives_the_best_plan_so_far(stage: str, monkey
     module = importlib.import_module("olla.warmstart") if stage == "starts" else _core
     real, calls = getattr(module, stage), []
 
-    def interrupted_once(*args: Any) -> Any:
+    def interrupted_once(*args: Any, **options: Any) -> Any:
         calls.append(args)
         if len(calls) == 1:
             raise KeyboardInterrupt
-        return real(*args)
+        return real(*args, **options)
 
     monkeypatch.setattr(module, stage, interrupted_once)
     graph = hard_graph() if stage == "starts" else training_step()  # easy graphs need no warm starts

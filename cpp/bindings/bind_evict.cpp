@@ -122,6 +122,24 @@ void bind_evict(nb::module_& m) {
           },
           "values"_a.noconvert(), "steps"_a.noconvert(),
           "Put other drops in force: value i is not kept past steps[i]; false, and none are, if one can neither be kept nor made.")
+      .def(
+          "set_absent",
+          [](Search& self, Array<Bytes> absent) {
+            if (absent.size() != self.base.size()) throw GraphError("absent bytes need one entry per base step", "lengths", {});
+            self.evictor.set_absent(copy(absent));
+          },
+          "absent"_a.noconvert(), "Bytes that are in host memory while each base step runs, and count nothing.")
+      .def_prop_ro(
+          "drops",
+          [](const Search& self) {
+            std::vector<ValueId> values;
+            std::vector<Step> steps;
+            for (const Decision& decision : self.evictor.decisions()) {
+              for (const Drop& drop : decision) values.push_back(drop.value), steps.push_back(drop.step);
+            }
+            return nb::make_tuple(to_numpy(std::move(values)), to_numpy(std::move(steps)));
+          },
+          "(values, steps) in force, as `reset` takes them.")
       .def_prop_ro(
           "values",
           [](const Search& self) {

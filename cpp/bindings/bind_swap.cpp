@@ -152,8 +152,8 @@ void bind_swap(nb::module_& m) {
           "Blocks with which the peak is at most the limit, or the best found.")
       .def(
           "least_peak",
-          [](SwapRun& self, double most_stall_seconds, nb::list starts, std::uint64_t seed, double time_limit,
-             nb::object progress) {
+          [](SwapRun& self, double most_stall_seconds, nb::list starts, std::uint64_t seed, int num_rounds,
+             double time_limit, nb::object progress) {
             std::vector<std::vector<std::int32_t>> given;
             for (nb::handle start : starts) given.push_back(valid(self, nb::cast<Array<std::int32_t>>(start)));
             PythonProgress callback(std::move(progress));
@@ -161,12 +161,12 @@ void bind_swap(nb::module_& m) {
             SwapChoice choice;
             {
               nb::gil_scoped_release release;
-              choice = self.search.least_peak(most_stall_seconds, given, seed, control);
+              choice = self.search.least_peak(most_stall_seconds, given, seed, num_rounds, control);
             }
             callback.raise_pending();
             return answer(std::move(choice));
           },
-          "most_stall_seconds"_a, "starts"_a, "seed"_a, "time_limit"_a, "progress"_a.none(),
+          "most_stall_seconds"_a, "starts"_a, "seed"_a, "num_rounds"_a, "time_limit"_a, "progress"_a.none(),
           "Blocks with the least peak found within that stall.");
 }
 

@@ -372,6 +372,12 @@ bool Evictor::reset(std::vector<Decision> decisions) {
   return false;
 }
 
+void Evictor::set_absent(std::vector<Bytes> absent) {
+  rewriter_.set_absent(std::move(absent));
+  tabu_.clear();
+  rewriter_.build(drops_, best_);
+}
+
 void Evictor::set_taste(const Taste& taste) {
   taste_ = taste;
   random_.seed(taste.seed);

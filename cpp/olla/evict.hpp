@@ -39,6 +39,8 @@ class Evictor {
 
   // Puts other decisions in force; false, and none are, if they do not make sense together.
   bool reset(std::vector<Decision> decisions);
+  // Bytes that are in host memory while each base step runs; see Rewriter.
+  void set_absent(std::vector<Bytes> absent);
   // Takes decisions back, dearest first, where the peak stays at or below the limit and time is saved.
   void reverse(Bytes peak, Control& control);
   // How the greedy weighs its candidates besides bytes per second.

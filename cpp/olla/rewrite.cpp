@@ -233,6 +233,7 @@ void Rewriter::measure(Rewrite& r) const {
   for (RunId run = 0; run < r.num_runs(); ++run) {
     sum += live[run];
     live[run] = r.runs[run].dead ? 0 : sum + graph_.workspace(r.runs[run].op);
+    if (!r.runs[run].dead && !absent_.empty()) live[run] -= absent_[r.runs[run].position];
     if (r.runs[run].dead || (r.peak_run >= 0 && live[run] <= r.peak)) continue;
     r.peak = live[run];
     r.peak_run = run;

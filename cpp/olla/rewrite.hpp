@@ -84,6 +84,9 @@ class Rewriter {
   // All must outlive the rewriter. base must be valid for graph (Graph::is_order).
   Rewriter(const Graph& graph, const Values& values, const Rules& rules, std::span<const OpId> base);
 
+  // Bytes that are in host memory while base step s runs, whatever the drops: they count nothing. Empty: none.
+  void set_absent(std::vector<Bytes> absent) { absent_ = std::move(absent); }
+
   // False if a reader's input can neither be kept nor made again; result is then unspecified. O(runs + uses).
   bool build(const DropSet& drops, Rewrite& result);
 
@@ -113,6 +116,7 @@ class Rewriter {
   const Values& values_;
   const Rules& rules_;
   std::span<const OpId> base_;
+  std::vector<Bytes> absent_;
   std::vector<std::uint8_t> unmovable_;  // op v must run in its place: others come after it by name
   std::vector<CopyId> current_;          // of value i, in the walk
   std::vector<std::int32_t> num_reads_;  // of copy c

@@ -161,7 +161,7 @@ SwapChoice SwapSearch::fit(Bytes limit, double most_stall_seconds, Control& cont
 }
 
 SwapChoice SwapSearch::least_peak(double most_stall_seconds, std::span<const std::vector<std::int32_t>> starts, std::uint64_t seed,
-                                  Control& control) {
+                                  int num_rounds, Control& control) {
   random_.seed(seed);
   noise_ = 0;
   SwapChoice best = evaluate({}, 0, false, false);
@@ -196,7 +196,7 @@ SwapChoice SwapSearch::least_peak(double most_stall_seconds, std::span<const std
   // Leave out a share of the blocks, at random, and choose again a little lower.
   constexpr Score kScores[] = {Score::kExcess, Score::kEarly, Score::kArea, Score::kLarge};
   noise_ = 0.3;
-  for (int round = 0; !control.stop(best.timeline.peak, 0); ++round) {
+  for (int round = 0; round < num_rounds && !control.stop(best.timeline.peak, 0); ++round) {
     const Bytes limit = best.timeline.peak - std::max<Bytes>(1, best.timeline.peak >> (7 + round % 3));
     std::vector<std::int32_t> blocks = best.block;
     std::shuffle(blocks.begin(), blocks.end(), random_);
@@ -205,8 +205,7 @@ SwapChoice SwapSearch::least_peak(double most_stall_seconds, std::span<const std
     keep(grow(std::move(blocks), limit, most_stall_seconds, {kScores[round % 4], order, round % 2 == 0}, control), order);
   }
   noise_ = 0;
-  Control rest("swap", 0.2, nullptr);
-  shrink(best, best.timeline.peak, most_stall_seconds, by_last, rest);
+  shrink(best, best.timeline.peak, most_stall_seconds, by_last, control);
   return best;
 }
 

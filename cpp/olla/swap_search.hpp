@@ -40,9 +40,9 @@ class SwapSearch {
   SwapChoice fit(Bytes limit, double most_stall_seconds, Control& control);
 
   // The least peak that was found with that stall, from the given choices of blocks and fresh ones: bisection on the limit, then
-  // choices with blocks left out at random until the time is up.
+  // num_rounds choices with blocks left out at random.
   SwapChoice least_peak(double most_stall_seconds, std::span<const std::vector<std::int32_t>> starts, std::uint64_t seed,
-                        Control& control);
+                        int num_rounds, Control& control);
 
  private:
   enum class Score : std::uint8_t { kEarly, kLarge, kArea, kExcess };

@@ -52,6 +52,15 @@ class Evictor:
         Put other drops in force: value i is not kept past steps[i]; false, and none are, if one can neither be kept nor made.
         """
 
+    def set_absent(self, absent: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """
+        Bytes that are in host memory while each base step runs, and count nothing.
+        """
+
+    @property
+    def drops(self) -> tuple:
+        """(values, steps) in force, as `reset` takes them."""
+
     @property
     def values(self) -> dict:
         """What tensors hold between two mutations; see cpp/olla/values.hpp."""
@@ -181,5 +190,5 @@ class SwapSearch:
     def fit(self, limit: int, most_stall_seconds: float, time_limit: float, progress: object | None) -> tuple:
         """Blocks with which the peak is at most the limit, or the best found."""
 
-    def least_peak(self, most_stall_seconds: float, starts: list, seed: int, time_limit: float, progress: object | None) -> tuple:
+    def least_peak(self, most_stall_seconds: float, starts: list, seed: int, num_rounds: int, time_limit: float, progress: object | None) -> tuple:
         """Blocks with the least peak found within that stall."""

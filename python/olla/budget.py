@@ -19,6 +19,7 @@ from olla.columns import Lists
 from olla.errors import BudgetError, SolverError
 from olla.graph import Graph
 from olla.operators import Rerun, Rules, rules
+from olla.precedences import with_precedences
 
 if TYPE_CHECKING:
     from olla.pipeline import Options, Progress, Source
@@ -49,9 +50,14 @@ def run(
     narrow: Callable[[Rules], Rules] | None = None,
 ) -> BudgetPlan:
     """Plan a graph towards a goal; see `olla.plan`. Narrow takes away what whoever runs the plan cannot do."""
-    if options.precedences:
-        raise ValueError("precedences cannot be combined with a budget: add them to the graph as `after` of its ops")
-    return _Run(pipeline.graph_of(source), options, goal, progress, narrow).run()
+    graph = pipeline.graph_of(source)
+    if not options.precedences:
+        return Run(graph, options, goal, progress, narrow).run()
+    bound = with_precedences(graph, options.precedences)
+    plan = Run(bound, replace(options, precedences=()), goal, progress, narrow).run()
+    plan = replace(plan, source_digest=graph.digest, options={**plan.options, **options.record()})
+    check(graph, plan)
+    return plan
 
 
 @dataclass(frozen=True)
@@ -125,7 +131,7 @@ def pareto(
     """
     goal = Goal.of(None, None, "peak", device, in_place, recompute)
     assert goal is not None
-    search = _Run(pipeline.graph_of(graph), pipeline.Options(time_limit=time_limit), goal, progress)
+    search = Run(pipeline.graph_of(graph), pipeline.Options(time_limit=time_limit), goal, progress)
     search.drop(0, math.inf)
     peak, seconds = search.evictor.curve()
     seconds = np.maximum(seconds, 0.0)
@@ -141,7 +147,7 @@ def pareto(
     )
 
 
-class _Run:
+class Run:
     """One call of `olla.plan` with a goal."""
 
     def __init__(
@@ -199,7 +205,7 @@ class _Run:
         limit = self._until(_DROP_SHARE)
         self.interrupted |= self.evictor.run(peak_bytes, added_seconds, limit, self.progress, _DROP_WORK)
 
-    def _improve(self, peak_bytes: int, added_seconds: float | None) -> None:
+    def improve(self, peak_bytes: int, added_seconds: float | None) -> None:
         """Search for less added time within the peak, or, given an added time, for a lower peak within that."""
         limit = self._until(_IMPROVE_SHARE)
         least_time = added_seconds is None
@@ -227,8 +233,8 @@ class _Run:
             return self._fit(goal.budget_bytes)
         added = math.inf if goal.max_slowdown is None else goal.max_slowdown * self.base_seconds
         self.drop(0, added)
-        self._improve(0, added)
-        return self._finish()
+        self.improve(0, added)
+        return self.finish()
 
     def _fit(self, budget_bytes: int) -> BudgetPlan:
         """Lower the peak until the arena fits as well: fragmentation and rounding come on top of the peak."""
@@ -238,8 +244,8 @@ class _Run:
             self.lowest_bytes = min(self.lowest_bytes, self.evictor.peak)
             if self.evictor.peak > target:
                 break
-            self._improve(target, None)
-            plan = self._finish()
+            self.improve(target, None)
+            plan = self.finish()
             excess = needed_bytes(plan.graph, plan) - budget_bytes
             if excess <= 0:
                 return plan
@@ -294,8 +300,8 @@ class _Run:
             )
         return replace(plan, peak_lower_bound_bytes=peak_bound, added_seconds_lower_bound=seconds_bound)
 
-    def _finish(self) -> BudgetPlan:
-        graph, origin, rerun, tensor_origin = self._rewritten()
+    def finish(self) -> BudgetPlan:
+        graph, origin, rerun, tensor_origin = self.rewritten()
         options = replace(self.options, order=None, time_limit=self._until(1.0), max_work=_ORDER_WORK)
         plan = pipeline.run(graph, options, self.progress)
         again = rerun != Rerun.NEVER
@@ -322,7 +328,7 @@ class _Run:
         check(self.graph, budget_plan)
         return self._bounded(budget_plan)
 
-    def _rewritten(self) -> tuple[Graph, NDArray[np.int32], NDArray[np.uint8], NDArray[np.int32]]:
+    def rewritten(self) -> tuple[Graph, NDArray[np.int32], NDArray[np.uint8], NDArray[np.int32]]:
         columns, origin, rerun, tensor_origin = self.evictor.rewritten()
         old, r = self.graph, self.rules
         again = rerun != Rerun.NEVER

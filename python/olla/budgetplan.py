@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla import planfile
-from olla.errors import GraphError, PlanError
 from olla.graph import Graph
 from olla.plan import Plan
 
@@ -131,13 +130,6 @@ def fields_of(content: object) -> dict[str, Any]:
     Raises:
         PlanError: a key is missing or has another type.
     """
-    if not isinstance(content, dict):
-        raise PlanError(f"rewrite is a JSON {type(content).__name__}, expected an object", rule="type")
-    for name in (*_FIELDS, "graph"):
-        if name not in content:
-            raise PlanError(f"has no {name!r} in 'rewrite': was the file cut or edited?", rule="missing")
-    try:
-        graph = Graph.from_dict(content["graph"])
-    except GraphError as error:
-        raise PlanError(f"the graph in 'rewrite' is invalid: {error}", rule="type") from error
-    return {"graph": graph, **{name: read(f"rewrite.{name}", content[name]) for name, read in _FIELDS.items()}}
+    rewrite = planfile.section("rewrite", content, (*_FIELDS, "graph"))
+    graph = planfile.graph("rewrite", rewrite["graph"])
+    return {"graph": graph, **{name: read(f"rewrite.{name}", rewrite[name]) for name, read in _FIELDS.items()}}

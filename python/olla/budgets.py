@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from olla.devices import DeviceProfile, profile_of
 from olla.errors import BudgetError
+
+if TYPE_CHECKING:
+    from olla.swap import Link
 
 _UNITS = {"B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
@@ -129,3 +132,42 @@ class Goal:
         """Return the goal as a plan keeps it: what is set, as numbers, text, true or false."""
         values = {**vars(self), "device": self.device.name}
         return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Swapping:
+    """Whether and how tensors may be swapped to host memory.
+
+    Attributes:
+        link: to host memory; None: the device's, and for AutoSwap what its authors saw.
+        host_bytes: host memory there is; None: as much as it takes.
+    """
+
+    link: Link | float | None = None
+    host_bytes: int | None = None
+
+    @classmethod
+    def of(
+        cls, swap: bool | None, host_budget: int | str | None, link: Link | float | None, method: str, goal: Goal | None
+    ) -> Swapping | None:
+        """Check the options of `olla.plan`; None where nothing may be swapped.
+
+        Swapping is on where it is asked for (`swap=True`, method "autoswap") or host memory is granted (`host_budget`),
+        unless `swap=False` forbids it.
+
+        Raises:
+            BudgetError: the host budget is no number of bytes.
+            ValueError: the options contradict each other.
+        """
+        host_bytes = None if host_budget is None else parse_bytes(host_budget, "host_budget")
+        autoswap = method == "autoswap"
+        if swap is False and autoswap:
+            raise ValueError("swap is False, but method 'autoswap' does nothing else: choose another method")
+        if not (autoswap or (host_budget is not None if swap is None else swap)):
+            if link is not None and swap is None:
+                raise ValueError("link is given, but nothing may be swapped: give host_budget, or swap=True")
+            return None
+        if goal is None and not autoswap:
+            name = "swap" if swap else "host_budget"
+            raise ValueError(f"{name} is for a goal: give budget, max_slowdown or minimise too, or method 'autoswap'")
+        return cls(link=link, host_bytes=host_bytes)

@@ -116,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("-o", "--output", metavar="PLAN", help="write the plan there (.json or .json.gz)")
     _add_search_options(plan, time_limit=15.0, alignment=512)
     plan.add_argument("--order-only", action="store_true", help="lay out nothing")
-    plan.add_argument("--method", choices=METHODS, default="auto", help="how to plan (default: auto)")
+    plan.add_argument("--method", choices=(*METHODS, "autoswap"), default="auto", help="how to plan (default: auto)")
     plan.add_argument("--updates-stay", action="store_true", help="keep weight updates at the end of the step")
     _add_verbose(plan)
     _add_budget_options(plan)
@@ -174,6 +174,10 @@ def _add_budget_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--device", default="a100", metavar="NAME", help="what time is estimated for (default: a100)")
     group.add_argument("--no-in-place", action="store_true", help="let no result take over an input's storage")
     group.add_argument("--no-recompute", action="store_true", help="run no op again")
+    group.add_argument(
+        "--host-budget", metavar="BYTES", help="swap tensors to this much host memory (64GB, 64GiB, bytes)"
+    )
+    group.add_argument("--no-swap", action="store_true", help="swap nothing, whatever --host-budget says")
 
 
 def _add_search_options(parser: argparse.ArgumentParser, *, time_limit: float, alignment: int) -> None:
@@ -192,12 +196,16 @@ def _add_verbose(parser: argparse.ArgumentParser) -> None:
 
 def _plan(args: argparse.Namespace) -> int:
     _require_place(args.output)
-    from olla.budgets import parse_bytes
+    from olla.budgets import Goal, Swapping, parse_bytes
     from olla.devices import profile_of
     from olla.plan import plan
 
+    swap = False if args.no_swap else None
     try:
         device, budget = profile_of(args.device), None if args.budget is None else parse_bytes(args.budget, "--budget")
+        host_budget = None if args.host_budget is None else parse_bytes(args.host_budget, "--host-budget")
+        goal = Goal.of(budget, args.max_slowdown, args.minimise, device, True, True)
+        Swapping.of(swap, host_budget, None, args.method, goal)
     except (ValueError, BudgetError) as error:
         return _fail(str(error))
     with ProgressLine(f"planning {args.graph}") as progress, _nothing_fits() as refused:
@@ -215,6 +223,8 @@ def _plan(args: argparse.Namespace) -> int:
             device=device,
             in_place=not args.no_in_place,
             recompute=not args.no_recompute,
+            swap=swap,
+            host_budget=host_budget,
             progress=progress,
         )
     if refused:
@@ -240,13 +250,13 @@ def _nothing_fits() -> Iterator[list[BudgetError]]:
 
 
 def _budget_summary(plan: Plan) -> dict[str, Any]:
-    from olla.budgetplan import BudgetPlan
-
-    if not isinstance(plan, BudgetPlan):
+    goal = getattr(plan, "goal", None)  # of a BudgetPlan or a SwapPlan
+    if goal is None:
         return {}
     names = "base_peak_bytes base_seconds added_seconds added_seconds_lower_bound peak_lower_bound_bytes num_recomputed"
     figures = {name: getattr(plan, name) for name in (*names.split(), "num_in_place")}
-    return {**figures, "swapped_bytes": 0, "host_bytes": 0, "goal": dict(plan.goal)}
+    swapped = {name: getattr(plan, name, 0) for name in ("swapped_bytes", "host_bytes")}
+    return {**figures, **swapped, "goal": dict(goal)}
 
 
 def _plan_summary(plan: Plan) -> dict[str, Any]:

@@ -86,8 +86,9 @@ def operator(target: str) -> str:
 def rules(graph: Graph, device: DeviceProfile, *, in_place: bool = True, recompute: bool = True) -> Rules:
     """Return what may be done with each op, by its operator.
 
-    Norms run again from their saved statistics and update no buffer twice. Random numbers are drawn again
-    from the state that their generator had; dropout runs again from its mask where that is there. Which input a pointwise result overwrites is left to the planner; sizes in bytes must agree.
+    Norms run again from their saved statistics and update no buffer twice. Random numbers are drawn again from the
+    state that their generator had; dropout runs again from its mask where that is there. Which input a pointwise
+    result overwrites is left to the planner; sizes in bytes must agree.
 
     Args:
         graph: the training step.

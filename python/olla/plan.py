@@ -163,17 +163,30 @@ class Plan:
             PlanError: the file cannot be read, is damaged, is no plan, or has an unknown version.
         """
         with naming(os.fsdecode(path)):
-            content = read_json(path, PlanError)
-            fields = planfile.fields_of(content)
-            try:
-                status = Status(fields.pop("status"))
-            except ValueError as cause:
-                raise PlanError(f"status: {cause}; expected one of {[s.value for s in Status]}", rule="type") from None
-            if not isinstance(content, dict) or "rewrite" not in content:
-                return cls(**fields, status=status)
+            return cls.from_object(read_json(path, PlanError))
+
+    @classmethod
+    def from_object(cls, content: object) -> Plan:
+        """Return the plan of what `json.loads` made of a plan file.
+
+        Raises:
+            PlanError: it is no plan, damaged, or of an unknown version.
+        """
+        fields = planfile.fields_of(content)
+        assert isinstance(content, dict)
+        try:
+            status = Status(fields.pop("status"))
+        except ValueError as cause:
+            raise PlanError(f"status: {cause}; expected one of {[s.value for s in Status]}", rule="type") from None
+        if "swap" in content:
+            from olla import swapplan
+
+            return swapplan.SwapPlan(**fields, **swapplan.fields_of(content["swap"]), status=status)
+        if "rewrite" in content:
             from olla import budgetplan
 
             return budgetplan.BudgetPlan(**fields, **budgetplan.fields_of(content["rewrite"]), status=status)
+        return cls(**fields, status=status)
 
     def __repr__(self) -> str:
         """Say the essentials on one line."""
@@ -212,7 +225,7 @@ def plan(
     device: str | DeviceProfile = "a100",
     in_place: bool = True,
     recompute: bool = True,
-    swap: bool = False,
+    swap: bool | None = None,
     link: Link | float | None = None,
     host_budget: int | str | None = None,
     progress: Progress | None = None,
@@ -248,9 +261,10 @@ def plan(
         device: what time is estimated for where the graph has no measured seconds: "h100", "h200", "a100", "rtx4090",
             "cpu" or a `DeviceProfile`.
         in_place, recompute: which levers a rewriting may use.
-        swap: whether a rewriting may swap tensors to host memory; the answer is then a `SwapPlan`.
+        swap: whether a rewriting may swap tensors to host memory; the answer is then a `SwapPlan`. Default: where
+            `host_budget` says how much of it there is. True without that: as much as it takes.
         link: to host memory: a `Link`, or bytes per second both ways; default: the device's, and for "autoswap" PCIe 3.
-        host_budget: the host memory there is for swapping, in bytes or as text.
+        host_budget: the host memory there is for swapping, "64GB", "64GiB" or bytes.
         progress: called some ten times a second with (stage, seconds, value, bound) in bytes; False stops the search
             with its best answer.
 
@@ -272,12 +286,12 @@ def plan(
         >>> plan.program_peak_bytes, plan.peak_bytes, plan.gap
         (110, 100, 0.0)
     """
-    from olla.budgets import Goal, parse_bytes
+    from olla.budgets import Goal, Swapping
     from olla.pipeline import Options, run
 
-    swaps = method == "autoswap"  # keeps the order, and rewrites the graph
+    autoswap = method == "autoswap"  # keeps the order, and rewrites the graph
     options = Options(
-        method="program" if swaps else method,
+        method="program" if autoswap else method,
         time_limit=time_limit,
         seed=seed,
         alignment=alignment,
@@ -287,20 +301,13 @@ def plan(
         order=None if order is None else np.array(order),
     )
     goal = Goal.of(budget, max_slowdown, minimise, device, in_place, recompute)
-    host_bytes = None if host_budget is None else parse_bytes(host_budget, "host_budget")
-    if swaps or (swap and goal is not None):
-        from olla import swapplan
-        from olla.swap import PCIE3
+    swapping = Swapping.of(swap, host_budget, link, method, goal)
+    if swapping is not None:
+        from olla import combine
 
-        if swaps:
-            speed = PCIE3 if link is None else link
-            return swapplan.autoswap(
-                graph, options, goal, device=device, link=speed, host_bytes=host_bytes, progress=progress
-            )
-        assert goal is not None
-        return swapplan.run(graph, options, goal, link=link, host_bytes=host_bytes, progress=progress)
-    if swap:
-        raise ValueError("swap is for a goal: give budget, max_slowdown or minimise with it, or method 'autoswap'")
+        if autoswap or goal is None:
+            return combine.autoswap(graph, options, goal, swapping, device=device, progress=progress)
+        return combine.run(graph, options, goal, swapping, progress=progress)
     if goal is not None:
         from olla import budget as budgeted
 

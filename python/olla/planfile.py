@@ -13,6 +13,7 @@ from olla.columns import shown
 from olla.errors import PlanError
 
 if TYPE_CHECKING:
+    from olla.graph import Graph
     from olla.plan import Plan
 
 FORMAT = "olla-plan"
@@ -79,6 +80,34 @@ def seconds(key: str, value: object) -> float:
     if type(value) not in (int, float) or not 0 <= value <= _MAX_SECONDS:  # type: ignore[operator]
         raise _reject(key, value, "a finite number of seconds from 0 on")
     return float(value)  # type: ignore[arg-type]
+
+
+def seconds_list(key: str, value: object) -> NDArray[np.float64]:
+    """Read a list of seconds."""
+    if not isinstance(value, list):
+        raise _reject(key, value, "a list of seconds")
+    return np.array([seconds(f"{key}[{i}]", item) for i, item in enumerate(value)], dtype=np.float64)
+
+
+def section(key: str, value: object, names: tuple[str, ...]) -> dict[str, Any]:
+    """Read an object that must hold these names."""
+    if not isinstance(value, dict):
+        raise PlanError(f"{key} is a JSON {type(value).__name__}, expected an object", rule="type")
+    for name in names:
+        if name not in value:
+            raise PlanError(f"has no {name!r} in {key!r}: was the file cut or edited?", rule="missing")
+    return value
+
+
+def graph(key: str, value: object) -> Graph:
+    """Read the graph of a section."""
+    from olla.errors import GraphError
+    from olla.graph import Graph
+
+    try:
+        return Graph.from_dict(value)
+    except GraphError as error:
+        raise PlanError(f"the graph in {key!r} is invalid: {error}", rule="type") from error
 
 
 def _seconds(key: str, value: object) -> dict[str, float]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from olla.columns import Lists
 from olla.errors import PlanError
 
 if TYPE_CHECKING:
@@ -43,6 +46,33 @@ def updates_stay(graph: Graph) -> tuple[Ids, Ids]:
     before = np.concatenate([updates[:-1], sinks])
     after = np.concatenate([updates[1:], np.full(len(sinks), first, dtype=np.int32)])
     return before, after
+
+
+def with_precedences(graph: Graph, pairs: Iterable[tuple[int, int]]) -> Graph:
+    """Return the graph with extra precedences as `after` of its ops.
+
+    Args:
+        graph: the training step.
+        pairs: op ids (before, after).
+
+    Raises:
+        ValueError: a pair names no two ops, or is against the program order.
+
+    Complexity:
+        O(graph + pairs).
+    """
+    after: list[list[int]] = [graph.after.of(v).tolist() for v in range(graph.num_ops)]
+    for u, v in pairs:
+        if not 0 <= u < v < graph.num_ops:
+            raise ValueError(
+                f"precedence ({u}, {v}): where a graph is rewritten, the first op must be one before the second in the "
+                f"program order of the {graph.num_ops} ops"
+            )
+        if u not in after[v]:
+            after[v].append(u)
+    offset = np.zeros(graph.num_ops + 1, dtype=np.int64)
+    np.cumsum([len(ops) for ops in after], out=offset[1:])
+    return replace(graph, after=Lists(offset, np.array([u for ops in after for u in ops], dtype=np.int32)))
 
 
 def nearest_order(core: CoreGraph, wanted: Ids) -> Ids:

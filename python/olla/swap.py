@@ -20,6 +20,7 @@ SWAP_OUT, SWAP_IN = "olla::swap_out", "olla::swap_in"
 NO_OP = -1
 _MIN_BYTES = 1 << 18  # smaller blocks take the link mostly for its latency
 _NO_LIMIT = 1 << 62
+_NUM_ROUNDS = 30  # of the local search; on large graphs, time ends it earlier
 _AUTOSWAP_SHARE = 0.8  # of the time limit, after which no other of its scores is tried as a start
 _FREE_SHARE = 0.25  # of the time limit, for swaps that make nobody wait, where some may
 
@@ -182,10 +183,13 @@ class Search:
         *,
         starts: Sequence[NDArray[np.int32]] = (),
         seed: int = 0,
+        num_rounds: int = _NUM_ROUNDS,
         progress: Any = None,
     ) -> Swaps:
         """Choose swaps of least peak for that stall, no worse than with the blocks of any of `starts`."""
-        return self._swaps(self._core.least_peak(most_stall_seconds, list(starts), seed, time_limit, progress))
+        return self._swaps(
+            self._core.least_peak(most_stall_seconds, list(starts), seed, num_rounds, time_limit, progress)
+        )
 
     def chosen(self, swaps: Swaps) -> NDArray[np.int32]:
         """Return the blocks of swaps that this search answered."""
@@ -227,6 +231,7 @@ def plan_swaps(
     host_bytes: int | None = None,
     time_limit: float = 5.0,
     seed: int = 0,
+    num_rounds: int = _NUM_ROUNDS,
     progress: Any = None,
 ) -> Swaps:
     """Choose which tensors to swap, for an order.
@@ -241,6 +246,7 @@ def plan_swaps(
         host_bytes: host memory there is.
         time_limit: seconds for the search.
         seed: for its random choices.
+        num_rounds: of the local search.
         progress: as in `olla.plan`.
 
     Returns:
@@ -272,10 +278,14 @@ def plan_swaps(
             if time.perf_counter() - begin < _AUTOSWAP_SHARE * time_limit:
                 found.append(method.least_peak(score, max_slowdown))
         if most_stall > 0:
-            found.append(search.least_peak(0.0, _FREE_SHARE * time_limit, seed=seed, progress=progress))
+            found.append(
+                search.least_peak(0.0, _FREE_SHARE * time_limit, seed=seed, num_rounds=num_rounds, progress=progress)
+            )
         starts = [search.chosen(swaps) for swaps in found]
         left = max(0.0, time_limit - (time.perf_counter() - begin))
-        found.append(search.least_peak(most_stall, left, starts=starts, seed=seed, progress=progress))
+        found.append(
+            search.least_peak(most_stall, left, starts=starts, seed=seed, num_rounds=num_rounds, progress=progress)
+        )
         return min(reversed(found), key=lambda swaps: swaps.peak_bytes)
     allowed = [share * most_stall for share in (0.0, 0.125, 0.25, 0.5, 1.0)] if most_stall > 0 else [0.0]
     for stall in allowed:

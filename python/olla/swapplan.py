@@ -1,31 +1,49 @@
-"""SwapPlan: a plan whose graph copies tensors to host memory and back, on top of recomputation or alone; AutoSwap."""
+"""SwapPlan: a plan whose graph copies tensors to host memory and back, on top of recomputation or alone; its file."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from olla import _core, budget, pipeline
-from olla.autoswap import SCORES, AutoSwap
-from olla.budgetplan import BudgetPlan
-from olla.budgets import Goal
+from olla import _core, budgetplan, pipeline, planfile
+from olla.budgetplan import BudgetPlan, Decision
 from olla.check import check
-from olla.errors import BudgetError, PlanError
+from olla.errors import PlanError
 from olla.graph import Graph
-from olla.operators import rules
 from olla.plan import Plan
-from olla.swap import PCIE3, Link, Swaps, plan_swaps, swapped_graph
+from olla.swap import Swaps, swapped_graph
 
 if TYPE_CHECKING:
-    from olla.pipeline import Options, Progress, Source
+    from olla.operators import Rules
+    from olla.pipeline import Options, Progress
 
-_RECOMPUTE_SHARE = 0.6  # of the time limit
-_SWAP_SHARE = 0.3  # of the time for recomputation: as much again for swaps, and for the layout
-_SLOWDOWNS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 1.0)  # by recomputation, tried in turn until a budget is met
+
+class SwapDecision(NamedTuple):
+    """A tensor that waits in host memory between two uses."""
+
+    tensor: int  # of the graph without swaps
+    name: str
+    num_bytes: int
+    made_by: str  # name of the op that writes it
+    out_after: int  # op of the graph without swaps that uses it last before
+    in_before: int  # and the one that uses it next
+    absent_seconds: float  # it is not on the device
+    copy_seconds: float  # both copies
+    rerun_seconds: float | None  # of making it again instead, what that reads aside; None: it cannot be made again
+
+    def __str__(self) -> str:
+        """Say it in a line."""
+        again = "it cannot be made again"
+        if self.rerun_seconds is not None:
+            again = f"making it again takes {1e3 * self.rerun_seconds:.3f} ms, and what it reads"
+        return (
+            f"{self.name or f'tensor {self.tensor}'}, {self.num_bytes:,} bytes written by {self.made_by}: in host "
+            f"memory for {1e3 * self.absent_seconds:.3f} ms, copied for {1e3 * self.copy_seconds:.3f} ms; {again}"
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -42,7 +60,12 @@ class SwapPlan(Plan):
             -1: a swap-out or a swap-in.
         swaps: what is swapped, and when.
         recomputation: the plan on top of which this swaps, or None.
-        base_peak_bytes: the peak of the same order without swaps.
+        goal: what was asked for, as in `BudgetPlan`, and the link; host_budget_bytes, if it was bounded.
+        base_peak_bytes: the peak of the best order found, or of the given one, without rewriting and swaps.
+        added_seconds_lower_bound: no rewriting with swaps over this link that reaches this plan's peak (the budget, if
+            one was given) adds less.
+        peak_lower_bound_bytes: no rewriting with swaps over this link, with this plan's added time, has a lower peak,
+            in any order.
     """
 
     graph: Graph
@@ -50,10 +73,18 @@ class SwapPlan(Plan):
     origin: NDArray[np.int32]
     swaps: Swaps
     recomputation: BudgetPlan | None
+    goal: Mapping[str, Any]
     base_peak_bytes: int
+    added_seconds_lower_bound: float = 0.0
+    peak_lower_bound_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        """Make the arrays read-only, like the rest."""
+        super().__post_init__()
+        self.origin.flags.writeable = False
 
     def _to_object(self) -> dict[str, Any]:
-        raise PlanError("plans that swap have no file format yet: save the graph with `plan.graph.save`", rule="file")
+        return to_object(self)
 
     @property
     def base_seconds(self) -> float:
@@ -71,6 +102,68 @@ class SwapPlan(Plan):
         """Added time as a share of the step's own."""
         return self.added_seconds / self.base_seconds if self.base_seconds > 0 else 0.0
 
+    @property
+    def num_recomputed(self) -> int:
+        """Runs beyond one per op."""
+        return 0 if self.recomputation is None else self.recomputation.num_recomputed
+
+    @property
+    def num_in_place(self) -> int:
+        """Results that take over an input's storage."""
+        return 0 if self.recomputation is None else self.recomputation.num_in_place
+
+    @property
+    def swapped_bytes(self) -> int:
+        """Copied to host memory in all."""
+        return self.swaps.swapped_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Most host memory in use at once."""
+        return self.swaps.host_bytes
+
+    def decisions(self, source: Graph, rules: Rules) -> list[Decision | SwapDecision]:
+        """Say what was chosen for each tensor, and at what price, most bytes first.
+
+        Args:
+            source: the original graph.
+            rules: of that graph; see `olla.operators.rules`.
+
+        Returns:
+            A `SwapDecision` for every tensor that is swapped, a `Decision` for every op that runs again or moves.
+
+        Complexity:
+            O(ops log ops).
+        """
+        found: list[Decision | SwapDecision] = []
+        original: NDArray[np.int32] = np.arange(
+            source.num_ops, dtype=np.int32
+        )  # op of the source, of every op without swaps
+        without = source
+        if self.recomputation is not None:
+            without, original = self.recomputation.graph, self.recomputation.origin
+            found += self.recomputation.decisions(source, rules)
+        steps = self.origin[self.origin >= 0]
+        writer = np.full(without.num_tensors, -1)
+        writer[without.writes.item] = np.repeat(np.arange(without.num_ops), np.diff(without.writes.offset))
+        s = self.swaps
+        for i, t in enumerate(s.tensor.tolist()):
+            v = int(original[writer[t]])
+            found.append(
+                SwapDecision(
+                    tensor=t,
+                    name=without.tensor_names[t],
+                    num_bytes=int(without.tensor_bytes[t]),
+                    made_by=source.op_names[v],
+                    out_after=int(steps[s.last[i]]),
+                    in_before=int(steps[s.next[i]]),
+                    absent_seconds=max(0.0, float(s.start[s.issue[i]] - s.start[s.freed[i]])),
+                    copy_seconds=float(s.out_end[i] - s.out_start[i] + s.in_end[i] - s.in_start[i]),
+                    rerun_seconds=float(rules.rerun_seconds[v]) if rules.rerun[v] else None,
+                )
+            )
+        return sorted(found, key=lambda decision: -decision.num_bytes)
+
 
 def with_swaps(
     graph: Graph,
@@ -79,6 +172,7 @@ def with_swaps(
     options: Options,
     progress: Progress | None,
     recomputation: BudgetPlan | None = None,
+    goal: Mapping[str, Any] | None = None,
 ) -> SwapPlan:
     """Return the plan that swaps, laid out and checked.
 
@@ -89,6 +183,7 @@ def with_swaps(
         options: of the layout.
         progress: as in `olla.plan`.
         recomputation: the plan for whose graph the swaps were chosen.
+        goal: what was asked for.
 
     Raises:
         PlanError: the swaps are not those of the order.
@@ -98,6 +193,7 @@ def with_swaps(
     program = np.arange(rewritten.num_ops, dtype=np.int32)
     kept: dict[str, Any] = {"method": "program", "precedences": (), "updates_may_move": True}  # the order says it all
     plan = pipeline.run(rewritten, replace(options, **kept, order=program), progress)
+    base_peak_bytes = int(_core.profile(without.core, order)[3])
     swap_plan = SwapPlan(
         **vars(plan),
         graph=rewritten,
@@ -105,145 +201,67 @@ def with_swaps(
         origin=origin,
         swaps=swaps,
         recomputation=recomputation,
-        base_peak_bytes=int(_core.profile(without.core, order)[3]),
+        goal=dict(goal or {}),
+        base_peak_bytes=base_peak_bytes if recomputation is None else recomputation.base_peak_bytes,
     )
     check(graph, swap_plan)
     return swap_plan
 
 
-def autoswap(
-    source: Source,
-    options: Options,
-    goal: Goal | None,
-    *,
-    device: Any = "a100",
-    link: Link | float = PCIE3,
-    score: str = "best",
-    host_bytes: int | None = None,
-    progress: Progress | None = None,
-) -> SwapPlan:
-    """Plan by AutoSwap, on the program order or the one in the options; see `olla.plan`.
-
-    Args:
-        source: what to plan.
-        options: of `olla.plan`.
-        goal: a budget: stick to the limit; a slowdown: least peak within it; none: no overhead.
-        device: what seconds are estimated for.
-        link: to host memory.
-        score: one of `olla.autoswap.SCORES`, or "best".
-        host_bytes: host memory there is.
-        progress: as in `olla.plan`.
-
-    Raises:
-        BudgetError: the blocks do not suffice for the budget.
-        ValueError: the score is unknown.
-    """
-    from olla.devices import profile_of
-
-    if options.precedences:
-        raise ValueError("precedences cannot be combined with swapping: add them to the graph as `after` of its ops")
-    if score not in (*SCORES, "best"):
-        raise ValueError(f"score is {score!r}, expected 'best' or one of {', '.join(SCORES)}")
-    graph = pipeline.graph_of(source)
-    order = np.arange(graph.num_ops, dtype=np.int32) if options.order is None else options.order.astype(np.int32)
-    seconds = (goal.device if goal else profile_of(device)).op_seconds(graph)
-    method = AutoSwap(graph, order, seconds, Link.of(link), host_bytes)
-    names = SCORES if score == "best" else (score,)
-    limit = goal.budget_bytes if goal else None
-    if limit is not None:
-        found = [method.at_limit(name, limit) for name in names]
-        fitting = [swaps for swaps in found if swaps.peak_bytes <= limit and swaps.host_bytes <= method.host_bytes]
-        if not fitting:
-            lowest = min(swaps.peak_bytes for swaps in found)
-            raise BudgetError(
-                f"the budget is {limit} bytes, and AutoSwap does not reach it: the lowest found is {lowest} bytes; "
-                "method 'auto' with recomputation may",
-                rule="budget",
-            )
-        best = min(fitting, key=lambda swaps: swaps.stall_seconds)
-    else:
-        slowdown = math.inf if goal and goal.minimise else (goal.max_slowdown or 0.0) if goal else 0.0
-        best = min((method.least_peak(name, slowdown) for name in names), key=lambda swaps: swaps.peak_bytes)
-    return with_swaps(graph, order, best, options, progress)
+# Field -> what turns its JSON value into the field's.
+_FIELDS: dict[str, Callable[[str, object], Any]] = {
+    "source_digest": planfile.text,
+    "origin": planfile.integers(np.int32),
+    "goal": planfile.options,
+    "base_peak_bytes": planfile.count,
+    "added_seconds_lower_bound": planfile.seconds,
+    "peak_lower_bound_bytes": planfile.count,
+}
+_COPIES: dict[str, Callable[[str, object], Any]] = {
+    **dict.fromkeys(("tensor", "ready", "last", "freed", "issue", "next"), planfile.integers(np.int32)),
+    **dict.fromkeys(("start", "out_start", "out_end", "in_start", "in_end"), planfile.seconds_list),
+    **dict.fromkeys(("peak_bytes", "host_bytes", "swapped_bytes"), planfile.count),
+    **dict.fromkeys(("stall_seconds", "base_seconds"), planfile.seconds),
+}
 
 
-def run(
-    source: Source,
-    options: Options,
-    goal: Goal,
-    *,
-    link: Link | float | None = None,
-    host_bytes: int | None = None,
-    progress: Progress | None = None,
-) -> SwapPlan:
-    """Plan towards a goal by recomputation, in-place results and, on top of them, swaps; see `olla.plan`.
+def _json(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else value
 
-    Swaps that make nobody wait are almost exactly additive to recomputation. So a slowdown is spent on recomputation,
-    and what that leaves on waiting; a budget is met with as little recomputation as the swaps allow.
 
-    Args:
-        source: what to plan.
-        options: of `olla.plan`.
-        goal: what is asked for.
-        link: to host memory; default: the device's.
-        host_bytes: host memory there is.
-        progress: as in `olla.plan`.
+def to_object(plan: SwapPlan) -> dict[str, Any]:
+    """Return the plan as what `json.dumps` takes: a plan with the key "swap", the graph that swaps in it."""
+    values = {name: _json(getattr(plan, name)) for name in _FIELDS}
+    copies = {field.name: _json(getattr(plan.swaps, field.name)) for field in fields(Swaps)}
+    below = None if plan.recomputation is None else budgetplan.to_object(plan.recomputation)
+    swap = {**values, "copies": copies, "recomputation": below, "graph": plan.graph.to_dict()}
+    return {**planfile.to_object(plan), "swap": swap}
+
+
+def fields_of(content: object) -> dict[str, Any]:
+    """Return the fields of `SwapPlan` beyond those of `Plan`, from the key "swap" of a plan file.
 
     Raises:
-        BudgetError: no plan was found that fits the budget.
+        PlanError: a key is missing or has another type.
     """
-    graph = pipeline.graph_of(source)
-    search = _Combined(graph, options, goal, Link.of(goal.device if link is None else link), host_bytes, progress)
-    return search.slowed(goal, _RECOMPUTE_SHARE) if goal.budget_bytes is None else search.fitted(goal.budget_bytes)
+    swap = planfile.section("swap", content, (*_FIELDS, "copies", "recomputation", "graph"))
+    copies = planfile.section("swap.copies", swap["copies"], tuple(_COPIES))
+    columns: dict[str, Any] = {name: read(f"swap.copies.{name}", copies[name]) for name, read in _COPIES.items()}
+    swaps = Swaps(**columns)
+    lengths = {len(column) for name, column in columns.items() if isinstance(column, np.ndarray) and name != "start"}
+    if len(lengths) > 1:
+        raise PlanError("the columns of swap.copies have different lengths: was the file edited?", rule="type")
+    below = swap["recomputation"]
+    return {
+        "graph": planfile.graph("swap", swap["graph"]),
+        "swaps": swaps,
+        "recomputation": None if below is None else _recomputation(below),
+        **{name: read(f"swap.{name}", swap[name]) for name, read in _FIELDS.items()},
+    }
 
 
-class _Combined:
-    """One call of `run`."""
-
-    def __init__(
-        self, graph: Graph, options: Options, goal: Goal, link: Link, host_bytes: int | None, progress: Progress | None
-    ) -> None:
-        self.graph, self.options, self.goal, self.link = graph, options, goal, link
-        self.host_bytes, self.progress = host_bytes, progress
-        self.rules = rules(graph, goal.device)
-        self.lowest_bytes = 2**62
-
-    def slowed(self, goal: Goal, share: float, limit: int | None = None) -> SwapPlan:
-        """Recompute within a slowdown, then swap; each takes its share of the time limit."""
-        options, seconds = self.options, self.rules.seconds
-        quick = replace(options, layout=False, time_limit=share * options.time_limit)
-        plan = budget.run(self.graph, quick, goal, self.progress)
-        spent = np.where(plan.rerun != 0, self.rules.rerun_seconds[plan.origin], seconds[plan.origin])
-        left = max(0.0, (goal.max_slowdown or 0.0) - plan.slowdown) * float(seconds.sum())
-        swaps = plan_swaps(
-            plan.graph,
-            plan.order,
-            spent,
-            self.link,
-            limit=limit,
-            max_slowdown=left / max(float(spent.sum()), 1e-30),
-            host_bytes=self.host_bytes,
-            time_limit=_SWAP_SHARE * quick.time_limit,
-            seed=options.seed,
-            progress=self.progress,
-        )
-        rest = replace(options, time_limit=_SWAP_SHARE * quick.time_limit)
-        return with_swaps(self.graph, plan.order, swaps, rest, self.progress, plan)
-
-    def fitted(self, budget_bytes: int) -> SwapPlan:
-        """Allow more and more recomputation until everything fits, the arena included."""
-        target = budget_bytes
-        for slowdown in _SLOWDOWNS:
-            goal = replace(self.goal, budget_bytes=None, max_slowdown=slowdown)
-            plan = self.slowed(goal, _RECOMPUTE_SHARE / len(_SLOWDOWNS), target)
-            excess = budget.needed_bytes(plan.graph, plan) - budget_bytes
-            self.lowest_bytes = min(self.lowest_bytes, budget_bytes + excess)
-            if excess <= 0:
-                return plan
-            if plan.peak_bytes <= budget_bytes:  # the layout alone does not fit
-                target = min(target, plan.peak_bytes) - excess
-        raise BudgetError(
-            f"the budget is {budget_bytes} bytes, and no plan was found that fits it with recomputation and swapping. "
-            f"The lowest found is {self.lowest_bytes}: try that, a longer time limit, or a faster link",
-            rule="budget",
-        )
+def _recomputation(content: object) -> BudgetPlan:
+    plan = Plan.from_object(content)
+    if not isinstance(plan, BudgetPlan):
+        raise PlanError("swap.recomputation is no plan of a rewritten graph: was the file edited?", rule="type")
+    return plan

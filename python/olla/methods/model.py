@@ -53,7 +53,7 @@ def solve(problem: Problem) -> Answer:
     if search.peak > free.peak:
         search.order, search.peak = problem.order, free.peak
         search.note = "The control edges allow no order as good as the one to start from, which was kept."
-    return search.answer(_place(search))
+    return search.answer(_place(problem, search))
 
 
 class ControlEdges(NamedTuple):
@@ -140,8 +140,7 @@ def pyramid(lower: Int64Array, upper: Int64Array, size: Int64Array) -> Int64Arra
     return fixed
 
 
-def _place(search: Search) -> Placement | None:
-    problem = search.problem
+def _place(problem: Problem, search: Search) -> Placement | None:
     if not problem.options.layout:
         return None
     buffers = ArenaBuffers(problem.graph, problem.core, search.order, problem.options.alignment)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from olla import budget
+from olla import budget, budgets, combine
 from olla.budgetplan import BudgetPlan
 from olla.budgets import Goal
+from olla.devices import DeviceProfile
 from olla.errors import BudgetError
 from olla.graph import Graph
 from olla.operators import Rules
@@ -18,29 +20,63 @@ from olla.pipeline import Options, Progress
 from olla.plan import Plan, plan
 from olla.pytorch.capture import Captured
 from olla.pytorch.forms import narrowed
+from olla.pytorch.swapped import transfers
+from olla.report.step import BudgetReport, SwapReport
+from olla.swap import Link
+from olla.swapplan import SwapPlan
 
 _MAX_PLANS = 5  # of one step, each recorded once
+_MAX_HOST_PLANS = 3  # until the host memory of the swaps fits, the last of them without any
+
+
+class Swapping(NamedTuple):
+    """How a step may swap.
+
+    Attributes:
+        by_autoswap: by AutoSwap alone, rather than on top of recomputation.
+        link: to host memory.
+        host_bytes: of host memory that there are; None: as many as it takes.
+        device: what seconds are estimated for.
+    """
+
+    by_autoswap: bool
+    link: Link
+    host_bytes: int | None
+    device: DeviceProfile
 
 
 class Planner:
     """Plans one captured step towards its goal.
 
     Args:
-        goal: what is asked for.
+        goal: what is asked for; None: least peak at no overhead, by AutoSwap.
         options: of olla.compile: time_limit, seed, updates_may_move.
+        swapping: how the step may swap; None: not at all.
 
     Attributes:
         time_limit: seconds for one plan.
+        replays: whether random numbers may be drawn again; a CUDA graph cannot set a generator's state.
+        is_measured: whether copies, if there are any, were chosen by the seconds of ops that ran.
     """
 
-    def __init__(self, goal: Goal, options: dict[str, Any]) -> None:
+    def __init__(
+        self, goal: Goal | None, options: dict[str, Any], swapping: Swapping | None = None, *, replays: bool = True
+    ) -> None:
         self.goal = goal
+        self.replays = replays
+        self.swapping = swapping
         self.time_limit: float = options["time_limit"]
         self._options = Options(layout=False, **options)
         self._num_plans = 0
         self._spared_bytes = 0  # of the budget, for what the peak does not hold: gaps of the arena
+        self.is_measured = swapping is None
 
-    def plan(self, captured: Captured, device: str, progress: Progress | None) -> BudgetPlan:
+    @property
+    def budget_bytes(self) -> int | None:
+        """What resident tensors, outputs and the arena must fit."""
+        return self.goal.budget_bytes if self.goal else None
+
+    def plan(self, captured: Captured, device: str, progress: Progress | None) -> BudgetPlan | SwapPlan:
         """Return the first plan; it knows no workspaces of kernels.
 
         Raises:
@@ -56,10 +92,11 @@ class Planner:
         needed_bytes: int,
         peak_bytes: int,
         progress: Progress | None,
-    ) -> BudgetPlan | None:
+    ) -> BudgetPlan | SwapPlan | None:
         """Return a tighter plan where the step took more than the budget; None where it fits.
 
-        Towards another goal: a plan with a lower peak, once.
+        Towards a slowdown or the least peak: a plan with a lower peak, once. A step that swaps is planned again in any
+        case, once its ops have been measured.
 
         Args:
             captured: the step.
@@ -72,10 +109,15 @@ class Planner:
         Raises:
             BudgetError: nothing fits the budget.
         """
-        total = self.goal.budget_bytes
-        if total is None:
-            return self._with_workspaces(captured, costs, device, peak_bytes, progress)
-        if needed_bytes <= total:
+        total = self.budget_bytes
+        if self.swapping is None and self.goal is not None and total is None:
+            return self._with_workspaces(captured, costs, device, self.goal, peak_bytes, progress)
+        if total is None or needed_bytes <= total:
+            if self.is_measured:
+                return None
+            self.is_measured = True
+            with contextlib.suppress(BudgetError):  # the plan at hand fits
+                return self._measured(captured, costs, device, progress)
             return None
         self._num_plans += 1
         self._spared_bytes = max(self._spared_bytes, needed_bytes - peak_bytes)
@@ -85,9 +127,8 @@ class Planner:
                 f"kernels: the last one needs {needed_bytes} bytes. Try {needed_bytes} bytes or a smaller batch",
                 rule="budget",
             )
-        goal = dataclasses.replace(self.goal, budget_bytes=total - self._spared_bytes)
         try:
-            found = self._plan(captured, costs, device, goal, progress)
+            found = self._measured(captured, costs, device, progress)
         except BudgetError as error:
             spared = f"{self._spared_bytes} of them for gaps between tensors in the arena"
             raise BudgetError(
@@ -95,46 +136,92 @@ class Planner:
                 rule=error.rule,
                 ids=error.ids,
             ) from None
-        return dataclasses.replace(without_costs(found, captured.graph), goal=self.goal.record())
+        return found
 
     def _with_workspaces(
-        self, captured: Captured, costs: Graph, device: str, peak_bytes: int, progress: Progress | None
-    ) -> BudgetPlan | None:
+        self, captured: Captured, costs: Graph, device: str, goal: Goal, peak_bytes: int, progress: Progress | None
+    ) -> BudgetPlan | SwapPlan | None:
         """Return a plan with a lower peak now that workspaces are known, or None; the first one did not count them."""
         if self._num_plans > 0 or not costs.workspace_bytes.any():
             return None
         self._num_plans += 1
         graph = dataclasses.replace(costs, seconds=captured.graph.seconds)  # measured ones differ from run to run
-        found = self._plan(captured, graph, device, self.goal, progress)
+        found = self._plan(captured, graph, device, goal, progress)
         return without_costs(found, captured.graph) if found.peak_bytes < peak_bytes else None
 
-    def _plan(self, captured: Captured, graph: Graph, device: str, goal: Goal, progress: Progress | None) -> BudgetPlan:
+    def _measured(
+        self, captured: Captured, costs: Graph, device: str, progress: Progress | None
+    ) -> BudgetPlan | SwapPlan:
+        """Return a plan made with what was measured."""
+        goal, total = self.goal, self.budget_bytes
+        if goal is not None and total is not None:
+            goal = dataclasses.replace(goal, budget_bytes=total - self._spared_bytes)
+        found = without_costs(self._plan(captured, costs, device, goal, progress), captured.graph)
+        self.is_measured = True
+        if isinstance(found, BudgetPlan) and self.goal is not None:
+            return dataclasses.replace(found, goal=self.goal.record())
+        return found
+
+    def _plan(
+        self, captured: Captured, graph: Graph, device: str, goal: Goal | None, progress: Progress | None
+    ) -> BudgetPlan | SwapPlan:
         def narrow(rules: Rules) -> Rules:
-            return narrowed(captured, device, rules)
+            return narrowed(captured, device, rules, self.replays)
 
-        return budget.run(graph, self._options, goal, progress, narrow)
+        if self.swapping is None:
+            assert goal is not None
+            return budget.run(graph, self._options, goal, progress, narrow)
+        swapping, host_bytes = self.swapping, self.swapping.host_bytes
+        for left in reversed(range(_MAX_HOST_PLANS)):
+            allowed = budgets.Swapping(link=swapping.link, host_bytes=host_bytes)
+            if swapping.by_autoswap:
+                found = combine.autoswap(graph, self._options, goal, allowed, device=swapping.device, progress=progress)
+            else:
+                assert goal is not None
+                found = combine.run(graph, self._options, goal, allowed, progress=progress, narrow=narrow)
+            needed = transfers(found).host_bytes
+            if swapping.host_bytes is None or host_bytes is None or needed <= swapping.host_bytes:
+                break
+            excess = needed - swapping.host_bytes  # gaps between the copies in host memory
+            host_bytes = max(1, host_bytes - excess) if left > 1 else 1
+        return found
 
 
-def without_costs(found: BudgetPlan, graph: Graph) -> BudgetPlan:
+_AnyPlan = TypeVar("_AnyPlan", BudgetPlan, SwapPlan, BudgetPlan | SwapPlan)
+
+
+def captured_ops(found: BudgetPlan | SwapPlan) -> NDArray[np.int32]:
+    """Return the op of the captured graph that each op of a rewriting stands for; -1: a copy to or from the host."""
+    if isinstance(found, BudgetPlan):
+        return found.origin
+    below = found.recomputation
+    return found.origin if below is None else np.where(found.origin < 0, -1, below.origin[found.origin])
+
+
+def without_costs(found: _AnyPlan, graph: Graph) -> _AnyPlan:
     """Return a plan made with workspaces and seconds as one of the same rewriting without them.
 
     Args:
         found: the plan.
         graph: the original, without them.
     """
+    ops = captured_ops(found)
     plain = dataclasses.replace(
         found.graph,
-        workspace_bytes=graph.workspace_bytes[found.origin],
-        seconds=graph.seconds[found.origin],
+        workspace_bytes=np.where(ops < 0, 0, graph.workspace_bytes[ops]),
+        seconds=np.where(ops < 0, 0.0, graph.seconds[ops]),
     )
     options = {name: found.options[name] for name in ("seed", "updates_may_move")}
     kept = plan(plain, order=found.order, layout=False, time_limit=0.0, **options)
     same = dataclasses.replace(kept, method=found.method, options=found.options, seconds=found.seconds)
-    return dataclasses.replace(with_figures(found, plain, same), source_digest=graph.digest)
+    rest: Any = dataclasses.replace(with_figures(found, plain, same), source_digest=graph.digest)
+    if isinstance(found, SwapPlan) and found.recomputation is not None:
+        rest = dataclasses.replace(rest, recomputation=without_costs(found.recomputation, graph))
+    return cast("_AnyPlan", rest)
 
 
-def with_figures(found: BudgetPlan, graph: Graph, figures: Plan) -> BudgetPlan:
-    """Return a budget plan with the order and the figures of another plan of its rewritten graph.
+def with_figures(found: _AnyPlan, graph: Graph, figures: Plan) -> _AnyPlan:
+    """Return the plan of a rewriting with the order and the figures of another plan of its rewritten graph.
 
     Args:
         found: says what was rewritten.
@@ -145,7 +232,7 @@ def with_figures(found: BudgetPlan, graph: Graph, figures: Plan) -> BudgetPlan:
     return dataclasses.replace(found, graph=graph, **fields)
 
 
-def original_costs(graph: Graph, rewritten: Graph, found: BudgetPlan) -> Graph:
+def original_costs(graph: Graph, rewritten: Graph, found: BudgetPlan | SwapPlan) -> Graph:
     """Return the original graph with the workspaces and seconds of a rewritten one: the most of each op's runs.
 
     Args:
@@ -153,20 +240,25 @@ def original_costs(graph: Graph, rewritten: Graph, found: BudgetPlan) -> Graph:
         rewritten: with costs.
         found: says which op stands for which.
     """
+    ops = captured_ops(found)
+    own = ops >= 0
     workspace_bytes = np.zeros(graph.num_ops, dtype=np.int64)
     seconds = np.zeros(graph.num_ops)
-    np.maximum.at(workspace_bytes, found.origin, rewritten.workspace_bytes)
-    np.maximum.at(seconds, found.origin, rewritten.seconds)
+    np.maximum.at(workspace_bytes, ops[own], rewritten.workspace_bytes[own])
+    np.maximum.at(seconds, ops[own], rewritten.seconds[own])
     return dataclasses.replace(graph, workspace_bytes=workspace_bytes, seconds=seconds)
 
 
-def added_seconds(seconds: NDArray[np.float64], found: BudgetPlan) -> float:
+def added_seconds(seconds: NDArray[np.float64], found: BudgetPlan | SwapPlan) -> float:
     """Return the time of the runs beyond one of each op.
 
     Args:
         seconds: float64[n], of each op of the rewritten graph.
         found: says which of them run again.
     """
+    if isinstance(found, SwapPlan):
+        below, is_op = found.recomputation, found.origin >= 0
+        return 0.0 if below is None else added_seconds(seconds[is_op][np.argsort(found.origin[is_op])], below)
     again = found.rerun != 0
     num_runs = np.bincount(found.origin, minlength=int(found.origin.max(initial=-1)) + 1)
     own = np.bincount(found.origin[~again], minlength=len(num_runs))
@@ -175,3 +267,49 @@ def added_seconds(seconds: NDArray[np.float64], found: BudgetPlan) -> float:
     mean = np.divide(runs, of_again, out=np.zeros(len(num_runs)), where=of_again > 0)
     extra = np.where(own > 0, runs, runs - mean)
     return float(extra.sum())
+
+
+def budget_report(
+    found: Plan, budget_bytes: int | None, seconds: NDArray[np.float64], stall_seconds: float | None
+) -> BudgetReport | None:
+    """Return what a budget or swaps made of a step, for its report; None where nothing was rewritten.
+
+    Args:
+        found: the plan.
+        budget_bytes: the budget, if there is one.
+        seconds: float64[n], as recorded of each op; zeros where nothing was.
+        stall_seconds: that ops waited for copies in the latest step, if known.
+    """
+    if not isinstance(found, BudgetPlan | SwapPlan):
+        return None
+    below = found.recomputation if isinstance(found, SwapPlan) else found
+    own = captured_ops(found) >= 0
+    recorded = float(seconds[own].sum())
+    again = added_seconds(seconds, found)
+    added = again + (stall_seconds or 0.0) if recorded else None
+    return BudgetReport(
+        budget_bytes=budget_bytes,
+        unbudgeted_peak_bytes=found.base_peak_bytes if below is None else below.base_peak_bytes,
+        peak_lower_bound_bytes=found.resident_bytes if found is not below else below.peak_lower_bound_bytes,
+        num_recomputed=below.num_recomputed if below else 0,
+        num_in_place=below.num_in_place if below else 0,
+        planned_slowdown=found.slowdown,
+        measured_slowdown=None if added is None else added / max(recorded - again, 1e-12),
+        measured_added_seconds=added,
+    )
+
+
+def swap_report(
+    found: Plan, host_bytes: int, host_budget_bytes: int | None, stall_seconds: float | None
+) -> SwapReport | None:
+    """Return what was swapped, for a step's report; None where its plan does not swap."""
+    if not isinstance(found, SwapPlan):
+        return None
+    return SwapReport(
+        num_swaps=len(found.swaps.tensor),
+        swapped_bytes=found.swaps.swapped_bytes,
+        host_bytes=host_bytes,
+        host_budget_bytes=host_budget_bytes,
+        planned_stall_seconds=found.swaps.stall_seconds,
+        measured_stall_seconds=stall_seconds,
+    )

@@ -33,6 +33,7 @@ from olla.pytorch.fingerprint import are_unchanged, fingerprint, sources
 from olla.pytorch.recording import Arranged
 from olla.pytorch.replay import Table
 from olla.pytorch.walk import NotUnderstood
+from olla.swapplan import SwapPlan
 
 MAX_BYTES, MAX_ENTRIES = 2**30, 512
 VERSION = 1
@@ -91,6 +92,9 @@ class Place:
         """Keep a captured step and its plan."""
         self._made_for = _identity(plan)
         if not self._name:
+            return
+        if isinstance(plan, SwapPlan):
+            self.note = "The step is not kept on disk: plans that swap have no file format yet."
             return
         try:
             content = {

@@ -11,9 +11,12 @@ import torch
 from torch import fx
 
 from olla.pytorch.capture import Captured
-from olla.pytorch.forms import dropout_again, is_dropout, mask_of, norm_again, overwriting
+from olla.pytorch.copies import Copies, Outline
+from olla.pytorch.forms import drawn_on, dropout_again, is_dropout, mask_of, norm_again, overwriting
+from olla.pytorch.generator import Draws
 from olla.pytorch.run import attribute, last_steps
 from olla.pytorch.script import Call, Script
+from olla.pytorch.swapped import Transfers
 
 Program = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 Window = Callable[[int], None]
@@ -32,6 +35,7 @@ def compile_program(
     end: Callable[[], None] | None = None,
     windows: Collection[int] = (),
     note: Note | None = None,
+    copies: Copies | None = None,
 ) -> Program:
     """Write the step as a Python function and compile it: no dictionary, no dispatch of ours between two operators.
 
@@ -45,6 +49,7 @@ def compile_program(
         end: called after its kernel.
         windows: the ops to call begin and end for.
         note: called with each tensor that an op writes, and a value that lives in it.
+        copies: of a script that swaps.
 
     Returns:
         A function of the values of ``captured.inputs`` that returns those of ``captured.outputs``. To be called without
@@ -67,6 +72,8 @@ def compile_program(
         script = Script(captured.graph, [Call(nodes) for nodes in captured.nodes])
     writer = _Writer(captured, script, order)
     writer.constants |= {"begin": begin, "end": end, "note": note}
+    if copies is not None:
+        writer.constants |= {"out": copies.out, "back": copies.back, "wait": copies.wait, "outline": Outline.of}
     writer.write_inputs()
     writer.write_all(captured.prologue)
     opened = frozenset(windows)
@@ -89,6 +96,8 @@ class _Writer:
         self.lines = [f"def {_NAME}(values):"]
         self.constants: dict[str, Any] = {}
         self._names: dict[_Key, str] = {}
+        self._in_tensor: dict[int, list[_Key]] = {}  # values that live in one tensor alone
+        self._outlines: dict[int, list[tuple[fx.Node, str]]] = {}  # swap -> values that are in host memory
         self._known: dict[Any, str] = {}
         self._place: Mapping[int, int] | None = None  # of the op that is written
         self._last = last_steps(script.graph, order)
@@ -107,13 +116,27 @@ class _Writer:
 
     def write_op(self, op: int, window: bool, note: bool) -> None:
         call = self.script.calls[op]
+        if (transfers := self.script.transfers) is not None:
+            for swap in transfers.starts.get(op, ()):
+                name = self._names[self._living(transfers.tensor[swap])[0]]
+                self._line(f"out({swap}, {name})")
+            for swap in transfers.waits.get(op, ()):
+                self._line(f"wait({swap})")
+            if not call.nodes:
+                self._write_transfer(op, transfers, window, note)
+                return
         kernel, *followers = call.nodes
         self._place = call.place
+        if call.draw >= 0:
+            action = "rewind" if call.replay else "save"
+            self._line(f"draws.{action}({call.draw}, {drawn_on(kernel)!r})")
         if window:
             self._line(f"begin({op})")
         self._write_kernel(call)
         if window:
             self._line("end()")
+        if call.replay:
+            self._line("draws.resume()")
         self.write_all(followers)
         if note:
             self._note(op, call)
@@ -121,6 +144,38 @@ class _Writer:
             call.again or all(user in followers for user in kernel.users)
         ):
             self._delete([self._key(kernel)])  # it would keep all its tensors alive as long as the last of them
+
+    def _write_transfer(self, op: int, transfers: Transfers, window: bool, note: bool) -> None:
+        """Write a swap-out: the end of its copy; or a swap-in: new memory, and the tensors in it."""
+        if (swap := transfers.outs.get(op, -1)) >= 0:
+            self._line(f"wait({swap})")
+            values = [(key[0], self._names[key]) for key in self._living(transfers.tensor[swap])]
+            self._outlines[swap] = [(node, f"o{swap}_{name}") for node, name in values]
+            for (_, name), (_, kept) in zip(values, self._outlines[swap], strict=True):
+                self._line(f"{kept} = outline({name})")
+            return
+        swap, tensor = transfers.backs[op], int(self.script.graph.writes.of(op)[0])
+        if window:
+            self._line(f"begin({op})")
+        self._line(f"m{swap} = back({swap})")
+        if window:
+            self._line("end()")
+        if note:
+            self._line(f"note({tensor}, m{swap})")
+        outlines = self._outlines.pop(swap)
+        for node, kept in outlines:
+            key = (node, tensor)
+            self._names[key] = f"v{tensor}_{node.name}"
+            self._in_tensor.setdefault(tensor, []).append(key)
+            self._line(f"{self._names[key]} = {kept}.within(m{swap})")
+            if tensor in self._last:
+                self._freed[self._last[tensor]].append(key)
+        self._line(f"del {', '.join([f'm{swap}', *(kept for _, kept in outlines)])}")
+
+    def _living(self, tensor: int) -> list[_Key]:
+        """Return the values that live in a tensor: only tensors do so beyond their op."""
+        keys = self._in_tensor.get(tensor, ())
+        return [key for key in keys if key in self._names and isinstance(key[0].meta.get("val"), torch.Tensor)]
 
     def _note(self, op: int, call: Call) -> None:
         written = set(self.script.graph.writes.of(op).tolist())
@@ -170,9 +225,10 @@ class _Writer:
 
     def compile(self) -> Program:
         code = compile("\n".join(self.lines), f"<{self.captured.graph.name}>", "exec")
+        draws = self.constants["draws"] = Draws() if any(call.replay for call in self.script.calls) else None
         exec(code, self.constants)
         program: Program = self.constants[_NAME]
-        return program
+        return draws.guarded(program) if draws else program
 
     def _line(self, text: str) -> None:
         self.lines.append(f"  {text}")
@@ -196,6 +252,8 @@ class _Writer:
             tensors, key = self._tensors(node), self._key(node)
             copy = "" if self._place is None else "_".join(map(str, tensors))
             self._names[key] = f"v{copy}_{node.name}"
+            if len(tensors) == 1 and self.script.transfers is not None:
+                self._in_tensor.setdefault(tensors[0], []).append(key)
             call = f"{self._names[key]} = {call}"
             if ends := [self._last[t] for t in tensors if t in self._last]:
                 self._freed[min(ends)].append(key)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from olla import _core
@@ -14,6 +17,7 @@ from olla.pipeline import Progress
 from olla.plan import Plan, Status, plan
 from olla.pytorch.replay import Allocations, Table
 from olla.pytorch.requests import rounded
+from olla.swapplan import SwapPlan
 
 Int64 = NDArray[np.int64]
 
@@ -74,6 +78,8 @@ def arrange(
 def planned_again(graph: Graph, before: Plan, progress: Progress | None = None) -> Plan:
     """Plan a step whose workspaces have become known; its order changes only if a better one was found.
 
+    The order of a plan that swaps stays: its copies were chosen for it.
+
     Args:
         graph: the step with workspaces.
         before: its plan without them; their lower bound still holds.
@@ -82,7 +88,7 @@ def planned_again(graph: Graph, before: Plan, progress: Progress | None = None) 
     options = {name: before.options[name] for name in ("seed", "updates_may_move")}
     kept = plan(graph, order=before.order, layout=False, time_limit=0.0, **options)
     bound = max(kept.lower_bound_bytes, before.lower_bound_bytes)
-    if kept.peak_bytes > bound:
+    if kept.peak_bytes > bound and not isinstance(before, SwapPlan):
         limit = before.options["time_limit"]
         found = plan(graph, layout=False, time_limit=limit, progress=progress, **options)
         if found.peak_bytes < kept.peak_bytes:
@@ -125,3 +131,17 @@ def program_peak(graph: Graph, alignment: int) -> int:
     whole = dataclasses.replace(graph, tensor_bytes=sizes)
     peak: int = _core.profile(whole.core, np.arange(graph.num_ops, dtype=np.int32))[3]
     return peak
+
+
+def trim() -> None:
+    """Give free memory back to the system: glibc would keep what the recorded step took, beside the arena."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether there was no memory: torch's allocator for CPUs says so in words only."""
+    words = ("can't allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(w in str(error) for w in words)
+    )

@@ -22,7 +22,7 @@ class Recorder:
     """The hooks of a program that is recorded; see compile_program.
 
     Args:
-        replay: the planned memory, which records.
+        replay: the planned memory, which records; None: only time is measured.
         num_ops: of the step.
         device: where the step runs; on an accelerator every op is waited for.
 
@@ -31,7 +31,7 @@ class Recorder:
         addresses: tensor of the graph -> address of its storage right after the op that writes it.
     """
 
-    def __init__(self, replay: Replay, num_ops: int, device: str) -> None:
+    def __init__(self, replay: Replay | None, num_ops: int, device: str) -> None:
         self.seconds = np.zeros(num_ops)
         self.addresses: dict[int, int] = {}
         self._replay = replay
@@ -44,7 +44,8 @@ class Recorder:
         self._op = op
         if self._wait is not None:
             self._wait()
-        self._replay.begin(op)
+        if self._replay is not None:
+            self._replay.begin(op)
         self._start = time.perf_counter()
 
     def end(self) -> None:
@@ -52,7 +53,8 @@ class Recorder:
         if self._wait is not None:
             self._wait()
         self.seconds[self._op] = time.perf_counter() - self._start
-        self._replay.end()
+        if self._replay is not None:
+            self._replay.end()
 
     def note(self, tensor: int, value: torch.Tensor) -> None:
         """Keep where a tensor of the graph lives."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from olla.errors import CaptureError
+
+if TYPE_CHECKING:
+    from olla.pytorch.capture import Captured
 
 _SYMBOLS = ("SymFloat", "SymInt", "SymBool")  # Python numbers that stand for values of tensors
 _CONSTANTS = (bool, int, float, complex, str, type(None))
@@ -106,3 +110,14 @@ def accumulate(parameter: torch.Tensor, gradient: torch.Tensor, is_own: bool) ->
         parameter.grad = gradient
     else:
         parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+
+
+def gradients(captured: Captured) -> list[tuple[str, bool]]:
+    """Return, for each gradient among the outputs, its parameter and whether it alone holds its memory."""
+    output = next(n for n in reversed(captured.module.graph.nodes) if n.op == "output")
+    held = [captured.tensors[node] for node in output.args[0]]
+    count = Counter(t for tensors in held for t in tensors)
+    kinds = captured.graph.tensor_kinds
+    is_own = [all(count[t] == 1 and kinds[t] == "temporary" for t in tensors) for tensors in held]
+    names = [name.removeprefix("gradient of ") for name in captured.outputs]
+    return list(zip(names, is_own, strict=True))[captured.structure.num_tensors :]

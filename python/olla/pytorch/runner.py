@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import collections
-import contextlib
-import ctypes
+import dataclasses
 import statistics
 import time
 import traceback
@@ -19,17 +18,20 @@ from olla.budgetplan import BudgetPlan
 from olla.graph import Graph
 from olla.plan import Plan
 from olla.pytorch import recording
-from olla.pytorch.budgeted import Planner, added_seconds, original_costs, with_figures
+from olla.pytorch.budgeted import Planner, budget_report, original_costs, swap_report, with_figures
 from olla.pytorch.cache import Known, Place
 from olla.pytorch.capture import Captured
+from olla.pytorch.copies import Copies, HostMemory
 from olla.pytorch.cudagraph import Graphed
 from olla.pytorch.feeds import Sources
 from olla.pytorch.program import Program, compile_program
 from olla.pytorch.replay import Allocations, Counters, Miss, Replay
 from olla.pytorch.requests import Recorder, Requests, with_costs
+from olla.pytorch.results import gradients
 from olla.pytorch.script import Script, script
 from olla.report.progress import ProgressLine
-from olla.report.step import BudgetReport, StepReport
+from olla.report.step import StepReport
+from olla.swapplan import SwapPlan
 
 _NUM_TIMES = 100  # latest calls whose median is reported
 _MAX_RECORDINGS = 3  # the first call makes requests that no later one does: caches of libraries
@@ -69,6 +71,7 @@ class Runner:
         place: where the step is kept on disk; None: nowhere.
         cuda_graph: whether calls replay a CUDA graph once they repeat each other.
         planner: made the plan towards a budget, and makes a tighter one if need be; None: there is no budget.
+        host: memory for what is swapped.
 
     Attributes:
         program: what runs at the next call.
@@ -87,11 +90,14 @@ class Runner:
         place: Place | None = None,
         cuda_graph: bool = False,
         planner: Planner | None = None,
+        host: HostMemory | None = None,
     ) -> None:
         self.structure = captured.structure
-        self.gradients = _gradients(captured)
+        self.gradients = gradients(captured)
         self._captured = captured
         self._planner = planner
+        self._device = device_type(captured)
+        self._host = HostMemory(self._device) if host is None else host
         self.plan: Plan
         self._use(plan)
         self._sources = sources
@@ -100,7 +106,6 @@ class Runner:
         self._note = " ".join(text for text in (note, place.note if place else "") if text)
         self._cuda_graph = cuda_graph
         self._graphed: Graphed | None = None
-        self._device = device_type(captured)
         self._alignment = _ALIGNMENT.get(self._device, 512)
         self._arranged: recording.Arranged | None = None
         self._num_recordings = 0
@@ -122,7 +127,7 @@ class Runner:
         elif replay is not None:
             self.program = self._compile_recorded()
         else:
-            self.program = compile_program(captured, plan.order.tolist(), script=self._script)
+            self.program = compile_program(captured, plan.order.tolist(), script=self._script, copies=self._copies)
 
     def _use(self, plan: Plan) -> None:
         """Take a plan of the captured graph, or of a rewriting of it, which is not recorded yet."""
@@ -130,10 +135,14 @@ class Runner:
         self._script: Script = script(self._captured, plan)
         self._plain: Graph = self._script.graph  # without what was recorded
         self.graph = self._plain
+        self._copies: Copies | None = None
+        if (t := self._script.transfers) is not None:
+            device = torch.device(self._device)
+            self._copies = Copies(t.num_bytes, t.places, t.after, self._host, t.host_bytes, device)
 
     def _same_rewriting(self, found: Plan) -> Plan:
         """Return a plan of the graph that runs as one that knows what was rewritten, if anything was."""
-        return with_figures(self.plan, self.graph, found) if isinstance(self.plan, BudgetPlan) else found
+        return with_figures(self.plan, self.graph, found) if isinstance(self.plan, BudgetPlan | SwapPlan) else found
 
     def run(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
         """Run the step on a batch with these leaves, and return the captured outputs."""
@@ -156,15 +165,19 @@ class Runner:
         if self._replay is not None:
             self._replay.abandon()  # a second interrupt can cut the clearing up after the first one short
         try:
+            if self._copies is not None:
+                self._copies.begin()
             if self._replay is not None and self._arranged is None:
                 return self._record(self._replay, values)
+            if self._replay is None and self._planner is not None and not self._planner.is_measured:
+                return self._measure(self._planner, values)
             if self._cuda_graph and self._is_settled():
                 self._graphed = self._graphed or Graphed(self._run, self._captured.inputs)
                 results = self._graphed(values)
             else:
                 results = self._run(values)
         except BaseException as error:
-            traceback.clear_frames(error.__traceback__)  # they hold the tensors of the step
+            self._clear(error)
             raise
         if self._num_steps > 0:
             self._times.append(time.perf_counter() - start)
@@ -175,6 +188,12 @@ class Runner:
         if self._replay is None or self._arranged is None:
             return self.program(values)
         return self._run_in_arena(self._replay, self._arranged, values)
+
+    def _clear(self, error: BaseException) -> None:
+        """Free the tensors of an interrupted step, which its frames hold, once no copy uses their memory."""
+        if self._copies is not None:
+            self._copies.end()
+        traceback.clear_frames(error.__traceback__)
 
     def _is_settled(self) -> bool:
         """Whether libraries have filled their caches, and requests come as recorded: later steps repeat this one."""
@@ -194,6 +213,7 @@ class Runner:
             end=recorder.end,
             windows=range(num_ops),
             note=recorder.note,
+            copies=self._copies,
         )
 
     def _compile_arranged(self) -> Program:
@@ -207,6 +227,7 @@ class Runner:
             begin=self._replay.begin,
             end=self._replay.end,
             windows=frozenset(np.flatnonzero(np.diff(self._arranged.table.op_offset)).tolist()),
+            copies=self._copies,
         )
 
     def _record(self, replay: Replay, values: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -218,18 +239,34 @@ class Runner:
             recorded = replay.stop_recording()
         except BaseException as error:
             replay.abandon()
-            if _is_out_of_memory(error):
+            if recording.is_out_of_memory(error):
                 self._arrange_unrecorded(replay)
             raise
         middle = time.perf_counter()
         self._num_recordings += 1
         self._arrange(replay, recorded)
         if self._device == "cpu":
-            _trim()
+            recording.trim()
         self._num_steps += 1
         self._seen = _Seen()
         self._seconds["record"] += middle - start
         self._seconds["plan"] += time.perf_counter() - middle
+        return results
+
+    def _measure(self, planner: Planner, values: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Run with a clock around every op, where no memory is recorded, and choose the copies by what it says."""
+        order, num_ops = self.plan.order.tolist(), self.graph.num_ops
+        clock = Recorder(None, num_ops, self._device)
+        hooks: dict[str, Any] = {"begin": clock.begin, "end": clock.end, "windows": range(num_ops)}
+        program = compile_program(self._captured, order, script=self._script, copies=self._copies, **hooks)
+        results = program(values)
+        self.graph = dataclasses.replace(self._plain, seconds=clock.seconds)
+        with ProgressLine(f"choosing copies of {self._plain.name}") as progress:
+            found = planner.again(self._captured, self._original_costs(), self._device, 0, 0, progress)
+        self._use(self.plan if found is None else found)
+        order = self.plan.order.tolist()
+        self.program = compile_program(self._captured, order, script=self._script, copies=self._copies)
+        self._num_steps += 1
         return results
 
     def _arrange(self, replay: Replay, recorded: Allocations) -> None:
@@ -275,15 +312,15 @@ class Runner:
 
     def _tighter(
         self, planner: Planner, arranged: recording.Arranged, progress: ProgressLine | None
-    ) -> BudgetPlan | None:
-        """Return another plan where the arena does not fit the budget."""
+    ) -> BudgetPlan | SwapPlan | None:
+        """Return another plan where the arena does not fit the budget, or copies were planned by estimates."""
         needed = self.graph.resident_bytes + arranged.output_bytes + arranged.table.arena_bytes
         peak = self.plan.peak_bytes
         return planner.again(self._captured, self._original_costs(), self._device, needed, peak, progress)
 
     def _original_costs(self) -> Graph:
         """Return the captured graph with what was recorded of the one that runs."""
-        if isinstance(self.plan, BudgetPlan):
+        if isinstance(self.plan, BudgetPlan | SwapPlan):
             return original_costs(self._captured.graph, self.graph, self.plan)
         return self.graph
 
@@ -297,7 +334,7 @@ class Runner:
             results = self.program(values)
             counters = replay.deactivate(keep_arena=self._graphed is None)
         except BaseException as error:
-            traceback.clear_frames(error.__traceback__)  # frees their places before the arena is left
+            self._clear(error)  # frees their places before the arena is left
             replay.abandon()
             raise
         if counters.num_misses > 0 and self._num_steps == 0:
@@ -316,7 +353,9 @@ class Runner:
         """Return the figures of this step; num_captures is for the report alone."""
         graph, arranged = self.graph, self._arranged
         base = graph.resident_bytes + (arranged.output_bytes if arranged else 0)
-        seen = self._seen
+        seen, planner, copies = self._seen, self._planner, self._copies
+        stall = copies.stall_seconds if copies else None
+        host_budget = planner.swapping.host_bytes if planner and planner.swapping else None
         return StepReport(
             name=graph.name,
             num_ops=graph.num_ops,
@@ -342,21 +381,8 @@ class Runner:
             slowest=self._slowest(),
             cached=self._is_cached,
             note=self._note,
-            budget=self._budget_report(self.plan) if isinstance(self.plan, BudgetPlan) else None,
-        )
-
-    def _budget_report(self, plan: BudgetPlan) -> BudgetReport:
-        recorded = float(self.graph.seconds.sum())
-        added = added_seconds(self.graph.seconds, plan) if recorded else None
-        return BudgetReport(
-            budget_bytes=plan.goal.get("budget_bytes"),
-            unbudgeted_peak_bytes=plan.base_peak_bytes,
-            peak_lower_bound_bytes=plan.peak_lower_bound_bytes,
-            num_recomputed=plan.num_recomputed,
-            num_in_place=plan.num_in_place,
-            planned_slowdown=plan.slowdown,
-            measured_slowdown=None if added is None else added / max(recorded - added, 1e-12),
-            measured_added_seconds=added,
+            budget=budget_report(self.plan, planner.budget_bytes if planner else None, graph.seconds, stall),
+            swap=swap_report(self.plan, copies.host_bytes if copies else 0, host_budget, stall),
         )
 
     def _slowest(self) -> tuple[tuple[str, float], ...]:
@@ -365,32 +391,7 @@ class Runner:
         return tuple((self.graph.op_names[v], float(seconds[v])) for v in slowest if seconds[v] > 0)
 
 
-def _trim() -> None:
-    """Give free memory back to the system: glibc would keep what the recorded step took, beside the arena."""
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Whether there was no memory: torch's allocator for CPUs says so in words only."""
-    words = ("can't allocate memory", "not enough memory", "out of memory")
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and any(w in str(error) for w in words)
-    )
-
-
 def device_type(captured: Captured) -> str:
     """Return where the step runs: a learning rate is on the CPU everywhere."""
     nodes = (n for n in captured.module.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor))
     return next((n.meta["val"].device.type for n in nodes if n.meta["val"].device.type != "cpu"), "cpu")
-
-
-def _gradients(captured: Captured) -> list[tuple[str, bool]]:
-    """Return, for each gradient among the outputs, its parameter and whether it alone holds its memory."""
-    output = next(n for n in reversed(captured.module.graph.nodes) if n.op == "output")
-    held = [captured.tensors[node] for node in output.args[0]]
-    count = collections.Counter(t for tensors in held for t in tensors)
-    kinds = captured.graph.tensor_kinds
-    is_own = [all(count[t] == 1 and kinds[t] == "temporary" for t in tensors) for tensors in held]
-    names = [name.removeprefix("gradient of ") for name in captured.outputs]
-    return list(zip(names, is_own, strict=True))[captured.structure.num_tensors :]

@@ -1,4 +1,4 @@
-"""What a program runs: the captured ops, or those of a budget plan, and the tensors each finds its values in."""
+"""What a program runs: the captured ops, or those of a rewriting, and the tensors each finds its values in."""
 
 from __future__ import annotations
 
@@ -12,22 +12,29 @@ from olla.graph import Graph
 from olla.operators import Rerun
 from olla.plan import Plan
 from olla.pytorch.capture import Captured
+from olla.pytorch.swapped import Transfers, transfers
+from olla.swapplan import SwapPlan
 
 
 class Call(NamedTuple):
     """One op of the graph that runs.
 
     Attributes:
-        nodes: of the captured op it stands for: the node with the kernel, then those without one that are made of it.
+        nodes: of the captured op it stands for: the node with the kernel, then those without one that are made of it;
+            none of a swap-out or a swap-in.
         place: tensor of the captured graph that it uses or makes -> tensor of the graph that runs; None: the same.
         again: it runs again for its first result alone.
         over: tensor of the captured graph whose memory its result takes over; -1: none.
+        draw: the captured op whose random numbers are drawn by several calls, this one among them; -1: none.
+        replay: it draws them again.
     """
 
     nodes: Sequence[fx.Node]
     place: Mapping[int, int] | None = None
     again: bool = False
     over: int = -1
+    draw: int = -1
+    replay: bool = False
 
 
 class Script(NamedTuple):
@@ -37,11 +44,13 @@ class Script(NamedTuple):
         graph: its ops are in an order they can run in.
         calls: call i is op i.
         outputs: tensor of the captured graph that outlives the step -> tensor of the graph; None: the same.
+        transfers: the copies beside the ops, where the plan swaps.
     """
 
     graph: Graph
     calls: Sequence[Call]
     outputs: Mapping[int, int] | None = None
+    transfers: Transfers | None = None
 
 
 def script(captured: Captured, plan: Plan) -> Script:
@@ -49,15 +58,18 @@ def script(captured: Captured, plan: Plan) -> Script:
 
     Args:
         captured: the step.
-        plan: of its graph; a BudgetPlan for a rewriting of it.
+        plan: of its graph; a BudgetPlan or a SwapPlan for a rewriting of it.
 
     Complexity: O(ops + uses).
     """
+    if isinstance(plan, SwapPlan):
+        return _swapping(captured, plan)
     if not isinstance(plan, BudgetPlan):
         return Script(captured.graph, [Call(nodes) for nodes in captured.nodes])
     original, graph = captured.graph, plan.graph
     held = plan.tensor_origin.tolist()  # tensor of the captured graph that each tensor stands for so far
     calls = []
+    drawn = set(plan.origin[plan.rerun == Rerun.REPLAY].tolist())
     for i, v in enumerate(plan.origin.tolist()):
         changed = list(dict.fromkeys(graph.mutates.of(i).tolist()))
         place = {held[t]: t for t in (*graph.reads.of(i).tolist(), *changed)}
@@ -70,6 +82,30 @@ def script(captured: Captured, plan: Plan) -> Script:
         nodes = captured.nodes[v]
         if again:
             nodes = (nodes[0], *(n for n in nodes[1:] if set(captured.tensors[n]) == {written[0]}))
-        calls.append(Call(nodes, place, again, over))
+        replay = bool(plan.rerun[i] == Rerun.REPLAY)
+        draw = v if v in drawn and (replay or plan.rerun[i] == Rerun.NEVER) else -1
+        calls.append(Call(nodes, place, again, over, draw, replay))
     outputs = dict(zip(original.outputs.tolist(), graph.outputs.tolist(), strict=True))
     return Script(graph, calls, outputs)
+
+
+def _swapping(captured: Captured, plan: SwapPlan) -> Script:
+    """Return the script of the plan below the swaps, with each value in the tensor that holds it by then."""
+    below = Script(captured.graph, [Call(nodes) for nodes in captured.nodes])
+    if plan.recomputation is not None:
+        below = script(captured, plan.recomputation)
+    original, graph = below.graph, plan.graph
+    calls = []
+    for i, v in enumerate(plan.origin.tolist()):
+        if v < 0:
+            calls.append(Call(()))
+            continue
+        place = {t: t for t in original.writes.of(v).tolist()}
+        for before, now in ((original.reads, graph.reads), (original.mutates, graph.mutates)):
+            place |= zip(before.of(v).tolist(), now.of(i).tolist(), strict=True)
+        call = below.calls[v]
+        held = place if call.place is None else {old: place[t] for old, t in call.place.items()}
+        calls.append(call._replace(place=held))
+    kept = dict(zip(original.outputs.tolist(), graph.outputs.tolist(), strict=True))
+    outputs = kept if below.outputs is None else {old: kept[t] for old, t in below.outputs.items()}
+    return Script(graph, calls, outputs, transfers(plan))

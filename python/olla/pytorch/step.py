@@ -9,7 +9,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from olla.budgets import Goal
+from olla.budgets import Goal, parse_bytes
+from olla.devices import profile_of
 from olla.errors import ReplayError
 from olla.plan import Plan, plan
 from olla.pytorch.capture import capture
@@ -20,9 +21,11 @@ if TYPE_CHECKING:
 
     from olla.devices import DeviceProfile
     from olla.graph import Graph
+    from olla.pytorch.budgeted import Swapping
     from olla.pytorch.replay import Replay
     from olla.pytorch.runner import Runner
     from olla.report.step import StepReport
+    from olla.swap import Link
 
 _this_thread = threading.local()  # .running: whether a step runs on it
 
@@ -47,6 +50,10 @@ def compile(
     plan_for: str | DeviceProfile | None = None,
     in_place: bool = True,
     recompute: bool = True,
+    method: str = "auto",
+    swap: bool = False,
+    link: Link | float | None = None,
+    host_budget: int | str | None = None,
 ) -> Step:
     """Turn a training step into one that runs in planned order, in one arena; the first call captures and plans it.
 
@@ -78,6 +85,10 @@ def compile(
         plan_for: what added time is estimated for, see olla.plan; by default "cpu" or "a100", by where the model is.
         in_place: whether a budget may let results take over inputs.
         recompute: whether a budget may run ops again.
+        method: "auto", or "autoswap": the program order, tensors swapped by AutoSwap, with or without a budget.
+        swap: whether a budget may copy tensors to host memory and back. On CUDA that is built, not measured.
+        link: to host memory: an olla.swap.Link, or bytes per second both ways; by default that of ``plan_for``.
+        host_budget: the host memory there is for swapping, in bytes or as text.
 
     Returns:
         The step: ``step(batch)`` runs it and returns what ``loss`` or ``step`` returned.
@@ -85,7 +96,7 @@ def compile(
     Raises:
         ReplayError: the model is elsewhere than ``device``, or not on a GPU with ``cuda_graph=True``.
         BudgetError: the budget is no number of bytes. A call of the step raises it where nothing fits the budget.
-        ValueError: cache_size is below 1, or an option of the budget is out of its range.
+        ValueError: cache_size is below 1, an option of the budget is out of its range, or the method is unknown.
 
     Example:
         >>> import torch, olla
@@ -109,6 +120,7 @@ def compile(
         cuda_graph,
         disk_cache,
         _goal(model, budget, max_slowdown, minimise, plan_for, in_place, recompute),
+        _swapping(model, method, swap, link, host_budget, plan_for),
     )
 
 
@@ -121,10 +133,36 @@ def _goal(
     in_place: bool,
     recompute: bool,
 ) -> Goal | None:
+    return Goal.of(budget, max_slowdown, minimise, _profile(model, plan_for), in_place, recompute)
+
+
+def _profile(model: torch.nn.Module, plan_for: str | DeviceProfile | None) -> DeviceProfile:
     if plan_for is None:
         tensors = [*model.parameters(), *model.buffers()]
         plan_for = "a100" if any(t.device.type == "cuda" for t in tensors) else "cpu"
-    return Goal.of(budget, max_slowdown, minimise, plan_for, in_place, recompute)
+    return profile_of(plan_for)
+
+
+def _swapping(
+    model: torch.nn.Module,
+    method: str,
+    swap: bool,
+    link: Link | float | None,
+    host_budget: int | str | None,
+    plan_for: str | DeviceProfile | None,
+) -> Swapping | None:
+    from olla.pytorch.budgeted import Swapping
+    from olla.swap import Link
+
+    if method not in ("auto", "autoswap"):
+        raise ValueError(f"method is {method!r}, expected 'auto' or 'autoswap': the others plan, see olla.plan")
+    if not swap and method == "auto":
+        if link is not None or host_budget is not None:
+            raise ValueError("link and host_budget are for swapping: give swap=True with a goal, or method='autoswap'")
+        return None
+    device = _profile(model, plan_for)
+    host_bytes = None if host_budget is None else parse_bytes(host_budget, "host_budget")
+    return Swapping(method == "autoswap", Link.of(device if link is None else link), host_bytes, device)
 
 
 class Step:
@@ -147,9 +185,11 @@ class Step:
         cuda_graph: bool,
         disk_cache: bool,
         goal: Goal | None = None,
+        swapping: Swapping | None = None,
     ) -> None:
         import torch
 
+        from olla.pytorch.copies import HostMemory
         from olla.pytorch.feeds import Feed
 
         if cache_size < 1:
@@ -165,6 +205,8 @@ class Step:
         self._cuda_graph = cuda_graph
         self._disk_cache = disk_cache
         self._goal = goal
+        self._swapping = swapping
+        self._host = HostMemory(self._feed.device.type)
         self._runners: OrderedDict[Hashable, Runner] = OrderedDict()  # the latest used last
         self._lock = threading.Lock()
         self._replay: Replay | None = None
@@ -173,6 +215,10 @@ class Step:
             raise ReplayError(
                 f"cuda_graph=True needs CUDA, and the model is on {self._feed.device}: move it there, or leave it out"
             )
+        if swapping is not None and not swapping.by_autoswap and goal is None:
+            raise ValueError("swap is for a goal: give budget, max_slowdown or minimise with it, or method='autoswap'")
+        if swapping is not None and cuda_graph:
+            raise ReplayError("a step that swaps cannot be a CUDA graph yet: leave cuda_graph or swapping out")
         if device is not None and (wanted := torch.device(device)) != self._feed.device:
             here = self._feed.device
             if wanted.type != here.type or wanted.index not in (None, here.index):
@@ -225,7 +271,8 @@ class Step:
         return self._latest.report(len(self._runners))
 
     def release(self) -> None:
-        """Give the memory of the arena back until the next call, for work outside the step that needs it."""
+        """Give the memory of the arena, and that in the host, back until the next call, for work outside the step."""
+        self._host.release()
         if self._replay is not None:
             self._replay.release()
 
@@ -267,8 +314,10 @@ class Step:
         from olla.pytorch.runner import Runner, device_type
         from olla.report.progress import ProgressLine
 
-        planner = None if self._goal is None else Planner(self._goal, self._options)
-        options = self._options if self._goal is None else {**self._options, "goal": self._goal}
+        planner, options = None, self._options
+        if self._goal is not None or self._swapping is not None:
+            planner = Planner(self._goal, self._options, self._swapping, replays=not self._cuda_graph)
+            options = {**self._options, "goal": self._goal, "swapping": self._swapping}
         with ProgressLine(f"compiling {type(self.model).__name__}") as progress:
             place = (
                 find(self.model, self.optimizer, self.loss, self._body, leaves, spec, options)
@@ -290,7 +339,7 @@ class Step:
                 captured, found = known
             replay, note = self._planned_memory()
         sources = self._feed.sources(captured.inputs)
-        return Runner(captured, found, sources, replay, note, place, self._cuda_graph, planner)
+        return Runner(captured, found, sources, replay, note, place, self._cuda_graph, planner, self._host)
 
     def _planned_memory(self) -> tuple[Replay | None, str]:
         """Return the planned memory of the device, or None and why there is none."""

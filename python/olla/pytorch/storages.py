@@ -207,7 +207,7 @@ class _Folder:
             moved_bytes=costs.moved_bytes(node, arguments, results, len(changed)),
             launches=costs.num_launches(node),
             random=op.random,
-            recomputable=not op.random and not op.mutates,
+            recomputable=not op.random and all(self.tensors[t].kind == "temporary" for t in op.mutates),
             target=costs.target_name(node),
             shape=tuple(int(n) for n in outputs[0].shape) if outputs else (),
         )

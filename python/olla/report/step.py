@@ -40,6 +40,27 @@ class BudgetReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SwapReport:
+    """What a compiled step copies to host memory and back.
+
+    Attributes:
+        num_swaps: copies out in one step; as many come back.
+        swapped_bytes: copied out in one step.
+        host_bytes: of host memory that the copies take, gaps between them included.
+        host_budget_bytes: what they may take; None: as many as needed.
+        planned_stall_seconds: that ops wait for copies, by the timeline.
+        measured_stall_seconds: that they waited in the latest step; None on a GPU, or before the first step.
+    """
+
+    num_swaps: int
+    swapped_bytes: int
+    host_bytes: int
+    host_budget_bytes: int | None
+    planned_stall_seconds: float
+    measured_stall_seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepReport:
     """Memory and time of a compiled step, for the batch shapes it ran with last.
 
@@ -70,7 +91,8 @@ class StepReport:
         slowest: the slowest ops of the recorded call and their seconds.
         cached: whether capture and plan came from the disk; then they took no time, but for finding and reading them.
         note: what a reader should know besides; empty if nothing.
-        budget: what the budget did; None where there is none.
+        budget: what the budget, or swaps, did; None where there are none.
+        swap: what is copied to host memory; None where nothing may be.
     """
 
     name: str
@@ -95,6 +117,7 @@ class StepReport:
     cached: bool
     note: str
     budget: BudgetReport | None = None
+    swap: SwapReport | None = None
 
     def __str__(self) -> str:
         """Return the report as the table a person wants."""
@@ -140,6 +163,8 @@ class StepReport:
         table.add_row("once", stages, "", f"capture, plan, record{found}")
         if self.budget is not None:
             self._add_budget(table, self.budget)
+        if self.swap is not None:
+            self._add_swap(table, self.swap)
         return table
 
     def _add_budget(self, table: Table, budget: BudgetReport) -> None:
@@ -151,3 +176,14 @@ class StepReport:
         table.add_row("added time", f"planned {percent(budget.planned_slowdown)}", measured, "of the step's own")
         remark = f"{budget.num_in_place:,} results in place"
         table.add_row("recomputed", f"{budget.num_recomputed:,} ops", "", remark)
+
+    @staticmethod
+    def _add_swap(table: Table, swap: SwapReport) -> None:
+        most = "" if swap.host_budget_bytes is None else f"at most {swap.host_budget_bytes:,}"
+        table.add_row(
+            "swapped", human_bytes(swap.swapped_bytes), f"{swap.swapped_bytes:,}", f"{swap.num_swaps:,} copies"
+        )
+        table.add_row("host memory", human_bytes(swap.host_bytes), f"{swap.host_bytes:,}", most)
+        measured = swap.measured_stall_seconds
+        remark = "" if measured is None else f"measured {measured * 1e3:.3f} ms"
+        table.add_row("waits for copies", f"planned {swap.planned_stall_seconds * 1e3:.3f} ms", remark, "")

@@ -85,17 +85,25 @@ def render(plan: Plan, verbose: bool = False) -> Group:
 def _rewriting(plan: Plan) -> list[str]:
     """Say what a budget was met with; nothing for a plan without one."""
     from olla.budgetplan import BudgetPlan
+    from olla.swapplan import SwapPlan
 
-    if not isinstance(plan, BudgetPlan):
+    if not isinstance(plan, BudgetPlan | SwapPlan):
         return []
     added, least = (1e3 * seconds for seconds in (plan.added_seconds, plan.added_seconds_lower_bound))
-    return [
+    lines = [
         f"The graph was rewritten: {plan.num_recomputed} more runs of ops, {plan.num_in_place} results in place.",
         f"added time {added:.3f} ms ({percent(plan.slowdown)} of {1e3 * plan.base_seconds:.3f} ms on "
         f"{plan.goal['device']}); no rewriting within this memory adds less than {least:.3f} ms",
         f"peak {human_bytes(plan.peak_bytes)}, {human_bytes(plan.base_peak_bytes)} without rewriting; "
         f"no rewriting within this time needs less than {human_bytes(plan.peak_lower_bound_bytes)}",
     ]
+    if isinstance(plan, SwapPlan):
+        lines[1:1] = [
+            f"swapped {human_bytes(plan.swapped_bytes)} in {len(plan.swaps.tensor)} tensors, at most "
+            f"{human_bytes(plan.host_bytes)} in host memory at once; ops wait {1e3 * plan.swaps.stall_seconds:.3f} ms "
+            "for copies"
+        ]
+    return lines
 
 
 def _table() -> Table:

@@ -1,0 +1,324 @@
+"""Swaps for `olla.plan`: on top of recomputation towards a goal, or by AutoSwap."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from olla import budget, pipeline
+from olla.autoswap import SCORES, AutoSwap
+from olla.budgets import Goal, Swapping
+from olla.errors import BudgetError
+from olla.graph import Graph
+from olla.operators import Rules, rules
+from olla.swap import PCIE3, Link, Swaps, plan_swaps
+from olla.swapbound import bounded, working_sets
+from olla.swapplan import SwapDecision, SwapPlan, with_swaps
+
+if TYPE_CHECKING:
+    from olla.pipeline import Options, Progress, Source
+
+_RECOMPUTE_SHARE = 0.6  # of the time limit
+_SWAP_SHARE = 0.06  # of the time limit, for one choice of swaps
+_NUM_TURNS = 3  # of recomputation and swaps, each beside what the other leaves
+_NUM_REPAIRS = 8  # of the recomputation, per turn
+_TURN_SHARE = 0.06  # of the time limit, for one of them
+_NUM_TARGETS = 12  # peaks of the recomputation that are tried for a budget
+_LEAST_STEP = 0.002  # of the peak, from one to the next
+_MOST_STALL = 1.0  # share of the step's time, that ops may wait for copies where running them again does not help
+_MAX_LAYOUTS = 4  # until the arena fits a budget
+
+
+def asked_for(goal: Goal, link: Link, host_bytes: int | None) -> dict[str, Any]:
+    """Return a goal with the link and the host budget, as a plan keeps it."""
+    speeds = {f"link_{name}": value for name, value in vars(link).items()}
+    host = {} if host_bytes is None else {"host_budget_bytes": host_bytes}
+    return {**goal.record(), **speeds, **host}
+
+
+def autoswap(
+    source: Source,
+    options: Options,
+    goal: Goal | None,
+    swapping: Swapping,
+    *,
+    device: Any = "a100",
+    score: str = "best",
+    progress: Progress | None = None,
+) -> SwapPlan:
+    """Plan by AutoSwap, on the program order or the one in the options; see `olla.plan`.
+
+    Args:
+        source: what to plan.
+        options: of `olla.plan`.
+        goal: a budget: stick to the limit; a slowdown: least peak within it; none: no overhead.
+        swapping: the link and the host memory.
+        device: what seconds are estimated for, where there is no goal.
+        score: one of `olla.autoswap.SCORES`, or "best".
+        progress: as in `olla.plan`.
+
+    Raises:
+        BudgetError: the blocks do not suffice for the budget.
+        ValueError: the score is unknown.
+    """
+    if options.precedences:
+        raise ValueError("precedences cannot be combined with swapping: add them to the graph as `after` of its ops")
+    if score not in (*SCORES, "best"):
+        raise ValueError(f"score is {score!r}, expected 'best' or one of {', '.join(SCORES)}")
+    graph, host_bytes = pipeline.graph_of(source), swapping.host_bytes
+    speed = Link.of(PCIE3 if swapping.link is None else swapping.link)
+    goal = goal or Goal.of(None, 0.0, None, device, False, False)
+    assert goal is not None
+    order = np.arange(graph.num_ops, dtype=np.int32) if options.order is None else options.order.astype(np.int32)
+    method = AutoSwap(graph, order, goal.device.op_seconds(graph), speed, host_bytes)
+    names = SCORES if score == "best" else (score,)
+    limit = goal.budget_bytes
+    if limit is not None:
+        found = [method.at_limit(name, limit) for name in names]
+        fitting = [swaps for swaps in found if swaps.peak_bytes <= limit and swaps.host_bytes <= method.host_bytes]
+        if not fitting:
+            lowest = min(swaps.peak_bytes for swaps in found)
+            raise BudgetError(
+                f"the budget is {limit} bytes, and AutoSwap does not reach it: the lowest found is {lowest} bytes; "
+                "method 'auto' with recomputation may",
+                rule="budget",
+            )
+        best = min(fitting, key=lambda swaps: swaps.stall_seconds)
+    else:
+        slowdown = math.inf if goal.minimise else goal.max_slowdown or 0.0
+        best = min((method.least_peak(name, slowdown) for name in names), key=lambda swaps: swaps.peak_bytes)
+    plan = with_swaps(graph, order, best, options, progress, goal=asked_for(goal, speed, host_bytes))
+    return _explained(graph, plan, rules(graph, goal.device, in_place=False, recompute=False), speed)
+
+
+def run(
+    source: Source,
+    options: Options,
+    goal: Goal,
+    swapping: Swapping,
+    *,
+    progress: Progress | None = None,
+    narrow: Callable[[Rules], Rules] | None = None,
+) -> SwapPlan:
+    """Plan towards a goal by recomputation, in-place results and swaps; see `olla.plan`.
+
+    Time is spent on recomputation first, which frees more bytes a second than waiting for copies does; swaps fill the
+    link meanwhile. Then each is chosen anew beside what the other leaves, in turn.
+
+    Args:
+        source: what to plan.
+        options: of `olla.plan`.
+        goal: what is asked for.
+        swapping: the link and the host memory.
+        progress: as in `olla.plan`.
+        narrow: takes from the rules of recomputation what whoever runs the plan cannot do.
+
+    Raises:
+        BudgetError: no plan was found that fits the budget.
+    """
+    link = Link.of(goal.device if swapping.link is None else swapping.link)
+    search = _Combined(pipeline.graph_of(source), options, goal, link, swapping.host_bytes, progress, narrow)
+    plan = search.slowed() if goal.budget_bytes is None else search.fitted(goal.budget_bytes)
+    return search.explained(plan)
+
+
+def _explained(graph: Graph, plan: SwapPlan, may: Rules, link: Link) -> SwapPlan:
+    """Return the plan with its bounds, and a line on every tensor that is swapped."""
+    swapped = (line for line in plan.decisions(graph, may) if isinstance(line, SwapDecision))
+    return replace(bounded(graph, plan, may, link), details=(*plan.details, *map(str, swapped)))
+
+
+class _Found(NamedTuple):
+    """A choice of what runs again and of what is swapped, on the order in which the rewriter runs the ops.
+
+    Attributes:
+        drops: in force, as the evictor takes them.
+        graph: the rewritten one.
+        position: int32[graph.num_ops], step of the base order that op i runs at or before.
+        swaps: of the graph's program order.
+        added_seconds: by running ops again and by waiting.
+    """
+
+    drops: tuple[NDArray[np.int32], NDArray[np.int32]]
+    graph: Graph
+    position: NDArray[np.int32]
+    swaps: Swaps
+    added_seconds: float
+
+    def absent(self, num_steps: int) -> NDArray[np.int64]:
+        """Return int64[num_steps], bytes: what is in host memory at least, at every step of the base order."""
+        change = np.zeros(self.graph.num_ops + 1, dtype=np.int64)
+        num_bytes = self.graph.tensor_bytes[self.swaps.tensor]
+        np.add.at(change, self.swaps.freed, num_bytes)
+        np.subtract.at(change, self.swaps.issue, num_bytes)
+        least = np.full(num_steps, 2**62, dtype=np.int64)
+        np.minimum.at(least, self.position, np.cumsum(change)[:-1])
+        return np.where(least < 2**62, least, 0)
+
+
+class _Combined:
+    """One call of `run`."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        options: Options,
+        goal: Goal,
+        link: Link,
+        host_bytes: int | None,
+        progress: Progress | None,
+        narrow: Callable[[Rules], Rules] | None,
+    ) -> None:
+        self.start = time.perf_counter()
+        self.graph, self.options, self.goal, self.link = graph, options, goal, link
+        self.host_bytes, self.progress = host_bytes, progress
+        quick = replace(options, layout=False, time_limit=_RECOMPUTE_SHARE * options.time_limit)
+        beside = goal if goal.budget_bytes is None else replace(goal, budget_bytes=None, minimise="peak")
+        self.recompute = budget.Run(graph, quick, beside, progress, narrow)  # a budget is met by both
+        self.step = np.argsort(self.recompute.order).astype(np.int32)
+        self.lowest_bytes = 2**62
+
+    def _left(self) -> float:
+        return max(0.0, self.options.time_limit - (time.perf_counter() - self.start))
+
+    def slowed(self) -> SwapPlan:
+        """Find the least peak within the goal's slowdown, or at whatever time."""
+        slowdown = self.goal.max_slowdown
+        added = math.inf if slowdown is None else slowdown * self.recompute.base_seconds
+        self.recompute.drop(0, added)
+        self.recompute.improve(0, added)
+        best = found = self._with_swaps(added)
+        for turn in range(_NUM_TURNS):
+            if self._left() <= 0.0:
+                break
+            self._beside(found, False, 0, added, turn)
+            found = self._with_swaps(added)
+            if found.swaps.peak_bytes < best.swaps.peak_bytes:
+                best = found
+        return self._plan(best, added)
+
+    def fitted(self, budget_bytes: int) -> SwapPlan:
+        """Find the least added time with which everything fits, the arena included."""
+        target = budget_bytes
+        for _ in range(_MAX_LAYOUTS):
+            found = self._within(target)
+            self.lowest_bytes = min(self.lowest_bytes, found.swaps.peak_bytes)
+            if found.swaps.peak_bytes > target:
+                break
+            plan = self._plan(found, math.inf, target)
+            excess = budget.needed_bytes(plan.graph, plan) - budget_bytes
+            if excess <= 0:
+                return plan
+            target = min(target, plan.peak_bytes) - excess
+        raise self._refused(budget_bytes)
+
+    def _within(self, limit: int) -> _Found:
+        """Recompute as little as swaps allow for a peak within the limit; the lowest peak where that fails."""
+        self._reset()
+        found = self._with_swaps(0.0, limit)
+        for _ in range(_NUM_TARGETS):
+            excess = found.swaps.peak_bytes - limit
+            if excess <= 0:
+                break
+            before = self.recompute.evictor.peak
+            self.recompute.drop(before - max(excess, int(_LEAST_STEP * before)), math.inf)
+            if self.recompute.evictor.peak >= before:
+                return self._with_swaps(math.inf, limit)  # running ops again does not help any more
+            found = self._with_swaps(0.0, limit)
+        best = found
+        for turn in range(_NUM_TURNS):
+            if self._left() <= 0.0 or found.swaps.peak_bytes > limit:
+                break
+            self._beside(found, True, limit, math.inf, turn)
+            found = self._with_swaps(0.0, limit)
+            if found.swaps.peak_bytes <= limit and found.added_seconds < best.added_seconds:
+                best = found
+        return best
+
+    def _reset(self) -> None:
+        none = np.zeros(0, dtype=np.int32)
+        self.recompute.evictor.set_absent(np.zeros(self.graph.num_ops, dtype=np.int64))
+        self.recompute.evictor.reset(none, none)
+
+    def _beside(self, found: _Found, least_time: bool, limit: int, added: float, turn: int) -> None:
+        """Improve the recomputation beside swaps: what they take from the device counts nothing."""
+        evictor = self.recompute.evictor
+        evictor.set_absent(found.absent(self.graph.num_ops))
+        seconds, seed = _TURN_SHARE * self.options.time_limit, self.options.seed + turn
+        evictor.improve(least_time, limit, added, seed, _NUM_REPAIRS, min(seconds, self._left()), self.progress)
+        evictor.set_absent(np.zeros(self.graph.num_ops, dtype=np.int64))
+
+    def _with_swaps(self, added: float, limit: int | None = None) -> _Found:
+        """Swap on top of the recomputation in force; ops may wait for what that leaves of the added seconds."""
+        r = self.recompute
+        graph, origin, rerun, _ = r.rewritten()
+        position = np.where(rerun == 0, self.step[origin], np.int32(self.graph.num_ops))
+        position = np.minimum.accumulate(position[::-1])[::-1]  # what runs again does so before the op it serves
+        seconds = self._seconds(origin, rerun)
+        program = np.arange(graph.num_ops, dtype=np.int32)
+        swaps = self._swaps(graph, program, seconds, added, limit)
+        again = max(0.0, float(seconds.sum()) - r.base_seconds)
+        return _Found(r.evictor.drops, graph, position, swaps, again + swaps.stall_seconds)
+
+    def _seconds(self, origin: NDArray[np.int32], rerun: NDArray[np.uint8]) -> NDArray[np.float64]:
+        may = self.recompute.rules
+        return np.where(rerun != 0, may.rerun_seconds[origin], may.seconds[origin])
+
+    def _swaps(
+        self, graph: Graph, order: NDArray[np.int32], seconds: NDArray[np.float64], added: float, limit: int | None
+    ) -> Swaps:
+        spent = float(seconds.sum())
+        left = min(max(0.0, added - (spent - self.recompute.base_seconds)), _MOST_STALL * spent)
+        return plan_swaps(
+            graph,
+            order,
+            seconds,
+            self.link,
+            limit=limit,
+            max_slowdown=left / max(spent, 1e-30),
+            host_bytes=self.host_bytes,
+            time_limit=max(_SWAP_SHARE * self.options.time_limit, 0.02),
+            seed=self.options.seed,
+            progress=self.progress,
+        )
+
+    def _plan(self, found: _Found, added: float, limit: int | None = None) -> SwapPlan:
+        """Order what was found, choose its swaps again in that order, and take the better of both."""
+        self.recompute.evictor.reset(*found.drops)
+        plan = replace(self.recompute.finish(), goal=self.goal.record())
+        order, swaps = np.arange(plan.num_ops, dtype=np.int32), found.swaps
+        if not np.array_equal(plan.order, order):
+            again = self._swaps(plan.graph, plan.order, self._seconds(plan.origin, plan.rerun), added, limit)
+            if (again.peak_bytes, again.stall_seconds) < (swaps.peak_bytes, swaps.stall_seconds):
+                order, swaps = plan.order, again
+        rest = replace(self.options, time_limit=max(self._left(), _SWAP_SHARE * self.options.time_limit))
+        asked = asked_for(self.goal, self.link, self.host_bytes)
+        return with_swaps(self.graph, order, swaps, rest, self.progress, plan, asked)
+
+    def explained(self, plan: SwapPlan) -> SwapPlan:
+        """Return the plan with its bounds and the time it took."""
+        plan = _explained(self.graph, plan, self.recompute.rules, self.link)
+        return replace(plan, seconds={**plan.seconds, "total": time.perf_counter() - self.start})
+
+    def _refused(self, budget_bytes: int) -> BudgetError:
+        graph = self.graph
+        least = working_sets(graph, self.recompute.rules)
+        largest = np.argsort(-least, kind="stable")[:3]
+        bound = int(least[largest[0]]) if len(least) else graph.resident_bytes
+        reason = f"no plan was found that fits it; none needs less than {bound} bytes"
+        remedy = f"{self.lowest_bytes} bytes, a longer time limit, or a faster link"
+        if bound > budget_bytes:
+            names = ", ".join(f"op {v} ({graph.op_names[v]})" for v in largest[least[largest] > budget_bytes])
+            reason = f"no plan fits it, with recomputation and swapping: {names} needs at least {bound} bytes"
+            reason += f", {graph.resident_bytes} of them for resident tensors"
+            remedy = "a smaller batch, fewer resident bytes, or another device"
+        message = (
+            f"the budget is {budget_bytes} bytes, and {reason}. The lowest found is {self.lowest_bytes}: try {remedy}"
+        )
+        return BudgetError(message, rule="budget", ids=tuple(map(int, largest)))

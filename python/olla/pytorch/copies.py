@@ -1,0 +1,257 @@
+"""Copies of tensors to host memory and back beside the ops of a step: two streams of a GPU, two threads of a CPU.
+
+What a step calls is the same for both: `out` starts a copy to the host, `back` one to the device, `wait` lets the ops
+that follow come after the copy of a swap that started last. The half for CUDA is built, not measured.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from olla.errors import ReplayError
+
+_TO_HOST, _TO_DEVICE = 0, 1  # the two queues; each copies in the order of the calls
+
+
+class Outline(NamedTuple):
+    """Where the elements of a tensor are in its storage.
+
+    Example:
+        >>> x = torch.arange(6).reshape(2, 3).t()
+        >>> memory = torch.empty(48, dtype=torch.uint8).copy_(whole(x))
+        >>> torch.equal(Outline.of(x).within(memory), x)
+        True
+    """
+
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    is_conj: bool
+    is_neg: bool
+
+    @classmethod
+    def of(cls, value: torch.Tensor) -> Outline:
+        """Return that of a tensor."""
+        offset, conj, neg = int(value.storage_offset()), value.is_conj(), value.is_neg()
+        return cls(value.dtype, value.size(), value.stride(), offset, conj, neg)
+
+    def within(self, memory: torch.Tensor) -> torch.Tensor:
+        """Return the tensor of this outline in another storage, that of `memory`."""
+        value = torch.empty(0, dtype=self.dtype, device=memory.device)
+        value.set_(memory.untyped_storage(), self.offset, self.size, self.stride)
+        if self.is_conj:
+            value = value.conj()
+        return torch._neg_view(value) if self.is_neg else value
+
+
+def whole(value: torch.Tensor) -> torch.Tensor:
+    """Return the storage of a tensor as uint8[num_bytes]; nothing is copied."""
+    whole = torch.empty(0, dtype=torch.uint8, device=value.device)
+    return whole.set_(value.untyped_storage())
+
+
+class HostMemory:
+    """Host memory of a compiled step, pinned where it serves a GPU; all captures share it, and it lasts between calls.
+
+    Args:
+        device: type of the device that it is copied from.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._is_pinned = device == "cuda"
+        self._memory: torch.Tensor | None = None
+        self._unpin: weakref.finalize[..., HostMemory] | None = None
+
+    def take(self, num_bytes: int) -> torch.Tensor:
+        """Return uint8[n], n at least num_bytes; what was there before does not last.
+
+        Raises:
+            ReplayError: there is no memory, or the driver does not pin it.
+        """
+        if self._memory is None or len(self._memory) < num_bytes:
+            self.release()
+            try:
+                memory = torch.empty(num_bytes, dtype=torch.uint8)
+            except RuntimeError as error:
+                raise ReplayError(f"cannot allocate {num_bytes} bytes of host memory for swapping: {error}") from None
+            if self._is_pinned:
+                _pin(memory)
+                self._unpin = weakref.finalize(self, _unpin, memory)
+                self._unpin.atexit = False
+            self._memory = memory
+        return self._memory
+
+    def release(self) -> None:
+        """Give the memory back."""
+        if self._unpin is not None:
+            self._unpin()
+        self._memory = self._unpin = None
+
+
+def _pin(memory: torch.Tensor) -> None:
+    """Pin memory to the byte: torch's own pinned memory takes the next power of two."""
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    if code := int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)):
+        raise ReplayError(f"cannot pin {memory.nbytes} bytes of host memory for swapping: CUDA error {code}")
+
+
+def _unpin(memory: torch.Tensor) -> None:
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    runtime.cudaHostUnregister(memory.data_ptr())
+
+
+class _Queues(Protocol):
+    def copy(self, queue: int, target: torch.Tensor, source: torch.Tensor, after: Any) -> Any:
+        """Copy once what ran so far, the copy `after` and the copies before in the queue are over; return the copy."""
+
+    def wait(self, copy: Any) -> None:
+        """Let what runs next come after a copy."""
+
+    def drain(self) -> None:
+        """Return once all copies are over."""
+
+
+class _Threads:
+    """Two threads that copy within host memory."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._threads = [ThreadPoolExecutor(1, "olla-copy") for _ in (_TO_HOST, _TO_DEVICE)]
+        self.drain()  # the threads run from now on
+
+    def copy(self, queue: int, target: torch.Tensor, source: torch.Tensor, after: Future[None] | None) -> Future[None]:
+        if self._process != os.getpid():
+            self.__init__()  # type: ignore[misc]  # threads do not survive a fork
+        return self._threads[queue].submit(_copy, [target, source], after)
+
+    def wait(self, copy: Future[None]) -> None:
+        copy.result()
+
+    def drain(self) -> None:
+        if self._process == os.getpid():
+            for thread in self._threads:
+                thread.submit(int).result()
+
+
+def _copy(tensors: list[torch.Tensor], after: Future[None] | None) -> None:
+    try:
+        if after is not None:
+            after.result()
+        tensors[0].copy_(tensors[1])
+    finally:
+        tensors.clear()  # nothing here may hold their memory once the copy counts as over
+
+
+class _Streams:
+    """Two streams beside the current one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._streams = [torch.cuda.Stream(device) for _ in (_TO_HOST, _TO_DEVICE)]  # type: ignore[no-untyped-call]
+
+    def copy(self, queue: int, target: torch.Tensor, source: torch.Tensor, after: torch.cuda.Event | None) -> Any:
+        stream = self._streams[queue]
+        stream.wait_stream(torch.cuda.current_stream())  # the value is there; who had the target's memory has finished
+        if after is not None:
+            stream.wait_event(after)
+        with torch.cuda.stream(stream):
+            target.copy_(source, non_blocking=True)
+            return stream.record_event()
+
+    def wait(self, copy: torch.cuda.Event) -> None:
+        torch.cuda.current_stream().wait_event(copy)
+
+    def drain(self) -> None:
+        for stream in self._streams:
+            stream.synchronize()
+
+
+class Copies:
+    """The copies of one step.
+
+    Args:
+        num_bytes: of what each swap copies.
+        places: where it goes in host memory, the first byte.
+        after: for each swap, the one whose copy back must be over before its place is written again; -1: none.
+        host: the memory.
+        host_bytes: of it that the step uses.
+        device: where the step runs.
+
+    Attributes:
+        host_bytes: see above.
+        stall_seconds: that the ops waited for copies in the latest step; on a GPU, where only streams wait, None.
+
+    Example:
+        >>> x = torch.arange(4.0)
+        >>> copies = Copies([16], [0], [-1], HostMemory("cpu"), 16, torch.device("cpu"))
+        >>> copies.begin()
+        >>> copies.out(0, x)
+        >>> copies.wait(0)
+        >>> memory = copies.back(0)
+        >>> copies.wait(0)
+        >>> Outline.of(x).within(memory)
+        tensor([0., 1., 2., 3.])
+    """
+
+    def __init__(
+        self,
+        num_bytes: Sequence[int],
+        places: Sequence[int],
+        after: Sequence[int],
+        host: HostMemory,
+        host_bytes: int,
+        device: torch.device,
+    ) -> None:
+        self.host_bytes = host_bytes
+        self.stall_seconds: float | None = None
+        self._num_bytes, self._places, self._after = num_bytes, places, after
+        self._host, self._device = host, device
+        self._queues: _Queues = _Streams(device) if device.type == "cuda" else _Threads()
+        self._latest: list[Any] = []
+        self._at_host: list[torch.Tensor] = []
+
+    def begin(self) -> None:
+        """Get ready for a step."""
+        self._queues.drain()  # copies of an interrupted step must not write into this one's memory
+        memory = self._host.take(self.host_bytes)
+        pairs = zip(self._places, self._num_bytes, strict=True)
+        self._at_host = [memory[place : place + size] for place, size in pairs]
+        self._latest = [None] * len(self._num_bytes)
+        self.stall_seconds = None if self._device.type == "cuda" else 0.0
+
+    def out(self, swap: int, value: torch.Tensor) -> None:
+        """Start to copy the storage of a tensor to the host; nobody changes it before `wait`."""
+        source = whole(value)
+        if len(source) != self._num_bytes[swap]:
+            raise ReplayError(
+                f"a tensor to be swapped has {len(source)} bytes where it had {self._num_bytes[swap]} when it was "
+                "captured: compile with swap=False"
+            )
+        before = self._after[swap]
+        after = self._latest[before] if before >= 0 else None
+        self._latest[swap] = self._queues.copy(_TO_HOST, self._at_host[swap], source, after)
+
+    def back(self, swap: int) -> torch.Tensor:
+        """Return new memory on the device, uint8[num_bytes], and start to copy into it what went out; that is over."""
+        target = torch.empty(self._num_bytes[swap], dtype=torch.uint8, device=self._device)
+        self._latest[swap] = self._queues.copy(_TO_DEVICE, target, self._at_host[swap], None)
+        return target
+
+    def wait(self, swap: int) -> None:
+        """Let the ops that follow come after the copy of a swap that started last."""
+        start = time.perf_counter()
+        self._queues.wait(self._latest[swap])
+        if self.stall_seconds is not None:
+            self.stall_seconds += time.perf_counter() - start
+
+    def end(self) -> None:
+        """Return once no copy runs any more, after an exception in the middle of a step; memory can go then."""
+        self._queues.drain()
+        self._at_host, self._latest = [], []

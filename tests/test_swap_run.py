@@ -1,0 +1,400 @@
+"""Steps that swap: the same numbers to the bit, memory as planned, host memory within its budget, whatever fails."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from steps import World, nn, same, square, torch
+from strategies import graphs_with_order
+from test_budget_run import require_as_planned, train, unbudgeted, world_of
+from test_robust import Saved, fail, failing, no_memory
+from test_step import planned, runner_of
+
+import olla
+from olla import autoswap, pipeline, swap
+from olla.pytorch import copies
+from olla.pytorch.budgeted import without_costs
+from olla.pytorch.copies import Copies, HostMemory, Outline, whole
+from olla.pytorch.swapped import Transfers, transfers
+from olla.swap import Link, Search, Swaps
+from olla.swapplan import SwapPlan, with_swaps
+
+pytestmark = pytest.mark.torch
+
+MODELS = [
+    ("gpt2", "adamw"),
+    ("bert_base", "momentum"),
+    ("resnet50", "momentum"),
+    ("unet", "adamw"),
+    ("llama_1b", "adamw"),
+]
+FAST = Link(out_bytes_per_second=1e12, in_bytes_per_second=1e12, out_latency_seconds=0.0, in_latency_seconds=0.0)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def small_tensors_are_swapped_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(swap.Search.__init__.__kwdefaults__, "min_bytes", 512)
+    monkeypatch.setattr(autoswap, "_MIN_BYTES", 512)
+
+
+@pytest.mark.parametrize(("name", "optimizer"), MODELS)
+def test_five_steps_with_swaps_are_those_without_to_the_bit(name: str, optimizer: str) -> None:
+    plain, values = unbudgeted(name, optimizer)
+    ways: list[dict[str, Any]] = [{"swap": True, "max_slowdown": 0.1}, {"swap": True}, {"method": "autoswap"}]
+    for options in ways:
+        step, swapped = train(world_of(name, optimizer), link=FAST, **options)
+        assert same(swapped, values)
+        report = step.report()
+        require_as_planned(report)
+        assert isinstance(step.plan, SwapPlan)
+        assert report.swap.num_swaps == len(step.plan.swaps.tensor)
+        # Behind recomputation, nothing is left to swap in the ResNet: its peak is the memory of one op.
+        assert report.swap.num_swaps > 0 or (name, "swap" in options) == ("resnet50", True)
+        assert (report.swap.host_bytes > 0) == (report.swap.num_swaps > 0)
+        assert "host memory" in str(report)
+        needed = report.resident_bytes + report.output_bytes + report.arena_bytes
+        assert needed <= options.get("budget", needed)
+        if options is ways[0]:
+            ways[1]["budget"] = (plain.planned_peak_bytes + max(needed, report.planned_peak_bytes)) // 2
+        assert report.planned_peak_bytes < plain.planned_peak_bytes or "method" in options
+        captured = runner_of(step)._captured.graph
+        without_costs(step.plan, captured).verify(captured)
+
+
+def test_host_memory_stays_within_its_budget() -> None:
+    free, values = train(world_of("gpt2", "momentum"), link=FAST, method="autoswap")
+    most = free.report().swap.host_bytes // 2
+    step, bounded = train(world_of("gpt2", "momentum"), link=FAST, method="autoswap", host_budget=most)
+    assert same(bounded, values)
+    report = step.report()
+    assert 0 < report.swap.host_bytes <= report.swap.host_budget_bytes == most
+    assert len(step._host._memory) == report.swap.host_bytes
+    step.release()
+    assert step._host._memory is None
+    assert len(planned(world_of("gpt2", "momentum"), step, 1)) == 1
+
+
+def test_without_an_arena_the_numbers_are_the_same() -> None:
+    step, values = train(world_of("gpt2", "momentum"), link=FAST, method="autoswap", arena=False)
+    assert same(values, unbudgeted("gpt2", "momentum")[1])
+    graph = runner_of(step)._captured.graph
+    estimated = float(olla.devices.PROFILES["cpu"].op_seconds(graph).sum())
+    assert step.plan.swaps.base_seconds != pytest.approx(estimated, rel=1e-6)
+    assert step.report().swap.num_swaps > 0
+
+
+class Deep(nn.Module):
+    """Layers whose activations wait for the backward pass, with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [layer for _ in range(5) for layer in (nn.Linear(64, 64), nn.Tanh(), nn.Dropout(0.3))]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Any) -> Any:
+        return self.layers(x)
+
+
+def deep() -> World:
+    torch.manual_seed(0)
+    model = Deep()
+    return World(model, torch.optim.AdamW(model.parameters(), lr=1e-2), torch.randn(64, 64), square)
+
+
+def swapping(**options: Any) -> tuple[World, Any]:
+    """A step that swaps, in its arena."""
+    world = deep()
+    goal = {"method": "autoswap"} | options
+    step = olla.compile(
+        world.model, optimizer=world.optimizer, loss=square, link=FAST, time_limit=0.5, disk_cache=False, **goal
+    )
+    planned(world, step, 4)
+    assert step.report().swap.num_swaps > 0
+    require_as_planned(step.report())
+    return world, step
+
+
+def test_what_comes_back_lies_at_a_planned_address_of_its_own() -> None:
+    world, step = swapping()
+    runner = runner_of(step)
+    left: dict[int, int] = {}
+    came: dict[int, int] = {}
+    arena: list[int] = []
+    constants = runner.program.__globals__
+    out, back = constants["out"], constants["back"]
+
+    def noted_out(swap: int, value: Any) -> None:
+        left[swap] = value.untyped_storage().data_ptr()
+        arena[:] = runner._replay.arena
+        out(swap, value)
+
+    def noted_back(swap: int) -> Any:
+        memory = back(swap)
+        came[swap] = memory.data_ptr()
+        return memory
+
+    constants.update(out=noted_out, back=noted_back)
+    step(world.batch)
+    assert left.keys() == came.keys() == set(range(step.report().swap.num_swaps))
+    assert all(arena[0] <= address < arena[0] + arena[1] for address in (*left.values(), *came.values()))
+    assert any(left[swap] != came[swap] for swap in left)
+
+
+def test_copies_that_take_their_time_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, values = train(deep())
+    copy, delay = copies._copy, random.Random(3)
+
+    def late(tensors: Any, after: Any) -> None:
+        time.sleep(delay.choice([0.0, 0.002, 0.01]))
+        copy(tensors, after)
+
+    monkeypatch.setattr(copies, "_copy", late)
+    step, swapped = train(deep(), link=FAST, method="autoswap")
+    assert same(swapped, values)
+    require_as_planned(step.report())
+    assert step.report().swap.measured_stall_seconds > 0.01
+
+
+def test_copies_are_planned_anew_with_measured_seconds_once() -> None:
+    world = deep()
+    step = olla.compile(
+        world.model, optimizer=world.optimizer, loss=square, swap=True, minimise="peak", link=FAST, time_limit=0.5
+    )
+    step(world.batch)
+    runner = runner_of(step)
+    graph = runner._captured.graph
+    assert (graph.seconds == 0).all()
+    estimated = float(olla.devices.PROFILES["cpu"].op_seconds(graph).sum())
+    assert step.plan.recomputation.base_seconds != pytest.approx(estimated, rel=1e-6)
+    chosen = step.plan.swaps
+    planned(world, step, 3)
+    assert step.plan.swaps is chosen
+
+
+@pytest.mark.parametrize(
+    ("failure", "error", "after"),
+    [
+        (fail(RuntimeError), RuntimeError, False),
+        (fail(KeyboardInterrupt), KeyboardInterrupt, True),
+        (no_memory, RuntimeError, False),
+    ],
+    ids=["error", "interrupt", "no memory"],
+)
+def test_a_failure_in_every_op_and_copy_leaves_later_steps_correct(failure: Any, error: Any, after: bool) -> None:
+    world, step = swapping()
+    saved = Saved(world, step)
+    program = runner_of(step).program
+    with failing(program, -1, failure) as num_calls:
+        step(world.batch)
+    with copies_failing(program, -1, failure, after) as num_copies:
+        step(world.batch)
+    assert num_copies[0] >= 4 * step.report().swap.num_swaps
+    points = [(failing, call) for call in range(0, num_calls[0], 3)]
+    points += [(copies_failing, call) for call in range(num_copies[0])]
+    for inject, call in points:
+        with inject(program, call, failure, after), pytest.raises(error):
+            step(world.batch)
+        saved.check()
+
+
+@contextmanager
+def copies_failing(program: Any, call: int, failure: Any, after: bool) -> Iterator[list[int]]:
+    """Let the call of this number that a program makes to its copies fail, before or after it had its effect."""
+    constants = program.__globals__
+    functions = {name: constants[name] for name in ("out", "back", "wait")}
+    num_calls = [0]
+
+    def wrapped(function: Any) -> Any:
+        def run(*args: Any) -> Any:
+            num_calls[0] += 1
+            if num_calls[0] - 1 == call and not after:
+                failure()
+            result = function(*args)
+            if num_calls[0] - 1 == call:
+                failure()
+            return result
+
+        return run
+
+    constants.update({name: wrapped(function) for name, function in functions.items()})
+    try:
+        yield num_calls
+    finally:
+        constants.update(functions)
+
+
+def test_interrupts_at_any_moment_leave_later_steps_correct() -> None:
+    world, step = swapping()
+    saved = Saved(world, step)
+    start = time.perf_counter()
+    for _ in range(10):
+        step(world.batch)
+    seconds = (time.perf_counter() - start) / 10
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    num_interrupts = 0
+    try:
+        for i in range(60):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, max(1e-6, seconds * 1.1 * i / 60))
+                step(world.batch)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                num_interrupts += 1
+            saved.check()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert num_interrupts > 5
+
+
+def test_without_host_memory_the_step_says_so_and_runs_later() -> None:
+    world, step = swapping()
+    saved = Saved(world, step)
+    step.release()
+    held = runner_of(step)._copies
+    host_bytes, held.host_bytes = held.host_bytes, 1 << 60
+    with pytest.raises(olla.ReplayError, match="host memory for swapping"):
+        step(world.batch)
+    held.host_bytes = host_bytes
+    saved.check()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"swap": True}, "swap is for a goal"),
+        ({"host_budget": "1GB"}, "link and host_budget are for swapping"),
+        ({"method": "ilp"}, "method is 'ilp'"),
+        ({"method": "autoswap", "link": 0.0}, "of a link is 0"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_before_the_first_call(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        olla.compile(nn.Linear(2, 2), loss=square, **options)
+
+
+def required(t: Transfers, plan: SwapPlan) -> None:
+    """Walk the program: nothing in host memory is written over before it is back, or by a copy that does not wait."""
+    out_at_host: set[int] = set()
+    queue: list[int] = []  # copies back, as issued
+
+    def share(a: int, b: int) -> bool:
+        return max(t.places[a], t.places[b]) < min(t.places[a] + t.num_bytes[a], t.places[b] + t.num_bytes[b])
+
+    waited: set[int] = set()
+    held = np.zeros(plan.graph.num_tensors, dtype=bool)
+    for op in range(plan.graph.num_ops):
+        for i in t.starts.get(op, ()):
+            assert held[t.tensor[i]]
+            for other in out_at_host:
+                assert not share(i, other)
+            before = [other for other in queue if share(i, other) and other not in waited]
+            if before:
+                assert queue.index(t.after[i]) >= max(map(queue.index, before))
+            out_at_host.add(i)
+        waited.update(t.waits.get(op, ()))
+        assert waited <= set(queue)
+        if op in t.outs:
+            assert t.outs[op] in out_at_host
+            held[t.tensor[t.outs[op]]] = False
+        if op in t.backs:
+            queue.append(t.backs[op])
+            out_at_host.remove(t.backs[op])
+        held[plan.graph.writes.of(op)] = True
+    assert waited == set(queue) == set(range(len(t.tensor)))
+    assert max((p + n for p, n in zip(t.places, t.num_bytes, strict=True)), default=0) <= t.host_bytes
+
+
+@settings(max_examples=80, deadline=None)
+@given(graphs_with_order(max_ops=14), st.integers(0, 2**20), st.sampled_from([None, 0.7]))
+def test_copies_of_any_choice_of_blocks_keep_out_of_each_others_way(
+    graph_with_order: tuple[olla.Graph, list[int]], seed: int, share: float | None
+) -> None:
+    g, order = graph_with_order[0], np.array(graph_with_order[1], dtype=np.int32)
+    rng = np.random.default_rng(seed)
+    seconds = rng.integers(0, 4, g.num_ops).astype(np.float64)
+    search = Search(g, order, seconds, Link.of(float(max(1, g.tensor_bytes.max(initial=1)))), min_bytes=1)
+    blocks = np.flatnonzero(rng.random(len(search.blocks.tensor)) < 0.8).astype(np.int32)
+    limit = int(search.live.max(initial=0) * share) if share else None
+    plan = with_swaps(g, order, search.evaluate(blocks, limit), pipeline.Options(layout=False, time_limit=0.1), None)
+    required(transfers(plan), plan)
+
+
+def test_a_tensor_that_leaves_twice_goes_out_again_once_it_is_back() -> None:
+    b = olla.Graph.builder("two gaps")
+    x, small = b.tensor(1 << 20), [b.tensor(64) for _ in range(12)]
+    b.op("make", writes=[x], seconds=1.0)
+    for i, t in enumerate(small):
+        b.op(f"op{i}", reads=[*small[max(0, i - 1) : i], *([x] if i in (5, 11) else [])], writes=[t], seconds=1.0)
+    g = b.build()
+    program = np.arange(g.num_ops, dtype=np.int32)
+    search = Search(g, program, g.seconds, Link.of(2e6), min_bytes=1 << 19)
+    swaps: Swaps = search.evaluate(np.arange(2, dtype=np.int32))
+    plan = with_swaps(g, program, swaps, pipeline.Options(layout=False, time_limit=0.1), None)
+    t = transfers(plan)
+    assert swaps.tensor.tolist() == [x, x]
+    assert t.tensor[0] == x != t.tensor[1]
+    required(t, plan)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.arange(24.0).reshape(2, 3, 4).permute(2, 0, 1)[1:, :, ::2],
+        torch.arange(6, dtype=torch.int16)[2:],
+        torch.randn(3, 4, dtype=torch.complex64).conj().t(),
+        torch.randn(3, dtype=torch.complex64).conj().imag,
+        torch.randn(2, 1).expand(2, 5),
+    ],
+    ids=["strides", "offset", "conjugate", "negative", "expanded"],
+)
+def test_views_are_the_same_in_the_memory_that_comes_back(value: Any) -> None:
+    num_bytes = whole(value).nbytes
+    host = Copies([num_bytes], [64], [-1], HostMemory("cpu"), 64 + num_bytes, CPU)
+    host.begin()
+    host.out(0, value)
+    host.wait(0)
+    found = Outline.of(value).within(host.back(0))
+    host.wait(0)
+    assert torch.equal(found, value)
+    assert found.stride() == value.stride()
+    assert found.data_ptr() != value.data_ptr()
+
+
+def test_a_tensor_of_another_size_than_captured_is_refused() -> None:
+    host = Copies([64], [0], [-1], HostMemory("cpu"), 64, CPU)
+    host.begin()
+    with pytest.raises(olla.ReplayError, match="has 8 bytes where it had 64"):
+        host.out(0, torch.ones(2))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_copies_work_in_a_forked_child() -> None:
+    host = Copies([16], [0], [-1], HostMemory("cpu"), 16, CPU)
+    host.begin()
+    child = os.fork()
+    if child == 0:
+        value = torch.arange(4.0)
+        host.begin()
+        host.out(0, value)
+        host.wait(0)
+        memory = host.back(0)
+        host.wait(0)
+        os._exit(0 if torch.equal(Outline.of(value).within(memory), value) else 1)
+    assert os.waitpid(child, 0)[1] == 0
