@@ -39,6 +39,7 @@ _BOUND_SHARE = 0.1  # of the time limit, for one lower bound
 _CLOSE = 0.002  # a peak this near to its bound is not searched for further
 _MAX_ROUNDS = 1000  # of the local search; work ends it earlier on all but small graphs
 _NUM_BOUND_OPS = 12  # per source of ops whose cuts make a bound
+_NEXT_TO_NOTHING = 64  # times fewer bytes than an op reads
 _MAX_LAYOUTS = 6  # rewritten graphs laid out until the arena fits
 
 
@@ -305,10 +306,11 @@ class Run:
         options = replace(self.options, order=None, time_limit=self._until(1.0), max_work=_ORDER_WORK)
         plan = pipeline.run(graph, options, self.progress)
         again = rerun != Rerun.NEVER
-        spent = self.rules.seconds[origin[~again]].sum() + self.rules.rerun_seconds[origin[again]].sum()
+        seconds, rerun_seconds = self.rules.seconds, self.rules.rerun_seconds
+        added = math.fsum((*seconds[origin[~again]], *rerun_seconds[origin[again]], *-seconds))
         written = np.diff(self.graph.writes.offset)[origin]
-        seconds = {**plan.seconds, "total": time.perf_counter() - self.start}
-        fields = {**vars(plan), "seconds": seconds, "message": f"Of the rewritten graph: {plan.message}"}
+        stages = {**plan.seconds, "total": time.perf_counter() - self.start}
+        fields = {**vars(plan), "seconds": stages, "message": f"Of the rewritten graph: {plan.message}"}
         budget_plan = BudgetPlan(
             **fields,
             graph=graph,
@@ -319,7 +321,7 @@ class Run:
             goal=self.goal.record(),
             base_peak_bytes=self.base.peak_bytes,
             base_seconds=self.base_seconds,
-            added_seconds=max(0.0, float(spent) - self.base_seconds),
+            added_seconds=max(0.0, added),
             added_seconds_lower_bound=0.0,
             peak_lower_bound_bytes=graph.resident_bytes,
             num_recomputed=graph.num_ops - self.graph.num_ops,
@@ -361,12 +363,19 @@ def needed_bytes(graph: Graph, plan: Plan) -> int:
     return max(plan.peak_bytes, plan.arena_bytes + outside if plan.arena_bytes else 0)
 
 
+def _bytes_per_op(graph: Graph, lists: Lists) -> NDArray[np.int64]:
+    total = np.concatenate(([0], np.cumsum(graph.tensor_bytes[lists.item])))
+    return np.diff(total[lists.offset])
+
+
 def early_updates(graph: Graph, order: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return the order with every weight update right behind the last op it needs.
+    """Return the order with every weight update, and every op that makes next to nothing, right behind what it needs.
+
+    The norms of gradients that are to be clipped make next to nothing: behind them, a gradient may go and come back.
 
     Args:
         graph: the training step.
-        order: int32[num_ops], valid; all but the updates keep its order.
+        order: int32[num_ops], valid; all other ops keep its order.
 
     Returns:
         int32[num_ops], item s is the op at step s.
@@ -376,6 +385,8 @@ def early_updates(graph: Graph, order: NDArray[np.int32]) -> NDArray[np.int32]:
     """
     offset, preds = graph.core.precedences()
     update = np.array([kind == "update" for kind in graph.op_kinds], dtype=np.bool_)
+    made, used = (_bytes_per_op(graph, lists) for lists in (graph.writes, graph.reads))
+    update |= (_NEXT_TO_NOTHING * made < used) & ~graph.random
     step = np.argsort(order)
     key = step.copy()
     for v in order.tolist():
