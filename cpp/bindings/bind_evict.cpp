@@ -26,9 +26,9 @@ nb::tuple lists(Csr<std::int32_t> csr) { return nb::make_tuple(to_numpy(std::mov
 
 // Runs work(control) without the GIL; true if Ctrl-C or progress ended it.
 template <class Work>
-bool limited(const char* stage, double time_limit, nb::object progress, Work work) {
+bool limited(const char* stage, double time_limit, std::int64_t max_work, nb::object progress, Work work) {
   PythonProgress callback(std::move(progress));
-  Control control(stage, time_limit, callback.function());
+  Control control(stage, time_limit, callback.function(), max_work);
   {
     nb::gil_scoped_release release;
     work(control);
@@ -54,21 +54,22 @@ void bind_evict(nb::module_& m) {
           "rerun_seconds"_a.noconvert(), "rerun_offset"_a.noconvert(), "rerun_reads"_a.noconvert(), "in_place"_a.noconvert())
       .def(
           "run",
-          [](Search& self, Bytes peak, double added_seconds, double time_limit, nb::object progress) {
-            return limited("budget", time_limit, std::move(progress),
+          [](Search& self, Bytes peak, double added_seconds, double time_limit, nb::object progress, std::int64_t max_work) {
+            return limited("budget", time_limit, max_work, std::move(progress),
                            [&](Control& control) { self.evictor.run({peak, added_seconds}, control); });
           },
-          "peak"_a, "added_seconds"_a, "time_limit"_a, "progress"_a.none(),
+          "peak"_a, "added_seconds"_a, "time_limit"_a, "progress"_a.none(), "max_work"_a = kAnyWork,
           "Drop greedily until the peak is reached or a limit is met; whether it was cancelled.")
       .def(
           "improve",
           [](Search& self, bool least_time, Bytes peak, double added_seconds, std::uint64_t seed, int max_rounds, double time_limit,
-             nb::object progress) {
-            return limited("improve", time_limit, std::move(progress), [&](Control& control) {
+             nb::object progress, std::int64_t max_work) {
+            return limited("improve", time_limit, max_work, std::move(progress), [&](Control& control) {
               improve(self.evictor, {least_time, peak, added_seconds}, seed, max_rounds, control);
             });
           },
           "least_time"_a, "peak"_a, "added_seconds"_a, "seed"_a, "max_rounds"_a, "time_limit"_a, "progress"_a.none(),
+          "max_work"_a = kAnyWork,
           "Search around the decisions in force for less time within the peak, or less peak within the time; whether cancelled.")
       .def(
           "curve",
@@ -86,7 +87,7 @@ void bind_evict(nb::module_& m) {
           "least_peak",
           [](Search& self, Array<OpId> ops, double added_seconds, double time_limit, nb::object progress) {
             std::vector<Bytes> bounds;
-            const bool cancelled = limited("bound", time_limit, std::move(progress), [&](Control& control) {
+            const bool cancelled = limited("bound", time_limit, kAnyWork, std::move(progress), [&](Control& control) {
               for (const OpId t : view(ops))
                 bounds.push_back(control.stop(0, 0) ? 0 : self.spending.least_peak(t, added_seconds, control));
             });
@@ -98,7 +99,7 @@ void bind_evict(nb::module_& m) {
           "least_added_seconds",
           [](Search& self, Array<OpId> ops, Bytes peak, double time_limit, nb::object progress) {
             std::vector<double> bounds;
-            const bool cancelled = limited("bound", time_limit, std::move(progress), [&](Control& control) {
+            const bool cancelled = limited("bound", time_limit, kAnyWork, std::move(progress), [&](Control& control) {
               for (const OpId t : view(ops))
                 bounds.push_back(control.stop(0, 0) ? 0 : self.spending.least_added_seconds(t, peak, control));
             });

@@ -73,6 +73,7 @@ void improve(Evictor& evictor, const Target& target, std::uint64_t seed, int max
     for (const Decision& decision : best.decisions) {
       if (uniform() >= share) rest.push_back(decision);
     }
+    control.spend(evictor.rewrite().num_runs());
     if (!evictor.reset(std::move(rest))) continue;  // some are valid only with what was taken away
     const double spread = uniform() < 0.5 ? 0 : kSpread * uniform();
     evictor.set_taste({kNoise * uniform(), spread, best.point.peak - best.point.peak / 50, random()});

@@ -61,23 +61,24 @@ bool Rewriter::walk(const DropSet& drops, Rewrite& r) {
     if (values_.producer[x] == kNoOp) current_[x] = new_copy(x, -1, r);
   }
   for (Step s = 0; s < static_cast<Step>(base_.size()); ++s) {
-    stack_.assign(1, {base_[s], false, 0});
+    stack_.assign(1, {base_[s], false, false, 0});
     while (!stack_.empty()) {
       Frame& frame = stack_.back();
-      const auto reads = frame.again ? values_.rerun_reads[frame.op] : values_.reads[frame.op];
-      const auto overwrites = frame.again ? values_.rerun_overwrites[frame.op] : values_.overwrites[frame.op];
+      const auto [reads, overwrites, makes] = form({frame.op, s, frame.again, frame.replay, false, -1});
       OpId missing = kNoOp;
+      bool replay = false;
       while (frame.next < reads.size() + overwrites.size()) {
         const ValueId x = frame.next < reads.size() ? reads[frame.next] : overwrites[frame.next - reads.size()];
         ++frame.next;
         if (usable(current_[x], s, drops, r)) continue;
         missing = values_.producer[x];
         if (missing == kNoOp || !values_.rerunnable(missing)) return false;
+        replay = replayed(x, s, drops, r);
         break;
       }
       if (missing != kNoOp) {
         if (stack_.size() > base_.size()) return false;
-        stack_.push_back({missing, true, 0});
+        stack_.push_back({missing, true, replay, 0});
         continue;
       }
       if (!emit(frame, s, drops, r)) return false;
@@ -87,12 +88,22 @@ bool Rewriter::walk(const DropSet& drops, Rewrite& r) {
   return true;
 }
 
+// Whether the maker of a value that is gone runs again as a whole, drawing the same numbers: it can do nothing less, or what it
+// saved is gone too.
+bool Rewriter::replayed(ValueId value, Step position, const DropSet& drops, const Rewrite& r) const {
+  const OpId maker = values_.producer[value];
+  if (values_.replays[maker] != Values::kWholeOrFirst) return values_.replays[maker] == Values::kWholeOnly;
+  if (value != values_.makes[maker].front()) return true;
+  const auto reads = values_.rerun_reads[maker];
+  return std::any_of(reads.begin(), reads.end(),
+                     [&](ValueId y) { return values_.producer[y] == maker && !usable(current_[y], position, drops, r); });
+}
+
 bool Rewriter::emit(const Frame& frame, Step position, const DropSet& drops, Rewrite& r) {
   const OpId v = frame.op;
-  const auto reads = frame.again ? values_.rerun_reads[v] : values_.reads[v];
-  const auto overwrites = frame.again ? values_.rerun_overwrites[v] : values_.overwrites[v];
-  const auto makes = frame.again ? values_.rerun_makes[v] : values_.makes[v];
   const RunId run = r.num_runs();
+  r.runs.push_back({v, position, frame.again, frame.replay, false, -1});
+  const auto [reads, overwrites, makes] = form(r.runs.back());
   for (const auto& list : {reads, overwrites}) {
     for (const ValueId x : list) {
       const CopyId copy = current_[x];
@@ -107,7 +118,6 @@ bool Rewriter::emit(const Frame& frame, Step position, const DropSet& drops, Rew
     r.makes.push_back(copy);
     if (!usable(current_[x], position, drops, r)) current_[x] = copy;
   }
-  r.runs.push_back({v, position, frame.again, false, -1});
   r.read_offset.push_back(static_cast<std::int64_t>(r.reads.size()));
   r.make_offset.push_back(static_cast<std::int64_t>(r.makes.size()));
   if (frame.again) {
@@ -178,8 +188,7 @@ void Rewriter::place(Rewrite& r) {
     if (r.runs[run].dead) continue;
     const auto reads = r.reads_of(run);
     const auto makes = r.makes_of(run);
-    const std::size_t num_overwritten =
-        r.runs[run].again ? values_.rerun_overwrites[r.runs[run].op].size() : values_.overwrites[r.runs[run].op].size();
+    const std::size_t num_overwritten = form(r.runs[run]).overwrites.size();
     const std::size_t num_written = makes.size() - num_overwritten;
     for (std::size_t i = 0; i < makes.size(); ++i) {
       Rewrite::Copy& made = r.copies[makes[i]];
@@ -250,7 +259,7 @@ Rewritten Rewriter::graph(const Rewrite& r) const {
     const OpId v = r.runs[run].op;
     const bool again = r.runs[run].again;
     const auto of_reads = r.reads_of(run);
-    const std::size_t num_overwritten = again ? values_.rerun_overwrites[v].size() : values_.overwrites[v].size();
+    const std::size_t num_overwritten = form(r.runs[run]).overwrites.size();
     reads.clear(), writes.clear(), mutates.clear(), after.clear();
     for (std::size_t i = 0; i < of_reads.size(); ++i) {
       const TensorId t = tensor[r.copies[of_reads[i]].buffer];
@@ -263,9 +272,14 @@ Rewritten Rewriter::graph(const Rewrite& r) const {
     for (const OpId u : graph_.data().after[v]) {
       if (first[u] != kNoOp) after.push_back(first[u]);
     }
+    if (r.runs[run].replay) after.push_back(first[v]);  // that draws the numbers
     if (first[v] == kNoOp) first[v] = static_cast<OpId>(result.origin.size());
     result.origin.push_back(v);
-    result.rerun.push_back(again ? rules_.rerun[v] : std::uint8_t{0});
+    const auto rerun = r.runs[run].replay                   ? Rerun::kReplay
+                       : !again                             ? Rerun::kNever
+                       : values_.replays[v] != Values::kNot ? Rerun::kFirstResult
+                                                            : static_cast<Rerun>(rules_.rerun[v]);
+    result.rerun.push_back(static_cast<std::uint8_t>(rerun));
     d.reads.push_back(reads), d.writes.push_back(writes), d.mutates.push_back(mutates), d.after.push_back(after);
     d.workspace_bytes.push_back(graph_.workspace(v));
     d.random.push_back(again ? 0 : graph_.data().random[v]);

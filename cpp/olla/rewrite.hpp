@@ -24,6 +24,7 @@ struct Rewrite {
     OpId op;
     Step position;      // base step whose op it serves
     bool again;         // not the op's own place in the base order
+    bool replay;        // again, as a whole, with the numbers of its own run
     bool dead;          // nobody reads what it makes: left out of the result, but numbered
     BufferId in_place;  // the buffer its one result takes over, or -1
   };
@@ -95,9 +96,13 @@ class Rewriter {
  private:
   struct Frame {
     OpId op;
-    bool again;
+    bool again, replay;
     std::size_t next;  // of its inputs
   };
+  bool replayed(ValueId value, Step position, const DropSet& drops, const Rewrite& r) const;
+  Values::Form form(const Rewrite::Run& run) const {
+    return run.again && !run.replay ? values_.again(run.op) : values_.own(run.op);
+  }
   bool walk(const DropSet& drops, Rewrite& r);
   bool emit(const Frame& frame, Step position, const DropSet& drops, Rewrite& r);
   bool usable(CopyId copy, Step position, const DropSet& drops, const Rewrite& r) const;

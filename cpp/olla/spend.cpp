@@ -57,7 +57,7 @@ void Spending::mark(OpId t, bool ancestors) {
 
 // What running an op after t takes for certain: a free op may run for the first time there, or again.
 void Spending::find_inputs(OpId v) {
-  const auto again = values_.rerun_reads[v];
+  const auto again = values_.replays[v] != Values::kNot ? values_.reads[v] : values_.rerun_reads[v];
   inputs_.clear();
   if (side_[v] == kBefore) {
     inputs_.assign(again.begin(), again.end());

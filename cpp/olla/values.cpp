@@ -86,11 +86,17 @@ void Values::number(const Graph& graph, const Rules& rules) {
 
 void Values::add_reruns(const Graph& graph, const Rules& rules) {
   std::vector<ValueId> list;
+  replays.assign(graph.num_ops(), kNot);
   for (OpId v = 0; v < graph.num_ops(); ++v) {
     auto rerun = static_cast<Rerun>(rules.rerun[v]);
     const auto lasting = [&](ValueId x) { return graph.producer(tensor[x]) == kNoOp; };
     const auto over = overwrites[v];
-    if (makes[v].empty() || (rerun == Rerun::kWhole && std::any_of(over.begin(), over.end(), lasting))) rerun = Rerun::kNever;
+    const bool whole = rerun == Rerun::kWhole || rerun == Rerun::kReplay;
+    if (makes[v].empty() || (whole && std::any_of(over.begin(), over.end(), lasting))) rerun = Rerun::kNever;
+    if (rerun == Rerun::kReplay) {
+      replays[v] = rules.rerun_reads[v].empty() || !over.empty() ? kWholeOnly : kWholeOrFirst;
+      if (replays[v] == kWholeOnly) rerun = Rerun::kWhole;
+    }
     const std::span<const ValueId> none;
     if (rerun == Rerun::kNever) {
       rerun_reads.push_back(none), rerun_overwrites.push_back(none), rerun_makes.push_back(none);
@@ -109,7 +115,8 @@ void Values::add_reruns(const Graph& graph, const Rules& rules) {
         }
         list.push_back(made != makes[v].end() ? *made : *read);
       }
-      rerun_reads.push_back(list), rerun_overwrites.push_back(none), rerun_makes.push_back(makes[v].first(1));
+      rerun_reads.push_back(list), rerun_overwrites.push_back(none);
+      rerun_makes.push_back(rerun == Rerun::kReplay ? makes[v] : makes[v].first(1));
     }
   }
 }

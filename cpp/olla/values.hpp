@@ -9,9 +9,10 @@ using ValueId = std::int32_t;
 inline constexpr ValueId kNoValue = -1;
 
 enum class Rerun : std::uint8_t {
-  kNever,       // random, or it changes what lasts beyond the step
-  kWhole,       // the op once more, as it is
-  kFirstResult  // its first result alone, from `rerun_reads`: a norm from its statistics, dropout from its mask
+  kNever,        // random, or it changes what lasts beyond the step
+  kWhole,        // the op once more, as it is
+  kFirstResult,  // its first result alone, from `rerun_reads`: a norm from its statistics
+  kReplay        // drawing the numbers of its own run again; or, where it has `rerun_reads` and they are there, as kFirstResult
 };
 
 // What may be done with each op, and what it costs. Index v of every list is op v.
@@ -19,7 +20,7 @@ struct Rules {
   std::vector<double> seconds;         // of one run
   std::vector<std::uint8_t> rerun;     // Rerun
   std::vector<double> rerun_seconds;   // of running it again
-  Csr<TensorId> rerun_reads;           // kFirstResult: what that reads; may name tensors the op itself writes
+  Csr<TensorId> rerun_reads;           // kFirstResult, kReplay: what that reads; may name tensors the op itself writes
   std::vector<std::uint8_t> in_place;  // its one result may take over the storage of an input that dies there, if as
                                        // large; where the program has it change a tensor, it may write elsewhere instead
 };
@@ -41,10 +42,21 @@ class Values {
   // Of op v, in the order of the lists of the graph: what it reads, what it overwrites (also read), what it makes: a value for each
   // tensor it writes, then one for each it overwrites.
   Csr<ValueId> reads, overwrites, makes;
-  // The same of running it again; all empty where it never may.
+  // The same of running it again; all empty where it never may. kReplay: reads as kFirstResult, makes as a whole run.
   Csr<ValueId> rerun_reads, rerun_overwrites, rerun_makes;
   Csr<OpId> readers;  // of value i: ops that read or overwrite it, in program order
 
+  struct Form {
+    std::span<const ValueId> reads, overwrites, makes;
+  };
+  enum Replays : std::uint8_t { kNot, kWholeOnly, kWholeOrFirst };
+  std::vector<Replays> replays;  // of op v
+  // What op v uses and makes: in its own place, or replaying that as a whole; and in another run.
+  Form own(OpId v) const { return {reads[v], overwrites[v], makes[v]}; }
+  Form again(OpId v) const {
+    const auto made = rerun_makes[v];
+    return {rerun_reads[v], rerun_overwrites[v], replays[v] == kWholeOrFirst ? made.first(1) : made};
+  }
   bool rerunnable(OpId v) const { return rerun_makes[v].size() > 0; }
 
  private:

@@ -316,7 +316,7 @@ class Step:
 
         planner, options = None, self._options
         if self._goal is not None or self._swapping is not None:
-            planner = Planner(self._goal, self._options, self._swapping)
+            planner = Planner(self._goal, self._options, self._swapping, replays=not self._cuda_graph)
             options = {**self._options, "goal": self._goal, "swapping": self._swapping}
         with ProgressLine(f"compiling {type(self.model).__name__}") as progress:
             place = (
