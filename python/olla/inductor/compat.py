@@ -5,11 +5,12 @@ Supported: torch 2.11 to 2.13. Where a name is gone, the error says which, and i
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +182,45 @@ def code_digest() -> str:
         digest.update(path.name.encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+_PATCHABLE = {  # what is replaced while a wrapper is replayed: module, path in it
+    "AsyncCompile": ("torch._inductor.async_compile", "AsyncCompile"),
+    "load_wrapper": ("torch._inductor.codecache", "PyCodeCache.load_by_key_path"),
+    "partition_fn": ("torch._inductor.compile_fx", "partition_fn"),
+}
+
+
+@contextlib.contextmanager
+def patched(name: str, value: Any) -> Iterator[Any]:
+    """Replace one of the names of _PATCHABLE in a block; yields what it was."""
+    module, path = _PATCHABLE[name]
+    owner, _, attribute = path.rpartition(".")
+    holder = private(module, owner) if owner else importlib.import_module(module)
+    private(module, path.partition(".")[0])
+    before = vars(holder)[attribute]
+    setattr(holder, attribute, value)
+    try:
+        yield before
+    finally:
+        setattr(holder, attribute, before)
+
+
+@contextlib.contextmanager
+def uncached() -> Iterator[None]:
+    """Compile everything anew in a block, in this process: nothing is read from or written to caches."""
+    config = private("torch._inductor", "config")
+    with config.patch(force_disable_caches=True, compile_threads=1, benchmark_harness=False):
+        yield
+
+
+def flop_formula(target: Any) -> Callable[..., int] | None:
+    """Return what counts the flops of an operator, or None where it is no product of matrices and no convolution."""
+    registry = private("torch.utils.flop_counter", "flop_registry")
+    packet = getattr(target, "overloadpacket", target)
+    name = str(packet).removesuffix("_for_cpu").removesuffix("_for_cpu_backward")
+    if name != str(packet):  # attention on the CPU: same arguments first, but without an entry of its own
+        backward = "_backward" if str(packet).endswith("_backward") else ""
+        packet = getattr(torch.ops.aten, name.removeprefix("aten.") + backward)
+    formula: Callable[..., int] | None = registry.get(packet)
+    return formula

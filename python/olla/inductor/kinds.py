@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils.flop_counter import flop_registry
 
 from olla.inductor import compat
 
@@ -103,9 +102,7 @@ def may_run_again(node: fx.Node) -> bool:
 
 def node_flops(node: fx.Node) -> int:
     """Return the floating-point operations of a matrix product, convolution or attention, 0 for everything else."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return 0
-    formula = flop_registry.get(node.target._overloadpacket)
+    formula = compat.flop_formula(node.target) if isinstance(node.target, torch._ops.OpOverload) else None
     if formula is None:
         return 0
 
