@@ -216,7 +216,10 @@ def _model(family: _Family, settings: dict[str, Any]) -> Any:
         return getattr(networks, family.model)(**settings)
     import transformers
 
-    return getattr(transformers, family.model)(getattr(transformers, family.config)(**settings))
+    model = getattr(transformers, family.model)(getattr(transformers, family.config)(**settings))
+    if getattr(model, "loss_type", "") is None:  # its default, said plainly: the warning otherwise breaks graphs
+        model.loss_type = "ForCausalLM"
+    return model
 
 
 def loss(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import hashlib
 import importlib
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,50 @@ CustomSchedulerPass: Any = (  # 2.13; a plain callable does before, but bypasses
     if hasattr(importlib.import_module("torch._inductor.custom_graph_pass"), "CustomSchedulerPass")
     else object
 )
-min_cut_partition: Any = private("torch._functorch.partitioners", "min_cut_rematerialization_partition")
+_partitioners = "torch._functorch.partitioners"
+min_cut_partition: Any = private(_partitioners, "min_cut_rematerialization_partition")
+must_recompute: Any = private(_partitioners, "must_recompute")
+size_of: Any = private(_partitioners, "_size_of")
+is_tangent: Any = private("torch._functorch._aot_autograd.utils", "_is_tangent")
+is_symbolic: Any = private("torch.fx.experimental.proxy_tensor", "is_sym_node")
+
+
+def is_tensor(value: object) -> bool:
+    """Whether a node's value is a tensor."""
+    return isinstance(value, torch.Tensor)
+
+
+def is_getitem(node: torch.fx.Node) -> bool:
+    """Whether a node takes an element of a tuple."""
+    return node.target is operator.getitem
+
+
+def is_operator(target: object) -> bool:
+    """Whether a node's target runs kernels."""
+    return isinstance(target, torch._ops.OpOverload | torch._ops.HigherOrderOperator)
+
+
+def must_save(node: torch.fx.Node) -> bool:
+    """Whether the user, or torch on behalf of what has effects, wants a node's result saved."""
+    return bool(node.meta.get("recompute") == torch.utils.checkpoint.CheckpointPolicy.MUST_SAVE)
+
+
+def hint(value: Any) -> Any:
+    """Return a size as a plain number, without making a guard of it."""
+    if not isinstance(value, torch.SymInt):
+        return value
+    module = "torch.fx.experimental.symbolic_shapes"
+    new = hasattr(importlib.import_module(module), "optimization_hint")  # its name since torch 2.13
+    return private(module, "optimization_hint" if new else "size_hint")(value, fallback=4096)
+
+
+def hinted(value: Any) -> Any:
+    """Return what a flop formula takes for a value: plain numbers, the sizes of a tensor for the tensor."""
+    if isinstance(value, torch.Tensor):
+        return torch.Size(hint(size) for size in value.shape)
+    if isinstance(value, tuple | list):
+        return type(value)(hinted(item) for item in value)
+    return hint(value)
 
 
 def set_config(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,15 +32,17 @@ class Replay:
     Attributes:
         peak_bytes: the most bytes of storages alive at once: resident ones, saved values, gradients (all are held, as
             until an optimizer takes them), intermediate buffers; no rounding of allocators, no workspaces of kernels.
+        eager_peak_bytes: the same of the step without torch.compile.
         resident_bytes: parameters, buffers, batch, and ``state_bytes``.
         splits: one per graph that was divided into forward and backward, in the order of compilation; several where
-            the graph breaks. Empty for an eager step.
+            the graph breaks.
         num_wrappers: generated modules; a graph with gradients has two.
         compile_seconds: processor time of the compilation, without that of kernels.
         sources: the generated wrappers.
     """
 
     peak_bytes: int
+    eager_peak_bytes: int
     resident_bytes: int
     splits: list[Split]
     num_wrappers: int
@@ -68,7 +70,7 @@ def replay(
     batch: Any,
     loss: Loss,
     *,
-    backend: str | Callable[..., Any] | None = "inductor",
+    backend: str | Callable[..., Any] = "inductor",
     options: dict[str, Any] | None = None,
     state_bytes: int = 0,
     watch: Watch | None = None,
@@ -83,7 +85,7 @@ def replay(
         model: real, on the meta device, or of fake tensors; in the mode (train or eval) it shall run in.
         batch: tensors in any structure of dicts, lists and tuples.
         loss: ``loss(model, batch)`` returns the loss, or a tuple that starts with it.
-        backend: of torch.compile; None for the eager step.
+        backend: of torch.compile.
         options: of torch.compile.
         state_bytes: of what else lives throughout: an optimizer's state.
         watch: is told of every graph as soon as it is divided.
@@ -107,28 +109,29 @@ def replay(
     fake_model, fake_batch = _fakes(mode, model, batch)
     splits: list[Split] = []
     sources: list[str] = []
-    seconds = 0.0
-    with contextlib.ExitStack() as stack:
-        step = _fresh(_train)
-        if backend is not None:
-            stack.enter_context(_compiling(splits, sources, watch))
+    live = LiveBytes()
+    for tensor in (*fake_model.parameters(), *fake_model.buffers(), *pytree.tree_leaves(fake_batch)):
+        live.add(tensor)
+    resident_bytes = live.live_bytes
+    step = _fresh(_train)
+    with mode, live:  # already while compiling, since the code holds for the modes it was compiled under
+        _run(step, loss, fake_model, fake_batch)  # what a first step changes would make it compile twice
+        eager_peak_bytes = live.peak_bytes
+        with _compiling(splits, sources, watch):
             step = torch.compile(step, backend=backend, options=options)
+            live.paused = True
             start = time.process_time()
-            with mode:
-                _run(step, loss, fake_model, fake_batch)
-            seconds = time.process_time() - start
-            stack.enter_context(torch.compiler.set_stance(skip_guard_eval_unsafe=True))  # fakes fail their own guards
-        num_wrappers = len(sources)
-        live = LiveBytes()
-        for tensor in (*fake_model.parameters(), *fake_model.buffers(), *pytree.tree_leaves(fake_batch)):
-            live.add(tensor)
-        resident_bytes = live.live_bytes
-        with mode, live:
             _run(step, loss, fake_model, fake_batch)
-        if len(sources) != num_wrappers:
-            raise CaptureError("the step compiles anew at its second run: what it does must not depend on the run")
+            seconds = time.process_time() - start
+            live.paused = False
+            num_wrappers = len(sources)
+            live.peak_bytes = live.live_bytes
+            _run(step, loss, fake_model, fake_batch)
+    if len(sources) != num_wrappers:
+        raise CaptureError("the step compiles anew at its second run: what it does must not depend on the run")
     return Replay(
         peak_bytes=live.peak_bytes + state_bytes,
+        eager_peak_bytes=eager_peak_bytes + state_bytes,
         resident_bytes=resident_bytes + state_bytes,
         splits=splits,
         num_wrappers=num_wrappers,

@@ -46,7 +46,7 @@ def split_of(
     Args:
         before, joint: the graph as it came, and after the passes that simplified it, or added copies to it.
         forward, backward: graph modules.
-        settings: what the partitioner was told; ``num_fwd_outputs`` of the forward graph's outputs are not saved values.
+        settings: what the partitioner was told; the forward graph's first ``num_fwd_outputs`` outputs are not saved.
         seconds: processor time of dividing it.
     """
     base = min(_flops(before), _flops(joint))
@@ -74,7 +74,7 @@ def _num_ops(graph: fx.Graph) -> int:
 
 
 def _flops(graph: fx.Graph) -> int:
-    """Return the flops of all matrix products and convolutions of a graph; inner graphs of control flow are left out."""
+    """Return the flops of all matrix products and convolutions; inner graphs of control flow are left out."""
     total = 0
     for node in _ops(graph):
         formula = compat.flop_formula(node.target)
