@@ -91,6 +91,71 @@ def hinted(value: Any) -> Any:
     return hint(value)
 
 
+def devices(module: torch.fx.GraphModule) -> set[torch.device]:
+    """Return the devices of a graph's tensors."""
+    values = (node.meta.get("val") for node in module.graph.nodes)
+    return {value.device for value in values if isinstance(value, torch.Tensor)}
+
+
+def is_whole_number(node: torch.fx.Node) -> bool:
+    """Whether a symbolic node is an integer, which forward hands to backward; others are computed from those."""
+    return isinstance(node.meta.get("val"), torch.SymInt | int)
+
+
+def obstacle(module: torch.fx.GraphModule) -> str:
+    """Return why a joint graph is left to torch's partitioner; empty where olla can take it."""
+    primal = private("torch._functorch._aot_autograd.utils", "_is_primal")
+    for node in module.graph.nodes:
+        if node.op == "placeholder" and not (primal(node) or is_tangent(node)):
+            return f"its input {node.name} is neither an argument nor a gradient"
+        if node.op != "call_function":
+            continue
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            return f"it calls {node.target}, which holds a graph of its own or has effects"
+        if must_recompute(node) and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            return f"{node.target} draws random numbers and is to run again"
+        if is_symbolic(node) and not all(is_symbolic(n) or n.op == "placeholder" for n in node.all_input_nodes):
+            return f"the size {node.name} depends on data"
+    return ""
+
+
+def prepare(module: torch.fx.GraphModule, static_indices: list[int] | None, num_forward_outputs: int) -> Any:
+    """Do with a joint graph what torch's partitioner does before it decides; returns how it classifies the nodes.
+
+    None where nothing in the graph belongs to backward.
+    """
+    config = private("torch._functorch", "config")
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    if config.cse:
+        module.graph = private(_partitioners, "fx_graph_cse")(module.graph)
+    if private(_partitioners, "has_recomputable_ops")(module):
+        private(_partitioners, "cleanup_recompute_tags")(module, is_default_partition=False)
+    if not config.unsafe_allow_optimization_of_collectives:
+        private(_partitioners, "force_save_collectives")(module)
+    private(_partitioners, "force_save_effectful_ops")(module)
+    private(_partitioners, "force_save_bw_mutation_src")(module)
+    info = private(_partitioners, "classify_nodes")(module, static_indices or [], num_forward_outputs)
+    return info if info.required_bw_nodes else None
+
+
+def split(
+    module: torch.fx.GraphModule, saved: list[Any], saved_sizes: list[Any], static: Any, num_forward_outputs: int
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """Return forward and backward of a joint graph that hands the saved nodes from one to the other."""
+    extract = private(_partitioners, "_extract_fwd_bwd_modules")
+    ordered = private("torch.utils._ordered_set", "OrderedSet")
+    forward, backward = extract(
+        module,
+        saved,
+        saved_sym_nodes=saved_sizes,
+        num_fwd_outputs=num_forward_outputs,
+        static_lifetime_input_nodes=ordered(static),
+    )
+    raise_getitems = private(_partitioners, "raise_getitems")
+    return raise_getitems(forward), raise_getitems(backward)
+
+
 def set_config(values: Mapping[str, Any]) -> dict[str, Any]:
     """Set names of Inductor's configuration; returns what they were before."""
     config = private("torch._inductor", "config")
@@ -143,9 +208,13 @@ def patched(name: str, value: Any) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def uncached() -> Iterator[None]:
-    """Compile everything anew in a block, in this process: nothing is read from or written to caches."""
+    """Compile everything anew in a block, in this process: nothing is read from or written to caches.
+
+    Kernels for the CPU are generated without vector instructions, which takes half as long and no compiler.
+    """
     config = private("torch._inductor", "config")
-    with config.patch(force_disable_caches=True, compile_threads=1, benchmark_harness=False):
+    settings = {"force_disable_caches": True, "compile_threads": 1, "benchmark_harness": False, "cpp.simdlen": 1}
+    with config.patch(settings):
         yield
 
 

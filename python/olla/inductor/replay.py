@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from olla.errors import CaptureError
 from olla.inductor import compat
-from olla.inductor.split import Split, split_of
+from olla.inductor.split import Split, figures, split_of
 from olla.inductor.wrappers import LiveBytes, watched_wrappers
 from olla.pytorch.inputs import Fakes, step_device
 
@@ -190,11 +190,11 @@ def _compiling(splits: list[Split], sources: list[str], watch: Watch | None) -> 
         stack.enter_context(watched_wrappers(sources))
 
         def partition(joint: Any, inputs: Any, **kwargs: Any) -> Any:
-            before = copy.copy(joint.graph)
+            given = figures(joint.graph)
             start = time.process_time()
             forward, backward = divide(joint, inputs, **kwargs)
             seconds = time.process_time() - start
-            splits.append(split_of(before, joint.graph, forward, backward, kwargs, seconds))
+            splits.append(split_of(given, joint.graph, forward, backward, kwargs["num_fwd_outputs"], seconds))
             if watch is not None:
                 watch(splits[-1])
             return forward, backward
