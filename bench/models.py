@@ -183,7 +183,13 @@ NAMES = tuple(_FAMILIES)
 
 
 def build(
-    name: str, batch_size: int = 1, *, tiny: bool = False, length: int | None = None, device: str = "meta"
+    name: str,
+    batch_size: int = 1,
+    *,
+    tiny: bool = False,
+    length: int | None = None,
+    device: str = "meta",
+    settings: dict[str, Any] | None = None,
 ) -> Example:
     """Make a model in training mode with a batch and its loss.
 
@@ -193,9 +199,10 @@ def build(
         tiny: a model of a few thousand parameters, for tests.
         length: tokens per sequence, where the model takes tokens.
         device: "meta" for planning only, "cpu" for random weights and data.
+        settings: of the model's configuration, in place of ours.
     """
     family = _FAMILIES[name]
-    settings = family.full | (family.tiny if tiny else {})
+    settings = family.full | (family.tiny if tiny else {}) | (settings or {})
     size = family.image_size[tiny]
     if not any(family.length) and family.config:
         settings["image_size"] = size
