@@ -206,7 +206,13 @@ NAMES = tuple(_FAMILIES)
 
 
 def build(
-    name: str, batch_size: int = 1, *, tiny: bool = False, length: int | None = None, device: str = "meta"
+    name: str,
+    batch_size: int = 1,
+    *,
+    tiny: bool = False,
+    length: int | None = None,
+    device: str = "meta",
+    settings: dict[str, Any] | None = None,
 ) -> Example:
     """Make a model in training mode with a batch and its loss.
 
@@ -216,9 +222,10 @@ def build(
         tiny: a model of a few thousand parameters, for tests.
         length: tokens per sequence, where the model takes tokens.
         device: "meta" for planning only, "cpu" for random weights and data.
+        settings: of the model's configuration, in place of ours.
     """
     family = _FAMILIES[name]
-    settings = family.full | (family.tiny if tiny else {})
+    settings = family.full | (family.tiny if tiny else {}) | (settings or {})
     size = family.image_size[tiny]
     if not any(family.length) and family.config:
         settings["image_size"] = size
@@ -239,7 +246,10 @@ def _model(family: _Family, settings: dict[str, Any]) -> Any:
         return getattr(networks, family.model)(**settings)
     import transformers
 
-    return getattr(transformers, family.model)(getattr(transformers, family.config)(**settings))
+    model = getattr(transformers, family.model)(getattr(transformers, family.config)(**settings))
+    if getattr(model, "loss_type", "") is None:  # its default, said plainly: the warning otherwise breaks graphs
+        model.loss_type = "ForCausalLM"
+    return model
 
 
 def loss(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -208,9 +208,13 @@ def patched(name: str, value: Any) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def uncached() -> Iterator[None]:
-    """Compile everything anew in a block, in this process: nothing is read from or written to caches."""
+    """Compile everything anew in a block, in this process: nothing is read from or written to caches.
+
+    Kernels for the CPU are generated without vector instructions, which takes half as long and no compiler.
+    """
     config = private("torch._inductor", "config")
-    with config.patch(force_disable_caches=True, compile_threads=1, benchmark_harness=False):
+    settings = {"force_disable_caches": True, "compile_threads": 1, "benchmark_harness": False, "cpp.simdlen": 1}
+    with config.patch(settings):
         yield
 
 
@@ -224,3 +228,18 @@ def flop_formula(target: Any) -> Callable[..., int] | None:
         packet = getattr(torch.ops.aten, name.removeprefix("aten.") + backward)
     formula: Callable[..., int] | None = registry.get(packet)
     return formula
+
+
+@contextlib.contextmanager
+def memory_budget(share: float) -> Iterator[None]:
+    """Let torch's own partitioner, and no other, divide graphs in a block, with ``activation_memory_budget=share``."""
+    inductor, functorch = private("torch._inductor", "config"), private("torch._functorch", "config")
+    with inductor.patch(custom_partitioner_fn=None), functorch.patch(activation_memory_budget=share):
+        yield
+
+
+def inductor_settings(values: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
+    """Set names of Inductor's configuration for a block."""
+    config = private("torch._inductor", "config")
+    changed: contextlib.AbstractContextManager[Any] = config.patch(dict(values))
+    return changed

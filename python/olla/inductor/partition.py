@@ -25,6 +25,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
     def __init__(self, goal: Goal, *, device_given: bool) -> None:
         self.goal = goal
         self.device_given = device_given
+        self.choices: list[saving.Choice] | None = None  # one per graph that is divided, where someone wants them
 
     def __call__(self, gm: Any, joint_inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Return the forward and the backward graph module of a joint one."""
@@ -38,6 +39,8 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
             return compat.min_cut_partition(gm, joint_inputs, **kwargs)  # type: ignore[no-any-return]
         model = joint.build(gm.graph, info, num_forward, self._device(gm))
         choice = saving.choose(model, self.goal)
+        if self.choices is not None:
+            self.choices.append(choice)
         _log.info(
             "saved for backward: peak %d bytes (%d with all saved), %.2f %% more time, %.2f %% of the arithmetic again",
             choice.peak_bytes,

@@ -7,7 +7,7 @@ import copy
 import time
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from olla.errors import CaptureError
 from olla.inductor import compat
-from olla.inductor.split import Split, split_of
+from olla.inductor.split import Split, figures, split_of
 from olla.inductor.wrappers import LiveBytes, watched_wrappers
 from olla.pytorch.inputs import Fakes, step_device
 
@@ -32,15 +32,17 @@ class Replay:
     Attributes:
         peak_bytes: the most bytes of storages alive at once: resident ones, saved values, gradients (all are held, as
             until an optimizer takes them), intermediate buffers; no rounding of allocators, no workspaces of kernels.
+        eager_peak_bytes: the same of the step without torch.compile.
         resident_bytes: parameters, buffers, batch, and ``state_bytes``.
         splits: one per graph that was divided into forward and backward, in the order of compilation; several where
-            the graph breaks. Empty for an eager step.
+            the graph breaks.
         num_wrappers: generated modules; a graph with gradients has two.
         compile_seconds: processor time of the compilation, without that of kernels.
         sources: the generated wrappers.
     """
 
     peak_bytes: int
+    eager_peak_bytes: int
     resident_bytes: int
     splits: list[Split]
     num_wrappers: int
@@ -68,10 +70,11 @@ def replay(
     batch: Any,
     loss: Loss,
     *,
-    backend: str | Callable[..., Any] | None = "inductor",
+    backend: str | Callable[..., Any] = "inductor",
     options: dict[str, Any] | None = None,
     state_bytes: int = 0,
     watch: Watch | None = None,
+    kernels: bool = False,
 ) -> Replay:
     """Compile a training step as torch.compile would now, and run the generated wrappers on fake tensors.
 
@@ -83,10 +86,11 @@ def replay(
         model: real, on the meta device, or of fake tensors; in the mode (train or eval) it shall run in.
         batch: tensors in any structure of dicts, lists and tuples.
         loss: ``loss(model, batch)`` returns the loss, or a tuple that starts with it.
-        backend: of torch.compile; None for the eager step.
+        backend: of torch.compile.
         options: of torch.compile.
         state_bytes: of what else lives throughout: an optimizer's state.
         watch: is told of every graph as soon as it is divided.
+        kernels: compile and run them too, on copies of real tensors: the same bytes, counted in earnest.
 
     Returns:
         The peak and where it comes from.
@@ -103,38 +107,84 @@ def replay(
         >>> found.resident_bytes, len(found.splits)
         (279044, 1)
     """
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fake_model, fake_batch = _fakes(mode, model, batch)
+    mode = contextlib.nullcontext() if kernels else FakeTensorMode(allow_non_fake_inputs=True)
+    twin, data = copy.deepcopy((model, batch)) if kernels else _fakes(mode, model, batch)
     splits: list[Split] = []
     sources: list[str] = []
-    seconds = 0.0
-    with contextlib.ExitStack() as stack:
-        step = _fresh(_train)
-        if backend is not None:
-            stack.enter_context(_compiling(splits, sources, watch))
+    live = LiveBytes()
+    for tensor in (*twin.parameters(), *twin.buffers(), *pytree.tree_leaves(data)):
+        live.add(tensor)
+    resident_bytes = live.live_bytes
+    step = _fresh(_train)
+    with mode, live:  # already while compiling, since the code holds for the modes it was compiled under
+        _run(step, loss, twin, data)  # what a first step changes would make it compile twice
+        eager_peak_bytes = live.peak_bytes
+        with _compiling(splits, sources, watch, kernels):
             step = torch.compile(step, backend=backend, options=options)
+            live.paused = True
             start = time.process_time()
-            with mode:
-                _run(step, loss, fake_model, fake_batch)
+            _run(step, loss, twin, data)
             seconds = time.process_time() - start
-            stack.enter_context(torch.compiler.set_stance(skip_guard_eval_unsafe=True))  # fakes fail their own guards
-        num_wrappers = len(sources)
-        live = LiveBytes()
-        for tensor in (*fake_model.parameters(), *fake_model.buffers(), *pytree.tree_leaves(fake_batch)):
-            live.add(tensor)
-        resident_bytes = live.live_bytes
-        with mode, live:
-            _run(step, loss, fake_model, fake_batch)
-        if len(sources) != num_wrappers:
-            raise CaptureError("the step compiles anew at its second run: what it does must not depend on the run")
+            live.paused = False
+            num_wrappers = len(sources)
+            live.peak_bytes = live.live_bytes
+            _run(step, loss, twin, data)
+    if len(sources) != num_wrappers:
+        raise CaptureError("the step compiles anew at its second run: what it does must not depend on the run")
     return Replay(
         peak_bytes=live.peak_bytes + state_bytes,
+        eager_peak_bytes=eager_peak_bytes + state_bytes,
         resident_bytes=resident_bytes + state_bytes,
         splits=splits,
         num_wrappers=num_wrappers,
         compile_seconds=seconds,
         sources=sources,
     )
+
+
+class _Known(Exception):
+    """A graph was divided as it has been before: its replay is known."""
+
+
+def sweep(
+    model: torch.nn.Module, batch: Any, loss: Loss, shares: Iterable[float], *, state_bytes: int = 0
+) -> dict[float, Replay]:
+    """Replay a step under torch's own partitioner, for several values of its ``activation_memory_budget``.
+
+    Args:
+        model, batch, loss, state_bytes: as of `replay`.
+        shares: of what is saved without a budget, from 0 to 1.
+
+    Returns:
+        The replay of every share; shares that divide a step's only graph alike share one.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 1))
+        >>> found = sweep(model, torch.ones(4, 8), lambda model, x: model(x).sum(), (1.0, 0.5))
+        >>> sorted(found)
+        [0.5, 1.0]
+    """
+    by_digest: dict[str, Replay] = {}
+    found: dict[float, Replay] = {}
+    for share in shares:
+        known: list[Replay] = []
+
+        def watch(split: Split, known: list[Replay] = known) -> None:
+            if split.digest in by_digest:
+                known.append(by_digest[split.digest])
+                raise _Known
+
+        try:
+            with compat.memory_budget(share):
+                found[share] = replay(model, batch, loss, state_bytes=state_bytes, watch=watch)
+        except Exception:
+            if not known:
+                raise
+            found[share] = known[0]
+        if len(found[share].splits) == 1:
+            by_digest[found[share].splits[0].digest] = found[share]
+    return found
 
 
 def _train(loss: Loss, model: torch.nn.Module, batch: Any) -> torch.Tensor:
@@ -178,20 +228,20 @@ def _fakes(mode: FakeTensorMode, model: torch.nn.Module, batch: Any) -> tuple[to
 
 
 @contextlib.contextmanager
-def _compiling(splits: list[Split], sources: list[str], watch: Watch | None) -> Iterator[None]:
+def _compiling(splits: list[Split], sources: list[str], watch: Watch | None, kernels: bool) -> Iterator[None]:
     """Record what is divided and generated in this block; nothing of it stays in torch's caches."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", message=".*force disabled")  # of the caches, by us
         stack.enter_context(compat.uncached())
-        stack.enter_context(watched_wrappers(sources))
+        stack.enter_context(watched_wrappers(sources, kernels=kernels))
 
         def partition(joint: Any, inputs: Any, **kwargs: Any) -> Any:
-            before = copy.copy(joint.graph)
+            given = figures(joint.graph)
             start = time.process_time()
             forward, backward = divide(joint, inputs, **kwargs)
             seconds = time.process_time() - start
-            splits.append(split_of(before, joint.graph, forward, backward, kwargs, seconds))
+            splits.append(split_of(given, joint.graph, forward, backward, kwargs["num_fwd_outputs"], seconds))
             if watch is not None:
                 watch(splits[-1])
             return forward, backward

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,50 +37,51 @@ class Split:
     digest: str
 
 
-def split_of(
-    before: fx.Graph, joint: fx.Graph, forward: Any, backward: Any, settings: Mapping[str, Any], seconds: float
-) -> Split:
-    """Describe a divided graph.
+@dataclass(frozen=True)
+class Figures:
+    """What a graph computes: its ops, and the flops of its matrix products and convolutions."""
 
-    Args:
-        before, joint: the graph as it came, and after the passes that simplified it, or added copies to it.
-        forward, backward: graph modules.
-        settings: what the partitioner was told; ``num_fwd_outputs`` of the forward graph's outputs are not saved values.
-        seconds: processor time of dividing it.
-    """
-    base = min(_flops(before), _flops(joint))
-    ops = min(_num_ops(before), _num_ops(joint))
-    parts = forward.graph, backward.graph
-    num_saved, saved_bytes = _saved(forward.graph, settings["num_fwd_outputs"])
-    return Split(
-        num_ops=ops,
-        num_recomputed=max(0, sum(map(_num_ops, parts)) - ops),
-        num_saved=num_saved,
-        saved_bytes=saved_bytes,
-        flops=base,
-        recomputed_flops=max(0, sum(map(_flops, parts)) - base),
-        seconds=seconds,
-        digest=hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest(),
-    )
+    num_ops: int
+    flops: int
 
 
-def _ops(graph: fx.Graph) -> Iterable[fx.Node]:
-    return (node for node in graph.nodes if node.op == "call_function" and not compat.is_getitem(node))
-
-
-def _num_ops(graph: fx.Graph) -> int:
-    return sum(1 for _ in _ops(graph))
-
-
-def _flops(graph: fx.Graph) -> int:
-    """Return the flops of all matrix products and convolutions of a graph; inner graphs of control flow are left out."""
-    total = 0
-    for node in _ops(graph):
+def figures(graph: fx.Graph) -> Figures:
+    """Count what a graph computes; inner graphs of control flow are left out."""
+    num_ops = total = 0
+    for node in graph.nodes:
+        if node.op != "call_function" or compat.is_getitem(node):
+            continue
+        num_ops += 1
         formula = compat.flop_formula(node.target)
         if formula is not None:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
             total += int(compat.hint(formula(*args, **kwargs, out_val=node.meta["val"])))
-    return total
+    return Figures(num_ops, total)
+
+
+def split_of(given: Figures, joint: fx.Graph, forward: Any, backward: Any, num_outputs: int, seconds: float) -> Split:
+    """Describe a divided graph.
+
+    Args:
+        given: the joint graph as it came.
+        joint: the joint graph after the passes that simplified it, or added copies to it.
+        forward, backward: graph modules; the first ``num_outputs`` outputs of forward are not saved values.
+        seconds: processor time of dividing it.
+    """
+    after = figures(joint)
+    flops, num_ops = min(given.flops, after.flops), min(given.num_ops, after.num_ops)
+    parts = figures(forward.graph), figures(backward.graph)
+    num_saved, saved_bytes = _saved(forward.graph, num_outputs)
+    return Split(
+        num_ops=num_ops,
+        num_recomputed=max(0, sum(part.num_ops for part in parts) - num_ops),
+        num_saved=num_saved,
+        saved_bytes=saved_bytes,
+        flops=flops,
+        recomputed_flops=max(0, sum(part.flops for part in parts) - flops),
+        seconds=seconds,
+        digest=hashlib.sha256(f"{forward.graph}\n{backward.graph}".encode()).hexdigest(),
+    )
 
 
 def _saved(forward: fx.Graph, num_outputs: int) -> tuple[int, int]:

@@ -20,12 +20,16 @@ class LiveBytes(TorchDispatchMode):
     """Counts the bytes of storages that are alive, and the most there were, while the mode is active.
 
     What an operator allocates and frees before it returns (workspaces of kernels) is not seen.
+
+    Attributes:
+        paused: while set, what is new is not counted.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.live_bytes = 0
         self.peak_bytes = 0
+        self.paused = False
         self._alive: dict[int, weakref.ref[Any]] = {}
 
     @classmethod
@@ -52,8 +56,9 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        for value in pytree.tree_leaves(result):
-            self.add(value)
+        if not self.paused:
+            for value in pytree.tree_leaves(result):
+                self.add(value)
         return result
 
 
