@@ -23,6 +23,8 @@ class Spending {
   Bytes least_peak(OpId t, double added_seconds, Control& control);
   // No rewriting with at most this peak adds less, as far as op t tells; infinity where none has that peak.
   double least_added_seconds(OpId t, Bytes peak, Control& control);
+  // What the cheapest way to go on after t makes again rather than keeps, at a price of time in bytes per second.
+  std::vector<ValueId> made_again(OpId t, double price, Control& control);
 
  private:
   struct Line {  // bytes kept and seconds added by one way to go on after t

@@ -22,7 +22,7 @@ def smartpool(lower: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='
 class Evictor:
     """Which values not to keep, on top of a base order; see olla.budget."""
 
-    def __init__(self, graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], rerun: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], rerun_seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], rerun_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rerun_reads: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], in_place: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+    def __init__(self, graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], rerun: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], rerun_seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], rerun_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rerun_reads: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], in_place: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], fusion: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, store_seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, unsaved: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, split: int = 0) -> None: ...
 
     def run(self, peak: int, added_seconds: float, time_limit: float, progress: object | None) -> bool:
         """
@@ -50,6 +50,22 @@ class Evictor:
     def reset(self, values: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], steps: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> bool:
         """
         Put other drops in force: value i is not kept past steps[i]; false, and none are, if one can neither be kept nor made.
+        """
+
+    def made_again(self, op: int, price: float, time_limit: float) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]:
+        """
+        Values that the cheapest way to go on after the op makes again, at a price of time in bytes per second.
+        """
+
+    def drops(self) -> tuple:
+        """
+        (values, steps, offset) of the drops in force; decision i is those from offset[i] to offset[i + 1].
+        """
+
+    def runs(self) -> dict:
+        """
+        What runs under the decisions in force, in order: op, base step it serves, whether again, live bytes, copies it reads
+        and makes; of every copy its value, and whether it is fused away.
         """
 
     @property

@@ -5,10 +5,12 @@ Supported: torch 2.11 to 2.13. Where a name is gone, the error says which, and i
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,115 @@ CustomSchedulerPass: Any = (  # 2.13; a plain callable does before, but bypasses
     if hasattr(importlib.import_module("torch._inductor.custom_graph_pass"), "CustomSchedulerPass")
     else object
 )
-min_cut_partition: Any = private("torch._functorch.partitioners", "min_cut_rematerialization_partition")
+_partitioners = "torch._functorch.partitioners"
+min_cut_partition: Any = private(_partitioners, "min_cut_rematerialization_partition")
+must_recompute: Any = private(_partitioners, "must_recompute")
+size_of: Any = private(_partitioners, "_size_of")
+is_tangent: Any = private("torch._functorch._aot_autograd.utils", "_is_tangent")
+is_symbolic: Any = private("torch.fx.experimental.proxy_tensor", "is_sym_node")
+
+
+def is_tensor(value: object) -> bool:
+    """Whether a node's value is a tensor."""
+    return isinstance(value, torch.Tensor)
+
+
+def is_getitem(node: torch.fx.Node) -> bool:
+    """Whether a node takes an element of a tuple."""
+    return node.target is operator.getitem
+
+
+def is_operator(target: object) -> bool:
+    """Whether a node's target runs kernels."""
+    return isinstance(target, torch._ops.OpOverload | torch._ops.HigherOrderOperator)
+
+
+def must_save(node: torch.fx.Node) -> bool:
+    """Whether the user, or torch on behalf of what has effects, wants a node's result saved."""
+    return bool(node.meta.get("recompute") == torch.utils.checkpoint.CheckpointPolicy.MUST_SAVE)
+
+
+def hint(value: Any) -> Any:
+    """Return a size as a plain number, without making a guard of it."""
+    if not isinstance(value, torch.SymInt):
+        return value
+    module = "torch.fx.experimental.symbolic_shapes"
+    new = hasattr(importlib.import_module(module), "optimization_hint")  # its name since torch 2.13
+    return private(module, "optimization_hint" if new else "size_hint")(value, fallback=4096)
+
+
+def hinted(value: Any) -> Any:
+    """Return what a flop formula takes for a value: plain numbers, the sizes of a tensor for the tensor."""
+    if isinstance(value, torch.Tensor):
+        return torch.Size(hint(size) for size in value.shape)
+    if isinstance(value, tuple | list):
+        return type(value)(hinted(item) for item in value)
+    return hint(value)
+
+
+def devices(module: torch.fx.GraphModule) -> set[torch.device]:
+    """Return the devices of a graph's tensors."""
+    values = (node.meta.get("val") for node in module.graph.nodes)
+    return {value.device for value in values if isinstance(value, torch.Tensor)}
+
+
+def is_whole_number(node: torch.fx.Node) -> bool:
+    """Whether a symbolic node is an integer, which forward hands to backward; others are computed from those."""
+    return isinstance(node.meta.get("val"), torch.SymInt | int)
+
+
+def obstacle(module: torch.fx.GraphModule) -> str:
+    """Return why a joint graph is left to torch's partitioner; empty where olla can take it."""
+    primal = private("torch._functorch._aot_autograd.utils", "_is_primal")
+    for node in module.graph.nodes:
+        if node.op == "placeholder" and not (primal(node) or is_tangent(node)):
+            return f"its input {node.name} is neither an argument nor a gradient"
+        if node.op != "call_function":
+            continue
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            return f"it calls {node.target}, which holds a graph of its own or has effects"
+        if must_recompute(node) and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            return f"{node.target} draws random numbers and is to run again"
+        if is_symbolic(node) and not all(is_symbolic(n) or n.op == "placeholder" for n in node.all_input_nodes):
+            return f"the size {node.name} depends on data"
+    return ""
+
+
+def prepare(module: torch.fx.GraphModule, static_indices: list[int] | None, num_forward_outputs: int) -> Any:
+    """Do with a joint graph what torch's partitioner does before it decides; returns how it classifies the nodes.
+
+    None where nothing in the graph belongs to backward.
+    """
+    config = private("torch._functorch", "config")
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    if config.cse:
+        module.graph = private(_partitioners, "fx_graph_cse")(module.graph)
+    if private(_partitioners, "has_recomputable_ops")(module):
+        private(_partitioners, "cleanup_recompute_tags")(module, is_default_partition=False)
+    if not config.unsafe_allow_optimization_of_collectives:
+        private(_partitioners, "force_save_collectives")(module)
+    private(_partitioners, "force_save_effectful_ops")(module)
+    private(_partitioners, "force_save_bw_mutation_src")(module)
+    info = private(_partitioners, "classify_nodes")(module, static_indices or [], num_forward_outputs)
+    return info if info.required_bw_nodes else None
+
+
+def split(
+    module: torch.fx.GraphModule, saved: list[Any], saved_sizes: list[Any], static: Any, num_forward_outputs: int
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """Return forward and backward of a joint graph that hands the saved nodes from one to the other."""
+    extract = private(_partitioners, "_extract_fwd_bwd_modules")
+    ordered = private("torch.utils._ordered_set", "OrderedSet")
+    forward, backward = extract(
+        module,
+        saved,
+        saved_sym_nodes=saved_sizes,
+        num_fwd_outputs=num_forward_outputs,
+        static_lifetime_input_nodes=ordered(static),
+    )
+    raise_getitems = private(_partitioners, "raise_getitems")
+    return raise_getitems(forward), raise_getitems(backward)
 
 # --- Inductor's scheduler: order.py, fused.py, scheduler.py -----------------------------------------------------------
 inductor_ir: Any = importlib.import_module("torch._inductor.ir")
@@ -120,3 +230,45 @@ def code_digest() -> str:
         digest.update(path.name.encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+_PATCHABLE = {  # what is replaced while a wrapper is replayed: module, path in it
+    "AsyncCompile": ("torch._inductor.async_compile", "AsyncCompile"),
+    "load_wrapper": ("torch._inductor.codecache", "PyCodeCache.load_by_key_path"),
+    "partition_fn": ("torch._inductor.compile_fx", "partition_fn"),
+}
+
+
+@contextlib.contextmanager
+def patched(name: str, value: Any) -> Iterator[Any]:
+    """Replace one of the names of _PATCHABLE in a block; yields what it was."""
+    module, path = _PATCHABLE[name]
+    owner, _, attribute = path.rpartition(".")
+    holder = private(module, owner) if owner else importlib.import_module(module)
+    private(module, path.partition(".")[0])
+    before = vars(holder)[attribute]
+    setattr(holder, attribute, value)
+    try:
+        yield before
+    finally:
+        setattr(holder, attribute, before)
+
+
+@contextlib.contextmanager
+def uncached() -> Iterator[None]:
+    """Compile everything anew in a block, in this process: nothing is read from or written to caches."""
+    config = private("torch._inductor", "config")
+    with config.patch(force_disable_caches=True, compile_threads=1, benchmark_harness=False):
+        yield
+
+
+def flop_formula(target: Any) -> Callable[..., int] | None:
+    """Return what counts the flops of an operator, or None where it is no product of matrices and no convolution."""
+    registry = private("torch.utils.flop_counter", "flop_registry")
+    packet = getattr(target, "overloadpacket", target)
+    name = str(packet).removesuffix("_for_cpu").removesuffix("_for_cpu_backward")
+    if name != str(packet):  # attention on the CPU: same arguments first, but without an entry of its own
+        backward = "_backward" if str(packet).endswith("_backward") else ""
+        packet = getattr(torch.ops.aten, name.removeprefix("aten.") + backward)
+    formula: Callable[..., int] | None = registry.get(packet)
+    return formula
