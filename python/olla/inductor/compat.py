@@ -155,6 +155,54 @@ def split(
     raise_getitems = private(_partitioners, "raise_getitems")
     return raise_getitems(forward), raise_getitems(backward)
 
+# --- Inductor's scheduler: order.py, fused.py, scheduler.py -----------------------------------------------------------
+inductor_ir: Any = importlib.import_module("torch._inductor.ir")
+virtualized: Any = private("torch._inductor.virtualized", "V")
+prepare_planning_info: Any = private("torch._inductor.memory", "prepare_planning_info")
+can_match_buffer_size: Any = private("torch._inductor.codegen.wrapper", "can_match_buffer_size")
+is_nonfreeable_buffers: Any = private("torch._inductor.utils", "is_nonfreeable_buffers")
+is_collective: Any = private("torch._inductor.utils", "contains_collective")
+is_wait: Any = private("torch._inductor.utils", "contains_wait")
+graph_being_compiled: Any = private("torch._functorch._aot_autograd.logging_utils", "get_aot_graph_name")
+OrderedSet: Any = private("torch.utils._ordered_set", "OrderedSet")
+_SCHEDULER_MEMBERS = {
+    "BaseSchedulerNode": ("get_outputs", "get_nodes", "get_name", "get_device", "used_or_aliased_buffer_names"),
+    "SchedulerBuffer": ("get_name", "get_aliases", "can_free"),
+    "Scheduler": ("can_buffer_be_removed_through_fusion", "get_fused_node", "get_donated_buffers"),
+    "SchedulerNode": (),
+    "ExternKernelSchedulerNode": (),
+    "NopKernelSchedulerNode": (),
+    "OutputNode": (),
+}
+
+
+@functools.cache
+def scheduler_classes() -> Any:
+    """Return the module of Inductor's scheduler, its classes checked for the members that olla uses."""
+    for owner, members in _SCHEDULER_MEMBERS.items():
+        found = private("torch._inductor.scheduler", owner)
+        for member in members:
+            if not hasattr(found, member):
+                private("torch._inductor.scheduler", f"{owner}.{member}")
+    return importlib.import_module("torch._inductor.scheduler")
+
+
+def size_hint(graph: Any, size: Any) -> int:
+    """Return a size as a number; what stands for a symbol is the value it was traced with."""
+    sizes = graph.sizevars
+    hint = sizes.optimization_hint if hasattr(sizes, "optimization_hint") else sizes.size_hint  # 2.12 renamed it
+    return int(hint(size, fallback=0))
+
+
+def overwrites(graph: Any, device: Any) -> bool:
+    """Return whether kernels on a device may write their results over their inputs."""
+    features = private("torch._inductor.codegen.common", "BackendFeature")
+    config = private("torch._inductor", "config")
+    return bool(config.inplace_buffers and graph.has_feature(device, features.INPLACE_BUFFERS))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
 
 def set_config(values: Mapping[str, Any]) -> dict[str, Any]:
     """Set names of Inductor's configuration; returns what they were before."""
