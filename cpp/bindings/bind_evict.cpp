@@ -1,4 +1,7 @@
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
 
 #include "arrays.hpp"
 #include "olla/evict.hpp"
@@ -22,6 +25,26 @@ struct Search {
         base(std::move(order)),
         evictor(graph, values, rules, base),
         spending(graph, values, rules) {}
+
+  // What the bounds of ops would drop at them to meet a target.
+  std::vector<std::vector<Decision>> seeds(std::span<const OpId> ops, const Target& target, Control& control) {
+    std::vector<std::vector<Decision>> found;
+    for (const OpId t : ops) {
+      if (control.over()) break;
+      if (target.least_time) {
+        spending.least_added_seconds(t, target.peak, control);
+      } else {
+        spending.least_peak(t, target.added_seconds, control);
+      }
+      const auto step = static_cast<Step>(std::find(base.begin(), base.end(), t) - base.begin());
+      for (const auto& dropped : spending.around()) {
+        std::vector<Decision> decisions;
+        for (const ValueId x : dropped) decisions.push_back({{x, step}});
+        if (!decisions.empty()) found.push_back(std::move(decisions));
+      }
+    }
+    return found;
+  }
 };
 
 nb::tuple lists(Csr<std::int32_t> csr) { return nb::make_tuple(to_numpy(std::move(csr.offset)), to_numpy(std::move(csr.item))); }
@@ -76,14 +99,16 @@ void bind_evict(nb::module_& m) {
       .def(
           "improve",
           [](Search& self, bool least_time, Bytes peak, double added_seconds, std::uint64_t seed, int max_rounds, double time_limit,
-             nb::object progress, std::int64_t max_work) {
+             nb::object progress, std::int64_t max_work, const std::vector<OpId>& ops) {
             return limited("improve", time_limit, max_work, std::move(progress), [&](Control& control) {
-              improve(self.evictor, {least_time, peak, added_seconds}, seed, max_rounds, control);
+              const Target target{least_time, peak, added_seconds};
+              improve(self.evictor, target, seed, max_rounds, control, self.seeds(ops, target, control));
             });
           },
           "least_time"_a, "peak"_a, "added_seconds"_a, "seed"_a, "max_rounds"_a, "time_limit"_a, "progress"_a.none(),
-          "max_work"_a = kAnyWork,
-          "Search around the decisions in force for less time within the peak, or less peak within the time; whether cancelled.")
+          "max_work"_a = kAnyWork, "ops"_a = std::vector<OpId>{},
+          "Search around the decisions in force, and those that the bounds of ops suggest, for less time within the peak, or less "
+          "peak within the time; whether cancelled.")
       .def(
           "curve",
           [](const Search& self) {

@@ -167,10 +167,15 @@ Spending::Line Spending::cut(double price, double& value, Control& control) {
   value = static_cast<double>(network_.maximise(kMaxBytes, [&] { return control.stop(constant_, constant_); })) / kScale;
   network_.reached({FlowNetwork::kSource}, 0, reached_);
   Line line{0, 0};
+  dropped_.clear();
   for (std::size_t i = 0; i < needed_.size(); ++i) {
     const OpId maker = values_.producer[needed_[i]];
     if (reached_[value_node_[needed_[i]]] == 0) continue;
-    if (maker == kNoOp || op_node_[maker] < 0 || reached_[op_node_[maker]] == 0) line.bytes += static_cast<double>(keep_bytes_[i]);
+    if (maker == kNoOp || op_node_[maker] < 0 || reached_[op_node_[maker]] == 0) {
+      line.bytes += static_cast<double>(keep_bytes_[i]);
+    } else {
+      dropped_.push_back(needed_[i]);
+    }
   }
   for (const OpId v : makers_) {
     if (side_[v] == kBefore && reached_[op_node_[v]] != 0) line.seconds += rules_.rerun_seconds[v];
@@ -186,6 +191,8 @@ double Spending::maximise(Objective objective, Dear dear, Control& control) {
   Line cheap = cut(0, value, control);  // time costs nothing: the least that must be kept
   double best = objective(value, 0.0);
   Line kept{0, 0};
+  cheap_ = dropped_;
+  kept_.clear();
   for (std::size_t i = 0; i < num_read_; ++i) kept.bytes += static_cast<double>(keep_bytes_[i]);
   for (int i = 0; i < kMaxCuts && dear(cheap) && cheap.seconds > kept.seconds && kept.bytes > cheap.bytes; ++i) {
     if (control.stop(constant_, constant_)) break;
@@ -194,6 +201,7 @@ double Spending::maximise(Objective objective, Dear dear, Control& control) {
     best = std::max(best, objective(value, price));
     if (line.bytes + price * line.seconds >= (kept.bytes + price * kept.seconds) * (1 - kRounding)) break;  // no line between
     (dear(line) ? cheap : kept) = line;
+    (dear(line) ? cheap_ : kept_) = dropped_;
   }
   return best;
 }

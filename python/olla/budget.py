@@ -38,6 +38,7 @@ _LEAST_SHARE = 0.1  # of the time limit, that every stage gets however late it i
 _BOUND_SHARE = 0.1  # of the time limit, for one lower bound
 _CLOSE = 0.002  # a peak this near to its bound is not searched for further
 _MAX_ROUNDS = 1000  # of the local search; work ends it earlier on all but small graphs
+_NUM_SEED_OPS = 3  # whose bounds the local search starts from, too
 _NUM_BOUND_OPS = 12  # per source of ops whose cuts make a bound
 _NEXT_TO_NOTHING = 64  # times fewer bytes than an op reads
 _MAX_LAYOUTS = 6  # rewritten graphs laid out until the arena fits
@@ -220,7 +221,7 @@ class Run:
         self.improve_work //= 2  # where the arena does not fit, what follows is a small step from here
         seconds = math.inf if added_seconds is None else added_seconds
         self.interrupted |= self.evictor.improve(
-            least_time, peak_bytes, seconds, self.options.seed, _MAX_ROUNDS, limit, self.progress, work
+            least_time, peak_bytes, seconds, self.options.seed, _MAX_ROUNDS, limit, self.progress, work, self._busiest_ops()[:_NUM_SEED_OPS].tolist()
         )
 
     def _close_enough(self, peak_bytes: int, added_seconds: float | None) -> bool:
