@@ -12,6 +12,8 @@ constexpr std::array<Section, 3> kShortSections{2, 8, 32};  // an item alive in 
 constexpr ItemId kMaxExactItems = 600;  // the exact search of a whole part takes memory by the square of its items
 constexpr ItemId kMinNeighbourhood = 100, kMaxNeighbourhood = 200'000, kMaxOrdered = 200'000;
 constexpr std::array<KeyWeights, 3> kOrderKeys{KeyWeights{1, 0, 0}, KeyWeights{2, 1, 0}, KeyWeights{0, 1, 0}};
+constexpr ItemId kMinFolded = 1000;
+constexpr int kFirstFolds = 4, kCutsPerTurn = 4, kFrontCuts = 6, kTurnsPerCut = 3;
 // Of a turn: placements of the wheel, and what takes about as long.
 constexpr std::int64_t kPlacements = 50'000, kLookedAtPerPlacement = 100, kNodesPerTurn = 100'000, kNodesNear = 10'000;
 
@@ -48,10 +50,41 @@ bool PartSearch::improve(Bytes enough, Effort& effort, const Stop& stop) {
     if (best_.height > enough) bound_ = best_.height;
     return false;
   }
-  if (options_.use_births && is_free_) try_births(enough, stop);
+  if (options_.use_fold && part_.num_items() >= kMinFolded) fold_ = Fold::find(part_);
+  for (int turn = 0; fold_ && turn < kFirstFolds && !done(enough, stop); ++turn) fold(enough, effort, stop);
+  if (options_.use_births && is_free_ && (!fold_ || part_.num_items() <= kMaxOrdered)) try_births(enough, stop);
   try_keys(enough, stop);
   if (is_free_ && !is_small_ && part_.num_items() <= kMaxOrdered) try_orders(enough, stop);
   return true;
+}
+
+// A turn of the short part, and what repeats from the best cuts of its packing.
+void PartSearch::fold(Bytes enough, Effort& effort, const Stop& stop) {
+  if (!folded_) {
+    folded_ = std::make_unique<PartSearch>(fold_->short_part(), options_);
+    folded_->begin([&] { return stop(best_.height); });
+    cuts_ = fold_->cuts();
+  }
+  const Stop whole = [&](Bytes) { return stop(best_.height); };
+  folded_->improve(enough, effort, whole);
+  for (int tries = 0; tries < kCutsPerTurn && folded_->best().height < best_.height && !done(enough, stop); ++tries) {
+    // The front ones are the best, others are tried now and then.
+    const auto k = static_cast<std::size_t>(num_cuts_ % 2 == 0 ? num_cuts_ / 2 % kFrontCuts : num_cuts_ * 7919 / 2) % cuts_.size();
+    ++num_cuts_;
+    repeat(cuts_[k], std::max(enough, folded_->best().height), effort, stop);
+  }
+}
+
+void PartSearch::repeat(Section cut, Bytes enough, Effort& effort, const Stop& stop) {
+  const Packing& packing = folded_->best();
+  const Part stretch = fold_->stretch(cut, packing);
+  if (stretch.bound >= best_.height) return;
+  PartSearch search(stretch, options_);
+  const Stop whole = [&](Bytes) { return stop(best_.height); };
+  search.begin([&] { return stop(best_.height); });
+  for (int turn = 0; turn < kTurnsPerCut && search.improve(enough, effort, whole); ++turn) {
+  }
+  if (search.best().height < best_.height) keep(fold_->unfold(cut, packing, stretch, search.best()));
 }
 
 void PartSearch::try_keys(Bytes enough, const Stop& stop) {
@@ -92,6 +125,7 @@ void PartSearch::try_births(Bytes enough, const Stop& stop) {
 // The searches take turns, as no one can tell which suits a part. Around fixed items only the wheel and ejection can build.
 void PartSearch::take_turns(Bytes enough, Effort& effort, const Stop& stop) {
   const bool is_decision = is_small_ && options_.capacity > 0;
+  if (fold_ && !done(enough, stop)) fold(enough, effort, stop);
   if (options_.use_squeaky_wheel && !is_decision && !done(enough, stop)) turn_wheel(enough, effort, stop);
   if (is_small_ && !done(enough, stop)) climb_down(enough, effort, stop);
   if (!options_.use_neighbourhood || is_decision || part_.num_items() < kMinNeighbourhood) {

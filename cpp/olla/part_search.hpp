@@ -1,9 +1,11 @@
-// Packs one part: a greedy pass, then searches in turns.
+// Packs one part: a greedy pass, then searches in turns; a part that repeats itself by a short one.
 #pragma once
 
+#include <memory>
 #include <optional>
 
 #include "olla/ejection.hpp"
+#include "olla/fold.hpp"
 #include "olla/ladder.hpp"
 #include "olla/layout.hpp"
 #include "olla/neighbourhood.hpp"
@@ -38,6 +40,8 @@ class PartSearch {
     void learn(bool has_gained) { slices = has_gained ? std::min(16.0, 2 * slices) : std::max(0.25, slices / 2); }
   };
 
+  void fold(Bytes enough, Effort& effort, const Stop& stop);
+  void repeat(Section cut, Bytes enough, Effort& effort, const Stop& stop);
   void try_keys(Bytes enough, const Stop& stop);
   void try_orders(Bytes enough, const Stop& stop);
   void try_births(Bytes enough, const Stop& stop);
@@ -54,12 +58,15 @@ class PartSearch {
   const bool is_free_, is_small_;
   Packing best_;
   Bytes bound_ = 0;
-  int num_turns_ = 0;
+  int num_turns_ = 0, num_cuts_ = 0;
   Skyline skyline_;
   SqueakyWheel wheel_;
   Ladder ladder_;
   std::optional<Ejection> ejection_;
   std::optional<Neighbourhood> neighbourhood_;
+  std::optional<Fold> fold_;
+  std::vector<Section> cuts_;            // where the fold can be cut, best first
+  std::unique_ptr<PartSearch> folded_;  // of its short part
   Share wheel_share_, ejection_share_, neighbourhood_share_;
 };
 

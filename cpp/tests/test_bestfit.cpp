@@ -13,7 +13,7 @@ namespace {
 FitResult place(const std::vector<Buffer>& buffers, const std::vector<std::int32_t>& order, Hole hole = Hole::kBest,
                 Bytes alignment = 1) {
   Control control("layout", 60, nullptr);
-  return fit_in_order(buffers, order, fit, alignment, control);
+  return fit_in_order(buffers, order, hole, alignment, control);
 }
 
 std::vector<std::int32_t> as_given(const std::vector<Buffer>& buffers) {
@@ -41,8 +41,8 @@ std::vector<Offset> slow(const std::vector<Buffer>& buffers, const std::vector<s
     Offset top = 0, chosen = -1;
     Bytes best = std::numeric_limits<Bytes>::max();
     for (const auto& [begin, end] : used) {
-      const Bytes hole = begin - top;
-      if (hole >= rounded(b) && (fit == Hole::kBest ? hole < best : chosen < 0)) best = hole, chosen = top;
+      const Bytes room = begin - top;
+      if (room >= rounded(b) && (hole == Hole::kBest ? room < best : chosen < 0)) best = room, chosen = top;
       top = std::max(top, end);
     }
     offsets[order[k]] = chosen < 0 ? top : chosen;
@@ -70,8 +70,8 @@ TEST(the_chunks_find_what_a_look_at_all_buffers_finds) {
     std::ranges::shuffle(order, random);
     for (const Hole hole : {Hole::kBest, Hole::kLowest}) {
       for (const Bytes alignment : {1, 4}) {
-        const FitResult found = place(buffers, order, fit, alignment);
-        CHECK_EQ(found.offsets, slow(buffers, order, fit, alignment));
+        const FitResult found = place(buffers, order, hole, alignment);
+        CHECK_EQ(found.offsets, slow(buffers, order, hole, alignment));
         Bytes height = 0;
         for (int i = 0; i < num; ++i) {
           const Buffer& b = buffers[i];
