@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +29,7 @@ from olla import autoswap, pipeline, swap
 from olla.pytorch import copies
 from olla.pytorch.budgeted import without_costs
 from olla.pytorch.copies import Copies, HostMemory, Outline, whole
+from olla.pytorch.extension import cache_folder
 from olla.pytorch.swapped import Transfers, transfers
 from olla.swap import Link, Search, Swaps
 from olla.swapplan import SwapPlan, with_swaps
@@ -280,7 +284,7 @@ def test_without_host_memory_the_step_says_so_and_runs_later() -> None:
     ("options", "message"),
     [
         ({"swap": True}, "swap is for a goal"),
-        ({"host_budget": "1GB"}, "link and host_budget are for swapping"),
+        ({"host_budget": "1GB"}, "host_budget is for a goal"),
         ({"method": "ilp"}, "method is 'ilp'"),
         ({"method": "autoswap", "link": 0.0}, "of a link is 0"),
     ],
@@ -288,6 +292,43 @@ def test_without_host_memory_the_step_says_so_and_runs_later() -> None:
 def test_options_that_make_no_sense_are_refused_before_the_first_call(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         olla.compile(nn.Linear(2, 2), loss=square, **options)
+
+
+CHILD = """
+import torch, olla
+from torch import nn
+
+torch.manual_seed(0)
+layers = [layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.Tanh(), nn.Dropout(0.3))]
+model = nn.Sequential(*layers)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loss = lambda model, x: model(x).square().mean()
+step = olla.compile(model, optimizer=optimizer, loss=loss, method="autoswap", link=1e12, time_limit=0.5)
+batch = torch.randn(8192, 64)
+losses = [float(step(batch)).hex() for _ in range(5)]
+report = step.report()
+assert report.measured_peak_bytes == report.planned_peak_bytes and report.num_misses == 0
+assert (report.record_seconds == 0) == report.cached, report.note
+print(report.cached, report.swap.num_swaps, report.swap.host_bytes, report.planned_peak_bytes, losses)
+"""
+
+
+def test_a_later_process_finds_the_swaps_on_disk(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    if (cache_folder() / "replay").is_dir():
+        (tmp_path / "cache" / "replay").symlink_to(cache_folder() / "replay")  # to compile takes longer
+    environment = os.environ | {"OLLA_CACHE_DIR": str(tmp_path / "cache"), "OLLA_DISK_CACHE": "1"}
+    script = tmp_path / "child.py"
+    script.write_text(CHILD)
+
+    def run() -> list[str]:
+        done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split(maxsplit=1)
+
+    first, second = run(), run()
+    assert (first[0], second[0]) == ("False", "True")
+    assert first[1] == second[1]
 
 
 def required(t: Transfers, plan: SwapPlan) -> None:

@@ -221,7 +221,15 @@ class Run:
         self.improve_work //= 2  # where the arena does not fit, what follows is a small step from here
         seconds = math.inf if added_seconds is None else added_seconds
         self.interrupted |= self.evictor.improve(
-            least_time, peak_bytes, seconds, self.options.seed, _MAX_ROUNDS, limit, self.progress, work, self._busiest_ops()[:_NUM_SEED_OPS].tolist()
+            least_time,
+            peak_bytes,
+            seconds,
+            self.options.seed,
+            _MAX_ROUNDS,
+            limit,
+            self.progress,
+            work,
+            self._busiest_ops()[:_NUM_SEED_OPS].tolist(),
         )
 
     def _close_enough(self, peak_bytes: int, added_seconds: float | None) -> bool:

@@ -143,7 +143,19 @@ def layout(
     wish = None if preferred is None else _int64("preferred", preferred)
     start = time.perf_counter()
     offsets, height, load, bound, cancelled = _core.layout(
-        first, last, sizes, alignment, time_limit, seed, progress, capacity or 0, threads, must, wish, _NO_LIMIT, _NO_LIMIT
+        first,
+        last,
+        sizes,
+        alignment,
+        time_limit,
+        seed,
+        progress,
+        capacity or 0,
+        threads,
+        must,
+        wish,
+        _NO_LIMIT,
+        _NO_LIMIT,
     )
     return Layout(offsets, height, load, bound, cancelled, time.perf_counter() - start)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from olla import budget, combine
 from olla.budgetplan import BudgetPlan
-from olla.budgets import Goal
+from olla.budgets import Goal, Swapping
 from olla.devices import DeviceProfile
 from olla.errors import BudgetError
 from olla.graph import Graph
@@ -22,27 +22,10 @@ from olla.pytorch.capture import Captured
 from olla.pytorch.forms import narrowed
 from olla.pytorch.swapped import transfers
 from olla.report.step import BudgetReport, SwapReport
-from olla.swap import Link
 from olla.swapplan import SwapPlan
 
 _MAX_PLANS = 5  # of one step, each recorded once
 _MAX_HOST_PLANS = 3  # until the host memory of the swaps fits, the last of them without any
-
-
-class Swapping(NamedTuple):
-    """How a step may swap.
-
-    Attributes:
-        by_autoswap: by AutoSwap alone, rather than on top of recomputation.
-        link: to host memory.
-        host_bytes: of host memory that there are; None: as many as it takes.
-        device: what seconds are estimated for.
-    """
-
-    by_autoswap: bool
-    link: Link
-    host_bytes: int | None
-    device: DeviceProfile
 
 
 class Planner:
@@ -52,6 +35,7 @@ class Planner:
         goal: what is asked for; None: least peak at no overhead, by AutoSwap.
         options: of olla.compile: time_limit, seed, updates_may_move.
         swapping: how the step may swap; None: not at all.
+        device: what seconds are estimated for, where there is no goal.
 
     Attributes:
         time_limit: seconds for one plan.
@@ -60,11 +44,20 @@ class Planner:
     """
 
     def __init__(
-        self, goal: Goal | None, options: dict[str, Any], swapping: Swapping | None = None, *, replays: bool = True
+        self,
+        goal: Goal | None,
+        options: dict[str, Any],
+        swapping: Swapping | None = None,
+        by_autoswap: bool = False,
+        device: str | DeviceProfile = "a100",
+        *,
+        replays: bool = True,
     ) -> None:
         self.goal = goal
         self.replays = replays
         self.swapping = swapping
+        self._by_autoswap = by_autoswap
+        self._profile = device
         self.time_limit: float = options["time_limit"]
         self._options = Options(layout=False, **options)
         self._num_plans = 0
@@ -171,18 +164,18 @@ class Planner:
         if self.swapping is None:
             assert goal is not None
             return budget.run(graph, self._options, goal, progress, narrow)
-        swapping, host_bytes = self.swapping, self.swapping.host_bytes
+        host_bytes = self.swapping.host_bytes
         for left in reversed(range(_MAX_HOST_PLANS)):
-            allowed: dict[str, Any] = {"link": swapping.link, "host_bytes": host_bytes, "progress": progress}
-            if swapping.by_autoswap:
-                found = combine.autoswap(graph, self._options, goal, device=swapping.device, **allowed)
+            how: dict[str, Any] = {"link": self.swapping.link, "host_bytes": host_bytes, "progress": progress}
+            if self._by_autoswap or goal is None:
+                options = dataclasses.replace(self._options, method="program")
+                found = combine.autoswap(graph, options, goal, device=self._profile, **how)
             else:
-                assert goal is not None
-                found = combine.run(graph, self._options, goal, narrow=narrow, **allowed)
+                found = combine.run(graph, self._options, goal, narrow=narrow, **how)
             needed = transfers(found).host_bytes
-            if swapping.host_bytes is None or host_bytes is None or needed <= swapping.host_bytes:
+            if self.swapping.host_bytes is None or host_bytes is None or needed <= self.swapping.host_bytes:
                 break
-            excess = needed - swapping.host_bytes  # gaps between the copies in host memory
+            excess = needed - self.swapping.host_bytes  # gaps between the copies in host memory
             host_bytes = max(1, host_bytes - excess) if left > 1 else 1
         return found
 
@@ -282,17 +275,15 @@ def budget_report(
     """
     if not isinstance(found, BudgetPlan | SwapPlan):
         return None
-    below = found.recomputation if isinstance(found, SwapPlan) else found
-    own = captured_ops(found) >= 0
-    recorded = float(seconds[own].sum())
+    recorded = float(seconds[captured_ops(found) >= 0].sum())
     again = added_seconds(seconds, found)
     added = again + (stall_seconds or 0.0) if recorded else None
     return BudgetReport(
         budget_bytes=budget_bytes,
-        unbudgeted_peak_bytes=found.base_peak_bytes if below is None else below.base_peak_bytes,
-        peak_lower_bound_bytes=found.resident_bytes if found is not below else below.peak_lower_bound_bytes,
-        num_recomputed=below.num_recomputed if below else 0,
-        num_in_place=below.num_in_place if below else 0,
+        unbudgeted_peak_bytes=found.base_peak_bytes,
+        peak_lower_bound_bytes=found.peak_lower_bound_bytes,
+        num_recomputed=found.num_recomputed,
+        num_in_place=found.num_in_place,
         planned_slowdown=found.slowdown,
         measured_slowdown=None if added is None else added / max(recorded - again, 1e-12),
         measured_added_seconds=added,

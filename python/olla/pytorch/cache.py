@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from olla import budgetplan, planfile
+from olla import budgetplan, planfile, swapplan
 from olla.budgetplan import BudgetPlan
 from olla.graph import Graph
-from olla.plan import Plan, Status
+from olla.plan import Plan
 from olla.pytorch import encode
 from olla.pytorch.capture import Captured
 from olla.pytorch.extension import cache_folder
@@ -93,14 +93,11 @@ class Place:
         self._made_for = _identity(plan)
         if not self._name:
             return
-        if isinstance(plan, SwapPlan):
-            self.note = "The step is not kept on disk: plans that swap have no file format yet."
-            return
         try:
             content = {
                 "sources": sources(),
                 "step": encode.to_object(captured, self._constants),
-                "plan": budgetplan.to_object(plan) if isinstance(plan, BudgetPlan) else planfile.to_object(plan),
+                "plan": _to_object(plan),
             }
         except (NotUnderstood, encode.NotStorable) as reason:
             self.note = _not_kept(reason)
@@ -177,7 +174,7 @@ class Place:
             _logger.info("source files have changed: the step is captured again")
             return None
         captured = encode.from_object(content["step"], self._constants)
-        plan = _plan(content["plan"])
+        plan = Plan.from_object(content["plan"])
         plan.verify(captured.graph)
         return captured, plan
 
@@ -187,7 +184,7 @@ class Place:
         workspace_bytes = np.array(content["workspace_bytes"], dtype=np.int64)
         seconds = np.array(content["seconds"], dtype=np.float64)
         graph = dataclasses.replace(graph, workspace_bytes=workspace_bytes, seconds=seconds)
-        plan = _plan(content["plan"])
+        plan = Plan.from_object(content["plan"])
         plan.verify(graph)
         op_offset, num_bytes, offsets = (np.array(content[n], np.int64) for n in ("op_offset", "num_bytes", "offsets"))
         table = Table(content["arena_bytes"], op_offset, num_bytes, offsets, content["alignment"])
@@ -281,12 +278,10 @@ def _head(body: bytes) -> str:
     return f"{_MAGIC} {VERSION} {hashlib.sha256(body).hexdigest()}"
 
 
-def _plan(content: dict[str, Any]) -> Plan:
-    fields = planfile.fields_of(content)
-    fields["status"] = Status(fields["status"])
-    if "rewrite" in content:
-        return BudgetPlan(**fields, **budgetplan.fields_of(content["rewrite"]))
-    return Plan(**fields)
+def _to_object(plan: Plan) -> dict[str, Any]:
+    if isinstance(plan, SwapPlan):
+        return swapplan.to_object(plan)
+    return budgetplan.to_object(plan) if isinstance(plan, BudgetPlan) else planfile.to_object(plan)
 
 
 def _identity(plan: Plan) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import warnings
 import weakref
@@ -9,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from olla.budgets import Goal, parse_bytes
+from olla.budgets import Goal, Swapping
 from olla.devices import profile_of
 from olla.errors import ReplayError
 from olla.plan import Plan, plan
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from olla.devices import DeviceProfile
     from olla.graph import Graph
-    from olla.pytorch.budgeted import Swapping
     from olla.pytorch.replay import Replay
     from olla.pytorch.runner import Runner
     from olla.report.step import StepReport
@@ -51,7 +51,7 @@ def compile(
     in_place: bool = True,
     recompute: bool = True,
     method: str = "auto",
-    swap: bool = False,
+    swap: bool | None = None,
     link: Link | float | None = None,
     host_budget: int | str | None = None,
 ) -> Step:
@@ -86,7 +86,8 @@ def compile(
         in_place: whether a budget may let results take over inputs.
         recompute: whether a budget may run ops again.
         method: "auto", or "autoswap": the program order, tensors swapped by AutoSwap, with or without a budget.
-        swap: whether a budget may copy tensors to host memory and back. On CUDA that is built, not measured.
+        swap: whether a budget may copy tensors to host memory and back; default: where ``host_budget`` says how much of
+            it there is. On CUDA that is built, not measured.
         link: to host memory: an olla.swap.Link, or bytes per second both ways; by default that of ``plan_for``.
         host_budget: the host memory there is for swapping, in bytes or as text.
 
@@ -108,6 +109,8 @@ def compile(
         >>> losses[2] < losses[1] < losses[0]
         True
     """
+    profile = _profile(model, plan_for)
+    goal = Goal.of(budget, max_slowdown, minimise, profile, in_place, recompute)
     return Step(
         model,
         optimizer,
@@ -119,21 +122,11 @@ def compile(
         cache_size,
         cuda_graph,
         disk_cache,
-        _goal(model, budget, max_slowdown, minimise, plan_for, in_place, recompute),
-        _swapping(model, method, swap, link, host_budget, plan_for),
+        goal,
+        _swapping(profile, goal, method, swap, link, host_budget),
+        method == "autoswap",
+        profile,
     )
-
-
-def _goal(
-    model: torch.nn.Module,
-    budget: int | str | None,
-    max_slowdown: float | None,
-    minimise: str | None,
-    plan_for: str | DeviceProfile | None,
-    in_place: bool,
-    recompute: bool,
-) -> Goal | None:
-    return Goal.of(budget, max_slowdown, minimise, _profile(model, plan_for), in_place, recompute)
 
 
 def _profile(model: torch.nn.Module, plan_for: str | DeviceProfile | None) -> DeviceProfile:
@@ -144,25 +137,19 @@ def _profile(model: torch.nn.Module, plan_for: str | DeviceProfile | None) -> De
 
 
 def _swapping(
-    model: torch.nn.Module,
+    profile: DeviceProfile,
+    goal: Goal | None,
     method: str,
-    swap: bool,
+    swap: bool | None,
     link: Link | float | None,
     host_budget: int | str | None,
-    plan_for: str | DeviceProfile | None,
 ) -> Swapping | None:
-    from olla.pytorch.budgeted import Swapping
     from olla.swap import Link
 
     if method not in ("auto", "autoswap"):
         raise ValueError(f"method is {method!r}, expected 'auto' or 'autoswap': the others plan, see olla.plan")
-    if not swap and method == "auto":
-        if link is not None or host_budget is not None:
-            raise ValueError("link and host_budget are for swapping: give swap=True with a goal, or method='autoswap'")
-        return None
-    device = _profile(model, plan_for)
-    host_bytes = None if host_budget is None else parse_bytes(host_budget, "host_budget")
-    return Swapping(method == "autoswap", Link.of(device if link is None else link), host_bytes, device)
+    found = Swapping.of(swap, host_budget, link, method, goal)
+    return found and dataclasses.replace(found, link=Link.of(profile if link is None else link))
 
 
 class Step:
@@ -186,6 +173,8 @@ class Step:
         disk_cache: bool,
         goal: Goal | None = None,
         swapping: Swapping | None = None,
+        by_autoswap: bool = False,
+        profile: str | DeviceProfile = "a100",
     ) -> None:
         import torch
 
@@ -206,6 +195,8 @@ class Step:
         self._disk_cache = disk_cache
         self._goal = goal
         self._swapping = swapping
+        self._by_autoswap = by_autoswap
+        self._profile = profile
         self._host = HostMemory(self._feed.device.type)
         self._runners: OrderedDict[Hashable, Runner] = OrderedDict()  # the latest used last
         self._lock = threading.Lock()
@@ -215,8 +206,6 @@ class Step:
             raise ReplayError(
                 f"cuda_graph=True needs CUDA, and the model is on {self._feed.device}: move it there, or leave it out"
             )
-        if swapping is not None and not swapping.by_autoswap and goal is None:
-            raise ValueError("swap is for a goal: give budget, max_slowdown or minimise with it, or method='autoswap'")
         if swapping is not None and cuda_graph:
             raise ReplayError("a step that swaps cannot be a CUDA graph yet: leave cuda_graph or swapping out")
         if device is not None and (wanted := torch.device(device)) != self._feed.device:
@@ -316,8 +305,16 @@ class Step:
 
         planner, options = None, self._options
         if self._goal is not None or self._swapping is not None:
-            planner = Planner(self._goal, self._options, self._swapping, replays=not self._cuda_graph)
-            options = {**self._options, "goal": self._goal, "swapping": self._swapping}
+            swaps = {"swapping": self._swapping, "by_autoswap": self._by_autoswap, "profile": self._profile}
+            planner = Planner(
+                self._goal,
+                self._options,
+                self._swapping,
+                self._by_autoswap,
+                self._profile,
+                replays=not self._cuda_graph,
+            )
+            options = {**self._options, "goal": self._goal, **swaps}
         with ProgressLine(f"compiling {type(self.model).__name__}") as progress:
             place = (
                 find(self.model, self.optimizer, self.loss, self._body, leaves, spec, options)
