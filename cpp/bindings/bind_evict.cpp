@@ -1,5 +1,7 @@
-#include "arrays.hpp"
-#include "olla/evict.hpp"
+#include <nanobind/stl/string.h>
+
+#include "ilp_figures.hpp"
+#include "olla/budget_ilp.hpp"
 #include "olla/improve.hpp"
 #include "olla/spend.hpp"
 
@@ -8,14 +10,16 @@ namespace {
 
 // Owns what an Evictor only refers to. Python keeps the graph alive.
 struct Search {
+  const Graph& graph;
   Rules rules;
   Values values;
   std::vector<OpId> base;
   Evictor evictor;
   Spending spending;
 
-  Search(const Graph& graph, Rules given, std::vector<OpId> order)
-      : rules(std::move(given)),
+  Search(const Graph& of, Rules given, std::vector<OpId> order)
+      : graph(of),
+        rules(std::move(given)),
         values(graph, rules),
         base(std::move(order)),
         evictor(graph, values, rules, base),
@@ -35,6 +39,25 @@ bool limited(const char* stage, double time_limit, nb::object progress, Work wor
   }
   callback.raise_pending();
   return control.cancelled();
+}
+
+nb::tuple solve(Search& self, bool least_time, Bytes peak, double added_seconds, const std::string& highs_library,
+                double time_limit, std::int32_t seed, std::int32_t num_threads, nb::object progress) {
+  BudgetIlpResult result;
+  IlpOptions options;
+  options.seed = seed;
+  options.num_threads = num_threads;
+  const bool cancelled = limited("budget_ilp", time_limit, std::move(progress), [&](Control& control) {
+    const BudgetTarget target{least_time, peak, added_seconds};
+    const Highs highs(highs_library);
+    result = budget_ilp(self.evictor, self.graph, self.values, self.rules, self.base, target, highs, options, control);
+  });
+  nb::dict info = dict_of(result.figures);
+  info["cancelled"] = cancelled;
+  info["pruned"] = result.pruned;
+  info["num_answers"] = result.num_answers;
+  const char* status = result.status == Status::kInfeasible ? "infeasible" : name_of(result.status);
+  return nb::make_tuple(status, result.bound, info);
 }
 
 }  // namespace
@@ -70,6 +93,9 @@ void bind_evict(nb::module_& m) {
           },
           "least_time"_a, "peak"_a, "added_seconds"_a, "seed"_a, "max_rounds"_a, "time_limit"_a, "progress"_a.none(),
           "Search around the decisions in force for less time within the peak, or less peak within the time; whether cancelled.")
+      .def("solve", &solve, "least_time"_a, "peak"_a, "added_seconds"_a, "highs_library"_a, "time_limit"_a, "seed"_a,
+           "num_threads"_a, "progress"_a.none(),
+           "(status, bound, info): the best decisions for the base order by integer program; see olla.budgetilp.")
       .def(
           "curve",
           [](const Search& self) {
