@@ -1,9 +1,11 @@
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 
-#include "arrays.hpp"
+#include "ilp_figures.hpp"
+#include "olla/budget_ilp.hpp"
 #include "olla/evict.hpp"
 #include "olla/improve.hpp"
 #include "olla/spend.hpp"
@@ -13,14 +15,16 @@ namespace {
 
 // Owns what an Evictor only refers to. Python keeps the graph alive.
 struct Search {
+  const Graph& graph;
   Rules rules;
   Values values;
   std::vector<OpId> base;
   Evictor evictor;
   Spending spending;
 
-  Search(const Graph& graph, Rules given, std::vector<OpId> order)
-      : rules(std::move(given)),
+  Search(const Graph& of, Rules given, std::vector<OpId> order)
+      : graph(of),
+        rules(std::move(given)),
         values(graph, rules),
         base(std::move(order)),
         evictor(graph, values, rules, base),
@@ -60,6 +64,25 @@ bool limited(const char* stage, double time_limit, std::int64_t max_work, nb::ob
   }
   callback.raise_pending();
   return control.cancelled();
+}
+
+nb::tuple solve(Search& self, bool least_time, Bytes peak, double added_seconds, const std::string& highs_library,
+                double time_limit, std::int32_t seed, std::int32_t num_threads, nb::object progress) {
+  BudgetIlpResult result;
+  IlpOptions options;
+  options.seed = seed;
+  options.num_threads = num_threads;
+  const bool cancelled = limited("budget_ilp", time_limit, std::move(progress), [&](Control& control) {
+    const BudgetTarget target{least_time, peak, added_seconds};
+    const Highs highs(highs_library);
+    result = budget_ilp(self.evictor, self.graph, self.values, self.rules, self.base, target, highs, options, control);
+  });
+  nb::dict info = dict_of(result.figures);
+  info["cancelled"] = cancelled;
+  info["pruned"] = result.pruned;
+  info["num_answers"] = result.num_answers;
+  const char* status = result.status == Status::kInfeasible ? "infeasible" : name_of(result.status);
+  return nb::make_tuple(status, result.bound, info);
 }
 
 }  // namespace
@@ -109,6 +132,9 @@ void bind_evict(nb::module_& m) {
           "max_work"_a = kAnyWork, "ops"_a = std::vector<OpId>{},
           "Search around the decisions in force, and those that the bounds of ops suggest, for less time within the peak, or less "
           "peak within the time; whether cancelled.")
+      .def("solve", &solve, "least_time"_a, "peak"_a, "added_seconds"_a, "highs_library"_a, "time_limit"_a, "seed"_a,
+           "num_threads"_a, "progress"_a.none(),
+           "(status, bound, info): the best decisions for the base order by integer program; see olla.budgetilp.")
       .def(
           "curve",
           [](const Search& self) {

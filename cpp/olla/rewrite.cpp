@@ -149,9 +149,8 @@ bool Rewriter::emit(const Frame& frame, Step position, const DropSet& drops, Rew
 // A run may go if all it makes is unread, and running it has no other effect. What the program itself never reads stays.
 bool Rewriter::deletable(RunId run, const Rewrite& r) const {
   const OpId v = r.runs[run].op;
-  if (r.runs[run].dead || static_cast<Rerun>(rules_.rerun[v]) != Rerun::kWhole || !values_.rerunnable(v) || unmovable_[v] != 0) {
-    return false;
-  }
+  const bool must_run = !r.runs[run].again && (static_cast<Rerun>(rules_.rerun[v]) != Rerun::kWhole || unmovable_[v] != 0);
+  if (r.runs[run].dead || must_run || !values_.rerunnable(v)) return false;
   bool read_once = false;
   for (const CopyId c : r.makes_of(run)) {
     const ValueId x = r.copies[c].value;
