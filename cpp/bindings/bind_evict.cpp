@@ -72,7 +72,7 @@ nb::tuple solve(Search& self, bool least_time, Bytes peak, double added_seconds,
   IlpOptions options;
   options.seed = seed;
   options.num_threads = num_threads;
-  const bool cancelled = limited("budget_ilp", time_limit, std::move(progress), [&](Control& control) {
+  const bool cancelled = limited("budget_ilp", time_limit, kAnyWork, std::move(progress), [&](Control& control) {
     const BudgetTarget target{least_time, peak, added_seconds};
     const Highs highs(highs_library);
     result = budget_ilp(self.evictor, self.graph, self.values, self.rules, self.base, target, highs, options, control);

@@ -29,9 +29,14 @@ class Evictor:
         Drop greedily until the peak is reached or a limit is met; whether it was cancelled.
         """
 
-    def improve(self, least_time: bool, peak: int, added_seconds: float, seed: int, max_rounds: int, time_limit: float, progress: object | None, max_work: int = 9223372036854775807) -> bool:
+    def improve(self, least_time: bool, peak: int, added_seconds: float, seed: int, max_rounds: int, time_limit: float, progress: object | None, max_work: int = 9223372036854775807, ops: Sequence[int] = []) -> bool:
         """
-        Search around the decisions in force for less time within the peak, or less peak within the time; whether cancelled.
+        Search around the decisions in force, and those that the bounds of ops suggest, for less time within the peak, or less peak within the time; whether cancelled.
+        """
+
+    def solve(self, least_time: bool, peak: int, added_seconds: float, highs_library: str, time_limit: float, seed: int, num_threads: int, progress: object | None) -> tuple:
+        """
+        (status, bound, info): the best decisions for the base order by integer program; see olla.budgetilp.
         """
 
     def curve(self) -> tuple:
@@ -136,9 +141,9 @@ def breadth_first_order(graph: Graph) -> Annotated[NDArray[numpy.int32], dict(sh
 def depth_first_order(graph: Graph) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]:
     """Inductor's list schedule: what an op needs right before it."""
 
-def layout(lower: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], upper: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], alignment: int, time_limit: float, seed: int, progress: object | None, capacity: int = 0, num_threads: int = 1, fixed: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, preferred: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, max_nodes: int = -1) -> tuple:
+def layout(lower: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], upper: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], alignment: int, time_limit: float, seed: int, progress: object | None, capacity: int = 0, num_threads: int = 1, fixed: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, preferred: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, max_nodes: int = -1, max_placements: int = -1) -> tuple:
     """
-    (offsets, height, load, bound, cancelled): offset of buffer i, alive during [lower[i], upper[i]), after rounding sizes up to the alignment; no height is below bound. Any height up to a capacity above 0 is enough. Buffer i must lie at fixed[i], and lies at preferred[i] where that costs no height; -1: anywhere. The exact search places max_nodes items at most; -1: as many as pay where a layout is all that is asked.
+    (offsets, height, load, bound, cancelled): offset of buffer i, alive during [lower[i], upper[i]), after rounding sizes up to the alignment; no height is below bound. Any height up to a capacity above 0 is enough. Buffer i must lie at fixed[i], and lies at preferred[i] where that costs no height; -1: anywhere. The exact search places max_nodes items at most, the other searches max_placements or what takes as long; -1: as the core has it.
     """
 
 def order(graph: Graph, starts: Sequence[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], time_limit: float, seed: int, progress: object | None, max_work: int = 9223372036854775807) -> tuple:
