@@ -33,7 +33,9 @@ void PartSearch::begin(const std::function<bool()>& stop) {
   if (!skyline_.place(by_key(part_, item_keys(part_, kArea)), {}, stop, best_)) skyline_.stack_rest(best_);
 }
 
-bool PartSearch::done(Bytes enough, const Stop& stop) const { return best_.height <= std::max(enough, bound_) || stop(best_.height); }
+bool PartSearch::done(Bytes enough, const Stop& stop) const {
+  return best_.height <= std::max(enough, bound_) || stop(best_.height);
+}
 
 void PartSearch::keep(Packing packing) {
   if (packing.height < best_.height) best_ = std::move(packing);
