@@ -147,7 +147,7 @@ Measurement measured(const std::vector<Buffer>& buffers, LayoutOptions options, 
 int run(const Settings& settings) {
   std::printf("time limit %g s, %d thread%s\n\n", settings.time_limit_seconds, settings.num_threads,
               settings.num_threads == 1 ? "" : "s");
-  const LayoutOptions search, greedy{.use_squeaky_wheel = false};
+  const LayoutOptions search, greedy{.use_squeaky_wheel = false, .use_neighbourhood = false};
   using Make = std::function<std::vector<Buffer>(std::int64_t)>;
   const auto series = [&](const char* name, const Make& make, const LayoutOptions& options,
                           const std::vector<std::int64_t>& sizes) {

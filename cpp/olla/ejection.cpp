@@ -7,8 +7,8 @@ namespace {
 
 constexpr double kFirstAmbition = 0.3, kMaxAmbition = 0.5, kMinAmbition = 1e-3;
 constexpr double kAreaPower = 1.25;  // a large item is harder to place than small ones of its area
-constexpr int kPatience = 3000;  // items placed since the pool was smallest
-constexpr int kQuestion = 16;    // items placed between two looks at the clock
+constexpr int kPatience = 3000;      // items placed since the pool was smallest
+constexpr int kQuestion = 16;        // items placed between two looks at the clock
 
 }  // namespace
 
@@ -22,6 +22,7 @@ void Ejection::lower(Bytes enough, std::int64_t max_work, const std::function<bo
   bool stopped = false;
   const auto asked = [&] { return stopped = stopped || stop(best.height); };
   const std::int64_t end = num_work_ + max_work;
+  enough = std::max(enough, part_.bound);
   while (best.height > enough && num_work_ < end && !asked()) {
     if (target_ >= best.height || patience_ == 0) aim(best, enough);
     if (reach(end, asked)) {
@@ -158,7 +159,8 @@ void Ejection::sort_steps() {
   std::size_t begin = 0;
   for (std::size_t k = 0; begin < steps_.size(); ++k) {
     const auto end = static_cast<std::size_t>(bucket_[k]);
-    std::ranges::sort(steps_.begin() + static_cast<std::ptrdiff_t>(begin), steps_.begin() + static_cast<std::ptrdiff_t>(end), {}, &Step::at);
+    std::ranges::sort(steps_.begin() + static_cast<std::ptrdiff_t>(begin), steps_.begin() + static_cast<std::ptrdiff_t>(end), {},
+                      &Step::at);
     begin = end;
   }
 }

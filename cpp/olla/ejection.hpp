@@ -44,13 +44,13 @@ class Ejection {
   const AliveIndex alive_;
   std::mt19937_64 random_;
   std::int64_t num_work_ = 0;
-  double ambition_;  // share of what there is to gain, of the next target
+  double ambition_;              // share of what there is to gain, of the next target
   std::vector<double> area_;     // of an item
   std::vector<double> times_;    // it was placed on the way to the target, and one
   std::vector<Offset> offsets_;  // kUnplaced while in the pool
   std::vector<ItemId> pool_;
   double pool_area_ = 0, least_area_ = 0;
-  int patience_ = 0;                    // items still to be placed without a smaller pool before the target is given up
+  int patience_ = 0;  // items still to be placed without a smaller pool before the target is given up
   Bytes target_ = 0;
   std::vector<ItemId> near_;  // scratch: placed items alive with the one that goes in, and what follows
   std::vector<Step> steps_, sorted_;

@@ -29,7 +29,8 @@ std::size_t least_period(std::span<const std::uint64_t> values) {
 
 Fold::Fold(const Part& part) : part_(&part), sorted_(part.items.size()), born_before_(born_before(part)) {
   std::iota(sorted_.begin(), sorted_.end(), 0);
-  std::ranges::sort(sorted_, {}, [&](ItemId i) { return std::tuple(part.items[i].first, part.items[i].size, part.items[i].last, i); });
+  std::ranges::sort(sorted_, {},
+                    [&](ItemId i) { return std::tuple(part.items[i].first, part.items[i].size, part.items[i].last, i); });
 }
 
 std::optional<Fold> Fold::find(const Part& part) {
@@ -137,8 +138,8 @@ Packing Fold::unfold(Section cut, const Packing& packing, const Part& stretch, c
   Packing whole{std::vector<Offset>(sorted_.size()), std::max(packing.height, repeated.height)};
   for (ItemId k = 0; k < std::ssize(sorted_); ++k) {
     const bool before = k < from, is_repeated = !before && k < from + num_repeated;
-    whole.offsets[sorted_[k]] = is_repeated ? repeated.offsets[num_crossing + (k - from) % per_stretch]
-                                            : packing.offsets[before ? k : k - num_repeated];
+    whole.offsets[sorted_[k]] =
+        is_repeated ? repeated.offsets[num_crossing + (k - from) % per_stretch] : packing.offsets[before ? k : k - num_repeated];
   }
   return whole;
 }

@@ -7,9 +7,9 @@
 
 namespace olla {
 
-// In the sections [begin, end) of the part the births repeat, sizes and lifetimes alike. A stretch is a multiple of what repeats that
-// no item born there outlives, so that what is alive at its begin, and born there, is gone at its end. The short part lacks all
-// but kKept of the stretches; but for that it is the same.
+// In the sections [begin, end) of the part the births repeat, sizes and lifetimes alike. A stretch is a multiple of what repeats
+// that no item born there outlives, so that what is alive at its begin, and born there, is gone at its end. The short part lacks
+// all but kKept of the stretches; but for that it is the same.
 class Fold {
  public:
   static constexpr Section kKept = 2;

@@ -16,8 +16,8 @@ class ItemPool {
   };
 
   explicit ItemPool(const Part& part);
-  void fill(std::span<const ItemId> order);                             // the item of rank r is order[r]; others are removed
-  std::int32_t best(const Box& within) const;                           // least rank of an item inside, or kNoRank
+  void fill(std::span<const ItemId> order);    // the item of rank r is order[r]; others are removed
+  std::int32_t best(const Box& within) const;  // least rank of an item inside, or kNoRank
   void remove(ItemId item);
 
   // Ranks of the items inside, from the least upwards, as long as none is removed.

@@ -19,13 +19,14 @@ struct Buffer {
 struct LayoutOptions {
   Bytes alignment = 1;  // every offset is a multiple of it: sizes are rounded up to it first
   std::uint64_t seed = 0;
-  Bytes capacity = 0;                       // any height up to it is enough; 0 asks for the least height
-  int num_threads = 1;                      // of the exact search
-  std::int64_t max_placements = 2'000'000;  // effort of the squeaky wheel, passes times items: deterministic, unlike the clock
-  std::int64_t max_nodes = 4'000'000;       // effort of the exact search
-  bool use_enumeration = true;              // tiny parts are solved exactly
-  bool use_fold = true;         // what repeats itself is packed once
-  bool use_births = true;                   // long-lived buffers by birth, as an allocator would
+  Bytes capacity = 0;   // any height up to it is enough; 0 asks for the least height
+  int num_threads = 1;  // of the exact search
+  std::int64_t max_placements =
+      2'000'000;  // effort of the squeaky wheel, passes times items, and of ejection: deterministic, unlike the clock
+  std::int64_t max_nodes = 4'000'000;  // effort of the exact search and of large neighbourhoods
+  bool use_enumeration = true;         // tiny parts are solved exactly
+  bool use_fold = true;                // what repeats itself is packed once
+  bool use_births = true;              // long-lived buffers by birth, as an allocator would
   bool use_squeaky_wheel = true;
   bool use_foresight = true;  // in the squeaky wheel
   bool use_exact = true;      // search that can prove

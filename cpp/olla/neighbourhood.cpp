@@ -73,7 +73,7 @@ void Neighbourhood::free_around(ItemId late) {
   const auto wanted = static_cast<std::size_t>(num_wanted_ * (0.6 + 0.8 * static_cast<double>(below(1000)) / 1000));
   std::vector<ItemId> found;
   const Section end = part_.num_sections();
-  for (Section reach = 1; ; reach *= 4) {
+  for (Section reach = 1;; reach *= 4) {
     found.clear();
     const Section first = std::max(0, centre - reach), last = reach < end - centre ? centre + reach : end;
     alive_.each(first, last, [&](ItemId other) {
@@ -85,7 +85,8 @@ void Neighbourhood::free_around(ItemId late) {
   }
   const Offset level = found.empty() ? 0 : offsets_[found[below(found.size())]];
   std::vector<std::pair<double, ItemId>> near;
-  for (const ItemId other : found) near.emplace_back(distance(other, kind, centre, level) + static_cast<double>(below(1000)) / 1000, other);
+  for (const ItemId other : found)
+    near.emplace_back(distance(other, kind, centre, level) + static_cast<double>(below(1000)) / 1000, other);
   const auto count = static_cast<std::ptrdiff_t>(std::min(near.size(), wanted));
   std::ranges::nth_element(near, near.begin() + count);
   free_.assign(1, late);

@@ -15,7 +15,7 @@ class Obstacles {
     std::int32_t rank = kNoRank;
   };
 
-  void restore();               // all of them
+  void restore();                  // all of them
   void leave_below(Offset floor);  // forgets those that begin below; the floor rises from call to call
 
   // The lowest that is left among those alive anywhere in [first, last). As fast as the pool.
@@ -32,7 +32,9 @@ class Obstacles {
 
  private:
   static Part fixed_part(const Part& part);
-  static ItemPool::Box meeting(Section first, Section last) { return {0, last - 1, first + 1, std::numeric_limits<Section>::max()}; }
+  static ItemPool::Box meeting(Section first, Section last) {
+    return {0, last - 1, first + 1, std::numeric_limits<Section>::max()};
+  }
   Obstacle at(std::int32_t rank) const { return {offsets_[rank], part_.items[rank], rank}; }
 
   const Part part_;                    // the fixed items alone

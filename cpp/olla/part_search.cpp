@@ -13,9 +13,9 @@ constexpr ItemId kMaxExactItems = 600;  // the exact search of a whole part take
 constexpr ItemId kMinNeighbourhood = 100, kMaxNeighbourhood = 200'000, kMaxOrdered = 200'000;
 constexpr std::array<KeyWeights, 3> kOrderKeys{KeyWeights{1, 0, 0}, KeyWeights{2, 1, 0}, KeyWeights{0, 1, 0}};
 constexpr ItemId kMinFolded = 1000;
-constexpr int kFirstFolds = 4, kCutsPerTurn = 4, kFrontCuts = 6, kTurnsPerCut = 3;
+constexpr int kCutsPerTurn = 4, kFrontCuts = 6, kTurnsPerCut = 3;
 // Of a turn: placements of the wheel, and what takes about as long.
-constexpr std::int64_t kPlacements = 50'000, kLookedAtPerPlacement = 100, kNodesPerTurn = 100'000, kNodesNear = 10'000;
+constexpr std::int64_t kPlacements = 50'000, kLookedAtPerPlacement = 100, kNodesPerTurn = 10'000;
 
 }  // namespace
 
@@ -33,7 +33,9 @@ void PartSearch::begin(const std::function<bool()>& stop) {
   if (!skyline_.place(by_key(part_, item_keys(part_, kArea)), {}, stop, best_)) skyline_.stack_rest(best_);
 }
 
-bool PartSearch::done(Bytes enough, const Stop& stop) const { return best_.height <= std::max(enough, bound_) || stop(best_.height); }
+bool PartSearch::done(Bytes enough, const Stop& stop) const {
+  return best_.height <= std::max(enough, bound_) || stop(best_.height);
+}
 
 void PartSearch::keep(Packing packing) {
   if (packing.height < best_.height) best_ = std::move(packing);
@@ -51,8 +53,9 @@ bool PartSearch::improve(Bytes enough, Effort& effort, const Stop& stop) {
     return false;
   }
   if (options_.use_fold && part_.num_items() >= kMinFolded) fold_ = Fold::find(part_);
-  for (int turn = 0; fold_ && turn < kFirstFolds && !done(enough, stop); ++turn) fold(enough, effort, stop);
-  if (options_.use_births && is_free_ && (!fold_ || part_.num_items() <= kMaxOrdered)) try_births(enough, stop);
+  if (fold_ && !done(enough, stop)) fold(enough, effort, stop);
+  if (fold_ && rules_height_ >= best_.height) return true;
+  if (options_.use_births && is_free_) try_births(enough, stop);
   try_keys(enough, stop);
   if (is_free_ && !is_small_ && part_.num_items() <= kMaxOrdered) try_orders(enough, stop);
   return true;
@@ -67,6 +70,7 @@ void PartSearch::fold(Bytes enough, Effort& effort, const Stop& stop) {
   }
   const Stop whole = [&](Bytes) { return stop(best_.height); };
   folded_->improve(enough, effort, whole);
+  if (rules_height_ == 0) rules_height_ = folded_->best().height;
   for (int tries = 0; tries < kCutsPerTurn && folded_->best().height < best_.height && !done(enough, stop); ++tries) {
     // The front ones are the best, others are tried now and then.
     const auto k = static_cast<std::size_t>(num_cuts_ % 2 == 0 ? num_cuts_ / 2 % kFrontCuts : num_cuts_ * 7919 / 2) % cuts_.size();
@@ -164,8 +168,7 @@ void PartSearch::eject(Bytes enough, Effort& effort, const Stop& stop) {
 void PartSearch::search_near(Bytes enough, Effort& effort, const Stop& stop) {
   if (!neighbourhood_) neighbourhood_.emplace(part_, options_.seed);
   const Bytes before = best_.height;
-  const std::int64_t slice = is_small_ ? kNodesPerTurn / 4 : kNodesNear;
-  const auto nodes = std::min(effort.nodes, static_cast<std::int64_t>(neighbourhood_share_.slices * static_cast<double>(slice)));
+  const auto nodes = std::min(effort.nodes, static_cast<std::int64_t>(neighbourhood_share_.slices * kNodesPerTurn));
   neighbourhood_->lower(enough, nodes, stop, best_);
   effort.nodes -= std::max<std::int64_t>(1, nodes);
   neighbourhood_share_.learn(best_.height < before);

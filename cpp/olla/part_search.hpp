@@ -65,8 +65,9 @@ class PartSearch {
   std::optional<Ejection> ejection_;
   std::optional<Neighbourhood> neighbourhood_;
   std::optional<Fold> fold_;
-  std::vector<Section> cuts_;            // where the fold can be cut, best first
+  std::vector<Section> cuts_;           // where the fold can be cut, best first
   std::unique_ptr<PartSearch> folded_;  // of its short part
+  Bytes rules_height_ = 0;              // what greedy rules gave for the short part, and would for the whole
   Share wheel_share_, ejection_share_, neighbourhood_share_;
 };
 

@@ -1,111 +1,7 @@
-#include <algorithm>
-#include <numeric>
-#include <random>
-
+#include "buffers.hpp"
 #include "olla/error.hpp"
-#include "olla/layout.hpp"
-#include "olla/online.hpp"
-#include "olla/packing.hpp"
-#include "olla/skyline.hpp"
-#include "test.hpp"
 
 using namespace olla;
-
-namespace {
-
-constexpr std::int64_t kLeast = std::numeric_limits<std::int64_t>::min(), kMost = std::numeric_limits<std::int64_t>::max();
-
-LayoutResult solve(const std::vector<Buffer>& buffers, const LayoutOptions& options = {}, double limit_seconds = 60) {
-  Control control("layout", limit_seconds, nullptr);
-  return layout(buffers, options, control);
-}
-
-bool alive(const Buffer& b) { return b.lower < b.upper && b.size > 0; }
-Bytes rounded(const Buffer& b, Bytes alignment) { return (b.size + alignment - 1) / alignment * alignment; }
-
-// Pair by pair, straight from the definition.
-void check_layout(const std::vector<Buffer>& buffers, const LayoutResult& result, Bytes alignment) {
-  CHECK_EQ(result.offsets.size(), buffers.size());
-  Bytes height = 0, load = 0;
-  for (std::size_t i = 0; i < buffers.size(); ++i) {
-    const Offset offset = result.offsets[i];
-    CHECK(offset >= 0 && offset % alignment == 0);
-    if (!alive(buffers[i])) {
-      CHECK_EQ(offset, 0);
-      continue;
-    }
-    height = std::max(height, offset + rounded(buffers[i], alignment));
-    Bytes live = 0;  // at the birth of i: some birth is where the load is reached
-    for (std::size_t j = 0; j < buffers.size(); ++j) {
-      if (!alive(buffers[j])) continue;
-      if (buffers[j].lower <= buffers[i].lower && buffers[i].lower < buffers[j].upper) live += rounded(buffers[j], alignment);
-      const bool together = i != j && buffers[i].lower < buffers[j].upper && buffers[j].lower < buffers[i].upper;
-      if (together) CHECK(offset + buffers[i].size <= result.offsets[j] || result.offsets[j] + buffers[j].size <= offset);
-    }
-    load = std::max(load, live);
-  }
-  CHECK_EQ(result.height, height);
-  CHECK_EQ(result.load, load);
-  CHECK(result.load <= result.bound && result.bound <= result.height);
-  CHECK_EQ(result.status == Status::kOptimal, result.bound == result.height);
-}
-
-// Every buffer at the lowest place free of those before it, for every order of the buffers: one of them gives the least height.
-Bytes brute_force(const std::vector<Buffer>& buffers, Bytes alignment) {
-  std::vector<std::size_t> order(buffers.size());
-  std::iota(order.begin(), order.end(), 0);
-  Bytes best = kMost;
-  do {
-    std::vector<Offset> offsets(buffers.size(), 0);
-    Bytes height = 0;
-    for (std::size_t k = 0; k < order.size(); ++k) {
-      const Buffer& b = buffers[order[k]];
-      if (!alive(b)) continue;
-      Offset lowest = 0;
-      for (std::size_t round = 0; round <= k; ++round) {
-        for (std::size_t l = 0; l < k; ++l) {
-          const Buffer& other = buffers[order[l]];
-          const bool together = alive(other) && b.lower < other.upper && other.lower < b.upper;
-          const Offset end = offsets[order[l]] + rounded(other, alignment);
-          if (together && lowest < end && offsets[order[l]] < lowest + rounded(b, alignment)) lowest = end;
-        }
-      }
-      offsets[order[k]] = lowest;
-      height = std::max(height, lowest + rounded(b, alignment));
-    }
-    best = std::min(best, height);
-  } while (std::next_permutation(order.begin(), order.end()));
-  return best;
-}
-
-std::vector<Buffer> random_buffers(std::size_t count, std::int64_t horizon, Bytes max_size, std::uint32_t seed) {
-  std::mt19937 random(seed);
-  std::vector<Buffer> buffers;
-  for (std::size_t i = 0; i < count; ++i) {
-    const auto lower = static_cast<std::int64_t>(random() % horizon);
-    const auto width = static_cast<std::int64_t>(random() % (horizon / 2 + 1));
-    buffers.push_back({lower, lower + width, static_cast<Bytes>(random() % (max_size + 1))});
-  }
-  return buffers;
-}
-
-// Activations from the forward to the backward pass, short-lived temporaries, gradients until the update at the end.
-std::vector<Buffer> training_buffers(std::int64_t num_layers, std::uint32_t seed) {
-  std::mt19937 random(seed);
-  const auto bytes = [&] { return static_cast<Bytes>(1 + random() % 64) << (random() % 16); };
-  const std::int64_t end = 2 * num_layers;
-  std::vector<Buffer> buffers;
-  for (std::int64_t i = 0; i < num_layers; ++i) {
-    const std::int64_t back = end - 1 - i;
-    buffers.push_back({i, back + 1, bytes()});
-    buffers.push_back({i, i + 1 + static_cast<std::int64_t>(random() % 3), bytes()});
-    buffers.push_back({back, std::min(end, back + 2), bytes()});
-    buffers.push_back({back, end + i / 3 + 1, bytes()});
-  }
-  return buffers;
-}
-
-}  // namespace
 
 TEST(nothing_to_place_has_height_zero) {
   const LayoutResult empty = solve({});
@@ -146,31 +42,6 @@ TEST(negative_and_overflowing_sizes_are_rejected) {
   CHECK_THROWS(solve({{0, 1, 1}}, {.alignment = 0}), PlanError, "alignment");
   CHECK_THROWS(solve({{0, 1, 1}}, {.capacity = -1}), PlanError, "capacity");
   CHECK_EQ(solve({{0, 1, kMaxBytes - 1}, {0, 1, 1}}).height, kMaxBytes);
-}
-
-TEST(parts_split_where_no_buffer_crosses) {
-  const std::vector<Buffer> buffers = {{0, 2, 1}, {1, 3, 2}, {3, 4, 4}, {3, 5, 8}};
-  const std::vector<Part> parts = reduce(buffers, rounded_sizes(buffers, 1));
-  CHECK_EQ(parts.size(), 2u);
-  CHECK_EQ(parts[0].buffers, {0, 1});
-  CHECK_EQ(parts[1].buffers, {2, 3});
-  CHECK_EQ(parts[1].load, 12);
-  CHECK_EQ(parts[1].num_sections(), 1);  // nothing is born after the death at 4
-}
-
-TEST(sections_keep_exactly_the_overlaps) {
-  for (std::uint32_t seed = 0; seed < 100; ++seed) {
-    const std::vector<Buffer> buffers = random_buffers(20, 30, 5, seed);
-    for (const Part& part : reduce(buffers, rounded_sizes(buffers, 1))) {
-      for (ItemId i = 0; i < part.num_items(); ++i) {
-        for (ItemId j = 0; j < i; ++j) {
-          const Buffer &a = buffers[part.buffers[i]], &b = buffers[part.buffers[j]];
-          const Item &x = part.items[i], &y = part.items[j];
-          CHECK_EQ(x.first < y.last && y.first < x.last, a.lower < b.upper && b.lower < a.upper);
-        }
-      }
-    }
-  }
 }
 
 TEST(height_equals_brute_force_up_to_seven_buffers) {
@@ -233,24 +104,6 @@ TEST(the_squeaky_wheel_lowers_what_the_greedy_rules_leave) {
   CHECK(num_lower > 0);
 }
 
-// Activations that nest only nearly, temporaries, and gradients kept to the end: the greedy rules end above the load.
-std::vector<Buffer> hard_buffers(std::uint32_t seed) {
-  std::mt19937 random(seed);
-  const auto draw = [&](std::uint32_t below) { return static_cast<std::int64_t>(random() % below); };
-  std::vector<Buffer> buffers;
-  const std::int64_t depth = 60;
-  for (std::int64_t i = 0; i < depth; ++i) {
-    for (int branch = 0; branch < 4; ++branch) {
-      const std::int64_t birth = 4 * i + branch, death = 8 * depth - 4 * i + draw(25) - 12;
-      buffers.push_back({birth, death, 1 + draw(60)});
-      buffers.push_back({birth, birth + 1 + draw(7), 1 + draw(60)});
-      buffers.push_back({death - draw(6), death + 1 + draw(5), 1 + draw(60)});
-      buffers.push_back({death - 2, 9 * depth, 1 + draw(50)});
-    }
-  }
-  return buffers;
-}
-
 TEST(foresight_ends_at_the_load_where_the_squeaky_wheel_alone_does_not) {
   int num_alone = 0;
   for (std::uint32_t seed = 0; seed < 3; ++seed) {
@@ -262,24 +115,6 @@ TEST(foresight_ends_at_the_load_where_the_squeaky_wheel_alone_does_not) {
                      .height == result.load;
   }
   CHECK(num_alone < 3);
-}
-
-TEST(a_pass_that_gave_up_is_completed_without_overlap) {
-  for (std::uint32_t seed = 0; seed < 20; ++seed) {
-    std::vector<Buffer> buffers = random_buffers(200, 100, 50, seed);
-    buffers.push_back({-1, 1000, 1});  // joins all into one part
-    const Part part = reduce(buffers, rounded_sizes(buffers, 1)).front();
-    std::vector<ItemId> order(part.num_items());
-    std::iota(order.begin(), order.end(), 0);
-    Skyline skyline(part);
-    Packing packing;
-    CHECK(!skyline.place(order, {.target = part.load - 1 - 5 * seed}, [] { return false; }, packing));
-    skyline.stack_rest(packing);
-    LayoutResult result{std::vector<Offset>(buffers.size(), 0), packing.height, part.load, part.load};
-    if (result.height == result.load) result.status = Status::kOptimal;
-    for (ItemId i = 0; i < part.num_items(); ++i) result.offsets[part.buffers[i]] = packing.offsets[i];
-    check_layout(buffers, result, 1);
-  }
 }
 
 TEST(a_height_within_the_capacity_is_enough) {
@@ -347,22 +182,6 @@ TEST(preferred_offsets_are_kept_where_they_cost_no_height) {
   CHECK_EQ(result.offsets[2], 6);
 }
 
-TEST(long_lived_items_find_the_holes_their_like_have_left) {
-  std::vector<Buffer> buffers;
-  for (std::int64_t i = 0; i < 300; ++i) {
-    buffers.push_back({3 * i, 3 * i + 30, 1 + i % 10});  // ten alive at once, of ten sizes
-    buffers.push_back({3 * i + 2, 3 * i + 3, 5});
-  }
-  const Part part = reduce(buffers, rounded_sizes(buffers, 1)).front();
-  const std::vector<Offset> offsets = fit_by_birth(part, 2);
-  Bytes top = 0;
-  for (ItemId i = 0; i < part.num_items(); ++i) {
-    CHECK_EQ(offsets[i] == kUnplaced, part.items[i].last - part.items[i].first <= 2);
-    if (offsets[i] != kUnplaced) top = std::max(top, offsets[i] + part.items[i].size);
-  }
-  CHECK_EQ(top, 55);
-}
-
 TEST(the_same_seed_gives_the_same_offsets) {
   const std::vector<Buffer> buffers = random_buffers(120, 80, 500, 7);
   const LayoutOptions options{.seed = 3, .max_placements = 50'000};
@@ -405,59 +224,6 @@ TEST(progress_can_stop_the_search) {
   CHECK_EQ(num_calls, 2);
 }
 
-TEST(the_pool_finds_what_a_scan_finds) {
-  std::mt19937 random(1);
-  for (std::uint32_t seed = 0; seed < 20; ++seed) {
-    std::vector<Buffer> buffers = random_buffers(200, 60, 9, seed);
-    buffers.push_back({-1, 1000, 1});  // joins all into one part
-    const Part part = reduce(buffers, rounded_sizes(buffers, 1)).front();
-    std::vector<ItemId> order(part.num_items());
-    std::iota(order.begin(), order.end(), 0);
-    std::shuffle(order.begin(), order.end(), random);
-    ItemPool pool(part);
-    pool.fill(order);
-    std::vector<bool> removed(order.size(), false);
-    for (int query = 0; query < 300; ++query) {
-      Section corner[4];
-      for (Section& c : corner) c = static_cast<Section>(random() % (part.num_sections() + 1));
-      const ItemPool::Box box{std::min(corner[0], corner[1]), std::max(corner[0], corner[1]), std::min(corner[2], corner[3]),
-                              std::max(corner[2], corner[3])};
-      std::int32_t scanned = kNoRank;
-      for (std::size_t r = order.size(); r-- > 0;) {
-        const Item& item = part.items[order[r]];
-        const bool inside =
-            item.first >= box.min_first && item.first <= box.max_first && item.last >= box.min_last && item.last <= box.max_last;
-        if (inside && !removed[r]) scanned = static_cast<std::int32_t>(r);
-      }
-      CHECK_EQ(pool.best(box), scanned);
-      if (scanned != kNoRank && query % 2 == 0) {
-        removed[scanned] = true;
-        pool.remove(order[scanned]);
-      }
-    }
-  }
-}
-
-TEST(the_reach_of_sections_follows_every_raise) {
-  std::mt19937 random(2);
-  for (Section count = 1; count < 40; ++count) {
-    std::vector<Bytes> plain(count);
-    for (Bytes& load : plain) load = static_cast<Bytes>(random() % 50);
-    SectionReach reach(plain);
-    for (int query = 0; query < 60; ++query) {
-      const auto first = static_cast<Section>(random() % count);
-      const auto last = first + 1 + static_cast<Section>(random() % (count - first));
-      const auto bytes = static_cast<Bytes>(random() % 20);
-      reach.raise(first, last, bytes);
-      for (Section s = first; s < last; ++s) plain[s] += bytes;
-      const auto from = static_cast<Section>(random() % count);
-      const auto to = from + 1 + static_cast<Section>(random() % (count - from));
-      const auto top = std::max_element(plain.begin() + from, plain.begin() + to);
-      CHECK(reach.highest(from, to) == std::pair(*top, static_cast<Section>(top - plain.begin())));
-    }
-  }
-}
-
 TEST(a_hundred_thousand_nested_lifetimes_are_placed) {
   std::vector<Buffer> buffers;
   for (std::int64_t i = 0; i < 100'000; ++i) buffers.push_back({i, 200'000 - i, 1 + i % 7});
@@ -472,7 +238,7 @@ TEST(a_first_pass_that_is_stopped_still_gives_a_layout) {
   Control control("layout", 60, [](const Progress&) { return false; });
   const LayoutResult result = layout(buffers, {}, control);
   CHECK(control.cancelled());
-  CHECK_EQ(std::ranges::count(result.offsets, kUnplaced), 0);
+  CHECK_EQ(std::ranges::count(result.offsets, kFree), 0);
   CHECK(result.height >= result.load);
 }
 

@@ -89,8 +89,8 @@ def layout(
 ) -> Layout:
     """Place buffers so that those alive together do not overlap, as low as can be found.
 
-    The search ends once the height is proved optimal, and else with the time limit. A layout is always made, whatever
-    the limit: a first greedy pass has five seconds.
+    The search ends once the height is proved optimal, and else with the time limit or, where offsets are given, after a
+    fixed effort. A layout is always made, whatever the limit: a first greedy pass has five seconds.
 
     Args:
         lower: integers[m], first time at which buffer i is alive.
@@ -141,21 +141,10 @@ def layout(
     first, last, sizes = _int64("lower", lower), _int64("upper", upper), _int64("size", size)
     must = None if fixed is None else _int64("fixed", fixed)
     wish = None if preferred is None else _int64("preferred", preferred)
+    effort = _NO_LIMIT if must is None and wish is None else -1
     start = time.perf_counter()
     offsets, height, load, bound, cancelled = _core.layout(
-        first,
-        last,
-        sizes,
-        alignment,
-        time_limit,
-        seed,
-        progress,
-        capacity or 0,
-        threads,
-        must,
-        wish,
-        _NO_LIMIT,
-        _NO_LIMIT,
+        first, last, sizes, alignment, time_limit, seed, progress, capacity or 0, threads, must, wish, effort, effort
     )
     return Layout(offsets, height, load, bound, cancelled, time.perf_counter() - start)
 

@@ -1,0 +1,89 @@
+#include "buffers.hpp"
+#include "olla/ejection.hpp"
+#include "olla/packing.hpp"
+
+using namespace olla;
+
+namespace {
+
+Part one_part(std::vector<Buffer> buffers) {
+  buffers.push_back({-1, 1000, 1});  // joins all into one part
+  return reduce(buffers, rounded_sizes(buffers, 1)).front();
+}
+
+Packing stacked(const Part& part) {
+  Packing packing;
+  for (const Item& item : part.items) {
+    packing.offsets.push_back(packing.height);
+    packing.height += item.size;
+  }
+  return packing;
+}
+
+void check_packing(const Part& part, const Packing& packing) {
+  std::vector<Buffer> buffers;
+  for (const Item& item : part.items) buffers.push_back({item.first, item.last, item.size});
+  LayoutResult result{packing.offsets, packing.height, part.load, part.load};
+  if (result.height == result.load) result.status = Status::kOptimal;
+  check_layout(buffers, result, 1);
+}
+
+const auto kNoStop = [](Bytes) { return false; };
+
+}  // namespace
+
+TEST(the_index_finds_what_is_alive) {
+  std::mt19937 random(1);
+  for (const std::size_t count : {1, 31, 32, 33, 100, 700}) {
+    const Part part = one_part(random_buffers(count, 60, 9, static_cast<std::uint32_t>(count)));
+    const AliveIndex index(part);
+    for (int query = 0; query < 100; ++query) {
+      const auto first = static_cast<Section>(random() % part.num_sections());
+      const auto last = static_cast<Section>(first + 1 + random() % (part.num_sections() - first));
+      std::vector<ItemId> found, scanned;
+      index.each(first, last, [&](ItemId i) { found.push_back(i); });
+      for (ItemId i = 0; i < part.num_items(); ++i) {
+        if (part.items[i].first < last && first < part.items[i].last) scanned.push_back(i);
+      }
+      CHECK_EQ(found, scanned);
+    }
+  }
+}
+
+TEST(ejection_lowers_a_stack_to_a_valid_packing) {
+  for (std::uint32_t seed = 0; seed < 10; ++seed) {
+    const Part part = one_part(random_buffers(150, 60, 1000, seed));
+    Packing best = stacked(part);
+    const Bytes before = best.height;
+    Ejection(part, seed).lower(part.load, 2'000'000, kNoStop, best);
+    check_packing(part, best);
+    CHECK(best.height < before / 2);
+  }
+}
+
+TEST(ejection_that_is_split_into_calls_finds_the_same) {
+  const Part part = one_part(random_buffers(150, 60, 1000, 3));
+  Packing whole = stacked(part), split = whole;
+  Ejection one(part, 5), other(part, 5);
+  one.lower(part.load, 400'000, kNoStop, whole);
+  for (int call = 0; call < 60; ++call) other.lower(part.load, 10'000, kNoStop, split);
+  check_packing(part, split);
+  CHECK(split.height <= whole.height);
+}
+
+TEST(ejection_leaves_fixed_items_where_they_are) {
+  for (std::uint32_t seed = 0; seed < 10; ++seed) {
+    Part part = one_part(random_buffers(80, 60, 100, seed));
+    Packing best = stacked(part);
+    part.fixed.assign(part.items.size(), kUnplaced);
+    for (ItemId i = 0; i < part.num_items(); i += 9) {
+      part.fixed[i] = best.offsets[i];
+      part.bound = std::max(part.bound, best.offsets[i] + part.items[i].size);
+    }
+    Ejection(part, seed).lower(part.load, 300'000, kNoStop, best);
+    check_packing(part, best);
+    for (ItemId i = 0; i < part.num_items(); i += 9) CHECK_EQ(best.offsets[i], part.fixed[i]);
+  }
+}
+
+OLLA_TEST_MAIN

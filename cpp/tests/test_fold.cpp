@@ -1,0 +1,81 @@
+#include "buffers.hpp"
+#include "olla/fold.hpp"
+#include "olla/skyline.hpp"
+#include "olla/squeaky.hpp"
+
+using namespace olla;
+
+namespace {
+
+// A pipeline: every microbatch is alive over ahead others, with temporaries; a weight from the start, one from the first batch on.
+std::vector<Buffer> microbatches(std::int64_t count, std::int64_t ahead, std::uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<Bytes> kept, scratch;
+  for (int k = 0; k < 6; ++k) {
+    kept.push_back(1 + random() % 40);
+    scratch.push_back(1 + random() % 30);
+  }
+  const std::int64_t width = 12, end = (count + ahead) * width;
+  std::vector<Buffer> buffers = {{0, end, 7}, {ahead * width, end, 5}};
+  for (std::int64_t batch = 0; batch < count; ++batch) {
+    for (std::int64_t k = 0; k < 6; ++k) {
+      const std::int64_t birth = batch * width + k;
+      buffers.push_back({birth, (batch + ahead) * width + width - k, kept[k]});
+      buffers.push_back({birth + 6, birth + 8, scratch[k]});
+    }
+  }
+  return buffers;
+}
+
+Part part_of(const std::vector<Buffer>& buffers) { return reduce(buffers, rounded_sizes(buffers, 1)).front(); }
+
+Packing greedy(const Part& part) {
+  Skyline skyline(part);
+  Packing packing;
+  CHECK(skyline.place(by_key(part, item_keys(part, kArea)), {}, [] { return false; }, packing));
+  return packing;
+}
+
+}  // namespace
+
+TEST(a_packing_of_the_short_part_unfolds_to_one_of_the_whole_from_every_cut) {
+  for (std::uint32_t seed = 0; seed < 12; ++seed) {
+    const std::vector<Buffer> buffers = microbatches(60, 1 + seed % 3, seed);
+    const Part part = part_of(buffers);
+    const std::optional<Fold> fold = Fold::find(part);
+    CHECK(fold.has_value());
+    if (!fold) continue;
+    CHECK(fold->short_part().num_items() * 2 <= part.num_items());
+    CHECK_EQ(fold->short_part().load, part.load);
+    const Packing packing = greedy(fold->short_part());
+    const std::vector<Section> cuts = fold->cuts();
+    for (std::size_t k = 0; k < cuts.size(); k += 5) {
+      const Part stretch = fold->stretch(cuts[k], packing);
+      const Packing whole = fold->unfold(cuts[k], packing, stretch, greedy(stretch));
+      LayoutResult result{std::vector<Offset>(buffers.size(), 0), whole.height, part.load, part.load};
+      if (result.height == result.load) result.status = Status::kOptimal;
+      for (ItemId i = 0; i < part.num_items(); ++i) result.offsets[part.buffers[i]] = whole.offsets[i];
+      check_layout(buffers, result, 1);
+    }
+  }
+}
+
+TEST(what_does_not_repeat_is_not_folded) {
+  CHECK(!Fold::find(part_of(microbatches(8, 3, 1))));  // too short
+  std::vector<Buffer> buffers = random_buffers(400, 300, 50, 2);
+  buffers.push_back({-1, 1000, 1});
+  CHECK(!Fold::find(part_of(buffers)));
+  for (std::int64_t i = 0; i < 200; ++i) buffers.push_back({i, 400 - i, 1 + i % 7});
+  CHECK(!Fold::find(part_of(buffers)));
+}
+
+TEST(a_long_pipeline_ends_no_higher_with_its_fold) {
+  const std::vector<Buffer> buffers = microbatches(300, 2, 4);
+  LayoutOptions options{.max_placements = 100'000, .max_nodes = 20'000};
+  const LayoutResult folded = solve(buffers, options);
+  check_layout(buffers, folded, 1);
+  options.use_fold = false;
+  CHECK(folded.height <= solve(buffers, options).height);
+}
+
+OLLA_TEST_MAIN
