@@ -13,6 +13,7 @@ import pytest
 from steps import World, images, models, net, nn, same, square, tensors, torch
 
 import olla
+from olla.operators import Rerun
 from olla.pytorch.extension import cache_folder
 from olla.pytorch.forms import overwriting
 
@@ -40,7 +41,7 @@ def optimizer_of(name: str, model: nn.Module) -> Any:
 def train(world: World, **options: Any) -> tuple[Any, list[Any]]:
     """Five steps; returns the step, and losses, parameters, buffers and optimizer state."""
     step = olla.compile(
-        world.model, optimizer=world.optimizer, loss=world.loss, **{"time_limit": 0.5, "disk_cache": False} | options
+        world.model, optimizer=world.optimizer, loss=world.loss, **{"time_limit": 10.0, "disk_cache": False} | options
     )
     torch.manual_seed(7)
     losses = [t for _ in range(NUM_STEPS) for t in tensors(step(world.batch))]
@@ -78,6 +79,18 @@ def test_five_steps_within_a_budget_are_those_without_one_to_the_bit(name: str, 
     assert least.report().budget.num_recomputed > 0
     report = fitted.report()
     assert report.resident_bytes + report.output_bytes + report.arena_bytes <= between == report.budget.budget_bytes
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert_base"])
+def test_dropout_is_drawn_again_with_the_same_numbers(name: str) -> None:
+    """The masks are not kept, and what the generator draws after the step is what it would have drawn anyway."""
+    world = world_of(name, "adamw")
+    step, values = train(world, minimise="peak")
+    after = torch.rand(4)
+    assert (step.plan.rerun == Rerun.REPLAY).any()
+    assert same(values, unbudgeted(name, "adamw")[1])
+    train(world_of(name, "adamw"))
+    assert torch.equal(after, torch.rand(4))
 
 
 @pytest.mark.parametrize("levers", [{"in_place": False}, {"recompute": False}])

@@ -8,11 +8,12 @@ namespace olla::bindings {
 void bind_order(nb::module_& m) {
   m.def(
       "order",
-      [](const Graph& graph, std::vector<Array<OpId>> starts, double time_limit, std::uint64_t seed, nb::object progress) {
+      [](const Graph& graph, std::vector<Array<OpId>> starts, double time_limit, std::uint64_t seed, nb::object progress,
+         std::int64_t max_work) {
         std::vector<std::vector<OpId>> orders;
         for (const auto& start : starts) orders.push_back(copy(start));
         PythonProgress callback(std::move(progress));
-        Control control("order", time_limit, callback.function());
+        Control control("order", time_limit, callback.function(), max_work);
         OrderResult r;
         {
           nb::gil_scoped_release release;
@@ -22,8 +23,9 @@ void bind_order(nb::module_& m) {
         return nb::make_tuple(to_numpy(std::move(r.order)), r.peak, r.bound, r.num_nodes, r.num_cuts, r.status == Status::kOptimal,
                               control.cancelled());
       },
-      "graph"_a, "starts"_a, "time_limit"_a, "seed"_a, "progress"_a.none(),
-      "(order, peak, lower_bound, num_nodes, num_cuts, optimal, cancelled): the best order found from the given ones, and its proof.");
+      "graph"_a, "starts"_a, "time_limit"_a, "seed"_a, "progress"_a.none(), "max_work"_a = kAnyWork,
+      "(order, peak, lower_bound, num_nodes, num_cuts, optimal, cancelled): the best order found from the given ones, and its proof. "
+      "Work: ops of the windows cut, and nodes of the networks at every phase of their flows.");
   m.def(
       "lower_bound",
       [](const Graph& graph, Array<OpId> order, std::int64_t max_cuts, double time_limit, nb::object progress) {

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <functional>
+#include <limits>
 
 #include "olla/types.hpp"
 
@@ -18,15 +19,21 @@ struct Progress {
 // Called now and then from the searching thread; false asks the search to stop with the best it has.
 using ProgressFn = std::function<bool(const Progress&)>;
 
-// A time limit and a stop request in one cheap question. The clock is read on every call, the callback ten times a second.
+inline constexpr std::int64_t kAnyWork = std::numeric_limits<std::int64_t>::max();
+
+// Limits on time and work and a stop request in one cheap question. The clock is read on every call, the callback ten times a
+// second. What a unit of work is, the search says that spends it; unlike time, it ends a search at the same place everywhere.
 class Control {
  public:
-  Control(const char* stage, double limit_seconds, ProgressFn progress)
-      : stage_(stage), limit_seconds_(limit_seconds), progress_(std::move(progress)), start_(Clock::now()) {}
+  Control(const char* stage, double limit_seconds, ProgressFn progress, std::int64_t max_work = kAnyWork)
+      : stage_(stage), limit_seconds_(limit_seconds), progress_(std::move(progress)), start_(Clock::now()), work_left_(max_work) {}
 
   double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
   double seconds_left() const { return limit_seconds_ - seconds(); }
   bool cancelled() const { return cancelled_; }
+  void spend(std::int64_t work) { work_left_ -= work; }
+  std::int64_t work_left() const { return work_left_; }
+  bool over() const { return cancelled_ || work_left_ <= 0 || seconds_left() <= 0; }
 
   // True once the search must end.
   bool stop(Bytes value, Bytes bound) {
@@ -35,7 +42,7 @@ class Control {
       next_report_ = now + 0.1;
       cancelled_ = cancelled_ || !progress_({stage_, now, value, bound});
     }
-    return cancelled_ || now >= limit_seconds_;
+    return cancelled_ || work_left_ <= 0 || now >= limit_seconds_;
   }
 
  private:
@@ -44,6 +51,7 @@ class Control {
   double limit_seconds_;
   ProgressFn progress_;
   Clock::time_point start_;
+  std::int64_t work_left_;
   double next_report_ = 0.1;
   bool cancelled_ = false;
 };

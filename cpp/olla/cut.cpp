@@ -29,6 +29,7 @@ void CutSolver::mark(OpId from, Side to) {
 
 Cut CutSolver::solve(const Schedule& schedule, const CutQuery& query) {
   ++num_cuts_;
+  control_.spend(query.hi - query.lo);
   schedule_ = &schedule;
   query_ = query;
   for (Step s = query.lo; s < query.hi; ++s) side_[schedule.order[s]] = kFree;
@@ -42,7 +43,8 @@ Cut CutSolver::solve(const Schedule& schedule, const CutQuery& query) {
   bool stopped = false;
   Cut cut;
   cut.value = constant + network_.maximise(query.enough - constant, [&] {
-    stopped = control_.cancelled() || control_.seconds_left() <= 0;
+    control_.spend(network_.num_nodes());
+    stopped = control_.over();
     return stopped;
   });
   cut.exact = !stopped && cut.value <= query.enough;

@@ -1,53 +1,137 @@
 #include "olla/evict.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace olla {
 namespace {
 
-// How far the ancestors of a dropped value are run again too; beyond, what it needs is kept.
+// How far the ancestors of a dropped value are run again too; beyond, what it needs is kept. Where that finds nothing, it reaches
+// further.
 constexpr double kClosureFactor = 10.0, kClosureSeconds = 20e-6;
+constexpr std::size_t kMaxClosure = 200;
+constexpr RunId kBlock = 64;
+constexpr double kFurther = 8.0, kFurthest = 600;
+constexpr int kMaxDeep = 24, kMaxRepairs = 32, kMaxRepairTries = 12;
+constexpr std::int64_t kRepairWork = 6'000'000;  // of one run of the greedy
+
 constexpr double kSure = 0.5;   // share of an estimate of seconds that an attempt is certain to add
 constexpr double kFree = 1e-9;  // seconds of a step that costs nothing, so that scores stay finite
 
 }  // namespace
 
+bool Evictor::Effort::raise() {
+  if (deep) reach *= kFurther;
+  deep = true;
+  return reach < kFurthest;
+}
+
 Evictor::Evictor(const Graph& graph, const Values& values, const Rules& rules, std::span<const OpId> base)
-    : graph_(graph), values_(values), rules_(rules), rewriter_(graph, values, rules, base), drops_(values.num_values()) {
+    : graph_(graph),
+      values_(values),
+      rules_(rules),
+      rewriter_(graph, values, rules, base),
+      drops_(values.num_values()),
+      closure_of_(graph.num_ops(), 0) {
   rewriter_.build(drops_, best_);
   curve_.push_back({best_.peak, best_.added_seconds});
 }
 
 void Evictor::run(const EvictLimits& limits, Control& control) {
-  Decision decision;
   curve_.assign(1, {best_.peak, best_.added_seconds});
   bool progress = true;  // since the refusals were last forgotten
+  effort_ = {};
+  repair_work_ = kRepairWork;
   while (best_.peak > limits.peak && best_.peak_run >= 0 && !control.stop(best_.peak, limits.peak)) {
-    peak_ = best_.peak_run;
-    find_uses();
-    find_candidates();
-    bool found = false;
-    for (const Candidate& candidate : candidates_) {
-      Bytes freed = 0;
-      double seconds = 0;
-      decision.clear();
-      estimate(candidate.copy, decision, freed, seconds);
-      if (best_.added_seconds + kSure * seconds > limits.added_seconds) continue;
-      if (attempt(decision, limits.added_seconds)) {
-        found = true;
-        break;
-      }
-      tabu_.insert(key(candidate.copy));
-    }
-    if (found) {
+    if (step(limits, control)) {
       curve_.push_back({best_.peak, best_.added_seconds});
       progress = true;
+      effort_ = {};
       continue;
     }
-    if (!progress || tabu_.empty()) return;
+    if (!progress && !effort_.raise()) return;
     tabu_.clear();
     progress = false;
   }
+}
+
+// One more decision that lowers the peak, or false.
+bool Evictor::step(const EvictLimits& limits, Control& control) {
+  Decision decision;
+  peak_ = best_.peak_run;
+  find_uses();
+  find_candidates();
+  control.spend(best_.num_runs() + std::exchange(work_, 0) / 8);
+  const std::vector<Candidate> candidates = candidates_;
+  int num_tried = 0;
+  for (const Candidate& candidate : candidates) {
+    if ((effort_.deep && num_tried >= kMaxDeep) || (repairing_ && num_tried >= kMaxRepairTries)) return false;
+    Bytes freed = 0;
+    double seconds = 0;
+    decision.clear();
+    estimate(candidate.copy, decision, freed, seconds);
+    if (best_.added_seconds + kSure * seconds > limits.added_seconds) continue;
+    ++num_tried;
+    control.spend(best_.num_runs());
+    if (attempt(decision, limits.added_seconds)) return true;
+    const auto gap = key(candidate.copy);
+    if (effort_.deep && !repairing_ && repair_work_ > 0) {
+      if (attempt_with_repairs(decision, limits, control)) return true;
+      peak_ = best_.peak_run;
+      find_uses();
+    }
+    tabu_.insert(gap);
+    if (control.over()) return false;
+  }
+  return false;
+}
+
+// Puts a decision in force that raises memory elsewhere, and lowers that again by further ones.
+bool Evictor::attempt_with_repairs(const Decision& decision, const EvictLimits& limits, Control& control) {
+  const OpId at_op = best_.runs[peak_].op;
+  const Step at_position = best_.runs[peak_].position;
+  for (std::size_t i = 0; i < decision.size(); ++i) {
+    if (drops_.add(decision[i])) continue;
+    while (i-- > 0) drops_.remove(decision[i]);
+    return false;
+  }
+  if (!rewriter_.build(drops_, trial_) || trial_.added_seconds > limits.added_seconds) {
+    for (const Drop& drop : decision) drops_.remove(drop);
+    return false;
+  }
+  const Rewrite before = best_;
+  const auto tabu = tabu_;
+  const std::size_t num_decisions = decisions_.size();
+  std::swap(best_, trial_);
+  decisions_.push_back(decision);
+  repairing_ = true;
+  bool done = false;
+  const std::int64_t work_left = control.work_left();
+  for (int i = 0; i < kMaxRepairs && !done && !control.over(); ++i) {
+    if (best_.peak <= before.peak && live_at(best_, at_op, at_position) < before.peak) {
+      done = true;
+    } else if (best_.peak_run < 0 || !step(limits, control)) {
+      break;
+    }
+  }
+  repairing_ = false;
+  repair_work_ -= work_left - control.work_left() + before.num_runs();
+  if (done) return true;
+  tabu_ = tabu;
+  while (decisions_.size() > num_decisions) {
+    for (const Drop& drop : decisions_.back()) drops_.remove(drop);
+    decisions_.pop_back();
+  }
+  best_ = before;
+  return false;
+}
+
+Bytes Evictor::live_at(const Rewrite& r, OpId op, Step position) {
+  const auto at =
+      std::lower_bound(r.runs.begin(), r.runs.end(), position, [](const Rewrite::Run& run, Step p) { return run.position < p; });
+  const auto same = [&](const Rewrite::Run& run) { return run.op == op && run.position == position && !run.dead; };
+  const auto found = std::find_if(at, r.runs.end(), same);
+  return found == r.runs.end() ? 0 : r.live[found - r.runs.begin()];
 }
 
 // A gap of a value, whatever else changes around it.
@@ -64,15 +148,10 @@ bool Evictor::attempt(const Decision& decision, double most_seconds) {
     while (i-- > 0) drops_.remove(decision[i]);
     return false;
   }
-  const auto& [op, position, again, dead, in_place] = best_.runs[peak_];
+  const OpId op = best_.runs[peak_].op;
+  const Step position = best_.runs[peak_].position;
   bool better = rewriter_.build(drops_, trial_) && trial_.peak <= best_.peak && trial_.added_seconds <= most_seconds;
-  if (better) {
-    const auto same = [&](const Rewrite::Run& run) { return run.op == op && run.position == position && !run.dead; };
-    const auto at = std::lower_bound(trial_.runs.begin(), trial_.runs.end(), position,
-                                     [](const Rewrite::Run& run, Step p) { return run.position < p; });
-    const auto found = std::find_if(at, trial_.runs.end(), same);
-    better = found == trial_.runs.end() || trial_.live[found - trial_.runs.begin()] < best_.peak;
-  }
+  if (better) better = live_at(trial_, op, position) < best_.peak;
   if (!better) {
     for (const Drop& drop : decision) drops_.remove(drop);
     return false;
@@ -100,12 +179,27 @@ void Evictor::find_uses() {
   for (RunId run = 0; run < best_.num_runs(); ++run) {
     if (best_.runs[run].again && !best_.runs[run].dead) last_again_[best_.runs[run].op] = run;
   }
+  blocks_.assign(best_.live.size() / kBlock + 1, 0);
+  for (std::size_t run = 0; run < best_.live.size(); ++run) {
+    blocks_[run / kBlock] = std::max(blocks_[run / kBlock], best_.live[run]);
+  }
   copies_offset_.assign(values_.num_values() + 1, 0);
   for (const auto& copy : best_.copies) ++copies_offset_[copy.value + 1];
   for (ValueId x = 0; x < values_.num_values(); ++x) copies_offset_[x + 1] += copies_offset_[x];
   copies_of_.resize(num_copies);
   auto at = copies_offset_;
   for (CopyId c = 0; c < static_cast<CopyId>(num_copies); ++c) copies_of_[at[best_.copies[c].value]++] = c;
+}
+
+// The most memory during runs [first, end).
+Bytes Evictor::highest(RunId first, RunId end) const {
+  Bytes most = 0;
+  while (first < end) {
+    const bool whole = first % kBlock == 0 && first + kBlock <= end;
+    most = std::max(most, whole ? blocks_[first / kBlock] : best_.live[first]);
+    first += whole ? kBlock : 1;
+  }
+  return most;
 }
 
 // Values that lie idle at the peak, most bytes freed per second first.
@@ -157,8 +251,9 @@ bool Evictor::estimate(CopyId copy, Decision& decision, Bytes& freed, double& se
   if (runs[previous_[copy]].position > step || !makes_again(value)) return false;
   const OpId op = values_.producer[value];
 
-  closure_ = {use, step, 0, moves(copy) ? 0 : cost(op)};
-  const double most = kClosureFactor * rules_.rerun_seconds[op] + kClosureSeconds;
+  closure_ = {use, step, 0, moves(copy) ? 0 : cost(op), closure_.id + 1};
+  closure_of_[op] = closure_.id;
+  const double most = effort_.reach * (kClosureFactor * rules_.rerun_seconds[op] + kClosureSeconds);
   decision.push_back({value, step});
   ops_.assign(1, op);
   kept_.clear();
@@ -180,6 +275,7 @@ bool Evictor::estimate(CopyId copy, Decision& decision, Bytes& freed, double& se
       freed = gain;
       seconds = closure_.seconds;
     }
+    work_ += static_cast<std::int64_t>(kept_.size()) + 1;
     std::size_t dearest = kept_.size();
     double dearest_score = 0;
     for (std::size_t i = 0; i < kept_.size(); ++i) {
@@ -189,7 +285,7 @@ bool Evictor::estimate(CopyId copy, Decision& decision, Bytes& freed, double& se
       dearest = i;
       dearest_score = bytes_per_second;
     }
-    if (dearest == kept_.size()) break;
+    if (dearest == kept_.size() || ops_.size() >= kMaxClosure) break;
     const Drop drop = kept_[dearest];
     kept_.erase(kept_.begin() + static_cast<std::ptrdiff_t>(dearest));
     closure_.kept_bytes -= graph_.bytes(values_.tensor[drop.value]);
@@ -208,7 +304,8 @@ bool Evictor::makes_again(ValueId value) const {
 }
 
 void Evictor::run_again(OpId op, double seconds) {
-  if (std::find(ops_.begin(), ops_.end(), op) != ops_.end()) return;
+  if (closure_of_[op] == closure_.id) return;
+  closure_of_[op] = closure_.id;
   closure_.seconds += seconds;
   ops_.push_back(op);
 }
@@ -219,7 +316,7 @@ bool Evictor::need(ValueId y, Decision& decision) {
   CopyId copy = -1, later = -1;  // the last one before the run, the first one after
   for (auto i = copies_offset_[y + 1]; copy < 0 && i-- > copies_offset_[y];) {
     const auto& c = best_.copies[copies_of_[i]];
-    if (c.made >= 0 && c.buffer < 0) continue;
+    if (c.made >= 0 && best_.runs[c.made].dead) continue;
     (c.made < use ? copy : later) = copies_of_[i];
   }
   if (copy < 0) return false;
@@ -236,15 +333,14 @@ bool Evictor::need(ValueId y, Decision& decision) {
     if (makes_again(y)) run_again(op, cost(op));
     return makes_again(y);
   }
-  const bool on_the_way = op != kNoOp && std::find(ops_.begin(), ops_.end(), op) != ops_.end();
+  const bool on_the_way = op != kNoOp && closure_of_[op] == closure_.id;
   if (c.made < 0 || c.last_use >= use || on_the_way) return true;
 
   const Bytes bytes = graph_.bytes(values_.tensor[y]);
   const Step last = std::max(best_.runs[c.last_use].position, closure_.step);
   const bool again = makes_again(y) && last < best_.runs[use].position;
   if (c.last_use > peak_) {  // it lives at the peak anyway: is there room until it is needed?
-    const auto highest = std::max_element(best_.live.begin() + c.last_use + 1, best_.live.begin() + use + 1);
-    if (again && *highest + bytes > best_.peak) {
+    if (again && highest(c.last_use + 1, use + 1) + bytes > best_.peak) {
       run_again(op, cost(op));
       decision.push_back({y, last});
     }
@@ -317,12 +413,14 @@ void Evictor::reverse(Bytes peak, Control& control) {
   for (const auto& [seconds, i] : dearest) {
     if (control.stop(best_.peak, 0)) break;
     Decision& decision = decisions_[i];
+    control.spend(best_.num_runs());
     if (take_back(decision, peak)) {
       decision.clear();
       continue;
     }
     for (std::size_t k = decision.size(); decision.size() > 1 && k-- > 1;) {
       const Drop drop = decision[k];
+      control.spend(best_.num_runs());
       if (take_back({&drop, 1}, peak)) decision.erase(decision.begin() + static_cast<std::ptrdiff_t>(k));
     }
   }

@@ -28,7 +28,8 @@ class Evictor {
   // All must outlive the evictor.
   Evictor(const Graph& graph, const Values& values, const Rules& rules, std::span<const OpId> base);
 
-  // Greedy decisions until a limit is met, time is up or nothing lowers the peak. curve[i]: after the i-th of them.
+  // Greedy decisions until a limit is met or nothing lowers the peak. curve[i]: after the i-th of them. Deterministic unless time
+  // ends it; a unit of work is a run of one op list that is simulated.
   void run(const EvictLimits& limits, Control& control);
 
   const Rewrite& rewrite() const { return best_; }
@@ -57,15 +58,25 @@ class Evictor {
     Step step;
     Bytes kept_bytes;  // of ancestors kept instead
     double seconds;
+    std::int64_t id;
+  };
+  struct Effort {
+    double reach = 1;   // multiplies how far ancestors run again
+    bool deep = false;  // repair memory that a decision raises elsewhere by further ones
+    bool raise();       // false if there is no more
   };
   struct Candidate {
     double score;
     CopyId copy;
     Bytes bytes;
   };
+  bool step(const EvictLimits& limits, Control& control);
+  bool attempt_with_repairs(const Decision& decision, const EvictLimits& limits, Control& control);
+  static Bytes live_at(const Rewrite& r, OpId op, Step position);
   void find_uses();
   void find_candidates();
   bool estimate(CopyId copy, Decision& decision, Bytes& freed, double& seconds);
+  Bytes highest(RunId first, RunId end) const;
   bool makes_again(ValueId value) const;
   double cost(OpId op) const;
   void run_again(OpId op, double seconds);
@@ -85,14 +96,20 @@ class Evictor {
   std::vector<Decision> decisions_;
   std::vector<Point> curve_;
   RunId peak_ = 0;
+  Effort effort_;
+  bool repairing_ = false;
+  std::int64_t work_ = 0;                    // of closures, not yet reported
+  std::int64_t repair_work_ = 0;             // that may still be spent on repairs
   std::vector<RunId> previous_, next_;       // of copy c: uses around the peak
   std::vector<RunId> last_again_;            // of op v: its last run beyond its own, or -1
   std::vector<std::int64_t> copies_offset_;  // of value i: its copies, in order of making
   std::vector<CopyId> copies_of_;
   std::vector<Candidate> candidates_;
   Closure closure_{};
-  std::vector<OpId> ops_;   // of the closure
-  std::vector<Drop> kept_;  // ancestors it keeps, and where they could be dropped
+  std::vector<OpId> ops_;                 // of the closure
+  std::vector<std::int64_t> closure_of_;  // of op v: the id of the latest closure it belongs to
+  std::vector<Bytes> blocks_;             // the most memory during every kBlock runs
+  std::vector<Drop> kept_;                // ancestors it keeps, and where they could be dropped
   Taste taste_;
   std::vector<double> above_;  // memory above taste_.level, summed over the runs before run r
   std::mt19937_64 random_;

@@ -55,7 +55,8 @@ void settle(Evictor& evictor, const Target& target, Control& control) {
 
 }  // namespace
 
-void improve(Evictor& evictor, const Target& target, std::uint64_t seed, int max_rounds, Control& control) {
+void improve(Evictor& evictor, const Target& target, std::uint64_t seed, int max_rounds, Control& control,
+             std::span<const std::vector<Decision>> seeds) {
   std::mt19937_64 random(seed);
   const auto uniform = [&] { return static_cast<double>(random() >> 11) * 0x1p-53; };
   State best = state_of(evictor);
@@ -67,12 +68,24 @@ void improve(Evictor& evictor, const Target& target, std::uint64_t seed, int max
   keep();
   settle(evictor, target, control);
   keep();
+  for (const std::vector<Decision>& start : seeds) {
+    control.spend(evictor.rewrite().num_runs());
+    if (control.stop(best.point.peak, 0) || !evictor.reset(start)) continue;
+    keep();
+    evictor.run({target.least_time ? target.peak : 0, target.least_time ? best.point.added_seconds : target.added_seconds},
+                control);
+    keep();
+    settle(evictor, target, control);
+    keep();
+  }
+  evictor.reset(best.decisions);
   for (int round = 0; round < max_rounds && !control.stop(best.point.peak, 0); ++round) {
     const double share = uniform() < 0.2 ? 1.0 : 0.05 + 0.4 * uniform();
     std::vector<Decision> rest;
     for (const Decision& decision : best.decisions) {
       if (uniform() >= share) rest.push_back(decision);
     }
+    control.spend(evictor.rewrite().num_runs());
     if (!evictor.reset(std::move(rest))) continue;  // some are valid only with what was taken away
     const double spread = uniform() < 0.5 ? 0 : kSpread * uniform();
     evictor.set_taste({kNoise * uniform(), spread, best.point.peak - best.point.peak / 50, random()});

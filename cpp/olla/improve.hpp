@@ -12,9 +12,11 @@ struct Target {
   double added_seconds;
 };
 
-// Starts from the decisions in force, which must meet the target's limit; ends with decisions that meet it and are no worse.
+// Starts from the decisions in force, which must meet the target's limit, and from seeds, which need not; ends with decisions that
+// meet it and are no worse.
 // Source: reverse deletion, then destroy and repair (Shaw, "Using constraint programming and local search methods to solve vehicle
 // routing problems", 1998) with the greedy as repair. Deterministic unless time ends it.
-void improve(Evictor& evictor, const Target& target, std::uint64_t seed, int max_rounds, Control& control);
+void improve(Evictor& evictor, const Target& target, std::uint64_t seed, int max_rounds, Control& control,
+             std::span<const std::vector<Decision>> seeds = {});
 
 }  // namespace olla

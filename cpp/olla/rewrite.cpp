@@ -3,6 +3,15 @@
 #include <algorithm>
 
 namespace olla {
+namespace {
+
+// What a fused op computes again is computed anew for a reader further away than this many base steps: keeping its inputs for that
+// long is dearer.
+constexpr Step kFusedReach = 32;
+// A compiler stops fusing where a kernel would read more buffers than this; the second, where several kernels would.
+constexpr int kMaxInputs = 8, kMaxSharedInputs = 4;
+
+}  // namespace
 
 bool DropSet::add(const Drop& drop) {
   auto& steps = steps_[drop.value];
@@ -35,20 +44,29 @@ Rewriter::Rewriter(const Graph& graph, const Values& values, const Rules& rules,
 bool Rewriter::build(const DropSet& drops, Rewrite& result) {
   if (!walk(drops, result)) return false;
   bury(result);
+  find_last_uses(result);
+  fuse(result);
   place(result);
   measure(result);
   return true;
 }
 
+Fusion Rewriter::fusion(OpId v) const { return rules_.fusion.empty() ? Fusion::kNone : static_cast<Fusion>(rules_.fusion[v]); }
+
 CopyId Rewriter::new_copy(ValueId value, RunId made, Rewrite& r) {
-  r.copies.push_back({value, made, made, -1, false});
+  r.copies.push_back({value, made, made, -1, false, false});
   return static_cast<CopyId>(r.copies.size()) - 1;
 }
 
 bool Rewriter::usable(CopyId copy, Step position, const DropSet& drops, const Rewrite& r) const {
   if (copy < 0 || r.copies[copy].consumed) return false;
   const RunId made = r.copies[copy].made;
-  return made < 0 || !drops.between(r.copies[copy].value, r.runs[made].position, position);
+  if (made < 0) return true;
+  const auto& run = r.runs[made];
+  if (!rules_.unsaved.empty() && rules_.unsaved[run.op] != 0 && run.position < rules_.split && position >= rules_.split)
+    return false;
+  if (run.again && fusion(run.op) == Fusion::kPointwise && position - run.position > kFusedReach) return false;
+  return !drops.between(r.copies[copy].value, run.position, position);
 }
 
 bool Rewriter::walk(const DropSet& drops, Rewrite& r) {
@@ -61,23 +79,24 @@ bool Rewriter::walk(const DropSet& drops, Rewrite& r) {
     if (values_.producer[x] == kNoOp) current_[x] = new_copy(x, -1, r);
   }
   for (Step s = 0; s < static_cast<Step>(base_.size()); ++s) {
-    stack_.assign(1, {base_[s], false, 0});
+    stack_.assign(1, {base_[s], false, false, 0});
     while (!stack_.empty()) {
       Frame& frame = stack_.back();
-      const auto reads = frame.again ? values_.rerun_reads[frame.op] : values_.reads[frame.op];
-      const auto overwrites = frame.again ? values_.rerun_overwrites[frame.op] : values_.overwrites[frame.op];
+      const auto [reads, overwrites, makes] = form({frame.op, s, frame.again, frame.replay, false, -1});
       OpId missing = kNoOp;
+      bool replay = false;
       while (frame.next < reads.size() + overwrites.size()) {
         const ValueId x = frame.next < reads.size() ? reads[frame.next] : overwrites[frame.next - reads.size()];
         ++frame.next;
         if (usable(current_[x], s, drops, r)) continue;
         missing = values_.producer[x];
         if (missing == kNoOp || !values_.rerunnable(missing)) return false;
+        replay = replayed(x, s, drops, r);
         break;
       }
       if (missing != kNoOp) {
         if (stack_.size() > base_.size()) return false;
-        stack_.push_back({missing, true, 0});
+        stack_.push_back({missing, true, replay, 0});
         continue;
       }
       if (!emit(frame, s, drops, r)) return false;
@@ -87,12 +106,22 @@ bool Rewriter::walk(const DropSet& drops, Rewrite& r) {
   return true;
 }
 
+// Whether the maker of a value that is gone runs again as a whole, drawing the same numbers: it can do nothing less, or what it
+// saved is gone too.
+bool Rewriter::replayed(ValueId value, Step position, const DropSet& drops, const Rewrite& r) const {
+  const OpId maker = values_.producer[value];
+  if (values_.replays[maker] != Values::kWholeOrFirst) return values_.replays[maker] == Values::kWholeOnly;
+  if (value != values_.makes[maker].front()) return true;
+  const auto reads = values_.rerun_reads[maker];
+  return std::any_of(reads.begin(), reads.end(),
+                     [&](ValueId y) { return values_.producer[y] == maker && !usable(current_[y], position, drops, r); });
+}
+
 bool Rewriter::emit(const Frame& frame, Step position, const DropSet& drops, Rewrite& r) {
   const OpId v = frame.op;
-  const auto reads = frame.again ? values_.rerun_reads[v] : values_.reads[v];
-  const auto overwrites = frame.again ? values_.rerun_overwrites[v] : values_.overwrites[v];
-  const auto makes = frame.again ? values_.rerun_makes[v] : values_.makes[v];
   const RunId run = r.num_runs();
+  r.runs.push_back({v, position, frame.again, frame.replay, false, -1});
+  const auto [reads, overwrites, makes] = form(r.runs.back());
   for (const auto& list : {reads, overwrites}) {
     for (const ValueId x : list) {
       const CopyId copy = current_[x];
@@ -107,7 +136,6 @@ bool Rewriter::emit(const Frame& frame, Step position, const DropSet& drops, Rew
     r.makes.push_back(copy);
     if (!usable(current_[x], position, drops, r)) current_[x] = copy;
   }
-  r.runs.push_back({v, position, frame.again, false, -1});
   r.read_offset.push_back(static_cast<std::int64_t>(r.reads.size()));
   r.make_offset.push_back(static_cast<std::int64_t>(r.makes.size()));
   if (frame.again) {
@@ -158,7 +186,7 @@ void Rewriter::bury(Rewrite& r) {
   }
 }
 
-void Rewriter::place(Rewrite& r) {
+void Rewriter::find_last_uses(Rewrite& r) {
   for (auto& copy : r.copies) copy.last_use = copy.made;
   for (RunId run = 0; run < r.num_runs(); ++run) {
     if (r.runs[run].dead) continue;
@@ -167,6 +195,93 @@ void Rewriter::place(Rewrite& r) {
   for (ValueId x = 0; x < values_.num_values(); ++x) {
     if (values_.output[x] != 0 && current_[x] >= 0) r.copies[current_[x]].last_use = r.num_runs();
   }
+}
+
+// Which copies are in no buffer, and how long what they are made from is read instead.
+void Rewriter::fuse(Rewrite& r) {
+  if (rules_.fusion.empty()) return;
+  in_memory_.assign(r.copies.size(), 0);
+  for (RunId run = 0; run < r.num_runs(); ++run) {
+    if (r.runs[run].dead) continue;
+    const bool opaque = fusion(r.runs[run].op) == Fusion::kNone;
+    for (const CopyId c : r.reads_of(run)) {
+      const RunId made = r.copies[c].made;
+      const bool crosses = made >= 0 && r.runs[made].position < rules_.split && r.runs[run].position >= rules_.split;
+      if (opaque || crosses) in_memory_[c] = 1;
+    }
+  }
+  count_inputs(r);
+  for (RunId run = r.num_runs(); run-- > 0;) {
+    const auto makes = r.makes_of(run);
+    if (r.runs[run].dead || fusion(r.runs[run].op) != Fusion::kPointwise || makes.size() != 1) continue;
+    auto& copy = r.copies[makes[0]];
+    copy.fused = in_memory_[makes[0]] == 0 && copy.last_use < r.num_runs() && copy.last_use > run;
+    if (!copy.fused) {
+      if (r.runs[run].again) r.added_seconds += rules_.store_seconds[r.runs[run].op];
+      continue;
+    }
+    for (const CopyId c : r.reads_of(run)) r.copies[c].last_use = std::max(r.copies[c].last_use, copy.last_use);
+  }
+}
+
+// Puts in memory what too many inputs flow into, unless all that happens to it happens in one place.
+void Rewriter::count_inputs(Rewrite& r) {
+  num_reads_.assign(r.copies.size(), 0);
+  kernels_.assign(1, 0);
+  for (RunId run = 0; run < r.num_runs(); ++run) {
+    const bool kernel = !r.runs[run].dead && fusion(r.runs[run].op) == Fusion::kNone;
+    kernels_.push_back(kernels_.back() + (kernel ? 1 : 0));
+    if (r.runs[run].dead) continue;
+    for (const CopyId c : r.reads_of(run)) ++num_reads_[c];
+  }
+  num_inputs_.assign(r.copies.size(), 0);
+  inputs_.resize(r.copies.size() * kMaxInputs);
+  std::vector<CopyId> all;
+  for (RunId run = 0; run < r.num_runs(); ++run) {
+    const auto makes = r.makes_of(run);
+    if (r.runs[run].dead || fusion(r.runs[run].op) != Fusion::kPointwise || makes.size() != 1) continue;
+    all.clear();
+    for (const CopyId c : r.reads_of(run)) {
+      const auto of_input = inputs_.begin() + std::int64_t{c} * kMaxInputs;
+      if (num_inputs_[c] == 0) all.push_back(c);
+      all.insert(all.end(), of_input, of_input + num_inputs_[c]);
+    }
+    std::sort(all.begin(), all.end());
+    all.erase(std::unique(all.begin(), all.end()), all.end());
+    const CopyId made = makes[0];
+    const bool many = all.size() > kMaxInputs || (all.size() > kMaxSharedInputs && num_reads_[made] > 1);
+    const RunId last = std::min(r.copies[made].last_use, r.num_runs() - 1);
+    if (many && kernels_[last + 1] > kernels_[run]) in_memory_[made] = 1;
+    if (in_memory_[made] != 0 || all.size() > kMaxInputs) continue;  // counts as one input of what reads it
+    num_inputs_[made] = static_cast<std::int32_t>(all.size());
+    std::copy(all.begin(), all.end(), inputs_.begin() + std::int64_t{made} * kMaxInputs);
+  }
+}
+
+// Whether the one result of a run takes over the buffer of an input that nobody reads later, which is found here.
+bool Rewriter::take_over(RunId run, Rewrite& r) {
+  Rewrite::Copy& made = r.copies[r.makes_of(run)[0]];
+  const Bytes bytes = graph_.bytes(values_.tensor[made.value]);
+  const RunId last = made.fused ? made.last_use : run;
+  if (bytes == 0) return false;
+  for (const CopyId read : r.reads_of(run)) {
+    const CopyId c = r.copies[read].fused ? heirloom_[read] : read;
+    if (c < 0) continue;
+    const Rewrite::Copy& input = r.copies[c];
+    const TensorId held = r.buffers[input.buffer].tensor;
+    if (input.last_use != last || graph_.producer(held) == kNoOp || graph_.bytes(held) != bytes) continue;
+    if (made.fused) {
+      heirloom_[r.makes_of(run)[0]] = c;
+    } else {
+      made.buffer = r.runs[run].in_place = input.buffer;
+    }
+    return true;
+  }
+  return false;
+}
+
+void Rewriter::place(Rewrite& r) {
+  heirloom_.assign(r.copies.size(), -1);
   auto open = [&](Rewrite::Copy& copy) {
     copy.buffer = static_cast<BufferId>(r.buffers.size());
     r.buffers.push_back({values_.tensor[copy.value], copy.made, copy.made});
@@ -178,8 +293,7 @@ void Rewriter::place(Rewrite& r) {
     if (r.runs[run].dead) continue;
     const auto reads = r.reads_of(run);
     const auto makes = r.makes_of(run);
-    const std::size_t num_overwritten =
-        r.runs[run].again ? values_.rerun_overwrites[r.runs[run].op].size() : values_.overwrites[r.runs[run].op].size();
+    const std::size_t num_overwritten = form(r.runs[run]).overwrites.size();
     const std::size_t num_written = makes.size() - num_overwritten;
     for (std::size_t i = 0; i < makes.size(); ++i) {
       Rewrite::Copy& made = r.copies[makes[i]];
@@ -187,17 +301,8 @@ void Rewriter::place(Rewrite& r) {
         made.buffer = r.copies[reads[reads.size() - makes.size() + i]].buffer;
         continue;
       }
-      const Bytes bytes = graph_.bytes(values_.tensor[made.value]);
-      if (rules_.in_place[r.runs[run].op] != 0 && makes.size() == 1) {
-        for (const CopyId c : reads) {
-          const Rewrite::Copy& input = r.copies[c];
-          const TensorId held = r.buffers[input.buffer].tensor;
-          if (input.last_use != run || graph_.producer(held) == kNoOp || graph_.bytes(held) != bytes || bytes == 0) continue;
-          made.buffer = r.runs[run].in_place = input.buffer;
-          break;
-        }
-      }
-      if (made.buffer < 0) open(made);
+      const bool taken = rules_.in_place[r.runs[run].op] != 0 && makes.size() == 1 && take_over(run, r);
+      if (!taken && !made.fused) open(made);
     }
   }
 }
@@ -250,7 +355,7 @@ Rewritten Rewriter::graph(const Rewrite& r) const {
     const OpId v = r.runs[run].op;
     const bool again = r.runs[run].again;
     const auto of_reads = r.reads_of(run);
-    const std::size_t num_overwritten = again ? values_.rerun_overwrites[v].size() : values_.overwrites[v].size();
+    const std::size_t num_overwritten = form(r.runs[run]).overwrites.size();
     reads.clear(), writes.clear(), mutates.clear(), after.clear();
     for (std::size_t i = 0; i < of_reads.size(); ++i) {
       const TensorId t = tensor[r.copies[of_reads[i]].buffer];
@@ -263,9 +368,14 @@ Rewritten Rewriter::graph(const Rewrite& r) const {
     for (const OpId u : graph_.data().after[v]) {
       if (first[u] != kNoOp) after.push_back(first[u]);
     }
+    if (r.runs[run].replay) after.push_back(first[v]);  // that draws the numbers
     if (first[v] == kNoOp) first[v] = static_cast<OpId>(result.origin.size());
     result.origin.push_back(v);
-    result.rerun.push_back(again ? rules_.rerun[v] : std::uint8_t{0});
+    const auto rerun = r.runs[run].replay                   ? Rerun::kReplay
+                       : !again                             ? Rerun::kNever
+                       : values_.replays[v] != Values::kNot ? Rerun::kFirstResult
+                                                            : static_cast<Rerun>(rules_.rerun[v]);
+    result.rerun.push_back(static_cast<std::uint8_t>(rerun));
     d.reads.push_back(reads), d.writes.push_back(writes), d.mutates.push_back(mutates), d.after.push_back(after);
     d.workspace_bytes.push_back(graph_.workspace(v));
     d.random.push_back(again ? 0 : graph_.data().random[v]);

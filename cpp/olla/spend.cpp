@@ -57,7 +57,7 @@ void Spending::mark(OpId t, bool ancestors) {
 
 // What running an op after t takes for certain: a free op may run for the first time there, or again.
 void Spending::find_inputs(OpId v) {
-  const auto again = values_.rerun_reads[v];
+  const auto again = values_.replays[v] != Values::kNot ? values_.reads[v] : values_.rerun_reads[v];
   inputs_.clear();
   if (side_[v] == kBefore) {
     inputs_.assign(again.begin(), again.end());
@@ -79,6 +79,9 @@ void Spending::select(OpId t) {
   side_[t] = kBefore;  // its results are there once it has run
   mark(t, true);
   mark(t, false);
+  for (OpId v = 0; v < graph_.num_ops() && rules_.split > 0; ++v) {  // the second program begins when the first is through
+    if ((v < rules_.split) != (t < rules_.split)) side_[v] = v < rules_.split ? kBefore : kAfter;
+  }
 
   constant_ = graph_.resident_bytes() + graph_.workspace(t);
   auto temporary = [&](ValueId x) { return graph_.producer(values_.tensor[x]) != kNoOp; };
@@ -164,10 +167,15 @@ Spending::Line Spending::cut(double price, double& value, Control& control) {
   value = static_cast<double>(network_.maximise(kMaxBytes, [&] { return control.stop(constant_, constant_); })) / kScale;
   network_.reached({FlowNetwork::kSource}, 0, reached_);
   Line line{0, 0};
+  dropped_.clear();
   for (std::size_t i = 0; i < needed_.size(); ++i) {
     const OpId maker = values_.producer[needed_[i]];
     if (reached_[value_node_[needed_[i]]] == 0) continue;
-    if (maker == kNoOp || op_node_[maker] < 0 || reached_[op_node_[maker]] == 0) line.bytes += static_cast<double>(keep_bytes_[i]);
+    if (maker == kNoOp || op_node_[maker] < 0 || reached_[op_node_[maker]] == 0) {
+      line.bytes += static_cast<double>(keep_bytes_[i]);
+    } else {
+      dropped_.push_back(needed_[i]);
+    }
   }
   for (const OpId v : makers_) {
     if (side_[v] == kBefore && reached_[op_node_[v]] != 0) line.seconds += rules_.rerun_seconds[v];
@@ -183,6 +191,8 @@ double Spending::maximise(Objective objective, Dear dear, Control& control) {
   Line cheap = cut(0, value, control);  // time costs nothing: the least that must be kept
   double best = objective(value, 0.0);
   Line kept{0, 0};
+  cheap_ = dropped_;
+  kept_.clear();
   for (std::size_t i = 0; i < num_read_; ++i) kept.bytes += static_cast<double>(keep_bytes_[i]);
   for (int i = 0; i < kMaxCuts && dear(cheap) && cheap.seconds > kept.seconds && kept.bytes > cheap.bytes; ++i) {
     if (control.stop(constant_, constant_)) break;
@@ -191,8 +201,22 @@ double Spending::maximise(Objective objective, Dear dear, Control& control) {
     best = std::max(best, objective(value, price));
     if (line.bytes + price * line.seconds >= (kept.bytes + price * kept.seconds) * (1 - kRounding)) break;  // no line between
     (dear(line) ? cheap : kept) = line;
+    (dear(line) ? cheap_ : kept_) = dropped_;
   }
   return best;
+}
+
+std::vector<ValueId> Spending::made_again(OpId t, double price, Control& control) {
+  select(t);
+  double value = 0;
+  cut(price, value, control);
+  std::vector<ValueId> again;
+  for (const ValueId x : needed_) {
+    const OpId maker = values_.producer[x];
+    const bool runs = maker != kNoOp && op_node_[maker] >= 0 && reached_[op_node_[maker]] != 0;
+    if (reached_[value_node_[x]] != 0 && runs && side_[maker] == kBefore) again.push_back(x);
+  }
+  return again;
 }
 
 Bytes Spending::least_peak(OpId t, double added_seconds, Control& control) {

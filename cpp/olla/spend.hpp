@@ -8,6 +8,8 @@
 // producer -> its inputs, infinite. Where t could overwrite one of several inputs, in some order it does: that is granted.
 #pragma once
 
+#include <array>
+
 #include "olla/control.hpp"
 #include "olla/flow.hpp"
 #include "olla/values.hpp"
@@ -23,6 +25,12 @@ class Spending {
   Bytes least_peak(OpId t, double added_seconds, Control& control);
   // No rewriting with at most this peak adds less, as far as op t tells; infinity where none has that peak.
   double least_added_seconds(OpId t, Bytes peak, Control& control);
+  // What the cheapest way to go on after t makes again rather than keeps, at a price of time in bytes per second.
+  std::vector<ValueId> made_again(OpId t, double price, Control& control);
+
+  // What the ways to go on after t drop there that lie on either side of what was asked last: the cheaper in bytes first. Sound as
+  // a start of a search alone: what they make again may need more memory than is there.
+  std::array<std::vector<ValueId>, 2> around() const { return {cheap_, kept_}; }
 
  private:
   struct Line {  // bytes kept and seconds added by one way to go on after t
@@ -51,6 +59,7 @@ class Spending {
   std::vector<FlowNetwork::Node> value_node_, op_node_;
   std::vector<Bytes> keep_bytes_;  // of needed_[i], beyond constant_
   std::vector<ValueId> inputs_;
+  std::vector<ValueId> dropped_, cheap_, kept_;  // by the latest cut; by the lines around what was asked
   std::vector<OpId> queue_;
   std::vector<std::uint8_t> reached_;
 };

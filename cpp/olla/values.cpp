@@ -8,7 +8,9 @@ namespace {
 void check_rules(const Graph& graph, const Rules& rules) {
   const auto num_ops = static_cast<std::size_t>(graph.num_ops());
   const bool fits = rules.seconds.size() == num_ops && rules.rerun.size() == num_ops && rules.rerun_seconds.size() == num_ops &&
-                    rules.in_place.size() == num_ops && rules.rerun_reads.size() == graph.num_ops();
+                    rules.in_place.size() == num_ops && rules.rerun_reads.size() == graph.num_ops() &&
+                    (rules.fusion.empty() || (rules.fusion.size() == num_ops && rules.store_seconds.size() == num_ops)) &&
+                    (rules.unsaved.empty() || rules.unsaved.size() == num_ops);
   if (!fits) throw GraphError("the rules of running ops again need one entry per op", "lengths", {});
   for (OpId v = 0; v < graph.num_ops(); ++v) {
     if (!(rules.seconds[v] >= 0) || !(rules.rerun_seconds[v] >= 0)) {
@@ -86,11 +88,17 @@ void Values::number(const Graph& graph, const Rules& rules) {
 
 void Values::add_reruns(const Graph& graph, const Rules& rules) {
   std::vector<ValueId> list;
+  replays.assign(graph.num_ops(), kNot);
   for (OpId v = 0; v < graph.num_ops(); ++v) {
     auto rerun = static_cast<Rerun>(rules.rerun[v]);
     const auto lasting = [&](ValueId x) { return graph.producer(tensor[x]) == kNoOp; };
     const auto over = overwrites[v];
-    if (makes[v].empty() || (rerun == Rerun::kWhole && std::any_of(over.begin(), over.end(), lasting))) rerun = Rerun::kNever;
+    const bool whole = rerun == Rerun::kWhole || rerun == Rerun::kReplay;
+    if (makes[v].empty() || (whole && std::any_of(over.begin(), over.end(), lasting))) rerun = Rerun::kNever;
+    if (rerun == Rerun::kReplay) {
+      replays[v] = rules.rerun_reads[v].empty() || !over.empty() ? kWholeOnly : kWholeOrFirst;
+      if (replays[v] == kWholeOnly) rerun = Rerun::kWhole;
+    }
     const std::span<const ValueId> none;
     if (rerun == Rerun::kNever) {
       rerun_reads.push_back(none), rerun_overwrites.push_back(none), rerun_makes.push_back(none);
@@ -109,7 +117,8 @@ void Values::add_reruns(const Graph& graph, const Rules& rules) {
         }
         list.push_back(made != makes[v].end() ? *made : *read);
       }
-      rerun_reads.push_back(list), rerun_overwrites.push_back(none), rerun_makes.push_back(makes[v].first(1));
+      rerun_reads.push_back(list), rerun_overwrites.push_back(none);
+      rerun_makes.push_back(rerun == Rerun::kReplay ? makes[v] : makes[v].first(1));
     }
   }
 }

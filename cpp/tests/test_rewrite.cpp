@@ -92,6 +92,53 @@ TEST(what_cannot_be_made_again_cannot_be_dropped) {
   CHECK(!rewriter.build(drops, rewrite));
 }
 
+// Op 0 makes tensor 0; op 1 draws 1 and its mask 2 from it; ops 2 and 3 go on; op 4 reads 3 and 1, op 5 the mask.
+GraphData drawing() {
+  GraphData d = data({8, 8, 2, 1, 1, 1, 1}, {{.writes = {0}},
+                                             {.reads = {0}, .writes = {1, 2}},
+                                             {.reads = {1}, .writes = {3}},
+                                             {.reads = {3}, .writes = {4}},
+                                             {.reads = {4, 1}, .writes = {5}},
+                                             {.reads = {5, 2}, .writes = {6}}});
+  d.random[1] = 1;
+  return d;
+}
+
+Rules drawing_rules(const GraphData& d) {
+  Rules rules = rules_for(d, false, true);
+  rules.rerun[1] = static_cast<std::uint8_t>(Rerun::kReplay);
+  rules.rerun_reads.offset = {0, 0, 2, 2, 2, 2, 2};
+  rules.rerun_reads.item = {0, 2};
+  return rules;
+}
+
+TEST(what_was_drawn_is_made_from_its_mask_or_drawn_again_where_that_is_gone) {
+  const Graph graph(drawing());
+  const Rules rules = drawing_rules(graph.data());
+  const Values values(graph, rules);
+  const auto order = program_order(graph);
+  Rewriter rewriter(graph, values, rules, order);
+  DropSet drops(values.num_values());
+  drops.add({values.makes[1][0], 2});
+  Rewrite rewrite;
+  CHECK(rewriter.build(drops, rewrite));
+  Rewritten result = rewriter.graph(rewrite);
+  CHECK_EQ(result.origin, std::vector<OpId>({0, 1, 2, 3, 1, 4, 5}));
+  CHECK_EQ(result.rerun[4], static_cast<std::uint8_t>(Rerun::kFirstResult));
+  CHECK_EQ(result.data.writes[4].size(), std::size_t{1});
+
+  drops.add({values.makes[1][1], 2});
+  CHECK(rewriter.build(drops, rewrite));
+  result = rewriter.graph(rewrite);
+  CHECK_EQ(result.origin, std::vector<OpId>({0, 1, 2, 3, 1, 4, 5}));
+  CHECK_EQ(result.rerun[4], static_cast<std::uint8_t>(Rerun::kReplay));
+  CHECK_EQ(result.data.writes[4].size(), std::size_t{2});
+  CHECK_EQ(result.data.after[4][0], 1);  // it draws what that one drew
+  CHECK_EQ(result.data.random[4], std::uint8_t{0});
+  const Graph rewritten(result.data);
+  CHECK_EQ(profile(rewritten, program_order(rewritten)).peak, rewrite.peak);
+}
+
 TEST(random_drops_need_what_the_profile_of_the_rewritten_graph_says) {
   int num_built = 0;
   for (std::uint32_t seed = 0; seed < 400; ++seed) {

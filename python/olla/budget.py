@@ -25,15 +25,22 @@ if TYPE_CHECKING:
     from olla.pipeline import Options, Progress, Source
     from olla.plan import Plan
 
-_BASE_SHARE = 0.1  # of the time limit, for the best order without rewriting
-_DROP_SHARE = 0.5  # the time by which the choice is made
+# What a search may do is limited in work, so that its results are the same on every machine; time limits it only where
+# a caller leaves less than the work takes. A million units take about 10 ms of ordering, 60 ms of choosing.
+_BASE_WORK = 60_000_000  # for the best order without rewriting
+_ORDER_WORK = 15_000_000  # for that of one rewritten graph
+_DROP_WORK = 40_000_000  # for one greedy run
+_IMPROVE_WORK, _IMPROVE_RUNS = 12_000_000, 6_000  # for improving the choice: in all, and per op
+_BASE_SHARE = 0.2  # of the time limit, by which that stage ends at the latest
+_DROP_SHARE = 0.5
+_IMPROVE_SHARE = 0.7
 _LEAST_SHARE = 0.1  # of the time limit, that every stage gets however late it is: an answer that is late, but one
-_IMPROVE_SHARE = 0.08  # of the time limit, for improving the choice
+_BOUND_SHARE = 0.1  # of the time limit, for one lower bound
 _CLOSE = 0.002  # a peak this near to its bound is not searched for further
-_FINAL_SHARE = 0.1  # of the time limit, for ordering and laying out one rewritten graph
-_MAX_ROUNDS = 1000  # of the local search; time ends it earlier on all but small graphs
-_BOUND_SHARE = 0.05  # of the time limit, for one lower bound
+_MAX_ROUNDS = 1000  # of the local search; work ends it earlier on all but small graphs
+_NUM_SEED_OPS = 3  # whose bounds the local search starts from, too
 _NUM_BOUND_OPS = 12  # per source of ops whose cuts make a bound
+_NEXT_TO_NOTHING = 64  # times fewer bytes than an op reads
 _MAX_LAYOUTS = 6  # rewritten graphs laid out until the arena fits
 
 
@@ -46,13 +53,17 @@ def run(
 ) -> BudgetPlan:
     """Plan a graph towards a goal; see `olla.plan`. Narrow takes away what whoever runs the plan cannot do."""
     graph = pipeline.graph_of(source)
-    if not options.precedences:
-        return Run(graph, options, goal, progress, narrow).run()
-    bound = with_precedences(graph, options.precedences)
-    plan = Run(bound, replace(options, precedences=()), goal, progress, narrow).run()
-    plan = replace(plan, source_digest=graph.digest, options={**plan.options, **options.record()})
-    check(graph, plan)
-    return plan
+    if options.precedences:
+        bound = with_precedences(graph, options.precedences)
+        plan = run(bound, replace(options, precedences=()), goal, progress, narrow)
+        plan = replace(plan, source_digest=graph.digest, options={**plan.options, **options.record()})
+        check(graph, plan)
+        return plan
+    if goal.chunked_loss is not None:
+        from olla import chunkplan
+
+        return chunkplan.run(graph, options, goal, progress, narrow)
+    return Run(graph, options, goal, progress, narrow).run()
 
 
 @dataclass(frozen=True)
@@ -161,8 +172,10 @@ class Run:
         self.base_seconds = float(self.rules.seconds.sum())
         self.interrupted = False
         self.lowest_bytes = 2**62
+        self.improve_work = min(_IMPROVE_WORK, _IMPROVE_RUNS * graph.num_ops)
         limit = _BASE_SHARE * options.time_limit
-        self.base: Plan = pipeline.run(graph, replace(options, layout=False, time_limit=limit), progress)
+        quick = replace(options, layout=False, time_limit=limit, max_work=_BASE_WORK)
+        self.base: Plan = pipeline.run(graph, quick, progress)
         r = self.rules
         self.order = self._base_order()
         self.evictor = _core.Evictor(
@@ -182,30 +195,33 @@ class Run:
             return self.base.order.copy()
         early = early_updates(self.graph, self.base.order)
         limit = _BASE_SHARE * self.options.time_limit
-        order, peak, *_ = _core.order(self.graph.core, [early], limit, self.options.seed, self.progress)
+        order, peak, *_ = _core.order(self.graph.core, [early], limit, self.options.seed, self.progress, _ORDER_WORK)
         return order if peak <= self.base.peak_bytes else self.base.order.copy()
 
     def _left(self, share: float = 1.0) -> float:
         passed = time.perf_counter() - self.start
         return 0.0 if self.interrupted else max(0.0, share * self.options.time_limit - passed)
 
-    def _least(self) -> float:
-        return 0.0 if self.interrupted else _LEAST_SHARE * self.options.time_limit
+    def _until(self, share: float) -> float:
+        """Return the seconds left to a share of the time limit, or the least that every stage gets."""
+        return 0.0 if self.interrupted else max(self._left(share), _LEAST_SHARE * self.options.time_limit)
 
     def drop(self, peak_bytes: int, added_seconds: float) -> None:
         """Drop values until the peak is reached, or no time may be added any more."""
-        limit = max(self._left(_DROP_SHARE), self._least())
-        self.interrupted |= self.evictor.run(peak_bytes, added_seconds, limit, self.progress)
+        limit = self._until(_DROP_SHARE)
+        self.interrupted |= self.evictor.run(peak_bytes, added_seconds, limit, self.progress, _DROP_WORK)
 
     def improve(self, peak_bytes: int, added_seconds: float | None) -> None:
         """Search for less added time within the peak, or, given an added time, for a lower peak within that."""
-        limit = min(_IMPROVE_SHARE * self.options.time_limit, self._left(_DROP_SHARE))
+        limit = self._until(_IMPROVE_SHARE)
         least_time = added_seconds is None
         if limit <= 0.0 or self._close_enough(peak_bytes, added_seconds):
             return
+        work = self.improve_work
+        self.improve_work //= 2  # where the arena does not fit, what follows is a small step from here
         seconds = math.inf if added_seconds is None else added_seconds
         self.interrupted |= self.evictor.improve(
-            least_time, peak_bytes, seconds, self.options.seed, _MAX_ROUNDS, limit, self.progress
+            least_time, peak_bytes, seconds, self.options.seed, _MAX_ROUNDS, limit, self.progress, work, self._busiest_ops()[:_NUM_SEED_OPS].tolist()
         )
 
     def _close_enough(self, peak_bytes: int, added_seconds: float | None) -> bool:
@@ -292,14 +308,14 @@ class Run:
 
     def finish(self) -> BudgetPlan:
         graph, origin, rerun, tensor_origin = self.rewritten()
-        limit = min(max(self._left(), self._least()), _FINAL_SHARE * self.options.time_limit)
-        options = replace(self.options, order=None, time_limit=limit)
+        options = replace(self.options, order=None, time_limit=self._until(1.0), max_work=_ORDER_WORK)
         plan = pipeline.run(graph, options, self.progress)
         again = rerun != Rerun.NEVER
-        spent = self.rules.seconds[origin[~again]].sum() + self.rules.rerun_seconds[origin[again]].sum()
+        seconds, rerun_seconds = self.rules.seconds, self.rules.rerun_seconds
+        added = math.fsum((*seconds[origin[~again]], *rerun_seconds[origin[again]], *-seconds))
         written = np.diff(self.graph.writes.offset)[origin]
-        seconds = {**plan.seconds, "total": time.perf_counter() - self.start}
-        fields = {**vars(plan), "seconds": seconds, "message": f"Of the rewritten graph: {plan.message}"}
+        stages = {**plan.seconds, "total": time.perf_counter() - self.start}
+        fields = {**vars(plan), "seconds": stages, "message": f"Of the rewritten graph: {plan.message}"}
         budget_plan = BudgetPlan(
             **fields,
             graph=graph,
@@ -310,7 +326,7 @@ class Run:
             goal=self.goal.record(),
             base_peak_bytes=self.base.peak_bytes,
             base_seconds=self.base_seconds,
-            added_seconds=max(0.0, float(spent) - self.base_seconds),
+            added_seconds=max(0.0, added),
             added_seconds_lower_bound=0.0,
             peak_lower_bound_bytes=graph.resident_bytes,
             num_recomputed=graph.num_ops - self.graph.num_ops,
@@ -352,12 +368,19 @@ def needed_bytes(graph: Graph, plan: Plan) -> int:
     return max(plan.peak_bytes, plan.arena_bytes + outside if plan.arena_bytes else 0)
 
 
+def _bytes_per_op(graph: Graph, lists: Lists) -> NDArray[np.int64]:
+    total = np.concatenate(([0], np.cumsum(graph.tensor_bytes[lists.item])))
+    return np.diff(total[lists.offset])
+
+
 def early_updates(graph: Graph, order: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return the order with every weight update right behind the last op it needs.
+    """Return the order with every weight update, and every op that makes next to nothing, right behind what it needs.
+
+    The norms of gradients that are to be clipped make next to nothing: behind them, a gradient may go and come back.
 
     Args:
         graph: the training step.
-        order: int32[num_ops], valid; all but the updates keep its order.
+        order: int32[num_ops], valid; all other ops keep its order.
 
     Returns:
         int32[num_ops], item s is the op at step s.
@@ -367,6 +390,8 @@ def early_updates(graph: Graph, order: NDArray[np.int32]) -> NDArray[np.int32]:
     """
     offset, preds = graph.core.precedences()
     update = np.array([kind == "update" for kind in graph.op_kinds], dtype=np.bool_)
+    made, used = (_bytes_per_op(graph, lists) for lists in (graph.writes, graph.reads))
+    update |= (_NEXT_TO_NOTHING * made < used) & ~graph.random
     step = np.argsort(order)
     key = step.copy()
     for v in order.tolist():

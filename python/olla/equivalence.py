@@ -58,11 +58,15 @@ def check_equivalent(
     _check_runs(original, origin, rerun, rules)
 
     saved = [_saved_inputs(original, v, inputs[v], results[v], rules) for v in range(original.num_ops)]
+    own = np.full(original.num_ops, -1, dtype=np.int64)  # op of the rewritten graph that runs in its own place
+    own[origin[rerun == 0]] = np.flatnonzero(rerun == 0)
     resident = _residents(rewritten)
     held = np.full(rewritten.num_tensors, -1, dtype=np.int64)
     held[resident] = tensor_origin[resident]
     for i in range(rewritten.num_ops):
         v = int(origin[i])
+        if rerun[i] == 3:
+            _check_replay(rewritten, own, i, v)
         wanted, made = (inputs[v], results[v]) if rerun[i] != 2 else (saved[v], results[v][:1])
         changed = rewritten.mutates.of(i).tolist()
         seen = list(dict.fromkeys(int(held[t]) for t in (*rewritten.reads.of(i).tolist(), *changed)))
@@ -106,7 +110,7 @@ def _tensor_of(graph: Graph, v: int, value: int, results: list[int]) -> int:
 
 def _saved_inputs(graph: Graph, v: int, inputs: list[int], results: list[int], rules: Rules) -> list[int]:
     """Return the values a FIRST_RESULT rerun reads: inputs of the op, and results it saved."""
-    if rules.rerun[v] != 2:
+    if rules.rerun[v] not in (2, 3):
         return []
     used = list(dict.fromkeys((*graph.reads.of(v).tolist(), *graph.mutates.of(v).tolist())))
     written = graph.writes.of(v).tolist()
@@ -142,12 +146,19 @@ def _check_runs(original: Graph, origin: Ids, rerun: NDArray[np.uint8], rules: R
         _fail("rewrite_repeated", f"op {twice[0]} runs twice in its own place", int(twice[0]))
     for i in np.flatnonzero(~own):
         v = int(origin[i])
-        lasting = rerun[i] == 1 and bool(resident[original.mutates.of(v)].any())
-        if rerun[i] != rules.rerun[v] or lasting or (rerun[i] == 1 and original.random[v]):
+        lasting = rerun[i] != 2 and bool(resident[original.mutates.of(v)].any())
+        allowed = rerun[i] == rules.rerun[v] or (rerun[i] == 2 and rules.rerun[v] == 3)
+        if not allowed or lasting or (rerun[i] == 1 and original.random[v]):
             _fail("rewrite_repeated", f"op {v} runs again as op {i}, which it must not", int(i), v)
     drawn = origin[own & original.random[origin]]
     if np.any(np.diff(drawn) <= 0):
         _fail("rewrite_repeated", "random ops left their program order")
+
+
+def _check_replay(rewritten: Graph, own: NDArray[np.int64], i: int, v: int) -> None:
+    """What draws numbers again comes after the run that drew them, in every order."""
+    if own[v] < 0 or own[v] not in rewritten.after.of(i):
+        _fail("rewrite_repeated", f"op {i} draws the numbers of op {v} again, but need not come after it", i, v)
 
 
 def _check_end(

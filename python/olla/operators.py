@@ -21,6 +21,7 @@ class Rerun(IntEnum):
     NEVER = 0  # it draws random numbers, or is marked as not recomputable
     WHOLE = 1  # as it is
     FIRST_RESULT = 2  # its first result alone, from results it saved
+    REPLAY = 3  # as it is, with the random numbers of its own run; or FIRST_RESULT where what it saved is there
 
 
 class Rules(NamedTuple):
@@ -30,7 +31,7 @@ class Rules(NamedTuple):
         seconds: float64[n], of one run.
         rerun: uint8[n], a `Rerun`. An op that changes what lasts beyond the step never runs again, whatever this says.
         rerun_seconds, rerun_moved_bytes: float64[n], int64[n], of running it again.
-        rerun_reads: tensors that a FIRST_RESULT rerun reads, some of which the op itself wrote.
+        rerun_reads: tensors that a FIRST_RESULT rerun reads, some of which the op itself wrote; also of a REPLAY.
         in_place: uint8[n], 1 where the one result may take over the storage of an input that dies there.
     """
 
@@ -72,6 +73,9 @@ BATCH_NORMS = frozenset(
 )
 # Results: the tensor with zeros, and the mask.
 DROPOUTS = frozenset({"aten.native_dropout"})
+# What they draw is settled by the state of their generator and the shape alone.
+_DRAWS = "bernoulli bernoulli_ exponential_ normal_ rand rand_like randn randn_like uniform_"
+DRAWS = DROPOUTS | {f"aten.{name}" for name in _DRAWS.split()}
 
 
 def operator(target: str) -> str:
@@ -82,8 +86,9 @@ def operator(target: str) -> str:
 def rules(graph: Graph, device: DeviceProfile, *, in_place: bool = True, recompute: bool = True) -> Rules:
     """Return what may be done with each op, by its operator.
 
-    Norms run again from their saved statistics and dropout from its mask: neither draws numbers, nor updates a buffer
-    twice. Which input a pointwise result overwrites is left to the planner; sizes in bytes must agree.
+    Norms run again from their saved statistics and update no buffer twice. Random numbers are drawn again from the
+    state that their generator had; dropout runs again from its mask where that is there. Which input a pointwise
+    result overwrites is left to the planner; sizes in bytes must agree.
 
     Args:
         graph: the training step.
@@ -101,8 +106,10 @@ def rules(graph: Graph, device: DeviceProfile, *, in_place: bool = True, recompu
     overwrites = np.zeros(graph.num_ops, dtype=np.uint8)
     for v, name in enumerate(map(operator, graph.targets)):
         written = graph.writes.of(v)
+        if name in DRAWS:
+            rerun[v] = Rerun.REPLAY
         if name in DROPOUTS and len(written) == 2:
-            rerun[v] = Rerun.FIRST_RESULT
+            rerun[v] = Rerun.REPLAY
             reads[v] = [*graph.reads.of(v).tolist(), int(written[1])]
         elif name in BATCH_NORMS and len(written) >= 3 and graph.tensor_bytes[written[1]] > 0:
             rerun[v] = Rerun.FIRST_RESULT
@@ -119,7 +126,7 @@ def rules(graph: Graph, device: DeviceProfile, *, in_place: bool = True, recompu
     shorter = device.estimate(graph.flops, moved, graph.launches)
     full = device.estimate(graph.flops, graph.moved_bytes, graph.launches)
     share = np.divide(shorter, full, out=np.ones_like(full), where=full > 0)
-    return Rules(seconds, rerun, seconds * share, moved, _lists(reads), overwrites)
+    return Rules(seconds, rerun, seconds * share, moved, lists_of(reads), overwrites)
 
 
 def _may_overwrite(graph: Graph, v: int, name: str) -> bool:
@@ -133,7 +140,8 @@ def _may_overwrite(graph: Graph, v: int, name: str) -> bool:
     return False
 
 
-def _lists(lists: list[list[int]]) -> Lists:
+def lists_of(lists: list[list[int]]) -> Lists:
+    """Return lists of ids, one after the other."""
     offset = np.zeros(len(lists) + 1, dtype=np.int64)
     np.cumsum([len(items) for items in lists], out=offset[1:])
     return Lists(offset, np.array([item for items in lists for item in items], dtype=np.int32))

@@ -24,6 +24,7 @@ Progress = Callable[[str, float, int, int], bool | None]
 
 _NUM_PEAK_TENSORS = 10
 _LAYOUT_NODES = 200_000  # of the exact search: some seconds, where the greedy passes do not reach the load at once
+_QUICK_LAYOUT_NODES = 20_000  # where the order is limited in work too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,7 @@ class Options:
     updates_may_move: bool = True
     precedences: tuple[tuple[int, int], ...] = ()
     order: NDArray[Any] | None = None
+    max_work: int | None = None  # of the search for an order, in units of `_core.order`; None: as time allows
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -232,7 +234,7 @@ class _Run:
             limit,
             options.seed,
             self.progress,
-            max_nodes=_LAYOUT_NODES,
+            max_nodes=_LAYOUT_NODES if options.max_work is None else _QUICK_LAYOUT_NODES,
         )
         self.interrupted |= cancelled
         return places

@@ -1,4 +1,7 @@
-"""Ours: min-cut refinement and branch and bound, then the order program where a gap is left."""
+"""Ours: min-cut refinement and branch and bound, then the order program where a gap is left.
+
+Where work is limited rather than time, the first two alone, from the program order and fast list schedules.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import numpy as np
 from olla import _core
 from olla.errors import SolverError
 from olla.methods import Answer, Problem
-from olla.methods.search import Search
+from olla.methods.search import Order, Search
 from olla.window import window_graph
 
 _ILP_MAX_OPS = 400  # larger graphs see the order program on windows only
@@ -20,6 +23,10 @@ _WINDOW_SHARE = 0.1  # the same, where it may follow on windows
 def solve(problem: Problem) -> Answer:
     """Refine the program order, then list schedules too; close what gap is left by the order program."""
     search = Search(problem)
+    if problem.options.max_work is not None:
+        with search.stage("order"):
+            search.refine([problem.order, *_schedules(problem)], search.left())
+        return search.answer()
     with search.stage("order"):
         search.refine([problem.order], min(_QUICK_SECONDS, 0.5 * search.left()))
     if search.is_proved or search.interrupted:
@@ -27,8 +34,8 @@ def solve(problem: Problem) -> Answer:
     starts = [search.order]
     with search.stage("warmstart"):
         starts += search.warm_starts()
-        for schedule in (_core.least_peak_order, _core.breadth_first_order, _core.depth_first_order):
-            search.keep(schedule(problem.core))  # never worse than the method inductor
+        for schedule in _schedules(problem):
+            search.keep(schedule)  # never worse than the method inductor
         if search.order is not starts[0]:
             starts.append(search.order)
     is_small = problem.graph.num_ops <= _ILP_MAX_OPS
@@ -41,6 +48,11 @@ def solve(problem: Problem) -> Answer:
             except SolverError as error:
                 search.note = f"The integer program did not run: {error}"
     return search.answer()
+
+
+def _schedules(problem: Problem) -> list[Order]:
+    schedules = (_core.least_peak_order, _core.breadth_first_order, _core.depth_first_order)
+    return [schedule(problem.core) for schedule in schedules]
 
 
 def _solve_whole(search: Search) -> None:

@@ -14,6 +14,7 @@ from olla.methods import Answer, Problem
 from olla.placement import Placement
 
 _LAYOUT_SHARE = 0.2  # of the time limit, kept for the layout
+_ANY_WORK = 2**62
 
 Order = NDArray[np.int32]
 
@@ -91,8 +92,10 @@ class Search:
     def refine(self, starts: list[Order], limit: float) -> None:
         """Refine the starts, then branch and bound."""
         problem = self.problem
+        options = problem.options
+        max_work = _ANY_WORK if options.max_work is None else options.max_work
         order, _, bound, _, _, _, cancelled = _core.order(
-            problem.core, starts, limit, problem.options.seed, problem.progress
+            problem.core, starts, limit, options.seed, problem.progress, max_work
         )
         self.interrupted |= cancelled
         self.bound = max(self.bound, bound)

@@ -39,6 +39,7 @@ class Planner:
 
     Attributes:
         time_limit: seconds for one plan.
+        replays: whether random numbers may be drawn again; a CUDA graph cannot set a generator's state.
         is_measured: whether copies, if there are any, were chosen by the seconds of ops that ran.
     """
 
@@ -49,8 +50,11 @@ class Planner:
         swapping: Swapping | None = None,
         by_autoswap: bool = False,
         device: str | DeviceProfile = "a100",
+        *,
+        replays: bool = True,
     ) -> None:
         self.goal = goal
+        self.replays = replays
         self.swapping = swapping
         self._by_autoswap = by_autoswap
         self._profile = device
@@ -84,7 +88,8 @@ class Planner:
     ) -> BudgetPlan | SwapPlan | None:
         """Return a tighter plan where the step took more than the budget; None where it fits.
 
-        A step that swaps is planned again in any case, once its ops have been measured.
+        Towards a slowdown or the least peak: a plan with a lower peak, once. A step that swaps is planned again in any
+        case, once its ops have been measured.
 
         Args:
             captured: the step.
@@ -98,6 +103,8 @@ class Planner:
             BudgetError: nothing fits the budget.
         """
         total = self.budget_bytes
+        if self.swapping is None and self.goal is not None and total is None:
+            return self._with_workspaces(captured, costs, device, self.goal, peak_bytes, progress)
         if total is None or needed_bytes <= total:
             if self.is_measured:
                 return None
@@ -124,6 +131,17 @@ class Planner:
             ) from None
         return found
 
+    def _with_workspaces(
+        self, captured: Captured, costs: Graph, device: str, goal: Goal, peak_bytes: int, progress: Progress | None
+    ) -> BudgetPlan | SwapPlan | None:
+        """Return a plan with a lower peak now that workspaces are known, or None; the first one did not count them."""
+        if self._num_plans > 0 or not costs.workspace_bytes.any():
+            return None
+        self._num_plans += 1
+        graph = dataclasses.replace(costs, seconds=captured.graph.seconds)  # measured ones differ from run to run
+        found = self._plan(captured, graph, device, goal, progress)
+        return without_costs(found, captured.graph) if found.peak_bytes < peak_bytes else None
+
     def _measured(
         self, captured: Captured, costs: Graph, device: str, progress: Progress | None
     ) -> BudgetPlan | SwapPlan:
@@ -141,20 +159,18 @@ class Planner:
         self, captured: Captured, graph: Graph, device: str, goal: Goal | None, progress: Progress | None
     ) -> BudgetPlan | SwapPlan:
         def narrow(rules: Rules) -> Rules:
-            return narrowed(captured, device, rules)
+            return narrowed(captured, device, rules, self.replays)
 
         if self.swapping is None:
             assert goal is not None
             return budget.run(graph, self._options, goal, progress, narrow)
         host_bytes = self.swapping.host_bytes
         for left in reversed(range(_MAX_HOST_PLANS)):
-            swapping = dataclasses.replace(self.swapping, host_bytes=host_bytes)
+            allowed: dict[str, Any] = {"link": self.swapping.link, "host_bytes": host_bytes, "progress": progress}
             if self._by_autoswap or goal is None:
-                options = dataclasses.replace(self._options, method="program")
-                profile = self._profile
-                found = combine.autoswap(graph, options, goal, swapping, device=profile, progress=progress)
+                found = combine.autoswap(graph, self._options, goal, device=self._profile, **allowed)
             else:
-                found = combine.run(graph, self._options, goal, swapping, progress=progress, narrow=narrow)
+                found = combine.run(graph, self._options, goal, narrow=narrow, **allowed)
             needed = transfers(found).host_bytes
             if self.swapping.host_bytes is None or host_bytes is None or needed <= self.swapping.host_bytes:
                 break

@@ -66,7 +66,7 @@ def _has_kernel(target: torch._ops.OpOverload, key: str) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
 
 
-def narrowed(captured: Captured, device: str, rules: Rules) -> Rules:
+def narrowed(captured: Captured, device: str, rules: Rules, replays: bool = True) -> Rules:
     """Return the rules of a captured step without what its operators have no form for.
 
     An operator that changes a tensor in place in the program does so in every plan: what else lies in that tensor
@@ -76,13 +76,34 @@ def narrowed(captured: Captured, device: str, rules: Rules) -> Rules:
         captured: the step, as olla.capture returned it.
         device: type of the device it runs on.
         rules: of its graph; see olla.operators.rules.
+        replays: whether the state of random number generators may be set during the step.
     """
     rerun, in_place = rules.rerun.copy(), rules.in_place.copy()
     for v, nodes in enumerate(captured.nodes):
+        if rerun[v] == Rerun.REPLAY:
+            rerun[v] = _draws_again(nodes[0], replays)
         if rerun[v] == Rerun.FIRST_RESULT and not _has_rerun(nodes[0]):
             rerun[v] = Rerun.NEVER
         in_place[v] = in_place[v] and _may_overwrite(captured, v, device)
     return rules._replace(rerun=rerun, in_place=in_place)
+
+
+def drawn_on(kernel: fx.Node) -> str:
+    """Return the device from whose generator a kernel draws."""
+    value = kernel.meta["val"]
+    first = value[0] if isinstance(value, tuple | list) else value
+    return str(first.device)
+
+
+def _draws_again(kernel: fx.Node, replays: bool) -> Rerun:
+    """Return how a kernel that draws numbers may run again: with those it drew if they are of a default generator."""
+    default = not any(isinstance(a, torch.Generator) for a in (*kernel.args, *kernel.kwargs.values()))
+    known = drawn_on(kernel).split(":")[0] in ("cpu", "cuda")
+    if is_dropout(kernel) and mask_of(kernel) is None:
+        return Rerun.NEVER
+    if replays and default and known:
+        return Rerun.REPLAY
+    return Rerun.FIRST_RESULT if is_dropout(kernel) else Rerun.NEVER
 
 
 def _has_rerun(kernel: fx.Node) -> bool:

@@ -116,6 +116,44 @@ def _in_thread(thread: int, function: Any, original: Any) -> Any:
     return choose
 
 
+class Draws:
+    """Random numbers that a step draws twice: the states of generators before the ops that drew them first.
+
+    A state is memory beside the plan: 16 bytes of the host for a CUDA generator, 5 kB for that of the CPU.
+    """
+
+    def __init__(self) -> None:
+        self._states: dict[int, torch.Tensor] = {}
+        self._present: tuple[torch.Tensor, str] | None = None
+
+    def save(self, op: int, device: str) -> None:
+        """Remember the state of a device's generator, which an op is about to draw from."""
+        self._states[op] = _rng_state(device, 0)
+
+    def rewind(self, op: int, device: str) -> None:
+        """Let the generator draw once more what the op drew."""
+        self._present = _rng_state(device, 0), device
+        _set_rng_state(self._states[op], device)
+
+    def resume(self) -> None:
+        """Let the generator go on from where it was before it was rewound."""
+        if self._present is not None:
+            _set_rng_state(*self._present)
+            self._present = None
+
+    def guarded(self, program: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that leaves no generator rewound and no state behind, whatever stops it."""
+
+        def run(*args: Any) -> Any:
+            try:
+                return program(*args)
+            finally:
+                self.resume()
+                self._states.clear()
+
+        return run
+
+
 def drop_unneeded(module: fx.GraphModule, is_random: Callable[[fx.Node], bool]) -> None:
     """Remove reads and writes of generator states from a step that draws no numbers."""
     ours = [n for n in module.graph.nodes if n.target in _OPERATORS]

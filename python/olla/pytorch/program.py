@@ -12,7 +12,8 @@ from torch import fx
 
 from olla.pytorch.capture import Captured
 from olla.pytorch.copies import Copies, Outline
-from olla.pytorch.forms import dropout_again, is_dropout, mask_of, norm_again, overwriting
+from olla.pytorch.forms import drawn_on, dropout_again, is_dropout, mask_of, norm_again, overwriting
+from olla.pytorch.generator import Draws
 from olla.pytorch.run import attribute, last_steps
 from olla.pytorch.script import Call, Script
 from olla.pytorch.swapped import Transfers
@@ -126,11 +127,16 @@ class _Writer:
                 return
         kernel, *followers = call.nodes
         self._place = call.place
+        if call.draw >= 0:
+            action = "rewind" if call.replay else "save"
+            self._line(f"draws.{action}({call.draw}, {drawn_on(kernel)!r})")
         if window:
             self._line(f"begin({op})")
         self._write_kernel(call)
         if window:
             self._line("end()")
+        if call.replay:
+            self._line("draws.resume()")
         self.write_all(followers)
         if note:
             self._note(op, call)
@@ -219,9 +225,10 @@ class _Writer:
 
     def compile(self) -> Program:
         code = compile("\n".join(self.lines), f"<{self.captured.graph.name}>", "exec")
+        draws = self.constants["draws"] = Draws() if any(call.replay for call in self.script.calls) else None
         exec(code, self.constants)
         program: Program = self.constants[_NAME]
-        return program
+        return draws.guarded(program) if draws else program
 
     def _line(self, text: str) -> None:
         self.lines.append(f"  {text}")

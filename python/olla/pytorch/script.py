@@ -25,12 +25,16 @@ class Call(NamedTuple):
         place: tensor of the captured graph that it uses or makes -> tensor of the graph that runs; None: the same.
         again: it runs again for its first result alone.
         over: tensor of the captured graph whose memory its result takes over; -1: none.
+        draw: the captured op whose random numbers are drawn by several calls, this one among them; -1: none.
+        replay: it draws them again.
     """
 
     nodes: Sequence[fx.Node]
     place: Mapping[int, int] | None = None
     again: bool = False
     over: int = -1
+    draw: int = -1
+    replay: bool = False
 
 
 class Script(NamedTuple):
@@ -65,6 +69,7 @@ def script(captured: Captured, plan: Plan) -> Script:
     original, graph = captured.graph, plan.graph
     held = plan.tensor_origin.tolist()  # tensor of the captured graph that each tensor stands for so far
     calls = []
+    drawn = set(plan.origin[plan.rerun == Rerun.REPLAY].tolist())
     for i, v in enumerate(plan.origin.tolist()):
         changed = list(dict.fromkeys(graph.mutates.of(i).tolist()))
         place = {held[t]: t for t in (*graph.reads.of(i).tolist(), *changed)}
@@ -77,7 +82,9 @@ def script(captured: Captured, plan: Plan) -> Script:
         nodes = captured.nodes[v]
         if again:
             nodes = (nodes[0], *(n for n in nodes[1:] if set(captured.tensors[n]) == {written[0]}))
-        calls.append(Call(nodes, place, again, over))
+        replay = bool(plan.rerun[i] == Rerun.REPLAY)
+        draw = v if v in drawn and (replay or plan.rerun[i] == Rerun.NEVER) else -1
+        calls.append(Call(nodes, place, again, over, draw, replay))
     outputs = dict(zip(original.outputs.tolist(), graph.outputs.tolist(), strict=True))
     return Script(graph, calls, outputs)
 
