@@ -166,12 +166,11 @@ class Planner:
             return budget.run(graph, self._options, goal, progress, narrow)
         host_bytes = self.swapping.host_bytes
         for left in reversed(range(_MAX_HOST_PLANS)):
-            how: dict[str, Any] = {"link": self.swapping.link, "host_bytes": host_bytes, "progress": progress}
+            allowed: dict[str, Any] = {"link": self.swapping.link, "host_bytes": host_bytes, "progress": progress}
             if self._by_autoswap or goal is None:
-                options = dataclasses.replace(self._options, method="program")
-                found = combine.autoswap(graph, options, goal, device=self._profile, **how)
+                found = combine.autoswap(graph, self._options, goal, device=self._profile, **allowed)
             else:
-                found = combine.run(graph, self._options, goal, narrow=narrow, **how)
+                found = combine.run(graph, self._options, goal, narrow=narrow, **allowed)
             needed = transfers(found).host_bytes
             if self.swapping.host_bytes is None or host_bytes is None or needed <= self.swapping.host_bytes:
                 break

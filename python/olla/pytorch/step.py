@@ -305,16 +305,9 @@ class Step:
 
         planner, options = None, self._options
         if self._goal is not None or self._swapping is not None:
-            swaps = {"swapping": self._swapping, "by_autoswap": self._by_autoswap, "profile": self._profile}
-            planner = Planner(
-                self._goal,
-                self._options,
-                self._swapping,
-                self._by_autoswap,
-                self._profile,
-                replays=not self._cuda_graph,
-            )
-            options = {**self._options, "goal": self._goal, **swaps}
+            by: dict[str, Any] = {"by_autoswap": self._by_autoswap, "device": self._profile}
+            planner = Planner(self._goal, self._options, self._swapping, **by, replays=not self._cuda_graph)
+            options = {**self._options, "goal": self._goal, "swapping": self._swapping, **by}
         with ProgressLine(f"compiling {type(self.model).__name__}") as progress:
             place = (
                 find(self.model, self.optimizer, self.loss, self._body, leaves, spec, options)
