@@ -155,6 +155,7 @@ def split(
     raise_getitems = private(_partitioners, "raise_getitems")
     return raise_getitems(forward), raise_getitems(backward)
 
+
 # --- Inductor's scheduler: order.py, fused.py, scheduler.py -----------------------------------------------------------
 inductor_ir: Any = importlib.import_module("torch._inductor.ir")
 virtualized: Any = private("torch._inductor.virtualized", "V")
