@@ -240,7 +240,7 @@ x = torch.randn(16, 16)
 with config.patch({**order.patches(), "_post_fusion_custom_pass": Keeping(), "fx_graph_cache": False}):
     torch.testing.assert_close(torch.compile(step)(x), step(x))
 [(before, after)] = kept
-assert before.count("_CollectiveKernel") == before.count("_WaitKernel") == 2, before
+assert before.count("_AllReduce_Kernel") == before.count("_WaitKernel") == 2, before
 assert [n for n in before if n[0] == "_"] == [n for n in after if n[0] == "_"]
 print("collectives kept")
 dist.destroy_process_group()
