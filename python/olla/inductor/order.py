@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from olla.errors import OllaError
+import torch
+
+from olla.errors import CaptureError, OllaError
 from olla.inductor import compat, scheduler
 from olla.inductor.fused import graph_of
 
@@ -97,9 +99,13 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
         from olla import plan
 
         start = time.perf_counter()
-        name = scheduler.graph_name()
-        scheduler.prepare(nodes)
-        graph = graph_of(nodes, name)
+        try:
+            name = scheduler.graph_name()
+            scheduler.prepare(nodes)
+            graph = graph_of(nodes, name)
+        except (AttributeError, KeyError, TypeError) as error:  # a private part of torch that has changed
+            reason = f"the scheduler of torch {torch.__version__} is not as expected: {error!r}"
+            raise CaptureError(reason, rule="torch_version") from error
         found = plan(graph, layout=False, time_limit=self.time_limit)
         record = OrderRecord(
             name=name,
