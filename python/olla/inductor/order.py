@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections import deque
@@ -9,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from olla.errors import OllaError
+import torch
+
+from olla.errors import CaptureError, OllaError
 from olla.inductor import compat, scheduler
 from olla.inductor.fused import graph_of
 
@@ -67,6 +70,12 @@ def records() -> list[OrderRecord]:
     return list(_records)
 
 
+def forget() -> None:
+    """Forget these records, and what has been warned of."""
+    _records.clear()
+    _warn.cache_clear()
+
+
 class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
     """Orders the fused kernels of every graph that Inductor compiles by their peak.
 
@@ -83,16 +92,20 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
         try:
             return self._ordered(nodes)
         except OllaError as error:
-            _log.warning("%s: the order of its kernels stays as it is: %s", scheduler.graph_name(), error)
+            _warn(str(error))
             return nodes
 
     def _ordered(self, nodes: Sequence[Any]) -> list[Any]:
         from olla import plan
 
         start = time.perf_counter()
-        name = scheduler.graph_name()
-        scheduler.prepare(nodes)
-        graph = graph_of(nodes, name)
+        try:
+            name = scheduler.graph_name()
+            scheduler.prepare(nodes)
+            graph = graph_of(nodes, name)
+        except (AttributeError, KeyError, TypeError) as error:  # a private part of torch that has changed
+            reason = f"the scheduler of torch {torch.__version__} is not as expected: {error!r}"
+            raise CaptureError(reason, rule="torch_version") from error
         found = plan(graph, layout=False, time_limit=self.time_limit)
         record = OrderRecord(
             name=name,
@@ -110,9 +123,19 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
         scheduler.prepare(ordered)
         return ordered
 
+    def __getstate__(self) -> object:
+        """Return what pickles: torch before 2.13 hashes that, not `uuid`, as a part of its configuration."""
+        return {"time_limit": self.time_limit, "code": compat.code_digest()}
+
     def uuid(self) -> tuple[str, float]:
         """Return what identifies the decisions, for Inductor's caches."""
         return compat.code_digest(), self.time_limit
+
+
+@functools.cache
+def _warn(reason: str) -> None:
+    """Say once per reason why kernels keep their order."""
+    _log.warning("kernels stay in the order in which torch.compile leaves them: %s", reason)
 
 
 def patches(time_limit: float = TIME_LIMIT) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from olla.budgets import Goal
 from olla.devices import DeviceProfile
-from olla.inductor import compat
+from olla.inductor import compat, order
 from olla.inductor.partition import Partitioner
 
 DEFAULT_SLOWDOWN = 0.05  # where no goal is given
@@ -28,7 +28,7 @@ def patches(
         max_slowdown = DEFAULT_SLOWDOWN
     goal = Goal.of(budget, max_slowdown, minimise, "a100" if device is None else device, True, True)
     assert goal is not None
-    return {"custom_partitioner_fn": Partitioner(goal, device_given=device is not None)}
+    return {"custom_partitioner_fn": Partitioner(goal, device_given=device is not None), **order.patches()}
 
 
 class Enabled:
