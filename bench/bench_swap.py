@@ -79,13 +79,14 @@ def beside_autoswap(graph: olla.Graph, device: str, link: Link, time_limit: floa
     return cells, behind
 
 
-def with_recomputation(graph: olla.Graph, device: str, link: Link, time_limit: float) -> list[Cell]:
+def with_recomputation(graph: olla.Graph, device: str, link: Link, time_limit: float, state: bool) -> list[Cell]:
     """Return the falls by recomputation alone, with swaps, and at most, at each added time; the seconds of planning."""
+    may = {"link": link, "swap": True, "swap_state": state}
     cells: list[Cell] = [None, None]
     for slowdown in TARGETS:
         alone = olla.plan(graph, max_slowdown=slowdown, device=device, time_limit=time_limit)
         start = time.perf_counter()
-        plan = olla.plan(graph, max_slowdown=slowdown, device=device, link=link, swap=True, time_limit=time_limit)
+        plan = olla.plan(graph, max_slowdown=slowdown, device=device, time_limit=time_limit, **may)  # type: ignore[arg-type]
         seconds = time.perf_counter() - start
         assert isinstance(alone, olla.BudgetPlan)
         assert isinstance(plan, olla.SwapPlan)
@@ -104,6 +105,7 @@ def main() -> int:
     parser.add_argument("--links", nargs="+", type=float, default=[12.0], help="GB/s; 12: as AutoSwap saw it")
     parser.add_argument("--devices", nargs="+", default=["a100"], help="whose times are estimated")
     parser.add_argument("--recompute", action="store_true", help="swap and recompute")
+    parser.add_argument("--state", action="store_true", help="with --recompute: optimizer state is swapped too")
     parser.add_argument("--time-limit", type=float, help="seconds per search (default: 2), or per plan (15)")
     parser.add_argument("--strict", action="store_true", help="ours behind AutoSwap, or behind a target, is a failure")
     parser.add_argument("--markdown", type=Path, metavar="OUT")
@@ -112,7 +114,8 @@ def main() -> int:
     if options.recompute:
         names = ("recompute", "+ swap", "at most", "swapped MiB", "seconds")
         figures = [f"{what} {100 * s:g}" for s in TARGETS for what in names]
-        title = "Swapping and recomputation: fall of the peak on top of the best order, %"
+        what = "Swapping of activations and optimizer state" if options.state else "Swapping"
+        title = f"{what} and recomputation: fall of the peak on top of the best order, %"
     else:
         figures = [f"{name} 0" for name in (*SCORES, "ours")]
         figures += [f"{name} {100 * s:g}" for s in SLOWDOWNS[1:] for name in ("AutoSwap", "ours")]
@@ -125,7 +128,7 @@ def main() -> int:
                 link, start = PCIE3 if speed == 12.0 else Link.of(speed * 1e9), time.perf_counter()
                 try:
                     if options.recompute:
-                        cells = with_recomputation(graph, device, link, options.time_limit or 15.0)
+                        cells = with_recomputation(graph, device, link, options.time_limit or 15.0, options.state)
                     else:
                         cells, behind = beside_autoswap(graph, device, link, options.time_limit or 2.0)
                         wrong += [f"{name}, {device}, {speed:g} GB/s: {behind:.2f} points behind"] * (behind > 0.005)

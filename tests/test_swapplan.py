@@ -20,6 +20,7 @@ import olla
 from olla import _core
 from olla.budgetplan import Decision
 from olla.cli import main
+from olla.contract import check_copies, check_swaps
 from olla.devices import DeviceProfile, profile_of
 from olla.errors import BudgetError, PlanError
 from olla.graph import Graph
@@ -304,3 +305,62 @@ def test_autoswap_is_a_method_on_the_command_line(graph_file: str, capsys: pytes
     assert summary["method"] == "autoswap"
     assert summary["swapped_bytes"] > 0
     assert summary["peak_bytes"] < summary["base_peak_bytes"]
+
+
+def with_state(num_layers: int = 4, num_bytes: int = 4 << 20) -> Graph:
+    """Forward and backward through layers of a second, then updates of a parameter and its state each."""
+    b = Graph.builder("with state")
+    weights = [b.tensor(num_bytes, kind="parameter") for _ in range(num_layers)]
+    states = [b.tensor(2 * num_bytes, kind="optimizer_state", name=f"state{i}") for i in range(num_layers)]
+    x = b.tensor(num_bytes, kind="input")
+    for i in range(num_layers):
+        before, x = x, b.tensor(num_bytes)
+        b.op(f"forward{i}", reads=[before, weights[i]], writes=[x], seconds=1.0)
+    for i in reversed(range(num_layers)):
+        grad, before, x = b.tensor(num_bytes), x, b.tensor(num_bytes)
+        b.op(f"backward{i}", reads=[before, weights[i]], writes=[x, grad], seconds=2.0, recomputable=False)
+        b.op(
+            f"update{i}", reads=[grad], mutates=[weights[i], states[i]], kind="update", seconds=0.5, recomputable=False
+        )
+    return b.build()
+
+
+def test_optimizer_state_waits_in_host_memory_only_where_that_is_asked_for(tmp_path: Path) -> None:
+    g = with_state()
+    plain, hosted = planned(g, link=Link.of(8e6)), planned(g, link=Link.of(8e6), swap_state=True)
+    assert "optimizer_state" not in {plain.graph.tensor_kinds[t] for t in plain.swaps.tensor}
+    assert hosted.goal["swap_state"] is True
+    assert hosted.peak_lower_bound_bytes <= hosted.peak_bytes < plain.peak_bytes
+    assert any("written by the step before" in line for line in hosted.details)
+    hosted.save(tmp_path / "plan.json")
+    olla.check(g, olla.Plan.load(tmp_path / "plan.json"))
+    lost = hosted.graph.to_dict()
+    stores = [op for op in lost["ops"] if op.get("target") == "olla::swap_out" and not op["writes"]]
+    assert stores
+    stores[0]["mutates"] = [0]
+    with pytest.raises(PlanError) as error:
+        check_swaps(hosted.recomputation.graph, Graph.from_dict(lost), hosted.origin)  # type: ignore[union-attr]
+    assert error.value.rule == "swap_copy"
+
+
+@settings(max_examples=100, deadline=None)
+@given(graphs_with_order(max_ops=10), st.integers(0, 2**20), st.sampled_from([0.0, 0.3]))
+def test_any_choice_with_lasting_tensors_gives_a_valid_graph_with_the_simulated_peak(
+    graph_with_order: tuple[Graph, list[int]], seed: int, stall: float
+) -> None:
+    g, order = graph_with_order[0], np.array(graph_with_order[1], dtype=np.int32)
+    random = np.random.default_rng(seed)
+    seconds = random.integers(1, 4, g.num_ops).astype(np.float64)
+    lasting = ~g.donated & (g.tensor_bytes > 0)
+    lasting[g.writes.item] = False
+    lasting[g.outputs] = False
+    speed = Link.of(float(max(1, g.tensor_bytes.max(initial=1))))
+    search = Search(g, order, seconds, speed, min_bytes=1, lasting=np.flatnonzero(lasting).astype(np.int32))
+    blocks = np.flatnonzero(random.random(len(search.blocks.tensor)) < 0.7).astype(np.int32)
+    swaps = search.evaluate(blocks, int(search.live.max(initial=0) * 0.8) if stall else None)
+    swapped, origin = swapped_graph(g, order, swaps)
+    check_swaps(g, swapped, origin)
+    check_copies(g, swapped, origin, swaps)
+    event(f"lasting: {bool(np.any(swaps.last < 0))}")
+    if g.num_ops:
+        assert _core.profile(swapped.core, program(swapped))[3] == swaps.peak_bytes

@@ -69,8 +69,12 @@ std::vector<std::int32_t> valid(const SwapRun& self, const Array<std::int32_t>& 
 }
 
 nb::tuple answer(SwapChoice choice) {
-  auto block = to_numpy(std::move(choice.block));
-  return nb::make_tuple(block, column(choice.swaps, &Swap::issue), figures(std::move(choice.timeline)));
+  nb::dict columns;
+  columns["ready"] = column(choice.swaps, &Swap::ready);
+  columns["last"] = column(choice.swaps, &Swap::last);
+  columns["issue"] = column(choice.swaps, &Swap::issue);
+  columns["next"] = column(choice.swaps, &Swap::next);
+  return nb::make_tuple(to_numpy(std::move(choice.block)), columns, figures(std::move(choice.timeline)));
 }
 
 }  // namespace
@@ -94,11 +98,13 @@ void bind_swap(nb::module_& m) {
       "When swaps run beside ops; see cpp/olla/swap.hpp.");
   m.def(
       "idle_blocks",
-      [](const Graph& graph, Array<OpId> order, Bytes min_bytes) {
+      [](const Graph& graph, Array<OpId> order, Bytes min_bytes, Array<TensorId> lasting) {
         if (!graph.is_order(view(order))) throw GraphError("the order is no order of the graph", "program_order", {});
         std::vector<TensorId> tensor;
         std::vector<Step> made, last, next;
-        for (const IdleBlock& b : idle_blocks(graph, view(order), min_bytes)) {
+        for (const TensorId t : view(lasting))
+          if (t < 0 || t >= graph.num_tensors()) throw GraphError("there is no tensor " + std::to_string(t), "ids", {t});
+        for (const IdleBlock& b : idle_blocks(graph, view(order), min_bytes, view(lasting))) {
           tensor.push_back(b.tensor);
           made.push_back(b.made);
           last.push_back(b.last);
@@ -107,21 +113,22 @@ void bind_swap(nb::module_& m) {
         return nb::make_tuple(to_numpy(std::move(tensor)), to_numpy(std::move(made)), to_numpy(std::move(last)),
                               to_numpy(std::move(next)));
       },
-      "graph"_a, "order"_a.noconvert(), "min_bytes"_a,
-      "(tensor, made, last, next) of every gap between two uses; steps of the order.");
+      "graph"_a, "order"_a.noconvert(), "min_bytes"_a, "lasting"_a.noconvert(),
+      "(tensor, made, last, next) of every gap between two uses, steps of the order; next <= last: of a lasting one, to the next step.");
   nb::class_<SwapRun>(m, "SwapSearch", "Which idle blocks to copy to host memory; see olla.swap.")
       .def(
           "__init__",
           [](SwapRun* self, Array<Bytes> live, Array<double> seconds, Array<TensorId> tensor, Array<Bytes> bytes, Array<Step> made,
              Array<Step> last, Array<Step> next, Array<double> link, Bytes host_bytes) {
             const std::vector<Swap> swaps = swaps_of(bytes, made, last, next, next);
+            const auto n = static_cast<Step>(live.size());
             swap_timeline({view(live), view(seconds)}, {}, link_of(link), kNoLimit);  // the lengths of the steps
             if (tensor.size() != swaps.size()) throw PlanError("the columns of the swaps have different lengths", "swap", {});
             std::vector<IdleBlock> blocks;
             for (std::size_t i = 0; i < swaps.size(); ++i) {
               const Swap& s = swaps[i];
-              if (s.bytes < 0 || s.ready < 0 || s.ready > s.last || s.last + 1 >= s.next ||
-                  s.next >= static_cast<Step>(live.size()))
+              if (s.bytes < 0 || s.ready < 0 || s.ready > s.last || s.last + 1 == s.next || s.next < 0 ||
+                  std::max(s.last, s.next) >= n)
                 throw PlanError("idle block " + std::to_string(i) + " is out of its range", "swap", {static_cast<std::int64_t>(i)});
               blocks.push_back({tensor.data()[i], s.bytes, s.ready, s.last, s.next});
             }
@@ -134,7 +141,7 @@ void bind_swap(nb::module_& m) {
           [](const SwapRun& self, Array<std::int32_t> blocks, Bytes limit, bool stalls, bool by_last) {
             return answer(self.search.evaluate(valid(self, blocks), limit, stalls, by_last));
           },
-          "blocks"_a.noconvert(), "limit"_a, "stalls"_a, "by_last"_a, "(blocks that fit, issue steps, timeline) of these blocks.")
+          "blocks"_a.noconvert(), "limit"_a, "stalls"_a, "by_last"_a, "(blocks that fit, their swaps, timeline) of these blocks.")
       .def(
           "fit",
           [](SwapRun& self, Bytes limit, double most_stall_seconds, double time_limit, nb::object progress) {
@@ -152,8 +159,8 @@ void bind_swap(nb::module_& m) {
           "Blocks with which the peak is at most the limit, or the best found.")
       .def(
           "least_peak",
-          [](SwapRun& self, double most_stall_seconds, nb::list starts, std::uint64_t seed, int num_rounds,
-             double time_limit, nb::object progress) {
+          [](SwapRun& self, double most_stall_seconds, nb::list starts, std::uint64_t seed, int num_rounds, double time_limit,
+             nb::object progress) {
             std::vector<std::vector<std::int32_t>> given;
             for (nb::handle start : starts) given.push_back(valid(self, nb::cast<Array<std::int32_t>>(start)));
             PythonProgress callback(std::move(progress));

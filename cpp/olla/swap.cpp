@@ -11,12 +11,14 @@ namespace {
 
 void require_valid(const Steps& steps, std::span<const Swap> swaps) {
   if (steps.seconds.size() != steps.live.size()) throw PlanError("a swap timeline needs one time per step", "swap", {});
-  Step ready = 0;  // a copy waits for those before it on its stream
+  const Step n = steps.num();
+  Step ready = -1;  // a copy waits for those before it on its stream
   for (std::size_t i = 0; i < swaps.size(); ++i) {
     const Swap& s = swaps[i];
     ready = std::max(ready, s.ready);
-    if (s.bytes < 0 || s.ready < 0 || s.ready > s.last || s.last >= s.issue || s.issue > s.next || s.next >= steps.num() ||
-        ready >= s.issue)
+    const bool halves = (s.last < 0 && (ready >= 0 || s.next == n)) || (s.next == n && s.issue != n);
+    if (s.bytes < 0 || s.ready < -1 || (s.ready < 0) != (s.last < 0) || s.ready > s.last || s.last >= s.issue || s.issue > s.next ||
+        s.next > n || halves || ready >= s.issue)
       throw PlanError("swap " + std::to_string(i) + " is out of its range: ready " + std::to_string(s.ready) + " (" +
                           std::to_string(ready) + " with those before it), last " + std::to_string(s.last) + ", issue " +
                           std::to_string(s.issue) + ", next " + std::to_string(s.next) + " of " + std::to_string(steps.num()) +
@@ -49,7 +51,13 @@ class Simulation {
   }
 
   Timeline run() {
+    for (; num_copied_ < swaps_.size() && swaps_[num_copied_].last < 0; ++num_copied_) there(num_copied_);
+    num_started_ = num_passed_ = num_copied_;
     for (Step s = 0; s < steps_.num(); ++s) step(s);
+    for (std::size_t i = 0; i < swaps_.size(); ++i)
+      if (swaps_[i].next == steps_.num()) now_ = std::max(now_, t_.out_end[i]);
+    for (std::size_t i = 0; i < swaps_.size(); ++i)
+      if (swaps_[i].next == steps_.num()) t_.in_start[i] = t_.in_end[i] = now_;
     const double busy = std::accumulate(steps_.seconds.begin(), steps_.seconds.end(), 0.0);
     t_.stall_seconds = std::max(0.0, now_ - busy);
     measure_host();
@@ -76,6 +84,11 @@ class Simulation {
     now_ += steps_.seconds[s];
     if (t_.live[s] > t_.peak) t_.peak = t_.live[s], t_.peak_step = s;
     for (; num_started_ < swaps_.size() && swaps_[num_started_].ready <= s; ++num_started_) copy_out(num_started_);
+  }
+
+  void there(std::size_t i) {
+    state_[i] = kCopied | kPassed;
+    leave(static_cast<std::int32_t>(i), 0);
   }
 
   void copy_out(std::size_t i) {
@@ -156,8 +169,8 @@ void issue_backwards(const Steps& steps, std::span<Swap> swaps, const Link& link
   const std::vector<double> seconds(steps.seconds.rbegin(), steps.seconds.rend());
   // Backwards, a copy in goes out and nothing comes back.
   const Link back{link.in_bytes_per_second, link.in_latency_seconds, 1e30, 0.0};
-  const std::vector<std::int32_t> ids =
-      sorted_by(swaps.size(), [&](std::int32_t i) { return std::pair(-swaps[i].next, swaps[i].last); });
+  std::vector<std::int32_t> ids = sorted_by(swaps.size(), [&](std::int32_t i) { return std::pair(-swaps[i].next, swaps[i].last); });
+  std::erase_if(ids, [&](std::int32_t i) { return swaps[i].next == n; });
   std::vector<Swap> mirrored;
   for (const std::int32_t i : ids) {
     const Swap& s = swaps[i];

@@ -19,7 +19,9 @@ struct Link {
   double in_seconds(Bytes bytes) const { return static_cast<double>(bytes) / in_bytes_per_second + in_latency_seconds; }
 };
 
-// A block that leaves between two uses. ready <= last < issue <= next.
+// A block that leaves between two uses. ready <= last < issue <= next. Two kinds have one copy only: with ready = last = -1 the
+// block is in host memory when the step starts; with issue = next = number of steps it is there when the step ends, which waits for
+// that.
 struct Swap {
   Bytes bytes;
   Step ready;  // the copy out may start once this op has ended
@@ -48,9 +50,9 @@ struct Timeline {
 
 inline constexpr Bytes kNoLimit = kMaxBytes;
 
-// Runs the swaps, whose order is that of the copies out, beside the ops. Where nothing can be waited for, an op runs above the
-// limit. Throws PlanError "swap" (index of the swap) where one is out of its range, or its copy in would be issued before its copy
-// out can start. O(steps + swaps log swaps).
+// Runs the swaps, whose order is that of the copies out (what is in host memory from the start comes first), beside the ops. Where
+// nothing can be waited for, an op runs above the limit. Throws PlanError "swap" (index of the swap) where one is out of its range,
+// or its copy in would be issued before its copy out can start. O(steps + swaps log swaps).
 Timeline swap_timeline(const Steps& steps, std::span<const Swap> swaps, const Link& link, Bytes limit);
 
 // Sets every swap's issue: as late as the copies in can be on their stream, one before the other, for the ops not to wait; later

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 namespace olla {
 namespace {
@@ -12,8 +13,10 @@ constexpr int kNumBisections = 9;
 
 }  // namespace
 
-std::vector<IdleBlock> idle_blocks(const Graph& graph, std::span<const OpId> order, Bytes min_bytes) {
+std::vector<IdleBlock> idle_blocks(const Graph& graph, std::span<const OpId> order, Bytes min_bytes,
+                                   std::span<const TensorId> lasting) {
   std::vector<IdleBlock> blocks;
+  std::vector<Step> first(graph.num_tensors(), -1);
   std::vector<Step> made(graph.num_tensors(), -1), last(graph.num_tensors(), -1);
   std::vector<std::uint8_t> changes(graph.num_tensors(), 0);
   for (Step s = 0; s < static_cast<Step>(order.size()); ++s) {
@@ -23,11 +26,14 @@ std::vector<IdleBlock> idle_blocks(const Graph& graph, std::span<const OpId> ord
       if (made[t] >= 0 && s > last[t] + 1 && graph.bytes(t) >= min_bytes)
         blocks.push_back({t, graph.bytes(t), made[t], last[t], s});
       last[t] = s;
+      if (first[t] < 0) first[t] = s;
       if (changes[t]) made[t] = made[t] >= 0 ? s : -1;
     }
     for (const TensorId t : graph.data().mutates[v]) changes[t] = 0;
     for (const TensorId t : graph.writes(v)) made[t] = last[t] = s;
   }
+  for (const TensorId t : lasting)
+    if (first[t] >= 0 && graph.bytes(t) >= min_bytes) blocks.push_back({t, graph.bytes(t), last[t], last[t], first[t]});
   return blocks;
 }
 
@@ -36,39 +42,60 @@ SwapSearch::SwapSearch(const Steps& steps, std::span<const IdleBlock> blocks, co
   for (std::size_t s = 0; s < steps.seconds.size(); ++s) begin_[s + 1] = begin_[s] + steps.seconds[s];
 }
 
+// The swaps of blocks, in the order of their copies out; whose block is where.
+void SwapSearch::add_swaps(std::span<const std::int32_t> blocks, SwapChoice& choice) const {
+  choice.swaps.clear(), choice.block.clear();
+  for (const std::int32_t b : blocks) {
+    const IdleBlock& block = blocks_[b];
+    if (!block.wraps()) continue;
+    choice.swaps.push_back({block.bytes, -1, -1, block.next, block.next});
+    choice.block.push_back(b);
+  }
+  for (const std::int32_t b : blocks) {
+    const IdleBlock& block = blocks_[b];
+    const Step next = block.wraps() ? steps_.num() : block.next;
+    choice.swaps.push_back({block.bytes, block.made, block.last, next, next});
+    choice.block.push_back(b);
+  }
+}
+
 SwapChoice SwapSearch::evaluate(std::span<const std::int32_t> blocks, Bytes limit, bool stalls, bool by_last) const {
-  SwapChoice choice;
-  choice.block.assign(blocks.begin(), blocks.end());
-  std::sort(choice.block.begin(), choice.block.end(), [&](std::int32_t a, std::int32_t b) {
-    const IdleBlock &x = blocks_[a], &y = blocks_[b];
-    return by_last ? std::pair(x.last, x.made) < std::pair(y.last, y.made) : std::pair(x.made, x.last) < std::pair(y.made, y.last);
-  });
+  std::vector<std::int32_t> chosen(blocks.begin(), blocks.end());
+  const auto key = [&](std::int32_t b) {
+    const IdleBlock& x = blocks_[b];
+    return by_last ? std::tuple(x.last, x.made, b) : std::tuple(x.made, x.last, b);
+  };
+  std::sort(chosen.begin(), chosen.end(), [&](std::int32_t a, std::int32_t b) { return key(a) < key(b); });
+  chosen.erase(std::unique(chosen.begin(), chosen.end()), chosen.end());
   const Bytes bound = stalls ? limit : kNoLimit;
+  SwapChoice choice;
+  std::vector<std::uint8_t> out(blocks_.size(), 0);  // left out
   for (int round = 0; round < 3; ++round) {
-    choice.swaps.clear();
-    for (const std::int32_t b : choice.block) {
-      const IdleBlock& block = blocks_[b];
-      choice.swaps.push_back({block.bytes, block.made, block.last, block.next, block.next});
-    }
+    add_swaps(chosen, choice);
     issue_backwards(steps_, choice.swaps, link_, bound);
     // Copies that cannot go out before they come in again are left out; what they made wait then runs earlier.
-    std::size_t kept = 0;
-    Step ready = 0;
+    Step ready = -1;
     for (std::size_t i = 0; i < choice.swaps.size(); ++i) {
-      if (std::max(ready, choice.swaps[i].ready) >= choice.swaps[i].issue) continue;
-      ready = std::max(ready, choice.swaps[i].ready);
+      if (std::max(ready, choice.swaps[i].ready) >= choice.swaps[i].issue) out[choice.block[i]] = 1;
+      if (out[choice.block[i]] == 0) ready = std::max(ready, choice.swaps[i].ready);
+    }
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < choice.swaps.size(); ++i) {
+      if (out[choice.block[i]] != 0) continue;
       choice.block[kept] = choice.block[i];
       choice.swaps[kept++] = choice.swaps[i];
     }
     choice.block.resize(kept);
     choice.swaps.resize(kept);
     choice.timeline = swap_timeline(steps_, choice.swaps, link_, bound);
-    const std::size_t before = choice.block.size();
-    kept = 0;
-    for (std::size_t i = 0; i < before; ++i)
-      if (choice.timeline.freed[i] < choice.swaps[i].issue) choice.block[kept++] = choice.block[i];
-    if (kept == before || round == 2) break;
-    choice.block.resize(kept);
+    bool useless = false;
+    for (std::size_t i = 0; i < kept; ++i) {
+      if (choice.swaps[i].next == steps_.num() || choice.timeline.freed[i] < choice.swaps[i].issue) continue;
+      out[choice.block[i]] = 1;
+      useless = true;
+    }
+    if (!useless || round == 2) break;
+    std::erase_if(chosen, [&](std::int32_t b) { return out[b] != 0; });
   }
   choice.excess = 0;
   for (const Bytes live : choice.timeline.live) choice.excess += static_cast<double>(std::max<Bytes>(0, live - limit));
@@ -80,8 +107,9 @@ bool SwapSearch::allowed(const SwapChoice& choice, double most_stall_seconds) co
 }
 
 double SwapSearch::score(const IdleBlock& block, Score rule, const Timeline& timeline, Bytes limit) const {
+  const double around = block.wraps() ? begin_.back() : 0.0;
   const double absence =
-      begin_[block.next] - begin_[block.last + 1] - link_.out_seconds(block.bytes) - link_.in_seconds(block.bytes);
+      around + begin_[block.next] - begin_[block.last + 1] - link_.out_seconds(block.bytes) - link_.in_seconds(block.bytes);
   const double bytes = static_cast<double>(block.bytes);
   switch (rule) {
     case Score::kEarly:
@@ -92,8 +120,11 @@ double SwapSearch::score(const IdleBlock& block, Score rule, const Timeline& tim
       return absence > 0 ? absence * bytes : absence / bytes;
     case Score::kExcess: {
       double sum = 0;
-      for (Step s = block.last + 1; s < block.next; ++s)
-        sum += static_cast<double>(std::clamp<Bytes>(timeline.live[s] - limit, 0, block.bytes));
+      const auto add = [&](Step first, Step end) {
+        for (Step s = first; s < end; ++s) sum += static_cast<double>(std::clamp<Bytes>(timeline.live[s] - limit, 0, block.bytes));
+      };
+      add(block.wraps() ? 0 : block.last + 1, block.next);
+      if (block.wraps()) add(block.last + 1, steps_.num());
       return sum;
     }
   }
@@ -113,7 +144,7 @@ SwapChoice SwapSearch::grow(std::vector<std::int32_t> blocks, Bytes limit, doubl
     found.clear();
     const Step peak = best.timeline.peak_step;
     for (std::size_t b = 0; b < blocks_.size(); ++b)
-      if (!refused[b] && blocks_[b].last < peak && peak < blocks_[b].next)
+      if (!refused[b] && blocks_[b].idle(peak))
         found.emplace_back(-score(blocks_[b], rule.score, best.timeline, limit) * uniform(random_), static_cast<std::int32_t>(b));
     if (found.empty()) break;
     const std::size_t num = std::min(kNumTrials, found.size());

@@ -10,19 +10,24 @@
 
 namespace olla {
 
-// A tensor between two uses with at least one op between them.
+// A tensor between two uses with at least one op between them; or, with next <= last, one that lasts beyond the step, from its last
+// use to its first in the step after, which is just like this one.
 struct IdleBlock {
   TensorId tensor;
   Bytes bytes;
   Step made;  // the last op that changed it
   Step last, next;
+  bool wraps() const { return next <= last; }
+  bool idle(Step s) const { return wraps() ? s < next || last < s : last < s && s < next; }
 };
 
-// Tensors that an op writes, of at least min_bytes, in every gap between two uses. O(ops + uses).
-std::vector<IdleBlock> idle_blocks(const Graph& graph, std::span<const OpId> order, Bytes min_bytes);
+// Tensors that an op writes, of at least min_bytes, in every gap between two uses; and those of `lasting`, from step to step.
+// O(ops + uses).
+std::vector<IdleBlock> idle_blocks(const Graph& graph, std::span<const OpId> order, Bytes min_bytes,
+                                   std::span<const TensorId> lasting = {});
 
 struct SwapChoice {
-  std::vector<std::int32_t> block;  // of swap i, in the order of the copies out
+  std::vector<std::int32_t> block;  // of swap i, in the order of the copies out; a block that wraps has two
   std::vector<Swap> swaps;
   Timeline timeline;
   double excess = 0;  // bytes above the limit, summed over the steps
@@ -53,6 +58,7 @@ class SwapSearch {
   };
   SwapChoice grow(std::vector<std::int32_t> blocks, Bytes limit, double most_stall_seconds, const Rule& rule, Control& control);
   void shrink(SwapChoice& choice, Bytes limit, double most_stall_seconds, bool by_last, Control& control) const;
+  void add_swaps(std::span<const std::int32_t> blocks, SwapChoice& choice) const;
   double score(const IdleBlock& block, Score score, const Timeline& timeline, Bytes limit) const;
   bool allowed(const SwapChoice& choice, double most_stall_seconds) const;
 

@@ -117,6 +117,22 @@ TEST(swap_out_of_its_range_is_rejected) {
                "swap");
 }
 
+TEST(block_that_lasts_is_away_before_its_first_use_and_after_its_last) {
+  const std::vector<Bytes> live(5, 10);
+  const std::vector<double> seconds(5, 1.0);
+  std::vector<Swap> swaps{{1, -1, -1, 2, 2}, {1, 2, 2, 5, 5}};
+  issue_backwards({live, seconds}, swaps, kUnit, kNoLimit);
+  CHECK_EQ(swaps[0].issue, 1);
+  Timeline t = swap_timeline({live, seconds}, swaps, kUnit, kNoLimit);
+  CHECK_EQ(t.live, std::vector<Bytes>({9, 10, 10, 10, 9}));
+  CHECK_EQ(t.stall_seconds, 0.0);
+  CHECK_EQ(t.host_bytes, 1);
+  swaps[1].bytes = 4;  // the step ends when the copy does
+  CHECK(close(swap_timeline({live, seconds}, swaps, kUnit, kNoLimit).stall_seconds, 2.0));
+  CHECK_THROWS(swap_timeline({live, seconds}, std::vector<Swap>{{1, 0, 0, 2, 2}, {1, -1, -1, 2, 2}}, kUnit, kNoLimit), PlanError,
+               "swap");
+}
+
 TEST(timeline_equals_the_naive_one_on_random_swaps) {
   std::mt19937 random(1);
   const auto draw = [&](int lo, int hi) { return std::uniform_int_distribution<int>(lo, hi)(random); };

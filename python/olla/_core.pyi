@@ -195,9 +195,9 @@ def order_ilp(graph: Graph, start: Annotated[NDArray[numpy.int32], dict(shape=(N
 def swap_timeline(live: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], bytes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], ready: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], last: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], issue: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], next: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], link: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], limit: int) -> dict:
     """When swaps run beside ops; see cpp/olla/swap.hpp."""
 
-def idle_blocks(graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], min_bytes: int) -> tuple:
+def idle_blocks(graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], min_bytes: int, lasting: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple:
     """
-    (tensor, made, last, next) of every gap between two uses; steps of the order.
+    (tensor, made, last, next) of every gap between two uses, steps of the order; next <= last: of a lasting one, to the next step.
     """
 
 class SwapSearch:
@@ -206,7 +206,7 @@ class SwapSearch:
     def __init__(self, live: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], tensor: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], bytes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], made: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], last: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], next: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], link: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], host_bytes: int) -> None: ...
 
     def evaluate(self, blocks: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], limit: int, stalls: bool, by_last: bool) -> tuple:
-        """(blocks that fit, issue steps, timeline) of these blocks."""
+        """(blocks that fit, their swaps, timeline) of these blocks."""
 
     def fit(self, limit: int, most_stall_seconds: float, time_limit: float, progress: object | None) -> tuple:
         """Blocks with which the peak is at most the limit, or the best found."""

@@ -152,14 +152,22 @@ class Swapping:
     Attributes:
         link: to host memory; None: the device's, and for AutoSwap what its authors saw.
         host_bytes: host memory there is; None: as much as it takes.
+        state: whether optimizer state may wait in host memory from step to step.
     """
 
     link: Link | float | None = None
     host_bytes: int | None = None
+    state: bool = False
 
     @classmethod
     def of(
-        cls, swap: bool | None, host_budget: int | str | None, link: Link | float | None, method: str, goal: Goal | None
+        cls,
+        swap: bool | None,
+        host_budget: int | str | None,
+        link: Link | float | None,
+        method: str,
+        goal: Goal | None,
+        state: bool = False,
     ) -> Swapping | None:
         """Check the options of `olla.plan`; None where nothing may be swapped.
 
@@ -175,10 +183,13 @@ class Swapping:
         if swap is False and autoswap:
             raise ValueError("swap is False, but method 'autoswap' does nothing else: choose another method")
         if not (autoswap or (host_budget is not None if swap is None else swap)):
-            if link is not None and swap is None:
-                raise ValueError("link is given, but nothing may be swapped: give host_budget, or swap=True")
+            if (link is not None or state) and swap is None:
+                name = "swap_state" if state else "link"
+                raise ValueError(f"{name} is given, but nothing may be swapped: give host_budget, or swap=True")
             return None
         if goal is None and not autoswap:
             name = "swap" if swap else "host_budget"
             raise ValueError(f"{name} is for a goal: give budget, max_slowdown or minimise too, or method 'autoswap'")
-        return cls(link=link, host_bytes=host_bytes)
+        if state and autoswap:
+            raise ValueError("swap_state is not for method 'autoswap', which swaps activations: choose another method")
+        return cls(link=link, host_bytes=host_bytes, state=bool(state))

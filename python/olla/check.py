@@ -43,7 +43,7 @@ def check(graph: Graph, plan: Plan) -> None:
             _check_rewriting(graph, swap_plan.recomputation)
             graph = swap_plan.recomputation.graph
         check_swaps(graph, swap_plan.graph, swap_plan.origin)
-        check_copies(swap_plan.graph, swap_plan.origin, graph.num_tensors, swap_plan.swaps)
+        check_copies(graph, swap_plan.graph, swap_plan.origin, swap_plan.swaps)
         graph = swap_plan.graph
     elif source is not None and source == graph.digest:
         _check_rewriting(graph, cast("BudgetPlan", plan))

@@ -178,6 +178,9 @@ def _add_budget_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--host-budget", metavar="BYTES", help="swap tensors to this much host memory (64GB, 64GiB, bytes)"
     )
+    group.add_argument(
+        "--swap-state", action="store_true", help="swap optimizer state too: it waits in host memory between steps"
+    )
     group.add_argument("--no-swap", action="store_true", help="swap nothing, whatever --host-budget says")
     group.add_argument(
         "--chunked-loss",
@@ -212,7 +215,7 @@ def _plan(args: argparse.Namespace) -> int:
         device, budget = profile_of(args.device), None if args.budget is None else parse_bytes(args.budget, "--budget")
         host_budget = None if args.host_budget is None else parse_bytes(args.host_budget, "--host-budget")
         goal = Goal.of(budget, args.max_slowdown, args.minimise, device, True, True)
-        Swapping.of(swap, host_budget, None, args.method, goal)
+        Swapping.of(swap, host_budget, None, args.method, goal, args.swap_state)
     except (ValueError, BudgetError) as error:
         return _fail(str(error))
     if args.chunked_loss and budget is args.max_slowdown is args.minimise is None:
@@ -235,6 +238,7 @@ def _plan(args: argparse.Namespace) -> int:
             swap=swap,
             host_budget=host_budget,
             chunked_loss=args.chunked_loss,
+            swap_state=args.swap_state,
             progress=progress,
         )
     if refused:

@@ -24,8 +24,8 @@ from olla.swapplan import SwapDecision, SwapPlan, with_swaps
 if TYPE_CHECKING:
     from olla.pipeline import Options, Progress, Source
 
-_RECOMPUTE_SHARE = 0.8  # of the time limit
-_SWAP_SHARE = 0.06  # of the time limit, for one choice of swaps
+_RECOMPUTE_SHARE = 1.0  # of the time limit, within which it takes half
+_SWAP_SHARE = 0.15  # of the time limit, for one choice of swaps
 _NUM_TURNS = 3  # of recomputation and swaps, each beside what the other leaves
 _NUM_REPAIRS = 8  # of the recomputation, per turn
 _TURN_SHARE = 0.06  # of the time limit, for one of them
@@ -107,6 +107,7 @@ def run(
     *,
     link: Link | float | None = None,
     host_bytes: int | None = None,
+    state: bool = False,
     progress: Progress | None = None,
     narrow: Callable[[Rules], Rules] | None = None,
 ) -> SwapPlan:
@@ -121,6 +122,7 @@ def run(
         goal: what is asked for.
         link: to host memory; default: the device's.
         host_bytes: host memory there is.
+        state: whether optimizer state may wait in host memory from step to step.
         progress: as in `olla.plan`.
         narrow: takes away what whoever runs the plan cannot do, as in `olla.budget.run`.
 
@@ -131,15 +133,15 @@ def run(
     if goal.chunked_loss is not None:
         raise ValueError("chunked_loss cannot be combined with swapping: plan one of them")
     speed = Link.of(goal.device if link is None else link)
-    search = _Combined(pipeline.graph_of(source), options, goal, speed, host_bytes, progress, narrow)
+    search = _Combined(pipeline.graph_of(source), options, goal, speed, host_bytes, state, progress, narrow)
     plan = search.slowed() if goal.budget_bytes is None else search.fitted(goal.budget_bytes)
     return search.explained(plan)
 
 
-def _explained(graph: Graph, plan: SwapPlan, may: Rules, link: Link) -> SwapPlan:
+def _explained(graph: Graph, plan: SwapPlan, may: Rules, link: Link, lasting: Any = ()) -> SwapPlan:
     """Return the plan with its bounds, and a line on every tensor that is swapped."""
     swapped = (line for line in plan.decisions(graph, may) if isinstance(line, SwapDecision))
-    return replace(bounded(graph, plan, may, link), details=(*plan.details, *map(str, swapped)))
+    return replace(bounded(graph, plan, may, link, lasting), details=(*plan.details, *map(str, swapped)))
 
 
 class _Found(NamedTuple):
@@ -180,6 +182,7 @@ class _Combined:
         goal: Goal,
         link: Link,
         host_bytes: int | None,
+        state: bool,
         progress: Progress | None,
         narrow: Callable[[Rules], Rules] | None,
     ) -> None:
@@ -189,7 +192,7 @@ class _Combined:
             )
         self.start = time.perf_counter()
         self.graph, self.options, self.goal, self.link = graph, options, goal, link
-        self.host_bytes, self.progress = host_bytes, progress
+        self.host_bytes, self.state, self.progress = host_bytes, state, progress
         quick = replace(options, layout=False, time_limit=_RECOMPUTE_SHARE * options.time_limit)
         beside = goal if goal.budget_bytes is None else replace(goal, budget_bytes=None, minimise="peak")
         self.recompute = budget.Run(graph, quick, beside, progress, narrow)  # a budget is met by both
@@ -298,10 +301,19 @@ class _Combined:
             limit=limit,
             max_slowdown=left / max(spent, 1e-30),
             host_bytes=self.host_bytes,
+            lasting=self._lasting(graph),
             time_limit=max(_SWAP_SHARE * self.options.time_limit, 0.02),
             seed=self.options.seed,
             progress=self.progress,
         )
+
+    def _lasting(self, graph: Graph) -> NDArray[np.int32]:
+        """Return the optimizer state of a graph, the original or a rewritten one, where it may be swapped."""
+        state = np.array([kind == "optimizer_state" for kind in graph.tensor_kinds], dtype=np.bool_)
+        state &= ~graph.donated & self.state
+        state[graph.outputs] = False
+        state[graph.writes.item] = False
+        return np.flatnonzero(state).astype(np.int32)
 
     def _plan(self, found: _Found, added: float, limit: int | None = None) -> SwapPlan:
         """Order what was found, choose its swaps again in that order, and take the better of both."""
@@ -313,17 +325,17 @@ class _Combined:
             if (again.peak_bytes, again.stall_seconds) < (swaps.peak_bytes, swaps.stall_seconds):
                 order, swaps = plan.order, again
         rest = replace(self.options, time_limit=max(self._left(), _SWAP_SHARE * self.options.time_limit))
-        asked = asked_for(self.goal, self.link, self.host_bytes)
+        asked = asked_for(self.goal, self.link, self.host_bytes) | {"swap_state": self.state}
         return with_swaps(self.graph, order, swaps, rest, self.progress, plan, asked)
 
     def explained(self, plan: SwapPlan) -> SwapPlan:
         """Return the plan with its bounds and the time it took."""
-        plan = _explained(self.graph, plan, self.recompute.rules, self.link)
+        plan = _explained(self.graph, plan, self.recompute.rules, self.link, self._lasting(self.graph))
         return replace(plan, seconds={**plan.seconds, "total": time.perf_counter() - self.start})
 
     def _refused(self, budget_bytes: int) -> BudgetError:
         graph = self.graph
-        least = working_sets(graph, self.recompute.rules)
+        least = working_sets(graph, self.recompute.rules, self._lasting(graph))
         largest = np.argsort(-least, kind="stable")[:3]
         bound = int(least[largest[0]]) if len(least) else graph.resident_bytes
         reason = f"no plan was found that fits it; none needs less than {bound} bytes"

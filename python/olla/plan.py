@@ -229,6 +229,7 @@ def plan(
     swap: bool | None = None,
     link: Link | float | None = None,
     host_budget: int | str | None = None,
+    swap_state: bool = False,
     progress: Progress | None = None,
 ) -> Plan:
     """Plan the memory of a training step: order its ops, lay out its tensors, prove how good that is.
@@ -268,6 +269,8 @@ def plan(
             `host_budget` says how much of it there is. True without that: as much as it takes.
         link: to host memory: a `Link`, or bytes per second both ways; default: the device's, and for "autoswap" PCIe 3.
         host_budget: the host memory there is for swapping, "64GB", "64GiB" or bytes.
+        swap_state: whether optimizer state may wait in host memory from one step to the next as well. Such a plan is
+            for those who run it themselves: `olla.compile` keeps the state of the user's optimizer on the device.
         progress: called some ten times a second with (stage, seconds, value, bound) in bytes; False stops the search
             with its best answer.
 
@@ -304,14 +307,14 @@ def plan(
         order=None if order is None else np.array(order),
     )
     goal = Goal.of(budget, max_slowdown, minimise, device, in_place, recompute, chunked_loss)
-    swapping = Swapping.of(swap, host_budget, link, method, goal)
+    swapping = Swapping.of(swap, host_budget, link, method, goal, swap_state)
     if swapping is not None:
         from olla import combine
 
-        how: dict[str, Any] = {**vars(swapping), "progress": progress}
+        how: dict[str, Any] = {"link": swapping.link, "host_bytes": swapping.host_bytes, "progress": progress}
         if autoswap or goal is None:
             return combine.autoswap(graph, options, goal, device=device, **how)
-        return combine.run(graph, options, goal, **how)
+        return combine.run(graph, options, goal, state=swapping.state, **how)
     if goal is not None:
         from olla import budget as budgeted
 

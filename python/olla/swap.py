@@ -82,9 +82,11 @@ class Swaps:
 
     Attributes:
         tensor: int32[k], which.
-        ready, last: int32[k], the copy out starts when op `ready` has ended; op `last` uses it last before.
+        ready, last: int32[k], the copy out starts when op `ready` has ended; op `last` uses it last before. -1: it is
+            in host memory when the step starts.
         freed: int32[k], the first op that runs without it.
-        issue, next: int32[k], the copy in is issued when this op is reached, and must have ended for op `next`.
+        issue, next: int32[k], the copy in is issued when this op is reached, and must have ended for op `next`. Number
+            of ops: it stays in host memory to the end of the step.
         start: float64[n], seconds: when the op at step s starts.
         out_start, out_end, in_start, in_end: float64[k], seconds, of the copies.
         peak_bytes: most bytes live at once.
@@ -143,6 +145,8 @@ class Search:
         host_bytes: host memory there is; None: as much as it takes.
         min_bytes: smaller tensors stay.
         early_copies: copy out as soon as a value is made, not only once it is idle.
+        lasting: int32[m], resident tensors that may wait in host memory from their last use to their first one in the
+            next step.
     """
 
     def __init__(
@@ -155,10 +159,12 @@ class Search:
         host_bytes: int | None = None,
         min_bytes: int = _MIN_BYTES,
         early_copies: bool = True,
+        lasting: NDArray[np.int32] | None = None,
     ) -> None:
         self.live: NDArray[np.int64] = _core.profile(graph.core, order)[2]
         self.seconds = np.ascontiguousarray(seconds[order])
-        tensor, made, last, after = _core.idle_blocks(graph.core, order, min_bytes)
+        kept = np.zeros(0, dtype=np.int32) if lasting is None else lasting
+        tensor, made, last, after = _core.idle_blocks(graph.core, order, min_bytes, kept)
         self.blocks = Blocks(tensor, made if early_copies else last, last, after, graph.tensor_bytes[tensor])
         b = self.blocks
         most_host = _NO_LIMIT if host_bytes is None else host_bytes
@@ -196,26 +202,23 @@ class Search:
         gaps = zip(self.blocks.tensor.tolist(), self.blocks.last.tolist(), strict=True)
         index = {gap: b for b, gap in enumerate(gaps)}
         pairs = zip(swaps.tensor.tolist(), swaps.last.tolist(), strict=True)
-        return np.array([index[pair] for pair in pairs], dtype=np.int32)
+        return np.array([index[pair] for pair in pairs if pair[1] >= 0], dtype=np.int32)
 
     def _swaps(self, answer: tuple[Any, ...]) -> Swaps:
-        chosen, issue, t = answer
+        chosen, columns, t = answer
         b = self.blocks
-        figures = {name: t[name] for name in ("out_start", "out_end", "in_start", "in_end")}
-        used = t["freed"] < issue  # the others never leave
+        figures = {name: t[name] for name in ("freed", "out_start", "out_end", "in_start", "in_end")}
+        useless = (t["freed"] >= columns["issue"]) & (columns["next"] < len(self.seconds))
+        used = ~np.isin(chosen, chosen[useless])
+        sizes = b.num_bytes[chosen][used & (columns["next"] < len(self.seconds))]
         return Swaps(
             tensor=b.tensor[chosen][used],
-            ready=b.made[chosen][used],
-            last=b.last[chosen][used],
-            freed=t["freed"][used],
-            issue=issue[used],
-            next=b.next[chosen][used],
             start=t["start"],
-            **{name: values[used] for name, values in figures.items()},
+            **{name: values[used] for name, values in (columns | figures).items()},
             peak_bytes=t["peak_bytes"],
             stall_seconds=t["stall_seconds"],
             host_bytes=t["host_bytes"],
-            swapped_bytes=int(b.num_bytes[chosen][used].sum()),
+            swapped_bytes=int(sizes.sum()),
             base_seconds=self.base_seconds,
         )
 
@@ -229,6 +232,7 @@ def plan_swaps(
     limit: int | None = None,
     max_slowdown: float = 0.0,
     host_bytes: int | None = None,
+    lasting: NDArray[np.int32] | None = None,
     time_limit: float = 5.0,
     seed: int = 0,
     num_rounds: int = _NUM_ROUNDS,
@@ -244,6 +248,7 @@ def plan_swaps(
         limit: bytes; swaps are found for the least stall with which the peak is at most this. None: for the least peak.
         max_slowdown: share of the ops' time that they may wait for copies.
         host_bytes: host memory there is.
+        lasting: int32[m], resident tensors that may wait in host memory from step to step.
         time_limit: seconds for the search.
         seed: for its random choices.
         num_rounds: of the local search.
@@ -267,7 +272,8 @@ def plan_swaps(
         >>> plan_swaps(g, np.arange(6, dtype=np.int32), g.seconds, 1e8, time_limit=0.1).peak_bytes
         1048584
     """
-    search = Search(graph, order, seconds, Link.of(link), host_bytes=host_bytes, min_bytes=_MIN_BYTES)
+    speed = Link.of(link)
+    search = Search(graph, order, seconds, speed, host_bytes=host_bytes, min_bytes=_MIN_BYTES, lasting=lasting)
     most_stall = max_slowdown * search.base_seconds
     if limit is None:
         from olla.autoswap import SCORES, AutoSwap  # imports this module
@@ -314,72 +320,105 @@ def swapped_graph(graph: Graph, order: NDArray[np.int32], swaps: Swaps) -> Swapp
     ended. A swap-in reads the handle and writes a new tensor, which later ops use; it stands where the copy is issued.
     Both are kept there by `after`. Tensors of the graph keep their ids; handles and new tensors follow.
 
+    A resident tensor that waits in host memory from step to step is its own handle, of no bytes: the swap-in reads it,
+    the swap-out changes it.
+
     Complexity:
         O(graph + swaps).
     """
     n, k = graph.num_ops, len(swaps.tensor)
     outs: list[list[int]] = [[] for _ in range(n + 1)]
     ins: list[list[int]] = [[] for _ in range(n + 1)]
-    for i in range(k):
+    for i in np.flatnonzero(swaps.last >= 0).tolist():
         outs[swaps.freed[i]].append(i)
     for i in np.lexsort((swaps.next, swaps.issue)).tolist():
         ins[swaps.issue[i]].append(i)
+    parts = _Parts(graph, swaps)
     now = list(range(graph.num_tensors))  # id of the tensor that holds what tensor t would
     place: dict[int, int] = {}  # op of the graph -> new position
-    lists: dict[str, list[list[int]]] = {name: [] for name in ("reads", "writes", "mutates", "after")}
-    origin: list[int] = []
-    names: list[str] = []
 
-    def add(v: int, name: str, reads: list[int], writes: list[int], mutates: list[int], after: list[int]) -> int:
-        for column, items in zip(lists.values(), (reads, writes, mutates, after), strict=True):
-            column.append(items)
-        origin.append(v)
-        names.append(name)
-        return len(origin) - 1
+    def leave(s: int, before: list[int]) -> None:
+        for i in outs[s]:
+            t = int(swaps.tensor[i])
+            lasts = bool(swaps.next[i] == n)
+            written, changed = ([], [t]) if lasts else ([parts.handle[i]], [])
+            parts.add(NO_OP, f"swap_out {graph.tensor_names[t] or t}", [now[t]], written, changed, before)
+            now[t] = t if lasts else now[t]
 
     for s, v in enumerate(order.tolist()):
         before = [place[int(order[s - 1])]] if s else []
-        for i in outs[s]:
-            t = int(swaps.tensor[i])
-            add(NO_OP, f"swap_out {graph.tensor_names[t] or t}", [now[t]], [graph.num_tensors + 2 * i], [], before)
+        leave(s, before)
         issued = []
         for i in ins[s]:
-            t, handle = int(swaps.tensor[i]), graph.num_tensors + 2 * i
-            now[t] = handle + 1
-            issued.append(add(NO_OP, f"swap_in {graph.tensor_names[t] or t}", [handle], [now[t]], [], before))
+            t = int(swaps.tensor[i])
+            now[t] = parts.device[i]
+            name = f"swap_in {graph.tensor_names[t] or t}"
+            issued.append(parts.add(NO_OP, name, [parts.handle[i]], [now[t]], [], before))
         after = [place[u] for u in graph.after.of(v).tolist()]
         used, changed = ([now[t] for t in column.of(v).tolist()] for column in (graph.reads, graph.mutates))
-        place[v] = add(v, graph.op_names[v], used, graph.writes.of(v).tolist(), changed, after + issued)
-    return Swapped(_assemble(graph, swaps, lists, names, origin, now), np.array(origin, dtype=np.int32))
+        place[v] = parts.add(v, graph.op_names[v], used, graph.writes.of(v).tolist(), changed, after + issued)
+    if n and k:
+        leave(n, [place[int(order[n - 1])]])
+    return Swapped(parts.assemble(now), np.array(parts.origin, dtype=np.int32))
 
 
-def _assemble(
-    graph: Graph, swaps: Swaps, lists: dict[str, list[list[int]]], names: list[str], origin: list[int], now: list[int]
-) -> Graph:
-    copies = [item for t in swaps.tensor.tolist() for item in (0, int(graph.tensor_bytes[t]))]
-    kinds = [item for t in swaps.tensor.tolist() for item in ("temporary", graph.tensor_kinds[t])]
-    tensor_names = [item for t in swaps.tensor.tolist() for item in ("", graph.tensor_names[t])]
-    of = np.array(origin)
-    own = of != NO_OP
-    numbers = {}
-    for name in ("workspace_bytes", "seconds", "flops", "moved_bytes", "launches", "random", "recomputable"):
-        column = getattr(graph, name)
-        numbers[name] = np.where(own, column[of], np.zeros(1, dtype=column.dtype)) if graph.num_ops else column
-    targets = [
-        graph.targets[v] if v != NO_OP else SWAP_OUT if name.startswith("swap_out ") else SWAP_IN
-        for v, name in zip(origin, names, strict=True)
-    ]
-    return Graph.from_arrays(
-        name=graph.name,
-        tensor_bytes=np.concatenate([graph.tensor_bytes, np.array(copies, dtype=np.int64)]),
-        donated=np.concatenate([graph.donated, np.zeros(len(copies), dtype=np.bool_)]),
-        tensor_kinds=[*graph.tensor_kinds, *kinds],
-        tensor_names=[*graph.tensor_names, *tensor_names],
-        op_names=names,
-        op_kinds=[graph.op_kinds[v] if v != NO_OP else "other" for v in origin],
-        targets=targets,
-        shapes=[graph.shapes[v] if v != NO_OP else () for v in origin],
-        outputs=[now[t] for t in graph.outputs.tolist()],
-        **lists,
-        **numbers,
-    )
+class _Parts:
+    """A graph that swaps while it is put together."""
+
+    def __init__(self, graph: Graph, swaps: Swaps) -> None:
+        self.graph = graph
+        self.origin: list[int] = []
+        self.names: list[str] = []
+        self.lists: dict[str, list[list[int]]] = {name: [] for name in ("reads", "writes", "mutates", "after")}
+        self.tensors: list[tuple[int, str, str]] = []  # bytes, kind and name of those that follow the graph's
+        self.handle: dict[int, int] = {}  # of swap i, and the tensor that it brings back
+        self.device: dict[int, int] = {}
+        self.num_bytes = graph.tensor_bytes.copy()
+        for i, t in enumerate(swaps.tensor.tolist()):
+            lasts = bool(swaps.last[i] < 0 or swaps.next[i] == graph.num_ops)
+            self.handle[i] = t if lasts else self._tensor(0, "temporary", "")
+            if lasts:
+                self.num_bytes[t] = 0
+            if swaps.next[i] < graph.num_ops:
+                self.device[i] = self._tensor(int(graph.tensor_bytes[t]), graph.tensor_kinds[t], graph.tensor_names[t])
+
+    def _tensor(self, num_bytes: int, kind: str, name: str) -> int:
+        self.tensors.append((num_bytes, kind, name))
+        return self.graph.num_tensors + len(self.tensors) - 1
+
+    def add(self, v: int, name: str, reads: list[int], writes: list[int], mutates: list[int], after: list[int]) -> int:
+        """Add an op; return its position."""
+        for column, items in zip(self.lists.values(), (reads, writes, mutates, after), strict=True):
+            column.append(items)
+        self.origin.append(v)
+        self.names.append(name)
+        return len(self.origin) - 1
+
+    def assemble(self, now: list[int]) -> Graph:
+        """Return the graph; now: the tensor that holds at the end what tensor t would."""
+        graph, origin = self.graph, self.origin
+        of = np.array(origin)
+        own = of != NO_OP
+        numbers = {}
+        for name in ("workspace_bytes", "seconds", "flops", "moved_bytes", "launches", "random", "recomputable"):
+            column = getattr(graph, name)
+            numbers[name] = np.where(own, column[of], np.zeros(1, dtype=column.dtype)) if graph.num_ops else column
+        targets = [
+            graph.targets[v] if v != NO_OP else SWAP_OUT if name.startswith("swap_out ") else SWAP_IN
+            for v, name in zip(origin, self.names, strict=True)
+        ]
+        sizes, kinds, names = zip(*self.tensors, strict=True) if self.tensors else ((), (), ())
+        return Graph.from_arrays(
+            name=graph.name,
+            tensor_bytes=np.concatenate([self.num_bytes, np.array(sizes, dtype=np.int64)]),
+            donated=np.concatenate([graph.donated, np.zeros(len(sizes), dtype=np.bool_)]),
+            tensor_kinds=[*graph.tensor_kinds, *kinds],
+            tensor_names=[*graph.tensor_names, *names],
+            op_names=self.names,
+            op_kinds=[graph.op_kinds[v] if v != NO_OP else "other" for v in origin],
+            targets=targets,
+            shapes=[graph.shapes[v] if v != NO_OP else () for v in origin],
+            outputs=[now[t] for t in graph.outputs.tolist()],
+            **self.lists,
+            **numbers,
+        )

@@ -37,12 +37,15 @@ class SwapBound:
         rules: of that graph.
         link: to host memory.
         host_bytes: host memory there is; None: as much as it takes.
+        lasting: resident tensors that may wait in host memory from step to step.
 
     Complexity:
         One walk over the graph and some minimum cuts per op that is asked for.
     """
 
-    def __init__(self, graph: Graph, rules: Rules, link: Link, host_bytes: int | None = None) -> None:
+    def __init__(
+        self, graph: Graph, rules: Rules, link: Link, host_bytes: int | None = None, lasting: Any = ()
+    ) -> None:
         order = np.arange(graph.num_ops, dtype=np.int32)
         reads = rules.rerun_reads
         self._cuts = _core.Evictor(
@@ -57,6 +60,7 @@ class SwapBound:
         )
         self.graph, self.seconds, self.link = graph, rules.seconds, link
         self.host_bytes = float("inf") if host_bytes is None else host_bytes
+        self.lasting_bytes = int(graph.tensor_bytes[np.asarray(lasting, dtype=np.int32)].sum())
         self._before, self._after = self._dependencies(self._cuts.values)
 
     def _dependencies(self, values: dict[str, Any]) -> tuple[list[list[int]], list[list[int]]]:
@@ -87,7 +91,10 @@ class SwapBound:
         total = float(self.seconds.sum()) * (1 + _ROUNDING)
         out = max(0.0, total - self._reached(t, self._after) + added_before - self.link.out_latency_seconds)
         back = max(0.0, total - self._reached(t, self._before) + added_after - self.link.in_latency_seconds)
-        return min(out * self.link.out_bytes_per_second, back * self.link.in_bytes_per_second, self.host_bytes)
+        out, back = out * self.link.out_bytes_per_second, back * self.link.in_bytes_per_second
+        # Of what ops write, `both` bytes go out before t and come in after it; what lasts takes one of the two copies.
+        both = min(max(0.0, (out + back - self.lasting_bytes) / 2), out, back)
+        return min(both + self.lasting_bytes, out + back - both, self.host_bytes)
 
     def _cut(self, t: int, added_seconds: float) -> float:
         peaks, _ = self._cuts.least_peak(np.array([t], dtype=np.int32), added_seconds, _SECONDS, None)
@@ -96,7 +103,7 @@ class SwapBound:
     def least_peak(self, ops: NDArray[np.int32], added_seconds: float) -> int:
         """Return bytes: no plan that adds at most these seconds has a lower peak. More ops make a better bound."""
         if len(ops) == 0:
-            return self.graph.resident_bytes
+            return self.graph.resident_bytes - self.lasting_bytes
         cuts, _ = self._cuts.least_peak(ops, added_seconds, _SECONDS, None)
         rough = cuts - np.array([self.capacity(t, added_seconds, added_seconds) for t in ops.tolist()])
         best = float(rough.max())
@@ -109,7 +116,7 @@ class SwapBound:
                 for least, most in zip(parts[:-1].tolist(), parts[1:].tolist(), strict=True)
             )
             best = max(best, min(cases))
-        return max(self.graph.resident_bytes, int(np.floor(best)))
+        return max(self.graph.resident_bytes - self.lasting_bytes, int(np.floor(best)))
 
     def least_added_seconds(self, ops: NDArray[np.int32], peak_bytes: int, reached_seconds: float) -> float:
         """Return seconds: no plan with at most this peak adds less.
@@ -127,7 +134,7 @@ class SwapBound:
         return min(best, reached_seconds)
 
 
-def bounded(graph: Graph, plan: SwapPlan, rules: Rules, link: Link) -> SwapPlan:
+def bounded(graph: Graph, plan: SwapPlan, rules: Rules, link: Link, lasting: Any = ()) -> SwapPlan:
     """Return the plan with what is proved about every other one.
 
     Args:
@@ -135,11 +142,12 @@ def bounded(graph: Graph, plan: SwapPlan, rules: Rules, link: Link) -> SwapPlan:
         plan: for it.
         rules: of that graph.
         link: that the plan swaps over.
+        lasting: resident tensors that may be swapped.
 
     Raises:
         SolverError: the plan is below its bound.
     """
-    bound = SwapBound(graph, rules, link, plan.goal.get("host_budget_bytes"))
+    bound = SwapBound(graph, rules, link, plan.goal.get("host_budget_bytes"), lasting)
     ops = _busiest_ops(graph, plan)
     peak_bound = bound.least_peak(ops, plan.added_seconds)
     peak_bytes = plan.goal.get("budget_bytes", plan.peak_bytes)
@@ -163,8 +171,13 @@ def _busiest_ops(graph: Graph, plan: SwapPlan) -> NDArray[np.int32]:
     return np.array(list(dict.fromkeys(ops)), dtype=np.int32)
 
 
-def working_sets(graph: Graph, rules: Rules) -> NDArray[np.int64]:
+def working_sets(graph: Graph, rules: Rules, lasting: Any = ()) -> NDArray[np.int64]:
     """Return what every op needs at least while it runs, whatever else is dropped or swapped.
+
+    Args:
+        graph: the training step.
+        rules: of that graph.
+        lasting: resident tensors that may be swapped.
 
     Returns:
         int64[num_ops], bytes: resident tensors, workspace, what it uses and what it writes over nothing.
@@ -172,11 +185,13 @@ def working_sets(graph: Graph, rules: Rules) -> NDArray[np.int64]:
     planned = graph.tensor_bytes.copy()
     made = np.zeros(graph.num_tensors, dtype=np.bool_)
     made[graph.writes.item] = True
-    planned[~made & ~graph.donated] = 0  # resident
+    resident = ~made & ~graph.donated
+    resident[np.asarray(lasting, dtype=np.int32)] = False
+    planned[resident] = 0
     least = np.empty(graph.num_ops, dtype=np.int64)
     for v in range(graph.num_ops):
         used = np.union1d(graph.reads.of(v), graph.mutates.of(v))
         written = int(planned[graph.writes.of(v)].sum())
         may = rules.in_place[v] and bool(np.any(made[used] & (graph.tensor_bytes[used] == written)))
         least[v] = planned[used].sum() + (0 if may else written)
-    return np.asarray(least + graph.resident_bytes + graph.workspace_bytes)
+    return np.asarray(least + graph.tensor_bytes[resident].sum() + graph.workspace_bytes)

@@ -29,7 +29,7 @@ class SwapDecision(NamedTuple):
     name: str
     num_bytes: int
     made_by: str  # name of the op that writes it
-    out_after: int  # op of the graph without swaps that uses it last before
+    out_after: int  # op of the graph without swaps that uses it last before; -1: in the step before
     in_before: int  # and the one that uses it next
     absent_seconds: float  # it is not on the device
     copy_seconds: float  # both copies
@@ -147,19 +147,28 @@ class SwapPlan(Plan):
         writer = np.full(without.num_tensors, -1)
         writer[without.writes.item] = np.repeat(np.arange(without.num_ops), np.diff(without.writes.offset))
         s = self.swaps
-        for i, t in enumerate(s.tensor.tolist()):
-            v = int(original[writer[t]])
+        end = s.base_seconds + s.stall_seconds
+        start = np.append(s.start, end)
+        for i in np.flatnonzero(s.next < len(steps)).tolist():
+            t, lasts = int(s.tensor[i]), bool(s.last[i] < 0)
+            v = -1 if lasts else int(original[writer[t]])
+            away = float(start[s.issue[i]] - start[s.freed[i]])
+            copies = float(s.in_end[i] - s.in_start[i])
+            if lasts:  # and from its last use to the end of the step
+                (j,) = np.flatnonzero((s.tensor == t) & (s.next == len(steps)))
+                away += end - float(start[s.freed[j]])
+                copies += float(s.out_end[j] - s.out_start[j])
             found.append(
                 SwapDecision(
                     tensor=t,
                     name=without.tensor_names[t],
                     num_bytes=int(without.tensor_bytes[t]),
-                    made_by=source.op_names[v],
-                    out_after=int(steps[s.last[i]]),
+                    made_by="the step before" if lasts else source.op_names[v],
+                    out_after=-1 if lasts else int(steps[s.last[i]]),
                     in_before=int(steps[s.next[i]]),
-                    absent_seconds=max(0.0, float(s.start[s.issue[i]] - s.start[s.freed[i]])),
-                    copy_seconds=float(s.out_end[i] - s.out_start[i] + s.in_end[i] - s.in_start[i]),
-                    rerun_seconds=float(rules.rerun_seconds[v]) if rules.rerun[v] else None,
+                    absent_seconds=max(0.0, away),
+                    copy_seconds=copies + float(s.out_end[i] - s.out_start[i]),
+                    rerun_seconds=float(rules.rerun_seconds[v]) if not lasts and rules.rerun[v] else None,
                 )
             )
         return sorted(found, key=lambda decision: -decision.num_bytes)
