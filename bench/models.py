@@ -129,6 +129,17 @@ _FAMILIES = {
         {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2, "vocab_size": 97},
         (512, 16),
     ),
+    "resnet18": _Family(
+        "ResNetConfig",
+        "ResNetForImageClassification",
+        {
+            "num_labels": 1000,
+            "layer_type": "basic",
+            "hidden_sizes": [64, 128, 256, 512],
+            "depths": [2, 2, 2, 2],
+        },
+        {"num_labels": 10, "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 2]},
+    ),
     "resnet50": _Family(
         "ResNetConfig",
         "ResNetForImageClassification",
@@ -171,6 +182,18 @@ _FAMILIES = {
         {"num_labels": 1000, "width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280},
         {"num_labels": 10, "width_coefficient": 0.25, "depth_coefficient": 0.25, "hidden_dim": 320},
     ),
+    "vgg16": _Family(
+        "",
+        "VGG",
+        {
+            "num_labels": 1000,
+            "depths": (2, 2, 3, 3, 3),
+            "widths": (64, 128, 256, 512, 512),
+            "image_size": 224,
+            "hidden_size": 4096,
+        },
+        {"num_labels": 10, "depths": (1, 2), "widths": (4, 8), "image_size": 32, "hidden_size": 16},
+    ),
     "unet": _Family(
         "",
         "UNet",
@@ -183,7 +206,13 @@ NAMES = tuple(_FAMILIES)
 
 
 def build(
-    name: str, batch_size: int = 1, *, tiny: bool = False, length: int | None = None, device: str = "meta"
+    name: str,
+    batch_size: int = 1,
+    *,
+    tiny: bool = False,
+    length: int | None = None,
+    device: str = "meta",
+    settings: dict[str, Any] | None = None,
 ) -> Example:
     """Make a model in training mode with a batch and its loss.
 
@@ -193,9 +222,10 @@ def build(
         tiny: a model of a few thousand parameters, for tests.
         length: tokens per sequence, where the model takes tokens.
         device: "meta" for planning only, "cpu" for random weights and data.
+        settings: of the model's configuration, in place of ours.
     """
     family = _FAMILIES[name]
-    settings = family.full | (family.tiny if tiny else {})
+    settings = family.full | (family.tiny if tiny else {}) | (settings or {})
     size = family.image_size[tiny]
     if not any(family.length) and family.config:
         settings["image_size"] = size
@@ -206,7 +236,7 @@ def build(
             batch = {"input_ids": tokens, "labels": tokens.clone()}
         else:
             pixels = torch.randn(batch_size, 3, size, size)
-            shape = (batch_size,) if family.config else (batch_size, size, size)  # our U-Net labels every pixel
+            shape = (batch_size, size, size) if family.model == "UNet" else (batch_size,)  # it labels every pixel
             batch = {"pixel_values": pixels, "labels": torch.randint(settings["num_labels"], shape)}
     return Example(model, batch, loss)
 
@@ -216,7 +246,10 @@ def _model(family: _Family, settings: dict[str, Any]) -> Any:
         return getattr(networks, family.model)(**settings)
     import transformers
 
-    return getattr(transformers, family.model)(getattr(transformers, family.config)(**settings))
+    model = getattr(transformers, family.model)(getattr(transformers, family.config)(**settings))
+    if getattr(model, "loss_type", "") is None:  # its default, said plainly: the warning otherwise breaks graphs
+        model.loss_type = "ForCausalLM"
+    return model
 
 
 def loss(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Networks that transformers does not have: a U-Net for segmentation and a small mixture of experts."""
+"""Networks that transformers does not have: VGG, a U-Net for segmentation and a small mixture of experts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,46 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+
+
+class VGG(nn.Module):
+    """The networks of Simonyan and Zisserman 2014: convolutions of 3 x 3, three linear layers, dropout.
+
+    Args:
+        num_labels: classes.
+        depths: convolutions on each of the five levels; (2, 2, 3, 3, 3) is VGG-16.
+        widths: channels on each level.
+        image_size: of a side.
+        hidden_size: of the linear layers.
+    """
+
+    def __init__(
+        self, num_labels: int, depths: Sequence[int], widths: Sequence[int], image_size: int, hidden_size: int
+    ) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        before = 3
+        for depth, width in zip(depths, widths, strict=True):
+            for _ in range(depth):
+                layers += [nn.Conv2d(before, width, 3, padding=1), nn.ReLU(inplace=True)]
+                before = width
+            layers.append(nn.MaxPool2d(2))
+        side = image_size >> len(depths)
+        self.features = nn.Sequential(*layers)
+        self.head = nn.Sequential(
+            nn.Linear(before * side * side, hidden_size),
+            nn.ReLU(inplace=True),
+            nn.Dropout(),
+            nn.Linear(hidden_size, hidden_size),
+            nn.ReLU(inplace=True),
+            nn.Dropout(),
+            nn.Linear(hidden_size, num_labels),
+        )
+
+    def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor) -> Any:
+        """Return an object with ``loss`` and ``logits`` [batch, num_labels]."""
+        logits = self.head(self.features(pixel_values).flatten(1))
+        return SimpleNamespace(loss=functional.cross_entropy(logits, labels), logits=logits)
 
 
 class UNet(nn.Module):

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -44,7 +45,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def small_tensors_are_swapped_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(swap.Search.__init__.__kwdefaults__, "min_bytes", 512)
+    monkeypatch.setattr(swap, "_MIN_BYTES", 512)
     monkeypatch.setattr(autoswap, "_MIN_BYTES", 512)
 
 
@@ -79,9 +80,10 @@ def test_host_memory_stays_within_its_budget() -> None:
     assert same(bounded, values)
     report = step.report()
     assert 0 < report.swap.host_bytes <= report.swap.host_budget_bytes == most
-    assert len(step._host._memory) == report.swap.host_bytes
+    assert report.swap.host_bytes <= len(step._host._memory) <= most  # of the larger of the plans it ran
+    memory = weakref.ref(step._host._memory.untyped_storage())
     step.release()
-    assert step._host._memory is None
+    assert memory() is None
     assert len(planned(world_of("gpt2", "momentum"), step, 1)) == 1
 
 

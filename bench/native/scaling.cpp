@@ -164,7 +164,7 @@ Measurement stage_smartpool(TrainingStep step, const Settings& settings) {
   const std::vector<Buffer> buffers = arena_buffers(graph, program_order(graph), outlives);
   Control control("layout", settings.time_limit_seconds, nullptr);
   FitResult found;
-  m.seconds = seconds_of([&] { found = fit_in_order(buffers, smartpool_order(buffers, outlives), Fit::kBest, 512, control); });
+  m.seconds = seconds_of([&] { found = fit_in_order(buffers, smartpool_order(buffers, outlives), Hole::kBest, 512, control); });
   m.complete = control.seconds_left() > 0;
   note(m, "%zu buffers, height %.4f %% above the load", buffers.size(),
        percent(found.height, load_of(buffers, graph.num_ops(), 512)));

@@ -14,14 +14,14 @@ std::vector<Buffer> buffers(const Array<std::int64_t>& lower, const Array<std::i
   return result;
 }
 
-nb::tuple place(const std::vector<Buffer>& list, const std::vector<std::int32_t>& order, Fit fit, Bytes alignment,
+nb::tuple place(const std::vector<Buffer>& list, const std::vector<std::int32_t>& order, Hole rule, Bytes alignment,
                 double time_limit, nb::object progress) {
   PythonProgress python(std::move(progress));
   Control control("layout", time_limit, python.function());
   FitResult result;
   {
     nb::gil_scoped_release release;
-    result = fit_in_order(list, order, fit, alignment, control);
+    result = fit_in_order(list, order, rule, alignment, control);
   }
   python.raise_pending();
   return nb::make_tuple(to_numpy(std::move(result.offsets)), result.height, control.cancelled());
@@ -34,7 +34,7 @@ void bind_bestfit(nb::module_& m) {
       "fit_in_order",
       [](Array<std::int64_t> lower, Array<std::int64_t> upper, Array<Bytes> size, Array<std::int32_t> order, bool lowest,
          Bytes alignment, double time_limit, nb::object progress) {
-        return place(buffers(lower, upper, size), copy(order), lowest ? Fit::kLowest : Fit::kBest, alignment, time_limit,
+        return place(buffers(lower, upper, size), copy(order), lowest ? Hole::kLowest : Hole::kBest, alignment, time_limit,
                      std::move(progress));
       },
       "lower"_a.noconvert(), "upper"_a.noconvert(), "size"_a.noconvert(), "order"_a.noconvert(), "lowest"_a, "alignment"_a,
@@ -46,7 +46,7 @@ void bind_bestfit(nb::module_& m) {
       [](Array<std::int64_t> lower, Array<std::int64_t> upper, Array<Bytes> size, Array<std::uint8_t> outlives, Bytes alignment,
          double time_limit, nb::object progress) {
         const std::vector<Buffer> list = buffers(lower, upper, size);
-        return place(list, smartpool_order(list, view(outlives)), Fit::kBest, alignment, time_limit, std::move(progress));
+        return place(list, smartpool_order(list, view(outlives)), Hole::kBest, alignment, time_limit, std::move(progress));
       },
       "lower"_a.noconvert(), "upper"_a.noconvert(), "size"_a.noconvert(), "outlives"_a.noconvert(), "alignment"_a, "time_limit"_a,
       "progress"_a.none(), "(offsets, height, cancelled): best fit of what outlives the iteration, then by falling size.");

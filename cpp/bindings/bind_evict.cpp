@@ -1,3 +1,4 @@
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -69,13 +70,24 @@ void bind_evict(nb::module_& m) {
           "__init__",
           [](Search* self, const Graph& graph, Array<OpId> order, Array<double> seconds, Array<std::uint8_t> rerun,
              Array<double> rerun_seconds, Array<std::int64_t> rerun_offset, Array<TensorId> rerun_reads,
-             Array<std::uint8_t> in_place) {
+             Array<std::uint8_t> in_place, std::optional<Array<std::uint8_t>> fusion, std::optional<Array<double>> store_seconds,
+             std::optional<Array<std::uint8_t>> unsaved, Step split) {
             if (!graph.is_order(view(order))) throw GraphError("the base order is no order of the graph", "program_order", {});
-            Rules rules{copy(seconds), copy(rerun), copy(rerun_seconds), {copy(rerun_offset), copy(rerun_reads)}, copy(in_place)};
+            Rules rules{copy(seconds),
+                        copy(rerun),
+                        copy(rerun_seconds),
+                        {copy(rerun_offset), copy(rerun_reads)},
+                        copy(in_place),
+                        fusion ? copy(*fusion) : std::vector<std::uint8_t>{},
+                        store_seconds ? copy(*store_seconds) : std::vector<double>{},
+                        unsaved ? copy(*unsaved) : std::vector<std::uint8_t>{},
+                        split};
             new (self) Search(graph, std::move(rules), copy(order));
           },
           nb::keep_alive<1, 2>(), "graph"_a, "order"_a.noconvert(), "seconds"_a.noconvert(), "rerun"_a.noconvert(),
-          "rerun_seconds"_a.noconvert(), "rerun_offset"_a.noconvert(), "rerun_reads"_a.noconvert(), "in_place"_a.noconvert())
+          "rerun_seconds"_a.noconvert(), "rerun_offset"_a.noconvert(), "rerun_reads"_a.noconvert(), "in_place"_a.noconvert(),
+          "fusion"_a.noconvert() = nb::none(), "store_seconds"_a.noconvert() = nb::none(), "unsaved"_a.noconvert() = nb::none(),
+          "split"_a = 0)
       .def(
           "run",
           [](Search& self, Bytes peak, double added_seconds, double time_limit, nb::object progress, std::int64_t max_work) {
@@ -166,6 +178,58 @@ void bind_evict(nb::module_& m) {
             return nb::make_tuple(to_numpy(std::move(values)), to_numpy(std::move(steps)));
           },
           "(values, steps) in force, as `reset` takes them.")
+      .def(
+          "made_again",
+          [](Search& self, OpId op, double price, double time_limit) {
+            std::vector<ValueId> values;
+            limited("seed", time_limit, kAnyWork, nb::none(),
+                    [&](Control& control) { values = self.spending.made_again(op, price, control); });
+            return to_numpy(std::move(values));
+          },
+          "op"_a, "price"_a, "time_limit"_a,
+          "Values that the cheapest way to go on after the op makes again, at a price of time in bytes per second.")
+      .def(
+          "decisions",
+          [](const Search& self) {
+            std::vector<ValueId> values;
+            std::vector<Step> steps;
+            std::vector<std::int64_t> offset{0};
+            for (const Decision& decision : self.evictor.decisions()) {
+              for (const Drop& drop : decision) values.push_back(drop.value), steps.push_back(drop.step);
+              offset.push_back(static_cast<std::int64_t>(values.size()));
+            }
+            return nb::make_tuple(to_numpy(std::move(values)), to_numpy(std::move(steps)), to_numpy(std::move(offset)));
+          },
+          "(values, steps, offset) of the drops in force; decision i is those from offset[i] to offset[i + 1].")
+      .def(
+          "runs",
+          [](const Search& self) {
+            const Rewrite& r = self.evictor.rewrite();
+            std::vector<OpId> op;
+            std::vector<Step> position;
+            std::vector<std::uint8_t> again, fused;
+            std::vector<ValueId> value;
+            Csr<CopyId> reads, makes;
+            std::vector<Bytes> live;
+            for (RunId run = 0; run < r.num_runs(); ++run) {
+              if (r.runs[run].dead) continue;
+              op.push_back(r.runs[run].op), position.push_back(r.runs[run].position), again.push_back(r.runs[run].again ? 1 : 0);
+              reads.push_back(r.reads_of(run)), makes.push_back(r.makes_of(run)), live.push_back(r.live[run]);
+            }
+            for (const auto& copy : r.copies) value.push_back(copy.value), fused.push_back(copy.fused ? 1 : 0);
+            nb::dict runs;
+            runs["op"] = to_numpy(std::move(op));
+            runs["position"] = to_numpy(std::move(position));
+            runs["again"] = to_numpy(std::move(again));
+            runs["live"] = to_numpy(std::move(live));
+            runs["reads"] = lists(std::move(reads));
+            runs["makes"] = lists(std::move(makes));
+            runs["value"] = to_numpy(std::move(value));
+            runs["fused"] = to_numpy(std::move(fused));
+            return runs;
+          },
+          "What runs under the decisions in force, in order: op, base step it serves, whether again, live bytes, copies it reads\n"
+          "and makes; of every copy its value, and whether it is fused away.")
       .def_prop_ro(
           "values",
           [](const Search& self) {
@@ -184,6 +248,7 @@ void bind_evict(nb::module_& m) {
       .def(
           "rewritten",
           [](Search& self) {
+            if (!self.rules.fusion.empty()) throw GraphError("fused ops make no graph: take their runs", "fusion", {});
             Rewritten r = self.evictor.rewritten();
             nb::dict graph;
             graph["tensor_bytes"] = to_numpy(std::move(r.data.tensor_bytes));

@@ -17,7 +17,7 @@ constexpr std::int64_t kStopInterval = 1024;  // placements between two looks at
 // The hole that suits best among those seen so far, holes coming by rising offset.
 class HoleSearch {
  public:
-  HoleSearch(Bytes size, Fit fit) : size_(size), fit_(fit) {}
+  HoleSearch(Bytes size, Hole rule) : size_(size), rule_(rule) {}
 
   // The next bytes in use at some time of the buffer's life.
   void pass(Offset begin, Offset end) {
@@ -28,13 +28,13 @@ class HoleSearch {
     }
     top_ = std::max(top_, end);
   }
-  bool done() const { return best_ == size_ || (fit_ == Fit::kLowest && offset_ != kNotInArena); }
+  bool done() const { return best_ == size_ || (rule_ == Hole::kLowest && offset_ != kNotInArena); }
   Offset offset() const { return offset_ == kNotInArena ? top_ : offset_; }
   Bytes size() const { return size_; }
 
  private:
   Bytes size_;
-  Fit fit_;
+  Hole rule_;
   Bytes best_ = std::numeric_limits<Bytes>::max();
   Offset offset_ = kNotInArena;
   Offset top_ = 0;
@@ -151,7 +151,7 @@ class PlacedBuffers {
 
 }  // namespace
 
-FitResult fit_in_order(std::span<const Buffer> buffers, std::span<const std::int32_t> order, Fit fit, Bytes alignment,
+FitResult fit_in_order(std::span<const Buffer> buffers, std::span<const std::int32_t> order, Hole rule, Bytes alignment,
                        Control& control) {
   const std::vector<Bytes> sizes = rounded_sizes(buffers, alignment);
   std::vector<std::uint8_t> seen(buffers.size(), 0);
@@ -174,7 +174,7 @@ FitResult fit_in_order(std::span<const Buffer> buffers, std::span<const std::int
     if (stopped) {
       result.offsets[i] = result.height;
     } else {
-      HoleSearch search(sizes[i], fit);
+      HoleSearch search(sizes[i], rule);
       placed.search(life[i], search);
       result.offsets[i] = search.offset();
       placed.insert(life[i], result.offsets[i], sizes[i]);

@@ -7,7 +7,7 @@
 
 namespace olla {
 
-enum class Fit : std::uint8_t {
+enum class Hole : std::uint8_t {
   kBest,   // the smallest hole that is large enough, the lowest of several
   kLowest  // the lowest hole that is large enough
 };
@@ -20,7 +20,7 @@ struct FitResult {
 // Places buffers in the given order, a permutation of them. Once stopped, it stacks the rest on top. PlanError as layout() says.
 // A placement looks at the placed buffers in groups of about a hundred, and opens those that are alive together with the buffer
 // only in part or leave a hole that is large enough; O(n) memory.
-FitResult fit_in_order(std::span<const Buffer> buffers, std::span<const std::int32_t> order, Fit fit, Bytes alignment,
+FitResult fit_in_order(std::span<const Buffer> buffers, std::span<const std::int32_t> order, Hole rule, Bytes alignment,
                        Control& control);
 
 // SmartPool's order: buffers that outlive the iteration first, then by falling size; the earlier born first among equals.

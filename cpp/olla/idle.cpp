@@ -160,7 +160,7 @@ bool Idle::need(ValueId y, Decision& decision) {
   CopyId copy = -1, later = -1;  // the last one before the run, the first one after
   for (auto i = copies_offset_[y + 1]; copy < 0 && i-- > copies_offset_[y];) {
     const auto& c = rewrite_->copies[copies_of_[i]];
-    if (c.made >= 0 && c.buffer < 0) continue;
+    if (c.made >= 0 && rewrite_->runs[c.made].dead) continue;
     (c.made < use ? copy : later) = copies_of_[i];
   }
   if (copy < 0) return false;

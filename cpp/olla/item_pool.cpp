@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <bit>
 #include <numeric>
 #include <tuple>
@@ -81,7 +82,19 @@ void ItemPool::fill(std::span<const ItemId> order) {
   for (std::int32_t k = num_leaves_ - 1; k > 0; --k) best_[k] = std::min(best_[2 * k], best_[2 * k + 1]);
 }
 
-std::int32_t ItemPool::best(const Box& within, std::int32_t after) const {
+bool ItemPool::is_inside(std::int32_t slot, const Box& within) const {
+  const Item& item = part_.items[item_[slot]];
+  return item.first >= within.min_first && item.first <= within.max_first && item.last >= within.min_last &&
+         item.last <= within.max_last;
+}
+
+bool ItemPool::misses(std::int32_t node, const Box& within) const {
+  const Box& box = box_[node];
+  return box.max_first < within.min_first || box.min_first > within.max_first || box.max_last < within.min_last ||
+         box.min_last > within.max_last;
+}
+
+std::int32_t ItemPool::best(const Box& within) const {
   std::array<std::int32_t, kMaxOpen> open;
   std::size_t num_open = 0;
   open[num_open++] = 1;
@@ -89,12 +102,9 @@ std::int32_t ItemPool::best(const Box& within, std::int32_t after) const {
   while (num_open > 0) {
     const std::int32_t k = open[--num_open];
     const Box& box = box_[k];
-    if (best_[k] >= best || box.max_first < within.min_first || box.min_first > within.max_first ||
-        box.max_last < within.min_last || box.min_last > within.max_last) {
-      continue;
-    }
+    if (best_[k] >= best || misses(k, within)) continue;
     if (box.min_first >= within.min_first && box.max_first <= within.max_first && box.min_last >= within.min_last &&
-        box.max_last <= within.max_last && best_[k] > after) {
+        box.max_last <= within.max_last) {
       best = best_[k];
     } else if (k < num_leaves_) {
       const std::int32_t better = best_[2 * k] < best_[2 * k + 1] ? 2 * k : 2 * k + 1;
@@ -102,15 +112,43 @@ std::int32_t ItemPool::best(const Box& within, std::int32_t after) const {
       open[num_open++] = better;
     } else {
       for (std::int32_t slot = first_slot(k - num_leaves_); slot < first_slot(k - num_leaves_ + 1); ++slot) {
-        const Item& item = part_.items[item_[slot]];
-        if (item.first >= within.min_first && item.first <= within.max_first && item.last >= within.min_last &&
-            item.last <= within.max_last && rank_[slot] > after) {
-          best = std::min(best, rank_[slot]);
-        }
+        if (rank_[slot] < best && is_inside(slot, within)) best = rank_[slot];
       }
     }
   }
   return best;
+}
+
+void ItemPool::Walk::start(const ItemPool& pool, const Box& within) {
+  pool_ = &pool;
+  within_ = within;
+  heap_.clear();
+  push(pool.best_[1], 1);
+}
+
+void ItemPool::Walk::push(std::int32_t rank, std::int32_t node) {
+  if (rank == kNoRank || (node > 0 && pool_->misses(node, within_))) return;
+  heap_.emplace_back(rank, node);
+  std::ranges::push_heap(heap_, std::greater());
+}
+
+std::int32_t ItemPool::Walk::next() {
+  while (!heap_.empty()) {
+    const auto [rank, node] = heap_.front();
+    std::ranges::pop_heap(heap_, std::greater());
+    heap_.pop_back();
+    if (node == 0) return rank;
+    if (node < pool_->num_leaves_) {
+      push(pool_->best_[2 * node], 2 * node);
+      push(pool_->best_[2 * node + 1], 2 * node + 1);
+      continue;
+    }
+    const std::int32_t leaf = node - pool_->num_leaves_;
+    for (std::int32_t slot = pool_->first_slot(leaf); slot < pool_->first_slot(leaf + 1); ++slot) {
+      if (pool_->is_inside(slot, within_)) push(pool_->rank_[slot], 0);
+    }
+  }
+  return kNoRank;
 }
 
 void ItemPool::remove(ItemId item) {

@@ -17,11 +17,28 @@ class ItemPool {
 
   explicit ItemPool(const Part& part);
   void fill(std::span<const ItemId> order);                             // the item of rank r is order[r]; others are removed
-  std::int32_t best(const Box& within, std::int32_t after = -1) const;  // least rank above after of an item inside, or kNoRank
+  std::int32_t best(const Box& within) const;                           // least rank of an item inside, or kNoRank
   void remove(ItemId item);
+
+  // Ranks of the items inside, from the least upwards, as long as none is removed.
+  class Walk {
+   public:
+    void start(const ItemPool& pool, const Box& within);
+    std::int32_t next();  // kNoRank once there are no more
+
+   private:
+    using Entry = std::pair<std::int32_t, std::int32_t>;  // rank, and the node it is the least of; 0: of an item
+    void push(std::int32_t rank, std::int32_t node);
+
+    const ItemPool* pool_ = nullptr;
+    Box within_{};
+    std::vector<Entry> heap_;
+  };
 
  private:
   std::int32_t first_slot(std::int32_t leaf) const;
+  bool is_inside(std::int32_t slot, const Box& within) const;
+  bool misses(std::int32_t node, const Box& within) const;
   void sort_into_leaves();
   void bound_nodes();
 

@@ -24,6 +24,7 @@ struct LayoutOptions {
   std::int64_t max_placements = 2'000'000;  // effort of the squeaky wheel, passes times items: deterministic, unlike the clock
   std::int64_t max_nodes = 4'000'000;       // effort of the exact search
   bool use_enumeration = true;              // tiny parts are solved exactly
+  bool use_fold = true;         // what repeats itself is packed once
   bool use_births = true;                   // long-lived buffers by birth, as an allocator would
   bool use_squeaky_wheel = true;
   bool use_foresight = true;  // in the squeaky wheel

@@ -5,34 +5,42 @@
 #include <functional>
 #include <random>
 
+#include "olla/alive.hpp"
 #include "olla/exact.hpp"
 
 namespace olla {
 
 class Neighbourhood {
  public:
-  Neighbourhood(const Part& part, std::uint64_t seed) : part_(part), random_(seed) {}
+  Neighbourhood(const Part& part, std::uint64_t seed) : part_(part), alive_(part), random_(seed) {}
 
   // Lowers the packing until its height is at most enough, or the nodes are used up, or stop says so, asked with the present
-  // height.
+  // height. Fixed items stay.
   void lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(Bytes)>& stop, Packing& best);
 
  private:
+  enum class Kind { kWhole, kAlive, kLevel };  // items that lie nearest in time as a whole, or with any part, or in offset as well
+
+  bool reach(Bytes target, std::int64_t end, const std::function<bool()>& stop);
   bool find_late(Bytes target);
+  bool is_late(ItemId item, Bytes target) const { return offsets_[item] + part_.items[item].size > target; }
   void free_around(ItemId late);
+  double distance(ItemId item, Kind kind, Section centre, Offset level) const;
   Part sub_part(Bytes target, std::vector<Offset>& fixed) const;
+  void add_walls(Bytes target, std::span<const Section> times, Part& part, std::vector<Offset>& fixed) const;
   Fit repack(Bytes target, std::int64_t max_nodes, const std::function<bool()>& stop);
   Bytes height() const;
   std::size_t below(std::size_t count) { return static_cast<std::size_t>(random_() % count); }
 
   const Part& part_;
+  const AliveIndex alive_;
   std::mt19937_64 random_;
   std::int64_t num_nodes_ = 0;
+  double ambition_ = 0.25;       // share of what there is to gain, of the next target
   double num_wanted_ = 30;       // items to free
   std::vector<Offset> offsets_;  // of the present packing, which may be as high as the best, with fewer late items
   std::vector<ItemId> late_;     // items that end above the target
   std::vector<ItemId> free_;
-  std::vector<bool> is_free_;
 };
 
 }  // namespace olla

@@ -5,10 +5,18 @@
 
 namespace olla {
 
-Obstacles::Obstacles(const Part& part) : part_(fixed_part(part)), offsets_(part_.fixed), pool_(part_) {
-  std::vector<ItemId> order(part_.items.size());
-  std::iota(order.begin(), order.end(), 0);
-  pool_.fill(order);
+Obstacles::Obstacles(const Part& part) : part_(fixed_part(part)), offsets_(part_.fixed), pool_(part_), order_(offsets_.size()) {
+  std::iota(order_.begin(), order_.end(), 0);
+  restore();
+}
+
+void Obstacles::restore() {
+  pool_.fill(order_);
+  num_left_behind_ = 0;
+}
+
+void Obstacles::leave_below(Offset floor) {
+  while (num_left_behind_ < std::ssize(offsets_) && offsets_[num_left_behind_] < floor) pool_.remove(num_left_behind_++);
 }
 
 // By rising offset.
@@ -26,14 +34,9 @@ Part Obstacles::fixed_part(const Part& part) {
   return fixed;
 }
 
-Obstacles::Obstacle Obstacles::next(Section first, Section last, Offset from) const {
-  return after(first, last, static_cast<std::int32_t>(std::ranges::lower_bound(offsets_, from) - offsets_.begin()) - 1);
-}
-
-Obstacles::Obstacle Obstacles::after(Section first, Section last, std::int32_t rank) const {
-  constexpr Section kFar = std::numeric_limits<Section>::max();
-  const std::int32_t next = pool_.best({0, last - 1, first + 1, kFar}, rank);
-  return next == kNoRank ? Obstacle{} : Obstacle{offsets_[next], part_.items[next], next};
+Obstacles::Obstacle Obstacles::next(Section first, Section last) const {
+  const std::int32_t rank = pool_.best(meeting(first, last));
+  return rank == kNoRank ? Obstacle{} : at(rank);
 }
 
 }  // namespace olla

@@ -3,6 +3,15 @@
 #include <algorithm>
 
 namespace olla {
+namespace {
+
+// What a fused op computes again is computed anew for a reader further away than this many base steps: keeping its inputs for that
+// long is dearer.
+constexpr Step kFusedReach = 32;
+// A compiler stops fusing where a kernel would read more buffers than this; the second, where several kernels would.
+constexpr int kMaxInputs = 8, kMaxSharedInputs = 4;
+
+}  // namespace
 
 bool DropSet::add(const Drop& drop) {
   auto& steps = steps_[drop.value];
@@ -35,20 +44,29 @@ Rewriter::Rewriter(const Graph& graph, const Values& values, const Rules& rules,
 bool Rewriter::build(const DropSet& drops, Rewrite& result) {
   if (!walk(drops, result)) return false;
   bury(result);
+  find_last_uses(result);
+  fuse(result);
   place(result);
   measure(result);
   return true;
 }
 
+Fusion Rewriter::fusion(OpId v) const { return rules_.fusion.empty() ? Fusion::kNone : static_cast<Fusion>(rules_.fusion[v]); }
+
 CopyId Rewriter::new_copy(ValueId value, RunId made, Rewrite& r) {
-  r.copies.push_back({value, made, made, -1, false});
+  r.copies.push_back({value, made, made, -1, false, false});
   return static_cast<CopyId>(r.copies.size()) - 1;
 }
 
 bool Rewriter::usable(CopyId copy, Step position, const DropSet& drops, const Rewrite& r) const {
   if (copy < 0 || r.copies[copy].consumed) return false;
   const RunId made = r.copies[copy].made;
-  return made < 0 || !drops.between(r.copies[copy].value, r.runs[made].position, position);
+  if (made < 0) return true;
+  const auto& run = r.runs[made];
+  if (!rules_.unsaved.empty() && rules_.unsaved[run.op] != 0 && run.position < rules_.split && position >= rules_.split)
+    return false;
+  if (run.again && fusion(run.op) == Fusion::kPointwise && position - run.position > kFusedReach) return false;
+  return !drops.between(r.copies[copy].value, run.position, position);
 }
 
 bool Rewriter::walk(const DropSet& drops, Rewrite& r) {
@@ -168,7 +186,7 @@ void Rewriter::bury(Rewrite& r) {
   }
 }
 
-void Rewriter::place(Rewrite& r) {
+void Rewriter::find_last_uses(Rewrite& r) {
   for (auto& copy : r.copies) copy.last_use = copy.made;
   for (RunId run = 0; run < r.num_runs(); ++run) {
     if (r.runs[run].dead) continue;
@@ -177,6 +195,93 @@ void Rewriter::place(Rewrite& r) {
   for (ValueId x = 0; x < values_.num_values(); ++x) {
     if (values_.output[x] != 0 && current_[x] >= 0) r.copies[current_[x]].last_use = r.num_runs();
   }
+}
+
+// Which copies are in no buffer, and how long what they are made from is read instead.
+void Rewriter::fuse(Rewrite& r) {
+  if (rules_.fusion.empty()) return;
+  in_memory_.assign(r.copies.size(), 0);
+  for (RunId run = 0; run < r.num_runs(); ++run) {
+    if (r.runs[run].dead) continue;
+    const bool opaque = fusion(r.runs[run].op) == Fusion::kNone;
+    for (const CopyId c : r.reads_of(run)) {
+      const RunId made = r.copies[c].made;
+      const bool crosses = made >= 0 && r.runs[made].position < rules_.split && r.runs[run].position >= rules_.split;
+      if (opaque || crosses) in_memory_[c] = 1;
+    }
+  }
+  count_inputs(r);
+  for (RunId run = r.num_runs(); run-- > 0;) {
+    const auto makes = r.makes_of(run);
+    if (r.runs[run].dead || fusion(r.runs[run].op) != Fusion::kPointwise || makes.size() != 1) continue;
+    auto& copy = r.copies[makes[0]];
+    copy.fused = in_memory_[makes[0]] == 0 && copy.last_use < r.num_runs() && copy.last_use > run;
+    if (!copy.fused) {
+      if (r.runs[run].again) r.added_seconds += rules_.store_seconds[r.runs[run].op];
+      continue;
+    }
+    for (const CopyId c : r.reads_of(run)) r.copies[c].last_use = std::max(r.copies[c].last_use, copy.last_use);
+  }
+}
+
+// Puts in memory what too many inputs flow into, unless all that happens to it happens in one place.
+void Rewriter::count_inputs(Rewrite& r) {
+  num_reads_.assign(r.copies.size(), 0);
+  kernels_.assign(1, 0);
+  for (RunId run = 0; run < r.num_runs(); ++run) {
+    const bool kernel = !r.runs[run].dead && fusion(r.runs[run].op) == Fusion::kNone;
+    kernels_.push_back(kernels_.back() + (kernel ? 1 : 0));
+    if (r.runs[run].dead) continue;
+    for (const CopyId c : r.reads_of(run)) ++num_reads_[c];
+  }
+  num_inputs_.assign(r.copies.size(), 0);
+  inputs_.resize(r.copies.size() * kMaxInputs);
+  std::vector<CopyId> all;
+  for (RunId run = 0; run < r.num_runs(); ++run) {
+    const auto makes = r.makes_of(run);
+    if (r.runs[run].dead || fusion(r.runs[run].op) != Fusion::kPointwise || makes.size() != 1) continue;
+    all.clear();
+    for (const CopyId c : r.reads_of(run)) {
+      const auto of_input = inputs_.begin() + std::int64_t{c} * kMaxInputs;
+      if (num_inputs_[c] == 0) all.push_back(c);
+      all.insert(all.end(), of_input, of_input + num_inputs_[c]);
+    }
+    std::sort(all.begin(), all.end());
+    all.erase(std::unique(all.begin(), all.end()), all.end());
+    const CopyId made = makes[0];
+    const bool many = all.size() > kMaxInputs || (all.size() > kMaxSharedInputs && num_reads_[made] > 1);
+    const RunId last = std::min(r.copies[made].last_use, r.num_runs() - 1);
+    if (many && kernels_[last + 1] > kernels_[run]) in_memory_[made] = 1;
+    if (in_memory_[made] != 0 || all.size() > kMaxInputs) continue;  // counts as one input of what reads it
+    num_inputs_[made] = static_cast<std::int32_t>(all.size());
+    std::copy(all.begin(), all.end(), inputs_.begin() + std::int64_t{made} * kMaxInputs);
+  }
+}
+
+// Whether the one result of a run takes over the buffer of an input that nobody reads later, which is found here.
+bool Rewriter::take_over(RunId run, Rewrite& r) {
+  Rewrite::Copy& made = r.copies[r.makes_of(run)[0]];
+  const Bytes bytes = graph_.bytes(values_.tensor[made.value]);
+  const RunId last = made.fused ? made.last_use : run;
+  if (bytes == 0) return false;
+  for (const CopyId read : r.reads_of(run)) {
+    const CopyId c = r.copies[read].fused ? heirloom_[read] : read;
+    if (c < 0) continue;
+    const Rewrite::Copy& input = r.copies[c];
+    const TensorId held = r.buffers[input.buffer].tensor;
+    if (input.last_use != last || graph_.producer(held) == kNoOp || graph_.bytes(held) != bytes) continue;
+    if (made.fused) {
+      heirloom_[r.makes_of(run)[0]] = c;
+    } else {
+      made.buffer = r.runs[run].in_place = input.buffer;
+    }
+    return true;
+  }
+  return false;
+}
+
+void Rewriter::place(Rewrite& r) {
+  heirloom_.assign(r.copies.size(), -1);
   auto open = [&](Rewrite::Copy& copy) {
     copy.buffer = static_cast<BufferId>(r.buffers.size());
     r.buffers.push_back({values_.tensor[copy.value], copy.made, copy.made});
@@ -196,17 +301,8 @@ void Rewriter::place(Rewrite& r) {
         made.buffer = r.copies[reads[reads.size() - makes.size() + i]].buffer;
         continue;
       }
-      const Bytes bytes = graph_.bytes(values_.tensor[made.value]);
-      if (rules_.in_place[r.runs[run].op] != 0 && makes.size() == 1) {
-        for (const CopyId c : reads) {
-          const Rewrite::Copy& input = r.copies[c];
-          const TensorId held = r.buffers[input.buffer].tensor;
-          if (input.last_use != run || graph_.producer(held) == kNoOp || graph_.bytes(held) != bytes || bytes == 0) continue;
-          made.buffer = r.runs[run].in_place = input.buffer;
-          break;
-        }
-      }
-      if (made.buffer < 0) open(made);
+      const bool taken = rules_.in_place[r.runs[run].op] != 0 && makes.size() == 1 && take_over(run, r);
+      if (!taken && !made.fused) open(made);
     }
   }
 }

@@ -33,6 +33,7 @@ struct Rewrite {
     RunId made, last_use;  // made: -1 if there from the start; last_use: made if nobody reads it, num_runs if an output
     BufferId buffer;
     bool consumed;  // overwritten by its last use
+    bool fused;     // in no buffer: its readers compute it themselves, from what its run reads
   };
   struct Buffer {
     TensorId tensor;    // of the graph, whose size it has
@@ -103,10 +104,15 @@ class Rewriter {
   Values::Form form(const Rewrite::Run& run) const {
     return run.again && !run.replay ? values_.again(run.op) : values_.own(run.op);
   }
+  Fusion fusion(OpId v) const;
   bool walk(const DropSet& drops, Rewrite& r);
   bool emit(const Frame& frame, Step position, const DropSet& drops, Rewrite& r);
   bool usable(CopyId copy, Step position, const DropSet& drops, const Rewrite& r) const;
   void bury(Rewrite& r);
+  void find_last_uses(Rewrite& r);
+  void fuse(Rewrite& r);
+  void count_inputs(Rewrite& r);
+  bool take_over(RunId run, Rewrite& r);
   void place(Rewrite& r);
   void measure(Rewrite& r) const;
   CopyId new_copy(ValueId value, RunId made, Rewrite& r);
@@ -122,8 +128,12 @@ class Rewriter {
   std::vector<std::int32_t> num_reads_;  // of copy c
   std::vector<Frame> stack_;
   std::vector<RunId> queue_;
-  std::vector<OpId> repeated_;  // ops that run again
-  std::vector<Bytes> change_;
+  std::vector<OpId> repeated_;            // ops that run again
+  std::vector<std::uint8_t> in_memory_;   // copy c has to be, whatever is fused
+  std::vector<std::int32_t> num_inputs_;  // of fused copy c: buffers that whoever computes it reads
+  std::vector<CopyId> inputs_;            // those; a fixed room per copy
+  std::vector<std::int32_t> kernels_;     // before run r: runs that are kernels of their own
+  std::vector<CopyId> heirloom_;          // of fused copy c: an input whose buffer its last reader may take over, or -1
 };
 
 }  // namespace olla

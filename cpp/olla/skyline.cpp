@@ -107,13 +107,14 @@ std::int32_t Skyline::choose(Section first, Section last) {
   const ItemPool::Box inside{first, last - 1, first + 1, last};
   if (!is_watched_ && obstacles_.empty()) return pool_.best(inside);
   const Bytes floor = height_[first];
-  const Offset ceiling = obstacles_.empty() ? kNoCeiling : obstacles_.next(first, last, floor).offset;
+  const Offset ceiling = obstacles_.empty() ? kNoCeiling : obstacles_.next(first, last).offset;
   const auto fits = [&](const Item& item) {
-    return item.size <= ceiling - floor || item.size <= obstacles_.next(item.first, item.last, floor).offset - floor;
+    return item.size <= ceiling - floor || item.size <= obstacles_.next(item.first, item.last).offset - floor;
   };
   int num_looks = std::max(1, rules_.num_looks), num_misfits = 0;
   const auto first_allowed = [&](const ItemPool::Box& box, Section except) {
-    for (std::int32_t rank = pool_.best(box); rank != kNoRank && num_looks > 0; rank = pool_.best(box, rank)) {
+    walk_.start(pool_, box);
+    for (std::int32_t rank = walk_.next(); rank != kNoRank && num_looks > 0; rank = walk_.next()) {
       const Item& item = part_.items[order_[rank]];
       if (item.first <= except && except < item.last) continue;
       if (!fits(item)) {
@@ -187,16 +188,14 @@ bool Skyline::underfills(Section first, Section last, Bytes top) {
 
 // Adds to change_ the fixed items below top, also where the skyline has passed them: then less is certain.
 void Skyline::count_obstacles(Section first, Section last, Bytes top) {
-  Section begin = first;
-  while (end_[begin] == 0) --begin;
-  Bytes floor = top;
-  for (Section s = begin; s < last; s = end_[s]) floor = std::min(floor, height_[s]);
-  for (auto next = obstacles_.next(first, last, floor); next.offset < top; next = obstacles_.after(first, last, next.rank)) {
+  obstacles_.each(first, last, [&](const Obstacles::Obstacle& next) {
     const Bytes below = std::min(next.item.size, top - next.offset);
+    if (below <= 0) return false;
     change_[std::max(next.item.first, first) - first] += below;
     change_[std::min(next.item.last, last) - first] -= below;
     work_ += kWorkPerPlacement;
-  }
+    return true;
+  });
 }
 
 // Puts the item on the valley [first, last) and cuts the valley around it.
@@ -223,7 +222,7 @@ void Skyline::put(const Item& item, Section first, Section last) {
 // there.
 Section Skyline::raise(Section first) {
   const Section last = end_[first];
-  Bytes to = obstacles_.empty() ? kNoCeiling : obstacles_.next(first, last, height_[first]).offset;
+  Bytes to = obstacles_.empty() ? kNoCeiling : obstacles_.next(first, last).offset;
   if (first > 0) to = std::min(to, height_[before_[first]]);
   if (last < part_.num_sections()) to = std::min(to, height_[last]);
   if (to == kNoCeiling) return -1;
@@ -234,7 +233,7 @@ Section Skyline::raise(Section first) {
 // Builds over a fixed item that the valley has risen to.
 bool Skyline::pass_obstacle(Section first, Section last) {
   if (obstacles_.empty()) return false;
-  const auto [offset, item, rank] = obstacles_.next(first, last, height_[first]);
+  const auto [offset, item, rank] = obstacles_.next(first, last);
   if (offset != height_[first]) return false;
   put({std::max(first, item.first), std::min(last, item.last), item.size}, first, last);
   return true;
@@ -246,6 +245,7 @@ void Skyline::begin(std::span<const ItemId> order, const SkylineRules& rules, Pa
   is_watched_ = rules.target < SkylineRules().target;
   if (is_watched_) reach_ = SectionReach(part_.section_load);
   pool_.fill(order);
+  obstacles_.restore();
   packing.height = 0;
   packing.offsets.assign(part_.items.size(), kUnplaced);
   for (ItemId i = 0; i < std::ssize(part_.fixed); ++i) {
@@ -265,6 +265,7 @@ bool Skyline::place(std::span<const ItemId> order, const SkylineRules& rules, co
   for (std::size_t num_placed = 0; num_placed < order.size();) {
     const Valley valley = valleys_.front();
     const Section first = valley.first, last = end_[first];
+    obstacles_.leave_below(valley.height);
     if (is_current(valley) && pass_obstacle(first, last)) continue;
     const std::int32_t rank = is_current(valley) ? choose(first, last) : kNoRank;
     if (rank != kNoRank) {

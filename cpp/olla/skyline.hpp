@@ -68,6 +68,7 @@ class Skyline {
 
   const Part& part_;
   ItemPool pool_;
+  ItemPool::Walk walk_;
   Obstacles obstacles_;
   SectionReach reach_;
   Section culprit_ = -1;

@@ -79,6 +79,9 @@ void Spending::select(OpId t) {
   side_[t] = kBefore;  // its results are there once it has run
   mark(t, true);
   mark(t, false);
+  for (OpId v = 0; v < graph_.num_ops() && rules_.split > 0; ++v) {  // the second program begins when the first is through
+    if ((v < rules_.split) != (t < rules_.split)) side_[v] = v < rules_.split ? kBefore : kAfter;
+  }
 
   constant_ = graph_.resident_bytes() + graph_.workspace(t);
   auto temporary = [&](ValueId x) { return graph_.producer(values_.tensor[x]) != kNoOp; };
@@ -201,6 +204,19 @@ double Spending::maximise(Objective objective, Dear dear, Control& control) {
     (dear(line) ? cheap_ : kept_) = dropped_;
   }
   return best;
+}
+
+std::vector<ValueId> Spending::made_again(OpId t, double price, Control& control) {
+  select(t);
+  double value = 0;
+  cut(price, value, control);
+  std::vector<ValueId> again;
+  for (const ValueId x : needed_) {
+    const OpId maker = values_.producer[x];
+    const bool runs = maker != kNoOp && op_node_[maker] >= 0 && reached_[op_node_[maker]] != 0;
+    if (reached_[value_node_[x]] != 0 && runs && side_[maker] == kBefore) again.push_back(x);
+  }
+  return again;
 }
 
 Bytes Spending::least_peak(OpId t, double added_seconds, Control& control) {

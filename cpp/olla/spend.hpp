@@ -25,6 +25,8 @@ class Spending {
   Bytes least_peak(OpId t, double added_seconds, Control& control);
   // No rewriting with at most this peak adds less, as far as op t tells; infinity where none has that peak.
   double least_added_seconds(OpId t, Bytes peak, Control& control);
+  // What the cheapest way to go on after t makes again rather than keeps, at a price of time in bytes per second.
+  std::vector<ValueId> made_again(OpId t, double price, Control& control);
 
   // What the ways to go on after t drop there that lie on either side of what was asked last: the cheaper in bytes first. Sound as
   // a start of a search alone: what they make again may need more memory than is there.

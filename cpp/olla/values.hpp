@@ -15,6 +15,13 @@ enum class Rerun : std::uint8_t {
   kReplay        // drawing the numbers of its own run again; or, where it has `rerun_reads` and they are there, as kFirstResult
 };
 
+// How an op shares a kernel with others, where a compiler fuses them.
+enum class Fusion : std::uint8_t {
+  kNone,       // a kernel of its own: what it reads and makes is in memory
+  kPointwise,  // joins its readers: its result is in memory only where one of them needs that
+  kReduction   // joins what it reads; its result is in memory
+};
+
 // What may be done with each op, and what it costs. Index v of every list is op v.
 struct Rules {
   std::vector<double> seconds;         // of one run
@@ -23,6 +30,10 @@ struct Rules {
   Csr<TensorId> rerun_reads;           // kFirstResult, kReplay: what that reads; may name tensors the op itself writes
   std::vector<std::uint8_t> in_place;  // its one result may take over the storage of an input that dies there, if as
                                        // large; where the program has it change a tensor, it may write elsewhere instead
+  std::vector<std::uint8_t> fusion;    // Fusion; empty: nothing is fused
+  std::vector<double> store_seconds;   // of op v, if fused: what running it again costs more where its result is in memory
+  std::vector<std::uint8_t> unsaved;   // what op v made before the split is not read after it; empty: everything may be
+  Step split = 0;                      // the base order is that of the ops, and a second program begins here: no kernel spans it
 };
 
 // Immutable. O(graph).

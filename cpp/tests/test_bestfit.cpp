@@ -10,10 +10,10 @@ using namespace olla;
 
 namespace {
 
-FitResult place(const std::vector<Buffer>& buffers, const std::vector<std::int32_t>& order, Fit fit = Fit::kBest,
+FitResult place(const std::vector<Buffer>& buffers, const std::vector<std::int32_t>& order, Hole hole = Hole::kBest,
                 Bytes alignment = 1) {
   Control control("layout", 60, nullptr);
-  return fit_in_order(buffers, order, fit, alignment, control);
+  return fit_in_order(buffers, order, hole, alignment, control);
 }
 
 std::vector<std::int32_t> as_given(const std::vector<Buffer>& buffers) {
@@ -23,7 +23,7 @@ std::vector<std::int32_t> as_given(const std::vector<Buffer>& buffers) {
 }
 
 // Straight from the definition: all buffers placed so far are looked at.
-std::vector<Offset> slow(const std::vector<Buffer>& buffers, const std::vector<std::int32_t>& order, Fit fit, Bytes alignment) {
+std::vector<Offset> slow(const std::vector<Buffer>& buffers, const std::vector<std::int32_t>& order, Hole hole, Bytes alignment) {
   std::vector<Offset> offsets(buffers.size(), 0);
   const auto rounded = [&](const Buffer& b) { return (b.size + alignment - 1) / alignment * alignment; };
   for (std::size_t k = 0; k < order.size(); ++k) {
@@ -41,8 +41,8 @@ std::vector<Offset> slow(const std::vector<Buffer>& buffers, const std::vector<s
     Offset top = 0, chosen = -1;
     Bytes best = std::numeric_limits<Bytes>::max();
     for (const auto& [begin, end] : used) {
-      const Bytes hole = begin - top;
-      if (hole >= rounded(b) && (fit == Fit::kBest ? hole < best : chosen < 0)) best = hole, chosen = top;
+      const Bytes room = begin - top;
+      if (room >= rounded(b) && (hole == Hole::kBest ? room < best : chosen < 0)) best = room, chosen = top;
       top = std::max(top, end);
     }
     offsets[order[k]] = chosen < 0 ? top : chosen;
@@ -54,7 +54,7 @@ TEST(a_buffer_goes_into_the_smallest_hole_that_is_large_enough) {
   // Left of 0 to 10 at time 1: holes of 3 at 0 and of 2 at 5.
   const std::vector<Buffer> buffers{{0, 1, 3}, {0, 2, 2}, {0, 1, 2}, {0, 2, 3}, {1, 2, 2}};
   CHECK_EQ(place(buffers, as_given(buffers)).offsets, std::vector<Offset>{0, 3, 5, 7, 5});
-  CHECK_EQ(place(buffers, as_given(buffers), Fit::kLowest).offsets, std::vector<Offset>{0, 3, 5, 7, 0});
+  CHECK_EQ(place(buffers, as_given(buffers), Hole::kLowest).offsets, std::vector<Offset>{0, 3, 5, 7, 0});
 }
 
 TEST(the_chunks_find_what_a_look_at_all_buffers_finds) {
@@ -68,10 +68,10 @@ TEST(the_chunks_find_what_a_look_at_all_buffers_finds) {
     }
     std::vector<std::int32_t> order = as_given(buffers);
     std::ranges::shuffle(order, random);
-    for (const Fit fit : {Fit::kBest, Fit::kLowest}) {
+    for (const Hole hole : {Hole::kBest, Hole::kLowest}) {
       for (const Bytes alignment : {1, 4}) {
-        const FitResult found = place(buffers, order, fit, alignment);
-        CHECK_EQ(found.offsets, slow(buffers, order, fit, alignment));
+        const FitResult found = place(buffers, order, hole, alignment);
+        CHECK_EQ(found.offsets, slow(buffers, order, hole, alignment));
         Bytes height = 0;
         for (int i = 0; i < num; ++i) {
           const Buffer& b = buffers[i];
@@ -94,7 +94,7 @@ TEST(a_stopped_placement_is_still_valid) {
   std::vector<Buffer> buffers;
   for (int i = 0; i < 5000; ++i) buffers.push_back({i, i + 10, 1 + i % 7});
   Control control("layout", 0, nullptr);
-  const FitResult found = fit_in_order(buffers, as_given(buffers), Fit::kBest, 1, control);
+  const FitResult found = fit_in_order(buffers, as_given(buffers), Hole::kBest, 1, control);
   for (int i = 0; i < 5000; ++i) {
     for (int j = i + 1; j < std::min(5000, i + 10); ++j) {
       const bool apart =
@@ -109,7 +109,7 @@ TEST(wrong_input_is_refused) {
   CHECK_THROWS(place(buffers, {0, 0}), PlanError, "permutation");
   CHECK_THROWS(place(buffers, {0, 2}), PlanError, "permutation");
   CHECK_THROWS(place(buffers, {0}), PlanError, "permutation");
-  CHECK_THROWS(place(buffers, {0, 1}, Fit::kBest, 0), PlanError, "alignment");
+  CHECK_THROWS(place(buffers, {0, 1}, Hole::kBest, 0), PlanError, "alignment");
   CHECK_THROWS(place({{0, 1, -1}}, {0}), PlanError, "sizes");
   CHECK_THROWS(smartpool_order(buffers, std::vector<std::uint8_t>{1}), PlanError, "lengths");
 }
@@ -124,7 +124,7 @@ TEST(twenty_thousand_nested_buffers_are_placed_within_a_minute) {
   }
   Control control("layout", 60, nullptr);
   const std::vector<std::uint8_t> none(buffers.size(), 0);
-  const FitResult found = fit_in_order(buffers, smartpool_order(buffers, none), Fit::kBest, 512, control);
+  const FitResult found = fit_in_order(buffers, smartpool_order(buffers, none), Hole::kBest, 512, control);
   CHECK(!control.stop(0, 0));
   CHECK(found.height > 0);
   std::cerr << control.seconds() << " s, height " << found.height << "\n";

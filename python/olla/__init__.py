@@ -10,6 +10,7 @@ from olla.layout import Layout, layout
 from olla.plan import Plan, Status, plan
 
 if TYPE_CHECKING:
+    from olla import inductor as inductor
     from olla.budget import Curve as Curve
     from olla.budget import pareto as pareto
     from olla.budgetplan import BudgetPlan as BudgetPlan
@@ -44,6 +45,7 @@ __all__ = [
     "check",
     "compile",
     "device_profile",
+    "inductor",
     "layout",
     "pareto",
     "plan",
@@ -56,6 +58,10 @@ def __getattr__(name: str) -> object:
         from olla.pytorch.capture import capture  # imports torch
 
         return capture
+    if name == "inductor":
+        from importlib import import_module
+
+        return import_module("olla.inductor")  # imports torch
     if name == "pool":
         from olla.pytorch.pool import pool
 

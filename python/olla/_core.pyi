@@ -22,16 +22,16 @@ def smartpool(lower: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='
 class Evictor:
     """Which values not to keep, on top of a base order; see olla.budget."""
 
-    def __init__(self, graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], rerun: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], rerun_seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], rerun_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rerun_reads: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], in_place: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+    def __init__(self, graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], rerun: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], rerun_seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], rerun_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rerun_reads: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], in_place: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], fusion: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, store_seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, unsaved: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, split: int = 0) -> None: ...
 
     def run(self, peak: int, added_seconds: float, time_limit: float, progress: object | None, max_work: int = 9223372036854775807) -> bool:
         """
         Drop greedily until the peak is reached or a limit is met; whether it was cancelled.
         """
 
-    def improve(self, least_time: bool, peak: int, added_seconds: float, seed: int, max_rounds: int, time_limit: float, progress: object | None, max_work: int = 9223372036854775807) -> bool:
+    def improve(self, least_time: bool, peak: int, added_seconds: float, seed: int, max_rounds: int, time_limit: float, progress: object | None, max_work: int = 9223372036854775807, ops: Sequence[int] = []) -> bool:
         """
-        Search around the decisions in force for less time within the peak, or less peak within the time; whether cancelled.
+        Search around the decisions in force, and those that the bounds of ops suggest, for less time within the peak, or less peak within the time; whether cancelled.
         """
 
     def curve(self) -> tuple:
@@ -60,6 +60,22 @@ class Evictor:
     @property
     def drops(self) -> tuple:
         """(values, steps) in force, as `reset` takes them."""
+
+    def made_again(self, op: int, price: float, time_limit: float) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]:
+        """
+        Values that the cheapest way to go on after the op makes again, at a price of time in bytes per second.
+        """
+
+    def decisions(self) -> tuple:
+        """
+        (values, steps, offset) of the drops in force; decision i is those from offset[i] to offset[i + 1].
+        """
+
+    def runs(self) -> dict:
+        """
+        What runs under the decisions in force, in order: op, base step it serves, whether again, live bytes, copies it reads
+        and makes; of every copy its value, and whether it is fused away.
+        """
 
     @property
     def values(self) -> dict:
@@ -120,9 +136,9 @@ def breadth_first_order(graph: Graph) -> Annotated[NDArray[numpy.int32], dict(sh
 def depth_first_order(graph: Graph) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]:
     """Inductor's list schedule: what an op needs right before it."""
 
-def layout(lower: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], upper: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], alignment: int, time_limit: float, seed: int, progress: object | None, capacity: int = 0, num_threads: int = 1, fixed: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, preferred: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, max_nodes: int = -1) -> tuple:
+def layout(lower: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], upper: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], alignment: int, time_limit: float, seed: int, progress: object | None, capacity: int = 0, num_threads: int = 1, fixed: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, preferred: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, max_nodes: int = -1, max_placements: int = -1) -> tuple:
     """
-    (offsets, height, load, bound, cancelled): offset of buffer i, alive during [lower[i], upper[i]), after rounding sizes up to the alignment; no height is below bound. Any height up to a capacity above 0 is enough. Buffer i must lie at fixed[i], and lies at preferred[i] where that costs no height; -1: anywhere. The exact search places max_nodes items at most; -1: as many as pay where a layout is all that is asked.
+    (offsets, height, load, bound, cancelled): offset of buffer i, alive during [lower[i], upper[i]), after rounding sizes up to the alignment; no height is below bound. Any height up to a capacity above 0 is enough. Buffer i must lie at fixed[i], and lies at preferred[i] where that costs no height; -1: anywhere. The exact search places max_nodes items at most, the other searches max_placements or what takes as long; -1: as the core has it.
     """
 
 def order(graph: Graph, starts: Sequence[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], time_limit: float, seed: int, progress: object | None, max_work: int = 9223372036854775807) -> tuple:

@@ -54,13 +54,17 @@ def run(
 ) -> BudgetPlan:
     """Plan a graph towards a goal; see `olla.plan`. Narrow takes away what whoever runs the plan cannot do."""
     graph = pipeline.graph_of(source)
-    if not options.precedences:
-        return Run(graph, options, goal, progress, narrow).run()
-    bound = with_precedences(graph, options.precedences)
-    plan = Run(bound, replace(options, precedences=()), goal, progress, narrow).run()
-    plan = replace(plan, source_digest=graph.digest, options={**plan.options, **options.record()})
-    check(graph, plan)
-    return plan
+    if options.precedences:
+        bound = with_precedences(graph, options.precedences)
+        plan = run(bound, replace(options, precedences=()), goal, progress, narrow)
+        plan = replace(plan, source_digest=graph.digest, options={**plan.options, **options.record()})
+        check(graph, plan)
+        return plan
+    if goal.chunked_loss is not None:
+        from olla import chunkplan
+
+        return chunkplan.run(graph, options, goal, progress, narrow)
+    return Run(graph, options, goal, progress, narrow).run()
 
 
 @dataclass(frozen=True)
@@ -218,7 +222,15 @@ class Run:
         self.improve_work //= 2  # where the arena does not fit, what follows is a small step from here
         seconds = math.inf if added_seconds is None else added_seconds
         self.interrupted |= self.evictor.improve(
-            least_time, peak_bytes, seconds, self.options.seed, _MAX_ROUNDS, limit, self.progress, work, self._busiest_ops()[:_NUM_SEED_OPS].tolist()
+            least_time,
+            peak_bytes,
+            seconds,
+            self.options.seed,
+            _MAX_ROUNDS,
+            limit,
+            self.progress,
+            work,
+            self._busiest_ops()[:_NUM_SEED_OPS].tolist(),
         )
 
     def _close_enough(self, peak_bytes: int, added_seconds: float | None) -> bool:

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla import planfile
+from olla.chunked import Chunked
+from olla.errors import GraphError, PlanError
 from olla.graph import Graph
 from olla.plan import Plan
 
@@ -34,6 +36,9 @@ class BudgetPlan(Plan):
     Everything `Plan` says is about `graph`, the rewritten one. `olla.check` accepts the plan with the original graph
     too: then it also proves that both compute the same.
 
+    With its losses in chunks, the original of the rewriting is `chunked.graph`, and `chunked` says what that has to do
+    with the graph that was given; times, bounds and peaks are told from there.
+
     Attributes:
         graph: the rewritten graph. Results of op i are what it writes, then what it mutates, in the order of the
             results of the op it stands for; where a pointwise result takes over an input, it mutates that input.
@@ -49,6 +54,8 @@ class BudgetPlan(Plan):
         peak_lower_bound_bytes: no rewriting with this plan's added time has a lower peak, in any order.
         num_recomputed: runs beyond one per op.
         num_in_place: results that take over an input's storage.
+        chunked: the graph with losses in chunks that was rewritten in place of the original, or None. Chunks change
+            rounding, and bounds hold with these chunks only.
     """
 
     graph: Graph
@@ -64,6 +71,7 @@ class BudgetPlan(Plan):
     peak_lower_bound_bytes: int
     num_recomputed: int
     num_in_place: int
+    chunked: Chunked | None = None
 
     def __post_init__(self) -> None:
         """Make the arrays read-only, like the rest."""
@@ -83,7 +91,7 @@ class BudgetPlan(Plan):
         """Say what was chosen: the ops that run again or later, those that save most first.
 
         Args:
-            source: the original graph.
+            source: the original graph; `chunked.graph`, where its losses are in chunks.
             rules: of that graph; see `olla.operators.rules`.
 
         Complexity:
@@ -121,7 +129,10 @@ def to_object(plan: BudgetPlan) -> dict[str, Any]:
     """Return the plan as what `json.dumps` takes: a plan with the key "rewrite", the rewritten graph in it."""
     values = {name: getattr(plan, name) for name in _FIELDS}
     lists = {name: value.tolist() for name, value in values.items() if isinstance(value, np.ndarray)}
-    return {**planfile.to_object(plan), "rewrite": {**values, **lists, "graph": plan.graph.to_dict()}}
+    rewrite = {**values, **lists, "graph": plan.graph.to_dict()}
+    if plan.chunked is not None:
+        rewrite["chunked"] = plan.chunked.to_dict()
+    return {**planfile.to_object(plan), "rewrite": rewrite}
 
 
 def fields_of(content: object) -> dict[str, Any]:
@@ -132,4 +143,9 @@ def fields_of(content: object) -> dict[str, Any]:
     """
     rewrite = planfile.section("rewrite", content, (*_FIELDS, "graph"))
     graph = planfile.graph("rewrite", rewrite["graph"])
-    return {"graph": graph, **{name: read(f"rewrite.{name}", rewrite[name]) for name, read in _FIELDS.items()}}
+    try:
+        chunked = Chunked.from_dict(rewrite["chunked"]) if "chunked" in rewrite else None
+    except GraphError as error:
+        raise PlanError(f"the chunked graph in 'rewrite' is invalid: {error}", rule="type") from error
+    fields = {name: read(f"rewrite.{name}", rewrite[name]) for name, read in _FIELDS.items()}
+    return {"graph": graph, "chunked": chunked, **fields}

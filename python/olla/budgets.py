@@ -20,6 +20,7 @@ for _power, _letter in enumerate("KMGT", start=1):
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)")
 _REMEDY = 'write "16GB" (1000^3), "16GiB" (1024^3) or a whole number of bytes'
 _MOST_BYTES = 2**62
+MOST_CHUNKS = 4096
 
 
 def parse_bytes(value: object, name: str = "budget") -> int:
@@ -76,6 +77,7 @@ class Goal:
         minimise: "peak": the least peak at whatever time.
         device: what seconds are estimated for.
         in_place, recompute: which levers may be used.
+        chunked_loss: chunks of rows for linear layers with their cross-entropy; None: they stay whole.
     """
 
     budget_bytes: int | None = None
@@ -84,6 +86,7 @@ class Goal:
     device: DeviceProfile
     in_place: bool = True
     recompute: bool = True
+    chunked_loss: int | None = None
 
     @classmethod
     def of(
@@ -94,6 +97,7 @@ class Goal:
         device: str | DeviceProfile,
         in_place: bool,
         recompute: bool,
+        chunked_loss: int | None = None,
     ) -> Goal | None:
         """Check the options of `olla.plan`; None where no goal is given.
 
@@ -109,7 +113,13 @@ class Goal:
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are given, expected one of them: each is a goal of its own")
         profile = profile_of(device)
+        if chunked_loss is not None and (
+            isinstance(chunked_loss, bool) or not isinstance(chunked_loss, int) or not 1 <= chunked_loss <= MOST_CHUNKS
+        ):
+            raise ValueError(f"chunked_loss is {chunked_loss!r}, expected 1 to {MOST_CHUNKS} chunks, or None")
         if not given:
+            if chunked_loss is not None:
+                raise ValueError("chunked_loss is for a goal: give budget, max_slowdown or minimise with it")
             return None
         if max_slowdown is not None and (
             isinstance(max_slowdown, bool)
@@ -126,6 +136,7 @@ class Goal:
             device=profile,
             in_place=bool(in_place),
             recompute=bool(recompute),
+            chunked_loss=chunked_loss,
         )
 
     def record(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ def check(graph: Graph, plan: Plan) -> None:
     """Raise PlanError unless the plan is valid for the graph and reports true figures.
 
     A plan made with a budget belongs to its rewritten graph, and to the original one: given the latter, both are proved
-    to compute the same values first.
+    to compute the same values first; with a loss in chunks, up to the inside of that loss (see `olla.chunkcheck`).
 
     Args:
         graph: the training step the plan was made for.
@@ -28,21 +28,22 @@ def check(graph: Graph, plan: Plan) -> None:
         PlanError: `rule` names what is broken, `ids` the ops or tensors concerned. Rule "digest": the plan belongs to
             another graph. Order: "permutation", "dependency", "mutation_order", "random_order", "extra_precedence".
             Layout: "offsets_length", "alignment", "negative_offset", "unplanned_offset", "missing_offset", "overlap",
-            "arena". Rewriting: see `olla.equivalence`. Figures: "resident_bytes", "peak", "program_peak", "bound",
-            "load", "arena_bound".
+            "arena". Rewriting: see `olla.equivalence`, `olla.chunkcheck`; swaps: see `olla.contract`. Figures:
+            "resident_bytes", "peak", "program_peak", "bound", "load", "arena_bound".
 
     Complexity:
         O(m log m) for m = ops + tensors + uses.
     """
     source = getattr(plan, "source_digest", None)
     if source is not None and source == graph.digest and hasattr(plan, "swaps"):
-        from olla.contract import check_swaps
+        from olla.contract import check_copies, check_swaps
 
         swap_plan = cast("SwapPlan", plan)
         if swap_plan.recomputation is not None:
             _check_rewriting(graph, swap_plan.recomputation)
             graph = swap_plan.recomputation.graph
         check_swaps(graph, swap_plan.graph, swap_plan.origin)
+        check_copies(swap_plan.graph, swap_plan.origin, graph.num_tensors, swap_plan.swaps)
         graph = swap_plan.graph
     elif source is not None and source == graph.digest:
         _check_rewriting(graph, cast("BudgetPlan", plan))
@@ -85,5 +86,10 @@ def _check_rewriting(graph: Graph, plan: BudgetPlan) -> None:
     from olla.equivalence import check_equivalent
     from olla.operators import rules
 
+    if plan.chunked is not None:
+        from olla.chunkcheck import check_chunked
+
+        check_chunked(graph, plan.chunked)
+        graph = plan.chunked.graph
     allowed = rules(graph, profile_of("a100"))  # what may be done does not depend on the device
     check_equivalent(graph, plan.graph, plan.origin, plan.rerun, plan.tensor_origin, allowed)

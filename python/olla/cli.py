@@ -103,6 +103,7 @@ _alignment = _number(int, 1, 2**30, "a number of bytes from 1 to 2^30")
 _seed = _number(int, 0, 2**31 - 1, "a whole number from 0 to 2^31 - 1")
 _threads = _number(int, 1, 1024, "a number of threads from 1 to 1024")
 _slowdown = _number(float, 0, 1e6, "a share of the step's time from 0 on, such as 0.1 for 10 %")
+_chunks = _number(int, 1, 4096, "a number of chunks from 1 to 4096")
 _capacity = _number(int, 0, 2**62, "a number of bytes from 0 to 2^62")
 
 
@@ -178,6 +179,12 @@ def _add_budget_options(parser: argparse.ArgumentParser) -> None:
         "--host-budget", metavar="BYTES", help="swap tensors to this much host memory (64GB, 64GiB, bytes)"
     )
     group.add_argument("--no-swap", action="store_true", help="swap nothing, whatever --host-budget says")
+    group.add_argument(
+        "--chunked-loss",
+        type=_chunks,
+        metavar="K",
+        help="linear layers and their loss in K chunks of rows: other rounding",
+    )
 
 
 def _add_search_options(parser: argparse.ArgumentParser, *, time_limit: float, alignment: int) -> None:
@@ -208,6 +215,8 @@ def _plan(args: argparse.Namespace) -> int:
         Swapping.of(swap, host_budget, None, args.method, goal)
     except (ValueError, BudgetError) as error:
         return _fail(str(error))
+    if args.chunked_loss and budget is args.max_slowdown is args.minimise is None:
+        return _fail("--chunked-loss is for a goal: give --budget, --max-slowdown or --minimise with it")
     with ProgressLine(f"planning {args.graph}") as progress, _nothing_fits() as refused:
         result = plan(
             args.graph,
@@ -225,6 +234,7 @@ def _plan(args: argparse.Namespace) -> int:
             recompute=not args.no_recompute,
             swap=swap,
             host_budget=host_budget,
+            chunked_loss=args.chunked_loss,
             progress=progress,
         )
     if refused:
@@ -256,6 +266,8 @@ def _budget_summary(plan: Plan) -> dict[str, Any]:
     names = "base_peak_bytes base_seconds added_seconds added_seconds_lower_bound peak_lower_bound_bytes num_recomputed"
     figures = {name: getattr(plan, name) for name in (*names.split(), "num_in_place")}
     swapped = {name: getattr(plan, name, 0) for name in ("swapped_bytes", "host_bytes")}
+    chunked = getattr(plan, "chunked", None)
+    figures["num_chunked_losses"] = 0 if chunked is None else chunked.num_losses
     return {**figures, **swapped, "goal": dict(goal)}
 
 

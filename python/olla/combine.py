@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from olla import budget, pipeline
 from olla.autoswap import SCORES, AutoSwap
-from olla.budgets import Goal, Swapping
+from olla.budgets import Goal
 from olla.errors import BudgetError
 from olla.graph import Graph
 from olla.operators import Rules, rules
@@ -24,11 +24,12 @@ from olla.swapplan import SwapDecision, SwapPlan, with_swaps
 if TYPE_CHECKING:
     from olla.pipeline import Options, Progress, Source
 
-_RECOMPUTE_SHARE = 0.6  # of the time limit
+_RECOMPUTE_SHARE = 0.8  # of the time limit
 _SWAP_SHARE = 0.06  # of the time limit, for one choice of swaps
 _NUM_TURNS = 3  # of recomputation and swaps, each beside what the other leaves
 _NUM_REPAIRS = 8  # of the recomputation, per turn
 _TURN_SHARE = 0.06  # of the time limit, for one of them
+_FINAL_SHARE = 0.4  # of the time limit, for ordering and laying out what was chosen
 _NUM_TARGETS = 12  # peaks of the recomputation that are tried for a budget
 _LEAST_STEP = 0.002  # of the peak, from one to the next
 _MOST_STALL = 1.0  # share of the step's time, that ops may wait for copies where running them again does not help
@@ -46,9 +47,10 @@ def autoswap(
     source: Source,
     options: Options,
     goal: Goal | None,
-    swapping: Swapping,
     *,
     device: Any = "a100",
+    link: Link | float | None = None,
+    host_bytes: int | None = None,
     score: str = "best",
     progress: Progress | None = None,
 ) -> SwapPlan:
@@ -58,8 +60,9 @@ def autoswap(
         source: what to plan.
         options: of `olla.plan`.
         goal: a budget: stick to the limit; a slowdown: least peak within it; none: no overhead.
-        swapping: the link and the host memory.
         device: what seconds are estimated for, where there is no goal.
+        link: to host memory; default: what its authors saw.
+        host_bytes: host memory there is.
         score: one of `olla.autoswap.SCORES`, or "best".
         progress: as in `olla.plan`.
 
@@ -71,8 +74,7 @@ def autoswap(
         raise ValueError("precedences cannot be combined with swapping: add them to the graph as `after` of its ops")
     if score not in (*SCORES, "best"):
         raise ValueError(f"score is {score!r}, expected 'best' or one of {', '.join(SCORES)}")
-    graph, host_bytes = pipeline.graph_of(source), swapping.host_bytes
-    speed = Link.of(PCIE3 if swapping.link is None else swapping.link)
+    graph, speed = pipeline.graph_of(source), Link.of(PCIE3 if link is None else link)
     goal = goal or Goal.of(None, 0.0, None, device, False, False)
     assert goal is not None
     order = np.arange(graph.num_ops, dtype=np.int32) if options.order is None else options.order.astype(np.int32)
@@ -94,6 +96,7 @@ def autoswap(
         slowdown = math.inf if goal.minimise else goal.max_slowdown or 0.0
         best = min((method.least_peak(name, slowdown) for name in names), key=lambda swaps: swaps.peak_bytes)
     plan = with_swaps(graph, order, best, options, progress, goal=asked_for(goal, speed, host_bytes))
+    plan = replace(plan, method="autoswap")
     return _explained(graph, plan, rules(graph, goal.device, in_place=False, recompute=False), speed)
 
 
@@ -101,8 +104,9 @@ def run(
     source: Source,
     options: Options,
     goal: Goal,
-    swapping: Swapping,
     *,
+    link: Link | float | None = None,
+    host_bytes: int | None = None,
     progress: Progress | None = None,
     narrow: Callable[[Rules], Rules] | None = None,
 ) -> SwapPlan:
@@ -115,15 +119,19 @@ def run(
         source: what to plan.
         options: of `olla.plan`.
         goal: what is asked for.
-        swapping: the link and the host memory.
+        link: to host memory; default: the device's.
+        host_bytes: host memory there is.
         progress: as in `olla.plan`.
-        narrow: takes from the rules of recomputation what whoever runs the plan cannot do.
+        narrow: takes away what whoever runs the plan cannot do, as in `olla.budget.run`.
 
     Raises:
         BudgetError: no plan was found that fits the budget.
+        ValueError: the loss is to be chunked, too.
     """
-    link = Link.of(goal.device if swapping.link is None else swapping.link)
-    search = _Combined(pipeline.graph_of(source), options, goal, link, swapping.host_bytes, progress, narrow)
+    if goal.chunked_loss is not None:
+        raise ValueError("chunked_loss cannot be combined with swapping: plan one of them")
+    speed = Link.of(goal.device if link is None else link)
+    search = _Combined(pipeline.graph_of(source), options, goal, speed, host_bytes, progress, narrow)
     plan = search.slowed() if goal.budget_bytes is None else search.fitted(goal.budget_bytes)
     return search.explained(plan)
 
@@ -175,6 +183,10 @@ class _Combined:
         progress: Progress | None,
         narrow: Callable[[Rules], Rules] | None,
     ) -> None:
+        if options.precedences:
+            raise ValueError(
+                "precedences cannot be combined with swapping: add them to the graph as `after` of its ops"
+            )
         self.start = time.perf_counter()
         self.graph, self.options, self.goal, self.link = graph, options, goal, link
         self.host_bytes, self.progress = host_bytes, progress
@@ -187,6 +199,9 @@ class _Combined:
     def _left(self) -> float:
         return max(0.0, self.options.time_limit - (time.perf_counter() - self.start))
 
+    def _late(self) -> bool:
+        return self._left() < _FINAL_SHARE * self.options.time_limit
+
     def slowed(self) -> SwapPlan:
         """Find the least peak within the goal's slowdown, or at whatever time."""
         slowdown = self.goal.max_slowdown
@@ -195,7 +210,7 @@ class _Combined:
         self.recompute.improve(0, added)
         best = found = self._with_swaps(added)
         for turn in range(_NUM_TURNS):
-            if self._left() <= 0.0:
+            if self._late():
                 break
             self._beside(found, False, 0, added, turn)
             found = self._with_swaps(added)
@@ -233,7 +248,7 @@ class _Combined:
             found = self._with_swaps(0.0, limit)
         best = found
         for turn in range(_NUM_TURNS):
-            if self._left() <= 0.0 or found.swaps.peak_bytes > limit:
+            if self._late() or found.swaps.peak_bytes > limit:
                 break
             self._beside(found, True, limit, math.inf, turn)
             found = self._with_swaps(0.0, limit)
@@ -315,8 +330,8 @@ class _Combined:
         remedy = f"{self.lowest_bytes} bytes, a longer time limit, or a faster link"
         if bound > budget_bytes:
             names = ", ".join(f"op {v} ({graph.op_names[v]})" for v in largest[least[largest] > budget_bytes])
-            reason = f"no plan fits it, with recomputation and swapping: {names} needs at least {bound} bytes"
-            reason += f", {graph.resident_bytes} of them for resident tensors"
+            reason = f"no plan fits it, whatever is dropped or swapped: {names} forces at least {bound} bytes"
+            reason += f", {graph.resident_bytes} of them for resident tensors" if graph.resident_bytes else ""
             remedy = "a smaller batch, fewer resident bytes, or another device"
         message = (
             f"the budget is {budget_bytes} bytes, and {reason}. The lowest found is {self.lowest_bytes}: try {remedy}"

@@ -1,8 +1,11 @@
-"""Does a graph that swaps compute what the graph without swaps does? Swaps are contracted; no planner code."""
+"""Does a graph that swaps compute what the graph without swaps does, and do the copies run as a plan says?
+
+Swaps are contracted, the copies' times compared with one another; no planner code.
+"""
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +13,10 @@ from numpy.typing import NDArray
 from olla.errors import PlanError
 from olla.graph import Graph
 
+if TYPE_CHECKING:
+    from olla.swap import Swaps
+
+_ROUNDING = 1e-9  # of sums of seconds, as a share
 _OUT, _IN = "olla::swap_out", "olla::swap_in"
 
 
@@ -90,3 +97,52 @@ def _contracted(swapped: Graph, own: NDArray[np.bool_], num: int) -> dict[int, i
     if lost := [t for t in swapped.outputs.tolist() if t in gone or t in copied]:
         _fail("swap_uses", f"output {lost[0]} is in host memory at the end", lost[0])
     return stands_for
+
+
+def check_copies(swapped: Graph, origin: NDArray[np.int32], num_tensors: int, swaps: Swaps) -> None:
+    """Raise PlanError unless a plan's copies are those of its graph, and their times go together.
+
+    Args:
+        swapped: a graph that passed `check_swaps`.
+        origin: as there.
+        num_tensors: of the graph without swaps.
+        swaps: what the plan says; its steps count the ops that are no swaps.
+
+    Raises:
+        PlanError: "swap_times": a copy overlaps another on its stream, starts before its data is there or ends after it
+            is needed, memory counts as free too soon, or a figure is not the sum of its parts.
+
+    Complexity:
+        O(ops + copies log copies).
+    """
+    s, num_bytes = swaps, swapped.tensor_bytes[swaps.tensor]
+    if len(s.start) != int(np.sum(origin >= 0)) or np.any(np.diff(s.start) < 0) or np.any(s.start[:1] < 0):
+        _fail("swap_times", "the plan's ops start in another order than they stand in")
+    step = np.cumsum(origin >= 0)  # own ops up to op i: swaps stand before the step of that number
+    stands_for = _contracted(swapped, origin >= 0, num_tensors)
+    for target, column, copies in ((_OUT, s.freed, swapped.reads), (_IN, s.issue, swapped.writes)):
+        found = sorted(
+            (stands_for[int(copies.of(i)[0])], int(step[i]))
+            for i in np.flatnonzero(origin < 0).tolist()
+            if swapped.targets[i] == target
+        )
+        if found != sorted(zip(s.tensor.tolist(), column.tolist(), strict=True)):
+            _fail("swap_times", f"the copies of the plan are not the {target} ops of its graph")
+    slack = _ROUNDING * max(1.0, float(s.start[-1]) if len(s.start) else 0.0)
+    inner = (s.ready >= 0) & (s.ready <= s.last) & (s.last < s.freed) & (s.freed < s.issue) & (s.issue <= s.next)
+    if not np.all(inner & (s.next < max(1, len(s.start)))):
+        _fail("swap_times", "a copy leaves before its last use, or comes back after its next")
+    good = (s.out_start >= s.start[s.ready]) & (s.out_end <= s.start[s.freed] + slack)
+    good &= (s.in_start >= np.maximum(s.out_end, s.start[s.issue - 1])) & (s.in_end <= s.start[s.next] + slack)
+    for i in np.flatnonzero(~good).tolist():
+        _fail("swap_times", f"the copies of tensor {s.tensor[i]} do not fit between its uses", int(s.tensor[i]))
+    for begin, end in ((s.out_start, s.out_end), (s.in_start, s.in_end)):
+        by_begin = np.argsort(begin, kind="stable")
+        if np.any(begin > end) or np.any(begin[by_begin][1:] < end[by_begin][:-1] - slack):
+            _fail("swap_times", "two copies run at once on one stream")
+    events = sorted([*zip(s.out_start, num_bytes, strict=True), *zip(s.in_end, -num_bytes, strict=True)])
+    held = np.cumsum([0, *(change for _, change in events)])
+    if int(held.max()) != s.host_bytes or int(num_bytes.sum()) != s.swapped_bytes:
+        _fail("swap_times", f"the copies take {held.max()} bytes of host memory, not {s.host_bytes} as the plan says")
+    if len(s.start) and s.start[-1] > s.base_seconds + s.stall_seconds + slack:
+        _fail("swap_times", "the ops start later than their own time and what they wait")

@@ -73,6 +73,8 @@ def _profile(name: str, teraflops: float, gigabytes: float, launch_microseconds:
 
 
 # Published peaks: dense TF32 arithmetic, memory bandwidth; the link is what pinned copies reach over the card's bus.
+# gtx1080: what that card reached in published steps of VGG-16 and ResNet-50 (github.com/jcjohnson/cnn-benchmarks: 232.6
+# and 153.9 ms for 16 images), 0.7 of its peak arithmetic and half its bandwidth.
 PROFILES = {
     profile.name: profile
     for profile in (
@@ -81,6 +83,7 @@ PROFILES = {
         _profile("a100", 156.0, 1500.0, 5.0, 25.0),
         _profile("rtx4090", 82.6, 1008.0, 5.0, 25.0),
         _profile("gtx1080ti", 11.3, 484.0, 5.0, 12.0),
+        _profile("gtx1080", 6.5, 155.0, 5.0, 12.0),
         _profile("cpu", 1.0, 100.0, 1.0, 10.0),
     )
 }

@@ -23,6 +23,7 @@ _COLUMNS = ("id", "lower", "upper", "size")
 _OPTIONAL = ("fixed", "preferred")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _MAX_THREADS = 8
+_NO_LIMIT = 2**60  # of effort: time is the limit
 _INT64 = np.iinfo(np.int64)
 
 
@@ -88,8 +89,8 @@ def layout(
 ) -> Layout:
     """Place buffers so that those alive together do not overlap, as low as can be found.
 
-    The search ends once the height is proved optimal, or after a fixed effort. A
-    layout is always made, whatever the time limit: a first greedy pass has five seconds.
+    The search ends once the height is proved optimal, and else with the time limit. A layout is always made, whatever
+    the limit: a first greedy pass has five seconds.
 
     Args:
         lower: integers[m], first time at which buffer i is alive.
@@ -104,7 +105,7 @@ def layout(
         num_threads: of the exact search; None: one per core, at most 8. The layout may then depend on how they are
             scheduled, never so with 1.
         time_limit: seconds after which the best layout so far is returned.
-        seed: of the random choices; the same input and seed give the same layout unless the clock ended the search.
+        seed: of the random choices; the same input and seed give the same layout unless the clock or threads had a say.
         progress: called about ten times a second with ("layout", seconds, height, load); False stops the search.
 
     Returns:
@@ -142,7 +143,19 @@ def layout(
     wish = None if preferred is None else _int64("preferred", preferred)
     start = time.perf_counter()
     offsets, height, load, bound, cancelled = _core.layout(
-        first, last, sizes, alignment, time_limit, seed, progress, capacity or 0, threads, must, wish
+        first,
+        last,
+        sizes,
+        alignment,
+        time_limit,
+        seed,
+        progress,
+        capacity or 0,
+        threads,
+        must,
+        wish,
+        _NO_LIMIT,
+        _NO_LIMIT,
     )
     return Layout(offsets, height, load, bound, cancelled, time.perf_counter() - start)
 

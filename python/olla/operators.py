@@ -126,7 +126,7 @@ def rules(graph: Graph, device: DeviceProfile, *, in_place: bool = True, recompu
     shorter = device.estimate(graph.flops, moved, graph.launches)
     full = device.estimate(graph.flops, graph.moved_bytes, graph.launches)
     share = np.divide(shorter, full, out=np.ones_like(full), where=full > 0)
-    return Rules(seconds, rerun, seconds * share, moved, _lists(reads), overwrites)
+    return Rules(seconds, rerun, seconds * share, moved, lists_of(reads), overwrites)
 
 
 def _may_overwrite(graph: Graph, v: int, name: str) -> bool:
@@ -140,7 +140,8 @@ def _may_overwrite(graph: Graph, v: int, name: str) -> bool:
     return False
 
 
-def _lists(lists: list[list[int]]) -> Lists:
+def lists_of(lists: list[list[int]]) -> Lists:
+    """Return lists of ids, one after the other."""
     offset = np.zeros(len(lists) + 1, dtype=np.int64)
     np.cumsum([len(items) for items in lists], out=offset[1:])
     return Lists(offset, np.array([item for items in lists for item in items], dtype=np.int32))

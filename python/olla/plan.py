@@ -225,6 +225,7 @@ def plan(
     device: str | DeviceProfile = "a100",
     in_place: bool = True,
     recompute: bool = True,
+    chunked_loss: int | None = None,
     swap: bool | None = None,
     link: Link | float | None = None,
     host_budget: int | str | None = None,
@@ -261,6 +262,8 @@ def plan(
         device: what time is estimated for where the graph has no measured seconds: "h100", "h200", "a100", "rtx4090",
             "cpu" or a `DeviceProfile`.
         in_place, recompute: which levers a rewriting may use.
+        chunked_loss: with a goal: compute large linear layers with their cross-entropy in so many chunks of rows. This
+            changes rounding. See `BudgetPlan.chunked`.
         swap: whether a rewriting may swap tensors to host memory; the answer is then a `SwapPlan`. Default: where
             `host_budget` says how much of it there is. True without that: as much as it takes.
         link: to host memory: a `Link`, or bytes per second both ways; default: the device's, and for "autoswap" PCIe 3.
@@ -300,14 +303,15 @@ def plan(
         precedences=tuple(precedences),
         order=None if order is None else np.array(order),
     )
-    goal = Goal.of(budget, max_slowdown, minimise, device, in_place, recompute)
+    goal = Goal.of(budget, max_slowdown, minimise, device, in_place, recompute, chunked_loss)
     swapping = Swapping.of(swap, host_budget, link, method, goal)
     if swapping is not None:
         from olla import combine
 
+        how: dict[str, Any] = {**vars(swapping), "progress": progress}
         if autoswap or goal is None:
-            return combine.autoswap(graph, options, goal, swapping, device=device, progress=progress)
-        return combine.run(graph, options, goal, swapping, progress=progress)
+            return combine.autoswap(graph, options, goal, device=device, **how)
+        return combine.run(graph, options, goal, **how)
     if goal is not None:
         from olla import budget as budgeted
 

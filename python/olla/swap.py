@@ -267,7 +267,7 @@ def plan_swaps(
         >>> plan_swaps(g, np.arange(6, dtype=np.int32), g.seconds, 1e8, time_limit=0.1).peak_bytes
         1048584
     """
-    search = Search(graph, order, seconds, Link.of(link), host_bytes=host_bytes)
+    search = Search(graph, order, seconds, Link.of(link), host_bytes=host_bytes, min_bytes=_MIN_BYTES)
     most_stall = max_slowdown * search.base_seconds
     if limit is None:
         from olla.autoswap import SCORES, AutoSwap  # imports this module

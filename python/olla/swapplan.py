@@ -194,8 +194,9 @@ def with_swaps(
     kept: dict[str, Any] = {"method": "program", "precedences": (), "updates_may_move": True}  # the order says it all
     plan = pipeline.run(rewritten, replace(options, **kept, order=program), progress)
     base_peak_bytes = int(_core.profile(without.core, order)[3])
+    method = options.method if recomputation is None else recomputation.method
     swap_plan = SwapPlan(
-        **vars(plan),
+        **{**vars(plan), "method": method, "message": f"Of the graph that swaps: {plan.message}"},
         graph=rewritten,
         source_digest=graph.digest,
         origin=origin,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from olla import budget, budgets, combine
+from olla import budget, combine
 from olla.budgetplan import BudgetPlan
 from olla.budgets import Goal
 from olla.devices import DeviceProfile
@@ -173,12 +173,12 @@ class Planner:
             return budget.run(graph, self._options, goal, progress, narrow)
         swapping, host_bytes = self.swapping, self.swapping.host_bytes
         for left in reversed(range(_MAX_HOST_PLANS)):
-            allowed = budgets.Swapping(link=swapping.link, host_bytes=host_bytes)
+            allowed: dict[str, Any] = {"link": swapping.link, "host_bytes": host_bytes, "progress": progress}
             if swapping.by_autoswap:
-                found = combine.autoswap(graph, self._options, goal, allowed, device=swapping.device, progress=progress)
+                found = combine.autoswap(graph, self._options, goal, device=swapping.device, **allowed)
             else:
                 assert goal is not None
-                found = combine.run(graph, self._options, goal, allowed, progress=progress, narrow=narrow)
+                found = combine.run(graph, self._options, goal, narrow=narrow, **allowed)
             needed = transfers(found).host_bytes
             if swapping.host_bytes is None or host_bytes is None or needed <= swapping.host_bytes:
                 break

@@ -92,6 +92,7 @@ class HostMemory:
     def release(self) -> None:
         """Give the memory back."""
         if self._unpin is not None:
+            torch.cuda.synchronize()  # copies of the latest step may still read it
             self._unpin()
         self._memory = self._unpin = None
 
@@ -215,15 +216,14 @@ class Copies:
         self._host, self._device = host, device
         self._queues: _Queues = _Streams(device) if device.type == "cuda" else _Threads()
         self._latest: list[Any] = []
-        self._at_host: list[torch.Tensor] = []
+        self._is_running = False
 
     def begin(self) -> None:
         """Get ready for a step."""
-        self._queues.drain()  # copies of an interrupted step must not write into this one's memory
-        memory = self._host.take(self.host_bytes)
-        pairs = zip(self._places, self._num_bytes, strict=True)
-        self._at_host = [memory[place : place + size] for place, size in pairs]
+        self.abandon()
+        self._host.take(self.host_bytes)
         self._latest = [None] * len(self._num_bytes)
+        self._is_running = True
         self.stall_seconds = None if self._device.type == "cuda" else 0.0
 
     def out(self, swap: int, value: torch.Tensor) -> None:
@@ -236,12 +236,12 @@ class Copies:
             )
         before = self._after[swap]
         after = self._latest[before] if before >= 0 else None
-        self._latest[swap] = self._queues.copy(_TO_HOST, self._at_host[swap], source, after)
+        self._latest[swap] = self._queues.copy(_TO_HOST, self._at_host(swap), source, after)
 
     def back(self, swap: int) -> torch.Tensor:
         """Return new memory on the device, uint8[num_bytes], and start to copy into it what went out; that is over."""
         target = torch.empty(self._num_bytes[swap], dtype=torch.uint8, device=self._device)
-        self._latest[swap] = self._queues.copy(_TO_DEVICE, target, self._at_host[swap], None)
+        self._latest[swap] = self._queues.copy(_TO_DEVICE, target, self._at_host(swap), None)
         return target
 
     def wait(self, swap: int) -> None:
@@ -252,6 +252,15 @@ class Copies:
             self.stall_seconds += time.perf_counter() - start
 
     def end(self) -> None:
-        """Return once no copy runs any more, after an exception in the middle of a step; memory can go then."""
-        self._queues.drain()
-        self._at_host, self._latest = [], []
+        """Say that the step is over: every copy was waited for."""
+        self._is_running = False
+
+    def abandon(self) -> None:
+        """Return once no copy of an interrupted step, if there was one, runs any more: its memory can go then."""
+        if self._is_running:
+            self._queues.drain()
+        self._is_running = False
+
+    def _at_host(self, swap: int) -> torch.Tensor:
+        first = self._places[swap]
+        return self._host.take(self.host_bytes)[first : first + self._num_bytes[swap]]

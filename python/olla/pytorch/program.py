@@ -118,8 +118,8 @@ class _Writer:
         call = self.script.calls[op]
         if (transfers := self.script.transfers) is not None:
             for swap in transfers.starts.get(op, ()):
-                name = self._names[self._living(transfers.tensor[swap])[0]]
-                self._line(f"out({swap}, {name})")
+                living = self._living(transfers.tensor[swap])
+                self._line(f"out({swap}, {self._names[living[0]]})")
             for swap in transfers.waits.get(op, ()):
                 self._line(f"wait({swap})")
             if not call.nodes:

@@ -164,27 +164,33 @@ class Runner:
         values = self._sources(leaves)
         if self._replay is not None:
             self._replay.abandon()  # a second interrupt can cut the clearing up after the first one short
+        copies = self._copies
         try:
-            if self._copies is not None:
-                self._copies.begin()
+            if copies is not None:
+                copies.begin()
             if self._replay is not None and self._arranged is None:
-                return self._record(self._replay, values)
-            if self._replay is None and self._planner is not None and not self._planner.is_measured:
-                return self._measure(self._planner, values)
-            if self._cuda_graph and self._is_settled():
-                self._graphed = self._graphed or Graphed(self._run, self._captured.inputs)
-                results = self._graphed(values)
+                results = self._record(self._replay, values)
+            elif self._replay is None and self._planner is not None and not self._planner.is_measured:
+                results = self._measure(self._planner, values)
             else:
                 results = self._run(values)
+                if self._num_steps > 0:
+                    self._times.append(time.perf_counter() - start)
+            if copies is not None:
+                copies.end()
         except BaseException as error:
             self._clear(error)
             raise
-        if self._num_steps > 0:
-            self._times.append(time.perf_counter() - start)
         self._num_steps += 1
         return results
 
     def _run(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if self._cuda_graph and self._is_settled():
+            self._graphed = self._graphed or Graphed(self._run_program, self._captured.inputs)
+            return self._graphed(values)
+        return self._run_program(values)
+
+    def _run_program(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if self._replay is None or self._arranged is None:
             return self.program(values)
         return self._run_in_arena(self._replay, self._arranged, values)
@@ -192,7 +198,7 @@ class Runner:
     def _clear(self, error: BaseException) -> None:
         """Free the tensors of an interrupted step, which its frames hold, once no copy uses their memory."""
         if self._copies is not None:
-            self._copies.end()
+            self._copies.abandon()
         traceback.clear_frames(error.__traceback__)
 
     def _is_settled(self) -> bool:
@@ -247,7 +253,6 @@ class Runner:
         self._arrange(replay, recorded)
         if self._device == "cpu":
             recording.trim()
-        self._num_steps += 1
         self._seen = _Seen()
         self._seconds["record"] += middle - start
         self._seconds["plan"] += time.perf_counter() - middle
@@ -266,7 +271,6 @@ class Runner:
         self._use(self.plan if found is None else found)
         order = self.plan.order.tolist()
         self.program = compile_program(self._captured, order, script=self._script, copies=self._copies)
-        self._num_steps += 1
         return results
 
     def _arrange(self, replay: Replay, recorded: Allocations) -> None:

@@ -90,8 +90,13 @@ def _rewriting(plan: Plan) -> list[str]:
     if not isinstance(plan, BudgetPlan | SwapPlan):
         return []
     added, least = (1e3 * seconds for seconds in (plan.added_seconds, plan.added_seconds_lower_bound))
+    chunks = ""
+    if (chunked := getattr(plan, "chunked", None)) is not None:
+        num = chunked.num_losses
+        chunks = f" {num} loss{'es' if num > 1 else ''} in {chunked.num_chunks} chunks of rows: other rounding."
+    runs, in_place = plan.num_recomputed, plan.num_in_place
     lines = [
-        f"The graph was rewritten: {plan.num_recomputed} more runs of ops, {plan.num_in_place} results in place.",
+        f"The graph was rewritten: {runs} more runs of ops, {in_place} results in place.{chunks}",
         f"added time {added:.3f} ms ({percent(plan.slowdown)} of {1e3 * plan.base_seconds:.3f} ms on "
         f"{plan.goal['device']}); no rewriting within this memory adds less than {least:.3f} ms",
         f"peak {human_bytes(plan.peak_bytes)}, {human_bytes(plan.base_peak_bytes)} without rewriting; "

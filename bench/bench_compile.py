@@ -1,0 +1,228 @@
+"""What compiled training steps need and recompute: eager, torch.compile, its memory budgets, and olla inside it.
+
+    python bench/bench_compile.py --markdown bench/results/compile.md
+    python bench/bench_compile.py --cases "resnet50 b32" --settings eager "budget 1.0" "budget 0.5" "olla 5 %"
+
+Peaks are those of the wrappers that Inductor generates, replayed on fake tensors: bytes of live storages, optimizer
+state included, all gradients held, without the rounding of allocators and workspaces of kernels (Inductor for the CPU).
+Recomputed are flops of matrix products, attention and convolutions, as a share of the step's. Seconds are processor
+time of the compilation without that of the kernels, and of the partitioner in it.
+
+    budget B    torch.compile with activation_memory_budget=B; 1.0 is the default
+    olla same   olla with the lowest peak of torch's sweep as its budget: what it recomputes for that
+    olla S %    olla with max_slowdown=S %
+    olla least  olla with minimise="peak"
+
+Results are kept in --folder as they are found, and read from there. Exit status: 0; 1 if something could not be
+compiled, or olla's peak at its budget is above torch's, or recomputes more for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import compile_cases
+import olla.inductor
+from harness import REPOSITORY, Cell, Report
+from olla.inductor.replay import Replay, replay
+from olla.inductor.split import Split
+
+SWEEP = ("1.0", "0.5", "0.9", "0.3", "0.7", "0.1", "0.8", "0.6", "0.4", "0.2")
+OLLA = ("olla same", "olla 0 %", "olla 5 %", "olla least")
+SETTINGS = ("eager", *(f"budget {b}" for b in SWEEP), *OLLA)
+COLUMNS = ["model", "setting", "peak MiB", "of the default's, %", "recomputed flops, %", "recomputed ops", "saved MiB"]
+COLUMNS += ["compile s", "partition s"]
+MEBI = 2**20
+
+
+class _Known(Exception):
+    """The divided graphs are ones that were replayed before."""
+
+
+class Case:
+    """One model: its results so far, and how to find others."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self.path = folder / f"{hashlib.sha256(name.encode()).hexdigest()[:12]}.json"
+        self.found: dict[str, dict[str, Any]] = json.loads(self.path.read_text()) if self.path.is_file() else {}
+
+    def find(self, setting: str) -> bool:
+        """Measure a setting, unless that is known; return whether it is known now."""
+        if setting in self.found and self._stamp(setting) == self.found[setting]["stamp"]:
+            return True
+        if setting == "eager" or (setting == "olla same" and not self._best()):
+            return setting in self.found
+        start = time.perf_counter()
+        try:
+            result = self._measure(setting)
+        except Exception:
+            traceback.print_exc()
+            return False
+        result |= {"stamp": self._stamp(setting), "wall_seconds": time.perf_counter() - start}
+        self.found[setting] = result
+        self.path.write_text(json.dumps(self.found, indent=1))
+        print(f"{self.name}: {setting}: {result['peak_bytes'] / MEBI:.0f} MiB", file=sys.stderr, flush=True)
+        return True
+
+    def _best(self) -> dict[str, Any] | None:
+        sweep = [result for setting, result in self.found.items() if setting.startswith("budget")]
+        return min(sweep, key=lambda result: (result["peak_bytes"], result["recomputed_flops"])) if sweep else None
+
+    def _stamp(self, setting: str) -> str:
+        """Return what a result depends on besides the case."""
+        if not setting.startswith("olla"):
+            return str(torch.__version__)
+        best = self._best()
+        target = f" {best['peak_bytes']}" if setting == "olla same" and best else ""
+        return f"{torch.__version__} {olla.inductor.compat.code_digest()}{target}"
+
+    def _measure(self, setting: str) -> dict[str, Any]:
+        example, state_bytes = compile_cases.build(self.name)
+        seen: list[Split] = []
+        known: dict[str, Any] = {}
+
+        def watch(split: Split) -> None:
+            seen.append(split)
+            for result in self.found.values():
+                if result.get("digests") == [split.digest] and "copy_of" not in result:
+                    known.update(result)
+                    raise _Known
+
+        with self._configured(setting, state_bytes):
+            try:
+                run = replay(example.model, example.batch, example.loss, state_bytes=state_bytes, watch=watch)
+            except Exception:
+                if not known:
+                    raise
+                same = ("digests", "copy_of")
+                result = {key: value for key, value in known.items() if key not in same}
+                return result | {"copy_of": seen[-1].digest, "digests": [], "partition_seconds": seen[-1].seconds}
+        if "eager" not in self.found:
+            self.found["eager"] = {"peak_bytes": run.eager_peak_bytes, "stamp": self._stamp("eager")}
+        return _record(run)
+
+    @contextlib.contextmanager
+    def _configured(self, setting: str, state_bytes: int) -> Iterator[None]:
+        kind, _, value = setting.partition(" ")
+        if kind == "budget":
+            with torch._functorch.config.patch(activation_memory_budget=float(value)):
+                yield
+            return
+        best = self._best()
+        goals: dict[str, dict[str, Any]] = {"least": {"minimise": "peak"}}
+        if best:
+            goals["same"] = {"budget": best["peak_bytes"] - state_bytes}
+        goal = goals.get(value) or {"max_slowdown": float(value.partition(" ")[0]) / 100}
+        with olla.inductor.enable(**goal):
+            yield
+
+    def rows(self, settings: list[str]) -> list[list[Cell]]:
+        """Return the table's rows of this case."""
+        default = self.found.get("budget 1.0", {}).get("peak_bytes")
+        rows: list[list[Cell]] = []
+        for setting in sorted(set(settings) & set(self.found), key=_rank):
+            result = self.found[setting]
+            row: list[Cell] = [self.name, setting, result["peak_bytes"] / MEBI]
+            row.append(100 * result["peak_bytes"] / default if default else None)
+            if setting == "eager":
+                rows.append([*row, *([None] * (len(COLUMNS) - len(row)))])
+                continue
+            row += [100 * result["recomputed_flops"] / result["flops"], result["num_recomputed"]]
+            row += [result["saved_bytes"] / MEBI, None if "copy_of" in result else result["compile_seconds"]]
+            rows.append([*row, result["partition_seconds"]])
+        return rows
+
+    def faults(self) -> list[str]:
+        """Return what olla does worse than torch's sweep."""
+        best, same = self._best(), self.found.get("olla same")
+        if not best or not same:
+            return []
+        faults = []
+        if same["peak_bytes"] > best["peak_bytes"]:
+            faults.append(f"{self.name}: peak {same['peak_bytes']} at a budget of {best['peak_bytes']} bytes")
+        if same["recomputed_flops"] > best["recomputed_flops"]:
+            faults.append(f"{self.name}: recomputes {same['recomputed_flops']} flops, torch {best['recomputed_flops']}")
+        return faults
+
+    def gain(self, most_flops: float = 0.05) -> float | None:
+        """Return by what share olla's least peak with few recomputed flops is below the best of torch's sweep."""
+        best = self._best()
+        ours = [
+            result["peak_bytes"]
+            for setting, result in self.found.items()
+            if setting.startswith("olla") and result["recomputed_flops"] <= most_flops * result["flops"]
+        ]
+        return 1 - min(ours) / best["peak_bytes"] if best and ours else None
+
+
+def _record(run: Replay) -> dict[str, Any]:
+    return {
+        "peak_bytes": run.peak_bytes,
+        "flops": run.flops,
+        "recomputed_flops": run.recomputed_flops,
+        "num_recomputed": sum(split.num_recomputed for split in run.splits),
+        "saved_bytes": sum(split.saved_bytes for split in run.splits),
+        "compile_seconds": run.compile_seconds,
+        "partition_seconds": run.partition_seconds,
+        "digests": [split.digest for split in run.splits],
+    }
+
+
+def _rank(setting: str) -> tuple[int, float, str]:
+    kind, _, value = setting.partition(" ")
+    return ("eager", "budget", "olla").index(kind), -float(value) if kind == "budget" else 0.0, value
+
+
+def report(cases: list[Case], settings: list[str]) -> tuple[Report, list[str]]:
+    """Return the page, and what is wrong."""
+    page = Report("Compiled training steps: peaks of the generated wrappers, and what they recompute", COLUMNS)
+    for case in cases:
+        page.rows += case.rows(settings)
+    faults = [fault for case in cases for fault in case.faults()]
+    gains = {case.name: gain for case in cases if (gain := case.gain()) is not None}
+    for name, gain in gains.items():
+        page.summary[f"{name}: below the best of torch's sweep with up to 5 % of the flops again, %"] = 100 * gain
+    if gains:
+        page.summary["on average, %"] = 100 * sum(gains.values()) / len(gains)
+    page.summary["worse than torch's best budget"] = "; ".join(faults) or "none"
+    page.summary["settings found"] = f"{sum(len(c.found) for c in cases)} of {len(cases) * len(settings)}"
+    page.summary["machine"] = "shared with other work; seconds are processor time"
+    return page, faults
+
+
+def main() -> int:
+    """Run it; see the module."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--cases", nargs="+", default=list(compile_cases.CASES), choices=list(compile_cases.CASES))
+    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=SETTINGS)
+    parser.add_argument("--folder", type=Path, default=REPOSITORY / "build" / "bench_compile")
+    parser.add_argument("--only-report", action="store_true", help="what was found before")
+    parser.add_argument("--markdown", type=Path)
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    cases = [Case(name, arguments.folder) for name in arguments.cases]
+    missing = []
+    for case in [] if arguments.only_report else cases:
+        missing += [f"{case.name}: {s}" for s in arguments.settings if s != "eager" and not case.find(s)]
+    page, faults = report(cases, arguments.settings)
+    page.print()
+    if arguments.markdown:
+        page.save(arguments.markdown)
+    print(*(f"not measured: {m}" for m in missing), *faults, sep="\n", file=sys.stderr)
+    return 1 if faults or missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+// Packs one part: a greedy pass, then searches in turns; a part that repeats itself by a short one.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "olla/ejection.hpp"
+#include "olla/fold.hpp"
+#include "olla/ladder.hpp"
+#include "olla/layout.hpp"
+#include "olla/neighbourhood.hpp"
+#include "olla/squeaky.hpp"
+
+namespace olla {
+
+// Effort that all parts share: what one leaves over goes to others.
+struct Effort {
+  std::int64_t placements, nodes;
+};
+
+class PartSearch {
+ public:
+  using Stop = std::function<bool(Bytes)>;  // asked now and then with the present height of the part
+
+  PartSearch(const Part& part, const LayoutOptions& options);
+
+  // One greedy pass. Where it is stopped, what is left is stacked: a packing there is in any case.
+  void begin(const std::function<bool()>& stop);
+
+  // One turn of lowering the height towards enough. False when there is nothing left to try, or no effort.
+  bool improve(Bytes enough, Effort& effort, const Stop& stop);
+
+  const Packing& best() const { return best_; }
+  Bytes bound() const { return bound_; }  // proved: no packing is lower
+
+ private:
+  // A search that lowers the height gets more of the next turn, one that does not gets less.
+  struct Share {
+    double slices = 1;
+    void learn(bool has_gained) { slices = has_gained ? std::min(16.0, 2 * slices) : std::max(0.25, slices / 2); }
+  };
+
+  void fold(Bytes enough, Effort& effort, const Stop& stop);
+  void repeat(Section cut, Bytes enough, Effort& effort, const Stop& stop);
+  void try_keys(Bytes enough, const Stop& stop);
+  void try_orders(Bytes enough, const Stop& stop);
+  void try_births(Bytes enough, const Stop& stop);
+  void take_turns(Bytes enough, Effort& effort, const Stop& stop);
+  void turn_wheel(Bytes enough, Effort& effort, const Stop& stop);
+  void climb_down(Bytes enough, Effort& effort, const Stop& stop);
+  void eject(Bytes enough, Effort& effort, const Stop& stop);
+  void search_near(Bytes enough, Effort& effort, const Stop& stop);
+  bool done(Bytes enough, const Stop& stop) const;
+  void keep(Packing packing);
+
+  const Part& part_;
+  const LayoutOptions& options_;
+  const bool is_free_, is_small_;
+  Packing best_;
+  Bytes bound_ = 0;
+  int num_turns_ = 0, num_cuts_ = 0;
+  Skyline skyline_;
+  SqueakyWheel wheel_;
+  Ladder ladder_;
+  std::optional<Ejection> ejection_;
+  std::optional<Neighbourhood> neighbourhood_;
+  std::optional<Fold> fold_;
+  std::vector<Section> cuts_;            // where the fold can be cut, best first
+  std::unique_ptr<PartSearch> folded_;  // of its short part
+  Share wheel_share_, ejection_share_, neighbourhood_share_;
+};
+
+}  // namespace olla

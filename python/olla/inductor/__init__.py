@@ -1,0 +1,8 @@
+"""olla inside torch.compile: what to save for backward and what to run again, decided for fused code."""
+
+from olla.inductor.backend import backend
+from olla.inductor.explain import Explanation, explain
+from olla.inductor.partition import Partitioner
+from olla.inductor.settings import disable, enable
+
+__all__ = ["Explanation", "Partitioner", "backend", "disable", "enable", "explain"]

@@ -1,0 +1,33 @@
+"""The backend "olla" of torch.compile: Inductor with olla's decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from olla.inductor import compat
+from olla.inductor.settings import patches
+
+_OURS = ("budget", "max_slowdown", "minimise", "device")
+
+
+def backend(module: Any, inputs: Any, *, mode: str | None = None, options: Mapping[str, Any] | None = None) -> Any:
+    """Compile a graph with Inductor and olla's decisions; ``torch.compile(model, backend="olla")`` calls this.
+
+    Args:
+        module, inputs: the graph module that dynamo captured and its example inputs.
+        mode: as of ``torch.compile``: "reduce-overhead", "max-autotune", ...
+        options: ``budget``, ``max_slowdown``, ``minimise``, ``device`` as of `olla.inductor.enable`; ``mode``, since
+            torch.compile takes no mode beside options; all others are Inductor's own.
+
+    Returns:
+        The compiled function.
+
+    Example:
+        >>> import torch
+        >>> step = torch.compile(torch.nn.Linear(2, 1), backend="olla", options={"max_slowdown": 0.05})
+    """
+    ours = {name: value for name, value in (options or {}).items() if name in _OURS}
+    others = {name: value for name, value in (options or {}).items() if name not in _OURS}
+    mode = others.pop("mode", mode)
+    return compat.compile_graph(module, inputs, mode=mode, options=others, patches=patches(**ours))

@@ -1,0 +1,168 @@
+"""What olla does with a compiled step, beside what torch would have done: bytes and arithmetic, nothing is run."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from olla.devices import DeviceProfile
+from olla.inductor import compat
+from olla.inductor.partition import Partitioner
+from olla.inductor.replay import Replay, replay, sweep
+from olla.inductor.saving import Choice
+from olla.inductor.settings import patches
+from olla.inductor.split import Split
+from olla.report.text import human_bytes, percent
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_SHARES = (0.9, 0.7, 0.5, 0.3, 0.1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """One step as olla would have it compiled, and as torch would.
+
+    Attributes:
+        ours: the replayed step with olla's decisions; ``ours.splits[i]`` is what became of graph i.
+        choices: choices[i] is what olla expected of graph i; None where the graph was left to torch.
+        default: the replayed step as torch.compile has it.
+        best_share: the activation_memory_budget of lowest peak among those tried.
+        best: the replayed step with that budget.
+    """
+
+    ours: Replay
+    choices: list[Choice | None]
+    default: Replay
+    best_share: float
+    best: Replay
+
+    def __str__(self) -> str:
+        """Return the two tables a person wants: the graphs, and the step under olla and under torch."""
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), width=110, color_system=None, force_terminal=False)
+        with console.capture() as capture:
+            console.print(self._graphs())
+            console.print()
+            console.print(self._steps())
+        return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+    def _graphs(self) -> Table:
+        table = _table("graph", "ops", "saved", "of bytes", "run again", "flops again")
+        for name in ("planned peak", "all saved", "bound"):
+            table.add_column(name, justify="right")
+        for i, (split, choice) in enumerate(zip(self.ours.splits, self.choices, strict=True)):
+            table.add_row(str(i), *_split(split), *_planned(choice))
+        return table
+
+    def _steps(self) -> Table:
+        table = _table("step", "peak", "of torch's", "saved", "run again", "flops again")
+        rows = {
+            "olla": self.ours,
+            "torch.compile": self.default,
+            f"activation_memory_budget={self.best_share:g}": self.best,
+        }
+        table.add_row(
+            "eager", human_bytes(self.ours.eager_peak_bytes), self._ratio(self.ours.eager_peak_bytes), "", "", ""
+        )
+        for name, run in rows.items():
+            saved = sum(split.saved_bytes for split in run.splits)
+            again = sum(split.num_recomputed for split in run.splits)
+            figures = (human_bytes(saved), f"{again:,} ops", percent(run.recomputed_flops / max(1, run.flops)))
+            table.add_row(name, human_bytes(run.peak_bytes), self._ratio(run.peak_bytes), *figures)
+        return table
+
+    def _ratio(self, num_bytes: int) -> str:
+        return percent(num_bytes / max(1, self.default.peak_bytes))
+
+
+def explain(
+    model: torch.nn.Module,
+    batch: Any,
+    loss: Callable[[Any, Any], Any],
+    *,
+    budget: int | str | None = None,
+    max_slowdown: float | None = None,
+    minimise: str | None = None,
+    device: str | DeviceProfile | None = None,
+    shares: Sequence[float] = _SHARES,
+    state_bytes: int = 0,
+) -> Explanation:
+    """Explain what olla saves and recomputes in a compiled training step, beside torch's own choices.
+
+    The step is compiled with olla, by torch's default and once per share, without its kernels; nothing is run, and no
+    memory is taken. Code compiled before is forgotten, and compiled again when it is next called.
+
+    Args:
+        model: real, or on the meta device; in the mode (train or eval) it shall run in.
+        batch: tensors in any structure of dicts, lists and tuples.
+        loss: ``loss(model, batch)`` returns the loss, or a tuple that starts with it.
+        budget, max_slowdown, minimise, device: as of `olla.inductor.enable`.
+        shares: values of ``activation_memory_budget`` to try for torch.
+        state_bytes: of what else lives throughout: an optimizer's state.
+
+    Returns:
+        The figures; ``print`` shows them as tables.
+
+    Raises:
+        BudgetError, ValueError: as `olla.inductor.enable`.
+        CaptureError: the step does not run on fake tensors.
+
+    Complexity: up to ``2 + len(shares)`` compilations without kernels, each of seconds to minutes.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 1))
+        >>> found = explain(model, torch.ones(4, 8), lambda model, x: model(x).sum(), shares=(0.5,))
+        >>> len(found.ours.splits), found.best_share
+        (1, 1.0)
+    """
+    goal = {"budget": budget, "max_slowdown": max_slowdown, "minimise": minimise, "device": device}
+    settings = patches(**goal)  # type: ignore[arg-type]
+    partitioner: Partitioner = settings["custom_partitioner_fn"]
+    partitioner.choices = made = []
+    choices: list[Choice | None] = []
+
+    def watch(_: Split) -> None:
+        choices.append(made.pop() if made else None)
+
+    with compat.inductor_settings(settings):
+        ours = replay(model, batch, loss, state_bytes=state_bytes, watch=watch)
+    torchs = sweep(model, batch, loss, (1.0, *shares), state_bytes=state_bytes)
+    share = min(torchs, key=lambda s: (torchs[s].peak_bytes, torchs[s].recomputed_flops, -s))
+    return Explanation(ours=ours, choices=choices, default=torchs[1.0], best_share=share, best=torchs[share])
+
+
+def _table(first: str, *others: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(first)
+    for name in others:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _split(split: Split) -> tuple[str, ...]:
+    again = percent(split.recomputed_flops / max(1, split.flops))
+    return (
+        f"{split.num_ops:,}",
+        f"{split.num_saved:,}",
+        human_bytes(split.saved_bytes),
+        f"{split.num_recomputed:,}",
+        again,
+    )
+
+
+def _planned(choice: Choice | None) -> tuple[str, ...]:
+    if choice is None:
+        return "left to torch", "", ""
+    bound = getattr(choice, "lower_bound_bytes", None)
+    shown = "unknown" if bound is None else human_bytes(bound)
+    return human_bytes(choice.peak_bytes), human_bytes(choice.saved_peak_bytes), shown

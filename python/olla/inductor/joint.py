@@ -1,0 +1,256 @@
+"""A joint graph of forward and backward as a graph of olla: kernels, what is fused into them, and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import fx
+
+from olla import _core
+from olla.devices import DeviceProfile
+from olla.inductor import compat
+from olla.inductor.kinds import Fusion, changes_inputs, fusion_of, is_view, may_run_again, node_flops
+from olla.operators import Rerun, lists_of
+
+_FUSED_SHARE = 0.25  # of a fused op's inputs and results that pass through memory, about
+_ARITHMETIC_SHARE = 0.02  # of that traffic's time that a fused op takes where its inputs are at hand anyway
+
+
+@dataclass(frozen=True)
+class Joint:
+    """What the planner sees of a joint graph.
+
+    Attributes:
+        graph: the core's graph. Op v is `nodes[v]`; a view is no op, what reads it reads the tensor it looks at.
+        nodes: fx node of op v, in base order: those of forward, then those of backward. None: the tangents arrive.
+        tensor: of every fx node that holds one tensor: the graph's tensor, for a view the one it looks at.
+        split: the first op of backward.
+        seconds, rerun, rerun_seconds, store_seconds, fusion, unsaved: rules per op; see cpp/olla/values.hpp.
+        flops: int64[num_ops], of matrix products, convolutions and attention.
+    """
+
+    graph: _core.Graph
+    nodes: list[fx.Node | None]
+    tensor: dict[fx.Node, int]
+    split: int
+    seconds: NDArray[np.float64]
+    rerun: NDArray[np.uint8]
+    rerun_seconds: NDArray[np.float64]
+    store_seconds: NDArray[np.float64]
+    fusion: NDArray[np.uint8]
+    unsaved: NDArray[np.uint8]
+    flops: NDArray[np.int64]
+
+    @property
+    def step_seconds(self) -> float:
+        """Estimated seconds of forward and backward with everything saved."""
+        return float(self.seconds.sum())
+
+    def evictor(self) -> _core.Evictor:
+        """Return a search over what to save and what to run again."""
+        num_ops = len(self.nodes)
+        return _core.Evictor(
+            self.graph,
+            np.arange(num_ops, dtype=np.int32),
+            self.seconds,
+            self.rerun,
+            self.rerun_seconds,
+            np.zeros(num_ops + 1, dtype=np.int64),
+            np.zeros(0, dtype=np.int32),
+            np.array(self.fusion != Fusion.KERNEL, dtype=np.uint8),
+            self.fusion,
+            self.store_seconds,
+            self.unsaved,
+            self.split,
+        )
+
+
+def is_tensor_node(node: fx.Node) -> bool:
+    """Whether a node's value is one tensor."""
+    return compat.is_tensor(node.meta.get("val"))
+
+
+def nodes_in(value: Any) -> list[fx.Node]:
+    """Return the nodes in one argument."""
+    found: list[fx.Node] = []
+    fx.node.map_arg(value, found.append)
+    return found
+
+
+class _Builder:
+    def __init__(self, info: Any) -> None:
+        self.info = info
+        self.tensor: dict[fx.Node, int] = {}
+        self.bytes: list[int] = []
+        self.producer: list[int] = []
+        self.reads: list[list[int]] = []
+        self.writes: list[list[int]] = []
+        self.nodes: list[fx.Node | None] = []
+
+    def add_tensor(self, num_bytes: int, producer: int) -> int:
+        self.bytes.append(num_bytes)
+        self.producer.append(producer)
+        return len(self.bytes) - 1
+
+    def add_tangents(self, tangents: list[fx.Node]) -> None:
+        """Let one op bring the tangents when backward begins."""
+        op = len(self.nodes)
+        self.nodes.append(None)
+        self.reads.append([])
+        for node in tangents:
+            self.tensor[node] = self.add_tensor(compat.size_of(node), op)
+        self.writes.append([self.tensor[node] for node in tangents])
+
+    def add(self, node: fx.Node) -> None:
+        """Append a node that computes: a view and an element of a tuple name what is there already."""
+        source = aliased(node)
+        if source is not None and source in self.tensor:
+            self.tensor[node] = self.tensor[source]
+            return
+        if compat.is_getitem(node):
+            return  # named where its tuple was made
+        if changes_inputs(node):
+            self.nodes.append(node)
+            self.reads.append(self.inputs(node))
+            self.writes.append([])
+            if isinstance(node.args[0], fx.Node) and node.args[0] in self.tensor:
+                self.tensor[node] = self.tensor[node.args[0]]
+            return
+        if not is_tensor_node(node) and not computes(node):
+            return
+        op = len(self.nodes)
+        self.nodes.append(node)
+        self.reads.append(self.inputs(node))
+        if is_tensor_node(node):
+            self.tensor[node] = self.add_tensor(compat.size_of(node), op)
+            self.writes.append([self.tensor[node]])
+            return
+        written = []
+        for user in elements(node):
+            if is_tensor_node(user):
+                self.tensor[user] = self.add_tensor(compat.size_of(user), op)
+                written.append(self.tensor[user])
+        self.writes.append(written)
+
+    def inputs(self, node: fx.Node) -> list[int]:
+        return sorted({t for n in node.all_input_nodes for t in self.tensors_of(n)})
+
+    def tensors_of(self, node: fx.Node) -> list[int]:
+        if node in self.tensor:
+            return [self.tensor[node]]
+        return [self.tensor[user] for user in elements(node) if user in self.tensor]  # a tuple that is read whole
+
+
+def elements(node: fx.Node) -> Iterator[fx.Node]:
+    """Yield the nodes that take one element of what a node returns."""
+    return (user for user in node.users if compat.is_getitem(user) and user.args[0] is node)
+
+
+def computes(node: fx.Node) -> bool:
+    """Whether a node runs an operator on tensors, rather than Python arithmetic on sizes."""
+    return node.op == "call_function" and compat.is_operator(node.target) and not compat.is_symbolic(node)
+
+
+def aliased(node: fx.Node) -> fx.Node | None:
+    """Return the node whose memory a view, or an element of a tuple of views, looks at; None for everything else."""
+    if compat.is_getitem(node):
+        parent = node.args[0]
+        return aliased(parent) if isinstance(parent, fx.Node) and is_view(parent) else None
+    if is_view(node) and isinstance(node.args[0], fx.Node):
+        return node.args[0]
+    return None
+
+
+def base_order(graph: fx.Graph, info: Any) -> tuple[list[fx.Node], list[fx.Node]]:
+    """Return the nodes of forward and those of backward, each in the order of the joint graph.
+
+    What neither needs the tangents nor serves forward's results belongs to forward if it stands before backward's
+    first node; the planner moves it where that helps.
+    """
+    forward: list[fx.Node] = []
+    backward: list[fx.Node] = []
+    begun = False
+    for node in graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        begun = begun or (node in info.tangents_closure and not info.is_required_fw(node))
+        early = info.is_required_fw(node) or (not begun and node not in info.tangents_closure)
+        (forward if early else backward).append(node)
+    return forward, backward
+
+
+def build(graph: fx.Graph, info: Any, num_forward: int, device: DeviceProfile) -> Joint:
+    """Return what the planner needs to know of a joint graph.
+
+    Args:
+        graph: the joint graph, functional but for copies into its inputs; sizes are taken at their hints.
+        info: torch's classification of its nodes.
+        num_forward: results of the joint graph that are forward's.
+        device: what seconds are estimated for.
+
+    Complexity:
+        O(nodes + edges).
+    """
+    b = _Builder(info)
+    for node in graph.find_nodes(op="placeholder"):
+        if is_tensor_node(node) and not compat.is_tangent(node):
+            b.tensor[node] = b.add_tensor(compat.size_of(node), -1)
+    forward, backward = base_order(graph, info)
+    for node in forward:
+        b.add(node)
+    split = len(b.nodes)
+    b.add_tangents([node for node in graph.find_nodes(op="placeholder") if compat.is_tangent(node)])
+    for node in backward:
+        b.add(node)
+    (output,) = graph.find_nodes(op="output")
+    outputs = sorted({t for n in nodes_in(output.args) for t in b.tensors_of(n) if b.producer[t] >= 0})
+    results = {t for n in nodes_in(output.args[0][:num_forward]) for t in b.tensors_of(n)}
+    return _with_rules(b, outputs, results, split, device)
+
+
+def _with_rules(b: _Builder, outputs: list[int], results: set[int], split: int, device: DeviceProfile) -> Joint:
+    num_ops, sizes = len(b.nodes), np.array(b.bytes, dtype=np.int64)
+    fusion = np.array([Fusion.KERNEL if n is None else fusion_of(n) for n in b.nodes], dtype=np.uint8)
+    again = [  # forward's results are there anyway, and have to be forward's
+        n is not None and v < split and may_run_again(n) and results.isdisjoint(b.writes[v])
+        for v, n in enumerate(b.nodes)
+    ]
+    flops = np.array([0 if n is None else node_flops(n) for n in b.nodes], dtype=np.int64)
+    moved = np.array([sizes[r].sum() + sizes[w].sum() for r, w in zip(b.reads, b.writes, strict=True)], dtype=np.int64)
+    kernel = fusion == Fusion.KERNEL
+    seconds = device.estimate(flops, np.where(kernel, moved, moved * _FUSED_SHARE).astype(np.int64), kernel * 1)
+    made = np.array([sizes[w].sum() for w in b.writes], dtype=np.int64)
+    traffic = device.estimate(flops * 0, moved, kernel * 0)
+    rerun_seconds = np.select([kernel, fusion == Fusion.REDUCTION], [seconds, traffic], traffic * _ARITHMETIC_SHARE)
+    store_seconds = device.estimate(flops * 0, 2 * made, kernel * 0 + 1)
+    unsaved = np.array([n is not None and compat.must_recompute(n) for n in b.nodes], dtype=np.uint8)
+    empty = lists_of([[] for _ in range(num_ops)])
+    reads, writes = lists_of(b.reads), lists_of(b.writes)
+    graph = _core.Graph(
+        sizes,
+        np.zeros(len(sizes), dtype=np.uint8),
+        *reads,
+        *writes,
+        *empty,
+        *empty,
+        np.zeros(num_ops, dtype=np.int64),
+        np.zeros(num_ops, dtype=np.uint8),
+        np.array(outputs, dtype=np.int32),
+    )
+    return Joint(
+        graph=graph,
+        nodes=b.nodes,
+        tensor=b.tensor,
+        split=split,
+        seconds=seconds,
+        rerun=np.where(again, Rerun.WHOLE, Rerun.NEVER).astype(np.uint8),
+        rerun_seconds=rerun_seconds,
+        store_seconds=store_seconds,
+        fusion=fusion,
+        unsaved=unsaved,
+        flops=flops,
+    )

@@ -1,0 +1,163 @@
+"""The joint graph that a choice makes: forward, then backward with what it runs again in the place it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from olla.inductor import compat
+from olla.inductor.joint import Joint, elements, is_tensor_node
+
+
+@dataclass
+class Rebuilt:
+    """A rewritten joint graph.
+
+    Attributes:
+        graph: every run a node of its own; whoever reads a value reads the run that makes it for him.
+        saved, saved_sizes: nodes of forward that backward reads: tensors, and numbers.
+        static: inputs that live longer than the step.
+    """
+
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    saved: dict[fx.Node, None] = field(default_factory=dict)
+    saved_sizes: dict[fx.Node, None] = field(default_factory=dict)
+    static: list[fx.Node] = field(default_factory=list)
+
+
+class _Rebuilder:
+    def __init__(self, old: fx.Graph, joint: Joint, values: Mapping[str, Any]) -> None:
+        self.old, self.joint = old, joint
+        self.value_tensor = values["tensor"].tolist()
+        self.result = Rebuilt()
+        self.backward = False
+        self.forward_nodes: set[fx.Node] = set()
+        self.given: dict[fx.Node, fx.Node] = {}  # inputs and constants
+        self.present: dict[int, fx.Node] = {}  # of tensor: the node that makes it for the run at hand, or made it last
+        self.seen: dict[tuple[fx.Node, fx.Node, bool], fx.Node] = {}  # views, by what they look at
+        self.sizes: dict[fx.Node, fx.Node] = {}
+        self.tuples: dict[fx.Node, fx.Node] = {}  # of a node that returns several values: its last run
+        self.roots: dict[int, fx.Node] = {}
+        for node, tensor in joint.tensor.items():
+            self.roots.setdefault(tensor, node)
+
+    def run(self, runs: Mapping[str, Any], num_forward: int) -> Rebuilt:
+        for node in self.old.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                self.given[node] = self.copy(node)
+        read_offset, reads = runs["reads"][0].tolist(), runs["reads"][1].tolist()
+        make_offset, makes = runs["makes"][0].tolist(), runs["makes"][1].tolist()
+        tensors = [self.value_tensor[value] for value in runs["value"].tolist()]  # of copy c
+        made: dict[int, fx.Node] = {}
+        (output,) = self.old.find_nodes(op="output")
+        results = output.args[0]
+        forward_results: list[Any] = []
+        for r, (op, position) in enumerate(zip(runs["op"].tolist(), runs["position"].tolist(), strict=True)):
+            node = self.joint.nodes[op]
+            if not self.backward and position >= self.joint.split:
+                forward_results = [self.mapped(item) for item in results[:num_forward]]
+                self.forward_nodes = set(self.result.graph.nodes)
+                self.backward = True
+            if node is None:
+                continue
+            for c in reads[read_offset[r] : read_offset[r + 1]]:
+                if c in made:
+                    self.present[tensors[c]] = made[c]
+            self.emit(node)
+            for c in makes[make_offset[r] : make_offset[r + 1]]:
+                made[c] = self.present[tensors[c]]
+        out = self.result.graph.output((*forward_results, *(self.mapped(item) for item in results[num_forward:])))
+        out.meta.update(output.meta)
+        return self.result
+
+    def copy(self, node: fx.Node) -> fx.Node:
+        return self.result.graph.node_copy(node, self.resolve)
+
+    def emit(self, node: fx.Node) -> None:
+        """Append one run of a node, and the elements of the tuple it returns."""
+        new = self.copy(node)
+        if is_tensor_node(node):
+            if node in self.joint.tensor:
+                self.present[self.joint.tensor[node]] = new
+            return
+        self.tuples[node] = new
+        for user in elements(node):
+            if is_tensor_node(user):
+                item = self.result.graph.node_copy(user, lambda n: new if n is node else self.resolve(n))
+                self.present[self.joint.tensor[user]] = item
+
+    def mapped(self, item: Any) -> Any:
+        return self.read(self.resolve(item)) if isinstance(item, fx.Node) else item
+
+    def read(self, new: fx.Node) -> fx.Node:
+        """Note what backward reads of forward."""
+        if self.backward and new in self.forward_nodes and not compat.is_tangent(new):
+            saved = self.result.saved_sizes if compat.is_symbolic(new) else self.result.saved
+            saved[new] = None
+        return new
+
+    def resolve(self, node: fx.Node) -> fx.Node:
+        """Return the new node that stands for an old one where the graph has got to."""
+        if node in self.given:
+            return self.read(self.given[node])
+        if compat.is_symbolic(node):
+            return self.size(node)
+        chain = []
+        while node not in self.given and self.roots.get(self.joint.tensor.get(node, -1)) is not node:
+            if node in self.tuples and node not in self.joint.tensor:
+                return self.read(self.tuples[node])
+            chain.append(node)
+            node = node.args[0]  # type: ignore[assignment]
+        new = self.read(self.given[node] if node in self.given else self.present[self.joint.tensor[node]])
+        for view in reversed(chain):
+            key = (view, new, self.backward)
+            if key not in self.seen:
+                source = view.args[0]
+                self.seen[key] = self.result.graph.node_copy(
+                    view,
+                    lambda n, source=source, new=new: new if n is source else self.resolve(n),  # type: ignore[misc]
+                )
+            new = self.seen[key]
+        return new
+
+    def size(self, node: fx.Node) -> fx.Node:
+        """Return a number computed from sizes; backward gets whole numbers saved, and computes others from those."""
+        stack = [node]
+        while stack:
+            top = stack[-1]
+            missing = [n for n in top.all_input_nodes if compat.is_symbolic(n) and n not in self.sizes | self.given]
+            if top in self.sizes or not missing:
+                stack.pop()
+                if top not in self.sizes:
+                    before, self.backward = self.backward, False
+                    self.sizes[top] = self.result.graph.node_copy(top, lambda n: self.sizes.get(n) or self.resolve(n))
+                    self.backward = before
+                    self.forward_nodes.add(self.sizes[top])
+            stack += missing
+        new = self.sizes[node]
+        if self.backward and not compat.is_whole_number(node):
+            for n in node.all_input_nodes:
+                self.resolve(n)
+            return new
+        return self.read(new)
+
+
+def rebuild(
+    old: fx.Graph, joint: Joint, values: Mapping[str, Any], runs: Mapping[str, Any], num_forward: int, static: Any
+) -> Rebuilt:
+    """Return the joint graph in which every run of a choice is a node.
+
+    Args:
+        old: the joint graph.
+        joint: its model.
+        values, runs: of the core's Evictor.
+        num_forward: results of the joint graph that are forward's.
+        static: inputs that live longer than the step.
+    """
+    rebuilder = _Rebuilder(old, joint, values)
+    result = rebuilder.run(runs, num_forward)
+    result.static = [rebuilder.given[node] for node in static]
+    return result

@@ -1,0 +1,89 @@
+"""Turning olla on for code that already compiles, and off again."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from olla.budgets import Goal
+from olla.devices import DeviceProfile
+from olla.inductor import compat
+from olla.inductor.partition import Partitioner
+
+DEFAULT_SLOWDOWN = 0.05  # where no goal is given
+
+
+def patches(
+    budget: int | str | None = None,
+    max_slowdown: float | None = None,
+    minimise: str | None = None,
+    device: str | DeviceProfile | None = None,
+) -> dict[str, Any]:
+    """Return what olla changes in Inductor's configuration, by name.
+
+    Raises:
+        BudgetError, ValueError: as `enable`.
+    """
+    if budget is None and max_slowdown is None and minimise is None:
+        max_slowdown = DEFAULT_SLOWDOWN
+    goal = Goal.of(budget, max_slowdown, minimise, "a100" if device is None else device, True, True)
+    assert goal is not None
+    return {"custom_partitioner_fn": Partitioner(goal, device_given=device is not None)}
+
+
+class Enabled:
+    """olla is on until the end of a ``with`` block, or until `disable`."""
+
+    def __enter__(self) -> Enabled:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        disable()
+
+
+_before: dict[str, Any] = {}  # Inductor's settings before `enable`
+
+
+def enable(
+    *,
+    budget: int | str | None = None,
+    max_slowdown: float | None = None,
+    minimise: str | None = None,
+    device: str | DeviceProfile | None = None,
+) -> Enabled:
+    """Let olla decide what every ``torch.compile`` from now on saves for backward.
+
+    Code that has been compiled already stays as it is. A second call replaces the goal of the first.
+
+    Args:
+        budget: bytes a compiled forward and backward may need with all they take and return: "16GB", "16GiB" or a
+            number. What lies outside of them (other graphs, an optimizer's state) comes on top.
+        max_slowdown: the least peak for at most this share of added time, 0.05 for 5 %; the goal where none is given.
+        minimise: "peak": the least peak at whatever time.
+        device: what seconds are estimated for: a name of `olla.devices.PROFILES` or a profile; by default by the
+            device of the graph.
+
+    Returns:
+        An object for a ``with`` block that ends it; it may be ignored.
+
+    Raises:
+        BudgetError: the budget is no number of bytes.
+        ValueError: two goals are given, or one is out of its range.
+
+    Example:
+        >>> import olla.inductor
+        >>> with olla.inductor.enable(max_slowdown=0.05):
+        ...     pass  # torch.compile(model)(batch).backward()
+    """
+    settings = patches(budget, max_slowdown, minimise, device)
+    disable()
+    _before.update(compat.set_config(settings))
+    return Enabled()
+
+
+def disable() -> None:
+    """Give Inductor back the settings it had before `enable`; nothing happens where olla is not on."""
+    compat.set_config(_before)
+    _before.clear()

@@ -1,0 +1,103 @@
+"""What a partitioner made of a joint graph, in figures."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from olla.inductor import compat
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """One graph, divided into forward and backward.
+
+    Attributes:
+        num_ops: of the graph before it was divided; elements of tuples are no ops.
+        num_recomputed: runs of ops beyond that, in forward and backward together.
+        num_saved: values the forward graph hands to the backward graph, parameters and inputs left out.
+        saved_bytes: of their storages; views of parameters and inputs cost nothing, and no storage counts twice.
+        flops: of matrix products and convolutions before the graph was divided, attention included.
+        recomputed_flops: of those run beyond that.
+        seconds: processor time of the partitioner and of the passes before it.
+        digest: equal for equal pairs of graphs.
+    """
+
+    num_ops: int
+    num_recomputed: int
+    num_saved: int
+    saved_bytes: int
+    flops: int
+    recomputed_flops: int
+    seconds: float
+    digest: str
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a graph computes: its ops, and the flops of its matrix products and convolutions."""
+
+    num_ops: int
+    flops: int
+
+
+def figures(graph: fx.Graph) -> Figures:
+    """Count what a graph computes; inner graphs of control flow are left out."""
+    num_ops = total = 0
+    for node in graph.nodes:
+        if node.op != "call_function" or compat.is_getitem(node):
+            continue
+        num_ops += 1
+        formula = compat.flop_formula(node.target)
+        if formula is not None:
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
+            total += int(compat.hint(formula(*args, **kwargs, out_val=node.meta["val"])))
+    return Figures(num_ops, total)
+
+
+def split_of(given: Figures, joint: fx.Graph, forward: Any, backward: Any, num_outputs: int, seconds: float) -> Split:
+    """Describe a divided graph.
+
+    Args:
+        given: the joint graph as it came.
+        joint: the joint graph after the passes that simplified it, or added copies to it.
+        forward, backward: graph modules; the first ``num_outputs`` outputs of forward are not saved values.
+        seconds: processor time of dividing it.
+    """
+    after = figures(joint)
+    flops, num_ops = min(given.flops, after.flops), min(given.num_ops, after.num_ops)
+    parts = figures(forward.graph), figures(backward.graph)
+    num_saved, saved_bytes = _saved(forward.graph, num_outputs)
+    return Split(
+        num_ops=num_ops,
+        num_recomputed=max(0, sum(part.num_ops for part in parts) - num_ops),
+        num_saved=num_saved,
+        saved_bytes=saved_bytes,
+        flops=flops,
+        recomputed_flops=max(0, sum(part.flops for part in parts) - flops),
+        seconds=seconds,
+        digest=hashlib.sha256(f"{forward.graph}\n{backward.graph}".encode()).hexdigest(),
+    )
+
+
+def _saved(forward: fx.Graph, num_outputs: int) -> tuple[int, int]:
+    """Return how many values a forward graph saves, and the bytes of their storages."""
+    given = {_storage(node) for node in forward.nodes if node.op == "placeholder"}
+    saved = {}
+    num_saved = 0
+    for node in forward.output_node().args[0][num_outputs:]:  # type: ignore[index, union-attr]
+        if isinstance(node, fx.Node) and node.op != "placeholder" and isinstance(node.meta.get("val"), torch.Tensor):
+            key = _storage(node)
+            if key not in given:
+                num_saved += 1
+                saved[key] = int(compat.hint(node.meta["val"].untyped_storage().nbytes()))
+    return num_saved, sum(saved.values())
+
+
+def _storage(node: fx.Node) -> int | None:
+    value = node.meta.get("val")
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None

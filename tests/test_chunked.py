@@ -1,0 +1,273 @@
+"""Losses in chunks of rows: what is found, what the chunked graph is, what is proved of it, and plans with it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import olla
+from olla import BudgetPlan, Graph, GraphError, PlanError, _core, cli
+from olla.chunkcheck import check_chunked
+from olla.chunked import Chunked, Part, chunked
+from olla.losses import regions
+
+ROWS, WIDTH, CLASSES = 64, 16, 4000
+LOGITS = 4 * ROWS * CLASSES
+
+
+class LanguageModel:
+    """A graph: layers, a product with a large vocabulary, cross-entropy, backward, an update of the weight."""
+
+    def __init__(self, *, bias: bool = True, scaled_by_loss: bool = False, weights: bool = False, keep: bool = False):
+        b = self.builder = Graph.builder("language model")
+        self.weight = b.tensor(4 * WIDTH * CLASSES, kind="parameter")
+        self.bias = [b.tensor(4 * CLASSES, kind="parameter")] if bias else []
+        self.target = b.tensor(8 * ROWS, kind="input")
+        inputs = [b.tensor(4 * ROWS * WIDTH) for _ in range(5)]
+        for i, x in enumerate(inputs):
+            b.op(f"layer_{i}", reads=inputs[i - 1 : i] if i else [], writes=[x], moved_bytes=8 * ROWS * WIDTH)
+        x = inputs[-1]
+        logits, probs, through, back = (b.tensor(LOGITS) for _ in range(4))
+        self.logits, self.loss, total, one = logits, b.tensor(4), b.tensor(4), b.tensor(4)
+        name = "aten.addmm.default" if bias else "aten.mm.default"
+        flops, moved = 2 * ROWS * WIDTH * CLASSES, LOGITS + 4 * ROWS * WIDTH + 4 * WIDTH * CLASSES
+        product = {"flops": flops, "moved_bytes": moved}
+        read = [self.weight, *self.bias, x]
+        b.op("head", reads=read, writes=[logits], target=name, shape=(ROWS, CLASSES), kind="forward", **product)
+        softmax = {"target": "aten._log_softmax.default", "shape": (ROWS, CLASSES), "moved_bytes": 2 * LOGITS}
+        b.op("log_softmax", reads=[logits], writes=[probs], **softmax)
+        of_classes = [b.tensor(4 * CLASSES, kind="parameter")] if weights else []
+        nll = [self.target, probs, *of_classes]
+        b.op("loss", reads=nll, writes=[self.loss, total], target="aten.nll_loss_forward.default", moved_bytes=16)
+        b.op("ones", reads=[self.loss], writes=[one], target="aten.mul" if scaled_by_loss else "aten.ones_like.default")
+        two = b.tensor(4)
+        b.op("scale", reads=[one], writes=[two], target="aten.mul.Tensor")
+        nll = [*nll, total, two]
+        grad = {"shape": (ROWS, CLASSES), "kind": "backward"}
+        target = "aten.nll_loss_backward.default"
+        b.op("loss_grad", reads=nll, writes=[through], target=target, moved_bytes=2 * LOGITS, **grad)
+        target = "aten._log_softmax_backward_data.default"
+        b.op("logits_grad", reads=[probs, through], writes=[back], target=target, moved_bytes=3 * LOGITS, **grad)
+        self.weight_grad, self.input_grad = b.tensor(4 * WIDTH * CLASSES), b.tensor(4 * ROWS * WIDTH)
+        mm = {"target": "aten.mm.default", "kind": "backward", **product}
+        b.op("weight_grad", reads=[x, back], writes=[self.weight_grad], shape=(CLASSES, WIDTH), **mm)
+        b.op("input_grad", reads=[self.weight, back], writes=[self.input_grad], shape=(ROWS, WIDTH), **mm)
+        if bias:
+            bias_grad = b.tensor(4 * CLASSES)
+            shape = (1, CLASSES)
+            b.op(
+                "bias_grad",
+                reads=[back],
+                writes=[bias_grad],
+                target="aten.sum.dim_IntList",
+                shape=shape,
+                kind="backward",
+            )
+            b.op("bias_update", reads=[bias_grad, *self.bias], mutates=self.bias, kind="update")
+        g = self.input_grad
+        for i in reversed(range(1, 5)):
+            d = b.tensor(4 * ROWS * WIDTH)
+            b.op(f"layer_grad_{i}", reads=[g, inputs[i - 1]], writes=[d], kind="backward")
+            g = d
+        b.op("update", reads=[self.weight, self.weight_grad], mutates=[self.weight], kind="update")
+        b.output(self.loss)
+        if keep:
+            b.output(logits)
+
+    def build(self) -> Graph:
+        return self.builder.build()
+
+
+def peak_of(graph: Graph) -> int:
+    return int(_core.profile(graph.core, np.arange(graph.num_ops, dtype=np.int32))[3])
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("num_chunks", [1, 3, 8, 64, 1000])
+def test_chunks_are_complete_and_only_the_logits_are_cut(bias: bool, num_chunks: int) -> None:
+    graph = LanguageModel(bias=bias).build()
+    found = chunked(graph, num_chunks)
+    check_chunked(graph, found)
+    k = min(num_chunks, ROWS)
+    assert found.num_losses == 1
+    assert int(found.chunk.max()) + 1 == k
+    for v in regions(graph)[0].ops:
+        of_op = found.origin == v
+        if graph.flops[v]:
+            assert found.graph.flops[of_op].sum() == pytest.approx(graph.flops[v], rel=0.01)
+    for name in (Part.LOGITS, Part.LOG_PROBS, Part.PROBS):
+        written = [int(found.graph.writes.of(int(i))[0]) for i in np.flatnonzero(found.part == name)]
+        assert found.graph.tensor_bytes[written].sum() == LOGITS
+    assert (
+        found.graph.mutates.item == found.graph.writes.of(int(np.flatnonzero(found.part == Part.INPUT_GRAD)[0]))[0]
+    ).sum() == k - 1
+
+
+def test_more_chunks_need_less_memory() -> None:
+    graph = LanguageModel().build()
+    peaks = [peak_of(chunked(graph, k).graph) for k in (1, 2, 4, 8, 16)]
+    assert peaks == sorted(peaks, reverse=True)
+    assert peaks[-1] < peak_of(graph) - 2 * LOGITS
+
+
+@pytest.mark.parametrize("case", ["scaled_by_loss", "weights", "keep"])
+def test_a_loss_whose_chunks_would_differ_stays_whole(case: str) -> None:
+    graph = LanguageModel(**{case: True}).build()
+    found = chunked(graph, 8)
+    assert found.num_losses == 0
+    assert found.graph.digest == graph.digest
+    plan = olla.plan(graph, max_slowdown=0.5, chunked_loss=8, time_limit=2.0)
+    assert isinstance(plan, BudgetPlan)
+    assert plan.chunked is None
+    assert plan.message.startswith("No loss was chunked")
+    olla.check(graph, plan)
+
+
+def test_small_logits_stay_whole() -> None:
+    model = LanguageModel()
+    model.builder.tensor(10_000 * LOGITS, kind="parameter")
+    graph = model.build()
+    assert len(regions(graph)) == 1
+    assert chunked(graph, 8).num_losses == 0
+
+
+def test_ops_named_to_come_first_still_do() -> None:
+    model = LanguageModel()
+    last = model.builder.op("last", after=[2, 3])
+    model.builder.op("very last", after=[last])
+    graph = model.build()
+    found = chunked(graph, 4)
+    check_chunked(graph, found)
+    names = found.graph.op_names
+    assert [names[u] for u in found.graph.after.of(names.index("last"))] == ["layer_2", "layer_3"]
+    assert [names[u] for u in found.graph.after.of(names.index("very last"))] == ["last"]
+
+
+def tampered(found: Chunked, case: str) -> Chunked:
+    rows = found.graph.to_dict()
+    part = {
+        name: int(np.flatnonzero(found.part == Part[name])[-1]) for name in ("LOGITS", "INPUT_GRAD", "PROBS", "COUNT")
+    }
+    origin, chunk, kinds = found.origin.copy(), found.chunk.copy(), found.part.copy()
+    update = len(rows["ops"]) - 1
+    match case:
+        case "chunked_ops":
+            origin[update] = origin[update - 1]
+        case "chunked_parts":
+            chunk[part["LOGITS"]] -= 1
+        case "part of another op":
+            origin[part["PROBS"]] = origin[part["LOGITS"]]
+        case "chunked_tensors":
+            rows["tensors"][-1]["bytes"] += 1
+            rows["tensors"].append({"bytes": 4})
+        case "chunked_inputs":
+            rows["ops"][update]["reads"] = rows["ops"][update]["reads"][:1]
+        case "reads the inside":
+            logits = rows["ops"][part["LOGITS"]]["writes"]
+            rows["ops"][update]["reads"] = [*rows["ops"][update]["reads"], *logits]
+        case "chunked_results":
+            rows["ops"][update]["mutates"] = []
+        case "another operator":
+            rows["ops"][update]["target"] = "aten.other"
+        case "chunked_end":
+            rows["outputs"] = []
+        case "chunked_lengths":
+            origin = origin[:-1]
+    return replace(found, graph=Graph.from_dict(rows), origin=origin, chunk=chunk, part=kinds)
+
+
+@pytest.mark.parametrize(
+    ("case", "rule"),
+    [
+        ("chunked_ops", "chunked_ops"),
+        ("chunked_parts", "chunked_parts"),
+        ("part of another op", "chunked_parts"),
+        ("chunked_tensors", "chunked_tensors"),
+        ("chunked_inputs", "chunked_inputs"),
+        ("reads the inside", "chunked_inputs"),
+        ("chunked_results", "chunked_results"),
+        ("another operator", "chunked_results"),
+        ("chunked_end", "chunked_end"),
+        ("chunked_lengths", "chunked_lengths"),
+    ],
+)
+def test_a_graph_that_is_not_the_original_in_chunks_is_refused(case: str, rule: str) -> None:
+    graph = LanguageModel().build()
+    with pytest.raises(PlanError) as caught:
+        check_chunked(graph, tampered(chunked(graph, 4), case))
+    assert caught.value.rule == rule
+
+
+def test_a_plan_with_chunks_is_checked_against_the_original_and_survives_its_file(tmp_path: Path) -> None:
+    graph = LanguageModel().build()
+    whole = olla.plan(graph, max_slowdown=9.0, time_limit=2.0)
+    plan = olla.plan(graph, max_slowdown=9.0, time_limit=2.0, chunked_loss=8)  # mostly launches: the step is tiny
+    assert isinstance(plan, BudgetPlan)
+    assert isinstance(whole, BudgetPlan)
+    assert plan.chunked is not None
+    assert (plan.source_digest, plan.goal["chunked_loss"]) == (graph.digest, 8)
+    assert plan.slowdown <= 9.0
+    assert plan.base_seconds == whole.base_seconds
+    assert plan.peak_lower_bound_bytes <= plan.peak_bytes < whole.peak_bytes
+    assert "in 8 chunks of rows" in str(plan)
+    plan.save(tmp_path / "plan.json.gz")
+    loaded = olla.Plan.load(tmp_path / "plan.json.gz")
+    olla.check(graph, loaded)
+    olla.check(loaded.graph, loaded)
+    other = tampered(plan.chunked, "reads the inside")
+    with pytest.raises(PlanError) as caught:
+        olla.check(graph, replace(plan, chunked=other))
+    assert caught.value.rule == "chunked_inputs"
+
+
+def test_a_budget_that_the_step_fits_needs_no_chunks() -> None:
+    graph = LanguageModel().build()
+    plan = olla.plan(graph, budget=10 * peak_of(graph), chunked_loss=8, time_limit=2.0)
+    assert isinstance(plan, BudgetPlan)
+    assert (plan.chunked, plan.added_seconds) == (None, 0.0)
+    assert "the step fits without" in plan.message
+
+
+def test_chunks_that_add_more_time_than_allowed_are_not_made() -> None:
+    model = LanguageModel()
+    graph = model.build()
+    plan = olla.plan(graph, max_slowdown=0.0, chunked_loss=64, time_limit=2.0)
+    assert isinstance(plan, BudgetPlan)
+    assert (plan.chunked, plan.added_seconds) == (None, 0.0)
+    assert "chunks alone add" in plan.message
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.5, True, "8", 5000])
+def test_a_number_of_chunks_must_be_one(value: object) -> None:
+    with pytest.raises(ValueError, match="chunked_loss is"):
+        olla.plan(LanguageModel().build(), max_slowdown=0.1, chunked_loss=value)  # type: ignore[arg-type]
+
+
+def test_chunks_are_for_a_goal() -> None:
+    with pytest.raises(ValueError, match="chunked_loss is for a goal"):
+        olla.plan(LanguageModel().build(), chunked_loss=8)
+
+
+def test_the_command_chunks_losses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "graph.json")
+    LanguageModel().build().save(path)
+    wanted = ["plan", path, "--max-slowdown", "9", "--time-limit", "2", "--json", "--chunked-loss", "8"]
+    assert cli.main([*wanted, "-o", str(tmp_path / "plan.json")]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["num_chunked_losses"], shown["goal"]["chunked_loss"]) == (1, 8)
+    assert cli.main(["check", path, str(tmp_path / "plan.json")]) == 0
+    assert cli.main(["plan", path, "--chunked-loss", "8"]) == 2
+    assert "--chunked-loss is for a goal" in capsys.readouterr().err
+
+
+def test_a_chunked_graph_cut_from_its_file_is_refused() -> None:
+    content = chunked(LanguageModel().build(), 4).to_dict()
+    del content["origin"]
+    with pytest.raises(PlanError, match="lacks one of its keys"):
+        Chunked.from_dict(content)
+    with pytest.raises(GraphError):
+        Chunked.from_dict({**chunked(LanguageModel().build(), 4).to_dict(), "graph": {}})

@@ -1,0 +1,306 @@
+"""Plans that swap: files, host memory, bounds, decisions; choices compared with brute force."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from strategies import graphs, graphs_with_order
+from test_swap import SLOW, chain, program
+
+import olla
+from olla import _core
+from olla.budgetplan import Decision
+from olla.cli import main
+from olla.devices import DeviceProfile, profile_of
+from olla.errors import BudgetError, PlanError
+from olla.graph import Graph
+from olla.operators import rules
+from olla.swap import Link, Search, swapped_graph
+from olla.swapbound import SwapBound, working_sets
+from olla.swapplan import SwapDecision, SwapPlan
+
+SECONDS = DeviceProfile(
+    name="toy",
+    flops_per_second=1.0,
+    bytes_per_second=1.0,
+    launch_seconds=1.0,
+    to_host_bytes_per_second=1e4,
+    from_host_bytes_per_second=1e4,
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_blocks_are_swapped_too() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("olla.swap._MIN_BYTES", 1)
+        yield
+
+
+def planned(graph: Graph, **options: Any) -> SwapPlan:
+    given: dict[str, Any] = {"max_slowdown": 0.1, "swap": True, "link": SLOW, "time_limit": 1.0}
+    plan = olla.plan(graph, **(given | options))
+    assert isinstance(plan, SwapPlan)
+    return plan
+
+
+def test_swapping_is_on_where_host_memory_is_granted_or_it_is_asked_for() -> None:
+    g = chain()
+    assert isinstance(olla.plan(g, max_slowdown=0.1, host_budget="64GB", time_limit=1.0), SwapPlan)
+    assert isinstance(olla.plan(g, max_slowdown=0.1, swap=True, time_limit=1.0), SwapPlan)
+    assert isinstance(olla.plan(g, max_slowdown=0.1, time_limit=1.0), olla.BudgetPlan)
+    off = olla.plan(g, max_slowdown=0.1, host_budget="64GB", swap=False, time_limit=1.0)
+    assert isinstance(off, olla.BudgetPlan)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"host_budget": "1GB"}, "host_budget is for a goal"),
+        ({"swap": True}, "swap is for a goal"),
+        ({"link": 1e9, "max_slowdown": 0.1}, "link is given, but nothing may be swapped"),
+        ({"method": "autoswap", "swap": False}, "method 'autoswap' does nothing else"),
+    ],
+)
+def test_options_of_swapping_that_contradict_each_other_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        olla.plan(chain(), **options)
+
+
+@pytest.mark.parametrize("host_budget", [0, -1, "0GB", "1 parsec", "nan", 1.5])
+def test_host_memory_is_parsed_as_strictly_as_a_budget(host_budget: Any) -> None:
+    with pytest.raises(BudgetError, match="host_budget"):
+        olla.plan(chain(), max_slowdown=0.1, host_budget=host_budget)
+
+
+def test_host_memory_stays_within_its_budget_and_costs_memory_or_time() -> None:
+    g = chain()
+    free, bounded = planned(g), planned(g, host_budget=4 << 20)
+    assert bounded.host_bytes <= 4 << 20 < free.host_bytes
+    assert bounded.peak_bytes >= free.peak_bytes
+    assert bounded.goal["host_budget_bytes"] == 4 << 20
+
+
+def test_a_plan_that_swaps_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
+    g = chain()
+    plan = planned(g)
+    plan.save(tmp_path / "plan.json.gz")
+    loaded = olla.Plan.load(tmp_path / "plan.json.gz")
+    assert isinstance(loaded, SwapPlan)
+    assert loaded._to_object() == plan._to_object()
+    assert loaded.recomputation is not None
+    assert loaded.swaps.stall_seconds == plan.swaps.stall_seconds
+    assert str(loaded) == str(plan)
+    olla.check(g, loaded)
+
+
+def test_a_damaged_file_is_refused_with_the_key(tmp_path: Path) -> None:
+    whole = planned(chain())._to_object()
+    (tmp_path / "plan.json").write_text(json.dumps(whole))
+
+    def refused(message: str, **changes: object) -> None:
+        content = {**whole, "swap": {**whole["swap"], **changes}}
+        content["swap"] = {key: value for key, value in content["swap"].items() if value is not ...}
+        (tmp_path / "damaged.json").write_text(json.dumps(content))
+        with pytest.raises(PlanError, match=message):
+            olla.Plan.load(tmp_path / "damaged.json")
+
+    copies = whole["swap"]["copies"]
+    refused("'copies' in 'swap'", copies=...)
+    refused(r"swap\.copies\.out_end\[0\]", copies={**copies, "out_end": ["soon"]})
+    refused("different lengths", copies={**copies, "last": [*copies["last"], 1]})
+    refused("recomputation is no plan", recomputation={**whole, "swap": whole["swap"]})
+    refused("the graph in 'swap' is invalid", graph={})
+
+
+def test_figures_that_the_copies_do_not_bear_out_are_refused() -> None:
+    g = chain()
+    plan = planned(g)
+    s = plan.swaps
+    assert len(s.tensor) > 1
+    for changed in (
+        replace(s, out_start=s.out_end, out_end=s.out_start),
+        replace(s, in_end=s.in_end + 100.0),
+        replace(s, host_bytes=s.host_bytes - 1),
+        replace(s, stall_seconds=0.0, base_seconds=1.0),
+        replace(s, issue=s.issue - 1),
+        replace(s, swapped_bytes=0),
+        replace(s, start=s.start - 1.0),
+    ):
+        with pytest.raises(PlanError) as error:
+            olla.check(g, replace(plan, swaps=changed))
+        assert error.value.rule == "swap_times"
+
+
+def test_decisions_say_what_was_swapped_and_what_runs_again_and_at_what_price() -> None:
+    g = chain()
+    plan = planned(g, max_slowdown=0.2)
+    found = plan.decisions(g, rules(g, profile_of("a100")))
+    swapped = [d for d in found if isinstance(d, SwapDecision)]
+    assert sorted(d.tensor for d in swapped) == sorted(plan.swaps.tensor.tolist())
+    assert all(d.absent_seconds > 0 and d.rerun_seconds == 1.0 and "forward" in d.made_by for d in swapped)
+    assert sum(isinstance(d, Decision) for d in found) == plan.num_recomputed
+    assert any("in host memory for" in line for line in plan.details)
+
+
+def every_subset(search: Search, **options: Any) -> int:
+    """Return the least peak over all choices of blocks and both orders of the copies out, without a stall."""
+    num = len(search.blocks.tensor)
+    subsets = itertools.chain.from_iterable(itertools.combinations(range(num), k) for k in range(num + 1))
+    found = (
+        search.evaluate(np.array(chosen, dtype=np.int32), by_last=by_last, **options)
+        for chosen in subsets
+        for by_last in (True, False)
+    )
+    return min(swaps.peak_bytes for swaps in found if swaps.stall_seconds <= 1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs_with_order(max_ops=9), st.integers(0, 2**20))
+def test_choice_of_swaps_is_that_of_brute_force_on_small_graphs(
+    graph_with_order: tuple[Graph, list[int]], seed: int
+) -> None:
+    g, order = graph_with_order[0], np.array(graph_with_order[1], dtype=np.int32)
+    seconds = np.random.default_rng(seed).integers(1, 4, g.num_ops).astype(np.float64)
+    search = Search(g, order, seconds, Link.of(float(max(1, g.tensor_bytes.max(initial=1)))), min_bytes=1)
+    if g.num_ops and len(search.blocks.tensor) <= 6:
+        assert search.least_peak(0.0, 60.0, num_rounds=40).peak_bytes == every_subset(search)
+
+
+@settings(max_examples=25, deadline=None)
+@given(graphs(min_ops=1, max_ops=8), st.sampled_from([0.0, 0.3, 1.0]), st.sampled_from([1e3, 1e4]), st.booleans())
+def test_no_choice_of_reruns_and_swaps_is_below_the_bound(
+    graph: Graph, slowdown: float, speed: float, in_place: bool
+) -> None:
+    may = rules(graph, SECONDS, in_place=in_place)
+    link = Link.of(speed)
+    plan = olla.plan(
+        graph, max_slowdown=slowdown, swap=True, link=link, device=SECONDS, in_place=in_place, time_limit=0.2
+    )
+    assert isinstance(plan, SwapPlan)  # bounded within, over some ops; here over all
+    bound, ops = SwapBound(graph, may, link), np.arange(graph.num_ops, dtype=np.int32)
+    added = max(slowdown * plan.base_seconds, plan.added_seconds)
+    assert bound.least_peak(ops, added) <= plan.peak_bytes
+    assert bound.least_added_seconds(ops, plan.peak_bytes, plan.added_seconds) <= plan.added_seconds + 1e-9
+    assert working_sets(graph, may).max() <= plan.peak_bytes
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs_with_order(max_ops=9), st.sampled_from([0.0, 0.5]), st.integers(0, 2**20))
+def test_no_choice_of_swaps_alone_is_below_the_bound_in_any_order(
+    graph_with_order: tuple[Graph, list[int]], stall: float, seed: int
+) -> None:
+    g, order = graph_with_order[0], np.array(graph_with_order[1], dtype=np.int32)
+    if g.num_ops == 0:
+        return
+    may = rules(g, SECONDS, in_place=False, recompute=False)
+    link = Link.of(float(max(1, g.tensor_bytes.max(initial=1))))
+    search = Search(g, order, may.seconds, link, min_bytes=1)
+    random = np.random.default_rng(seed)
+    bound = SwapBound(g, may, link)
+    for share in (0.9, 0.6, 0.3):
+        blocks = np.flatnonzero(random.random(len(search.blocks.tensor)) < 0.7).astype(np.int32)
+        swaps = search.evaluate(blocks, int(search.live.max() * share) if stall else None)
+        assert bound.least_peak(np.arange(g.num_ops, dtype=np.int32), swaps.stall_seconds) <= swaps.peak_bytes
+        swapped, _ = swapped_graph(g, order, swaps)
+        assert _core.profile(swapped.core, program(swapped))[3] == swaps.peak_bytes
+
+
+@settings(max_examples=25, deadline=None)
+@given(graphs(min_ops=1, max_ops=10), st.integers(1, 30_000), st.integers(1, 20_000))
+def test_a_plan_is_within_its_budgets_or_refused(graph: Graph, budget: int, host_budget: int) -> None:
+    try:
+        plan = olla.plan(
+            graph, budget=budget, host_budget=host_budget, link=1e3, device=SECONDS, alignment=1, time_limit=0.2
+        )
+    except BudgetError:
+        event("refused")
+        return
+    assert isinstance(plan, SwapPlan)
+    event(f"swaps: {len(plan.swaps.tensor) > 0}")
+    assert plan.peak_bytes <= budget
+    assert plan.host_bytes <= host_budget
+    olla.check(graph, plan)
+
+
+def test_swaps_add_less_time_than_recomputation_alone_where_the_link_is_free() -> None:
+    g = chain()
+    peak = olla.plan(g, layout=False).peak_bytes
+    for share in (0.9, 0.7, 0.5):
+        budget = int(share * peak)
+        alone = olla.plan(g, budget=budget, time_limit=1.0)
+        both = planned(g, max_slowdown=None, budget=budget)
+        assert isinstance(alone, olla.BudgetPlan)
+        assert both.added_seconds_lower_bound <= both.added_seconds <= alone.added_seconds
+        assert both.peak_bytes <= budget
+
+
+def test_an_impossible_budget_names_the_op_that_forces_it() -> None:
+    g = chain()
+    least = int(working_sets(g, rules(g, profile_of("a100"))).max())
+    with pytest.raises(BudgetError, match=rf"no plan fits it.*op \d+ \(.*{least} bytes") as error:
+        planned(g, max_slowdown=None, budget=least - 1)
+    assert error.value.ids
+
+
+@pytest.fixture
+def graph_file(tmp_path: Path) -> str:
+    chain().save(tmp_path / "graph.json.gz")
+    return str(tmp_path / "graph.json.gz")
+
+
+def test_command_line_swaps_saves_checks_and_shows(
+    graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = str(tmp_path / "plan.json")
+    options = ["--time-limit", "1", "--host-budget", "8MiB"]
+    assert main(["plan", graph_file, "--max-slowdown", "0.1", "--json", "-o", saved, *options]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    for key in (
+        "base_seconds",
+        "added_seconds",
+        "added_seconds_lower_bound",
+        "peak_lower_bound_bytes",
+        "num_recomputed",
+        "swapped_bytes",
+        "host_bytes",
+    ):
+        assert isinstance(summary[key], int | float), key
+    assert 0 < summary["host_bytes"] <= 8 << 20
+    assert main(["check", graph_file, saved]) == 0
+    assert capsys.readouterr().out.startswith("ok: valid")
+    assert main(["show", "-v", saved]) == 0
+    shown = capsys.readouterr().out
+    assert "in host memory at once" in shown
+    assert "copied for" in shown
+
+
+def test_command_line_tells_what_does_not_fit_from_what_is_wrong(
+    graph_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", graph_file, "--budget", "1MB", "--host-budget", "1GB", "--time-limit", "1"]) == 1
+    assert "no plan fits it" in capsys.readouterr().err
+    assert main(["plan", graph_file, "--budget", "1GB", "--host-budget", "0"]) == 2
+    assert "--host-budget '0'" in capsys.readouterr().err
+    assert main(["plan", graph_file, "--host-budget", "1GB"]) == 2
+    assert "is for a goal" in capsys.readouterr().err
+    assert main(["plan", graph_file, "--method", "autoswap", "--no-swap"]) == 2
+    options = ["--host-budget", "1GB", "--no-swap", "--max-slowdown", "0.1", "--json", "--time-limit", "1"]
+    assert main(["plan", graph_file, *options]) == 0
+    assert json.loads(capsys.readouterr().out)["swapped_bytes"] == 0
+
+
+def test_autoswap_is_a_method_on_the_command_line(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", graph_file, "--method", "autoswap", "--json", "--time-limit", "1"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["method"] == "autoswap"
+    assert summary["swapped_bytes"] > 0
+    assert summary["peak_bytes"] < summary["base_peak_bytes"]
