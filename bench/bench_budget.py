@@ -3,7 +3,7 @@
     python bench/bench_budget.py --markdown bench/results/budget.md
     python bench/bench_budget.py --chunked-loss 8 --markdown bench/results/budget_chunked.md
     python bench/bench_budget.py --rivals --markdown bench/results/budget_rivals.md
-    python bench/bench_budget.py --all --markdown bench/results/budget_seconds.md
+    python bench/bench_budget.py --all --markdown bench/results/budget_planning.md
 
 Every plan is checked, against the original graph too, by ``olla.check``. Memory is simulated, time is a roofline model
 of the device. With --rivals: block checkpointing and PyTorch's min-cut partitioner, and our peak at their added time.

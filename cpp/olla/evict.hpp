@@ -5,12 +5,9 @@
 #include <unordered_set>
 
 #include "olla/control.hpp"
-#include "olla/rewrite.hpp"
+#include "olla/idle.hpp"
 
 namespace olla {
-
-// Drops that go together: a value, and those of its ancestors that would otherwise have to be kept for it.
-using Decision = std::vector<Drop>;
 
 struct EvictLimits {
   Bytes peak = 0;               // stop once the peak is this low
@@ -53,13 +50,6 @@ class Evictor {
   void set_taste(const Taste& taste);
 
  private:
-  struct Closure {  // of a drop: what has to run again right before a run
-    RunId use;
-    Step step;
-    Bytes kept_bytes;  // of ancestors kept instead
-    double seconds;
-    std::int64_t id;
-  };
   struct Effort {
     double reach = 1;   // multiplies how far ancestors run again
     bool deep = false;  // repair memory that a decision raises elsewhere by further ones
@@ -73,43 +63,25 @@ class Evictor {
   bool step(const EvictLimits& limits, Control& control);
   bool attempt_with_repairs(const Decision& decision, const EvictLimits& limits, Control& control);
   static Bytes live_at(const Rewrite& r, OpId op, Step position);
-  void find_uses();
   void find_candidates();
-  bool estimate(CopyId copy, Decision& decision, Bytes& freed, double& seconds);
-  Bytes highest(RunId first, RunId end) const;
-  bool makes_again(ValueId value) const;
-  double cost(OpId op) const;
-  void run_again(OpId op, double seconds);
-  bool need(ValueId y, Decision& decision);
   bool attempt(const Decision& decision, double most_seconds);
   double weight(CopyId copy);
   bool take_back(std::span<const Drop> drops, Bytes peak);
-  bool moves(CopyId copy) const;
-  std::uint64_t key(CopyId copy) const;
 
   const Graph& graph_;
   const Values& values_;
   const Rules& rules_;
   Rewriter rewriter_;
   DropSet drops_;
+  Idle idle_;
   Rewrite best_, trial_;
   std::vector<Decision> decisions_;
   std::vector<Point> curve_;
   RunId peak_ = 0;
   Effort effort_;
   bool repairing_ = false;
-  std::int64_t work_ = 0;                    // of closures, not yet reported
-  std::int64_t repair_work_ = 0;             // that may still be spent on repairs
-  std::vector<RunId> previous_, next_;       // of copy c: uses around the peak
-  std::vector<RunId> last_again_;            // of op v: its last run beyond its own, or -1
-  std::vector<std::int64_t> copies_offset_;  // of value i: its copies, in order of making
-  std::vector<CopyId> copies_of_;
+  std::int64_t repair_work_ = 0;  // that may still be spent on repairs
   std::vector<Candidate> candidates_;
-  Closure closure_{};
-  std::vector<OpId> ops_;                 // of the closure
-  std::vector<std::int64_t> closure_of_;  // of op v: the id of the latest closure it belongs to
-  std::vector<Bytes> blocks_;             // the most memory during every kBlock runs
-  std::vector<Drop> kept_;                // ancestors it keeps, and where they could be dropped
   Taste taste_;
   std::vector<double> above_;  // memory above taste_.level, summed over the runs before run r
   std::mt19937_64 random_;

@@ -40,6 +40,7 @@ _CLOSE = 0.002  # a peak this near to its bound is not searched for further
 _MAX_ROUNDS = 1000  # of the local search; work ends it earlier on all but small graphs
 _NUM_SEED_OPS = 3  # whose bounds the local search starts from, too
 _NUM_BOUND_OPS = 12  # per source of ops whose cuts make a bound
+_ROUNDED_UP = 1 + 1e-12  # sums of seconds depend on their order
 _NEXT_TO_NOTHING = 64  # times fewer bytes than an op reads
 _MAX_LAYOUTS = 6  # rewritten graphs laid out until the arena fits
 
@@ -245,7 +246,7 @@ class Run:
         goal = self.goal
         if goal.budget_bytes is not None:
             return self._fit(goal.budget_bytes)
-        added = math.inf if goal.max_slowdown is None else goal.max_slowdown * self.base_seconds
+        added = math.inf if goal.max_slowdown is None else goal.max_slowdown * self.base_seconds * _ROUNDED_UP
         self.drop(0, added)
         self.improve(0, added)
         return self.finish()
