@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _BASE_SHARE = 0.1  # of the time limit, for the best order without rewriting
 _DROP_SHARE = 0.5  # the time by which the choice is made
 _LEAST_SHARE = 0.1  # of the time limit, that every stage gets however late it is: an answer that is late, but one
+_PROGRAM_SHARE = 0.7  # the time by which the integer program of the choice ends
 _IMPROVE_SHARE = 0.08  # of the time limit, for improving the choice
 _CLOSE = 0.002  # a peak this near to its bound is not searched for further
 _FINAL_SHARE = 0.1  # of the time limit, for ordering and laying out one rewritten graph
@@ -160,6 +161,7 @@ class _Run:
         self.base_seconds = float(self.rules.seconds.sum())
         self.interrupted = False
         self.lowest_bytes = 2**62
+        self.notes: tuple[str, ...] = ()  # on the choice, for the plan's details
         limit = _BASE_SHARE * options.time_limit
         self.base: Plan = pipeline.run(graph, replace(options, layout=False, time_limit=limit), progress)
         r = self.rules
@@ -207,6 +209,30 @@ class _Run:
             least_time, peak_bytes, seconds, self.options.seed, _MAX_ROUNDS, limit, self.progress
         )
 
+    def _solve(self, peak_bytes: int, added_seconds: float | None) -> None:
+        """With the method "ilp": solve the integer program of the choice, for the base order."""
+        if self.options.method != "ilp" or self.interrupted:
+            return
+        from olla.budgetilp import solve_choice
+
+        ops, bound, seconds = self._busiest_ops(), 0.0, self._bound_seconds()
+        if added_seconds is None:
+            bound = float(self.evictor.least_added_seconds(ops, peak_bytes, seconds, None)[0].max(initial=0.0))
+        else:
+            peaks, _ = self.evictor.least_peak(ops, added_seconds, seconds, None)
+            peak_bytes = max(int(peaks.max(initial=0)), self.graph.resident_bytes)
+        found = solve_choice(
+            self.evictor,
+            peak_bytes=peak_bytes,
+            added_seconds=added_seconds,
+            bound=bound,
+            time_limit=max(min(self._left(_PROGRAM_SHARE), self._left()), self._least()),
+            seed=self.options.seed,
+            progress=self.progress,
+        )
+        self.interrupted |= bool(found.info["cancelled"])
+        self.notes = (found.line(added_seconds is None),)
+
     def _close_enough(self, peak_bytes: int, added_seconds: float | None) -> bool:
         """Whether the bounds leave next to nothing to gain."""
         ops, limit = self._busiest_ops(), self._bound_seconds()
@@ -223,6 +249,7 @@ class _Run:
         added = math.inf if goal.max_slowdown is None else goal.max_slowdown * self.base_seconds
         self.drop(0, added)
         self._improve(0, added)
+        self._solve(0, added)
         return self._finish()
 
     def _fit(self, budget_bytes: int) -> BudgetPlan:
@@ -230,10 +257,12 @@ class _Run:
         target = budget_bytes
         for _ in range(_MAX_LAYOUTS):
             self.drop(target, math.inf)
+            if self.evictor.peak <= target:
+                self._improve(target, None)
+            self._solve(target, None)
             self.lowest_bytes = min(self.lowest_bytes, self.evictor.peak)
             if self.evictor.peak > target:
                 break
-            self._improve(target, None)
             plan = self._finish()
             excess = needed_bytes(plan.graph, plan) - budget_bytes
             if excess <= 0:
@@ -299,6 +328,7 @@ class _Run:
         written = np.diff(self.graph.writes.offset)[origin]
         seconds = {**plan.seconds, "total": time.perf_counter() - self.start}
         fields = {**vars(plan), "seconds": seconds, "message": f"Of the rewritten graph: {plan.message}"}
+        fields["details"] = (*plan.details, *self.notes)
         budget_plan = BudgetPlan(
             **fields,
             graph=graph,
