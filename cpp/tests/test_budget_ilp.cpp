@@ -42,7 +42,9 @@ std::vector<Point> all_points(const Case& c, std::size_t most_drops = 12) {
     for (std::size_t i = 0; i < drops.size(); ++i) {
       if (chosen >> i & 1) set.add(drops[i]);
     }
-    if (rewriter.build(set, rewrite)) points.push_back({rewrite.peak, rewrite.added_seconds});
+    if (!rewriter.build(set, rewrite)) continue;
+    const auto same = [&](const Point& p) { return p.peak == rewrite.peak && p.added_seconds == rewrite.added_seconds; };
+    if (std::none_of(points.begin(), points.end(), same)) points.push_back({rewrite.peak, rewrite.added_seconds});
   }
   return points;
 }
@@ -85,7 +87,7 @@ int compare(const Case& c, const std::vector<Point>& points) {
 
 TEST(answers_equal_the_best_of_every_set_of_drops) {
   int num_cases = 0, num_points = 0;
-  for (std::uint32_t seed = 0; seed < 300 && num_cases < 60; ++seed) {
+  for (std::uint32_t seed = 0; seed < 300 && num_cases < 20; ++seed) {
     const Case c(test::random_data(5, seed), seed % 2 == 1);
     if (c.overwriters_run_again()) continue;
     const auto points = all_points(c);
