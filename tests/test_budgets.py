@@ -90,7 +90,7 @@ def test_operators_say_what_may_overwrite_and_what_may_run_again() -> None:
     b.op("update", reads=[state, y], mutates=[state], target="aten.add_.Tensor", moved_bytes=24)
     found = rules(b.build(), PROFILES["a100"])
     assert found.in_place.tolist() == [0, 1, 1, 0, 1]
-    assert found.rerun.tolist() == [Rerun.NEVER, Rerun.WHOLE, Rerun.WHOLE, Rerun.WHOLE, Rerun.WHOLE]
+    assert found.rerun.tolist() == [Rerun.REPLAY, Rerun.WHOLE, Rerun.WHOLE, Rerun.WHOLE, Rerun.WHOLE]
     off = rules(b.build(), PROFILES["a100"], in_place=False, recompute=False)
     assert not off.in_place.any()
     assert not off.rerun.any()

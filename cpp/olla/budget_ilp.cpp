@@ -131,12 +131,12 @@ class Search {
   void explain() {
     std::string& message = result_.figures.message;
     if (result_.status == Status::kOptimal) {
-      message = "proved for the base order";
+      message = "proved";
     } else if (program_ == nullptr) {
       message = "the program was not built: it needs more than " + std::to_string(options_.max_nonzeros) + " entries";
     } else if (infeasible_ && !meets_) {
       result_.status = Status::kInfeasible;
-      message = "proved for the base order: nothing fits";
+      message = "proved: nothing fits";
     } else {
       message = control_.cancelled() ? "stopped on request" : "time limit reached; a longer one may close the gap";
     }

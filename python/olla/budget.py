@@ -18,7 +18,7 @@ from olla.check import check
 from olla.columns import Lists
 from olla.errors import BudgetError, SolverError
 from olla.graph import Graph
-from olla.operators import Rerun, Rules, rules
+from olla.operators import Rerun, Rules, rules, without_replays
 from olla.precedences import with_precedences
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ _BASE_SHARE = 0.2  # of the time limit, by which that stage ends at the latest
 _DROP_SHARE = 0.5
 _IMPROVE_SHARE = 0.7
 _LEAST_SHARE = 0.1  # of the time limit, that every stage gets however late it is: an answer that is late, but one
+_PROGRAM_SHARE = 0.9
 _BOUND_SHARE = 0.1  # of the time limit, for one lower bound
 _CLOSE = 0.002  # a peak this near to its bound is not searched for further
 _MAX_ROUNDS = 1000  # of the local search; work ends it earlier on all but small graphs
@@ -170,10 +171,13 @@ class Run:
         self.rules: Rules = rules(graph, goal.device, in_place=goal.in_place, recompute=goal.recompute)
         if narrow is not None:
             self.rules = narrow(self.rules)
+        if options.method == "ilp":  # the integer program knows no draws that are repeated
+            self.rules = without_replays(self.rules)
         self.base_seconds = float(self.rules.seconds.sum())
         self.interrupted = False
         self.lowest_bytes = 2**62
         self.improve_work = min(_IMPROVE_WORK, _IMPROVE_RUNS * graph.num_ops)
+        self.notes: tuple[str, ...] = ()  # on the choice, for the plan's details
         limit = _BASE_SHARE * options.time_limit
         quick = replace(options, layout=False, time_limit=limit, max_work=_BASE_WORK)
         self.base: Plan = pipeline.run(graph, quick, progress)
@@ -233,6 +237,30 @@ class Run:
             self._busiest_ops()[:_NUM_SEED_OPS].tolist(),
         )
 
+    def _solve(self, peak_bytes: int, added_seconds: float | None) -> None:
+        """With the method "ilp": solve the integer program of the choice, for the base order."""
+        if self.options.method != "ilp" or self.interrupted:
+            return
+        from olla.budgetilp import solve_choice
+
+        ops, bound, seconds = self._busiest_ops(), 0.0, self._bound_seconds()
+        if added_seconds is None:
+            bound = float(self.evictor.least_added_seconds(ops, peak_bytes, seconds, None)[0].max(initial=0.0))
+        else:
+            peaks, _ = self.evictor.least_peak(ops, added_seconds, seconds, None)
+            peak_bytes = max(int(peaks.max(initial=0)), self.graph.resident_bytes)
+        found = solve_choice(
+            self.evictor,
+            peak_bytes=peak_bytes,
+            added_seconds=added_seconds,
+            bound=bound,
+            time_limit=self._until(_PROGRAM_SHARE),
+            seed=self.options.seed,
+            progress=self.progress,
+        )
+        self.interrupted |= bool(found.info["cancelled"])
+        self.notes = (found.line(added_seconds is None),)
+
     def _close_enough(self, peak_bytes: int, added_seconds: float | None) -> bool:
         """Whether the bounds leave next to nothing to gain."""
         ops, limit = self._busiest_ops(), self._bound_seconds()
@@ -249,6 +277,7 @@ class Run:
         added = math.inf if goal.max_slowdown is None else goal.max_slowdown * self.base_seconds * _ROUNDED_UP
         self.drop(0, added)
         self.improve(0, added)
+        self._solve(0, added)
         return self.finish()
 
     def _fit(self, budget_bytes: int) -> BudgetPlan:
@@ -256,10 +285,12 @@ class Run:
         target = budget_bytes
         for _ in range(_MAX_LAYOUTS):
             self.drop(target, math.inf)
+            if self.evictor.peak <= target:
+                self.improve(target, None)
+            self._solve(target, None)
             self.lowest_bytes = min(self.lowest_bytes, self.evictor.peak)
             if self.evictor.peak > target:
                 break
-            self.improve(target, None)
             plan = self.finish()
             excess = needed_bytes(plan.graph, plan) - budget_bytes
             if excess <= 0:
@@ -325,6 +356,7 @@ class Run:
         written = np.diff(self.graph.writes.offset)[origin]
         stages = {**plan.seconds, "total": time.perf_counter() - self.start}
         fields = {**vars(plan), "seconds": stages, "message": f"Of the rewritten graph: {plan.message}"}
+        fields["details"] = (*plan.details, *self.notes)
         budget_plan = BudgetPlan(
             **fields,
             graph=graph,

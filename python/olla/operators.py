@@ -129,6 +129,12 @@ def rules(graph: Graph, device: DeviceProfile, *, in_place: bool = True, recompu
     return Rules(seconds, rerun, seconds * share, moved, lists_of(reads), overwrites)
 
 
+def without_replays(given: Rules) -> Rules:
+    """Return the rules without drawing random numbers again: a dropout runs again from its mask."""
+    again = np.where(np.diff(given.rerun_reads.offset) > 0, Rerun.FIRST_RESULT, Rerun.NEVER)
+    return given._replace(rerun=np.where(given.rerun == Rerun.REPLAY, again, given.rerun).astype(np.uint8))
+
+
 def _may_overwrite(graph: Graph, v: int, name: str) -> bool:
     """Whether an op's result may overwrite an input, or it changes the whole of one tensor and may write elsewhere."""
     written, changed = graph.writes.of(v), graph.mutates.of(v)

@@ -1,0 +1,77 @@
+"""The choice of drops by integer program: against everything tried, against the greedy, and as a method of `plan`."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from budget_oracle import Permissions, least_added_seconds
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_budget import training_chain
+from test_budget_bound import evictor, tiny
+
+import olla
+from olla import BudgetPlan, Graph
+from olla.budgetilp import solve_choice
+
+
+@settings(max_examples=40, deadline=None)
+@given(tiny(max_ops=5), st.floats(0.0, 1.0))
+def test_no_choice_beats_everything_tried_and_none_is_worse_than_the_greedy(
+    case: tuple[Graph, Permissions], share: float
+) -> None:
+    graph, allowed = case
+    greedy = evictor(graph, allowed)
+    greedy.run(0, math.inf, 10.0, None)
+    search = evictor(graph, allowed)
+    peak = round(greedy.peak + share * (search.peak - greedy.peak))
+    search.run(peak, math.inf, 10.0, None)
+    before = search.added_seconds if search.peak <= peak else math.inf
+    found = solve_choice(search, peak_bytes=peak, time_limit=20.0)
+    assert found.status == "optimal"
+    assert search.peak <= peak
+    assert least_added_seconds(graph, allowed, peak) <= search.added_seconds + 1e-9
+    assert search.added_seconds <= before + 1e-9
+    assert found.bound == pytest.approx(search.added_seconds, abs=1e-5)
+    lowest = evictor(graph, allowed)
+    least = solve_choice(lowest, peak_bytes=0, added_seconds=search.added_seconds, time_limit=20.0)
+    assert least.status == "optimal"
+    assert lowest.peak <= search.peak
+
+
+def test_the_method_ilp_proves_the_choice_for_the_base_order() -> None:
+    graph = training_chain(4)
+    base = olla.plan(graph, time_limit=2.0).peak_bytes
+    greedy = olla.plan(graph, budget=int(0.8 * base), time_limit=5.0, layout=False)
+    exact = olla.plan(graph, budget=int(0.8 * base), method="ilp", time_limit=20.0, layout=False)
+    assert isinstance(greedy, BudgetPlan)
+    assert isinstance(exact, BudgetPlan)
+    assert exact.added_seconds_lower_bound <= exact.added_seconds <= greedy.added_seconds + 1e-12
+    (line,) = [line for line in exact.details if line.startswith("budget program")]
+    assert "values idle above the target" in line
+    assert "any values" not in line
+    olla.check(graph, exact)
+
+
+def test_the_least_peak_within_a_time_is_searched_for_too() -> None:
+    graph = training_chain(4)
+    exact = olla.plan(graph, max_slowdown=0.1, method="ilp", time_limit=20.0, layout=False)
+    assert isinstance(exact, BudgetPlan)
+    assert exact.slowdown <= 0.1 + 1e-9
+    assert any(line.startswith("budget program: ") and "peak" in line for line in exact.details)
+    olla.check(graph, exact)
+
+
+def test_what_nothing_fits_is_said_to_be_proved() -> None:
+    graph = training_chain(2)
+    order = np.arange(graph.num_ops, dtype=np.int32)
+    r = olla.operators.rules(graph, olla.devices.PROFILES["a100"])
+    search = olla._core.Evictor(
+        graph.core, order, r.seconds, r.rerun, r.rerun_seconds, r.rerun_reads.offset, r.rerun_reads.item, r.in_place
+    )
+    found = solve_choice(search, peak_bytes=1_500_000, time_limit=20.0)
+    assert found.status == "infeasible"
+    assert "nothing fits" in found.line(least_time=True)
+    assert search.added_seconds == 0.0
