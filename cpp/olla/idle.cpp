@@ -183,7 +183,8 @@ bool Idle::need(ValueId y, Decision& decision) {
   const Bytes bytes = graph_.bytes(values_.tensor[y]);
   const Step last = std::max(rewrite_->runs[c.last_use].position, closure_.step);
   const bool again = makes_again(y) && last < rewrite_->runs[use].position;
-  if (c.last_use > peak_) {  // it lives at the peak anyway: is there room until it is needed?
+  const bool ends_here = !rules_.fusion.empty() && c.last_use == peak_;
+  if (c.last_use > peak_ || ends_here) {  // it lives at the peak anyway: is there room until it is needed?
     if (again && highest(c.last_use + 1, use + 1) + bytes > rewrite_->peak) {
       run_again(op, cost(op));
       decision.push_back({y, last});

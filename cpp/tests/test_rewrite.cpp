@@ -166,3 +166,20 @@ TEST(random_drops_need_what_the_profile_of_the_rewritten_graph_says) {
 }
 
 OLLA_TEST_MAIN
+
+TEST(a_fused_result_is_in_memory_only_where_a_kernel_of_its_own_reads_it) {
+  // kernel 0 makes 0; pointwise op 1 makes 1 of it; kernel 2 makes 3 of 1 or, fused, reduction 2 does.
+  for (const Fusion reader : {Fusion::kNone, Fusion::kReduction}) {
+    const Graph graph(data({10, 10, 1}, {{.writes = {0}}, {.reads = {0}, .writes = {1}}, {.reads = {1}, .writes = {2}}}));
+    Rules rules = rules_for(graph.data());
+    rules.fusion = {0, static_cast<std::uint8_t>(Fusion::kPointwise), static_cast<std::uint8_t>(reader)};
+    rules.store_seconds.assign(3, 0.0);
+    const Values values(graph, rules);
+    const auto order = program_order(graph);
+    Rewriter rewriter(graph, values, rules, order);
+    Rewrite rewrite;
+    CHECK(rewriter.build(DropSet(values.num_values()), rewrite));
+    CHECK_EQ(rewrite.copies[1].fused, reader == Fusion::kReduction);
+    CHECK_EQ(rewrite.peak, reader == Fusion::kReduction ? 11 : 20);
+  }
+}

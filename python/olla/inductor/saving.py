@@ -82,7 +82,7 @@ def _pick(points: list[_Point], joint: Joint, goal: Goal) -> _Point:
     if goal.minimise is not None:
         return by_peak
     if goal.max_slowdown is not None:
-        limit = goal.max_slowdown * joint.step_seconds
+        limit = points[0].added + goal.max_slowdown * joint.step_seconds  # beyond what the user has run again
         fitting = [p for p in points if p.added <= limit]
         return min(fitting, key=lambda p: (p.peak, p.added))
     assert goal.budget_bytes is not None
@@ -91,7 +91,10 @@ def _pick(points: list[_Point], joint: Joint, goal: Goal) -> _Point:
 
 
 def _points(joint: Joint, evictor: _core.Evictor) -> list[_Point]:
-    """Return the plans on the greedy's curves from every start: nothing dropped, and the minimum cuts at all prices."""
+    """Return the plans on the greedy's curves from every start: nothing dropped, and the minimum cuts at all prices.
+
+    The first is the one that drops nothing.
+    """
     nothing = np.zeros(0, dtype=np.int32)
     starts = [nothing]
     scale = evictor.peak / joint.step_seconds
