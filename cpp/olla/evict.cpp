@@ -242,7 +242,7 @@ bool Evictor::need(ValueId y, Decision& decision) {
   const Bytes bytes = graph_.bytes(values_.tensor[y]);
   const Step last = std::max(best_.runs[c.last_use].position, closure_.step);
   const bool again = makes_again(y) && last < best_.runs[use].position;
-  if (c.last_use > peak_) {  // it lives at the peak anyway: is there room until it is needed?
+  if (c.last_use > peak_ || (!rules_.fusion.empty() && c.last_use == peak_)) {  // it lives at the peak anyway: is there room until it is needed?
     const auto highest = std::max_element(best_.live.begin() + c.last_use + 1, best_.live.begin() + use + 1);
     if (again && *highest + bytes > best_.peak) {
       run_again(op, cost(op));

@@ -248,7 +248,8 @@ void Rewriter::count_inputs(Rewrite& r) {
   }
 }
 
-// Whether the one result of a run takes over the buffer of an input that nobody reads later, which is found here.
+// Whether the one result of a run takes over the buffer of an input that nobody reads later, which is found here. Not what a
+// reduction in the same kernel goes through at its own pace.
 bool Rewriter::take_over(RunId run, Rewrite& r) {
   Rewrite::Copy& made = r.copies[r.makes_of(run)[0]];
   const Bytes bytes = graph_.bytes(values_.tensor[made.value]);
@@ -259,7 +260,8 @@ bool Rewriter::take_over(RunId run, Rewrite& r) {
     if (c < 0) continue;
     const Rewrite::Copy& input = r.copies[c];
     const TensorId held = r.buffers[input.buffer].tensor;
-    if (input.last_use != last || graph_.producer(held) == kNoOp || graph_.bytes(held) != bytes) continue;
+    const bool reduced = !made.fused && !reduced_.empty() && reduced_[c] == kernels_[run];
+    if (reduced || input.last_use != last || graph_.producer(held) == kNoOp || graph_.bytes(held) != bytes) continue;
     if (made.fused) {
       heirloom_[r.makes_of(run)[0]] = c;
     } else {
@@ -272,6 +274,7 @@ bool Rewriter::take_over(RunId run, Rewrite& r) {
 
 void Rewriter::place(Rewrite& r) {
   heirloom_.assign(r.copies.size(), -1);
+  reduced_.assign(rules_.fusion.empty() ? 0 : r.copies.size(), -1);
   auto open = [&](Rewrite::Copy& copy) {
     copy.buffer = static_cast<BufferId>(r.buffers.size());
     r.buffers.push_back({values_.tensor[copy.value], copy.made, copy.made});
@@ -283,6 +286,12 @@ void Rewriter::place(Rewrite& r) {
     if (r.runs[run].dead) continue;
     const auto reads = r.reads_of(run);
     const auto makes = r.makes_of(run);
+    if (fusion(r.runs[run].op) == Fusion::kReduction) {
+      for (const CopyId c : reads) {
+        if (num_inputs_[c] == 0) reduced_[c] = kernels_[run];
+        for (std::int32_t i = 0; i < num_inputs_[c]; ++i) reduced_[inputs_[std::int64_t{c} * kMaxInputs + i]] = kernels_[run];
+      }
+    }
     const std::size_t num_overwritten =
         r.runs[run].again ? values_.rerun_overwrites[r.runs[run].op].size() : values_.overwrites[r.runs[run].op].size();
     const std::size_t num_written = makes.size() - num_overwritten;

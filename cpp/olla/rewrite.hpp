@@ -124,6 +124,7 @@ class Rewriter {
   std::vector<std::int32_t> num_inputs_;  // of fused copy c: buffers that whoever computes it reads
   std::vector<CopyId> inputs_;            // those; a fixed room per copy
   std::vector<std::int32_t> kernels_;     // before run r: runs that are kernels of their own
+  std::vector<std::int32_t> reduced_;     // of copy c: kernels before the last reduction that reads it
   std::vector<CopyId> heirloom_;          // of fused copy c: an input whose buffer its last reader may take over, or -1
 };
 

@@ -65,6 +65,11 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         return (compat.code_digest(), repr(sorted(self.goal.record().items())), str(self.device_given))
 
 
+def forget_warnings() -> None:
+    """Warn again of what was warned of already."""
+    _warned.clear()
+
+
 def _warn(reason: str) -> None:
     """Say once why a graph is left to torch's own partitioner."""
     if reason in _warned:
