@@ -6,15 +6,17 @@ import gc
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
+from steps import torch
 
 import olla.inductor
 from olla.errors import CaptureError
 from olla.inductor.replay import replay, sweep
 from olla.inductor.wrappers import LiveBytes
 
-pytestmark = pytest.mark.torch
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*"),  # Inductor's own imports
+]
 WIDTH, LENGTH = 16, 32
 
 

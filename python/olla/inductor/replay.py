@@ -194,8 +194,9 @@ def _train(loss: Loss, model: torch.nn.Module, batch: Any) -> torch.Tensor:
     return first
 
 
-def _fresh(function: types.FunctionType) -> Callable[..., Any]:
+def _fresh(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a copy with code of its own: dynamo keeps what it compiles, and counts it, by code object."""
+    assert isinstance(function, types.FunctionType)
     return types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
 
 
@@ -204,7 +205,7 @@ def _run(step: Callable[..., Any], loss: Loss, model: torch.nn.Module, batch: An
     result = step(loss, model, batch)
     if not isinstance(result, torch.Tensor) or result.numel() != 1 or not result.requires_grad:
         raise CaptureError(f"the loss function returned {type(result).__name__}: expected one number with gradients")
-    result.backward()
+    torch.autograd.backward(result)
     for parameter in model.parameters():
         parameter.grad = None
 
