@@ -39,11 +39,6 @@ class Evictor:
         (status, bound, info): the best decisions for the base order by integer program; see olla.budgetilp.
         """
 
-    def solve(self, least_time: bool, peak: int, added_seconds: float, highs_library: str, time_limit: float, seed: int, num_threads: int, progress: object | None) -> tuple:
-        """
-        (status, bound, info): the best decisions for the base order by integer program; see olla.budgetilp.
-        """
-
     def curve(self) -> tuple:
         """(peak, added_seconds) after every step of the greedy."""
 

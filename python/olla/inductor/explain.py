@@ -126,7 +126,8 @@ def explain(
     goal = {"budget": budget, "max_slowdown": max_slowdown, "minimise": minimise, "device": device}
     settings = patches(**goal)  # type: ignore[arg-type]
     partitioner: Partitioner = settings["custom_partitioner_fn"]
-    partitioner.choices = made = []
+    made: list[Choice] = []
+    partitioner.choices = made
     choices: list[Choice | None] = []
 
     def watch(_: Split) -> None:

@@ -107,8 +107,12 @@ def replay(
         >>> found.resident_bytes, len(found.splits)
         (279044, 1)
     """
-    mode = contextlib.nullcontext() if kernels else FakeTensorMode(allow_non_fake_inputs=True)
-    twin, data = copy.deepcopy((model, batch)) if kernels else _fakes(mode, model, batch)
+    mode: contextlib.AbstractContextManager[Any]
+    if kernels:
+        mode, (twin, data) = contextlib.nullcontext(), copy.deepcopy((model, batch))
+    else:
+        mode = fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+        twin, data = _fakes(fake_mode, model, batch)
     splits: list[Split] = []
     sources: list[str] = []
     live = LiveBytes()

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from olla.inductor import compat
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     """Counts the bytes of storages that are alive, and the most there were, while the mode is active.
 
     What an operator allocates and frees before it returns (workspaces of kernels) is not seen.
@@ -26,7 +26,7 @@ class LiveBytes(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self.live_bytes = 0
         self.peak_bytes = 0
         self.paused = False
