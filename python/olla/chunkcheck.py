@@ -2,7 +2,7 @@
 
 Proved: outside of the losses, every op runs once, on the values it had before, and leaves the same. A loss reads what
 it read, its own tensors are read by nothing else, its chunks are complete, and each of its results is where the
-original has it. Not proved: the arithmetic inside of a loss, which is not the same to the last bit; tests run it.
+original has it. Not proved: the arithmetic inside of a loss, which is not the same to the last bit.
 """
 
 from __future__ import annotations
