@@ -13,8 +13,11 @@ from test_budget import training_chain
 from test_budget_bound import evictor, tiny
 
 import olla
-from olla import BudgetPlan, Graph
+from olla import BudgetPlan, Graph, budget
 from olla.budgetilp import solve_choice
+from olla.budgets import Goal
+from olla.operators import without_replays
+from olla.pipeline import Options
 
 
 @settings(max_examples=40, deadline=None)
@@ -44,7 +47,9 @@ def test_no_choice_beats_everything_tried_and_none_is_worse_than_the_greedy(
 def test_the_method_ilp_proves_the_choice_for_the_base_order() -> None:
     graph = training_chain(4)
     base = olla.plan(graph, time_limit=2.0).peak_bytes
-    greedy = olla.plan(graph, budget=int(0.8 * base), time_limit=5.0, layout=False)
+    goal = Goal.of(int(0.8 * base), None, None, "a100", True, True)
+    assert goal is not None
+    greedy = budget.run(graph, Options(layout=False), goal, None, without_replays)  # the program repeats no draws
     exact = olla.plan(graph, budget=int(0.8 * base), method="ilp", time_limit=20.0, layout=False)
     assert isinstance(greedy, BudgetPlan)
     assert isinstance(exact, BudgetPlan)

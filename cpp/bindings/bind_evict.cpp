@@ -140,13 +140,15 @@ void bind_evict(nb::module_& m) {
           [](const Search& self) {
             std::vector<Bytes> peak;
             std::vector<double> seconds;
+            std::vector<std::int64_t> num_decisions;
             for (const Point& point : self.evictor.curve()) {
               peak.push_back(point.peak);
               seconds.push_back(point.added_seconds);
+              num_decisions.push_back(static_cast<std::int64_t>(point.num_decisions));
             }
-            return nb::make_tuple(to_numpy(std::move(peak)), to_numpy(std::move(seconds)));
+            return nb::make_tuple(to_numpy(std::move(peak)), to_numpy(std::move(seconds)), to_numpy(std::move(num_decisions)));
           },
-          "(peak, added_seconds) after every step of the greedy.")
+          "(peak, added_seconds, num_decisions in force) after every step of the greedy.")
       .def(
           "least_peak",
           [](Search& self, Array<OpId> ops, double added_seconds, double time_limit, nb::object progress) {

@@ -29,17 +29,17 @@ Evictor::Evictor(const Graph& graph, const Values& values, const Rules& rules, s
       drops_(values.num_values()),
       idle_(graph, values, rules, drops_) {
   rewriter_.build(drops_, best_);
-  curve_.push_back({best_.peak, best_.added_seconds});
+  curve_.push_back({best_.peak, best_.added_seconds, 0});
 }
 
 void Evictor::run(const EvictLimits& limits, Control& control) {
-  curve_.assign(1, {best_.peak, best_.added_seconds});
+  curve_.assign(1, {best_.peak, best_.added_seconds, decisions_.size()});
   bool progress = true;  // since the refusals were last forgotten
   effort_ = {};
   repair_work_ = kRepairWork;
   while (best_.peak > limits.peak && best_.peak_run >= 0 && !control.stop(best_.peak, limits.peak)) {
     if (step(limits, control)) {
-      curve_.push_back({best_.peak, best_.added_seconds});
+      curve_.push_back({best_.peak, best_.added_seconds, decisions_.size()});
       progress = true;
       effort_ = {};
       continue;

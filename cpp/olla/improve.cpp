@@ -25,14 +25,11 @@ bool better(const Point& a, const Point& b, const Target& target) {
 // Without the last decisions that lowered nothing any more: they only met other peaks on the way to a lower one.
 void trim(Evictor& evictor) {
   const auto& curve = evictor.curve();
+  std::size_t last = curve.size() - 1;
+  while (last > 0 && curve[last - 1].peak == curve.back().peak) --last;
   auto decisions = evictor.decisions();
-  std::size_t superfluous = 0;
-  while (superfluous + 1 < curve.size() && superfluous < decisions.size() &&
-         curve[curve.size() - 2 - superfluous].peak == curve.back().peak) {
-    ++superfluous;
-  }
-  if (superfluous == 0) return;
-  decisions.resize(decisions.size() - superfluous);
+  if (curve[last].num_decisions == decisions.size()) return;
+  decisions.resize(curve[last].num_decisions);
   evictor.reset(std::move(decisions));
 }
 

@@ -40,7 +40,9 @@ class Evictor:
         """
 
     def curve(self) -> tuple:
-        """(peak, added_seconds) after every step of the greedy."""
+        """
+        (peak, added_seconds, num_decisions in force) after every step of the greedy.
+        """
 
     def least_peak(self, ops: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], added_seconds: float, time_limit: float, progress: object | None) -> tuple:
         """

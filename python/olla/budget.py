@@ -141,7 +141,7 @@ def pareto(
     assert goal is not None
     search = Run(pipeline.graph_of(graph), pipeline.Options(time_limit=time_limit), goal, progress)
     search.drop(0, math.inf)
-    peak, seconds = search.evictor.curve()
+    peak, seconds, _ = search.evictor.curve()
     seconds = np.maximum(seconds, 0.0)
     by_time = np.lexsort((peak, seconds))
     peak, seconds = peak[by_time], seconds[by_time]
@@ -179,7 +179,9 @@ class Run:
         self.improve_work = min(_IMPROVE_WORK, _IMPROVE_RUNS * graph.num_ops)
         self.notes: tuple[str, ...] = ()  # on the choice, for the plan's details
         limit = _BASE_SHARE * options.time_limit
-        quick = replace(options, layout=False, time_limit=limit, max_work=_BASE_WORK)
+        # An integer program chooses what to drop; the order it starts from is the best there is in either case.
+        method = "auto" if options.method == "ilp" else options.method
+        quick = replace(options, method=method, layout=False, time_limit=limit, max_work=_BASE_WORK)
         self.base: Plan = pipeline.run(graph, quick, progress)
         r = self.rules
         self.order = self._base_order()

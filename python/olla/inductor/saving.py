@@ -108,10 +108,8 @@ def _points(joint: Joint, evictor: _core.Evictor) -> list[_Point]:
         if not evictor.reset(start, last):
             continue
         evictor.run(0, _UNLIMITED, _RUN_SECONDS, None)
-        peaks, seconds = evictor.curve()
+        peaks, seconds, num_decisions = evictor.curve()
         values, steps, offset = evictor.decisions()
-        first = len(offset) - len(peaks)  # decisions of the start
-        for i, (peak, added) in enumerate(zip(peaks.tolist(), seconds.tolist(), strict=True)):
-            end = int(offset[first + i])
+        for peak, added, end in zip(peaks.tolist(), seconds.tolist(), offset[num_decisions].tolist(), strict=True):
             points.append(_Point(peak, added, values[:end], steps[:end]))
     return points
