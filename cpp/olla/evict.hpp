@@ -17,7 +17,7 @@ struct EvictLimits {
 struct Point {
   Bytes peak;
   double added_seconds;
-  std::size_t num_decisions;  // in force
+  std::size_t num_decisions = 0;  // in force
 };
 
 // The state of a search: decisions in force and what they make of the base order.
