@@ -336,7 +336,7 @@ def test_memory_of_the_recorded_call_is_given_back() -> None:
 
     step = olla.compile(torch.nn.Linear(2, 2), loss=lambda model, x: wide(model(x)).mean())
     step(torch.zeros(2, 2))
-    batch = torch.zeros(1 << 20, 2)  # 8 MiB: glibc keeps blocks of this size once it has seen some
+    batch = torch.zeros(1 << 21, 2)  # 16 MiB: glibc keeps blocks of this size once it has seen some
     before = resident()
     step(batch)
     kept = resident() - before

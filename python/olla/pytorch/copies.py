@@ -134,7 +134,12 @@ class _Threads:
         return self._threads[queue].submit(_copy, [target, source], after)
 
     def wait(self, copy: Future[None]) -> None:
-        copy.result()
+        try:
+            copy.result()
+        except RuntimeError as error:  # what a condition makes of an interrupt that reaches it between two of its lines
+            if error.__context__ is None or isinstance(error.__context__, Exception):
+                raise
+            raise error.__context__ from None
 
     def drain(self) -> None:
         if self._process == os.getpid():
