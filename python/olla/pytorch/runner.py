@@ -98,6 +98,7 @@ class Runner:
         self._planner = planner
         self._device = device_type(captured)
         self._host = HostMemory(self._device) if host is None else host
+        self._copies: Copies | None = None
         self.plan: Plan
         self._use(plan)
         self._sources = sources
@@ -135,7 +136,9 @@ class Runner:
         self._script: Script = script(self._captured, plan)
         self._plain: Graph = self._script.graph  # without what was recorded
         self.graph = self._plain
-        self._copies: Copies | None = None
+        if self._copies is not None:
+            self._host.release()  # the plan before may have needed more
+        self._copies = None
         if (t := self._script.transfers) is not None:
             device = torch.device(self._device)
             self._copies = Copies(t.num_bytes, t.places, t.after, self._host, t.host_bytes, device)
