@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import heapq
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 from torch import nn  # noqa: E402
 
 import models  # noqa: E402, F401
+from olla.pytorch.extension import cache_folder  # noqa: E402
 from olla.pytorch.inputs import gather  # noqa: E402
 from olla.pytorch.run import run  # noqa: E402
 
@@ -149,3 +152,43 @@ def topological(graph: olla.Graph, priority: Callable[[int], Any]) -> np.ndarray
                 heapq.heappush(ready, (priority(w), w))
     assert graph.core.is_order(np.array(order, dtype=np.int32))
     return np.array(order, dtype=np.int32)
+
+
+def num_interrupted(num_times: int, seconds: float, run: Callable[[], Any], after: Callable[[], Any]) -> int:
+    """Interrupt run() at num_times moments of its first seconds, call after() each time; how often it was running."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    found = 0
+    try:
+        for i in range(num_times):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, max(1e-6, seconds * i / num_times))
+                run()
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                found += 1
+            after()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    return found
+
+
+def printed_by_two_processes(child: str, folder: Path) -> tuple[list[str], list[str]]:
+    """Run a script twice, one process after the other, on a disk cache of their own; the words that each printed."""
+    (folder / "cache").mkdir()
+    if (cache_folder() / "replay").is_dir():
+        (folder / "cache" / "replay").symlink_to(cache_folder() / "replay")  # to compile takes longer
+    environment = os.environ | {"OLLA_CACHE_DIR": str(folder / "cache"), "OLLA_DISK_CACHE": "1"}
+    script = folder / "child.py"
+    script.write_text(child)
+
+    def run() -> list[str]:
+        done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split(maxsplit=1)
+
+    return run(), run()

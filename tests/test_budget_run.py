@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import functools
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from steps import World, images, models, net, nn, same, square, tensors, torch
+from steps import World, images, models, net, nn, printed_by_two_processes, same, square, tensors, torch
 
 import olla
 from olla.operators import Rerun
-from olla.pytorch.extension import cache_folder
 from olla.pytorch.forms import overwriting
 
 pytestmark = pytest.mark.torch
@@ -168,19 +164,7 @@ print(report.cached, report.budget.num_recomputed, report.planned_peak_bytes, lo
 
 
 def test_a_later_process_finds_the_rewritten_plan_on_disk(tmp_path: Path) -> None:
-    (tmp_path / "cache").mkdir()
-    if (cache_folder() / "replay").is_dir():
-        (tmp_path / "cache" / "replay").symlink_to(cache_folder() / "replay")  # to compile takes longer
-    environment = os.environ | {"OLLA_CACHE_DIR": str(tmp_path / "cache"), "OLLA_DISK_CACHE": "1"}
-    script = tmp_path / "child.py"
-    script.write_text(CHILD)
-
-    def run() -> list[str]:
-        done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.split(maxsplit=1)
-
-    first, second = run(), run()
+    first, second = printed_by_two_processes(CHILD, tmp_path)
     assert (first[0], second[0]) == ("False", "True")
     assert first[1] == second[1]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import threading
 import time
 import warnings
@@ -22,7 +21,7 @@ from olla.pytorch import recording
 from olla.pytorch.requests import Requests
 
 torch = pytest.importorskip("torch")
-from steps import World, same, square, topological  # noqa: E402
+from steps import World, num_interrupted, same, square, topological  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -142,25 +141,7 @@ def test_interrupts_at_any_moment_leave_later_steps_correct() -> None:
     for _ in range(20):
         step(world.batch)
     seconds = (time.perf_counter() - start) / 20
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    num_interrupts = 0
-    try:
-        for i in range(100):
-            try:
-                signal.setitimer(signal.ITIMER_REAL, max(1e-6, seconds * 1.2 * i / 100))
-                step(world.batch)
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            except KeyboardInterrupt:
-                num_interrupts += 1
-            saved.check()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert num_interrupts > 10
+    assert num_interrupted(100, 1.2 * seconds, lambda: step(world.batch), saved.check) > 10
 
 
 def test_without_memory_for_the_arena_the_step_says_so_and_runs_later() -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
 import weakref
 from collections.abc import Iterator
@@ -18,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from steps import World, nn, same, square, torch
+from steps import World, nn, num_interrupted, printed_by_two_processes, same, square, torch
 from strategies import graphs_with_order
 from test_budget_run import require_as_planned, train, unbudgeted, world_of
 from test_robust import Saved, fail, failing, no_memory
@@ -29,7 +26,6 @@ from olla import autoswap, pipeline, swap
 from olla.pytorch import copies
 from olla.pytorch.budgeted import without_costs
 from olla.pytorch.copies import Copies, HostMemory, Outline, whole
-from olla.pytorch.extension import cache_folder
 from olla.pytorch.swapped import Transfers, transfers
 from olla.swap import Link, Search, Swaps
 from olla.swapplan import SwapPlan, with_swaps
@@ -247,25 +243,7 @@ def test_interrupts_at_any_moment_leave_later_steps_correct() -> None:
     for _ in range(10):
         step(world.batch)
     seconds = (time.perf_counter() - start) / 10
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    num_interrupts = 0
-    try:
-        for i in range(60):
-            try:
-                signal.setitimer(signal.ITIMER_REAL, max(1e-6, seconds * 1.1 * i / 60))
-                step(world.batch)
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            except KeyboardInterrupt:
-                num_interrupts += 1
-            saved.check()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert num_interrupts > 5
+    assert num_interrupted(60, 1.1 * seconds, lambda: step(world.batch), saved.check) > 5
 
 
 def test_without_host_memory_the_step_says_so_and_runs_later() -> None:
@@ -314,19 +292,7 @@ print(report.cached, report.swap.num_swaps, report.swap.host_bytes, report.plann
 
 
 def test_a_later_process_finds_the_swaps_on_disk(tmp_path: Path) -> None:
-    (tmp_path / "cache").mkdir()
-    if (cache_folder() / "replay").is_dir():
-        (tmp_path / "cache" / "replay").symlink_to(cache_folder() / "replay")  # to compile takes longer
-    environment = os.environ | {"OLLA_CACHE_DIR": str(tmp_path / "cache"), "OLLA_DISK_CACHE": "1"}
-    script = tmp_path / "child.py"
-    script.write_text(CHILD)
-
-    def run() -> list[str]:
-        done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.split(maxsplit=1)
-
-    first, second = run(), run()
+    first, second = printed_by_two_processes(CHILD, tmp_path)
     assert (first[0], second[0]) == ("False", "True")
     assert first[1] == second[1]
 
