@@ -9,7 +9,7 @@ backward pass with ones.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
@@ -94,12 +94,13 @@ class Chunked:
         return cls(graph=Graph.from_dict(content["graph"]), num_chunks=num_chunks, **columns)
 
 
-def chunked(graph: Graph, num_chunks: int) -> Chunked:
+def chunked(graph: Graph, num_chunks: int, suits: Callable[[Region], bool] | None = None) -> Chunked:
     """Return the graph with its large losses in chunks.
 
     Args:
         graph: a training step.
         num_chunks: chunks of rows per loss, at least 1.
+        suits: whether a loss may be chunked, where the graph alone does not say so.
 
     Returns:
         The graph and its origins; with no loss, the graph as it was, where none is found or all logits are small.
@@ -124,7 +125,8 @@ def chunked(graph: Graph, num_chunks: int) -> Chunked:
     )
     least = LEAST_SHARE * _core.profile(graph.core, ids)[3]
     for region in regions(graph):
-        if graph.tensor_bytes[graph.writes.of(region.linear)[0]] >= max(least, 1):
+        is_large = graph.tensor_bytes[graph.writes.of(region.linear)[0]] >= max(least, 1)
+        if is_large and (suits is None or suits(region)):
             found = _apply(found, region) or found
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from olla import budget, pipeline
@@ -13,12 +13,100 @@ from olla.budgets import Goal
 from olla.check import check
 from olla.chunked import Chunked, chunked
 from olla.graph import Graph
+from olla.losses import Region
 from olla.operators import Rules
 
 if TYPE_CHECKING:
+    from olla.devices import DeviceProfile
     from olla.pipeline import Options, Progress
 
 _BASE_SHARE = 0.1  # of the time limit, for the best order of the original
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunking:
+    """A step whose losses were put in chunks before any search.
+
+    Attributes:
+        chunks: its graph.
+        source_digest: of the original.
+        base_peak_bytes: of the best order of the original.
+        base_seconds: of the original.
+        extra_seconds: that the chunks add; below 0 where they save passes over the logits.
+    """
+
+    chunks: Chunked
+    source_digest: str
+    base_peak_bytes: int
+    base_seconds: float
+    extra_seconds: float
+
+    @classmethod
+    def of_plan(cls, plan: BudgetPlan, device: DeviceProfile) -> Chunking | None:
+        """Return the chunks below a plan; None where it has none."""
+        if plan.chunked is None:
+            return None
+        return cls(
+            chunks=plan.chunked,
+            source_digest=plan.source_digest,
+            base_peak_bytes=plan.base_peak_bytes,
+            base_seconds=plan.base_seconds,
+            extra_seconds=float(device.op_seconds(plan.chunked.graph).sum()) - plan.base_seconds,
+        )
+
+    def goal(self, goal: Goal) -> Goal:
+        """Return a goal of the original step as one of the chunked graph."""
+        if goal.max_slowdown is None:
+            return replace(goal, chunked_loss=None)
+        left = goal.max_slowdown * self.base_seconds - self.extra_seconds
+        return replace(goal, chunked_loss=None, max_slowdown=left / (self.base_seconds + self.extra_seconds))
+
+    def told(self, found: BudgetPlan, goal: Goal) -> BudgetPlan:
+        """Return a plan of the chunked graph as one of the original."""
+        return replace(
+            found,
+            chunked=self.chunks,
+            source_digest=self.source_digest,
+            goal=goal.record(),
+            base_peak_bytes=self.base_peak_bytes,
+            base_seconds=found.base_seconds - self.extra_seconds,
+            added_seconds=max(0.0, found.added_seconds + self.extra_seconds),
+            added_seconds_lower_bound=max(0.0, found.added_seconds_lower_bound + self.extra_seconds),
+        )
+
+
+def chunk(
+    graph: Graph,
+    options: Options,
+    goal: Goal,
+    progress: Progress | None,
+    suits: Callable[[Region], bool] | None = None,
+) -> Chunking | str:
+    """Put the losses of a step in chunks, or say why that does not serve the goal.
+
+    Args:
+        graph, options, goal, progress: as in `run`.
+        suits: see `olla.chunked.chunked`.
+    """
+    assert goal.chunked_loss is not None
+    chunks = chunked(graph, goal.chunked_loss, suits)
+    base_seconds = float(goal.device.op_seconds(graph).sum())
+    extra_seconds = float(goal.device.op_seconds(chunks.graph).sum()) - base_seconds
+    if chunks.num_losses == 0:
+        return "none was found whose linear layer and mean or summed cross-entropy stand alone, with large logits"
+    if goal.max_slowdown is not None and extra_seconds > goal.max_slowdown * base_seconds:
+        return f"chunks alone add {extra_seconds / base_seconds:.2%} to the time of the step"
+    order_only = replace(options, layout=False, time_limit=_BASE_SHARE * options.time_limit)
+    base_peak = pipeline.run(graph, order_only, progress).peak_bytes
+    if goal.budget_bytes is not None and base_peak <= goal.budget_bytes:
+        return "the step fits without"
+    return Chunking(
+        chunks=chunks,
+        source_digest=graph.digest,
+        base_peak_bytes=base_peak,
+        base_seconds=base_seconds,
+        extra_seconds=extra_seconds,
+    )
 
 
 def run(
@@ -38,44 +126,12 @@ def run(
         options, goal, progress, narrow: as in `olla.budget.run`; the goal says how many chunks.
     """
     start = time.perf_counter()
-    assert goal.chunked_loss is not None
-    parts = chunked(graph, goal.chunked_loss)
-    base_seconds = float(goal.device.op_seconds(graph).sum())
-    extra_seconds = float(goal.device.op_seconds(parts.graph).sum()) - base_seconds
-    order_only = replace(options, layout=False, time_limit=_BASE_SHARE * options.time_limit)
-    base_peak = pipeline.run(graph, order_only, progress).peak_bytes
-    useless = _useless(parts, goal, base_seconds, extra_seconds, base_peak)
-    passed = time.perf_counter() - start
-    options = replace(options, time_limit=max(0.0, options.time_limit - passed))
-    unchunked = replace(goal, chunked_loss=None)
-    if useless:
-        found = budget.run(graph, options, unchunked, progress, narrow)
-        return replace(found, goal=goal.record(), message=f"No loss was chunked: {useless}. {found.message}")
-    if goal.max_slowdown is not None:
-        left = goal.max_slowdown * base_seconds - extra_seconds
-        unchunked = replace(unchunked, max_slowdown=left / (base_seconds + extra_seconds))
-    found = budget.run(parts.graph, options, unchunked, progress, narrow)
-    plan = replace(
-        found,
-        chunked=parts,
-        source_digest=graph.digest,
-        goal=goal.record(),
-        base_peak_bytes=base_peak,
-        base_seconds=base_seconds,
-        added_seconds=max(0.0, found.added_seconds + extra_seconds),
-        added_seconds_lower_bound=max(0.0, found.added_seconds_lower_bound + extra_seconds),
-        seconds={**found.seconds, "total": time.perf_counter() - start},
-    )
+    chunking = chunk(graph, options, goal, progress)
+    left = replace(options, time_limit=max(0.0, options.time_limit - (time.perf_counter() - start)))
+    if isinstance(chunking, str):
+        found = budget.run(graph, left, replace(goal, chunked_loss=None), progress, narrow)
+        return replace(found, goal=goal.record(), message=f"No loss was chunked: {chunking}. {found.message}")
+    found = chunking.told(budget.run(chunking.chunks.graph, left, chunking.goal(goal), progress, narrow), goal)
+    plan = replace(found, seconds={**found.seconds, "total": time.perf_counter() - start})
     check(graph, plan)
     return plan
-
-
-def _useless(parts: Chunked, goal: Goal, base_seconds: float, extra_seconds: float, base_peak: int) -> str:
-    """Say why chunks do not serve the goal; empty where they may."""
-    if parts.num_losses == 0:
-        return "none was found whose linear layer and mean or summed cross-entropy stand alone, with large logits"
-    if goal.max_slowdown is not None and extra_seconds > goal.max_slowdown * base_seconds:
-        return f"chunks alone add {extra_seconds / base_seconds:.2%} to the time of the step"
-    if goal.budget_bytes is not None and base_peak <= goal.budget_bytes:
-        return "the step fits without"
-    return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from olla import budget, combine
 from olla.budgetplan import BudgetPlan
 from olla.budgets import Goal, Swapping
+from olla.chunkplan import Chunking, chunk
 from olla.devices import DeviceProfile
 from olla.errors import BudgetError
 from olla.graph import Graph
@@ -19,10 +21,13 @@ from olla.operators import Rules
 from olla.pipeline import Options, Progress
 from olla.plan import Plan, plan
 from olla.pytorch.capture import Captured
+from olla.pytorch.chunks import suits, with_chunks
 from olla.pytorch.forms import narrowed
 from olla.pytorch.swapped import transfers
 from olla.report.step import BudgetReport, SwapReport
 from olla.swapplan import SwapPlan
+
+_AnyPlan = TypeVar("_AnyPlan", BudgetPlan, SwapPlan, BudgetPlan | SwapPlan)
 
 _MAX_PLANS = 5  # of one step, each recorded once
 _MAX_HOST_PLANS = 3  # until the host memory of the swaps fits, the last of them without any
@@ -41,6 +46,7 @@ class Planner:
         time_limit: seconds for one plan.
         replays: whether random numbers may be drawn again; a CUDA graph cannot set a generator's state.
         is_measured: whether copies, if there are any, were chosen by the seconds of ops that ran.
+        note: why no loss is in chunks where that was asked for; empty otherwise.
     """
 
     def __init__(
@@ -61,6 +67,8 @@ class Planner:
         self.time_limit: float = options["time_limit"]
         self._options = Options(layout=False, **options)
         self._num_plans = 0
+        self._chunking: Chunking | None = None
+        self.note = ""
         self._spared_bytes = 0  # of the budget, for what the peak does not hold: gaps of the arena
         self.is_measured = swapping is None
 
@@ -69,13 +77,35 @@ class Planner:
         """What resident tensors, outputs and the arena must fit."""
         return self.goal.budget_bytes if self.goal else None
 
-    def plan(self, captured: Captured, device: str, progress: Progress | None) -> BudgetPlan | SwapPlan:
-        """Return the first plan; it knows no workspaces of kernels.
+    def plan(
+        self, captured: Captured, device: str, progress: Progress | None
+    ) -> tuple[Captured, BudgetPlan | SwapPlan]:
+        """Return the step to run, with its losses in chunks where the goal says so, and its first plan.
+
+        That one knows no workspaces of kernels.
 
         Raises:
             BudgetError: nothing fits the budget.
         """
-        return self._plan(captured, captured.graph, device, self.goal, progress)
+        if self.goal is not None and self.goal.chunked_loss is not None:
+            found = chunk(captured.graph, self._options, self.goal, progress, functools.partial(suits, captured))
+            if isinstance(found, Chunking):
+                self._chunking = found
+                captured = with_chunks(captured, found.chunks)
+            else:
+                self.note = f"No loss was chunked: {found}."
+        plan = self._plan(captured, captured.graph, device, self.goal, progress)
+        return captured, self._told(plan)
+
+    def known(self, captured: Captured, found: Plan) -> Captured:
+        """Return the step to run for a plan that was made before."""
+        if isinstance(found, BudgetPlan) and found.chunked is not None:
+            assert self.goal is not None
+            self._chunking = Chunking.of_plan(found, self.goal.device)
+            return with_chunks(captured, found.chunked)
+        if self.goal is not None and self.goal.chunked_loss is not None:
+            self.note = "No loss was chunked, see the run that made the plan."
+        return captured
 
     def again(
         self,
@@ -102,6 +132,18 @@ class Planner:
         Raises:
             BudgetError: nothing fits the budget.
         """
+        found = self._again(captured, costs, device, needed_bytes, peak_bytes, progress)
+        return found and self._told(found)
+
+    def _again(
+        self,
+        captured: Captured,
+        costs: Graph,
+        device: str,
+        needed_bytes: int,
+        peak_bytes: int,
+        progress: Progress | None,
+    ) -> BudgetPlan | SwapPlan | None:
         total = self.budget_bytes
         if self.swapping is None and self.goal is not None and total is None:
             return self._with_workspaces(captured, costs, device, self.goal, peak_bytes, progress)
@@ -161,6 +203,8 @@ class Planner:
         def narrow(rules: Rules) -> Rules:
             return narrowed(captured, device, rules, self.replays)
 
+        if goal is not None and goal.chunked_loss is not None:
+            goal = self._chunking.goal(goal) if self._chunking else dataclasses.replace(goal, chunked_loss=None)
         if self.swapping is None:
             assert goal is not None
             return budget.run(graph, self._options, goal, progress, narrow)
@@ -178,8 +222,11 @@ class Planner:
             host_bytes = max(1, host_bytes - excess) if left > 1 else 1
         return found
 
-
-_AnyPlan = TypeVar("_AnyPlan", BudgetPlan, SwapPlan, BudgetPlan | SwapPlan)
+    def _told(self, found: _AnyPlan) -> _AnyPlan:
+        """Return a plan of the step to run as one of the step that was captured."""
+        if self._chunking is None or self.goal is None or not isinstance(found, BudgetPlan):
+            return found
+        return self._chunking.told(found, self.goal)
 
 
 def captured_ops(found: BudgetPlan | SwapPlan) -> NDArray[np.int32]:
@@ -286,6 +333,7 @@ def budget_report(
         planned_slowdown=found.slowdown,
         measured_slowdown=None if added is None else added / max(recorded - again, 1e-12),
         measured_added_seconds=added,
+        num_chunked_losses=found.chunked.num_losses if isinstance(found, BudgetPlan) and found.chunked else 0,
     )
 
 

@@ -79,7 +79,7 @@ class Place:
         self._made_for = ""  # the plan that a table belongs to
 
     def load(self) -> tuple[Captured, Plan] | None:
-        """Return the captured step and its plan, or None where the disk has none that is sure to fit."""
+        """Return the step as it was captured, and its plan, or None where the disk has none that is sure to fit."""
         start = time.perf_counter()
         found: tuple[Captured, Plan] | None = self._read(self._step_file, self._decode)
         if found is not None:
@@ -96,7 +96,7 @@ class Place:
         try:
             content = {
                 "sources": sources(),
-                "step": encode.to_object(captured, self._constants),
+                "step": encode.to_object(captured.original or captured, self._constants),
                 "plan": _to_object(plan),
             }
         except (NotUnderstood, encode.NotStorable) as reason:

@@ -36,6 +36,7 @@ class Captured:
         outputs: what the module returns: ``"loss"``, ``"output..."``, ``"gradient of ..."``.
         structure: of what the loss function or the model returned; the first of ``outputs`` are its tensors.
         seconds: by stage: ``trace``, ``fold``.
+        original: the step as it was before its losses were put in chunks of rows; None: this is how it was captured.
     """
 
     graph: Graph
@@ -47,6 +48,7 @@ class Captured:
     outputs: Sequence[str]
     structure: Structure
     seconds: dict[str, float] = field(default_factory=dict)
+    original: Captured | None = None
 
     def __repr__(self) -> str:
         return f"Captured({self.graph.name!r}: {self.graph.num_ops} ops, {self.graph.num_tensors} tensors)"

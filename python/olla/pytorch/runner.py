@@ -104,13 +104,14 @@ class Runner:
         self._sources = sources
         self._replay = replay
         self._place = place
-        self._note = " ".join(text for text in (note, place.note if place else "") if text)
+        notes = (note, place.note if place else "", planner.note if planner else "")
+        self._note = " ".join(text for text in notes if text)
         self._cuda_graph = cuda_graph
         self._graphed: Graphed | None = None
         self._alignment = _ALIGNMENT.get(self._device, 512)
         self._arranged: recording.Arranged | None = None
         self._num_recordings = 0
-        self._eager_peak_bytes = recording.program_peak(captured.graph, self._alignment)
+        self._eager_peak_bytes = self._eager_peak(captured.graph)
         self._is_cached = place is not None and place.loaded
         self._seconds = {"capture": sum(captured.seconds.values()), "plan": plan.seconds["total"], "record": 0.0}
         if place is not None:
@@ -281,7 +282,7 @@ class Runner:
         plain = self._plain
         with ProgressLine(f"laying out {plain.name}") as progress:
             self.graph = with_costs(plain, recorded, self._recorder.seconds, self._alignment)
-            self._eager_peak_bytes = recording.program_peak(self._original_costs(), self._alignment)
+            self._eager_peak_bytes = self._eager_peak(self._original_costs())
             before = self.plan
             self.plan = self._same_rewriting(recording.planned_again(self.graph, before, progress))
             if not np.array_equal(self.plan.order, before.order):
@@ -324,6 +325,11 @@ class Runner:
         needed = self.graph.resident_bytes + arranged.output_bytes + arranged.table.arena_bytes
         peak = self.plan.peak_bytes
         return planner.again(self._captured, self._original_costs(), self._device, needed, peak, progress)
+
+    def _eager_peak(self, costs: Graph) -> int:
+        """Return the peak of the program order; of losses that run in chunks, the whole ones count, unrecorded."""
+        original = self._captured.original
+        return recording.program_peak(original.graph if original else costs, self._alignment)
 
     def _original_costs(self) -> Graph:
         """Return the captured graph with what was recorded of the one that runs."""

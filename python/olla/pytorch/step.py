@@ -54,6 +54,7 @@ def compile(
     swap: bool | None = None,
     link: Link | float | None = None,
     host_budget: int | str | None = None,
+    chunked_loss: int | None = None,
 ) -> Step:
     """Turn a training step into one that runs in planned order, in one arena; the first call captures and plans it.
 
@@ -90,6 +91,8 @@ def compile(
             it there is. On CUDA that is built, not measured.
         link: to host memory: an olla.swap.Link, or bytes per second both ways; by default that of ``plan_for``.
         host_budget: the host memory there is for swapping, in bytes or as text.
+        chunked_loss: with a goal: compute large linear layers with their cross-entropy in so many chunks of rows. This
+            changes rounding, and is off unless asked for.
 
     Returns:
         The step: ``step(batch)`` runs it and returns what ``loss`` or ``step`` returned.
@@ -110,7 +113,7 @@ def compile(
         True
     """
     profile = _profile(model, plan_for)
-    goal = Goal.of(budget, max_slowdown, minimise, profile, in_place, recompute)
+    goal = Goal.of(budget, max_slowdown, minimise, profile, in_place, recompute, chunked_loss)
     return Step(
         model,
         optimizer,
@@ -149,6 +152,8 @@ def _swapping(
     if method not in ("auto", "autoswap"):
         raise ValueError(f"method is {method!r}, expected 'auto' or 'autoswap': the others plan, see olla.plan")
     found = Swapping.of(swap, host_budget, link, method, goal)
+    if found is not None and goal is not None and goal.chunked_loss is not None:
+        raise ValueError("chunked_loss cannot be combined with swapping: compile with one of them")
     return found and dataclasses.replace(found, link=Link.of(profile if link is None else link))
 
 
@@ -318,15 +323,16 @@ class Step:
             if known is None:
                 captured = capture(self.model, batch, optimizer=self.optimizer, loss=self.loss, step=self._body)
                 captured.structure.check()
-                found: Plan = (
-                    plan(captured, layout=False, progress=progress, **self._options)
-                    if planner is None
-                    else planner.plan(captured, device_type(captured), progress)
-                )
+                found: Plan
+                if planner is None:
+                    found = plan(captured, layout=False, progress=progress, **self._options)
+                else:
+                    captured, found = planner.plan(captured, device_type(captured), progress)
                 if place is not None:
                     place.save(captured, found)
             else:
                 captured, found = known
+                captured = planner.known(captured, found) if planner is not None else captured
             replay, note = self._planned_memory()
         sources = self._feed.sources(captured.inputs)
         return Runner(captured, found, sources, replay, note, place, self._cuda_graph, planner, self._host)

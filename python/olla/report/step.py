@@ -27,6 +27,7 @@ class BudgetReport:
         planned_slowdown: estimated added time as a share of the step's own.
         measured_slowdown: the same by the seconds of the recorded call; None where none was recorded.
         measured_added_seconds: time of the runs beyond one per op in that call.
+        num_chunked_losses: losses that run in chunks of rows, with other rounding.
     """
 
     budget_bytes: int | None
@@ -37,6 +38,7 @@ class BudgetReport:
     planned_slowdown: float
     measured_slowdown: float | None
     measured_added_seconds: float | None
+    num_chunked_losses: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +177,8 @@ class StepReport:
         measured = "" if budget.measured_slowdown is None else f"measured {percent(budget.measured_slowdown)}"
         table.add_row("added time", f"planned {percent(budget.planned_slowdown)}", measured, "of the step's own")
         remark = f"{budget.num_in_place:,} results in place"
+        if budget.num_chunked_losses:
+            remark += f", {budget.num_chunked_losses} losses in chunks"
         table.add_row("recomputed", f"{budget.num_recomputed:,} ops", "", remark)
 
     @staticmethod
