@@ -183,18 +183,8 @@ class Run:
         method = "auto" if options.method == "ilp" else options.method
         quick = replace(options, method=method, layout=False, time_limit=limit, max_work=_BASE_WORK)
         self.base: Plan = pipeline.run(graph, quick, progress)
-        r = self.rules
         self.order = self._base_order()
-        self.evictor = _core.Evictor(
-            graph.core,
-            self.order,
-            r.seconds,
-            r.rerun,
-            r.rerun_seconds,
-            r.rerun_reads.offset,
-            r.rerun_reads.item,
-            r.in_place,
-        )
+        self.evictor = self.rules.evictor(graph, self.order)
 
     def _base_order(self) -> NDArray[np.int32]:
         """Return the best order, with weight updates early where that costs no memory: gradients then go at once."""
