@@ -5,20 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from olla import budget, pipeline
+from olla import pipeline
 from olla.budgetplan import BudgetPlan
 from olla.budgets import Goal
 from olla.check import check
 from olla.chunked import Chunked, chunked
 from olla.graph import Graph
-from olla.operators import Rules
+from olla.swapplan import SwapPlan
 
 if TYPE_CHECKING:
     from olla.pipeline import Options, Progress
 
 _BASE_SHARE = 0.1  # of the time limit, for the best order of the original
+
+AnyPlan = TypeVar("AnyPlan", BudgetPlan, SwapPlan)
 
 
 def run(
@@ -26,8 +28,8 @@ def run(
     options: Options,
     goal: Goal,
     progress: Progress | None,
-    narrow: Callable[[Rules], Rules] | None = None,
-) -> BudgetPlan:
+    search: Callable[[Graph, Options, Goal], AnyPlan],
+) -> AnyPlan:
     """Plan a graph towards a goal with its losses in chunks; without, where that is of no use to the goal.
 
     The chunks are made before the search and stay: added times count from the original step, bounds hold for all
@@ -35,7 +37,8 @@ def run(
 
     Args:
         graph: the training step.
-        options, goal, progress, narrow: as in `olla.budget.run`; the goal says how many chunks.
+        options, goal, progress: as in `olla.budget.run`; the goal says how many chunks.
+        search: plans a graph towards a goal without chunks.
     """
     start = time.perf_counter()
     assert goal.chunked_loss is not None
@@ -49,23 +52,31 @@ def run(
     options = replace(options, time_limit=max(0.0, options.time_limit - passed))
     unchunked = replace(goal, chunked_loss=None)
     if useless:
-        found = budget.run(graph, options, unchunked, progress, narrow)
-        return replace(found, goal=goal.record(), message=f"No loss was chunked: {useless}. {found.message}")
+        found = search(graph, options, unchunked)
+        asked = {**found.goal, **goal.record()}
+        return replace(found, goal=asked, message=f"No loss was chunked: {useless}. {found.message}")
     if goal.max_slowdown is not None:
         left = goal.max_slowdown * base_seconds - extra_seconds
         unchunked = replace(unchunked, max_slowdown=left / (base_seconds + extra_seconds))
-    found = budget.run(parts.graph, options, unchunked, progress, narrow)
-    plan = replace(
-        found,
-        chunked=parts,
-        source_digest=graph.digest,
-        goal=goal.record(),
-        base_peak_bytes=base_peak,
-        base_seconds=base_seconds,
-        added_seconds=max(0.0, found.added_seconds + extra_seconds),
-        added_seconds_lower_bound=max(0.0, found.added_seconds_lower_bound + extra_seconds),
-        seconds={**found.seconds, "total": time.perf_counter() - start},
-    )
+    found = search(parts.graph, options, unchunked)
+    below = found if isinstance(found, BudgetPlan) else found.recomputation
+    assert below is not None
+
+    def later(seconds: float) -> float:
+        return max(0.0, seconds + extra_seconds)
+
+    def of_original(plan: BudgetPlan | SwapPlan) -> dict[str, Any]:
+        return {
+            "source_digest": graph.digest,
+            "base_peak_bytes": base_peak,
+            "goal": {**plan.goal, **goal.record()},
+            "added_seconds_lower_bound": later(plan.added_seconds_lower_bound),
+            "seconds": {**plan.seconds, "total": time.perf_counter() - start},
+        }
+
+    times: dict[str, Any] = {"base_seconds": base_seconds, "added_seconds": later(below.added_seconds)}
+    below = replace(below, **of_original(below), **times, chunked=parts)
+    plan = below if isinstance(found, BudgetPlan) else replace(found, **of_original(found), recomputation=below)
     check(graph, plan)
     return plan
 
