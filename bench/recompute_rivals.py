@@ -74,16 +74,7 @@ class Simulation:
         if replay_random:
             r.rerun[draws] = Rerun.WHOLE
         self.graph, self.draws, self.base_seconds = graph, draws, float(r.seconds.sum())
-        self.evictor = _core.Evictor(
-            graph.core,
-            order,
-            r.seconds,
-            r.rerun,
-            r.rerun_seconds,
-            r.rerun_reads.offset,
-            r.rerun_reads.item,
-            r.in_place,
-        )
+        self.evictor = r.evictor(graph, order)
         values: dict[str, Any] = self.evictor.values
         self.tensor, self.producer = values["tensor"], values["producer"]
         self.reads, self.overwrites, self.makes = (Lists(*values[x]) for x in ("reads", "overwrites", "makes"))

@@ -76,11 +76,10 @@ def test_any_rewritten_graph_computes_the_same_and_needs_what_the_search_says(gr
     r = rules(graph, A100)._replace(
         seconds=random.uniform(0.0, 1.0, graph.num_ops), in_place=random.integers(0, 2, graph.num_ops).astype(np.uint8)
     )
+    r = r._replace(rerun_seconds=r.seconds)
     order = np.arange(graph.num_ops, dtype=np.int32)
     for steps in range(4):
-        search = _core.Evictor(
-            graph.core, order, r.seconds, r.rerun, r.seconds, r.rerun_reads.offset, r.rerun_reads.item, r.in_place
-        )
+        search = r.evictor(graph, order)
         search.run(0, [0.0, 0.3, 1.0, math.inf][steps], 10.0, None)
         columns, origin, rerun, tensor_origin = search.rewritten()
         names = ("reads", "writes", "mutates", "after")

@@ -73,9 +73,7 @@ def test_what_nothing_fits_is_said_to_be_proved() -> None:
     graph = training_chain(2)
     order = np.arange(graph.num_ops, dtype=np.int32)
     r = olla.operators.rules(graph, olla.devices.PROFILES["a100"])
-    search = olla._core.Evictor(
-        graph.core, order, r.seconds, r.rerun, r.rerun_seconds, r.rerun_reads.offset, r.rerun_reads.item, r.in_place
-    )
+    search = r.evictor(graph, order)
     found = solve_choice(search, peak_bytes=1_500_000, time_limit=20.0)
     assert found.status == "infeasible"
     assert "nothing fits" in found.line(least_time=True)

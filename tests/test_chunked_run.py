@@ -12,6 +12,7 @@ import olla
 from olla.chunked import chunked
 from olla.losses import regions
 from olla.pytorch.chunks import suits, with_chunks
+from olla.swap import Link
 
 pytestmark = pytest.mark.torch
 
@@ -214,9 +215,28 @@ def test_a_later_process_finds_the_chunked_plan_on_disk(tmp_path: Path) -> None:
     assert first[1] == second[1]
 
 
-def test_chunks_without_a_goal_or_with_swaps_are_refused() -> None:
-    model = nn.Linear(2, 2)
+def test_chunks_without_a_goal_are_refused() -> None:
     with pytest.raises(ValueError, match="chunked_loss is for a goal"):
-        olla.compile(model, loss=square, chunked_loss=4)
-    with pytest.raises(ValueError, match="cannot be combined with swapping"):
-        olla.compile(model, loss=square, max_slowdown=0.1, swap=True, chunked_loss=4)
+        olla.compile(nn.Linear(2, 2), loss=square, chunked_loss=4)
+
+
+def deep() -> World:
+    """Layers with activations that are large enough to be swapped, and a loss over some classes."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(5) for layer in (nn.Linear(64, 64), nn.Tanh())]
+    model = nn.Sequential(*layers, nn.Linear(64, 100))
+    target = torch.arange(8192) % 100
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return World(model, optimizer, torch.randn(8192, 64), lambda model, x: F.cross_entropy(model(x), target))
+
+
+def test_chunks_go_with_swaps() -> None:
+    link = Link(out_bytes_per_second=1e12, in_bytes_per_second=1e12, out_latency_seconds=0.0, in_latency_seconds=0.0)
+    options: dict[str, Any] = {"time_limit": 1.0, "minimise": "peak", "recompute": False, "chunked_loss": 4}
+    step, found = trained(deep(), **options, swap=True, link=link)
+    report = step.report()
+    assert report.num_misses == 0, report.misses
+    assert report.measured_peak_bytes == report.planned_peak_bytes
+    assert report.budget.num_chunked_losses == 1
+    assert report.swap.num_swaps > 0
+    assert same(found, trained(deep(), **options)[1])

@@ -14,10 +14,12 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from strategies import graphs, graphs_with_order
+from test_budget import training_chain
+from test_chunked import LanguageModel
 from test_swap import SLOW, chain, program
 
 import olla
-from olla import _core
+from olla import _core, budget, combine
 from olla.budgetplan import Decision
 from olla.cli import main
 from olla.contract import check_copies, check_swaps
@@ -101,6 +103,29 @@ def test_a_plan_that_swaps_comes_back_from_its_file_as_it_was(tmp_path: Path) ->
     assert loaded.swaps.stall_seconds == plan.swaps.stall_seconds
     assert str(loaded) == str(plan)
     olla.check(g, loaded)
+
+
+def test_swaps_go_with_losses_in_chunks_and_a_plan_of_both_survives_its_file(tmp_path: Path) -> None:
+    g = LanguageModel().build()
+    given = {"max_slowdown": 9.0, "link": 25e9, "time_limit": 10.0}  # mostly launches: the step is tiny
+    whole, plan = planned(g, **given), planned(g, chunked_loss=8, **given)
+    assert plan.chunked is not None
+    assert (plan.source_digest, plan.goal["chunked_loss"], plan.goal["max_slowdown"]) == (g.digest, 8, 9.0)
+    assert plan.slowdown <= 9.0
+    assert (plan.base_seconds, plan.base_peak_bytes) == (whole.base_seconds, whole.base_peak_bytes)
+    assert plan.peak_lower_bound_bytes <= plan.peak_bytes < whole.peak_bytes
+    assert plan.added_seconds_lower_bound <= plan.added_seconds
+    assert "in 8 chunks of rows" in str(plan)
+    plan.save(tmp_path / "plan.json.gz")
+    loaded = olla.Plan.load(tmp_path / "plan.json.gz")
+    assert loaded._to_object() == plan._to_object()
+    olla.check(g, loaded)
+    below = plan.recomputation
+    assert below is not None
+    unchunked = replace(plan, recomputation=replace(below, chunked=None))
+    with pytest.raises(PlanError):
+        olla.check(g, unchunked)
+    olla.check(plan.chunked.graph, replace(unchunked, source_digest=plan.chunked.graph.digest))
 
 
 def test_a_damaged_file_is_refused_with_the_key(tmp_path: Path) -> None:
@@ -242,6 +267,34 @@ def test_swaps_add_less_time_than_recomputation_alone_where_the_link_is_free() -
         assert isinstance(alone, olla.BudgetPlan)
         assert both.added_seconds_lower_bound <= both.added_seconds <= alone.added_seconds
         assert both.peak_bytes <= budget
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.1])
+def test_swaps_and_added_time_never_raise_the_peak_however_little_work_is_left(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works = {budget: ("_DROP_WORK", "_IMPROVE_WORK"), combine: ("_SWAP_WORK", "_TURN_WORK")}
+    for module, names in works.items():
+        for name in names:
+            monkeypatch.setattr(module, name, int(share * getattr(module, name)))
+    g = training_chain(60)
+    given: dict[str, Any] = {"time_limit": 60.0, "layout": False}
+    peaks: list[tuple[int, int]] = []
+    for slowdown in (0.01, 0.03, 0.1, 0.3):
+        alone, both = (
+            olla.plan(g, max_slowdown=slowdown, **given),
+            planned(g, max_slowdown=slowdown, link=25e9, **given),
+        )
+        assert both.peak_bytes <= alone.peak_bytes
+        peaks.append((alone.peak_bytes, both.peak_bytes))
+    assert sorted(peaks, reverse=True) == peaks
+    for least, _ in peaks[1::2]:
+        alone, both = (
+            olla.plan(g, budget=least, **given),
+            planned(g, max_slowdown=None, budget=least, link=25e9, **given),
+        )
+        assert isinstance(alone, olla.BudgetPlan)
+        assert both.added_seconds <= alone.added_seconds
 
 
 def test_an_impossible_budget_names_the_op_that_forces_it() -> None:

@@ -144,9 +144,9 @@ void bind_swap(nb::module_& m) {
           "blocks"_a.noconvert(), "limit"_a, "stalls"_a, "by_last"_a, "(blocks that fit, their swaps, timeline) of these blocks.")
       .def(
           "fit",
-          [](SwapRun& self, Bytes limit, double most_stall_seconds, double time_limit, nb::object progress) {
+          [](SwapRun& self, Bytes limit, double most_stall_seconds, double time_limit, nb::object progress, std::int64_t max_work) {
             PythonProgress callback(std::move(progress));
-            Control control("swap", time_limit, callback.function());
+            Control control("swap", time_limit, callback.function(), max_work);
             SwapChoice choice;
             {
               nb::gil_scoped_release release;
@@ -155,16 +155,16 @@ void bind_swap(nb::module_& m) {
             callback.raise_pending();
             return answer(std::move(choice));
           },
-          "limit"_a, "most_stall_seconds"_a, "time_limit"_a, "progress"_a.none(),
+          "limit"_a, "most_stall_seconds"_a, "time_limit"_a, "progress"_a.none(), "max_work"_a = kAnyWork,
           "Blocks with which the peak is at most the limit, or the best found.")
       .def(
           "least_peak",
           [](SwapRun& self, double most_stall_seconds, nb::list starts, std::uint64_t seed, int num_rounds, double time_limit,
-             nb::object progress) {
+             nb::object progress, std::int64_t max_work) {
             std::vector<std::vector<std::int32_t>> given;
             for (nb::handle start : starts) given.push_back(valid(self, nb::cast<Array<std::int32_t>>(start)));
             PythonProgress callback(std::move(progress));
-            Control control("swap", time_limit, callback.function());
+            Control control("swap", time_limit, callback.function(), max_work);
             SwapChoice choice;
             {
               nb::gil_scoped_release release;
@@ -174,7 +174,7 @@ void bind_swap(nb::module_& m) {
             return answer(std::move(choice));
           },
           "most_stall_seconds"_a, "starts"_a, "seed"_a, "num_rounds"_a, "time_limit"_a, "progress"_a.none(),
-          "Blocks with the least peak found within that stall.");
+          "max_work"_a = kAnyWork, "Blocks with the least peak found within that stall.");
 }
 
 }  // namespace olla::bindings

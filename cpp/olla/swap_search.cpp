@@ -102,6 +102,11 @@ SwapChoice SwapSearch::evaluate(std::span<const std::int32_t> blocks, Bytes limi
   return choice;
 }
 
+SwapChoice SwapSearch::trial(std::span<const std::int32_t> blocks, Bytes limit, bool stalls, bool by_last, Control& control) const {
+  control.spend(steps_.num());
+  return evaluate(blocks, limit, stalls, by_last);
+}
+
 bool SwapSearch::allowed(const SwapChoice& choice, double most_stall_seconds) const {
   return choice.timeline.stall_seconds <= most_stall_seconds + kRoundingSeconds && choice.timeline.host_bytes <= host_bytes_;
 }
@@ -134,8 +139,8 @@ double SwapSearch::score(const IdleBlock& block, Score rule, const Timeline& tim
 SwapChoice SwapSearch::grow(std::vector<std::int32_t> blocks, Bytes limit, double most_stall_seconds, const Rule& rule,
                             Control& control) {
   const bool stalls = most_stall_seconds > 0;
-  SwapChoice best = evaluate(blocks, limit, stalls, rule.by_last);
-  if (!allowed(best, most_stall_seconds)) best = evaluate({}, limit, stalls, rule.by_last);
+  SwapChoice best = trial(blocks, limit, stalls, rule.by_last, control);
+  if (!allowed(best, most_stall_seconds)) best = trial({}, limit, stalls, rule.by_last, control);
   std::vector<std::uint8_t> refused(blocks_.size(), 0);
   std::vector<std::pair<double, std::int32_t>> found;
   std::uniform_real_distribution<double> uniform(1.0 - noise_, 1.0 + noise_);
@@ -155,11 +160,11 @@ SwapChoice SwapSearch::grow(std::vector<std::int32_t> blocks, Bytes limit, doubl
       const std::int32_t b = found[k].second;
       std::vector<std::int32_t> more = best.block;
       more.push_back(b);
-      SwapChoice trial = evaluate(more, limit, stalls, rule.by_last);
-      double gain = allowed(trial, most_stall_seconds) ? best.excess - trial.excess : 0.0;
+      SwapChoice choice = trial(more, limit, stalls, rule.by_last, control);
+      double gain = allowed(choice, most_stall_seconds) ? best.excess - choice.excess : 0.0;
       if (rule.per_byte) gain /= static_cast<double>(blocks_[b].bytes);
       if (gain <= 0) refused[b] = 1;
-      if (gain > most) most = gain, chosen = std::move(trial);
+      if (gain > most) most = gain, chosen = std::move(choice);
     }
     if (most > 0) best = std::move(chosen);
   }
@@ -173,10 +178,10 @@ void SwapSearch::shrink(SwapChoice& choice, Bytes limit, double most_stall_secon
     if (control.stop(choice.timeline.peak, 0)) return;
     std::vector<std::int32_t> fewer = choice.block;
     std::erase(fewer, b);
-    SwapChoice trial = evaluate(fewer, limit, most_stall_seconds > 0, by_last);
-    if (trial.timeline.peak <= choice.timeline.peak && trial.timeline.stall_seconds <= choice.timeline.stall_seconds &&
-        allowed(trial, most_stall_seconds))
-      choice = std::move(trial);
+    SwapChoice rest = trial(fewer, limit, most_stall_seconds > 0, by_last, control);
+    if (rest.timeline.peak <= choice.timeline.peak && rest.timeline.stall_seconds <= choice.timeline.stall_seconds &&
+        allowed(rest, most_stall_seconds))
+      choice = std::move(rest);
   }
 }
 
@@ -204,12 +209,12 @@ SwapChoice SwapSearch::least_peak(double most_stall_seconds, std::span<const std
   };
   for (const std::vector<std::int32_t>& start : starts)
     for (const bool order : {true, false}) {
-      keep(evaluate(start, 0, false, order), order);
+      keep(trial(start, 0, false, order, control), order);
       if (most_stall_seconds > 0) {
         Bytes low = 0, high = best.timeline.peak;
         for (int k = 0; k < 2 * kNumBisections; ++k) {  // the least limit at which these blocks stall no longer than allowed
           const Bytes limit = low + (high - low) / 2;
-          SwapChoice choice = evaluate(start, limit, true, order);
+          SwapChoice choice = trial(start, limit, true, order, control);
           const bool fits = allowed(choice, most_stall_seconds) && choice.timeline.peak <= limit;
           (fits ? high : low) = limit;
           keep(std::move(choice), order);

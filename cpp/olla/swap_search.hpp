@@ -33,6 +33,7 @@ struct SwapChoice {
   double excess = 0;  // bytes above the limit, summed over the steps
 };
 
+// Deterministic unless time ends it; a unit of work is a step of a timeline that is tried.
 class SwapSearch {
  public:
   // All must outlive the search.
@@ -56,6 +57,7 @@ class SwapSearch {
     bool by_last;   // the order of the copies out: by the last use before, else by when the value is made
     bool per_byte;  // compare what is gained per byte copied
   };
+  SwapChoice trial(std::span<const std::int32_t> blocks, Bytes limit, bool stalls, bool by_last, Control& control) const;
   SwapChoice grow(std::vector<std::int32_t> blocks, Bytes limit, double most_stall_seconds, const Rule& rule, Control& control);
   void shrink(SwapChoice& choice, Bytes limit, double most_stall_seconds, bool by_last, Control& control) const;
   void add_swaps(std::span<const std::int32_t> blocks, SwapChoice& choice) const;

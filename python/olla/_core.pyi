@@ -210,8 +210,8 @@ class SwapSearch:
     def evaluate(self, blocks: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], limit: int, stalls: bool, by_last: bool) -> tuple:
         """(blocks that fit, their swaps, timeline) of these blocks."""
 
-    def fit(self, limit: int, most_stall_seconds: float, time_limit: float, progress: object | None) -> tuple:
+    def fit(self, limit: int, most_stall_seconds: float, time_limit: float, progress: object | None, max_work: int = 9223372036854775807) -> tuple:
         """Blocks with which the peak is at most the limit, or the best found."""
 
-    def least_peak(self, most_stall_seconds: float, starts: list, seed: int, num_rounds: int, time_limit: float, progress: object | None) -> tuple:
+    def least_peak(self, most_stall_seconds: float, starts: list, seed: int, num_rounds: int, time_limit: float, progress: object | None, max_work: int = 9223372036854775807) -> tuple:
         """Blocks with the least peak found within that stall."""

@@ -60,6 +60,9 @@ class AutoSwap:
         self.begin = np.concatenate([[0.0], np.cumsum(self.search.seconds)])
         self.out_seconds = b.num_bytes / link.out_bytes_per_second + link.out_latency_seconds
         self.in_seconds = b.num_bytes / link.in_bytes_per_second + link.in_latency_seconds
+        # Steps between which a block is away, if all copies ran at once.
+        self.gone = np.searchsorted(self.begin, self.begin[b.last + 1] + self.out_seconds)
+        self.back = np.searchsorted(self.begin, self.begin[b.next] - self.in_seconds, side="right") - 1
 
     def score(self, name: str, blocks: NDArray[np.int64], load: NDArray[np.int64], limit: int) -> NDArray[np.float64]:
         """Return the score of blocks.
@@ -86,20 +89,19 @@ class AutoSwap:
 
     def select(self, name: str, limit: int) -> NDArray[np.int32]:
         """Return blocks in the order of their score until, if all copies ran at once, the peak would fit the limit."""
-        b, load = self.search.blocks, self.search.live.copy()
-        left, chosen = self.candidates, []
+        num_bytes, load = self.search.blocks.num_bytes, self.search.live.copy()
+        left, chosen = self.candidates, list[int]()
         scores = self.score(name, left, load, limit)
-        while len(left) and load.max() > limit:
-            if name == "SWDOA":
-                scores = self.score(name, left, load, limit)
-            best = int(np.argmax(scores))
-            i = int(left[best])
+        ranked = iter(left[np.argsort(-scores, kind="stable")].tolist())
+        while len(chosen) < len(self.candidates) and load.max() > limit:
+            if name == "SWDOA":  # by the load that remains
+                best = int(np.argmax(self.score(name, left, load, limit)))
+                i, left = int(left[best]), np.delete(left, best)
+            else:
+                i = next(ranked)
             chosen.append(i)
-            left, scores = np.delete(left, best), np.delete(scores, best)
-            gone = int(np.searchsorted(self.begin, self.begin[b.last[i] + 1] + self.out_seconds[i]))
-            back = int(np.searchsorted(self.begin, self.begin[b.next[i]] - self.in_seconds[i], side="right")) - 1
-            if gone < back:
-                load[gone:back] -= b.num_bytes[i]
+            if self.gone[i] < self.back[i]:
+                load[self.gone[i] : self.back[i]] -= num_bytes[i]
         return np.array(chosen, dtype=np.int32)
 
     def at_limit(self, name: str, limit: int) -> Swaps:

@@ -61,11 +61,15 @@ def run(
         plan = replace(plan, source_digest=graph.digest, options={**plan.options, **options.record()})
         check(graph, plan)
         return plan
+
+    def planned(graph: Graph, options: Options, goal: Goal) -> BudgetPlan:
+        return Run(graph, options, goal, progress, narrow).run()
+
     if goal.chunked_loss is not None:
         from olla import chunkplan
 
-        return chunkplan.run(graph, options, goal, progress, narrow)
-    return Run(graph, options, goal, progress, narrow).run()
+        return chunkplan.run(graph, options, goal, progress, planned)
+    return planned(graph, options, goal)
 
 
 @dataclass(frozen=True)
@@ -183,18 +187,8 @@ class Run:
         method = "auto" if options.method == "ilp" else options.method
         quick = replace(options, method=method, layout=False, time_limit=limit, max_work=_BASE_WORK)
         self.base: Plan = pipeline.run(graph, quick, progress)
-        r = self.rules
         self.order = self._base_order()
-        self.evictor = _core.Evictor(
-            graph.core,
-            self.order,
-            r.seconds,
-            r.rerun,
-            r.rerun_seconds,
-            r.rerun_reads.offset,
-            r.rerun_reads.item,
-            r.in_place,
-        )
+        self.evictor = self.rules.evictor(graph, self.order)
 
     def _base_order(self) -> NDArray[np.int32]:
         """Return the best order, with weight updates early where that costs no memory: gradients then go at once."""
@@ -245,12 +239,11 @@ class Run:
             return
         from olla.budgetilp import solve_choice
 
-        ops, bound, seconds = self._busiest_ops(), 0.0, self._bound_seconds()
+        bound = 0.0
         if added_seconds is None:
-            bound = float(self.evictor.least_added_seconds(ops, peak_bytes, seconds, None)[0].max(initial=0.0))
+            bound = self.least_added_seconds(peak_bytes)
         else:
-            peaks, _ = self.evictor.least_peak(ops, added_seconds, seconds, None)
-            peak_bytes = max(int(peaks.max(initial=0)), self.graph.resident_bytes)
+            peak_bytes = self.least_peak(added_seconds)
         found = solve_choice(
             self.evictor,
             peak_bytes=peak_bytes,
@@ -265,12 +258,20 @@ class Run:
 
     def _close_enough(self, peak_bytes: int, added_seconds: float | None) -> bool:
         """Whether the bounds leave next to nothing to gain."""
-        ops, limit = self._busiest_ops(), self._bound_seconds()
         if added_seconds is None:
-            seconds, _ = self.evictor.least_added_seconds(ops, peak_bytes, limit, None)
-            return self.evictor.added_seconds - float(seconds.max(initial=0.0)) <= _CLOSE * self.base_seconds
-        peaks, _ = self.evictor.least_peak(ops, added_seconds, limit, None)
-        return self.evictor.peak <= (1 + _CLOSE) * int(peaks.max(initial=0))
+            gap = self.evictor.added_seconds - self.least_added_seconds(peak_bytes)
+            return gap <= _CLOSE * self.base_seconds
+        return self.evictor.peak <= (1 + _CLOSE) * self.least_peak(added_seconds)
+
+    def least_peak(self, added_seconds: float) -> int:
+        """Return bytes: no rewriting that adds at most these seconds has a lower peak."""
+        peaks, _ = self.evictor.least_peak(self._busiest_ops(), added_seconds, self._bound_seconds(), None)
+        return max(int(peaks.max(initial=0)), self.graph.resident_bytes)
+
+    def least_added_seconds(self, peak_bytes: int) -> float:
+        """Return seconds: no rewriting with at most this peak adds less."""
+        seconds, _ = self.evictor.least_added_seconds(self._busiest_ops(), peak_bytes, self._bound_seconds(), None)
+        return float(seconds.max(initial=0.0))
 
     def run(self) -> BudgetPlan:
         goal = self.goal

@@ -5,22 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from olla import budget, pipeline
+from olla import pipeline
 from olla.budgetplan import BudgetPlan
 from olla.budgets import Goal
 from olla.check import check
 from olla.chunked import Chunked, chunked
 from olla.graph import Graph
 from olla.losses import Region
-from olla.operators import Rules
+from olla.swapplan import SwapPlan
 
 if TYPE_CHECKING:
     from olla.devices import DeviceProfile
     from olla.pipeline import Options, Progress
 
 _BASE_SHARE = 0.1  # of the time limit, for the best order of the original
+
+AnyPlan = TypeVar("AnyPlan", BudgetPlan, SwapPlan, BudgetPlan | SwapPlan)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,18 +33,18 @@ class Chunking:
         chunks: its graph.
         source_digest: of the original.
         base_peak_bytes: of the best order of the original.
-        base_seconds: of the original.
-        extra_seconds: that the chunks add; below 0 where they save passes over the logits.
+        base_seconds: of the original, as estimated.
+        chunked_seconds: of the chunked graph.
     """
 
     chunks: Chunked
     source_digest: str
     base_peak_bytes: int
     base_seconds: float
-    extra_seconds: float
+    chunked_seconds: float
 
     @classmethod
-    def of_plan(cls, plan: BudgetPlan, device: DeviceProfile) -> Chunking | None:
+    def of_plan(cls, plan: BudgetPlan | SwapPlan, device: DeviceProfile) -> Chunking | None:
         """Return the chunks below a plan; None where it has none."""
         if plan.chunked is None:
             return None
@@ -51,28 +53,42 @@ class Chunking:
             source_digest=plan.source_digest,
             base_peak_bytes=plan.base_peak_bytes,
             base_seconds=plan.base_seconds,
-            extra_seconds=float(device.op_seconds(plan.chunked.graph).sum()) - plan.base_seconds,
+            chunked_seconds=float(device.op_seconds(plan.chunked.graph).sum()),
         )
+
+    @property
+    def extra_seconds(self) -> float:
+        """What the chunks add; below 0 where they save passes over the logits."""
+        return self.chunked_seconds - self.base_seconds
 
     def goal(self, goal: Goal) -> Goal:
         """Return a goal of the original step as one of the chunked graph."""
         if goal.max_slowdown is None:
             return replace(goal, chunked_loss=None)
         left = goal.max_slowdown * self.base_seconds - self.extra_seconds
-        return replace(goal, chunked_loss=None, max_slowdown=left / (self.base_seconds + self.extra_seconds))
+        return replace(goal, chunked_loss=None, max_slowdown=left / self.chunked_seconds)
 
-    def told(self, found: BudgetPlan, goal: Goal) -> BudgetPlan:
+    def told(self, found: AnyPlan, goal: Goal) -> AnyPlan:
         """Return a plan of the chunked graph as one of the original."""
-        return replace(
-            found,
-            chunked=self.chunks,
-            source_digest=self.source_digest,
-            goal=goal.record(),
-            base_peak_bytes=self.base_peak_bytes,
-            base_seconds=found.base_seconds - self.extra_seconds,
-            added_seconds=max(0.0, found.added_seconds + self.extra_seconds),
-            added_seconds_lower_bound=max(0.0, found.added_seconds_lower_bound + self.extra_seconds),
-        )
+        below = found if isinstance(found, BudgetPlan) else found.recomputation
+        assert below is not None
+
+        def later(seconds: float) -> float:
+            return max(0.0, seconds + self.extra_seconds)
+
+        def of_original(plan: BudgetPlan | SwapPlan) -> dict[str, Any]:
+            return {
+                "source_digest": self.source_digest,
+                "base_peak_bytes": self.base_peak_bytes,
+                "goal": {**plan.goal, **goal.record()},
+                "added_seconds_lower_bound": later(plan.added_seconds_lower_bound),
+            }
+
+        is_estimated = below.base_seconds == self.chunked_seconds
+        base_seconds = self.base_seconds if is_estimated else below.base_seconds - self.extra_seconds
+        times: dict[str, Any] = {"base_seconds": base_seconds, "added_seconds": later(below.added_seconds)}
+        below = replace(below, **of_original(below), **times, chunked=self.chunks)
+        return below if isinstance(found, BudgetPlan) else replace(found, **of_original(found), recomputation=below)
 
 
 def chunk(
@@ -91,7 +107,8 @@ def chunk(
     assert goal.chunked_loss is not None
     chunks = chunked(graph, goal.chunked_loss, suits)
     base_seconds = float(goal.device.op_seconds(graph).sum())
-    extra_seconds = float(goal.device.op_seconds(chunks.graph).sum()) - base_seconds
+    chunked_seconds = float(goal.device.op_seconds(chunks.graph).sum())
+    extra_seconds = chunked_seconds - base_seconds
     if chunks.num_losses == 0:
         return "none was found whose linear layer and mean or summed cross-entropy stand alone, with large logits"
     if goal.max_slowdown is not None and extra_seconds > goal.max_slowdown * base_seconds:
@@ -105,7 +122,7 @@ def chunk(
         source_digest=graph.digest,
         base_peak_bytes=base_peak,
         base_seconds=base_seconds,
-        extra_seconds=extra_seconds,
+        chunked_seconds=chunked_seconds,
     )
 
 
@@ -114,8 +131,8 @@ def run(
     options: Options,
     goal: Goal,
     progress: Progress | None,
-    narrow: Callable[[Rules], Rules] | None = None,
-) -> BudgetPlan:
+    search: Callable[[Graph, Options, Goal], AnyPlan],
+) -> AnyPlan:
     """Plan a graph towards a goal with its losses in chunks; without, where that is of no use to the goal.
 
     The chunks are made before the search and stay: added times count from the original step, bounds hold for all
@@ -123,15 +140,17 @@ def run(
 
     Args:
         graph: the training step.
-        options, goal, progress, narrow: as in `olla.budget.run`; the goal says how many chunks.
+        options, goal, progress: as in `olla.budget.run`; the goal says how many chunks.
+        search: plans a graph towards a goal without chunks.
     """
     start = time.perf_counter()
     chunking = chunk(graph, options, goal, progress)
     left = replace(options, time_limit=max(0.0, options.time_limit - (time.perf_counter() - start)))
     if isinstance(chunking, str):
-        found = budget.run(graph, left, replace(goal, chunked_loss=None), progress, narrow)
-        return replace(found, goal=goal.record(), message=f"No loss was chunked: {chunking}. {found.message}")
-    found = chunking.told(budget.run(chunking.chunks.graph, left, chunking.goal(goal), progress, narrow), goal)
-    plan = replace(found, seconds={**found.seconds, "total": time.perf_counter() - start})
+        found = search(graph, left, replace(goal, chunked_loss=None))
+        asked = {**found.goal, **goal.record()}
+        return replace(found, goal=asked, message=f"No loss was chunked: {chunking}. {found.message}")
+    plan = chunking.told(search(chunking.chunks.graph, left, chunking.goal(goal)), goal)
+    plan = replace(plan, seconds={**plan.seconds, "total": time.perf_counter() - start})
     check(graph, plan)
     return plan

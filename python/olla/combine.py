@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from olla import budget, pipeline
+from olla import budget, chunkplan, pipeline
 from olla.autoswap import SCORES, AutoSwap
 from olla.budgets import Goal
 from olla.errors import BudgetError
@@ -24,11 +24,12 @@ from olla.swapplan import SwapDecision, SwapPlan, with_swaps
 if TYPE_CHECKING:
     from olla.pipeline import Options, Progress, Source
 
-_RECOMPUTE_SHARE = 1.0  # of the time limit, within which it takes half
-_SWAP_SHARE = 0.15  # of the time limit, for one choice of swaps
+_SWAP_WORK = 10_000_000  # for one choice of swaps
+_TURN_WORK = 3_000_000  # for the recomputation, per turn
+_SWAP_SHARE = 0.15  # of the time limit, by which a choice of swaps ends at the latest
+_TURN_SHARE = 0.06
 _NUM_TURNS = 3  # of recomputation and swaps, each beside what the other leaves
 _NUM_REPAIRS = 8  # of the recomputation, per turn
-_TURN_SHARE = 0.06  # of the time limit, for one of them
 _FINAL_SHARE = 0.4  # of the time limit, for ordering and laying out what was chosen
 _NUM_TARGETS = 12  # peaks of the recomputation that are tried for a budget
 _LEAST_STEP = 0.002  # of the peak, from one to the next
@@ -128,14 +129,16 @@ def run(
 
     Raises:
         BudgetError: no plan was found that fits the budget.
-        ValueError: the loss is to be chunked, too.
     """
+    graph, speed = pipeline.graph_of(source), Link.of(goal.device if link is None else link)
+
+    def plan(graph: Graph, options: Options, goal: Goal) -> SwapPlan:
+        search = _Combined(graph, options, goal, speed, host_bytes, state, progress, narrow)
+        return search.explained(search.slowed() if goal.budget_bytes is None else search.fitted(goal.budget_bytes))
+
     if goal.chunked_loss is not None:
-        raise ValueError("chunked_loss cannot be combined with swapping: plan one of them")
-    speed = Link.of(goal.device if link is None else link)
-    search = _Combined(pipeline.graph_of(source), options, goal, speed, host_bytes, state, progress, narrow)
-    plan = search.slowed() if goal.budget_bytes is None else search.fitted(goal.budget_bytes)
-    return search.explained(plan)
+        return chunkplan.run(graph, options, goal, progress, plan)
+    return plan(graph, options, goal)
 
 
 def _explained(graph: Graph, plan: SwapPlan, may: Rules, link: Link, lasting: Any = ()) -> SwapPlan:
@@ -193,7 +196,7 @@ class _Combined:
         self.start = time.perf_counter()
         self.graph, self.options, self.goal, self.link = graph, options, goal, link
         self.host_bytes, self.state, self.progress = host_bytes, state, progress
-        quick = replace(options, layout=False, time_limit=_RECOMPUTE_SHARE * options.time_limit)
+        quick = replace(options, layout=False)
         beside = goal if goal.budget_bytes is None else replace(goal, budget_bytes=None, minimise="peak")
         self.recompute = budget.Run(graph, quick, beside, progress, narrow)  # a budget is met by both
         self.step = np.argsort(self.recompute.order).astype(np.int32)
@@ -211,7 +214,7 @@ class _Combined:
         added = math.inf if slowdown is None else slowdown * self.recompute.base_seconds
         self.recompute.drop(0, added)
         self.recompute.improve(0, added)
-        best = found = self._with_swaps(added)
+        best = found = alone = self._with_swaps(added)
         for turn in range(_NUM_TURNS):
             if self._late():
                 break
@@ -219,7 +222,10 @@ class _Combined:
             found = self._with_swaps(added)
             if found.swaps.peak_bytes < best.swaps.peak_bytes:
                 best = found
-        return self._plan(best, added)
+        plan = self._plan(best, added)
+        if best is not alone and plan.peak_bytes > self.recompute.least_peak(added):
+            return min(plan, self._plan(alone, added), key=lambda found: found.peak_bytes)
+        return plan  # there is no lower one without swaps
 
     def fitted(self, budget_bytes: int) -> SwapPlan:
         """Find the least added time with which everything fits, the arena included."""
@@ -237,6 +243,20 @@ class _Combined:
         raise self._refused(budget_bytes)
 
     def _within(self, limit: int) -> _Found:
+        """Find the least added time for a peak within the limit; the lowest peak where that fails."""
+        best = self._with_least_reruns(limit)
+        fits = best.swaps.peak_bytes <= limit
+        if fits and best.added_seconds <= self.recompute.least_added_seconds(limit):
+            return best  # there is no faster one without swaps
+        self._reset()
+        self.recompute.drop(limit, math.inf)
+        if self.recompute.evictor.peak > limit:
+            return best
+        self.recompute.improve(limit, None)
+        alone = self._with_swaps(0.0, limit)
+        return alone if not fits or alone.added_seconds < best.added_seconds else best
+
+    def _with_least_reruns(self, limit: int) -> _Found:
         """Recompute as little as swaps allow for a peak within the limit; the lowest peak where that fails."""
         self._reset()
         found = self._with_swaps(0.0, limit)
@@ -269,7 +289,8 @@ class _Combined:
         evictor = self.recompute.evictor
         evictor.set_absent(found.absent(self.graph.num_ops))
         seconds, seed = _TURN_SHARE * self.options.time_limit, self.options.seed + turn
-        evictor.improve(least_time, limit, added, seed, _NUM_REPAIRS, min(seconds, self._left()), self.progress)
+        left = min(seconds, self._left())
+        evictor.improve(least_time, limit, added, seed, _NUM_REPAIRS, left, self.progress, _TURN_WORK)
         evictor.set_absent(np.zeros(self.graph.num_ops, dtype=np.int64))
 
     def _with_swaps(self, added: float, limit: int | None = None) -> _Found:
@@ -305,6 +326,7 @@ class _Combined:
             time_limit=max(_SWAP_SHARE * self.options.time_limit, 0.02),
             seed=self.options.seed,
             progress=self.progress,
+            max_work=_SWAP_WORK,
         )
 
     def _lasting(self, graph: Graph) -> NDArray[np.int32]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from olla import _core
 from olla.columns import Lists
 
 if TYPE_CHECKING:
@@ -41,6 +42,20 @@ class Rules(NamedTuple):
     rerun_moved_bytes: NDArray[np.int64]
     rerun_reads: Lists
     in_place: NDArray[np.uint8]
+
+    def evictor(self, graph: Graph, order: NDArray[np.int32]) -> _core.Evictor:
+        """Return a search over what not to keep, on an order of the graph that the rules are of."""
+        reads = self.rerun_reads
+        return _core.Evictor(
+            graph.core,
+            order,
+            self.seconds,
+            self.rerun,
+            self.rerun_seconds,
+            reads.offset,
+            reads.item,
+            self.in_place,
+        )
 
 
 # Element i of the result depends on element i of the inputs alone: the result may overwrite an input of its size.

@@ -20,6 +20,7 @@ SWAP_OUT, SWAP_IN = "olla::swap_out", "olla::swap_in"
 NO_OP = -1
 _MIN_BYTES = 1 << 18  # smaller blocks take the link mostly for its latency
 _NO_LIMIT = 1 << 62
+ANY_WORK = (1 << 63) - 1
 _NUM_ROUNDS = 30  # of the local search; on large graphs, time ends it earlier
 _AUTOSWAP_SHARE = 0.8  # of the time limit, after which no other of its scores is tried as a start
 _FREE_SHARE = 0.25  # of the time limit, for swaps that make nobody wait, where some may
@@ -178,9 +179,16 @@ class Search:
         bound = _NO_LIMIT if limit is None else limit
         return self._swaps(self._core.evaluate(blocks, bound, limit is not None, by_last))
 
-    def fit(self, limit: int, most_stall_seconds: float, time_limit: float, progress: Any = None) -> Swaps:
+    def fit(
+        self,
+        limit: int,
+        most_stall_seconds: float,
+        time_limit: float,
+        progress: Any = None,
+        max_work: int = ANY_WORK,
+    ) -> Swaps:
         """Choose swaps with which the peak is at most the limit, or the lowest that was found."""
-        return self._swaps(self._core.fit(limit, most_stall_seconds, time_limit, progress))
+        return self._swaps(self._core.fit(limit, most_stall_seconds, time_limit, progress, max_work))
 
     def least_peak(
         self,
@@ -191,10 +199,11 @@ class Search:
         seed: int = 0,
         num_rounds: int = _NUM_ROUNDS,
         progress: Any = None,
+        max_work: int = ANY_WORK,
     ) -> Swaps:
         """Choose swaps of least peak for that stall, no worse than with the blocks of any of `starts`."""
         return self._swaps(
-            self._core.least_peak(most_stall_seconds, list(starts), seed, num_rounds, time_limit, progress)
+            self._core.least_peak(most_stall_seconds, list(starts), seed, num_rounds, time_limit, progress, max_work)
         )
 
     def chosen(self, swaps: Swaps) -> NDArray[np.int32]:
@@ -237,6 +246,7 @@ def plan_swaps(
     seed: int = 0,
     num_rounds: int = _NUM_ROUNDS,
     progress: Any = None,
+    max_work: int | None = None,
 ) -> Swaps:
     """Choose which tensors to swap, for an order.
 
@@ -253,6 +263,8 @@ def plan_swaps(
         seed: for its random choices.
         num_rounds: of the local search.
         progress: as in `olla.plan`.
+        max_work: for the search, in steps of the order whose memory is simulated; a million take about 0.04 s. None: as
+            time allows.
 
     Returns:
         The swaps; with a limit that was not reached, those of least peak.
@@ -275,27 +287,27 @@ def plan_swaps(
     speed = Link.of(link)
     search = Search(graph, order, seconds, speed, host_bytes=host_bytes, min_bytes=_MIN_BYTES, lasting=lasting)
     most_stall = max_slowdown * search.base_seconds
+    work = ANY_WORK if max_work is None else max_work
     if limit is None:
         from olla.autoswap import SCORES, AutoSwap  # imports this module
 
         begin = time.perf_counter()
         method, found = AutoSwap(graph, order, seconds, Link.of(link), host_bytes), []
-        for score in SCORES:
+        for score in SCORES if max_work is None else SCORES[:-1]:  # the last one takes longer than all others
             if time.perf_counter() - begin < _AUTOSWAP_SHARE * time_limit:
                 found.append(method.least_peak(score, max_slowdown))
+        how: dict[str, Any] = {"seed": seed, "num_rounds": num_rounds, "progress": progress}
         if most_stall > 0:
-            found.append(
-                search.least_peak(0.0, _FREE_SHARE * time_limit, seed=seed, num_rounds=num_rounds, progress=progress)
-            )
+            part = int(_FREE_SHARE * work)
+            found.append(search.least_peak(0.0, _FREE_SHARE * time_limit, max_work=part, **how))
+            work -= part
         starts = [search.chosen(swaps) for swaps in found]
         left = max(0.0, time_limit - (time.perf_counter() - begin))
-        found.append(
-            search.least_peak(most_stall, left, starts=starts, seed=seed, num_rounds=num_rounds, progress=progress)
-        )
+        found.append(search.least_peak(most_stall, left, starts=starts, max_work=work, **how))
         return min(reversed(found), key=lambda swaps: swaps.peak_bytes)
     allowed = [share * most_stall for share in (0.0, 0.125, 0.25, 0.5, 1.0)] if most_stall > 0 else [0.0]
     for stall in allowed:
-        swaps = search.fit(limit, stall, time_limit / len(allowed), progress)
+        swaps = search.fit(limit, stall, time_limit / len(allowed), progress, work // len(allowed))
         if swaps.peak_bytes <= limit:
             break
     return swaps

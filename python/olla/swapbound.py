@@ -46,18 +46,7 @@ class SwapBound:
     def __init__(
         self, graph: Graph, rules: Rules, link: Link, host_bytes: int | None = None, lasting: Any = ()
     ) -> None:
-        order = np.arange(graph.num_ops, dtype=np.int32)
-        reads = rules.rerun_reads
-        self._cuts = _core.Evictor(
-            graph.core,
-            order,
-            rules.seconds,
-            rules.rerun,
-            rules.rerun_seconds,
-            reads.offset,
-            reads.item,
-            rules.in_place,
-        )
+        self._cuts = rules.evictor(graph, np.arange(graph.num_ops, dtype=np.int32))
         self.graph, self.seconds, self.link = graph, rules.seconds, link
         self.host_bytes = float("inf") if host_bytes is None else host_bytes
         self.lasting_bytes = int(graph.tensor_bytes[np.asarray(lasting, dtype=np.int32)].sum())

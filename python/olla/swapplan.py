@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from olla import _core, budgetplan, pipeline, planfile
 from olla.budgetplan import BudgetPlan, Decision
 from olla.check import check
+from olla.chunked import Chunked
 from olla.errors import PlanError
 from olla.graph import Graph
 from olla.plan import Plan
@@ -59,7 +60,7 @@ class SwapPlan(Plan):
         origin: int32[graph.num_ops], op of the graph without swaps, which is the recomputation's where there is one;
             -1: a swap-out or a swap-in.
         swaps: what is swapped, and when.
-        recomputation: the plan on top of which this swaps, or None.
+        recomputation: the plan on top of which this swaps, or None; it says what was chunked.
         goal: what was asked for, as in `BudgetPlan`, and the link; host_budget_bytes, if it was bounded.
         base_peak_bytes: the peak of the best order found, or of the given one, without rewriting and swaps.
         added_seconds_lower_bound: no rewriting with swaps over this link that reaches this plan's peak (the budget, if
@@ -93,9 +94,16 @@ class SwapPlan(Plan):
 
     @property
     def added_seconds(self) -> float:
-        """Estimated time of ops that run again, and of waiting for copies."""
-        again = 0.0 if self.recomputation is None else self.recomputation.added_seconds
-        return again + self.swaps.stall_seconds
+        """Estimated time of ops that run again, and of waiting for copies; chunks may save some of it."""
+        below, stall = self.recomputation, self.swaps.stall_seconds
+        if below is not None and below.chunked is not None:
+            return max(0.0, self.swaps.base_seconds + stall - below.base_seconds)
+        return (0.0 if below is None else below.added_seconds) + stall
+
+    @property
+    def chunked(self) -> Chunked | None:
+        """The graph with losses in chunks that was rewritten in place of the original, or None."""
+        return None if self.recomputation is None else self.recomputation.chunked
 
     @property
     def slowdown(self) -> float:
@@ -126,7 +134,7 @@ class SwapPlan(Plan):
         """Say what was chosen for each tensor, and at what price, most bytes first.
 
         Args:
-            source: the original graph.
+            source: the original graph; `chunked.graph`, where its losses are in chunks.
             rules: of that graph; see `olla.operators.rules`.
 
         Returns:

@@ -99,7 +99,7 @@ class Planner:
 
     def known(self, captured: Captured, found: Plan) -> Captured:
         """Return the step to run for a plan that was made before."""
-        if isinstance(found, BudgetPlan) and found.chunked is not None:
+        if isinstance(found, BudgetPlan | SwapPlan) and found.chunked is not None:
             assert self.goal is not None
             self._chunking = Chunking.of_plan(found, self.goal.device)
             return with_chunks(captured, found.chunked)
@@ -224,9 +224,7 @@ class Planner:
 
     def _told(self, found: _AnyPlan) -> _AnyPlan:
         """Return a plan of the step to run as one of the step that was captured."""
-        if self._chunking is None or self.goal is None or not isinstance(found, BudgetPlan):
-            return found
-        return self._chunking.told(found, self.goal)
+        return found if self._chunking is None or self.goal is None else self._chunking.told(found, self.goal)
 
 
 def captured_ops(found: BudgetPlan | SwapPlan) -> NDArray[np.int32]:
@@ -333,7 +331,7 @@ def budget_report(
         planned_slowdown=found.slowdown,
         measured_slowdown=None if added is None else added / max(recorded - again, 1e-12),
         measured_added_seconds=added,
-        num_chunked_losses=found.chunked.num_losses if isinstance(found, BudgetPlan) and found.chunked else 0,
+        num_chunked_losses=0 if found.chunked is None else found.chunked.num_losses,
     )
 
 

@@ -152,8 +152,6 @@ def _swapping(
     if method not in ("auto", "autoswap"):
         raise ValueError(f"method is {method!r}, expected 'auto' or 'autoswap': the others plan, see olla.plan")
     found = Swapping.of(swap, host_budget, link, method, goal)
-    if found is not None and goal is not None and goal.chunked_loss is not None:
-        raise ValueError("chunked_loss cannot be combined with swapping: compile with one of them")
     return found and dataclasses.replace(found, link=Link.of(profile if link is None else link))
 
 
