@@ -3,8 +3,10 @@
     python bench/bench_programs.py --graphs 'alexnet*' vgg11_b32 --markdown bench/results/programs.md
 
 The methods `ilp`, `joint` and `model` of `olla.plan` start from good orders and stop where minimum cuts prove one
-optimal; this shows what their programs do without. Beside them, `auto`. Every answer is simulated again. Exit status:
-0; 1 where a program's peak or arena is below a bound that `auto` proved.
+optimal; this shows what their programs do without. Beside them, `auto`. Every answer is simulated again. A program has
+reached `auto` when it ends by itself with a peak or an arena as low; where it does not, the time limit counts as its
+time, so that what is said of the ratio holds all the more without one. Exit status: 0; 1 where a program's peak or
+arena is below a bound that `auto` proved.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ def main() -> int:
         columns += [f"{program}: excess %", "proved", "s"]
     report = Report("Integer programs without warm start and without the bound by minimum cuts", columns)
     ratios: dict[str, list[float]] = {program: [] for program in PROGRAMS}
-    proved = dict.fromkeys(PROGRAMS, 0)
+    built, proved, reached = (dict.fromkeys(PROGRAMS, 0) for _ in range(3))
     wrong = []
     for path in graph_files(options.graphs):
         graph = olla.Graph.load(path)
@@ -92,18 +94,21 @@ def main() -> int:
         row: list[Cell] = [graph_name(path), graph.num_ops, timing.median_seconds]
         for program, run in runs.items():
             row += cells(run, best[program])
+            as_low = run.built and run.proved and run.num_bytes <= best[program]
+            built[program] += run.built
             proved[program] += run.built and run.proved
-            if run.built:
-                ratios[program].append(run.seconds / timing.median_seconds)
+            reached[program] += as_low
+            ratios[program].append((run.seconds if as_low else options.time_limit) / timing.median_seconds)
             if run.num_bytes < bounds[program]:
                 wrong.append(f"{row[0]}: {program} reached {run.num_bytes} bytes, auto's bound is {bounds[program]}")
         report.rows.append(row)
         print(*row, file=sys.stderr, flush=True)
     report.summary["time limit, s"] = options.time_limit
     for program in PROGRAMS:
-        report.summary[f"{program}: built"] = len(ratios[program])
-        report.summary[f"{program}: proved"] = proved[program]
-        report.summary[f"{program}: auto is faster by (geometric mean)"] = geometric_mean(ratios[program])
+        report.summary[f"{program}: built, ended with a proof, reached auto"] = (
+            f"{built[program]}, {proved[program]}, {reached[program]}"
+        )
+        report.summary[f"{program}: auto is faster by at least (geometric mean)"] = geometric_mean(ratios[program])
     report.print()
     if options.markdown:
         report.save(options.markdown)
