@@ -87,9 +87,9 @@ def test_plan_options_reach_the_planner(graph_file: str, capsys: pytest.CaptureF
 
 
 def test_an_unknown_gap_is_null_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from olla.cli import _print_json
+    from olla.commands import print_json
 
-    _print_json({"gap": float("inf"), "peak_bytes": 1})
+    print_json({"gap": float("inf"), "peak_bytes": 1})
     assert json.loads(capsys.readouterr().out) == {"gap": None, "peak_bytes": 1}
 
 

@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import json
 import math
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
-from olla.errors import BudgetError, CaptureError, OllaError
+from olla import commands
+from olla.commands import BAD_INPUT, fail
+from olla.errors import OllaError
 from olla.methods import METHODS
-from olla.report.progress import ProgressLine
 
-if TYPE_CHECKING:
-    from olla.layout import Layout
-    from olla.plan import Plan
-
-OK, NOTHING_FITS, BAD_INPUT, INTERRUPTED, READER_GONE = (
-    0,
-    1,
-    2,
-    130,
-    141,
-)  # the last two as a shell reports these signals
+INTERRUPTED, READER_GONE = 130, 141  # as a shell reports these signals
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,19 +41,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's own flush at exit fails again
         return READER_GONE
     except OllaError as error:
-        return _fail(str(error))
+        return fail(str(error))
     except OSError as error:
-        return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        return fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except MemoryError:
-        return _fail("not enough memory for this input")
+        return fail("not enough memory for this input")
     except KeyboardInterrupt:
-        _fail("interrupted")
+        fail("interrupted")
         return INTERRUPTED
-
-
-def _fail(message: str) -> int:
-    print("olla: error:", " ".join(message.split()), file=sys.stderr)
-    return BAD_INPUT
 
 
 class _Parser(argparse.ArgumentParser):
@@ -110,9 +91,9 @@ _capacity = _number(int, 0, 2**62, "a number of bytes from 0 to 2^62")
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="olla", description="Plan the memory of PyTorch training steps.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    plan = commands.add_parser("plan", help="order and lay out a graph", description="Order and lay out a graph.")
+    plan = subparsers.add_parser("plan", help="order and lay out a graph", description="Order and lay out a graph.")
     plan.add_argument("graph", metavar="GRAPH", help="graph file (.json or .json.gz)")
     plan.add_argument("-o", "--output", metavar="PLAN", help="write the plan there (.json or .json.gz)")
     _add_search_options(plan, time_limit=15.0, alignment=512)
@@ -121,16 +102,16 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--updates-stay", action="store_true", help="keep weight updates at the end of the step")
     _add_verbose(plan)
     _add_budget_options(plan)
-    plan.set_defaults(run=_plan)
+    plan.set_defaults(run=commands.plan_graph)
 
-    check = commands.add_parser(
+    check = subparsers.add_parser(
         "check", help="check a plan against its graph", description="Check a plan against its graph."
     )
     check.add_argument("graph", metavar="GRAPH", help="graph file")
     check.add_argument("plan", metavar="PLAN", help="plan file")
-    check.set_defaults(run=_check)
+    check.set_defaults(run=commands.check_plan)
 
-    layout = commands.add_parser(
+    layout = subparsers.add_parser(
         "layout", help="lay out buffers", description="Find offsets for buffers with given lifetimes."
     )
     layout.add_argument(
@@ -142,14 +123,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     layout.add_argument("--threads", type=_threads, metavar="N", help="of the search (default: one per core, up to 8)")
     _add_search_options(layout, time_limit=15.0, alignment=1)
-    layout.set_defaults(run=_layout)
+    layout.set_defaults(run=commands.lay_out_buffers)
 
-    show = commands.add_parser("show", help="print a plan", description="Print a plan.")
+    show = subparsers.add_parser("show", help="print a plan", description="Print a plan.")
     show.add_argument("plan", metavar="PLAN", help="plan file")
     _add_verbose(show)
-    show.set_defaults(run=_show)
+    show.set_defaults(run=commands.show_plan)
 
-    capture = commands.add_parser(
+    capture = subparsers.add_parser(
         "capture",
         help="write the graph of a PyTorch training step",
         description="Write the graph of a PyTorch training step. FUNCTION() returns (model, batch, optimizer, loss), "
@@ -159,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     capture.add_argument(
         "-o", "--output", metavar="GRAPH", required=True, help="write the graph there (.json or .json.gz)"
     )
-    capture.set_defaults(run=_capture)
+    capture.set_defaults(run=commands.capture_step)
     return parser
 
 
@@ -202,271 +183,3 @@ def _add_search_options(parser: argparse.ArgumentParser, *, time_limit: float, a
 
 def _add_verbose(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-v", "--verbose", action="store_true", help="print what the method says about its parts")
-
-
-def _plan(args: argparse.Namespace) -> int:
-    _require_place(args.output)
-    from olla.budgets import Goal, Swapping, parse_bytes
-    from olla.devices import profile_of
-    from olla.plan import plan
-
-    swap = False if args.no_swap else None
-    try:
-        device, budget = profile_of(args.device), None if args.budget is None else parse_bytes(args.budget, "--budget")
-        host_budget = None if args.host_budget is None else parse_bytes(args.host_budget, "--host-budget")
-        goal = Goal.of(budget, args.max_slowdown, args.minimise, device, True, True)
-        Swapping.of(swap, host_budget, None, args.method, goal, args.swap_state)
-    except (ValueError, BudgetError) as error:
-        return _fail(str(error))
-    if args.chunked_loss and budget is args.max_slowdown is args.minimise is None:
-        return _fail("--chunked-loss is for a goal: give --budget, --max-slowdown or --minimise with it")
-    with ProgressLine(f"planning {args.graph}") as progress, _nothing_fits() as refused:
-        result = plan(
-            args.graph,
-            method=args.method,
-            time_limit=args.time_limit,
-            seed=args.seed,
-            alignment=args.align,
-            layout=not args.order_only,
-            updates_may_move=not args.updates_stay,
-            budget=budget,
-            max_slowdown=args.max_slowdown,
-            minimise=args.minimise,
-            device=device,
-            in_place=not args.no_in_place,
-            recompute=not args.no_recompute,
-            swap=swap,
-            host_budget=host_budget,
-            chunked_loss=args.chunked_loss,
-            swap_state=args.swap_state,
-            progress=progress,
-        )
-    if refused:
-        print("olla:", " ".join(str(refused[0]).split()), file=sys.stderr)
-        return NOTHING_FITS
-    if args.output:
-        result.save(args.output)
-    if args.json:
-        _print_json(_plan_summary(result))
-    else:
-        _print_plan(result, args.verbose)
-    return OK
-
-
-@contextmanager
-def _nothing_fits() -> Iterator[list[BudgetError]]:
-    """Collect the error of a budget that nothing fits: it is an answer, once the progress line is gone."""
-    refused: list[BudgetError] = []
-    try:
-        yield refused
-    except BudgetError as error:
-        refused.append(error)
-
-
-def _budget_summary(plan: Plan) -> dict[str, Any]:
-    goal = getattr(plan, "goal", None)  # of a BudgetPlan or a SwapPlan
-    if goal is None:
-        return {}
-    names = "base_peak_bytes base_seconds added_seconds added_seconds_lower_bound peak_lower_bound_bytes num_recomputed"
-    figures = {name: getattr(plan, name) for name in (*names.split(), "num_in_place")}
-    swapped = {name: getattr(plan, name, 0) for name in ("swapped_bytes", "host_bytes")}
-    chunked = getattr(plan, "chunked", None)
-    figures["num_chunked_losses"] = 0 if chunked is None else chunked.num_losses
-    return {**figures, **swapped, "goal": dict(goal)}
-
-
-def _plan_summary(plan: Plan) -> dict[str, Any]:
-    return {
-        "graph": plan.graph_name,
-        "num_ops": plan.num_ops,
-        "num_tensors": plan.num_tensors,
-        "method": plan.method,
-        "status": plan.status.value,
-        "message": plan.message,
-        "peak_bytes": plan.peak_bytes,
-        "lower_bound_bytes": plan.lower_bound_bytes,
-        "gap": plan.gap,
-        "program_peak_bytes": plan.program_peak_bytes,
-        "saved_bytes": plan.saved_bytes,
-        "resident_bytes": plan.resident_bytes,
-        "arena_bytes": plan.arena_bytes,
-        "load_bytes": plan.load_bytes,
-        "arena_lower_bound_bytes": plan.arena_lower_bound_bytes,
-        "fragmentation": plan.fragmentation,
-        "alignment": plan.alignment,
-        "seconds": {"capture": 0.0, "order": 0.0, "layout": 0.0, **plan.seconds},
-        **_budget_summary(plan),
-    }
-
-
-def _check(args: argparse.Namespace) -> int:
-    from olla.check import check
-    from olla.graph import Graph
-    from olla.plan import Plan
-    from olla.report.text import human_bytes
-
-    with ProgressLine(f"checking {args.plan}"):
-        graph, plan = Graph.load(args.graph), Plan.load(args.plan)
-        try:
-            check(graph, plan)
-        except OllaError as error:
-            raise type(error)(
-                f"{args.plan} breaks rule {error.rule!r}: {error}", rule=error.rule, ids=error.ids
-            ) from error
-    peak, arena = human_bytes(plan.peak_bytes), human_bytes(plan.arena_bytes)
-    print(f"ok: valid for {graph.name or args.graph}, peak {peak}, arena {arena}")
-    return OK
-
-
-def _layout(args: argparse.Namespace) -> int:
-    _require_place(args.output)
-    from olla.layout import layout, read_buffers, write_offsets
-
-    start = time.perf_counter()
-    with ProgressLine(f"laying out {args.buffers}") as progress:
-        buffers = read_buffers(args.buffers)
-        result = layout(
-            buffers.lower,
-            buffers.upper,
-            buffers.size,
-            alignment=args.align,
-            fixed=buffers.fixed,
-            preferred=buffers.preferred,
-            capacity=args.capacity or None,
-            num_threads=args.threads,
-            time_limit=args.time_limit,
-            seed=args.seed,
-            progress=progress,
-        )
-    seconds = time.perf_counter() - start
-    fits = _fits(result, args.capacity)
-    if args.output and (fits or args.capacity is None):
-        write_offsets(args.output, buffers, result.offsets)
-    if args.json:
-        status = {None: "unknown", False: "infeasible", True: result.status}[fits]
-        summary = {
-            "status": status if args.capacity is not None else result.status,
-            "height": result.height_bytes,
-            "load": result.load_bytes,
-            "bound": result.bound_bytes,
-            "num_buffers": len(result.offsets),
-            "seconds": seconds,
-            "capacity": args.capacity,
-            "fits": fits,
-        }
-        _print_json(summary)
-    else:
-        _print_layout(result, args.capacity, seconds)
-    return OK if fits or args.capacity is None else NOTHING_FITS
-
-
-def _fits(layout: Layout, capacity: int | None) -> bool | None:
-    """Whether a layout fits the capacity; None where that is not known, or not asked."""
-    if capacity is None:
-        return None
-    if layout.height_bytes <= capacity:
-        return True
-    return False if layout.bound_bytes > capacity else None
-
-
-def _print_layout(layout: Layout, capacity: int | None, seconds: float) -> None:
-    from olla.report.text import human_bytes, percent
-
-    height, load, fits = layout.height_bytes, layout.load_bytes, _fits(layout, capacity)
-    print(f"{len(layout.offsets)} buffers: height {height} ({human_bytes(height)}), load {load} ({human_bytes(load)})")
-    words = f"fragmentation {percent(layout.fragmentation)}, "
-    if fits:
-        words += f"a layout that fits {capacity} bytes"
-    elif fits is False:
-        words = f"no layout fits {capacity} bytes: proved, none is below {layout.bound_bytes}"
-    elif capacity is not None:
-        advice = "a longer --time-limit or another --seed may find one"
-        words = f"none found within {seconds:.1f} s that fits {capacity} bytes; not proved: {advice}"
-    else:
-        words += _LAYOUT_MESSAGES[layout.status]
-    print(words)
-
-
-_LAYOUT_MESSAGES = {
-    "optimal": "optimal: no layout is lower",
-    "feasible": "feasible: a lower layout may exist; a longer --time-limit or another --seed may find it",
-}
-
-
-def _show(args: argparse.Namespace) -> int:
-    from olla.plan import Plan
-
-    _print_plan(Plan.load(args.plan), args.verbose)
-    return OK
-
-
-def _capture(args: argparse.Namespace) -> int:
-    _require_place(args.output)
-    from olla.graph import Graph
-    from olla.report.text import human_bytes
-
-    with ProgressLine(f"capturing {args.source}"):
-        made = _call(args.source)
-        if isinstance(made, tuple):
-            if len(made) != 4:
-                raise CaptureError(
-                    f"{args.source} returned {len(made)} values, expected (model, batch, optimizer, loss)"
-                )
-            from olla.pytorch.capture import capture
-
-            model, batch, optimizer, loss = made
-            made = capture(model, batch, optimizer=optimizer, loss=loss)
-        graph = getattr(made, "graph", None)
-        if not isinstance(graph, Graph):
-            expected = "(model, batch, optimizer, loss) or a captured step"
-            raise CaptureError(f"{args.source} returned a {type(made).__name__}, expected {expected}")
-    graph.save(args.output)
-    resident = human_bytes(graph.resident_bytes)
-    print(f"{args.output}: {graph.name}, {graph.num_ops:,} ops, {graph.num_tensors:,} tensors, {resident} resident")
-    return OK
-
-
-def _call(source: str) -> Any:
-    """Import MODULE, also from the working directory, and call FUNCTION."""
-    module_name, colon, function_name = source.partition(":")
-    if not colon or not module_name or not function_name:
-        raise CaptureError(f"{source!r} names no function: write MODULE:FUNCTION, for example train:step")
-    sys.path.insert(0, os.getcwd())
-    try:
-        function = getattr(importlib.import_module(module_name), function_name, None)
-        if not callable(function):
-            raise CaptureError(f"module {module_name} has no function {function_name}")
-        return function()
-    except (OllaError, BrokenPipeError, MemoryError):
-        raise
-    except ModuleNotFoundError as error:
-        raise CaptureError(f"{source}: {error}; install it, or run olla where {module_name} can be imported") from error
-    except Exception as error:  # whatever the user's own code raises
-        raise CaptureError(f"{source} failed with {type(error).__name__}: {error}") from error
-
-
-def _require_place(path: str | None) -> None:
-    """Refuse an output path that cannot work before the long work, not after it."""
-    if path is None:
-        return
-    folder = Path(path).parent
-    if not folder.is_dir():
-        raise OllaError(f"{path}: cannot be written: there is no folder {folder}")
-    if Path(path).is_dir() or not os.access(folder, os.W_OK):
-        raise OllaError(f"{path}: cannot be written: it is a folder, or lies in one that cannot be written")
-
-
-def _print_json(summary: dict[str, Any]) -> None:
-    finite = {key: None if isinstance(value, float) and math.isinf(value) else value for key, value in summary.items()}
-    print(json.dumps(finite, allow_nan=False))
-
-
-def _print_plan(plan: Plan, verbose: bool) -> None:
-    from olla.report.text import render, text
-
-    if not sys.stdout.isatty():
-        print(text(plan, verbose))
-        return
-    from rich.console import Console
-
-    Console().print(render(plan, verbose))
