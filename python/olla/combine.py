@@ -199,7 +199,6 @@ class _Combined:
         quick = replace(options, layout=False)
         beside = goal if goal.budget_bytes is None else replace(goal, budget_bytes=None, minimise="peak")
         self.recompute = budget.Run(graph, quick, beside, progress, narrow)  # a budget is met by both
-        self.step = np.argsort(self.recompute.order).astype(np.int32)
         self.lowest_bytes = 2**62
 
     def _left(self) -> float:
@@ -212,7 +211,7 @@ class _Combined:
         """Find the least peak within the goal's slowdown, or at whatever time."""
         slowdown = self.goal.max_slowdown
         added = math.inf if slowdown is None else slowdown * self.recompute.base_seconds
-        self.recompute.drop(0, added)
+        self.recompute.choose(0, added)
         self.recompute.improve(0, added)
         best = found = alone = self._with_swaps(added)
         for turn in range(_NUM_TURNS):
@@ -230,6 +229,7 @@ class _Combined:
     def fitted(self, budget_bytes: int) -> SwapPlan:
         """Find the least added time with which everything fits, the arena included."""
         target = budget_bytes
+        self.recompute.choose(target, math.inf)
         for _ in range(_MAX_LAYOUTS):
             found = self._within(target)
             self.lowest_bytes = min(self.lowest_bytes, found.swaps.peak_bytes)
@@ -297,7 +297,8 @@ class _Combined:
         """Swap on top of the recomputation in force; ops may wait for what that leaves of the added seconds."""
         r = self.recompute
         graph, origin, rerun, _ = r.rewritten()
-        position = np.where(rerun == 0, self.step[origin], np.int32(self.graph.num_ops))
+        step = np.argsort(r.order).astype(np.int32)
+        position = np.where(rerun == 0, step[origin], np.int32(self.graph.num_ops))
         position = np.minimum.accumulate(position[::-1])[::-1]  # what runs again does so before the op it serves
         seconds = self._seconds(origin, rerun)
         program = np.arange(graph.num_ops, dtype=np.int32)
