@@ -2,10 +2,11 @@
 
     python bench/floor.py --graphs resnet50_b32
 
-"working set" is resident memory and the largest single op. Where a plan ends above it, the proof asks more: all tensors
-of less than the largest size are taken to need no memory and to be there at any time, any op may run at any time and
-any number of times, over any input that it may overwrite. Sets of large tensors that can then be live without the limit
-being passed are searched exhaustively. An op that none of them lets run needs more, in every order and rewriting.
+"working set" is resident memory and the largest single op, as captured. What is proved is at least that of the largest
+op over an input that it may overwrite. Where a plan ends above that, the proof asks more: all tensors of less than the
+largest size are taken to need no memory and to be there at any time, any op may run at any time and any number of
+times, over any such input. Sets of large tensors that can then be live without the limit being passed are searched
+exhaustively. An op that none of them lets run needs more, in every order and rewriting.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def least_peak(graph: olla.Graph, allowed: Rules, least_bytes: int) -> tuple[int
 
 
 def main() -> int:
-    """Plan the graphs; return the exit status: 1 if a plan is further than 10 % above what is proved."""
+    """Plan the graphs; return the exit status: 1 if a plan is further than 10 % above its working set and what is proved."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graphs", nargs="+", default=GRAPHS, help="names, patterns or files; default: the twelve")
     parser.add_argument("--time-limit", type=float, default=15.0, help="seconds per plan (default: 15)")
@@ -140,6 +141,7 @@ def main() -> int:
         graph = olla.Graph.load(path)
         plan = olla.plan(graph, minimise="peak", time_limit=options.time_limit, layout=False)
         allowed = rules(graph, profile_of("a100"))
+        plain = int(working_sets(graph, allowed._replace(in_place=np.zeros_like(allowed.in_place))).max())
         sets = working_sets(graph, allowed)
         proved, op = int(sets.max()), int(sets.argmax())
         if plan.peak_bytes > _LEAST_GAP * proved:
@@ -147,9 +149,9 @@ def main() -> int:
             bound, forcing = least_peak(graph, allowed, int(written.max()))
             if bound > proved:
                 proved, op = bound, forcing
-        above = [100 * (plan.peak_bytes / least - 1) for least in (int(sets.max()), proved)]
-        wrong += above[1] > 10
-        row: list[Cell] = [graph_name(path), plan.peak_bytes / 2**20, int(sets.max()) / 2**20, above[0]]
+        above = [100 * (plan.peak_bytes / least - 1) for least in (plain, proved)]
+        wrong += min(above) > 10
+        row: list[Cell] = [graph_name(path), plan.peak_bytes / 2**20, plain / 2**20, above[0]]
         report.rows.append([*row, proved / 2**20, above[1], graph.op_names[op]])
         print(*report.rows[-1], file=sys.stderr)
     report.print()
