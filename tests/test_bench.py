@@ -8,10 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from budget_oracle import Permissions, least_peak_bytes
+from hypothesis import event, given, settings
+from test_budget_bound import tiny
 
+import floor
 import generate
 import harness
-from olla import _core
+from olla import Graph, _core
+from olla.devices import profile_of
+from olla.operators import rules
 
 
 def program_order(graph: Any) -> Any:
@@ -126,3 +132,17 @@ def test_absent_graph_folder_is_named_in_the_message(tmp_path: Path, monkeypatch
     monkeypatch.setenv("OLLA_SHARED", str(tmp_path / "nowhere"))
     with pytest.raises(SystemExit, match="OLLA_SHARED"):
         harness.graph_files(["gpt2_b1"])
+
+
+@settings(max_examples=100, deadline=None)
+@given(tiny())
+def test_no_plan_is_below_what_every_set_of_live_tensors_proves(case: tuple[Graph, Permissions]) -> None:
+    graph, allowed = case
+    may = rules(graph, profile_of("a100"))._replace(in_place=np.array(allowed.in_place, dtype=np.uint8))
+    bound, _ = floor.least_peak(graph, may, least_bytes=1)
+    least = least_peak_bytes(graph, allowed, 1_000_000)
+    assert bound <= least
+    kept = len(graph.outputs) + int(graph.workspace_bytes.any()) + int(graph.donated.any())
+    exact = kept == 0 and all(allowed.again)  # then the proof leaves nothing out
+    event(f"exact: {exact}")
+    assert not exact or bound == least

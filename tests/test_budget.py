@@ -14,7 +14,8 @@ from strategies import graphs
 
 import olla
 from olla import BudgetError, BudgetPlan, Graph, PlanError, _core
-from olla.budget import early_updates, needed_bytes
+from olla.baseorders import early_updates
+from olla.budget import needed_bytes
 from olla.devices import PROFILES
 from olla.operators import Rerun, rules
 

@@ -11,9 +11,9 @@ from olla.plan import Plan, Status, plan
 
 if TYPE_CHECKING:
     from olla import inductor as inductor
-    from olla.budget import Curve as Curve
-    from olla.budget import pareto as pareto
     from olla.budgetplan import BudgetPlan as BudgetPlan
+    from olla.curve import Curve as Curve
+    from olla.curve import pareto as pareto
     from olla.measure import device_profile as device_profile
     from olla.pytorch.capture import capture as capture
     from olla.pytorch.pool import pool as pool
@@ -67,9 +67,9 @@ def __getattr__(name: str) -> object:
 
         return pool
     if name in ("Curve", "pareto"):
-        from olla import budget
+        from olla import curve
 
-        return getattr(budget, name)
+        return getattr(curve, name)
     if name == "device_profile":
         from olla.measure import device_profile
 

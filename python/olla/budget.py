@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from olla import _core, pipeline
+from olla.baseorders import base_orders, early_updates, induced
 from olla.budgetplan import BudgetPlan
 from olla.budgets import Goal
 from olla.check import check
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 _BASE_WORK = 60_000_000  # for the best order without rewriting
 _ORDER_WORK = 15_000_000  # for that of one rewritten graph
 _DROP_WORK = 40_000_000  # for one greedy run
+_TRIAL_WORK = 4_000_000  # for one on a further base order
 _IMPROVE_WORK, _IMPROVE_RUNS = 12_000_000, 6_000  # for improving the choice: in all, and per op
+_REBASE_SHARE = 1 / 6  # of that work, on the order of the rewritten graph
 _BASE_SHARE = 0.2  # of the time limit, by which that stage ends at the latest
 _DROP_SHARE = 0.5
 _IMPROVE_SHARE = 0.7
@@ -42,7 +45,6 @@ _MAX_ROUNDS = 1000  # of the local search; work ends it earlier on all but small
 _NUM_SEED_OPS = 3  # whose bounds the local search starts from, too
 _NUM_BOUND_OPS = 12  # per source of ops whose cuts make a bound
 _ROUNDED_UP = 1 + 1e-12  # sums of seconds depend on their order
-_NEXT_TO_NOTHING = 64  # times fewer bytes than an op reads
 _MAX_LAYOUTS = 6  # rewritten graphs laid out until the arena fits
 
 
@@ -72,91 +74,11 @@ def run(
     return planned(graph, options, goal)
 
 
-@dataclass(frozen=True)
-class Curve:
-    """What memory costs in time: point i needs peak_bytes[i] and adds added_seconds[i]; both are rising in turn.
+class _Start(NamedTuple):
+    """A base order, and what is chosen on it."""
 
-    Attributes:
-        graph_name: of the graph.
-        peak_bytes: int64[k], falling.
-        added_seconds: float64[k], rising from 0.
-        base_seconds: estimated time of the step itself.
-        resident_bytes: no plan needs less.
-    """
-
-    graph_name: str
-    peak_bytes: NDArray[np.int64]
-    added_seconds: NDArray[np.float64]
-    base_seconds: float
-    resident_bytes: int
-
-    def plot(self, axes: Any = None) -> Any:
-        """Draw peak against added time with matplotlib; return the axes.
-
-        Raises:
-            ImportError: matplotlib is not installed.
-        """
-        if axes is None:
-            try:
-                import matplotlib.pyplot as plt
-            except ImportError as cause:
-                raise ImportError("drawing a curve needs matplotlib: pip install 'olla-planner[plot]'") from cause
-            axes = plt.subplots()[1]
-        percent = 100 * self.added_seconds / self.base_seconds if self.base_seconds > 0 else self.added_seconds
-        axes.step(percent, self.peak_bytes / 2**30, where="post", label="peak")
-        axes.axhline(self.resident_bytes / 2**30, linestyle=":", color="gray", label="resident")
-        axes.set(xlabel="added time, %", ylabel="peak memory, GiB", title=self.graph_name)
-        axes.legend()
-        return axes
-
-
-def pareto(
-    graph: Source,
-    *,
-    device: Any = "a100",
-    in_place: bool = True,
-    recompute: bool = True,
-    time_limit: float = 15.0,
-    progress: Progress | None = None,
-) -> Curve:
-    """Return what memory costs in time: the least peaks found, by the time they add.
-
-    Args:
-        graph: a `Graph`, the path of a graph file, or a captured step.
-        device: what seconds are estimated for: a name or a `DeviceProfile`.
-        in_place, recompute: which levers may be used.
-        time_limit: seconds for the whole call.
-        progress: as in `olla.plan`.
-
-    Returns:
-        The curve; its points come from one greedy run, and `olla.plan` with the goal of one point may do better.
-
-    Example:
-        >>> import olla
-        >>> builder = olla.Graph.builder("chain")
-        >>> a, b, c, d = (builder.tensor(size) for size in (100, 10, 100, 1))
-        >>> _ = builder.op("a", writes=[a]), builder.op("b", reads=[a], writes=[b])
-        >>> _ = builder.op("c", reads=[b], writes=[c]), builder.op("d", reads=[c], writes=[d])
-        >>> _ = builder.op("e", reads=[a, d])
-        >>> olla.pareto(builder.build()).peak_bytes.tolist()
-        [210, 110]
-    """
-    goal = Goal.of(None, None, "peak", device, in_place, recompute)
-    assert goal is not None
-    search = Run(pipeline.graph_of(graph), pipeline.Options(time_limit=time_limit), goal, progress)
-    search.drop(0, math.inf)
-    peak, seconds, _ = search.evictor.curve()
-    seconds = np.maximum(seconds, 0.0)
-    by_time = np.lexsort((peak, seconds))
-    peak, seconds = peak[by_time], seconds[by_time]
-    better = np.concatenate(([True], peak[1:] < np.minimum.accumulate(peak)[:-1]))
-    return Curve(
-        search.graph.name,
-        peak[better],
-        seconds[better],
-        float(search.rules.seconds.sum()),
-        search.graph.resident_bytes,
-    )
+    order: NDArray[np.int32]
+    evictor: _core.Evictor
 
 
 class Run:
@@ -187,12 +109,29 @@ class Run:
         method = "auto" if options.method == "ilp" else options.method
         quick = replace(options, method=method, layout=False, time_limit=limit, max_work=_BASE_WORK)
         self.base: Plan = pipeline.run(graph, quick, progress)
-        self.order = self._base_order()
-        self.evictor = self.rules.evictor(graph, self.order)
+        self.starts = [self._start(self._base_order())]  # after a choice: the best first
+
+    @property
+    def order(self) -> NDArray[np.int32]:
+        """The base order."""
+        return self.starts[0].order
+
+    @property
+    def evictor(self) -> _core.Evictor:
+        """What is chosen on it."""
+        return self.starts[0].evictor
+
+    def _start(self, order: NDArray[np.int32]) -> _Start:
+        return _Start(order, self.rules.evictor(self.graph, order))
+
+    @property
+    def _movable(self) -> bool:
+        """Whether any valid order will do as a base order."""
+        return self.options.order is None and self.options.updates_may_move
 
     def _base_order(self) -> NDArray[np.int32]:
         """Return the best order, with weight updates early where that costs no memory: gradients then go at once."""
-        if self.options.order is not None or not self.options.updates_may_move:
+        if not self._movable:
             return self.base.order.copy()
         early = early_updates(self.graph, self.base.order)
         limit = _BASE_SHARE * self.options.time_limit
@@ -207,24 +146,48 @@ class Run:
         """Return the seconds left to a share of the time limit, or the least that every stage gets."""
         return 0.0 if self.interrupted else max(self._left(share), _LEAST_SHARE * self.options.time_limit)
 
-    def drop(self, peak_bytes: int, added_seconds: float) -> None:
+    def drop(self, peak_bytes: int, added_seconds: float, work: int = _DROP_WORK) -> None:
         """Drop values until the peak is reached, or no time may be added any more."""
         limit = self._until(_DROP_SHARE)
-        self.interrupted |= self.evictor.run(peak_bytes, added_seconds, limit, self.progress, _DROP_WORK)
+        self.interrupted |= self.evictor.run(peak_bytes, added_seconds, limit, self.progress, work)
+
+    def choose(self, peak_bytes: int, added_seconds: float) -> None:
+        """Drop values on several base orders; go on with the one where that ends best."""
+        self.drop(peak_bytes, added_seconds)
+        if not self._movable:
+            return
+        goal = None if peak_bytes > 0 else added_seconds
+        starts = self.starts
+        for order in base_orders(self.graph, self.base.order):
+            if self.interrupted or self._left(_DROP_SHARE) <= 0.0 or self._close_enough(peak_bytes, goal):
+                break
+            self.starts = [self._start(order)]
+            self.drop(peak_bytes, added_seconds, _TRIAL_WORK)
+            starts += self.starts
+            self.starts = self._ranked(starts, peak_bytes)
+        self.starts = self._ranked(starts, peak_bytes)
+
+    @staticmethod
+    def _ranked(starts: list[_Start], peak_bytes: int) -> list[_Start]:
+        """Return what meets the peak first, with the least time; then the lowest."""
+        return sorted(starts, key=lambda s: (max(s.evictor.peak - peak_bytes, 0), s.evictor.added_seconds))
 
     def improve(self, peak_bytes: int, added_seconds: float | None) -> None:
         """Search for less added time within the peak, or, given an added time, for a lower peak within that."""
+        work, self.improve_work = self.improve_work, self.improve_work // 2  # what follows is a small step from here
+        self._search(peak_bytes, added_seconds, work)
+        if self._movable:
+            self._rebase(peak_bytes, added_seconds, int(_REBASE_SHARE * work))
+
+    def _search(self, peak_bytes: int, added_seconds: float | None, work: int) -> None:
+        """Improve what is in force on the present base order."""
         limit = self._until(_IMPROVE_SHARE)
-        least_time = added_seconds is None
         if limit <= 0.0 or self._close_enough(peak_bytes, added_seconds):
             return
-        work = self.improve_work
-        self.improve_work //= 2  # where the arena does not fit, what follows is a small step from here
-        seconds = math.inf if added_seconds is None else added_seconds
         self.interrupted |= self.evictor.improve(
-            least_time,
+            added_seconds is None,
             peak_bytes,
-            seconds,
+            math.inf if added_seconds is None else added_seconds,
             self.options.seed,
             _MAX_ROUNDS,
             limit,
@@ -232,6 +195,22 @@ class Run:
             work,
             self._busiest_ops()[:_NUM_SEED_OPS].tolist(),
         )
+
+    def _rebase(self, peak_bytes: int, added_seconds: float | None, work: int) -> None:
+        """Choose anew on the best order of the rewritten graph; go on with that where it is better."""
+        if self._left(_IMPROVE_SHARE) <= 0.0 or self._close_enough(peak_bytes, added_seconds):
+            return
+        graph, origin, *_ = self.rewritten()
+        options = replace(self.options, layout=False, time_limit=self._until(_IMPROVE_SHARE), max_work=_ORDER_WORK)
+        order = induced(self.graph, pipeline.run(graph, options, self.progress).order, origin)
+        if order is None or np.array_equal(order, self.order):
+            return
+        before = self.starts
+        self.starts = [self._start(order)]
+        self.drop(peak_bytes, math.inf if added_seconds is None else added_seconds, _TRIAL_WORK)
+        if added_seconds is not None or self.evictor.peak <= peak_bytes:
+            self._search(peak_bytes, added_seconds, work)
+        self.starts = self._ranked([*before, *self.starts], peak_bytes)
 
     def _solve(self, peak_bytes: int, added_seconds: float | None) -> None:
         """With the method "ilp": solve the integer program of the choice, for the base order."""
@@ -278,7 +257,7 @@ class Run:
         if goal.budget_bytes is not None:
             return self._fit(goal.budget_bytes)
         added = math.inf if goal.max_slowdown is None else goal.max_slowdown * self.base_seconds * _ROUNDED_UP
-        self.drop(0, added)
+        self.choose(0, added)
         self.improve(0, added)
         self._solve(0, added)
         return self.finish()
@@ -287,7 +266,7 @@ class Run:
         """Lower the peak until the arena fits as well: fragmentation and rounding come on top of the peak."""
         target = budget_bytes
         for _ in range(_MAX_LAYOUTS):
-            self.drop(target, math.inf)
+            self.choose(target, math.inf)
             if self.evictor.peak <= target:
                 self.improve(target, None)
             self._solve(target, None)
@@ -410,36 +389,3 @@ def needed_bytes(graph: Graph, plan: Plan) -> int:
     """Return what a plan takes in all: its arena and what lies outside of it; the peak where nothing was laid out."""
     outside = graph.resident_bytes + int(graph.tensor_bytes[graph.donated].sum())
     return max(plan.peak_bytes, plan.arena_bytes + outside if plan.arena_bytes else 0)
-
-
-def _bytes_per_op(graph: Graph, lists: Lists) -> NDArray[np.int64]:
-    total = np.concatenate(([0], np.cumsum(graph.tensor_bytes[lists.item])))
-    return np.diff(total[lists.offset])
-
-
-def early_updates(graph: Graph, order: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return the order with every weight update, and every op that makes next to nothing, right behind what it needs.
-
-    The norms of gradients that are to be clipped make next to nothing: behind them, a gradient may go and come back.
-
-    Args:
-        graph: the training step.
-        order: int32[num_ops], valid; all other ops keep its order.
-
-    Returns:
-        int32[num_ops], item s is the op at step s.
-
-    Complexity:
-        O(ops log ops + dependencies).
-    """
-    offset, preds = graph.core.precedences()
-    update = np.array([kind == "update" for kind in graph.op_kinds], dtype=np.bool_)
-    made, used = (_bytes_per_op(graph, lists) for lists in (graph.writes, graph.reads))
-    update |= (_NEXT_TO_NOTHING * made < used) & ~graph.random
-    step = np.argsort(order)
-    key = step.copy()
-    for v in order.tolist():
-        before = preds[offset[v] : offset[v + 1]]
-        latest = int(key[before].max()) if len(before) else 0
-        key[v] = latest if update[v] else max(int(step[v]), latest)
-    return np.lexsort((step, update, key)).astype(np.int32)

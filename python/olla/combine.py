@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from olla.pipeline import Options, Progress, Source
 
 _SWAP_WORK = 10_000_000  # for one choice of swaps
+_LAST_WORK = 30_000_000  # for the last one
 _TURN_WORK = 3_000_000  # for the recomputation, per turn
 _SWAP_SHARE = 0.15  # of the time limit, by which a choice of swaps ends at the latest
 _TURN_SHARE = 0.06
@@ -199,7 +200,6 @@ class _Combined:
         quick = replace(options, layout=False)
         beside = goal if goal.budget_bytes is None else replace(goal, budget_bytes=None, minimise="peak")
         self.recompute = budget.Run(graph, quick, beside, progress, narrow)  # a budget is met by both
-        self.step = np.argsort(self.recompute.order).astype(np.int32)
         self.lowest_bytes = 2**62
 
     def _left(self) -> float:
@@ -212,7 +212,7 @@ class _Combined:
         """Find the least peak within the goal's slowdown, or at whatever time."""
         slowdown = self.goal.max_slowdown
         added = math.inf if slowdown is None else slowdown * self.recompute.base_seconds
-        self.recompute.drop(0, added)
+        self.recompute.choose(0, added)
         self.recompute.improve(0, added)
         best = found = alone = self._with_swaps(added)
         for turn in range(_NUM_TURNS):
@@ -230,6 +230,7 @@ class _Combined:
     def fitted(self, budget_bytes: int) -> SwapPlan:
         """Find the least added time with which everything fits, the arena included."""
         target = budget_bytes
+        self.recompute.choose(target, math.inf)
         for _ in range(_MAX_LAYOUTS):
             found = self._within(target)
             self.lowest_bytes = min(self.lowest_bytes, found.swaps.peak_bytes)
@@ -297,11 +298,12 @@ class _Combined:
         """Swap on top of the recomputation in force; ops may wait for what that leaves of the added seconds."""
         r = self.recompute
         graph, origin, rerun, _ = r.rewritten()
-        position = np.where(rerun == 0, self.step[origin], np.int32(self.graph.num_ops))
+        step = np.argsort(r.order).astype(np.int32)
+        position = np.where(rerun == 0, step[origin], np.int32(self.graph.num_ops))
         position = np.minimum.accumulate(position[::-1])[::-1]  # what runs again does so before the op it serves
         seconds = self._seconds(origin, rerun)
         program = np.arange(graph.num_ops, dtype=np.int32)
-        swaps = self._swaps(graph, program, seconds, added, limit)
+        swaps = self._swaps(graph, program, seconds, added, limit, _SWAP_WORK)
         again = max(0.0, float(seconds.sum()) - r.base_seconds)
         return _Found(r.evictor.drops, graph, position, swaps, again + swaps.stall_seconds)
 
@@ -310,7 +312,13 @@ class _Combined:
         return np.where(rerun != 0, may.rerun_seconds[origin], may.seconds[origin])
 
     def _swaps(
-        self, graph: Graph, order: NDArray[np.int32], seconds: NDArray[np.float64], added: float, limit: int | None
+        self,
+        graph: Graph,
+        order: NDArray[np.int32],
+        seconds: NDArray[np.float64],
+        added: float,
+        limit: int | None,
+        work: int,
     ) -> Swaps:
         spent = float(seconds.sum())
         left = min(max(0.0, added - (spent - self.recompute.base_seconds)), _MOST_STALL * spent)
@@ -326,7 +334,7 @@ class _Combined:
             time_limit=max(_SWAP_SHARE * self.options.time_limit, 0.02),
             seed=self.options.seed,
             progress=self.progress,
-            max_work=_SWAP_WORK,
+            max_work=work,
         )
 
     def _lasting(self, graph: Graph) -> NDArray[np.int32]:
@@ -342,10 +350,11 @@ class _Combined:
         self.recompute.evictor.reset(*found.drops)
         plan = replace(self.recompute.finish(), goal=self.goal.record())
         order, swaps = np.arange(plan.num_ops, dtype=np.int32), found.swaps
-        if not np.array_equal(plan.order, order):
-            again = self._swaps(plan.graph, plan.order, self._seconds(plan.origin, plan.rerun), added, limit)
+        seconds = self._seconds(plan.origin, plan.rerun)
+        for other in {row.tobytes(): row for row in (order, plan.order)}.values():
+            again = self._swaps(plan.graph, other, seconds, added, limit, _LAST_WORK)
             if (again.peak_bytes, again.stall_seconds) < (swaps.peak_bytes, swaps.stall_seconds):
-                order, swaps = plan.order, again
+                order, swaps = other, again
         rest = replace(self.options, time_limit=max(self._left(), _SWAP_SHARE * self.options.time_limit))
         asked = asked_for(self.goal, self.link, self.host_bytes) | {"swap_state": self.state}
         return with_swaps(self.graph, order, swaps, rest, self.progress, plan, asked)
