@@ -14,9 +14,12 @@
 
 #include "generate.hpp"
 #include "measure.hpp"
+#include "olla/address_ilp.hpp"
 #include "olla/bestfit.hpp"
 #include "olla/ilp.hpp"
 #include "olla/inductor.hpp"
+#include "olla/joint_ilp.hpp"
+#include "olla/joint_program.hpp"
 #include "olla/layout.hpp"
 #include "olla/order.hpp"
 #include "olla/order_program.hpp"
@@ -115,13 +118,25 @@ Measurement stage_ilp_build(TrainingStep step, const Settings& settings) {
   return m;
 }
 
+constexpr std::ptrdiff_t kMostFirstFit = 20'000;  // its start, a first fit, is quadratic
+
+Measurement left_out() {
+  Measurement m;
+  m.complete = false;
+  note(m, "left out: no --highs library named");
+  return m;
+}
+
+Measurement too_many(std::size_t num_buffers) {
+  Measurement m;
+  m.complete = false;
+  note(m, "left out: %zu buffers", num_buffers);
+  return m;
+}
+
 Measurement stage_ilp_solve(TrainingStep step, const Settings& settings) {
   Measurement m;
-  if (settings.highs.empty()) {
-    m.complete = false;
-    note(m, "left out: no --highs library named");
-    return m;
-  }
+  if (settings.highs.empty()) return left_out();
   const Graph graph(std::move(step.data));
   const OrderResult found = search(graph, hoisted_order(graph, step.first_update), kRefineOnly, settings.time_limit_seconds);
   const Highs highs(settings.highs);
@@ -155,6 +170,48 @@ Bytes load_of(const std::vector<Buffer>& buffers, OpId num_ops, Bytes alignment)
   }
   std::partial_sum(change.begin(), change.end(), change.begin());
   return *std::ranges::max_element(change);
+}
+
+// The second half of OLLA's split: an address program where first fit ends above the load.
+Measurement stage_address_solve(TrainingStep step, const Settings& settings) {
+  Measurement m;
+  if (settings.highs.empty()) return left_out();
+  const Graph graph(std::move(step.data));
+  std::vector<std::uint8_t> outlives;
+  const std::vector<Buffer> buffers = arena_buffers(graph, hoisted_order(graph, step.first_update), outlives);
+  if (std::ssize(buffers) > kMostFirstFit) return too_many(buffers.size());
+  const Highs highs(settings.highs);
+  Control control("ilp", settings.time_limit_seconds, nullptr);
+  AddressIlpResult solved;
+  m.seconds = seconds_of([&] { solved = address_ilp(buffers, 512, {}, {}, 0, highs, {}, control); });
+  m.complete = solved.status == Status::kOptimal;
+  note(m, "%zu buffers, gap %.4f %%, %lld nodes, build %.2f s, solve %.2f s", buffers.size(), percent(solved.height, solved.bound),
+       static_cast<long long>(solved.figures.num_nodes), solved.figures.seconds_build, solved.figures.seconds_solve);
+  return m;
+}
+
+// OLLA's equation (9), from the refined order with the layout that plan() would start from.
+Measurement stage_joint_solve(TrainingStep step, const Settings& settings) {
+  Measurement m;
+  if (settings.highs.empty()) return left_out();
+  const Graph graph(std::move(step.data)), arena = arena_graph(graph, 512);
+  const OrderResult found = search(arena, hoisted_order(graph, step.first_update), kRefineOnly, settings.time_limit_seconds);
+  const std::vector<ArenaBuffer> held = olla::arena_buffers(arena, nullptr);
+  Control placing("layout", settings.time_limit_seconds, nullptr);
+  const LayoutResult placed = layout(lifetimes_of(held, found.order), {.alignment = 512}, placing);
+  std::vector<Offset> offsets(arena.num_tensors(), kNotInArena), workspace_offsets(arena.num_ops(), kNotInArena);
+  for (std::size_t i = 0; i < held.size(); ++i) {
+    (held[i].tensor < 0 ? workspace_offsets[held[i].producer] : offsets[held[i].tensor]) = placed.offsets[i];
+  }
+  const Highs highs(settings.highs);
+  Control control("ilp", settings.time_limit_seconds, nullptr);
+  JointIlpResult solved;
+  m.seconds = seconds_of([&] { solved = joint_ilp(arena, found.order, offsets, workspace_offsets, 0, highs, {}, control); });
+  m.complete = solved.status == Status::kOptimal;
+  note(m, "gap %.3f %%, %lld nodes, %lld nonzeros, build %.2f s, solve %.2f s", percent(solved.arena, solved.lower_bound),
+       static_cast<long long>(solved.figures.num_nodes), static_cast<long long>(solved.figures.num_nonzeros),
+       solved.figures.seconds_build, solved.figures.seconds_solve);
+  return m;
 }
 
 Measurement stage_smartpool(TrainingStep step, const Settings& settings) {
@@ -201,13 +258,15 @@ struct Stage {
 
 constexpr Stage kStages[] = {
     {"graph", stage_graph},
-    {"bound", stage_bound},
-    {"refine from program", stage_refine_program},
-    {"refine from hoist", stage_refine_hoisted},
-    {"search with branching", stage_search},
-    {"ilp build", stage_ilp_build},
-    {"ilp solve", stage_ilp_solve},
-    {"layout", stage_layout},
+    {"auto: bound", stage_bound},
+    {"auto: refine, from program", stage_refine_program},
+    {"auto: refine, from hoist", stage_refine_hoisted},
+    {"auto: order", stage_search},
+    {"auto: layout", stage_layout},
+    {"ilp: order program, built", stage_ilp_build},
+    {"ilp: order program, solved", stage_ilp_solve},
+    {"ilp: address program, solved", stage_address_solve},
+    {"joint: program, solved", stage_joint_solve},
     {"smartpool", stage_smartpool},
     {"inductor: least peak", stage_schedule<least_peak_order>},
     {"inductor: breadth", stage_schedule<breadth_first_order>},

@@ -1,20 +1,17 @@
 // Parts that repeat themselves, as pipelines of microbatches do: a short one is packed, and what repeats is laid end to end.
 #pragma once
 
-#include <optional>
-
-#include "olla/packing.hpp"
+#include "olla/repetition.hpp"
 
 namespace olla {
 
-// In the sections [begin, end) of the part the births repeat, sizes and lifetimes alike. A stretch is a multiple of what repeats
-// that no item born there outlives, so that what is alive at its begin, and born there, is gone at its end. The short part lacks
-// all but kKept of the stretches; but for that it is the same.
+// What is alive at the begin of a stretch (of one repetition's length), and born in what repeats, is gone at its end. The short
+// part lacks all but kKept of the stretches; but for that it is the same.
 class Fold {
  public:
   static constexpr Section kKept = 2;
 
-  static std::optional<Fold> find(const Part& part);  // none where it would not be half as large
+  static std::optional<Fold> find(const Part& part, const Repetition& repeats);  // none where it would not be half as large
 
   const Part& short_part() const { return short_; }
 
@@ -29,18 +26,15 @@ class Fold {
   Packing unfold(Section cut, const Packing& packing, const Part& stretch, const Packing& repeated) const;
 
  private:
-  explicit Fold(const Part& part);
-  bool find_period();
+  Fold(const Part& part, const Repetition& repeats) : part_(&part), repeats_(&repeats) {}
   bool find_stretches();
   bool shorten();
 
   const Part* part_;
-  std::vector<ItemId> sorted_;       // items by birth, size and lifetime: alike ones stand alike in alike sections
-  std::vector<ItemId> born_before_;  // of a section
-  Section begin_ = 0, end_ = 0, period_ = 0;
+  const Repetition* repeats_;
   Section from_ = 0, length_ = 0;  // the first stretch, the length of each
   Section removed_ = 0;            // sections that the short part lacks
-  Part short_;                     // its item k is sorted_[k], or, after what was removed, sorted_[k + removed items]
+  Part short_;  // its item k is repeats_->sorted[k], or, after what was removed, repeats_->sorted[k + removed items]
   std::vector<ItemId> short_born_before_;
 };
 

@@ -6,26 +6,26 @@ namespace olla {
 namespace {
 
 constexpr double kMinFree = 12, kMaxFree = 80;
-constexpr std::int64_t kNodesPerTry = 1000, kNodesPerSetup = 50;
+constexpr std::int64_t kNodesPerTry = 1000;
 constexpr int kTriesPerTarget = 100;  // without success
 constexpr double kMinAmbition = 0.01;
-constexpr std::int64_t kItemsPerNode = 200, kWallsPerNode = 10;  // looked at, in the time of a node
+constexpr std::int64_t kItemsPerNode = 200;  // looked at, in the time of a node
 
 }  // namespace
 
 void Neighbourhood::lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(Bytes)>& stop, Packing& best) {
   bool stopped = false;
   const auto asked = [&] { return stopped = stopped || stop(best.height); };
-  const std::int64_t end = num_nodes_ + max_nodes;
+  const std::int64_t end = num_nodes() + max_nodes;
   offsets_ = best.offsets;
-  while (best.height > enough && num_nodes_ < end && !asked()) {
+  while (best.height > enough && num_nodes() < end && !asked()) {
     // Nearer the present height after a target could not be had.
     const auto share = static_cast<Bytes>(ambition_ * static_cast<double>(best.height - enough));
     const bool reached = reach(best.height - std::max<Bytes>(1, share), end, asked);
     if (height() < best.height) best = {offsets_, height()};
     if (reached) {
       ambition_ = std::min(1.0, 2 * ambition_);
-    } else if (num_nodes_ < end) {
+    } else if (num_nodes() < end) {
       ambition_ = std::max(ambition_ / 2, kMinAmbition);
     }
   }
@@ -33,11 +33,11 @@ void Neighbourhood::lower(Bytes enough, std::int64_t max_nodes, const std::funct
 
 bool Neighbourhood::reach(Bytes target, std::int64_t end, const std::function<bool()>& stop) {
   if (!find_late(target)) return true;
-  for (int tries = 0; tries < kTriesPerTarget && num_nodes_ < end && !stop(); ++tries) {
+  for (int tries = 0; tries < kTriesPerTarget && num_nodes() < end && !stop(); ++tries) {
     const ItemId late = late_[below(late_.size())];
     if (part_.is_fixed(late)) return false;
     free_around(late);
-    const Fit fit = repack(target, std::min(kNodesPerTry, end - num_nodes_), stop);
+    const Fit fit = refit_.place(free_, target, {std::min(kNodesPerTry, end - num_nodes()), stop}, random_(), offsets_);
     if (fit == Fit::kFits) {
       tries = 0;
       std::erase_if(late_, [&](ItemId item) { return !is_late(item, target); });
@@ -76,7 +76,7 @@ void Neighbourhood::free_around(ItemId late) {
   for (Section reach = 1;; reach *= 4) {
     found.clear();
     const Section first = std::max(0, centre - reach), last = reach < end - centre ? centre + reach : end;
-    alive_.each(first, last, [&](ItemId other) {
+    refit_.alive().each(first, last, [&](ItemId other) {
       const Item& o = part_.items[other];
       const bool counts = kind != Kind::kWhole || (o.first >= first && o.last <= last) || (first == 0 && last == end);
       if (other != late && counts && !part_.is_fixed(other)) found.push_back(other);
@@ -100,69 +100,6 @@ double Neighbourhood::distance(ItemId item, Kind kind, Section centre, Offset le
   if (kind == Kind::kWhole) return std::max(std::abs(first - centre), std::abs(last - 1 - centre));
   if (kind == Kind::kAlive) return std::max({0, first - centre, centre - last + 1});
   return static_cast<double>(std::max({Offset{0}, offset - level, level - offset - size}));
-}
-
-// The free items between what the others leave them. Between two births or deaths of free items, what the others occupy at any time
-// is out of reach at all times: a free item alive then is alive throughout.
-Part Neighbourhood::sub_part(Bytes target, std::vector<Offset>& fixed) const {
-  std::vector<Section> times;
-  for (const ItemId i : free_) times.insert(times.end(), {part_.items[i].first, part_.items[i].last});
-  std::ranges::sort(times);
-  times.erase(std::ranges::unique(times).begin(), times.end());
-  const auto position = [&](Section time) { return static_cast<Section>(std::ranges::lower_bound(times, time) - times.begin()); };
-  Part part;
-  part.section_load.assign(times.size() - 1, 0);
-  for (const ItemId i : free_) {
-    const Item& item = part_.items[i];
-    part.items.push_back({position(item.first), position(item.last), item.size});
-    for (Section s = part.items.back().first; s < part.items.back().last; ++s) part.section_load[s] += item.size;
-  }
-  fixed.assign(free_.size(), kUnplaced);
-  add_walls(target, times, part, fixed);
-  part.load = std::ranges::max(part.section_load);
-  return part;
-}
-
-void Neighbourhood::add_walls(Bytes target, std::span<const Section> times, Part& part, std::vector<Offset>& fixed) const {
-  const auto position = [&](Section time) { return static_cast<Section>(std::ranges::lower_bound(times, time) - times.begin()); };
-  std::vector<ItemId> others;
-  alive_.each(times.front(), times.back(), [&](ItemId i) {
-    if (offsets_[i] < target) others.push_back(i);
-  });
-  for (const ItemId i : free_) std::erase(others, i);
-  std::ranges::sort(others, {}, [&](ItemId i) { return offsets_[i]; });
-  std::vector<std::vector<std::pair<Offset, Offset>>> taken(part.section_load.size());
-  for (const ItemId i : others) {
-    const Item& item = part_.items[i];
-    const Offset low = offsets_[i], high = std::min(target, low + item.size);
-    const Section last = std::min(position(item.last), part.num_sections());
-    for (Section s = std::max(0, position(item.first + 1) - 1); s < last; ++s) {
-      if (part.section_load[s] == 0) continue;
-      if (taken[s].empty() || taken[s].back().second < low) {
-        taken[s].emplace_back(low, high);
-      } else {
-        taken[s].back().second = std::max(taken[s].back().second, high);
-      }
-    }
-  }
-  for (Section s = 0; s < std::ssize(taken); ++s) {
-    for (const auto& [low, high] : taken[s]) {
-      part.items.push_back({s, s + 1, high - low});
-      part.section_load[s] += high - low;
-      fixed.push_back(low);
-    }
-  }
-}
-
-Fit Neighbourhood::repack(Bytes target, std::int64_t max_nodes, const std::function<bool()>& stop) {
-  std::vector<Offset> fixed;
-  const Part part = sub_part(target, fixed);
-  ExactSearch search(part, fixed, {}, random_());
-  const Fit fit = search.decide(target, {max_nodes, stop});
-  num_nodes_ += kNodesPerSetup + part.num_items() / kWallsPerNode + search.num_nodes();
-  if (fit != Fit::kFits) return fit;
-  for (std::size_t k = 0; k < free_.size(); ++k) offsets_[free_[k]] = search.offsets()[k];
-  return fit;
 }
 
 }  // namespace olla

@@ -5,14 +5,13 @@
 #include <functional>
 #include <random>
 
-#include "olla/alive.hpp"
-#include "olla/exact.hpp"
+#include "olla/refit.hpp"
 
 namespace olla {
 
 class Neighbourhood {
  public:
-  Neighbourhood(const Part& part, std::uint64_t seed) : part_(part), alive_(part), random_(seed) {}
+  Neighbourhood(const Part& part, std::uint64_t seed) : part_(part), refit_(part), random_(seed) {}
 
   // Lowers the packing until its height is at most enough, or the nodes are used up, or stop says so, asked with the present
   // height. Fixed items stay.
@@ -26,16 +25,14 @@ class Neighbourhood {
   bool is_late(ItemId item, Bytes target) const { return offsets_[item] + part_.items[item].size > target; }
   void free_around(ItemId late);
   double distance(ItemId item, Kind kind, Section centre, Offset level) const;
-  Part sub_part(Bytes target, std::vector<Offset>& fixed) const;
-  void add_walls(Bytes target, std::span<const Section> times, Part& part, std::vector<Offset>& fixed) const;
-  Fit repack(Bytes target, std::int64_t max_nodes, const std::function<bool()>& stop);
   Bytes height() const;
+  std::int64_t num_nodes() const { return num_nodes_ + refit_.num_nodes(); }
   std::size_t below(std::size_t count) { return static_cast<std::size_t>(random_() % count); }
 
   const Part& part_;
-  const AliveIndex alive_;
+  Refit refit_;
   std::mt19937_64 random_;
-  std::int64_t num_nodes_ = 0;
+  std::int64_t num_nodes_ = 0;   // and what takes as long, but for the refits'
   double ambition_ = 0.25;       // share of what there is to gain, of the next target
   double num_wanted_ = 30;       // items to free
   std::vector<Offset> offsets_;  // of the present packing, which may be as high as the best, with fewer late items

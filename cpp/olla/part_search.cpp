@@ -12,10 +12,11 @@ constexpr std::array<Section, 3> kShortSections{2, 8, 32};  // an item alive in 
 constexpr ItemId kMaxExactItems = 600;  // the exact search of a whole part takes memory by the square of its items
 constexpr ItemId kMinNeighbourhood = 100, kMaxNeighbourhood = 200'000, kMaxOrdered = 200'000;
 constexpr std::array<KeyWeights, 3> kOrderKeys{KeyWeights{1, 0, 0}, KeyWeights{2, 1, 0}, KeyWeights{0, 1, 0}};
-constexpr ItemId kMinFolded = 1000;
+constexpr ItemId kMinFolded = 1000, kMinRepeating = 100;
+constexpr ItemId kMaxWhole = 20'000;  // of a part that repeats itself, to be searched as a whole as well
 constexpr int kCutsPerTurn = 4, kFrontCuts = 6, kTurnsPerCut = 3;
 // Of a turn: placements of the wheel, and what takes about as long.
-constexpr std::int64_t kPlacements = 50'000, kLookedAtPerPlacement = 100, kNodesPerTurn = 10'000;
+constexpr std::int64_t kPlacements = 50'000, kLookedAtPerPlacement = 100, kNodesPerTurn = 10'000, kRingNodes = 40'000;
 
 }  // namespace
 
@@ -52,13 +53,20 @@ bool PartSearch::improve(Bytes enough, Effort& effort, const Stop& stop) {
     if (best_.height > enough) bound_ = best_.height;
     return false;
   }
-  if (options_.use_fold && part_.num_items() >= kMinFolded) fold_ = Fold::find(part_);
+  if (options_.use_fold && is_free_ && part_.num_items() >= kMinRepeating) find_repetition();
   if (fold_ && !done(enough, stop)) fold(enough, effort, stop);
   if (fold_ && rules_height_ >= best_.height) return true;
   if (options_.use_births && is_free_) try_births(enough, stop);
   try_keys(enough, stop);
   if (is_free_ && !is_small_ && part_.num_items() <= kMaxOrdered) try_orders(enough, stop);
   return true;
+}
+
+void PartSearch::find_repetition() {
+  repeats_ = Repetition::find(part_);
+  if (!repeats_) return;
+  if (part_.num_items() >= kMinFolded) fold_ = Fold::find(part_, *repeats_);
+  if (Ring::suits(part_, *repeats_)) ring_.emplace(part_, *repeats_, options_.seed);
 }
 
 // A turn of the short part, and what repeats from the best cuts of its packing.
@@ -129,7 +137,9 @@ void PartSearch::try_births(Bytes enough, const Stop& stop) {
 // The searches take turns, as no one can tell which suits a part. Around fixed items only the wheel and ejection can build.
 void PartSearch::take_turns(Bytes enough, Effort& effort, const Stop& stop) {
   const bool is_decision = is_small_ && options_.capacity > 0;
+  if (ring_ && !done(enough, stop)) turn_ring(enough, effort, stop);
   if (fold_ && !done(enough, stop)) fold(enough, effort, stop);
+  if ((ring_ || fold_) && part_.num_items() > kMaxWhole) return;
   if (options_.use_squeaky_wheel && !is_decision && !done(enough, stop)) turn_wheel(enough, effort, stop);
   if (is_small_ && !done(enough, stop)) climb_down(enough, effort, stop);
   if (!options_.use_neighbourhood || is_decision || part_.num_items() < kMinNeighbourhood) {
@@ -154,6 +164,14 @@ void PartSearch::climb_down(Bytes enough, Effort& effort, const Stop& stop) {
   ladder_.lower(enough, nodes, stop, best_);
   effort.nodes -= nodes;
   bound_ = std::max(bound_, ladder_.bound());
+}
+
+void PartSearch::turn_ring(Bytes enough, Effort& effort, const Stop& stop) {
+  const Bytes before = best_.height;
+  const auto nodes = std::min(effort.nodes, static_cast<std::int64_t>(ring_share_.slices * kRingNodes));
+  ring_->lower(enough, nodes, stop, best_);
+  effort.nodes -= std::max<std::int64_t>(1, nodes);
+  ring_share_.learn(best_.height < before);
 }
 
 void PartSearch::eject(Bytes enough, Effort& effort, const Stop& stop) {

@@ -9,6 +9,7 @@
 #include "olla/ladder.hpp"
 #include "olla/layout.hpp"
 #include "olla/neighbourhood.hpp"
+#include "olla/ring.hpp"
 #include "olla/squeaky.hpp"
 
 namespace olla {
@@ -40,6 +41,7 @@ class PartSearch {
     void learn(bool has_gained) { slices = has_gained ? std::min(16.0, 2 * slices) : std::max(0.25, slices / 2); }
   };
 
+  void find_repetition();
   void fold(Bytes enough, Effort& effort, const Stop& stop);
   void repeat(Section cut, Bytes enough, Effort& effort, const Stop& stop);
   void try_keys(Bytes enough, const Stop& stop);
@@ -48,6 +50,7 @@ class PartSearch {
   void take_turns(Bytes enough, Effort& effort, const Stop& stop);
   void turn_wheel(Bytes enough, Effort& effort, const Stop& stop);
   void climb_down(Bytes enough, Effort& effort, const Stop& stop);
+  void turn_ring(Bytes enough, Effort& effort, const Stop& stop);
   void eject(Bytes enough, Effort& effort, const Stop& stop);
   void search_near(Bytes enough, Effort& effort, const Stop& stop);
   bool done(Bytes enough, const Stop& stop) const;
@@ -64,11 +67,13 @@ class PartSearch {
   Ladder ladder_;
   std::optional<Ejection> ejection_;
   std::optional<Neighbourhood> neighbourhood_;
+  std::optional<Repetition> repeats_;
+  std::optional<Ring> ring_;
   std::optional<Fold> fold_;
   std::vector<Section> cuts_;           // where the fold can be cut, best first
   std::unique_ptr<PartSearch> folded_;  // of its short part
   Bytes rules_height_ = 0;              // what greedy rules gave for the short part, and would for the whole
-  Share wheel_share_, ejection_share_, neighbourhood_share_;
+  Share ring_share_, wheel_share_, ejection_share_, neighbourhood_share_;
 };
 
 }  // namespace olla

@@ -2,30 +2,11 @@
 #include "olla/fold.hpp"
 #include "olla/skyline.hpp"
 #include "olla/squeaky.hpp"
+#include "pipeline.hpp"
 
 using namespace olla;
 
 namespace {
-
-// A pipeline: every microbatch is alive over ahead others, with temporaries; a weight from the start, one from the first batch on.
-std::vector<Buffer> microbatches(std::int64_t count, std::int64_t ahead, std::uint32_t seed) {
-  std::mt19937 random(seed);
-  std::vector<Bytes> kept, scratch;
-  for (int k = 0; k < 6; ++k) {
-    kept.push_back(1 + random() % 40);
-    scratch.push_back(1 + random() % 30);
-  }
-  const std::int64_t width = 12, end = (count + ahead) * width;
-  std::vector<Buffer> buffers = {{0, end, 7}, {ahead * width, end, 5}};
-  for (std::int64_t batch = 0; batch < count; ++batch) {
-    for (std::int64_t k = 0; k < 6; ++k) {
-      const std::int64_t birth = batch * width + k;
-      buffers.push_back({birth, (batch + ahead) * width + width - k, kept[k]});
-      buffers.push_back({birth + 6, birth + 8, scratch[k]});
-    }
-  }
-  return buffers;
-}
 
 Part part_of(const std::vector<Buffer>& buffers) { return reduce(buffers, rounded_sizes(buffers, 1)).front(); }
 
@@ -42,7 +23,10 @@ TEST(a_packing_of_the_short_part_unfolds_to_one_of_the_whole_from_every_cut) {
   for (std::uint32_t seed = 0; seed < 12; ++seed) {
     const std::vector<Buffer> buffers = microbatches(60, 1 + seed % 3, seed);
     const Part part = part_of(buffers);
-    const std::optional<Fold> fold = Fold::find(part);
+    const std::optional<Repetition> repeats = Repetition::find(part);
+    CHECK(repeats.has_value());
+    if (!repeats) continue;
+    const std::optional<Fold> fold = Fold::find(part, *repeats);
     CHECK(fold.has_value());
     if (!fold) continue;
     CHECK(fold->short_part().num_items() * 2 <= part.num_items());
@@ -60,13 +44,10 @@ TEST(a_packing_of_the_short_part_unfolds_to_one_of_the_whole_from_every_cut) {
   }
 }
 
-TEST(what_does_not_repeat_is_not_folded) {
-  CHECK(!Fold::find(part_of(microbatches(8, 3, 1))));  // too short
-  std::vector<Buffer> buffers = random_buffers(400, 300, 50, 2);
-  buffers.push_back({-1, 1000, 1});
-  CHECK(!Fold::find(part_of(buffers)));
-  for (std::int64_t i = 0; i < 200; ++i) buffers.push_back({i, 400 - i, 1 + i % 7});
-  CHECK(!Fold::find(part_of(buffers)));
+TEST(what_repeats_too_rarely_is_not_folded) {
+  const Part part = part_of(microbatches(8, 3, 1));
+  const std::optional<Repetition> repeats = Repetition::find(part);
+  CHECK(!repeats || !Fold::find(part, *repeats));
 }
 
 TEST(a_long_pipeline_ends_no_higher_with_its_fold) {
