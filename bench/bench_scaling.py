@@ -4,9 +4,9 @@
     python bench/bench_scaling.py --layout --native build/bench/bench/native --markdown bench/results/scaling_layout.md
 
 Two kinds of graphs: training steps, on which orders are soon proved best, and small random graphs, on which the
-integer programs have to search. A method is measured in a process of its own, after a small plan that loads what is loaded
-once: seconds of the second plan, the peak of resident memory while it ran, and how far that is above what was there before.
-The native binaries measure themselves.
+integer programs have to search. A method is measured in a process of its own, after a small plan
+that loads what is loaded once: seconds of the second plan, the peak of resident memory while it ran, and how far that
+is above what was there before. The native binaries measure themselves.
 """
 
 from __future__ import annotations
