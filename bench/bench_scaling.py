@@ -3,18 +3,21 @@
     python bench/bench_scaling.py --native build/bench/bench/native --markdown bench/results/scaling.md
     python bench/bench_scaling.py --layout --native build/bench/bench/native --markdown bench/results/scaling_layout.md
 
-A method is measured in a process of its own, after a small plan that loads what is loaded once: seconds of the second
-plan, and how far it raised the process's peak of resident memory. The native binaries measure themselves.
+Two kinds of graphs: training steps, on which orders are soon proved best, and small random graphs, on which the
+integer programs have to search. A method is measured in a process of its own, after a small plan
+that loads what is loaded once: seconds of the second plan, the peak of resident memory while it ran, and how far that
+is above what was there before. The native binaries measure themselves.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import importlib.util
 import json
 import math
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -23,18 +26,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 import olla
-from generate import stack
-from harness import Cell, Report
+from generate import random_graph, stack
+from harness import Cell, Report, machine
 from olla.methods import METHODS
 
-SIZES = (300, 1_000, 3_000, 10_000, 30_000, 100_000)
+SIZES = {"convnet": (300, 1_000, 3_000, 10_000, 30_000, 100_000), "random": (8, 12, 16, 20, 24, 32, 48)}
+WORDS = {"convnet": "generated convnets", "random": "small random graphs"}
+NATIVE_FAMILY = {"convnet": "convnet", "random": "tangle"}
 MOST_OPS = {
     "ilp": 10_000,
     "joint": 3_000,
     "model": 3_000,
 }  # beyond, all that grows is how far they are over their limit
 STARTUP_SECONDS = 120.0  # for imports, and a planner that looks at the clock late
-LEAST_SECONDS, LEAST_MEBIBYTES = 0.02, 4.0  # shorter and smaller ones tell nothing about growth
+LEAST_SECONDS, LEAST_MEBIBYTES = 0.01, 2.0  # shorter and smaller ones tell nothing about growth
 
 
 class Run(NamedTuple):
@@ -43,7 +48,8 @@ class Run(NamedTuple):
     method: str
     num_ops: int
     seconds: float
-    mebibytes: float  # that the plan added to the peak
+    peak_mebibytes: float  # resident, of the process
+    added_mebibytes: float  # above what was resident before
     status: str
     gap: float  # of the peak over the bound, relative to the peak
     excess: float  # of the arena over the load, relative to the load
@@ -51,22 +57,36 @@ class Run(NamedTuple):
 
 def plan_once(method: str, num_ops: int, family: str, time_limit: float) -> Run:
     """Plan in this process."""
-    graph = stack(num_ops, family="convnet" if family == "convnet" else "transformer")
+    graph = random_graph(num_ops, seed=1) if family == "random" else stack(num_ops, family="convnet")
     olla.plan(stack(100, family="convnet"), method=method, time_limit=time_limit)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = forget_peak()
     begin = time.perf_counter()
     plan = olla.plan(graph, method=method, time_limit=time_limit)
     seconds = time.perf_counter() - begin
-    added = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    peak = resident("VmHWM")
     olla.check(graph, plan)
     gap = (plan.peak_bytes - plan.lower_bound_bytes) / max(1, plan.peak_bytes)
     excess = (plan.arena_bytes - plan.load_bytes) / max(1, plan.load_bytes)
-    return Run(method, graph.num_ops, seconds, added / 1024, plan.status.name.lower(), gap, excess)
+    return Run(method, graph.num_ops, seconds, peak, peak - before, plan.status.name.lower(), gap, excess)
+
+
+def resident(field: str) -> float:
+    """Read a field of /proc/self/status, in MiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field + ":")) / 1024
+
+
+def forget_peak() -> float:
+    """Give back what is free, let the peak of resident memory start anew, and return what is resident, in MiB."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    return resident("VmRSS")
 
 
 def plan_apart(method: str, num_ops: int, family: str, time_limit: float) -> Run | str:
     """Plan in a process of its own; return what went wrong where that fails."""
-    command = [sys.executable, __file__, "--one", method, "--sizes", str(num_ops), "--family", family]
+    command = [sys.executable, __file__, "--one", method, "--sizes", str(num_ops), "--families", family]
     command += ["--time-limit", str(time_limit)]
     try:
         done = subprocess.run(
@@ -98,8 +118,8 @@ def exponent(points: Iterable[tuple[float, float]], least: float) -> float | Non
 def methods_report(family: str, sizes: Sequence[int], methods: Sequence[str], time_limit: float) -> Report:
     """Plan graphs of every size by every method; exponents of seconds, where the plan took less than its limit."""
     report = Report(
-        f"`olla.plan` of a generated {family}, at most {time_limit:g} s",
-        ["method", "ops", "seconds", "added MiB", "status", "peak over bound %", "arena over load %"],
+        f"`olla.plan` of {WORDS[family]}, at most {time_limit:g} s",
+        ["method", "ops", "seconds", "peak MiB", "added MiB", "status", "peak over bound %", "arena over load %"],
     )
     for method in methods:
         runs: list[Run] = []
@@ -108,15 +128,15 @@ def methods_report(family: str, sizes: Sequence[int], methods: Sequence[str], ti
                 continue
             run = plan_apart(method, size, family, time_limit)
             if isinstance(run, str):
-                report.rows.append([method, size, None, None, f"failed: {run}", None, None])
+                report.rows.append([method, size, None, None, None, f"failed: {run}", None, None])
                 continue
             runs.append(run)
-            row: list[Cell] = [method, run.num_ops, run.seconds, round(run.mebibytes, 1), run.status]
-            report.rows.append([*row, 100 * run.gap, 100 * run.excess])
+            row: list[Cell] = [method, run.num_ops, run.seconds, run.peak_mebibytes, run.added_mebibytes]
+            report.rows.append([*row, run.status, 100 * run.gap, 100 * run.excess])
             print(f"{method} {run.num_ops}: {run.seconds:.3f} s", file=sys.stderr, flush=True)
         within = [run for run in runs if run.seconds < time_limit]
         seconds = exponent(((run.num_ops, run.seconds) for run in within), LEAST_SECONDS)
-        mebibytes = exponent(((run.num_ops, run.mebibytes) for run in within), LEAST_MEBIBYTES)
+        mebibytes = exponent(((run.num_ops, run.added_mebibytes) for run in within), LEAST_MEBIBYTES)
         report.summary[f"{method}, grows as ops to the power"] = (
             f"seconds {'-' if seconds is None else seconds}, memory {'-' if mebibytes is None else mebibytes}"
         )
@@ -143,9 +163,11 @@ def native_tables(binary: Path, arguments: Sequence[str]) -> str:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layout", action="store_true", help="layouts instead of plans")
-    parser.add_argument("--native", type=Path, metavar="FOLDER", help="where the native binaries are; else none is run")
+    parser.add_argument(
+        "--native", type=Path, metavar="FOLDER", help="where the native binaries are; --layout needs them"
+    )
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS, metavar="METHOD")
-    parser.add_argument("--family", default="convnet", choices=("convnet", "transformer"))
+    parser.add_argument("--families", nargs="+", default=list(SIZES), choices=SIZES, metavar="FAMILY")
     parser.add_argument("--sizes", nargs="+", type=int, metavar="N")
     parser.add_argument("--time-limit", type=float, default=10.0, help="seconds of every run; default 10")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of layouts; default: all cores")
@@ -159,32 +181,37 @@ def main() -> int:
     """Run the benchmark; return the exit status."""
     options = parse()
     if options.one:
-        print(json.dumps(plan_once(options.one, options.sizes[0], options.family, options.time_limit)._asdict()))
+        run = plan_once(options.one, options.sizes[0], options.families[0], options.time_limit)
+        print(json.dumps(run._asdict()))
         return 0
-    sizes = ["--sizes", ",".join(map(str, options.sizes))] if options.sizes else []
     limit = ["--time-limit", f"{options.time_limit:g}"]
-    native = ""
+    reports: list[Report] = []
+    tables: list[str] = []
     if options.layout:
-        report = Report("How layouts grow with the number of buffers", [])
-        binary, arguments = "bench_scaling_layout", ["--threads", str(options.threads)]
-    else:
-        chosen = options.sizes or SIZES
-        report = methods_report(options.family, chosen, options.methods, options.time_limit)
-        binary, arguments = "bench_scaling", ["--family", options.family, "--highs", highs_library()]
-        report.print()
-    if options.native:
-        native = native_tables(options.native / binary, [*arguments, *sizes, *limit])
-        print(native)
+        sizes = ["--sizes", ",".join(map(str, options.sizes))] if options.sizes else []
+        arguments = ["--threads", str(options.threads), *sizes, *limit]
+        tables.append(native_tables(options.native / "bench_scaling_layout", arguments))
+    for family in [] if options.layout else options.families:
+        chosen = options.sizes or SIZES[family]
+        reports.append(methods_report(family, chosen, options.methods, options.time_limit))
+        reports[-1].print()
+        if options.native:
+            arguments = ["--family", NATIVE_FAMILY[family], "--highs", highs_library()]
+            arguments += ["--sizes", ",".join(map(str, chosen)), *limit]
+            tables.append(native_tables(options.native / "bench_scaling", arguments))
+    print("\n".join(tables))
     if options.markdown:
-        options.markdown.write_text(page(report, native, options.note))
-    return 1 if any(str(row[4]).startswith("failed") for row in report.rows) else 0
+        title = "How layouts grow with size" if options.layout else "How planning grows with size"
+        options.markdown.write_text(page(title, reports, tables, options.note))
+    return 1 if any("failed" in str(row[5]) for report in reports for row in report.rows) else 0
 
 
-def page(report: Report, native: str, note: str) -> str:
+def page(title: str, reports: Sequence[Report], tables: Sequence[str], note: str) -> str:
     """Lay out the page: the methods, the native tables, the machine."""
-    measured = "Measured on " + ", ".join(f"{name} {value}" for name, value in report.machine.items()) + "."
-    table = report.markdown().removesuffix(measured + "\n").rstrip() if report.rows else f"# {report.title}"
-    return "\n\n".join(filter(None, [table, native.rstrip(), measured, note])) + "\n"
+    facts = machine()
+    measured = "Measured on " + ", ".join(f"{name} {value}" for name, value in facts.items()) + "."
+    shown = [f"#{report.markdown().partition('Measured on')[0].rstrip()}" for report in reports]
+    return "\n\n".join(filter(None, [f"# {title}", *shown, *map(str.rstrip, tables), measured, note])) + "\n"
 
 
 if __name__ == "__main__":

@@ -208,6 +208,10 @@ Measurement stage_joint_solve(TrainingStep step, const Settings& settings) {
   JointIlpResult solved;
   m.seconds = seconds_of([&] { solved = joint_ilp(arena, found.order, offsets, workspace_offsets, 0, highs, {}, control); });
   m.complete = solved.status == Status::kOptimal;
+  if (!m.complete && solved.figures.num_nonzeros == 0) {
+    note(m, "gap %.3f %%, left unbuilt", percent(solved.arena, solved.lower_bound));
+    return m;
+  }
   note(m, "gap %.3f %%, %lld nodes, %lld nonzeros, build %.2f s, solve %.2f s", percent(solved.arena, solved.lower_bound),
        static_cast<long long>(solved.figures.num_nodes), static_cast<long long>(solved.figures.num_nonzeros),
        solved.figures.seconds_build, solved.figures.seconds_solve);

@@ -13,6 +13,7 @@ constexpr ItemId kMaxExactItems = 600;  // the exact search of a whole part take
 constexpr ItemId kMinNeighbourhood = 100, kMaxNeighbourhood = 200'000, kMaxOrdered = 200'000;
 constexpr std::array<KeyWeights, 3> kOrderKeys{KeyWeights{1, 0, 0}, KeyWeights{2, 1, 0}, KeyWeights{0, 1, 0}};
 constexpr ItemId kMinFolded = 1000, kMinRepeating = 100;
+constexpr ItemId kMaxBirthsFirst = 150'000;
 constexpr ItemId kMaxWhole = 20'000;  // of a part that repeats itself, to be searched as a whole as well
 constexpr int kCutsPerTurn = 4, kFrontCuts = 6, kTurnsPerCut = 3;
 // Of a turn: placements of the wheel, and what takes about as long.
@@ -54,9 +55,12 @@ bool PartSearch::improve(Bytes enough, Effort& effort, const Stop& stop) {
     return false;
   }
   if (options_.use_fold && is_free_ && part_.num_items() >= kMinRepeating) find_repetition();
+  // By birth, like follows like; a ring is faster where there is one and the whole is long.
+  const bool births_first = !ring_ || part_.num_items() <= kMaxBirthsFirst, tries_births = options_.use_births && is_free_;
+  if (tries_births && births_first) try_births(enough, stop);
   if (fold_ && !done(enough, stop)) fold(enough, effort, stop);
   if (fold_ && rules_height_ >= best_.height) return true;
-  if (options_.use_births && is_free_) try_births(enough, stop);
+  if (tries_births && !births_first) try_births(enough, stop);
   try_keys(enough, stop);
   if (is_free_ && !is_small_ && part_.num_items() <= kMaxOrdered) try_orders(enough, stop);
   return true;
