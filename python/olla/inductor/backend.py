@@ -17,8 +17,9 @@ def backend(module: Any, inputs: Any, *, mode: str | None = None, options: Mappi
     Args:
         module, inputs: the graph module that dynamo captured and its example inputs.
         mode: as of ``torch.compile``: "reduce-overhead", "max-autotune", ...
-        options: ``budget``, ``max_slowdown``, ``minimise``, ``device``, ``max_recomputed`` as of `olla.inductor.enable`; ``mode``, since
-            torch.compile takes no mode beside options; all others are Inductor's own.
+        options: ``budget``, ``max_slowdown``, ``minimise``, ``device``, ``max_recomputed`` as of
+            `olla.inductor.enable`; ``mode``, since torch.compile takes no mode beside options; all others are
+            Inductor's own.
 
     Returns:
         The compiled function.

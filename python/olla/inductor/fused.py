@@ -88,7 +88,8 @@ class Storages:
     def tell(self, ordered: Sequence[Any]) -> None:
         """Let Inductor count as this does: no bytes inside of kernels, none for what is written over an input.
 
-        It lets buffers wait for others to take over their memory as long as that stays below what it takes for the peak.
+        It lets buffers wait for others to take over their memory as long as that stays below what it takes for the
+        peak.
 
         Args:
             ordered: the nodes in the order in which they will run.

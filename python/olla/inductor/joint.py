@@ -54,13 +54,29 @@ class Joint:
 
     def evictor(self) -> _core.Evictor:
         """Return a search over what to save and what to run again."""
+        return self._evictor(self.rerun, self.rerun_seconds)
+
+    def bounding(self) -> tuple[_core.Evictor, NDArray[np.float64]]:
+        """Return a search whose lower bounds hold for fused code, and the seconds it counts per op that runs again.
+
+        Whoever reads a pointwise result may compute it from what that was made from: it need not be in memory, for
+        which these bounds let it be made again, forward's or not, at no cost. A reduction may run again for nothing
+        where it may at all, and so may what forward does not need, which can wait for backward.
+        """
+        pointwise = self.fusion == Fusion.POINTWISE
+        seconds = np.where(self.fusion == Fusion.KERNEL, self.rerun_seconds, 0.0)
+        seconds[self.late] = 0
+        rerun = np.where(pointwise, np.uint8(Rerun.WHOLE), self.rerun)
+        return self._evictor(rerun, seconds), seconds
+
+    def _evictor(self, rerun: NDArray[np.uint8], rerun_seconds: NDArray[np.float64]) -> _core.Evictor:
         num_ops = len(self.nodes)
         return _core.Evictor(
             self.graph,
             np.arange(num_ops, dtype=np.int32),
             self.seconds,
-            self.rerun,
-            self.rerun_seconds,
+            rerun,
+            rerun_seconds,
             np.zeros(num_ops + 1, dtype=np.int64),
             np.zeros(0, dtype=np.int32),
             np.array(self.fusion != Fusion.KERNEL, dtype=np.uint8),
@@ -193,7 +209,7 @@ def base_order(graph: fx.Graph, info: Any) -> tuple[list[fx.Node], list[fx.Node]
             continue
         ready[node] = max((ready[n] for n in inputs), default=0)
         either.append((ready[node], node))
-    late = [node for _, node in either]
+    late = [*(node for node in forward if not info.is_required_fw(node)), *(node for _, node in either)]
     placed = [(i + 1, node) for i, node in enumerate(forward)] + either
     return [node for _, node in sorted(placed, key=lambda p: p[0])], backward, late
 

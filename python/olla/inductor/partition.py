@@ -45,8 +45,9 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         if self.choices is not None:
             self.choices.append(choice)
         _log.info(
-            "saved for backward: peak %d bytes (%d with all saved), %.2f %% more time, %.2f %% of the arithmetic again",
+            "saved for backward: peak %d bytes (at least %d, all saved: %d), %.2f %% more time, %.2f %% of the flops again",
             choice.peak_bytes,
+            choice.lower_bound_bytes,
             choice.saved_peak_bytes,
             100 * choice.added_seconds / max(model.step_seconds, 1e-30),
             100 * choice.recomputed_flops / max(int(model.flops.sum()), 1),

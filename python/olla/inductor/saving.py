@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla.budgets import Goal
+from olla.inductor.kinds import Fusion
 
 if TYPE_CHECKING:
     from torch import fx
@@ -23,6 +24,8 @@ _SEED_SECONDS = 1.0  # of one minimum cut; a guard, it takes a thousandth
 _RUN_SECONDS = 10.0  # of one greedy, the same
 _RUN_WORK = 800_000  # of the greedy from one start, in runs simulated; it goes on from the lowest peak alone
 _LAST_WORK = 8_000_000
+_NUM_BOUNDS = 16  # kernels at which the lower bound is sought
+_BOUND_SECONDS = 2.0  # a guard again; a bound that is not found by then is left out
 # Prices of time for the cuts the greedy starts from, as multiples of (bytes all saved) / (seconds of the step).
 _PRICES = 2.0 ** np.arange(-4, 13)
 
@@ -37,6 +40,8 @@ class Choice:
         values, runs: of the core's Evictor: what runs, in order.
         recomputed_flops: of matrix products, convolutions and attention that run again.
         saved_peak_bytes: the peak with everything saved.
+        lower_bound_bytes: no plan in which kernels run again for as long as in this one, or shorter, has a lower peak,
+            by the same model of what is fused; whatever its order within forward and within backward.
     """
 
     peak_bytes: int
@@ -45,6 +50,7 @@ class Choice:
     runs: dict[str, Any]
     recomputed_flops: int
     saved_peak_bytes: int
+    lower_bound_bytes: int
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,21 @@ def choose(
         runs=evictor.runs(),
         recomputed_flops=_flops_again(joint, evictor),
         saved_peak_bytes=points[0].peak,
+        lower_bound_bytes=_lower_bound(joint, evictor.runs()),
     )
+
+
+def _lower_bound(joint: Joint, runs: dict[str, Any]) -> int:
+    """Return the best bound that the kernels tell at which a plan needs most memory."""
+    bounding, seconds = joint.bounding()
+    added = float(seconds[runs["op"]].sum() - seconds.sum())
+    kernel = (joint.fusion[runs["op"]] == Fusion.KERNEL) & (runs["again"] == 0)
+    highest = np.argsort(-np.where(kernel, runs["live"], 0), kind="stable")[:_NUM_BOUNDS]
+    ops = runs["op"][highest[kernel[highest]]]
+    if not len(ops):
+        return joint.graph.resident_bytes
+    bounds, _ = bounding.least_peak(ops, max(added, 0.0), _BOUND_SECONDS, None)
+    return max(int(bounds.max()), joint.graph.resident_bytes)
 
 
 def _flops_again(joint: Joint, evictor: _core.Evictor) -> int:
@@ -104,7 +124,7 @@ def _pick(points: list[_Point], joint: Joint, evictor: _core.Evictor, goal: Goal
         order = [*fitting, *by_peak]
     if most_again == math.inf:
         return order[0]
-    most_flops = most_again * int(joint.flops.sum())
+    most_flops = round(most_again * (1 + 1e-12) * int(joint.flops.sum()))
     for point in order:
         evictor.reset(point.values, point.steps)
         if _flops_again(joint, evictor) <= most_flops:
