@@ -120,9 +120,9 @@ def joint_of(model: nn.Module, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch)
     seen: list[Joint] = []
     choose = saving.choose
 
-    def watch(joint: Joint, goal: Goal) -> saving.Choice:
+    def watch(joint: Joint, goal: Goal, *others: Any) -> saving.Choice:
         seen.append(joint)
-        return choose(joint, goal)
+        return choose(joint, goal, *others)
 
     monkeypatch.setattr(saving, "choose", watch)
     torch.compile(model, backend=without_kernels(patches()["custom_partitioner_fn"]))(x)

@@ -164,6 +164,5 @@ def _split(split: Split) -> tuple[str, ...]:
 def _planned(choice: Choice | None) -> tuple[str, ...]:
     if choice is None:
         return "left to torch", "", ""
-    bound = getattr(choice, "lower_bound_bytes", None)
-    shown = "unknown" if bound is None else human_bytes(bound)
-    return human_bytes(choice.peak_bytes), human_bytes(choice.saved_peak_bytes), shown
+    figures = (choice.peak_bytes, choice.saved_peak_bytes, choice.lower_bound_bytes)
+    return tuple(human_bytes(figure) for figure in figures)

@@ -32,15 +32,15 @@ def graph_of(nodes: Sequence[Any], name: str = "") -> Graph:
     Complexity:
         O(nodes + dependencies + buffers), apart from Inductor's own preparation.
     """
-    if inductor.uses_streams():
-        raise CaptureError("its kernels run on several streams", rule="inductor_graph")
-    return _Reader(nodes).graph(name)
+    return Storages(nodes).graph(name)
 
 
-class _Reader:
-    """What is known of the buffers while the graph is put together."""
+class Storages:
+    """What is known of the buffers of Inductor's fused nodes; see `graph_of`."""
 
     def __init__(self, nodes: Sequence[Any]) -> None:
+        if inductor.uses_streams():
+            raise CaptureError("its kernels run on several streams", rule="inductor_graph")
         self.nodes = nodes
         self.owner: dict[str, int] = {}  # of a buffer: the node that writes it
         self.buffers: dict[str, Any] = {}
@@ -52,6 +52,7 @@ class _Reader:
         self.writes: list[list[int]] = [[] for _ in nodes]
         self.reads: list[set[int]] = [set() for _ in nodes]
         self.after: list[set[int]] = [set() for _ in nodes]
+        self.taken: dict[str, str] = {}  # of a buffer or input that a kernel overwrites: the buffer it then is
         for i, node in enumerate(nodes):
             for buffer in node.get_outputs():
                 self.owner[buffer.get_name()] = i
@@ -83,6 +84,29 @@ class _Reader:
             random=[inductor.keeps_order(node) for node in self.nodes],
             outputs=sorted(set(self._tensors(inductor.output_names()))),
         )
+
+    def tell(self, ordered: Sequence[Any]) -> None:
+        """Let Inductor count as this does: no bytes inside of kernels, none for what is written over an input.
+
+        It lets buffers wait for others to take over their memory as long as that stays below what it takes for the
+        peak.
+
+        Args:
+            ordered: the nodes in the order in which they will run.
+        """
+        following = dict(zip((node.get_name() for node in ordered), ordered[1:], strict=False))
+        for name, buffer in self.buffers.items():
+            if name not in self.tensor and name not in self.aside and inductor.has_storage(buffer):
+                inductor.set_bytes(buffer, alloc=0, free=0)
+        for old, new in self.taken.items():
+            if old in self.buffers:
+                inductor.set_bytes(self.buffers[old], free=0)
+                inductor.set_bytes(self.buffers[new], alloc=0)
+                continue
+            # An input counts as freed behind the kernel that overwrites it: the result counts from the next one on.
+            behind = following.get(self.nodes[self.owner[new]].get_name())
+            if behind is not None and behind.get_outputs():
+                inductor.move_alloc(self.buffers[new], behind.get_outputs()[0])
 
     def _root(self, name: str) -> str:
         while name in self.aside:
@@ -132,12 +156,11 @@ class _Reader:
 
     def _share_in_place(self) -> None:
         """A kernel that is the last reader of a buffer in every order, and may overwrite it, takes over its memory."""
-        taken: set[str] = set()
         for i, node in enumerate(self.nodes):
             for old, new in inductor.overwritten(node):
-                if old in taken or old not in self.tensor or self.tensor.get(new, -1) not in self.writes[i]:
+                if old in self.taken or old not in self.tensor or self.tensor.get(new, -1) not in self.writes[i]:
                     continue
-                taken.add(old)
+                self.taken[old] = new
                 self.writes[i].remove(self.tensor[new])
                 self.tensor_bytes[self.tensor[new]] = 0  # nobody's now
                 self.tensor[new] = self.tensor[old]

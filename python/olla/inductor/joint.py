@@ -29,6 +29,7 @@ class Joint:
         nodes: fx node of op v, in base order: those of forward, then those of backward. None: the tangents arrive.
         tensor: of every fx node that holds one tensor: the graph's tensor, for a view the one it looks at.
         split: the first op of backward.
+        late: ops before it that backward runs unless their results are saved; nothing in forward needs them.
         seconds, rerun, rerun_seconds, store_seconds, fusion, unsaved: rules per op; see cpp/olla/values.hpp.
         flops: int64[num_ops], of matrix products, convolutions and attention.
     """
@@ -37,6 +38,7 @@ class Joint:
     nodes: list[fx.Node | None]
     tensor: dict[fx.Node, int]
     split: int
+    late: NDArray[np.int32]
     seconds: NDArray[np.float64]
     rerun: NDArray[np.uint8]
     rerun_seconds: NDArray[np.float64]
@@ -52,13 +54,29 @@ class Joint:
 
     def evictor(self) -> _core.Evictor:
         """Return a search over what to save and what to run again."""
+        return self._evictor(self.rerun, self.rerun_seconds)
+
+    def bounding(self) -> tuple[_core.Evictor, NDArray[np.float64]]:
+        """Return a search whose lower bounds hold for fused code, and the seconds it counts per op that runs again.
+
+        Whoever reads a pointwise result may compute it from what that was made from: it need not be in memory, for
+        which these bounds let it be made again, forward's or not, at no cost. A reduction may run again for nothing
+        where it may at all, and so may what forward does not need, which can wait for backward.
+        """
+        pointwise = self.fusion == Fusion.POINTWISE
+        seconds = np.where(self.fusion == Fusion.KERNEL, self.rerun_seconds, 0.0)
+        seconds[self.late] = 0
+        rerun = np.where(pointwise, np.uint8(Rerun.WHOLE), self.rerun)
+        return self._evictor(rerun, seconds), seconds
+
+    def _evictor(self, rerun: NDArray[np.uint8], rerun_seconds: NDArray[np.float64]) -> _core.Evictor:
         num_ops = len(self.nodes)
         return _core.Evictor(
             self.graph,
             np.arange(num_ops, dtype=np.int32),
             self.seconds,
-            self.rerun,
-            self.rerun_seconds,
+            rerun,
+            rerun_seconds,
             np.zeros(num_ops + 1, dtype=np.int64),
             np.zeros(0, dtype=np.int32),
             np.array(self.fusion != Fusion.KERNEL, dtype=np.uint8),
@@ -165,22 +183,35 @@ def aliased(node: fx.Node) -> fx.Node | None:
     return None
 
 
-def base_order(graph: fx.Graph, info: Any) -> tuple[list[fx.Node], list[fx.Node]]:
-    """Return the nodes of forward and those of backward, each in the order of the joint graph.
+def base_order(graph: fx.Graph, info: Any) -> tuple[list[fx.Node], list[fx.Node], list[fx.Node]]:
+    """Return the nodes of forward and those of backward, and which of forward's run in backward unless saved.
 
-    What neither needs the tangents nor serves forward's results belongs to forward if it stands before backward's
-    first node; the planner moves it where that helps.
+    What neither needs the tangents nor serves forward's results may run on either side. It stands in forward as soon as
+    it can, so that its result may be saved in place of larger ones; the planner moves it where that helps.
     """
     forward: list[fx.Node] = []
     backward: list[fx.Node] = []
+    either: list[tuple[int, fx.Node]] = []
+    ready: dict[fx.Node, int] = {}  # how many of forward's nodes must have run
     begun = False
     for node in graph.nodes:
         if node.op in ("placeholder", "output"):
             continue
         begun = begun or (node in info.tangents_closure and not info.is_required_fw(node))
-        early = info.is_required_fw(node) or (not begun and node not in info.tangents_closure)
-        (forward if early else backward).append(node)
-    return forward, backward
+        if info.is_required_fw(node) or (not begun and node not in info.tangents_closure):
+            forward.append(node)
+            ready[node] = len(forward)
+            continue
+        inputs = [n for n in node.all_input_nodes if n.op != "placeholder"]
+        free = is_view(node) or compat.is_getitem(node) or compat.is_symbolic(node) or may_run_again(node)
+        if node in info.tangents_closure or not free or not all(n in ready for n in inputs):
+            backward.append(node)
+            continue
+        ready[node] = max((ready[n] for n in inputs), default=0)
+        either.append((ready[node], node))
+    late = [*(node for node in forward if not info.is_required_fw(node)), *(node for _, node in either)]
+    placed = [(i + 1, node) for i, node in enumerate(forward)] + either
+    return [node for _, node in sorted(placed, key=lambda p: p[0])], backward, late
 
 
 def build(graph: fx.Graph, info: Any, num_forward: int, device: DeviceProfile) -> Joint:
@@ -199,20 +230,24 @@ def build(graph: fx.Graph, info: Any, num_forward: int, device: DeviceProfile) -
     for node in graph.find_nodes(op="placeholder"):
         if is_tensor_node(node) and not compat.is_tangent(node):
             b.tensor[node] = b.add_tensor(compat.size_of(node), -1)
-    forward, backward = base_order(graph, info)
+    forward, backward, late = base_order(graph, info)
     for node in forward:
         b.add(node)
     split = len(b.nodes)
+    ops = {node: op for op, node in enumerate(b.nodes)}
+    moved = np.array([ops[node] for node in late if node in ops], dtype=np.int32)
     b.add_tangents([node for node in graph.find_nodes(op="placeholder") if compat.is_tangent(node)])
     for node in backward:
         b.add(node)
     (output,) = graph.find_nodes(op="output")
     outputs = sorted({t for n in nodes_in(output.args) for t in b.tensors_of(n) if b.producer[t] >= 0})
     results = {t for n in nodes_in(output.args[0][:num_forward]) for t in b.tensors_of(n)}
-    return _with_rules(b, outputs, results, split, device)
+    return _with_rules(b, outputs, results, split, moved, device)
 
 
-def _with_rules(b: _Builder, outputs: list[int], results: set[int], split: int, device: DeviceProfile) -> Joint:
+def _with_rules(
+    b: _Builder, outputs: list[int], results: set[int], split: int, late: NDArray[np.int32], device: DeviceProfile
+) -> Joint:
     num_ops, sizes = len(b.nodes), np.array(b.bytes, dtype=np.int64)
     fusion = np.array([Fusion.KERNEL if n is None else fusion_of(n) for n in b.nodes], dtype=np.uint8)
     again = [  # forward's results are there anyway, and have to be forward's
@@ -246,6 +281,7 @@ def _with_rules(b: _Builder, outputs: list[int], results: set[int], split: int, 
         nodes=b.nodes,
         tensor=b.tensor,
         split=split,
+        late=late,
         seconds=seconds,
         rerun=np.where(again, Rerun.WHOLE, Rerun.NEVER).astype(np.uint8),
         rerun_seconds=rerun_seconds,

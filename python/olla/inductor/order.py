@@ -14,7 +14,7 @@ import torch
 
 from olla.errors import CaptureError, OllaError
 from olla.inductor import compat, scheduler
-from olla.inductor.fused import graph_of
+from olla.inductor.fused import Storages
 
 TIME_LIMIT = 2.0  # seconds per graph; nearly all are proved in a small part of it
 _KEPT_RECORDS = 1000
@@ -102,7 +102,8 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
         try:
             name = scheduler.graph_name()
             scheduler.prepare(nodes)
-            graph = graph_of(nodes, name)
+            storages = Storages(nodes)
+            graph = storages.graph(name)
         except (AttributeError, KeyError, TypeError) as error:  # a private part of torch that has changed
             reason = f"the scheduler of torch {torch.__version__} is not as expected: {error!r}"
             raise CaptureError(reason, rule="torch_version") from error
@@ -117,10 +118,11 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
         )
         _records.append(record)
         _log.info("%s", record)
-        if found.peak_bytes == found.program_peak_bytes:
-            return list(nodes)  # the order fusion left has its reasons
-        ordered = [nodes[op] for op in found.order]
-        scheduler.prepare(ordered)
+        ordered = list(nodes)
+        if found.peak_bytes != found.program_peak_bytes:  # else the order fusion left has its reasons
+            ordered = [nodes[op] for op in found.order]
+            scheduler.prepare(ordered)
+        storages.tell(ordered)
         return ordered
 
     def __getstate__(self) -> object:

@@ -12,6 +12,7 @@ from olla.inductor import compat, joint, rebuild, saving
 
 _log = logging.getLogger(__name__)
 _warned: set[str] = set()
+_SHARES = (0.9, 0.7, 0.5)  # of torch's activation_memory_budget: what it saves then is tried too
 
 
 class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
@@ -20,10 +21,12 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
     Args:
         goal: what is asked for.
         device_given: whether the goal's device was asked for; else it follows the graph's device.
+        max_recomputed: most flops to run again, as a share of them all.
     """
 
-    def __init__(self, goal: Goal, *, device_given: bool) -> None:
+    def __init__(self, goal: Goal, *, device_given: bool, max_recomputed: float | None = None) -> None:
         self.goal = goal
+        self.max_recomputed = max_recomputed
         self.device_given = device_given
         self.choices: list[saving.Choice] | None = None  # one per graph that is divided, where someone wants them
 
@@ -38,12 +41,13 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         if info is None:
             return compat.min_cut_partition(gm, joint_inputs, **kwargs)  # type: ignore[no-any-return]
         model = joint.build(gm.graph, info, num_forward, self._device(gm))
-        choice = saving.choose(model, self.goal)
+        choice = saving.choose(model, self.goal, compat.saved_sets(gm.graph, info, _SHARES), self.max_recomputed)
         if self.choices is not None:
             self.choices.append(choice)
         _log.info(
-            "saved for backward: peak %d bytes (%d with all saved), %.2f %% more time, %.2f %% of the arithmetic again",
+            "saved for backward: peak %d bytes (at least %d, all saved: %d), %.2f %% more time, %.2f %% of the flops again",
             choice.peak_bytes,
+            choice.lower_bound_bytes,
             choice.saved_peak_bytes,
             100 * choice.added_seconds / max(model.step_seconds, 1e-30),
             100 * choice.recomputed_flops / max(int(model.flops.sum()), 1),
@@ -62,7 +66,11 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
 
     def uuid(self) -> tuple[str, ...]:
         """Return what identifies the decisions, for Inductor's caches: olla's version and code, and the goal."""
-        return (compat.code_digest(), repr(sorted(self.goal.record().items())), str(self.device_given))
+        return (
+            compat.code_digest(),
+            repr(sorted(self.goal.record().items())),
+            f"{self.device_given} {self.max_recomputed}",
+        )
 
 
 def forget_warnings() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from olla.inductor import compat
+from olla.inductor import compat, sums
 from olla.inductor.joint import Joint, elements, is_tensor_node
 
 
@@ -159,5 +159,6 @@ def rebuild(
     """
     rebuilder = _Rebuilder(old, joint, values)
     result = rebuilder.run(runs, num_forward)
+    sums.keep_apart(result.graph, rebuilder.forward_nodes)
     result.static = [rebuilder.given[node] for node in static]
     return result

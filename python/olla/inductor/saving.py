@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,14 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla.budgets import Goal
+from olla.inductor.kinds import Fusion
 
 if TYPE_CHECKING:
+    from torch import fx
+
     from olla import _core
     from olla.inductor.joint import Joint
 
 _UNLIMITED = 1e30
 _SEED_SECONDS = 1.0  # of one minimum cut; a guard, it takes a thousandth
 _RUN_SECONDS = 10.0  # of one greedy, the same
+_RUN_WORK = 800_000  # of the greedy from one start, in runs simulated; it goes on from the lowest peak alone
+_LAST_WORK = 8_000_000
+_NUM_BOUNDS = 16  # kernels at which the lower bound is sought
+_BOUND_SECONDS = 2.0  # a guard again; a bound that is not found by then is left out
 # Prices of time for the cuts the greedy starts from, as multiples of (bytes all saved) / (seconds of the step).
 _PRICES = 2.0 ** np.arange(-4, 13)
 
@@ -31,6 +40,8 @@ class Choice:
         values, runs: of the core's Evictor: what runs, in order.
         recomputed_flops: of matrix products, convolutions and attention that run again.
         saved_peak_bytes: the peak with everything saved.
+        lower_bound_bytes: no plan in which kernels run again for as long as in this one, or shorter, has a lower peak,
+            by the same model of what is fused; whatever its order within forward and within backward.
     """
 
     peak_bytes: int
@@ -39,6 +50,7 @@ class Choice:
     runs: dict[str, Any]
     recomputed_flops: int
     saved_peak_bytes: int
+    lower_bound_bytes: int
 
 
 @dataclass(frozen=True)
@@ -51,65 +63,119 @@ class _Point:
     steps: NDArray[np.int32]
 
 
-def choose(joint: Joint, goal: Goal) -> Choice:
+def choose(
+    joint: Joint, goal: Goal, saved_sets: Sequence[Sequence[fx.Node]] = (), max_recomputed: float | None = None
+) -> Choice:
     """Return the best plan for a goal among the curves of all starts.
 
     The plans that are compared do not depend on the goal, so less memory asked for never takes more, and more time
     allowed never needs more memory. Where none fits a budget, the one of least peak is returned.
 
+    Args:
+        joint: what is planned.
+        goal: what is asked for.
+        saved_sets: nodes of forward to save, in other starts.
+        max_recomputed: most flops of matrix products, convolutions and attention to run again, as a share of them all.
+
     Complexity:
         A few thousand simulations, each O(nodes + edges).
     """
     evictor = joint.evictor()
-    saved_peak = evictor.peak
-    points = _points(joint, evictor)
-    best = _pick(points, joint, goal)
+    points = _points(joint, evictor, saved_sets)
+    best = _pick(points, joint, evictor, goal, math.inf if max_recomputed is None else max_recomputed)
     evictor.reset(best.values, best.steps)
-    runs = evictor.runs()
-    again = runs["op"][runs["again"] == 1]
     return Choice(
         peak_bytes=evictor.peak,
         added_seconds=evictor.added_seconds,
         values=evictor.values,
-        runs=runs,
-        recomputed_flops=int(joint.flops[again].sum()),
-        saved_peak_bytes=saved_peak,
+        runs=evictor.runs(),
+        recomputed_flops=_flops_again(joint, evictor),
+        saved_peak_bytes=points[0].peak,
+        lower_bound_bytes=_lower_bound(joint, evictor.runs()),
     )
 
 
-def _pick(points: list[_Point], joint: Joint, goal: Goal) -> _Point:
-    by_peak = min(points, key=lambda p: (p.peak, p.added))
-    if goal.minimise is not None:
-        return by_peak
+def _lower_bound(joint: Joint, runs: dict[str, Any]) -> int:
+    """Return the best bound that the kernels tell at which a plan needs most memory."""
+    bounding, seconds = joint.bounding()
+    added = float(seconds[runs["op"]].sum() - seconds.sum())
+    kernel = (joint.fusion[runs["op"]] == Fusion.KERNEL) & (runs["again"] == 0)
+    highest = np.argsort(-np.where(kernel, runs["live"], 0), kind="stable")[:_NUM_BOUNDS]
+    ops = runs["op"][highest[kernel[highest]]]
+    if not len(ops):
+        return joint.graph.resident_bytes
+    bounds, _ = bounding.least_peak(ops, max(added, 0.0), _BOUND_SECONDS, None)
+    return max(int(bounds.max()), joint.graph.resident_bytes)
+
+
+def _flops_again(joint: Joint, evictor: _core.Evictor) -> int:
+    return int(joint.flops[evictor.runs()["op"]].sum() - joint.flops.sum())
+
+
+def _pick(points: list[_Point], joint: Joint, evictor: _core.Evictor, goal: Goal, most_again: float) -> _Point:
+    """Return the first plan, in the order of preference that the goal means, which runs no more flops again."""
+    by_peak = sorted(points, key=lambda p: (p.peak, p.added))
+    order = by_peak
     if goal.max_slowdown is not None:
         limit = points[0].added + goal.max_slowdown * joint.step_seconds  # beyond what the user has run again
-        fitting = [p for p in points if p.added <= limit]
-        return min(fitting, key=lambda p: (p.peak, p.added))
-    assert goal.budget_bytes is not None
-    fitting = [p for p in points if p.peak <= goal.budget_bytes]
-    return min(fitting, key=lambda p: (p.added, p.peak)) if fitting else by_peak
+        order = [p for p in by_peak if p.added <= limit]
+    elif goal.budget_bytes is not None:
+        fitting = sorted((p for p in points if p.peak <= goal.budget_bytes), key=lambda p: (p.added, p.peak))
+        order = [*fitting, *by_peak]
+    if most_again == math.inf:
+        return order[0]
+    most_flops = round(most_again * (1 + 1e-12) * int(joint.flops.sum()))
+    for point in order:
+        evictor.reset(point.values, point.steps)
+        if _flops_again(joint, evictor) <= most_flops:
+            return point
+    return points[0]
 
 
-def _points(joint: Joint, evictor: _core.Evictor) -> list[_Point]:
-    """Return the plans on the greedy's curves from every start: nothing dropped, and the minimum cuts at all prices.
+def _points(joint: Joint, evictor: _core.Evictor, saved_sets: Sequence[Sequence[fx.Node]]) -> list[_Point]:
+    """Return the plans on the greedy's curves from every start: forward's values kept, minimum cuts, the sets given.
 
-    The first is the one that drops nothing.
+    The first is the one that keeps what the joint graph has forward make.
     """
-    nothing = np.zeros(0, dtype=np.int32)
-    starts = [nothing]
+    starts = [_made_late(joint, evictor)]
     scale = evictor.peak / joint.step_seconds
     for price in _PRICES * scale:
-        dropped = evictor.made_again(joint.split, float(price), _SEED_SECONDS)
-        if not any(np.array_equal(dropped, start) for start in starts):
-            starts.append(dropped)
+        starts.append(evictor.made_again(joint.split, float(price), _SEED_SECONDS))
+    starts += [_unsaved(joint, evictor, saved) for saved in saved_sets]
     points: list[_Point] = []
-    for start in starts:
+    for start in {tuple(start.tolist()): start for start in starts}.values():
         last = np.full(len(start), joint.split - 1, dtype=np.int32)
-        if not evictor.reset(start, last):
-            continue
-        evictor.run(0, _UNLIMITED, _RUN_SECONDS, None)
-        peaks, seconds, num_decisions = evictor.curve()
-        values, steps, offset = evictor.decisions()
-        for peak, added, end in zip(peaks.tolist(), seconds.tolist(), offset[num_decisions].tolist(), strict=True):
-            points.append(_Point(peak, added, values[:end], steps[:end]))
-    return points
+        if evictor.reset(start, last):
+            points += _curve(evictor, _RUN_WORK)
+    lowest = min(points, key=lambda p: (p.peak, p.added))
+    evictor.reset(lowest.values, lowest.steps)
+    return points + _curve(evictor, _LAST_WORK)
+
+
+def _curve(evictor: _core.Evictor, max_work: int) -> list[_Point]:
+    """Return the plans on the greedy's way from the drops in force."""
+    evictor.run(0, _UNLIMITED, _RUN_SECONDS, None, max_work)
+    peaks, seconds, num_decisions = evictor.curve()
+    values, steps, offset = evictor.decisions()
+    ends = offset[num_decisions].tolist()
+    return [
+        _Point(peak, added, values[:end], steps[:end])
+        for peak, added, end in zip(peaks.tolist(), seconds.tolist(), ends, strict=True)
+    ]
+
+
+def _made_late(joint: Joint, evictor: _core.Evictor) -> NDArray[np.int32]:
+    """Return the values that backward makes itself though forward could: no start saves them for nothing."""
+    offset, made = evictor.values["makes"]
+    values = [made[offset[op] : offset[op + 1]] for op in joint.late]
+    return np.concatenate(values) if values else np.zeros(0, dtype=np.int32)
+
+
+def _unsaved(joint: Joint, evictor: _core.Evictor, saved: Sequence[fx.Node]) -> NDArray[np.int32]:
+    """Return forward's values that can be made again and are not among those saved."""
+    values = evictor.values
+    kept = np.array([joint.tensor[node] for node in saved if node in joint.tensor], dtype=np.int32)
+    num_again = np.append(np.diff(values["rerun_makes"][0]), 0)  # index -1: no producer
+    producer = values["producer"]
+    again = (producer >= 0) & (producer < joint.split) & (num_again[producer] > 0)
+    return np.flatnonzero(again & ~np.isin(values["tensor"], kept)).astype(np.int32)

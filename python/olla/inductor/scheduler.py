@@ -117,6 +117,20 @@ def buffer_bytes(buffer: Any, device: torch.device | None) -> int:
     return int(buffer.mpi_buffer.size_free) if buffer.node.get_device() == device else 0
 
 
+def set_bytes(buffer: Any, *, alloc: int | None = None, free: int | None = None) -> None:
+    """Change the bytes that Inductor takes to be allocated, or freed, with a buffer; `prepare` notes them anew."""
+    if alloc is not None:
+        buffer.mpi_buffer.size_alloc = alloc
+    if free is not None:
+        buffer.mpi_buffer.size_free = free
+
+
+def move_alloc(buffer: Any, later: Any) -> None:
+    """Let Inductor take what is allocated with a buffer to be allocated with a later one."""
+    later.mpi_buffer.size_alloc += buffer.mpi_buffer.size_alloc
+    buffer.mpi_buffer.size_alloc = 0
+
+
 def whole_of(buffer: Any) -> str | None:
     """Return the buffer that a part of a concatenation is written into; None for any other."""
     layout = buffer.node.get_output_spec()

@@ -18,17 +18,24 @@ def patches(
     max_slowdown: float | None = None,
     minimise: str | None = None,
     device: str | DeviceProfile | None = None,
+    max_recomputed: float | None = None,
 ) -> dict[str, Any]:
     """Return what olla changes in Inductor's configuration, by name.
 
     Raises:
         BudgetError, ValueError: as `enable`.
     """
+    if max_recomputed is not None and not (isinstance(max_recomputed, int | float) and max_recomputed >= 0):
+        raise ValueError(f"max_recomputed is {max_recomputed!r}, expected a share of the step's flops: 0.05 for 5 %")
     if budget is None and max_slowdown is None and minimise is None:
-        max_slowdown = DEFAULT_SLOWDOWN
+        if max_recomputed is None:
+            max_slowdown = DEFAULT_SLOWDOWN
+        else:
+            minimise = "peak"
     goal = Goal.of(budget, max_slowdown, minimise, "a100" if device is None else device, True, True)
     assert goal is not None
-    return {"custom_partitioner_fn": Partitioner(goal, device_given=device is not None), **order.patches()}
+    partitioner = Partitioner(goal, device_given=device is not None, max_recomputed=max_recomputed)
+    return {"custom_partitioner_fn": partitioner, **order.patches()}
 
 
 class Enabled:
@@ -52,6 +59,7 @@ def enable(
     max_slowdown: float | None = None,
     minimise: str | None = None,
     device: str | DeviceProfile | None = None,
+    max_recomputed: float | None = None,
 ) -> Enabled:
     """Let olla decide what every ``torch.compile`` from now on saves for backward.
 
@@ -64,6 +72,8 @@ def enable(
         minimise: "peak": the least peak at whatever time.
         device: what seconds are estimated for: a name of `olla.devices.PROFILES` or a profile; by default by the
             device of the graph.
+        max_recomputed: beside any goal, or alone for the least peak: most flops of matrix products, convolutions and
+            attention to run again, as a share of the graph's, 0.05 for 5 %; known exactly, as seconds are not.
 
     Returns:
         An object for a ``with`` block that ends it; it may be ignored.
@@ -77,7 +87,7 @@ def enable(
         >>> with olla.inductor.enable(max_slowdown=0.05):
         ...     pass  # torch.compile(model)(batch).backward()
     """
-    settings = patches(budget, max_slowdown, minimise, device)
+    settings = patches(budget, max_slowdown, minimise, device, max_recomputed)
     disable()
     _before.update(compat.set_config(settings))
     return Enabled()

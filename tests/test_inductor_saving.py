@@ -1,0 +1,215 @@
+"""What is saved: torch's own choices among the plans, the limit on flops, the bound; what the code makes of it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from steps import nn, torch
+
+import olla.inductor
+from olla.budgets import Goal
+from olla.inductor import compat, order, partition, saving, sums
+from olla.inductor.joint import Joint
+from olla.inductor.kinds import Fusion
+from olla.inductor.replay import Replay, replay
+from olla.inductor.settings import patches
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")]
+
+WIDTH, VOCABULARY = 16, 512
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch.compiler.reset()
+    order.forget()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="torch")
+        yield
+    torch.compiler.reset()
+
+
+class Tied(nn.Module):
+    """A small language model whose last layer is its embedding, as GPT-2's: the gradient of its logits is large."""
+
+    def __init__(self, num_layers: int = 3) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        layers = [
+            [nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 64), nn.GELU(), nn.Linear(64, WIDTH)] for _ in range(num_layers)
+        ]
+        self.layers = nn.ModuleList(nn.Sequential(*layer) for layer in layers)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = x + nn.functional.dropout(layer(x), 0.1)
+        return x @ self.embedding.weight.t()
+
+
+def loss(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+
+
+def example() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    return Tied(), torch.randint(VOCABULARY, (8, 32))
+
+
+class Seen:
+    """Keeps what the partitioner is asked to choose from, and what it chooses."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.joints: list[Joint] = []
+        self.sets: list[Any] = []
+        self.choices: list[saving.Choice] = []
+        choose = saving.choose
+
+        def watch(joint: Joint, goal: Goal, saved_sets: Any, max_recomputed: float | None = None) -> saving.Choice:
+            self.joints.append(joint)
+            self.sets.append(saved_sets)
+            self.choices.append(choose(joint, goal, saved_sets, max_recomputed))
+            return self.choices[-1]
+
+        monkeypatch.setattr(saving, "choose", watch)
+
+
+def replayed(**goal: Any) -> Replay:
+    with olla.inductor.enable(**goal):
+        return replay(*example(), loss)
+
+
+@pytest.fixture(scope="module")
+def joint() -> tuple[Joint, Any]:
+    """What the planner sees of the example, and what torch would save of it."""
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="torch")
+        seen = Seen(patch)
+        replayed(max_recomputed=0.0)
+    return seen.joints[0], seen.sets[0]
+
+
+LEAST = Goal.of(None, None, "peak", "cpu", True, True)
+assert LEAST is not None
+
+
+def test_no_set_that_torch_would_save_is_better_than_the_choice(joint: tuple[Joint, Any]) -> None:
+    model, sets = joint
+    evictor = model.evictor()
+    assert sets
+    for saved in sets:
+        dropped = saving._unsaved(model, evictor, saved)
+        assert evictor.reset(dropped, np.full(len(dropped), model.split - 1, dtype=np.int32))
+        again = float(model.flops[evictor.runs()["op"]].sum() / model.flops.sum() - 1)
+        assert saving.choose(model, LEAST, sets, max(0.0, again)).peak_bytes <= evictor.peak
+
+
+def test_no_more_flops_run_again_than_allowed_and_more_of_them_never_raise_the_peak(joint: tuple[Joint, Any]) -> None:
+    model, sets = joint
+    choices = [saving.choose(model, LEAST, sets, share) for share in (0.0, 0.02, 0.1, 0.5, 2.0)]
+    shares = [choice.recomputed_flops / model.flops.sum() for choice in choices]
+    assert all(share <= limit for share, limit in zip(shares, (0.0, 0.02, 0.1, 0.5, 2.0), strict=True))
+    peaks = [choice.peak_bytes for choice in choices]
+    assert peaks == sorted(peaks, reverse=True)
+    assert peaks[-1] < peaks[0]
+
+
+def test_ten_budgets_never_raise_the_peak_as_they_fall(joint: tuple[Joint, Any]) -> None:
+    model, sets = joint
+    most = saving.choose(model, LEAST, sets, 0.0).saved_peak_bytes
+    goals = [Goal.of(most * tenth // 10, None, None, "cpu", True, True) for tenth in range(10, 0, -1)]
+    peaks = [saving.choose(model, goal, sets).peak_bytes for goal in goals if goal]
+    assert len(peaks) == 10
+    assert peaks == sorted(peaks, reverse=True)
+
+
+def test_no_plan_on_any_curve_is_below_its_bound(joint: tuple[Joint, Any]) -> None:
+    model, sets = joint
+    evictor = model.evictor()
+    bounding, seconds = model.bounding()
+    kernels = np.flatnonzero(model.fusion == Fusion.KERNEL).astype(np.int32)
+    tightest = 0.0
+    points = saving._points(model, evictor, sets)
+    for point in points[:: max(1, len(points) // 40)]:
+        evictor.reset(point.values, point.steps)
+        added = float(seconds[evictor.runs()["op"]].sum() - seconds.sum())
+        bounds, _ = bounding.least_peak(kernels, max(0.0, added), 60.0, None)
+        assert bounds.max() <= point.peak
+        tightest = max(tightest, bounds.max() / point.peak)
+    assert tightest > 0.8
+
+
+def test_the_choice_has_a_bound_above_what_is_resident(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Seen(monkeypatch)
+    replayed(minimise="peak")
+    (choice,) = seen.choices
+    assert seen.joints[0].graph.resident_bytes < choice.lower_bound_bytes <= choice.peak_bytes
+
+
+def test_the_gradient_of_tied_logits_does_not_wait_for_the_embeddings(monkeypatch: pytest.MonkeyPatch) -> None:
+    apart = replayed(max_recomputed=0.0)
+    monkeypatch.setattr(sums, "keep_apart", lambda *_: 0)
+    together = replayed(max_recomputed=0.0)
+    logits_bytes = 8 * 32 * VOCABULARY * 4
+    assert apart.peak_bytes <= together.peak_bytes
+    assert "addmm(buf" in together.sources[1]
+    assert "addmm(buf" not in apart.sources[1]
+    assert logits_bytes > 0.3 * apart.peak_bytes
+
+
+def test_sums_kept_apart_are_the_same_numbers() -> None:
+    def trained(**options: Any) -> list[torch.Tensor]:
+        torch.compiler.reset()
+        model, tokens = example()
+        torch.manual_seed(1)
+        torch.compile(loss, **options)(model, tokens).backward()
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    rewritten: list[int] = []
+    keep_apart = sums.keep_apart
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sums, "keep_apart", lambda *a: rewritten.append(keep_apart(*a)))
+        found = trained(backend="olla", options={"minimise": "peak"})
+    assert rewritten == [1]
+    torch.testing.assert_close(found, trained(backend="inductor"), rtol=1e-4, atol=1e-5)
+
+
+def test_inductor_takes_the_peak_for_what_the_order_was_planned_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    estimate = compat.private("torch._inductor.codegen.wrapper", "EfficientPeakEstimate")
+    taken: list[int] = []
+    init = estimate.__init__
+
+    def watch(self: Any) -> None:
+        init(self)
+        taken.append(self.overall_peak_memory)
+
+    monkeypatch.setattr(estimate, "__init__", watch)
+    found = replayed(max_recomputed=0.0)
+    assert taken == pytest.approx([record.peak_bytes for record in order.records()], rel=1e-3)
+    assert found.peak_bytes >= max(taken)
+
+
+def test_values_that_either_side_may_make_are_made_in_backward_unless_saved(joint: tuple[Joint, Any]) -> None:
+    model, _ = joint
+    evictor = model.evictor()
+    late = saving._made_late(model, evictor)
+    assert len(late)
+    evictor.reset(late, np.full(len(late), model.split - 1, dtype=np.int32))
+    runs = evictor.runs()
+    assert not set(runs["op"][runs["position"] < model.split].tolist()) & set(model.late.tolist())
+
+
+@pytest.mark.parametrize("value", [-0.1, "5 %"])
+def test_an_unreadable_share_of_flops_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"max_recomputed is .*: 0\.05 for 5 %"):
+        patches(max_recomputed=value)
+
+
+def test_decisions_are_known_by_the_limit_on_flops() -> None:
+    given = [patches(max_recomputed=share)["custom_partitioner_fn"].uuid() for share in (0.0, 0.1)]
+    assert given[0] != given[1]
+    assert isinstance(patches(max_recomputed=0.0)["custom_partitioner_fn"], partition.Partitioner)
