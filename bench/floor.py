@@ -129,7 +129,7 @@ def least_peak(graph: olla.Graph, allowed: Rules, least_bytes: int) -> tuple[int
 
 
 def main() -> int:
-    """Plan the graphs; return the exit status: 1 if a plan ends over 10 % above its working set and what is proved."""
+    """Plan the graphs; return the exit status: 1 if a plan is further than 10 % above working set and proof."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graphs", nargs="+", default=GRAPHS, help="names, patterns or files; default: the twelve")
     parser.add_argument("--time-limit", type=float, default=15.0, help="seconds per plan (default: 15)")

@@ -33,6 +33,7 @@ _ORDER_WORK = 15_000_000  # for that of one rewritten graph
 _DROP_WORK = 40_000_000  # for one greedy run
 _TRIAL_WORK = 4_000_000  # for one on a further base order
 _IMPROVE_WORK, _IMPROVE_RUNS = 12_000_000, 6_000  # for improving the choice: in all, and per op
+_RIVAL_SHARE = 1 / 2  # of that work, on a base order where the greedy ended better than on the first one
 _REBASE_SHARE = 1 / 6  # of that work, on the order of the rewritten graph
 _BASE_SHARE = 0.2  # of the time limit, by which that stage ends at the latest
 _DROP_SHARE = 0.5
@@ -109,7 +110,8 @@ class Run:
         method = "auto" if options.method == "ilp" else options.method
         quick = replace(options, method=method, layout=False, time_limit=limit, max_work=_BASE_WORK)
         self.base: Plan = pipeline.run(graph, quick, progress)
-        self.starts = [self._start(self._base_order())]  # after a choice: the best first
+        self.first_order = self._base_order()
+        self.starts = [self._start(self.first_order)]  # after a choice: the best first
 
     @property
     def order(self) -> NDArray[np.int32]:
@@ -175,7 +177,13 @@ class Run:
     def improve(self, peak_bytes: int, added_seconds: float | None) -> None:
         """Search for less added time within the peak, or, given an added time, for a lower peak within that."""
         work, self.improve_work = self.improve_work, self.improve_work // 2  # what follows is a small step from here
-        self._search(peak_bytes, added_seconds, work)
+        first = next((s for s in self.starts if s.order is self.first_order), self.starts[0])
+        rival = self.starts[0]  # the greedy's end says only so much
+        for start, share in ((first, 1.0), (rival, _RIVAL_SHARE))[: 1 if rival is first else 2]:
+            self.starts = [start]
+            if added_seconds is not None or start.evictor.peak <= peak_bytes:
+                self._search(peak_bytes, added_seconds, int(share * work))
+        self.starts = self._ranked([rival, first], peak_bytes)
         if self._movable:
             self._rebase(peak_bytes, added_seconds, int(_REBASE_SHARE * work))
 
@@ -265,8 +273,10 @@ class Run:
     def _fit(self, budget_bytes: int) -> BudgetPlan:
         """Lower the peak until the arena fits as well: fragmentation and rounding come on top of the peak."""
         target = budget_bytes
-        for _ in range(_MAX_LAYOUTS):
-            self.choose(target, math.inf)
+        for i in range(_MAX_LAYOUTS):
+            self.drop(target, math.inf)
+            if i == 0 or self.evictor.peak > target:
+                self.choose(target, math.inf)
             if self.evictor.peak <= target:
                 self.improve(target, None)
             self._solve(target, None)
