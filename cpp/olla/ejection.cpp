@@ -62,7 +62,10 @@ void Ejection::eject(ItemId item) {
 bool Ejection::reach(std::int64_t end, const std::function<bool()>& stop) {
   while (!pool_.empty()) {
     if (num_work_ >= end || (patience_ % kQuestion == 0 && stop())) return false;
-    if (!put(take())) patience_ = 1;
+    if (!put(take())) {
+      patience_ = 0;
+      return false;
+    }
     --patience_;
     if (pool_area_ < least_area_) {
       least_area_ = pool_area_;

@@ -86,4 +86,26 @@ TEST(ejection_leaves_fixed_items_where_they_are) {
   }
 }
 
+TEST(an_item_without_a_place_below_the_target_is_not_lost) {
+  // Fixed items of 10 with gaps of 5 between them, and one of 8, which fits above them alone.
+  std::vector<Buffer> buffers;
+  for (int k = 0; k < 20; ++k) buffers.push_back({0, 100, 10});
+  buffers.push_back({40, 60, 8});
+  Part part = one_part(buffers);
+  Packing best = stacked(part);
+  part.fixed.assign(part.items.size(), kUnplaced);
+  for (ItemId i = 0; i < part.num_items(); ++i) {
+    if (part.items[i].size != 10) continue;
+    part.fixed[i] = best.offsets[i] = 15 * i;
+  }
+  best.height = 0;
+  for (ItemId i = 0; i < part.num_items(); ++i) {
+    if (part.items[i].size != 10) best.offsets[i] = 15 * part.num_items() + part.items[i].size;
+    best.height = std::max(best.height, best.offsets[i] + part.items[i].size);
+  }
+  Ejection(part, 0).lower(part.load, 1'000'000, kNoStop, best);
+  check_packing(part, best);
+  for (const Offset offset : best.offsets) CHECK(offset >= 0);
+}
+
 OLLA_TEST_MAIN
