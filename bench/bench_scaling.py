@@ -38,6 +38,7 @@ MOST_OPS = {
     "joint": 3_000,
     "model": 3_000,
 }  # beyond, all that grows is how far they are over their limit
+PROVE = ("auto", "ilp", "joint", "model")  # what these do where they prove nothing, their limits say
 STARTUP_SECONDS = 120.0  # for imports, and a planner that looks at the clock late
 LEAST_SECONDS, LEAST_MEBIBYTES = 0.01, 2.0  # shorter and smaller ones tell nothing about growth
 
@@ -115,8 +116,17 @@ def exponent(points: Iterable[tuple[float, float]], least: float) -> float | Non
     return round(slope, 2)
 
 
+def growth(runs: Sequence[Run], time_limit: float) -> str:
+    """Fit exponents over the runs that did all their work: those of a method that proves, where they proved."""
+    done = [run for run in runs if run.seconds < time_limit and (run.method not in PROVE or run.status == "optimal")]
+    seconds = exponent(((run.num_ops, run.seconds) for run in done), LEAST_SECONDS)
+    mebibytes = exponent(((run.num_ops, run.added_mebibytes) for run in done), LEAST_MEBIBYTES)
+    shown = ["-" if power is None else str(power) for power in (seconds, mebibytes)]
+    return f"seconds {shown[0]}, memory {shown[1]}; {len(done)} of {len(runs)} runs"
+
+
 def methods_report(family: str, sizes: Sequence[int], methods: Sequence[str], time_limit: float) -> Report:
-    """Plan graphs of every size by every method; exponents of seconds, where the plan took less than its limit."""
+    """Plan graphs of every size by every method, and fit exponents."""
     report = Report(
         f"`olla.plan` of {WORDS[family]}, at most {time_limit:g} s",
         ["method", "ops", "seconds", "peak MiB", "added MiB", "status", "peak over bound %", "arena over load %"],
@@ -134,12 +144,7 @@ def methods_report(family: str, sizes: Sequence[int], methods: Sequence[str], ti
             row: list[Cell] = [method, run.num_ops, run.seconds, run.peak_mebibytes, run.added_mebibytes]
             report.rows.append([*row, run.status, 100 * run.gap, 100 * run.excess])
             print(f"{method} {run.num_ops}: {run.seconds:.3f} s", file=sys.stderr, flush=True)
-        within = [run for run in runs if run.seconds < time_limit]
-        seconds = exponent(((run.num_ops, run.seconds) for run in within), LEAST_SECONDS)
-        mebibytes = exponent(((run.num_ops, run.added_mebibytes) for run in within), LEAST_MEBIBYTES)
-        report.summary[f"{method}, grows as ops to the power"] = (
-            f"seconds {'-' if seconds is None else seconds}, memory {'-' if mebibytes is None else mebibytes}"
-        )
+        report.summary[f"{method}, grows as ops to the power"] = growth(runs, time_limit)
     return report
 
 
