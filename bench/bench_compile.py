@@ -44,7 +44,7 @@ OLLA = ("olla same", "olla peak", "olla 0 %", "olla 5 %", "olla least")
 SETTINGS = ("eager", *(f"budget {b}" for b in SWEEP), *OLLA)
 _RIVALS = ("olla same", "olla peak")  # which depend on torch's best
 COLUMNS = ["model", "setting", "peak MiB", "of the default's, %", "recomputed flops, %", "recomputed ops", "saved MiB"]
-COLUMNS += ["compile s", "partition s"]
+COLUMNS += ["compile s", "of the default's", "partition s"]
 MEBI = 2**20
 
 
@@ -147,8 +147,10 @@ class Case:
                 rows.append([*row, *([None] * (len(COLUMNS) - len(row)))])
                 continue
             row += [100 * result["recomputed_flops"] / result["flops"], result["num_recomputed"]]
-            row += [result["saved_bytes"] / MEBI, None if "copy_of" in result else result["compile_seconds"]]
-            rows.append([*row, result["partition_seconds"]])
+            row += [result["saved_bytes"] / MEBI]
+            seconds = None if "copy_of" in result else result["compile_seconds"]
+            usual = self.found.get("budget 1.0", {}).get("compile_seconds")
+            rows.append([*row, seconds, seconds / usual if seconds and usual else None, result["partition_seconds"]])
         return rows
 
     def faults(self) -> list[str]:
@@ -206,6 +208,10 @@ def report(cases: list[Case], settings: list[str]) -> tuple[Report, list[str]]:
     page.summary["worse than torch's best budget"] = "; ".join(faults) or "none"
     num_found = sum(len(set(settings) & set(case.found)) for case in cases)
     page.summary["settings found"] = f"{num_found} of {len(cases) * len(settings)}"
+    missing = {case.name: [s for s in settings if s not in case.found] for case in cases}
+    page.summary["not measured"] = (
+        "; ".join(f"{name}: {', '.join(left)}" for name, left in missing.items() if left) or "-"
+    )
     page.summary["machine"] = "shared with other work; seconds are processor time"
     return page, faults
 

@@ -45,7 +45,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         if self.choices is not None:
             self.choices.append(choice)
         _log.info(
-            "saved for backward: peak %d bytes (at least %d, all saved: %d), %.2f %% more time, %.2f %% of flops again",
+            "saved for backward: peak %d bytes (at least %d, all saved: %d), %.2f %% more time, %.2f %% flops again",
             choice.peak_bytes,
             choice.lower_bound_bytes,
             choice.saved_peak_bytes,
