@@ -132,18 +132,6 @@ class Planner:
         Raises:
             BudgetError: nothing fits the budget.
         """
-        found = self._again(captured, costs, device, needed_bytes, peak_bytes, progress)
-        return found and self._told(found)
-
-    def _again(
-        self,
-        captured: Captured,
-        costs: Graph,
-        device: str,
-        needed_bytes: int,
-        peak_bytes: int,
-        progress: Progress | None,
-    ) -> BudgetPlan | SwapPlan | None:
         total = self.budget_bytes
         if self.swapping is None and self.goal is not None and total is None:
             return self._with_workspaces(captured, costs, device, self.goal, peak_bytes, progress)
@@ -182,7 +170,7 @@ class Planner:
         self._num_plans += 1
         graph = dataclasses.replace(costs, seconds=captured.graph.seconds)  # measured ones differ from run to run
         found = self._plan(captured, graph, device, goal, progress)
-        return without_costs(found, captured.graph) if found.peak_bytes < peak_bytes else None
+        return self._told(without_costs(found, captured.graph)) if found.peak_bytes < peak_bytes else None
 
     def _measured(
         self, captured: Captured, costs: Graph, device: str, progress: Progress | None
@@ -191,7 +179,7 @@ class Planner:
         goal, total = self.goal, self.budget_bytes
         if goal is not None and total is not None:
             goal = dataclasses.replace(goal, budget_bytes=total - self._spared_bytes)
-        found = without_costs(self._plan(captured, costs, device, goal, progress), captured.graph)
+        found = self._told(without_costs(self._plan(captured, costs, device, goal, progress), captured.graph))
         self.is_measured = True
         if isinstance(found, BudgetPlan) and self.goal is not None:
             return dataclasses.replace(found, goal=self.goal.record())
