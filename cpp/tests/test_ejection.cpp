@@ -1,32 +1,10 @@
-#include "buffers.hpp"
 #include "olla/ejection.hpp"
 #include "olla/packing.hpp"
+#include "packings.hpp"
 
 using namespace olla;
 
 namespace {
-
-Part one_part(std::vector<Buffer> buffers) {
-  buffers.push_back({-1, 1000, 1});  // joins all into one part
-  return reduce(buffers, rounded_sizes(buffers, 1)).front();
-}
-
-Packing stacked(const Part& part) {
-  Packing packing;
-  for (const Item& item : part.items) {
-    packing.offsets.push_back(packing.height);
-    packing.height += item.size;
-  }
-  return packing;
-}
-
-void check_packing(const Part& part, const Packing& packing) {
-  std::vector<Buffer> buffers;
-  for (const Item& item : part.items) buffers.push_back({item.first, item.last, item.size});
-  LayoutResult result{packing.offsets, packing.height, part.load, part.load};
-  if (result.height == result.load) result.status = Status::kOptimal;
-  check_layout(buffers, result, 1);
-}
 
 const auto kNoStop = [](Bytes) { return false; };
 

@@ -1,14 +1,9 @@
-#include "buffers.hpp"
 #include "olla/refit.hpp"
+#include "packings.hpp"
 
 using namespace olla;
 
 namespace {
-
-Part one_part(std::vector<Buffer> buffers) {
-  buffers.push_back({-1, 1000, 1});  // joins all into one part
-  return reduce(buffers, rounded_sizes(buffers, 1)).front();
-}
 
 bool together(const Item& a, const Item& b) { return a.first < b.last && b.first < a.last; }
 

@@ -1,4 +1,5 @@
 #include "olla/ring.hpp"
+#include "packings.hpp"
 #include "pipeline.hpp"
 
 using namespace olla;
@@ -6,23 +7,6 @@ using namespace olla;
 namespace {
 
 Part part_of(const std::vector<Buffer>& buffers) { return reduce(buffers, rounded_sizes(buffers, 1)).front(); }
-
-Packing stacked(const Part& part) {
-  Packing packing;
-  for (const Item& item : part.items) {
-    packing.offsets.push_back(packing.height);
-    packing.height += item.size;
-  }
-  return packing;
-}
-
-void check_packing(const Part& part, const Packing& packing) {
-  std::vector<Buffer> buffers;
-  for (const Item& item : part.items) buffers.push_back({item.first, item.last, item.size});
-  LayoutResult result{packing.offsets, packing.height, part.load, part.load};
-  if (result.height == result.load) result.status = Status::kOptimal;
-  check_layout(buffers, result, 1);
-}
 
 // The ring's packing of a part, from a stack; unchanged where it finds none.
 Packing lowered(const Part& part, const Repetition& repeats, Bytes enough, std::int64_t max_nodes, std::uint64_t seed) {

@@ -1,0 +1,31 @@
+// Packings of one part for tests of what lowers them.
+#pragma once
+
+#include "buffers.hpp"
+#include "olla/packing.hpp"
+
+namespace olla {
+
+inline Part one_part(std::vector<Buffer> buffers) {
+  buffers.push_back({-1, 1000, 1});  // joins all into one part
+  return reduce(buffers, rounded_sizes(buffers, 1)).front();
+}
+
+inline Packing stacked(const Part& part) {
+  Packing packing;
+  for (const Item& item : part.items) {
+    packing.offsets.push_back(packing.height);
+    packing.height += item.size;
+  }
+  return packing;
+}
+
+inline void check_packing(const Part& part, const Packing& packing) {
+  std::vector<Buffer> buffers;
+  for (const Item& item : part.items) buffers.push_back({item.first, item.last, item.size});
+  LayoutResult result{packing.offsets, packing.height, part.load, part.load};
+  if (result.height == result.load) result.status = Status::kOptimal;
+  check_layout(buffers, result, 1);
+}
+
+}  // namespace olla
