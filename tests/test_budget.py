@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from strategies import graphs
 
 import olla
+from generate import random_graph
 from olla import BudgetError, BudgetPlan, Graph, PlanError, _core
 from olla.baseorders import early_updates
 from olla.budget import needed_bytes
@@ -111,6 +112,16 @@ def test_a_budget_is_met_by_the_arena_too_with_little_more_time_than_proved() ->
     assert found.num_recomputed > 0
     olla.check(graph, found)
     olla.check(found.graph, found)
+
+
+@pytest.mark.parametrize("seed", [4, 7, 15, 22, 34])
+def test_a_budget_that_the_least_peak_fits_is_not_refused(seed: int) -> None:
+    graph = random_graph(60, seed=seed, window=20, max_bytes=10_000_000)
+    least = plan(graph, minimise="peak")
+    found = plan(graph, budget=needed_bytes(least.graph, least))
+    assert needed_bytes(found.graph, found) <= needed_bytes(least.graph, least)
+    assert found.added_seconds_lower_bound <= found.added_seconds
+    olla.check(graph, found)
 
 
 def test_dropout_and_updates_never_run_twice() -> None:

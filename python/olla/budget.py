@@ -277,6 +277,8 @@ class Run:
             self.drop(target, math.inf)
             if i == 0 or self.evictor.peak > target:
                 self.choose(target, math.inf)
+            if self.evictor.peak > target and self.least_peak(math.inf) <= target:
+                self.improve(0, math.inf)  # the greedy stopped above what may be there
             if self.evictor.peak <= target:
                 self.improve(target, None)
             self._solve(target, None)
@@ -288,7 +290,19 @@ class Run:
             if excess <= 0:
                 return plan
             target = min(target, plan.peak_bytes) - excess
+        if self.least_peak(math.inf) <= budget_bytes:
+            plan = self._least()
+            if needed_bytes(plan.graph, plan) <= budget_bytes:
+                return plan
         raise self._error(budget_bytes)
+
+    def _least(self) -> BudgetPlan:
+        """Return the plan of least peak, whatever time it adds, with what is proved for the budget."""
+        goal = replace(self.goal, budget_bytes=None, minimise="peak")
+        rest = replace(self.options, time_limit=self._left())
+        plan = Run(self.graph, rest, goal, self.progress, lambda _: self.rules).run()
+        self.lowest_bytes = min(self.lowest_bytes, needed_bytes(plan.graph, plan))
+        return self._bounded(replace(plan, goal=self.goal.record()))
 
     def _error(self, budget_bytes: int) -> BudgetError:
         ops = self._busiest_ops()
@@ -327,7 +341,7 @@ class Run:
         """Return the plan with what is proved about every other one."""
         ops = self._busiest_ops(plan)
         peaks, _ = self.evictor.least_peak(ops, plan.added_seconds, self._bound_seconds(), self.progress)
-        budget_bytes = self.goal.budget_bytes or plan.peak_bytes
+        budget_bytes = max(self.goal.budget_bytes or 0, plan.peak_bytes)
         seconds, _ = self.evictor.least_added_seconds(ops, budget_bytes, self._bound_seconds(), self.progress)
         peak_bound = max(int(peaks.max(initial=0)), self.graph.resident_bytes)
         seconds_bound = float(seconds.max(initial=0.0))

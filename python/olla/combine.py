@@ -251,6 +251,8 @@ class _Combined:
             return best  # there is no faster one without swaps
         self._reset()
         self.recompute.drop(limit, math.inf)
+        if self.recompute.evictor.peak > limit and self.recompute.least_peak(math.inf) <= limit:
+            self.recompute.improve(0, math.inf)  # the greedy stopped above what may be there
         if self.recompute.evictor.peak > limit:
             return best
         self.recompute.improve(limit, None)
