@@ -19,6 +19,7 @@ from test_chunked import LanguageModel
 from test_swap import SLOW, chain, program
 
 import olla
+from generate import random_graph
 from olla import _core, budget, combine
 from olla.budgetplan import Decision
 from olla.cli import main
@@ -103,6 +104,17 @@ def test_a_plan_that_swaps_comes_back_from_its_file_as_it_was(tmp_path: Path) ->
     assert loaded.swaps.stall_seconds == plan.swaps.stall_seconds
     assert str(loaded) == str(plan)
     olla.check(g, loaded)
+
+
+@pytest.mark.parametrize("seed", [4, 9, 11, 18, 22])
+def test_a_budget_with_swaps_is_met_where_one_without_is_and_no_later(seed: int) -> None:
+    graph = random_graph(60, seed=seed, window=20, max_bytes=10_000_000)
+    least = olla.plan(graph, minimise="peak", time_limit=5.0)
+    total = budget.needed_bytes(least.graph, least)
+    without = olla.plan(graph, budget=total, time_limit=5.0)
+    found = olla.plan(graph, budget=total, swap=True, time_limit=10.0)
+    assert budget.needed_bytes(found.graph, found) <= total
+    assert found.added_seconds <= without.added_seconds * (1 + 1e-9)
 
 
 def test_swaps_go_with_losses_in_chunks_and_a_plan_of_both_survives_its_file(tmp_path: Path) -> None:

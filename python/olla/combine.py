@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from olla import budget, chunkplan, pipeline
 from olla.autoswap import SCORES, AutoSwap
+from olla.budgetplan import BudgetPlan
 from olla.budgets import Goal
 from olla.errors import BudgetError
 from olla.graph import Graph
@@ -31,6 +32,7 @@ _SWAP_SHARE = 0.15  # of the time limit, by which a choice of swaps ends at the 
 _TURN_SHARE = 0.06
 _NUM_TURNS = 3  # of recomputation and swaps, each beside what the other leaves
 _NUM_REPAIRS = 8  # of the recomputation, per turn
+_ALONE_SHARE = 0.4  # of the time limit, for a plan without swaps
 _FINAL_SHARE = 0.4  # of the time limit, for ordering and laying out what was chosen
 _NUM_TARGETS = 12  # peaks of the recomputation that are tried for a budget
 _LEAST_STEP = 0.002  # of the peak, from one to the next
@@ -196,7 +198,7 @@ class _Combined:
             )
         self.start = time.perf_counter()
         self.graph, self.options, self.goal, self.link = graph, options, goal, link
-        self.host_bytes, self.state, self.progress = host_bytes, state, progress
+        self.host_bytes, self.state, self.progress, self.narrow = host_bytes, state, progress, narrow
         quick = replace(options, layout=False)
         beside = goal if goal.budget_bytes is None else replace(goal, budget_bytes=None, minimise="peak")
         self.recompute = budget.Run(graph, quick, beside, progress, narrow)  # a budget is met by both
@@ -229,6 +231,31 @@ class _Combined:
 
     def fitted(self, budget_bytes: int) -> SwapPlan:
         """Find the least added time with which everything fits, the arena included."""
+        alone = self._without_swaps(budget_bytes)
+        if alone is not None and alone.added_seconds == 0:
+            return alone
+        beside = self._fitted_with_swaps(budget_bytes)
+        fitting = [plan for plan in (beside, alone) if plan is not None]
+        if not fitting:
+            raise self._refused(budget_bytes)
+        return min(fitting, key=lambda plan: plan.added_seconds)
+
+    def _without_swaps(self, budget_bytes: int) -> SwapPlan | None:
+        """Return the plan of recomputation alone; None where that does not fit."""
+        limit = _ALONE_SHARE * self.options.time_limit
+        search = budget.Run(self.graph, replace(self.options, time_limit=limit), self.goal, self.progress, self.narrow)
+        try:
+            plan = search.run()
+        except BudgetError:
+            self.lowest_bytes = min(self.lowest_bytes, search.lowest_bytes)
+            return None
+        seconds = self._seconds(plan.origin, plan.rerun)
+        swaps = self._swaps(plan.graph, plan.order, seconds, 0.0, budget_bytes, _SWAP_WORK)  # none: it fits
+        found = self._swapped(plan, plan.order, swaps)
+        return found if budget.needed_bytes(found.graph, found) <= budget_bytes else None
+
+    def _fitted_with_swaps(self, budget_bytes: int) -> SwapPlan | None:
+        """Return the plan of recomputation beside swaps; None where that does not fit."""
         target = budget_bytes
         self.recompute.choose(target, math.inf)
         for _ in range(_MAX_LAYOUTS):
@@ -241,25 +268,9 @@ class _Combined:
             if excess <= 0:
                 return plan
             target = min(target, plan.peak_bytes) - excess
-        raise self._refused(budget_bytes)
+        return None
 
     def _within(self, limit: int) -> _Found:
-        """Find the least added time for a peak within the limit; the lowest peak where that fails."""
-        best = self._with_least_reruns(limit)
-        fits = best.swaps.peak_bytes <= limit
-        if fits and best.added_seconds <= self.recompute.least_added_seconds(limit):
-            return best  # there is no faster one without swaps
-        self._reset()
-        self.recompute.drop(limit, math.inf)
-        if self.recompute.evictor.peak > limit and self.recompute.least_peak(math.inf) <= limit:
-            self.recompute.improve(0, math.inf)  # the greedy stopped above what may be there
-        if self.recompute.evictor.peak > limit:
-            return best
-        self.recompute.improve(limit, None)
-        alone = self._with_swaps(0.0, limit)
-        return alone if not fits or alone.added_seconds < best.added_seconds else best
-
-    def _with_least_reruns(self, limit: int) -> _Found:
         """Recompute as little as swaps allow for a peak within the limit; the lowest peak where that fails."""
         self._reset()
         found = self._with_swaps(0.0, limit)
@@ -357,6 +368,9 @@ class _Combined:
             again = self._swaps(plan.graph, other, seconds, added, limit, _LAST_WORK)
             if (again.peak_bytes, again.stall_seconds) < (swaps.peak_bytes, swaps.stall_seconds):
                 order, swaps = other, again
+        return self._swapped(plan, order, swaps)
+
+    def _swapped(self, plan: BudgetPlan, order: NDArray[np.int32], swaps: Swaps) -> SwapPlan:
         rest = replace(self.options, time_limit=max(self._left(), _SWAP_SHARE * self.options.time_limit))
         asked = asked_for(self.goal, self.link, self.host_bytes) | {"swap_state": self.state}
         return with_swaps(self.graph, order, swaps, rest, self.progress, plan, asked)
