@@ -134,7 +134,8 @@ TEST(the_neighbourhood_search_gives_valid_layouts_that_are_no_higher) {
   int num_lower = 0;
   for (std::uint32_t seed = 0; seed < 6; ++seed) {
     const std::vector<Buffer> buffers = random_buffers(150, 60, 1000, seed);
-    LayoutOptions options{.max_nodes = 8'000, .use_squeaky_wheel = false, .use_exact = false, .use_neighbourhood = false};
+    LayoutOptions options{
+        .max_nodes = test::kSanitized ? 8'000 : 40'000, .use_squeaky_wheel = false, .use_exact = false, .use_neighbourhood = false};
     const Bytes before = solve(buffers, options).height;
     options.use_neighbourhood = true;
     const LayoutResult result = solve(buffers, options);
