@@ -53,7 +53,7 @@ def main() -> None:
     if seen != expected or answer["program_peak_bytes"] <= answer["peak_bytes"]:
         sys.exit(f"the plan is not the best one: expected {expected}, got {answer}")
     native = Path(olla.__file__).parent / "pytorch" / "native"
-    if not all((native / name).is_file() for name in ("slots.hpp", "module.cpp", "cpu_allocator.cpp")):
+    if not all((native / name).is_file() for name in ("memory.hpp", "module.cpp", "cpu_allocator.cpp")):
         sys.exit(f"the wheel lacks the sources of the planning allocator: expected them in {native}")
     plan = olla.plan(graph)
     olla.check(graph, plan)

@@ -11,8 +11,6 @@ constexpr double kTimeUnits = 1e3;      // of the time of all ops
 constexpr double kSlackSeconds = 1e-9;  // of the time of all ops: sums in another order
 constexpr int kMostRows = 64;           // added at once
 
-bool contains(std::span<const ValueId> list, ValueId x) { return std::find(list.begin(), list.end(), x) != list.end(); }
-
 Step position(const Rewrite& r, RunId run) {
   return run < 0 ? Step{-1} : run >= r.num_runs() ? static_cast<Step>(r.own_run.size()) : r.runs[run].position;
 }
@@ -38,131 +36,31 @@ BudgetProgram::BudgetProgram(const Graph& graph, const Values& values, const Rul
       base_(base),
       target_(target),
       most_bytes_(most_bytes),
-      prune_(prune),
-      unmovable_(base.size(), 0),
-      runs_(base.size()),
-      steps_again_(base.size()),
-      lives_(values.num_values()),
-      around_(base.size()),
+      choices_(graph, values, rules, base, plain, target.peak, prune),
       carried_(base.size()) {
   unit_ = std::max(1.0, static_cast<double>(most_bytes) / kMostUnits);
   double seconds = 0;
   for (const double of_op : rules.seconds) seconds += of_op;
   per_second_ = seconds > 0 ? kTimeUnits / seconds : 1;
-  read_base(plain);
-  find_runs();
-  find_lives();
   std::int64_t size = 0;
-  for (const auto& around : around_) size += static_cast<std::int64_t>(around.size());
+  for (const auto& around : choices_.around) size += static_cast<std::int64_t>(around.size());
   too_large_ = size > max_nonzeros;
   if (too_large_) return;
   add_runs();
   add_lives();
   add_dependencies();
-  for (Step s = 0; s < static_cast<Step>(base_.size()); ++s) add_memory(s, runs_[s].front());
+  for (Step s = 0; s < static_cast<Step>(base_.size()); ++s) add_memory(s, choices_.runs[s].front());
   too_large_ = program_.num_nonzeros() > max_nonzeros;
-}
-
-void BudgetProgram::read_base(const Rewrite& plain) {
-  const auto num_ops = static_cast<Step>(base_.size());
-  step_of_.assign(num_ops, 0);
-  overwritten_.assign(values_.num_values(), num_ops);
-  accesses_.resize(values_.num_values());
-  for (const OpId u : graph_.data().after.item) unmovable_[u] = 1;
-  num_above_.assign(num_ops + 1, 0);
-  for (Step s = 0; s < num_ops; ++s) {
-    step_of_[base_[s]] = s;
-    num_above_[s + 1] = num_above_[s] + (plain.live[plain.own_run[base_[s]]] > target_.peak ? 1 : 0);
-    for (const auto& list : {values_.reads[base_[s]], values_.overwrites[base_[s]], values_.makes[base_[s]]}) {
-      for (const ValueId x : list) {
-        if (accesses_[x].empty() || accesses_[x].back() != s) accesses_[x].push_back(s);
-      }
-    }
-    for (const ValueId x : values_.overwrites[base_[s]]) overwritten_[x] = s;
-  }
-}
-
-// Whether something makes the value again.
-bool BudgetProgram::remade(ValueId x) const {
-  const OpId u = values_.producer[x];
-  return u != kNoOp && values_.rerun_overwrites[u].empty() && contains(values_.rerun_makes[u], x);
-}
-
-bool BudgetProgram::may_be_missing(ValueId x, Step step) const {
-  if (!remade(x) || step_of_[values_.producer[x]] >= step) return false;
-  if (overwritten_[x] < step) return true;
-  if (bytes(x) == 0) return false;
-  if (!prune_) return true;
-  const auto next = std::lower_bound(accesses_[x].begin(), accesses_[x].end(), step);
-  return num_above_[step] > num_above_[*(next - 1) + 1];
-}
-
-void BudgetProgram::find_runs() {
-  for (Step s = 0; s < static_cast<Step>(base_.size()); ++s) {
-    auto& runs = runs_[s];
-    runs.push_back({base_[s], false, {}});
-    for (std::size_t i = 0; i < runs.size(); ++i) {
-      const Run run = runs[i];
-      for (const auto& list : {reads(run), overwrites(run)}) {
-        for (const ValueId x : list) {
-          if (!may_be_missing(x, s) || find(values_.producer[x], s, true) != nullptr) continue;
-          runs.push_back({values_.producer[x], true, {}});
-          steps_again_[values_.producer[x]].push_back(s);
-        }
-      }
-    }
-  }
-}
-
-const BudgetProgram::Run* BudgetProgram::find(OpId op, Step step, bool again) const {
-  for (const Run& run : runs_[step]) {
-    if (run.op == op && run.again == again) return &run;
-  }
-  return nullptr;
-}
-
-void BudgetProgram::find_lives() {
-  const auto num_ops = static_cast<Step>(base_.size());
-  auto touch = [&](ValueId x, Step s) {
-    const OpId u = values_.producer[x];
-    const bool moves = u != kNoOp && !steps_again_[u].empty();  // then even a value without bytes is not always there
-    if (!graph_.planned(values_.tensor[x]) || (bytes(x) == 0 && !moves)) return;
-    auto& steps = lives_[x].steps;
-    if (steps.empty() || steps.back() != s) steps.push_back(s);
-  };
-  for (ValueId x = 0; x < values_.num_values(); ++x) {
-    if (values_.producer[x] == kNoOp) touch(x, -1);
-  }
-  for (Step s = 0; s < num_ops; ++s) {
-    for (const Run& run : runs_[s]) {
-      for (const auto& list : {reads(run), overwrites(run), makes(run)}) {
-        for (const ValueId x : list) touch(x, s);
-      }
-    }
-  }
-  for (ValueId x = 0; x < values_.num_values(); ++x) {
-    if (values_.output[x] != 0) touch(x, num_ops);
-    const auto& steps = lives_[x].steps;
-    if (steps.empty()) continue;
-    for (Step s = steps.front() + 1; s < steps.back(); ++s) around_[s].push_back(x);
-  }
-}
-
-// Whether an op need not run in its own place, as in rewrite.cpp.
-bool BudgetProgram::movable(OpId v) const {
-  if (static_cast<Rerun>(rules_.rerun[v]) != Rerun::kWhole || unmovable_[v] != 0 || steps_again_[v].empty()) return false;
-  const auto made = values_.makes[v];
-  return std::any_of(made.begin(), made.end(), [&](ValueId x) { return !values_.readers[x].empty(); });
 }
 
 void BudgetProgram::add_runs() {
   const double time = target_.least_time ? per_second_ : 0;
   Sum added;
-  for (auto& runs : runs_) {
+  for (auto& runs : choices_.runs) {
     for (Run& run : runs) {
       const double seconds = run.again ? rules_.rerun_seconds[run.op] : rules_.seconds[run.op];
       run.runs = {-1, 1};
-      if (!run.again && !movable(run.op)) continue;
+      if (!run.again && !choices_.movable(run.op)) continue;
       run.runs = {program_.add_column(time * seconds, 0, 1, true), 0};
       added.add(run.runs, per_second_ * seconds);
       if (!run.again) offset_seconds_ -= seconds;
@@ -176,11 +74,11 @@ void BudgetProgram::add_runs() {
     add_row(-Program::kInfinity, per_second_ * (target_.added_seconds - offset_seconds_) + kTimeUnits * kSlackSeconds, added);
   }
   for (Step s = 0; s < static_cast<Step>(base_.size()); ++s) {  // (e)
-    const Run& own = runs_[s].front();
+    const Run& own = choices_.runs[s].front();
     if (own.runs.column < 0) continue;
     Sum sum;
     sum.add(own.runs, 1);
-    for (const Step again : steps_again_[own.op]) sum.add(find(own.op, again, true)->runs, 1);
+    for (const Step again : choices_.steps_again[own.op]) sum.add(choices_.find(own.op, again, true)->runs, 1);
     add_row(1, Program::kInfinity, sum);
   }
 }
@@ -188,17 +86,17 @@ void BudgetProgram::add_runs() {
 void BudgetProgram::add_lives() {
   const auto num_ops = static_cast<Step>(base_.size());
   for (ValueId x = 0; x < values_.num_values(); ++x) {
-    auto& [steps, kept] = lives_[x];
+    auto& [steps, kept] = choices_.lives[x];
     const OpId u = values_.producer[x];
     Step certain = -1;  // kept up to here: nothing makes it again
-    if (u == kNoOp || (steps_again_[u].empty() && !movable(u))) {
-      for (const Step s : accesses_[x]) {
-        if (runs_[s].front().runs.column < 0) certain = s;
+    if (u == kNoOp || (choices_.steps_again[u].empty() && !choices_.movable(u))) {
+      for (const Step s : choices_.accesses[x]) {
+        if (choices_.runs[s].front().runs.column < 0) certain = s;
       }
       if (values_.output[x] != 0) certain = num_ops;
     }
     for (std::size_t j = 0; j + 1 < steps.size(); ++j) {
-      if (steps[j] == overwritten_[x]) {
+      if (steps[j] == choices_.overwritten[x]) {
         kept.push_back({-1, 0});
       } else if (steps[j + 1] <= certain || (values_.output[x] != 0 && steps[j + 1] == num_ops)) {
         kept.push_back({-1, 1});
@@ -209,8 +107,8 @@ void BudgetProgram::add_lives() {
       Sum sum;  // (b)
       sum.add(kept[j], -1);
       if (j > 0) sum.add(kept[j - 1], 1);
-      if (u != kNoOp && step_of_[u] == steps[j]) sum.add(runs_[steps[j]].front().runs, 1);
-      if (const Run* again = remade(x) ? find(u, steps[j], true) : nullptr) sum.add(again->runs, 1);
+      if (u != kNoOp && choices_.step_of[u] == steps[j]) sum.add(choices_.runs[steps[j]].front().runs, 1);
+      if (const Run* again = choices_.find_maker(x, steps[j])) sum.add(again->runs, 1);
       add_row(0, Program::kInfinity, sum);
     }
   }
@@ -218,32 +116,32 @@ void BudgetProgram::add_lives() {
 
 void BudgetProgram::add_dependencies() {
   for (Step s = 0; s < static_cast<Step>(base_.size()); ++s) {
-    for (const Run& run : runs_[s]) add_dependencies(s, run);
+    for (const Run& run : choices_.runs[s]) add_dependencies(s, run);
   }
 }
 
 void BudgetProgram::add_dependencies(Step s, const Run& run) {
-  for (const auto& list : {reads(run), overwrites(run)}) {
+  for (const auto& list : {choices_.reads(run), choices_.overwrites(run)}) {
     for (const ValueId x : list) {  // (a)
       Sum sum;
       sum.add(run.runs, -1);
       sum.add(kept_before(x, s), 1);
-      if (const Run* again = remade(x) ? find(values_.producer[x], s, true) : nullptr) sum.add(again->runs, 1);
+      if (const Run* again = choices_.find_maker(x, s)) sum.add(again->runs, 1);
       add_row(0, Program::kInfinity, sum);
     }
   }
   if (!run.again) return;
   Sum sum;  // (c)
   sum.add(run.runs, -1);
-  for (const ValueId x : makes(run)) sum.add(needed(x, s), 1);
+  for (const ValueId x : choices_.makes(run)) sum.add(needed(x, s), 1);
   add_row(0, Program::kInfinity, sum);
 }
 
 // N: read at the step, and missing.
 BudgetProgram::Literal BudgetProgram::needed(ValueId x, Step s) {
   std::vector<Literal> readers;
-  for (const Run& run : runs_[s]) {
-    if (contains(reads(run), x) || contains(overwrites(run), x)) readers.push_back(run.runs);
+  for (const Run& run : choices_.runs[s]) {
+    if (choices_.uses(run, x)) readers.push_back(run.runs);
   }
   const Literal before = kept_before(x, s);
   const bool never = readers.empty() || (before.column < 0 && before.value > 0);
@@ -270,14 +168,14 @@ BudgetProgram::Literal BudgetProgram::derive(std::function<double(Answer)> value
 }
 
 BudgetProgram::Literal BudgetProgram::kept_before(ValueId x, Step step) const {
-  const auto& [steps, kept] = lives_[x];
-  if (steps.empty()) return {-1, overwritten_[x] < step ? 0.0 : 1.0};
+  const auto& [steps, kept] = choices_.lives[x];
+  if (steps.empty()) return {-1, choices_.overwritten[x] < step ? 0.0 : 1.0};
   const auto at = std::lower_bound(steps.begin(), steps.end(), step) - steps.begin();
   return at > 0 ? kept[at - 1] : Literal{};
 }
 
 BudgetProgram::Literal BudgetProgram::kept_after(ValueId x, Step step) const {
-  const auto& [steps, kept] = lives_[x];
+  const auto& [steps, kept] = choices_.lives[x];
   const auto after = std::upper_bound(steps.begin(), steps.end(), step) - steps.begin();
   return after > 0 && after < static_cast<std::ptrdiff_t>(steps.size()) ? kept[after - 1] : Literal{};
 }
@@ -285,7 +183,7 @@ BudgetProgram::Literal BudgetProgram::kept_after(ValueId x, Step step) const {
 // C: in memory throughout the step. Kept after it, but for what is only made there.
 BudgetProgram::Literal BudgetProgram::carried(ValueId x, Step step) {
   const Literal after = kept_after(x, step);
-  const Run* again = remade(x) ? find(values_.producer[x], step, true) : nullptr;
+  const Run* again = choices_.find_maker(x, step);
   if (again == nullptr || (after.column < 0 && after.value == 0)) return after;
   for (const auto& [value, literal] : carried_[step]) {
     if (value == x) return literal;
@@ -306,12 +204,11 @@ void BudgetProgram::add_memory(Step s, const Run& run) {  // (f)
   sum.constant = sum.most = static_cast<double>(graph_.resident_bytes() + graph_.workspace(run.op)) / unit_;
   add_touched(s, run, sum);
   add_overlap(s, run, sum);
-  const Run& own = runs_[s].front();
-  for (const ValueId x : around_[s]) {
-    const bool touched = contains(reads(run), x) || contains(overwrites(run), x) || contains(makes(run), x);
-    if (touched) continue;
-    const bool waits = run.again && (contains(reads(own), x) || contains(overwrites(own), x));  // for the step's own op
-    sum.add(waits ? kept_before(x, s) : carried(x, s), static_cast<double>(bytes(x)) / unit_);
+  const Run& own = choices_.runs[s].front();
+  for (const ValueId x : choices_.around[s]) {
+    if (choices_.uses(run, x) || contains(choices_.makes(run), x)) continue;
+    const bool waits = run.again && choices_.uses(own, x);  // for the step's own op
+    sum.add(waits ? kept_before(x, s) : carried(x, s), static_cast<double>(choices_.bytes(x)) / unit_);
   }
   const double least = static_cast<double>(target_.peak) / unit_;
   if (sum.most <= least) return;
@@ -327,12 +224,12 @@ void BudgetProgram::add_memory(Step s, const Run& run) {  // (f)
 
 // What the op itself reads and makes; what it overwrites is there once.
 void BudgetProgram::add_touched(Step, const Run& run, Sum& sum) {
-  const auto over = overwrites(run);
-  const auto made = makes(run);
+  const auto over = choices_.overwrites(run);
+  const auto made = choices_.makes(run);
   auto add = [&](ValueId x) {
-    if (graph_.planned(values_.tensor[x])) sum.add({-1, 1}, static_cast<double>(bytes(x)) / unit_);
+    if (graph_.planned(values_.tensor[x])) sum.add({-1, 1}, static_cast<double>(choices_.bytes(x)) / unit_);
   };
-  for (const ValueId x : reads(run)) {
+  for (const ValueId x : choices_.reads(run)) {
     if (!contains(over, x)) add(x);
   }
   for (const ValueId x : over) add(x);
@@ -340,12 +237,13 @@ void BudgetProgram::add_touched(Step, const Run& run, Sum& sum) {
 }
 
 void BudgetProgram::add_overlap(Step s, const Run& run, Sum& sum) {
-  const auto made = makes(run);
-  if (rules_.in_place[run.op] == 0 || made.size() != 1 || !overwrites(run).empty() || bytes(made[0]) == 0) return;
-  const double size = static_cast<double>(bytes(made[0])) / unit_;
+  const auto made = choices_.makes(run);
+  if (rules_.in_place[run.op] == 0 || made.size() != 1 || !choices_.overwrites(run).empty() || choices_.bytes(made[0]) == 0) return;
+  const double size = static_cast<double>(choices_.bytes(made[0])) / unit_;
   std::vector<Literal> kept;
-  for (const ValueId x : reads(run)) {
-    if (graph_.producer(values_.tensor[x]) != kNoOp && bytes(x) == bytes(made[0])) kept.push_back(kept_after(x, s));
+  for (const ValueId x : choices_.reads(run)) {
+    if (graph_.producer(values_.tensor[x]) != kNoOp && choices_.bytes(x) == choices_.bytes(made[0]))
+      kept.push_back(kept_after(x, s));
   }
   const auto dies = [](const Literal& literal) { return literal.column < 0 && literal.value == 0; };
   if (kept.empty()) return;
@@ -392,12 +290,12 @@ std::vector<Drop> BudgetProgram::decode(std::span<const double> answer) const {
   const auto is_one = [&](const Literal& literal) { return value(literal, answer) > 0.5; };
   std::vector<Step> moved;  // steps whose op does not run there: the rewriter makes its inputs all the same, for nobody
   for (Step s = 0; s < static_cast<Step>(base_.size()); ++s) {
-    if (!is_one(runs_[s].front().runs)) moved.push_back(s);
+    if (!is_one(choices_.runs[s].front().runs)) moved.push_back(s);
   }
   std::vector<Drop> drops;
   for (ValueId x = 0; x < values_.num_values(); ++x) {
     if (values_.producer[x] == kNoOp) continue;
-    const auto& [steps, kept] = lives_[x];
+    const auto& [steps, kept] = choices_.lives[x];
     for (std::size_t j = 0; j < kept.size(); ++j) {
       if (is_one(kept[j])) continue;
       drops.push_back({x, steps[j]});
@@ -412,13 +310,13 @@ std::vector<double> BudgetProgram::encode(const Rewrite& r) const {
   std::vector<double> answer(program_.num_columns(), 0.0);
   for (const auto& run : r.runs) {
     if (run.dead) continue;
-    const Run* found = find(run.op, run.position, run.again);
+    const Run* found = choices_.find(run.op, run.position, run.again);
     if (found == nullptr) return {};
     if (found->runs.column >= 0) answer[found->runs.column] = 1;
   }
   for (const auto& copy : r.copies) {
     if (copy.buffer < 0) continue;
-    const auto& [steps, kept] = lives_[copy.value];
+    const auto& [steps, kept] = choices_.lives[copy.value];
     const Step made = position(r, copy.made), last = position(r, copy.last_use);
     for (std::size_t j = 0; j < kept.size(); ++j) {
       if (steps[j] < made || steps[j + 1] > last) continue;
@@ -440,7 +338,7 @@ void BudgetProgram::cut_off(const Rewrite& r, Bytes limit) {
   for (const RunId run : above) {
     const auto& [op, step, again, replay, dead, in_place] = r.runs[run];
     const std::pair<Step, OpId> key(step, op);
-    const Run* found = find(op, step, again);
+    const Run* found = choices_.find(op, step, again);
     if (again && found != nullptr && std::find(bounded_.begin(), bounded_.end(), key) == bounded_.end()) {
       add_memory(step, *found);
       bounded_.push_back(key);
@@ -458,21 +356,24 @@ void BudgetProgram::rule_out(const Rewrite& r, RunId run, Bytes limit) {
   };
   for (RunId at = 0; at < r.num_runs(); ++at) {
     if (r.runs[at].position != step || r.runs[at].dead) continue;
-    if (const Run* found = find(r.runs[at].op, step, r.runs[at].again)) needs(found->runs);
+    if (const Run* found = choices_.find(r.runs[at].op, step, r.runs[at].again)) needs(found->runs);
     for (const CopyId c : r.reads_of(at)) {
       if (position(r, r.copies[c].made) < step) needs(kept_before(r.copies[c].value, step));
     }
   }
   std::vector<ValueId> past;  // kept past the step, and in memory during the run
   for (const auto& copy : r.copies) {
-    if (copy.buffer < 0 || copy.made > run || position(r, copy.last_use) <= step || lives_[copy.value].steps.empty()) continue;
+    if (copy.buffer < 0 || copy.made > run || position(r, copy.last_use) <= step || choices_.lives[copy.value].steps.empty())
+      continue;
     past.push_back(copy.value);
   }
-  std::sort(past.begin(), past.end(), [&](ValueId a, ValueId b) { return bytes(a) != bytes(b) ? bytes(a) < bytes(b) : a < b; });
+  std::sort(past.begin(), past.end(), [&](ValueId a, ValueId b) {
+    return choices_.bytes(a) != choices_.bytes(b) ? choices_.bytes(a) < choices_.bytes(b) : a < b;
+  });
   Bytes live = r.live[run];
   for (const ValueId x : past) {
-    if (target_.least_time && live - bytes(x) > limit) {  // it would be too much without
-      live -= bytes(x);
+    if (target_.least_time && live - choices_.bytes(x) > limit) {  // it would be too much without
+      live -= choices_.bytes(x);
     } else {
       needs(kept_after(x, step));
     }

@@ -1,7 +1,7 @@
 // What the extension module needs from the allocator of a device.
 #pragma once
 
-#include "slots.hpp"
+#include "memory.hpp"
 
 namespace olla::replay {
 

@@ -3,7 +3,7 @@
 #include <thread>
 
 #include "test.hpp"
-#include "torch/slots.hpp"
+#include "torch/memory.hpp"
 
 using namespace olla::replay;
 
