@@ -157,13 +157,17 @@ class Storages:
     def _share_in_place(self) -> None:
         """A kernel that is the last reader of a buffer in every order, and may overwrite it, takes over its memory."""
         for i, node in enumerate(self.nodes):
-            for old, new in inductor.overwritten(node):
+            for old, new in self._overwritten(node):
                 if old in self.taken or old not in self.tensor or self.tensor.get(new, -1) not in self.writes[i]:
                     continue
                 self.taken[old] = new
                 self.writes[i].remove(self.tensor[new])
                 self.tensor_bytes[self.tensor[new]] = 0  # nobody's now
                 self.tensor[new] = self.tensor[old]
+
+    def _overwritten(self, node: Any) -> Iterator[tuple[str, str]]:
+        """Yield what a kernel writes over, and with what."""
+        return inductor.overwritten(node)
 
     def _hold_results(self) -> None:
         """The results of one kernel live at least until the last of them has been taken out."""

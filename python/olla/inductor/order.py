@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from olla.errors import CaptureError, OllaError
 from olla.inductor import compat, scheduler
 from olla.inductor.fused import Storages
+from olla.inductor.groups import ends
+from olla.inductor.unfuse import Unfusing
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from olla.graph import Graph
+    from olla.plan import Plan
 
 TIME_LIMIT = 2.0  # seconds per graph; nearly all are proved in a small part of it
 _KEPT_RECORDS = 1000
+_MAX_ROUNDS = 4  # of taking fusions back; two are nearly always enough
 
 _log = logging.getLogger("olla.inductor")
 
@@ -32,16 +43,20 @@ class OrderRecord:
         name: the graph, and whether it is a forward, a backward or an inference graph.
         num_kernels: fused nodes that were ordered.
         given_peak_bytes: the peak of the order that fusion left.
+        fused_peak_bytes: the peak of the best order found with all fusions.
         peak_bytes: the peak of the order that was taken.
-        lower_bound_bytes: no order has a lower peak.
+        lower_bound_bytes: no order has a lower peak, with the fusions that are left.
+        num_unfused: fusions taken back because they raised the peak.
         seconds: wall-clock time it took.
     """
 
     name: str
     num_kernels: int
     given_peak_bytes: int
+    fused_peak_bytes: int
     peak_bytes: int
     lower_bound_bytes: int
+    num_unfused: int
     seconds: float
 
     @property
@@ -52,11 +67,33 @@ class OrderRecord:
 
     def __str__(self) -> str:
         """Say it on one line."""
-        mib = [f"{value / 2**20:.1f}" for value in (self.given_peak_bytes, self.peak_bytes, self.lower_bound_bytes)]
+        values = (self.given_peak_bytes, self.peak_bytes, self.lower_bound_bytes, self.fused_peak_bytes)
+        mib = [f"{value / 2**20:.1f}" for value in values]
+        unfused = f"{self.num_unfused} fusions taken back (peak {mib[3]} MiB with them), " if self.num_unfused else ""
         return (
             f"{self.name}: {self.num_kernels} kernels, peak {mib[0]} MiB before and {mib[1]} MiB after, bound {mib[2]} "
-            f"MiB, gap {self.gap:.2%}, {self.seconds:.2f} s"
+            f"MiB, gap {self.gap:.2%}, {unfused}{self.seconds:.2f} s"
         )
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """Kernels, what is known of their buffers, and the plan of their order."""
+
+    nodes: Sequence[Any]
+    storages: Storages
+    graph: Graph
+    plan: Plan
+
+    def order(self) -> npt.NDArray[np.int32]:
+        """Return the ops of the graph in planned order."""
+        if self.plan.peak_bytes == self.plan.program_peak_bytes:  # the order fusion left has its reasons
+            return np.arange(len(self.nodes), dtype=np.int32)
+        return self.plan.order
+
+    def ordered(self) -> list[Any]:
+        """Return the kernels in planned order."""
+        return [self.nodes[op] for op in self.order()]
 
 
 _records: deque[OrderRecord] = deque(maxlen=_KEPT_RECORDS)
@@ -90,40 +127,59 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
     def __call__(self, nodes: list[Any]) -> list[Any]:
         """Return the nodes in an order of the least peak found; as they were, with a warning, where that fails."""
         try:
-            return self._ordered(nodes)
+            with _as_expected():
+                return self._ordered(nodes)
         except OllaError as error:
             _warn(str(error))
             return nodes
 
     def _ordered(self, nodes: Sequence[Any]) -> list[Any]:
-        from olla import plan
-
         start = time.perf_counter()
-        try:
-            name = scheduler.graph_name()
-            scheduler.prepare(nodes)
-            storages = Storages(nodes)
-            graph = storages.graph(name)
-        except (AttributeError, KeyError, TypeError) as error:  # a private part of torch that has changed
-            reason = f"the scheduler of torch {torch.__version__} is not as expected: {error!r}"
-            raise CaptureError(reason, rule="torch_version") from error
-        found = plan(graph, layout=False, time_limit=self.time_limit)
+        name = scheduler.graph_name()
+        given = self._plan(nodes, name)
+        with contextlib.ExitStack() as undo:
+            undo.callback(scheduler.name_kernels, nodes)
+            taken = self._unfused(given, name)
+            undo.pop_all()
         record = OrderRecord(
             name=name,
-            num_kernels=len(nodes),
-            given_peak_bytes=found.program_peak_bytes,
-            peak_bytes=found.peak_bytes,
-            lower_bound_bytes=found.lower_bound_bytes,
+            num_kernels=len(taken.nodes),
+            given_peak_bytes=given.plan.program_peak_bytes,
+            fused_peak_bytes=given.plan.peak_bytes,
+            peak_bytes=taken.plan.peak_bytes,
+            lower_bound_bytes=taken.plan.lower_bound_bytes,
+            num_unfused=len(taken.nodes) - len(nodes),
             seconds=time.perf_counter() - start,
         )
         _records.append(record)
         _log.info("%s", record)
-        ordered = list(nodes)
-        if found.peak_bytes != found.program_peak_bytes:  # else the order fusion left has its reasons
-            ordered = [nodes[op] for op in found.order]
-            scheduler.prepare(ordered)
-        storages.tell(ordered)
+        ordered = taken.ordered()
+        scheduler.name_kernels(ordered)  # also where better ones were sought
+        scheduler.prepare(ordered)
+        taken.storages.tell(ordered)
+        scheduler.end_functions(ordered, ends(ordered, taken.graph, taken.order()))
         return ordered
+
+    def _plan(self, nodes: Sequence[Any], name: str) -> _Planned:
+        from olla import plan
+
+        scheduler.name_kernels(nodes)
+        scheduler.prepare(nodes)
+        storages = Storages(nodes)
+        graph = storages.graph(name)
+        return _Planned(nodes, storages, graph, plan(graph, layout=False, time_limit=self.time_limit))
+
+    def _unfused(self, planned: _Planned, name: str) -> _Planned:
+        """Take fusions back as long as that lowers the peak."""
+        for _ in range(_MAX_ROUNDS):
+            nodes = Unfusing(planned.ordered(), planned.storages).search()
+            if nodes is None:
+                break
+            better = self._plan(nodes, name)
+            if better.plan.peak_bytes >= planned.plan.peak_bytes:
+                break
+            planned = better
+        return planned
 
     def __getstate__(self) -> object:
         """Return what pickles: torch before 2.13 hashes that, not `uuid`, as a part of its configuration."""
@@ -132,6 +188,16 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
     def uuid(self) -> tuple[str, float]:
         """Return what identifies the decisions, for Inductor's caches."""
         return compat.code_digest(), self.time_limit
+
+
+@contextlib.contextmanager
+def _as_expected() -> Iterator[None]:
+    """Say which torch it is where a private part of it has changed."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError) as error:
+        reason = f"the scheduler of torch {torch.__version__} is not as expected: {error!r}"
+        raise CaptureError(reason, rule="torch_version") from error
 
 
 @functools.cache

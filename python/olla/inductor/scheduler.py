@@ -160,6 +160,65 @@ def is_inside(node: Any, buffer: Any) -> bool:
     return bool(scheduler().can_buffer_be_removed_through_fusion(buffer.get_name(), fused))
 
 
+def parts_of(node: Any) -> list[Any]:
+    """Return the nodes that a kernel was fused from, such that any of them could be a kernel; else the node alone."""
+    if keeps_order(node) or not compat.is_plain_fusion(node):
+        return [node]
+    return list(node.get_nodes())
+
+
+def mutable_names() -> set[str]:
+    """Return the buffers and inputs that some kernel changes, under all names they have."""
+    here = scheduler()
+    return {
+        name
+        for renamed in (here.mutation_real_name, here.mutation_renames)
+        for pair in renamed.items()
+        for name in pair
+    }
+
+
+def touched_names(node: Any) -> set[str]:
+    """Return the buffers and inputs that a node reads or writes."""
+    return {dep.name for dep in node.read_writes.reads_and_writes()}
+
+
+def fuse(parts: Sequence[Any], whole: Any) -> Any:
+    """Return one kernel of some parts of a fused node, which stay in their order; None where that is no kernel."""
+    if len(parts) == 1:
+        return parts[0]
+    device = whole.get_device()
+    return compat.fused_again(scheduler().get_backend(device), list(parts), whole)
+
+
+def name_kernels(nodes: Iterable[Any]) -> None:
+    """Let the scheduler know which kernel every node before fusion is in."""
+    here = scheduler()
+    for node in nodes:
+        for inner in node.get_nodes():
+            here.name_to_fused_node[inner.get_name()] = node
+
+
+def shares_function(node: Any) -> bool:
+    """Return whether a kernel's code is put into one function with that of its neighbours."""
+    if node.is_extern() or node.is_template():
+        return False
+    device = node.get_device()
+    return device is None or (device.type == "cpu" and compat.groups_kernels(scheduler().get_backend(device)))
+
+
+def has_code(node: Any) -> bool:
+    """Return whether a node is more than a name for memory that others write."""
+    return not isinstance(node, compat.scheduler_classes().NopKernelSchedulerNode)
+
+
+def end_functions(nodes: Iterable[Any], behind: set[str]) -> None:
+    """Let functions end behind some kernels."""
+    device = next((node.get_device() for node in nodes if node.get_name() in behind), None)
+    if device is not None:
+        compat.end_groups(scheduler(), device, behind)
+
+
 def keeps_order(node: Any) -> bool:
     """Return whether a node may not change places with others of its kind: effects, random numbers, communication."""
     if is_collective(node) or is_wait(node):

@@ -1,0 +1,180 @@
+"""Fusions taken back, and functions ended, where they would raise the peak of code that Inductor generates."""
+
+import re
+import warnings
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+from torch._inductor import config as inductor_config  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
+from olla import _core  # noqa: E402
+from olla.inductor import compat, order, scheduler  # noqa: E402
+from olla.inductor.fused import Storages  # noqa: E402
+from olla.inductor.parts import parts_of  # noqa: E402
+from olla.inductor.wrappers import LiveBytes, watched_wrappers  # noqa: E402
+
+HEIGHT, WIDTH = 512, 256
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    """Nothing is left of earlier compilations; torch's own warnings are not ours."""
+    torch.compiler.reset()
+    order.forget()
+    with warnings.catch_warnings(), inductor_config.patch(fx_graph_cache=False), torch.no_grad():
+        warnings.simplefilter("ignore")
+        yield
+    torch.compiler.reset()
+
+
+def twins(x, w):
+    """Needs sin(x) first and cos(x) last, which Inductor makes in one kernel, and much memory in between."""
+    early = torch.mm(x.sin(), w)
+    wide = torch.mm(early, early.t())
+    return torch.mm(x.cos().t(), torch.mm(wide, early))
+
+
+def normed_twins(x, w):
+    """The same with a mean that both need."""
+    y = x - x.mean(1, keepdim=True)
+    early = torch.mm(y.sin(), w)
+    wide = torch.mm(early, early.t())
+    return torch.mm(y.cos().t(), torch.mm(wide, early))
+
+
+def counting_twins(x, w):
+    """The same, and the kernel changes its input."""
+    early = torch.mm(x.sin(), w)
+    wide = torch.mm(early, early.t())
+    late = torch.mm(x.cos().t(), torch.mm(wide, early))
+    x.add_(1)
+    return late
+
+
+def chain(x, w):
+    """Wide values, each from the last, none of whose kernels can be fused with the next."""
+    early = torch.mm(x, w)
+    y = torch.mm(early, early.t())
+    for _ in range(4):
+        y = sum(y[shift : len(y) - 4 + shift].sin() for shift in range(5))
+    return torch.mm(y, x)
+
+
+def inputs():
+    torch.manual_seed(0)
+    return torch.randn(HEIGHT, WIDTH), torch.randn(WIDTH, 16)
+
+
+def generated(function, settings):
+    """Compile but for the kernels: (most bytes the wrapper has at once, calls of functions with kernels)."""
+    torch.compiler.reset()
+    sources, mode, live = [], FakeTensorMode(), LiveBytes()
+    with mode, watched_wrappers(sources), inductor_config.patch({"reorder_for_locality": False, **settings}):
+        args, compiled = inputs(), torch.compile(function)
+        compiled(*args)
+        with torch.compiler.set_stance(skip_guard_eval_unsafe=True), live:
+            compiled(*args)
+    return live.peak_bytes, len(re.findall(r"^ +cpp_fused\w*\(", "\n".join(sources), re.MULTILINE))
+
+
+@pytest.mark.parametrize("function", [twins, normed_twins])
+def test_a_fusion_that_raises_the_peak_is_taken_back(function):
+    usual, _ = generated(function, {"reorder_for_peak_memory": False})
+    found, _ = generated(function, order.patches())
+    [record] = order.records()
+    assert record.num_unfused == 1
+    assert record.fused_peak_bytes - record.peak_bytes >= 0.99 * HEIGHT * WIDTH * 4
+    assert record.peak_bytes == record.lower_bound_bytes == found
+    assert usual - found >= 0.99 * HEIGHT * WIDTH * 4
+    assert "1 fusions taken back" in str(record)
+
+
+@pytest.mark.parametrize("function", [twins, normed_twins, counting_twins, chain])
+def test_results_stay_the_same(function):
+    x, w = (tensor.double() for tensor in inputs())
+    expected_x = x.clone()
+    expected = function(expected_x, w)
+    with inductor_config.patch(order.patches()):
+        found = torch.compile(function)(x, w)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(x, expected_x)
+
+
+def test_fusions_that_do_not_raise_the_peak_stay():
+    def both_at_once(x, w):
+        return torch.mm(x.sin().t(), x.cos())
+
+    generated(both_at_once, order.patches())
+    [record] = order.records()
+    assert record.num_unfused == 0
+    assert record.num_kernels == 2
+
+
+def test_a_kernel_that_changes_its_input_is_left_whole():
+    class Keeping(order.KernelOrder):
+        def __call__(self, nodes):
+            rigid = scheduler.mutable_names()
+            parts = parts_of(nodes, storages_of(nodes))
+            for node, movable in zip(parts.nodes, parts.movable, strict=True):
+                assert not (movable and rigid & scheduler.touched_names(node))
+            found.append(rigid)
+            return super().__call__(nodes)
+
+    found = []
+    generated(counting_twins, {**order.patches(), "_post_fusion_custom_pass": Keeping()})
+    assert any(found)
+
+
+def storages_of(nodes):
+    scheduler.prepare(nodes)
+    storages = Storages(nodes)
+    storages.built = storages.graph("test")
+    return storages
+
+
+@pytest.mark.parametrize("function", [twins, normed_twins, counting_twins, chain])
+def test_kernels_in_parts_need_the_same_memory_while_together(function):
+    class Comparing(order.KernelOrder):
+        def __call__(self, nodes):
+            storages = storages_of(nodes)
+            parts = parts_of(nodes, storages)
+            live = _core.profile(storages.built.core, np.arange(len(nodes), dtype=np.int32))[2]
+            assert parts.live_bytes(parts.kernel).tolist() == live.tolist()
+            found.append(len(parts.nodes) - len(nodes))
+            return super().__call__(nodes)
+
+    found = []
+    generated(function, {**order.patches(), "_post_fusion_custom_pass": Comparing()})
+    assert len(found) == 1
+    assert found[0] > 0 or function is chain
+
+
+def test_functions_end_where_their_kernels_together_need_more_than_the_peak():
+    usual, few = generated(chain, {"reorder_for_peak_memory": False})
+    found, more = generated(chain, order.patches())
+    [record] = order.records()
+    assert found == record.peak_bytes
+    assert usual - found >= 2 * HEIGHT * HEIGHT * 4
+    assert more > few
+
+
+def test_functions_hold_as_many_kernels_as_before_where_the_peak_is_elsewhere():
+    def narrow_chain(x, w):
+        wide = torch.mm(x, x.t())
+        return chain(x[:32], w) + torch.mm(wide, wide).sum()
+
+    _, usual = generated(narrow_chain, {"reorder_for_peak_memory": False})
+    _, found = generated(narrow_chain, order.patches())
+    assert found <= usual
+
+
+def test_without_taking_apart_the_order_is_still_planned(monkeypatch, caplog):
+    monkeypatch.setattr(compat, "is_plain_fusion", lambda node: node.gone)
+    generated(twins, order.patches())
+    assert order.records() == []
+    assert "not as expected" in caplog.text
