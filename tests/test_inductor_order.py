@@ -68,6 +68,7 @@ class Keeping(order.KernelOrder):
 
     def __call__(self, nodes):
         ordered = super().__call__(nodes)
+        nodes = nodes if set(nodes) == set(ordered) else ordered  # where fusions are taken back
         scheduler.prepare(nodes)
         position = {node: i for i, node in enumerate(nodes)}
         self.found.append((fused.graph_of(nodes), np.array([position[node] for node in ordered], dtype=np.int32)))

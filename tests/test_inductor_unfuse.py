@@ -13,7 +13,7 @@ from torch._inductor import config as inductor_config  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from olla import _core  # noqa: E402
-from olla.inductor import compat, order, scheduler  # noqa: E402
+from olla.inductor import compat_codegen, order, scheduler  # noqa: E402
 from olla.inductor.fused import Storages  # noqa: E402
 from olla.inductor.parts import parts_of  # noqa: E402
 from olla.inductor.wrappers import LiveBytes, watched_wrappers  # noqa: E402
@@ -174,7 +174,7 @@ def test_functions_hold_as_many_kernels_as_before_where_the_peak_is_elsewhere():
 
 
 def test_without_taking_apart_the_order_is_still_planned(monkeypatch, caplog):
-    monkeypatch.setattr(compat, "is_plain_fusion", lambda node: node.gone)
+    monkeypatch.setattr(compat_codegen, "is_plain_fusion", lambda node: node.gone)
     generated(twins, order.patches())
     assert order.records() == []
     assert "not as expected" in caplog.text

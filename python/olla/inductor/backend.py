@@ -8,7 +8,7 @@ from typing import Any
 from olla.inductor import compat
 from olla.inductor.settings import patches
 
-_OURS = ("budget", "max_slowdown", "minimise", "device", "max_recomputed")
+_OURS = ("budget", "max_slowdown", "minimise", "device", "max_recomputed", "arena")
 
 
 def backend(module: Any, inputs: Any, *, mode: str | None = None, options: Mapping[str, Any] | None = None) -> Any:
@@ -17,8 +17,8 @@ def backend(module: Any, inputs: Any, *, mode: str | None = None, options: Mappi
     Args:
         module, inputs: the graph module that dynamo captured and its example inputs.
         mode: as of ``torch.compile``: "reduce-overhead", "max-autotune", ...
-        options: ``budget``, ``max_slowdown``, ``minimise``, ``device``, ``max_recomputed`` as of
-            `olla.inductor.enable`; ``mode``, since torch.compile takes no mode beside options; all others are
+        options: ``budget``, ``max_slowdown``, ``minimise``, ``device``, ``max_recomputed``, ``arena``
+            as of `olla.inductor.enable`; ``mode``, since torch.compile takes no mode beside options; all others are
             Inductor's own.
 
     Returns:

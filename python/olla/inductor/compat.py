@@ -10,7 +10,7 @@ import functools
 import hashlib
 import importlib
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -216,54 +216,6 @@ def scheduler_classes() -> Any:
             if not hasattr(found, member):
                 private("torch._inductor.scheduler", f"{owner}.{member}")
     return importlib.import_module("torch._inductor.scheduler")
-
-
-_OUTER_LOOPS = "OuterLoopFusedSchedulerNode"  # of the CPU backend: kernels that share outer loops
-
-
-def is_plain_fusion(node: Any) -> bool:
-    """Whether a scheduler node is a fusion of loops, and no template, list of kernels, or mix of reductions."""
-    fused = scheduler_classes().FusedSchedulerNode
-    return (type(node) is fused or type(node).__name__ == _OUTER_LOOPS) and not node.is_template()
-
-
-def fused_again(backend: Any, parts: list[Any], whole: Any) -> Any:
-    """Return a fusion of some nodes of a fused node, of the same kind; None where the backend would not fuse these."""
-    if type(whole).__name__ != _OUTER_LOOPS:
-        return _fused_loops(backend, parts)
-    chosen = [[part for part in parts if part in node.get_nodes()] for node in whole.get_outer_nodes()]
-    loops = [_fused_loops(backend, inner) for inner in chosen if inner]
-    if len(loops) == 1 or None in loops:
-        return None if None in loops else loops[0]
-    return type(whole)(whole.scheduler, loops, whole.outer_loop_fusion_depth)
-
-
-def _fused_loops(backend: Any, parts: list[Any]) -> Any:
-    found, *others = sorted(parts, key=lambda part: not part.is_reduction())  # loops around a reduction fit to it alone
-    if not others:
-        return found
-    make = scheduler_classes().FusedSchedulerNode
-    for part in others:
-        if not any(backend.can_fuse_horizontal(*pair) for pair in ((found, part), (part, found))):
-            return None
-        found = make(found.scheduler, [*found.get_nodes(), part])
-    return make(found.scheduler, parts)
-
-
-def groups_kernels(backend: Any) -> bool:
-    """Whether a backend puts kernels that follow each other into one function, as that of the CPU does."""
-    return isinstance(backend, private("torch._inductor.codegen.cpp", "CppScheduling"))
-
-
-def end_groups(scheduler: Any, device: torch.device, behind: Collection[str]) -> None:
-    """Let the backend of a device end its functions behind the nodes of these names, for the graph being compiled."""
-    backend = scheduler.get_backend(device)
-    usual = backend.ready_to_flush
-
-    def ready() -> bool:  # asked after every node
-        return bool(usual() or scheduler.current_node.get_name() in behind)
-
-    backend.ready_to_flush = ready
 
 
 def size_hint(graph: Any, size: Any) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from olla.errors import CaptureError, OllaError
-from olla.inductor import compat, scheduler
+from olla.inductor import arena, compat, scheduler
 from olla.inductor.fused import Storages
 from olla.inductor.groups import ends
 from olla.inductor.unfuse import Unfusing
@@ -119,10 +119,12 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
     Args:
         time_limit: seconds per graph. What is not proved by then is the best order found, never worse than the one
             fusion left.
+        arena: also let buffers lie in one arena per graph.
     """
 
-    def __init__(self, time_limit: float = TIME_LIMIT) -> None:
+    def __init__(self, time_limit: float = TIME_LIMIT, arena: bool = False) -> None:
         self.time_limit = time_limit
+        self.arena = arena
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
         """Return the nodes in an order of the least peak found; as they were, with a warning, where that fails."""
@@ -158,6 +160,8 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
         scheduler.prepare(ordered)
         taken.storages.tell(ordered)
         scheduler.end_functions(ordered, ends(ordered, taken.graph, taken.order()))
+        if self.arena and not any(scheduler.is_collective(node) for node in ordered):
+            arena.install(name)
         return ordered
 
     def _plan(self, nodes: Sequence[Any], name: str) -> _Planned:
@@ -183,11 +187,11 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
 
     def __getstate__(self) -> object:
         """Return what pickles: torch before 2.13 hashes that, not `uuid`, as a part of its configuration."""
-        return {"time_limit": self.time_limit, "code": compat.code_digest()}
+        return {"time_limit": self.time_limit, "arena": self.arena, "code": compat.code_digest()}
 
-    def uuid(self) -> tuple[str, float]:
+    def uuid(self) -> tuple[str, float, bool]:
         """Return what identifies the decisions, for Inductor's caches."""
-        return compat.code_digest(), self.time_limit
+        return compat.code_digest(), self.time_limit, self.arena
 
 
 @contextlib.contextmanager
@@ -206,6 +210,6 @@ def _warn(reason: str) -> None:
     _log.warning("kernels stay in the order in which torch.compile leaves them: %s", reason)
 
 
-def patches(time_limit: float = TIME_LIMIT) -> Mapping[str, Any]:
+def patches(time_limit: float = TIME_LIMIT, arena: bool = False) -> Mapping[str, Any]:
     """Return what this changes in Inductor's configuration, by name; its own search for an order is not needed then."""
-    return {"_post_fusion_custom_pass": KernelOrder(time_limit), "reorder_for_peak_memory": False}
+    return {"_post_fusion_custom_pass": KernelOrder(time_limit, arena), "reorder_for_peak_memory": False}

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from olla.inductor import compat
+from olla.inductor import compat, compat_codegen
 
 ir = compat.inductor_ir
 _NO_STORAGE = (ir.NoneLayout, ir.MultiOutputLayout, ir.MutationLayoutSHOULDREMOVE)
@@ -16,6 +16,11 @@ _NO_STORAGE = (ir.NoneLayout, ir.MultiOutputLayout, ir.MutationLayoutSHOULDREMOV
 def scheduler() -> Any:
     """Return the scheduler of the graph that is being compiled."""
     return compat.virtualized.graph.scheduler
+
+
+def wrapper() -> Any:
+    """Return what writes the Python around the kernels of the graph that is being compiled."""
+    return compat.virtualized.graph.wrapper_code
 
 
 def prepare(nodes: Sequence[Any]) -> None:
@@ -162,7 +167,7 @@ def is_inside(node: Any, buffer: Any) -> bool:
 
 def parts_of(node: Any) -> list[Any]:
     """Return the nodes that a kernel was fused from, such that any of them could be a kernel; else the node alone."""
-    if keeps_order(node) or not compat.is_plain_fusion(node):
+    if keeps_order(node) or not compat_codegen.is_plain_fusion(node):
         return [node]
     return list(node.get_nodes())
 
@@ -188,7 +193,7 @@ def fuse(parts: Sequence[Any], whole: Any) -> Any:
     if len(parts) == 1:
         return parts[0]
     device = whole.get_device()
-    return compat.fused_again(scheduler().get_backend(device), list(parts), whole)
+    return compat_codegen.fused_again(scheduler().get_backend(device), list(parts), whole)
 
 
 def name_kernels(nodes: Iterable[Any]) -> None:
@@ -204,7 +209,7 @@ def shares_function(node: Any) -> bool:
     if node.is_extern() or node.is_template():
         return False
     device = node.get_device()
-    return device is None or (device.type == "cpu" and compat.groups_kernels(scheduler().get_backend(device)))
+    return device is None or (device.type == "cpu" and compat_codegen.groups_kernels(scheduler().get_backend(device)))
 
 
 def has_code(node: Any) -> bool:
@@ -216,7 +221,7 @@ def end_functions(nodes: Iterable[Any], behind: set[str]) -> None:
     """Let functions end behind some kernels."""
     device = next((node.get_device() for node in nodes if node.get_name() in behind), None)
     if device is not None:
-        compat.end_groups(scheduler(), device, behind)
+        compat_codegen.end_groups(scheduler(), device, behind)
 
 
 def keeps_order(node: Any) -> bool:

@@ -19,6 +19,7 @@ def patches(
     minimise: str | None = None,
     device: str | DeviceProfile | None = None,
     max_recomputed: float | None = None,
+    arena: bool = False,
 ) -> dict[str, Any]:
     """Return what olla changes in Inductor's configuration, by name.
 
@@ -35,7 +36,7 @@ def patches(
     goal = Goal.of(budget, max_slowdown, minimise, "a100" if device is None else device, True, True)
     assert goal is not None
     partitioner = Partitioner(goal, device_given=device is not None, max_recomputed=max_recomputed)
-    return {"custom_partitioner_fn": partitioner, **order.patches()}
+    return {"custom_partitioner_fn": partitioner, **order.patches(arena=bool(arena))}
 
 
 class Enabled:
@@ -60,6 +61,7 @@ def enable(
     minimise: str | None = None,
     device: str | DeviceProfile | None = None,
     max_recomputed: float | None = None,
+    arena: bool = False,
 ) -> Enabled:
     """Let olla decide what every ``torch.compile`` from now on saves for backward.
 
@@ -74,6 +76,8 @@ def enable(
             device of the graph.
         max_recomputed: beside any goal, or alone for the least peak: most flops of matrix products, convolutions and
             attention to run again, as a share of the graph's, 0.05 for 5 %; known exactly, as seconds are not.
+        arena: take what a graph makes and uses up itself from one allocation, at planned addresses; see
+            docs/inductor.md for when that helps.
 
     Returns:
         An object for a ``with`` block that ends it; it may be ignored.
@@ -87,7 +91,7 @@ def enable(
         >>> with olla.inductor.enable(max_slowdown=0.05):
         ...     pass  # torch.compile(model)(batch).backward()
     """
-    settings = patches(budget, max_slowdown, minimise, device, max_recomputed)
+    settings = patches(budget, max_slowdown, minimise, device, max_recomputed, arena)
     disable()
     _before.update(compat.set_config(settings))
     return Enabled()

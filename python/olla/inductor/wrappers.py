@@ -89,12 +89,17 @@ def _reinterpret(tensor: torch.Tensor, size: Any, stride: Any, offset: int = 0) 
     return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
 
 
+def _from_pool(pool: torch.Tensor, offset: int, dtype: torch.dtype, size: Any, stride: Any) -> torch.Tensor:
+    return torch.as_strided(pool.view(dtype), size, stride, offset // dtype.itemsize)
+
+
 # The wrappers' own functions go around the dispatcher: no fake tensor and no mode would notice them.
 _DISPATCHED: dict[str, Callable[..., Any]] = {
     "empty_strided_cpu": _empty("cpu"),
     "empty_strided_cpu_pinned": _empty("cpu"),
     "empty_strided_cuda": _empty("cuda"),
     "reinterpret_tensor": _reinterpret,
+    "alloc_from_pool": _from_pool,
 }
 _CHECKS = ("assert_size_stride", "assert_alignment")
 
