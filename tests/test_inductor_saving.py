@@ -15,7 +15,7 @@ from olla.budgets import Goal
 from olla.inductor import compat, order, partition, saving, sums
 from olla.inductor.joint import Joint
 from olla.inductor.kinds import Fusion
-from olla.inductor.replay import Replay, replay
+from olla.inductor.replay import Replay, replay, sweep
 from olla.inductor.settings import patches
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")]
@@ -65,14 +65,12 @@ class Seen:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.joints: list[Joint] = []
-        self.sets: list[Any] = []
         self.choices: list[saving.Choice] = []
         choose = saving.choose
 
-        def watch(joint: Joint, goal: Goal, saved_sets: Any, max_recomputed: float | None = None) -> saving.Choice:
+        def watch(joint: Joint, goal: Goal, max_recomputed: float | None = None) -> saving.Choice:
             self.joints.append(joint)
-            self.sets.append(saved_sets)
-            self.choices.append(choose(joint, goal, saved_sets, max_recomputed))
+            self.choices.append(choose(joint, goal, max_recomputed))
             return self.choices[-1]
 
         monkeypatch.setattr(saving, "choose", watch)
@@ -84,33 +82,38 @@ def replayed(**goal: Any) -> Replay:
 
 
 @pytest.fixture(scope="module")
-def joint() -> tuple[Joint, Any]:
-    """What the planner sees of the example, and what torch would save of it."""
+def model() -> Joint:
+    """What the planner sees of the example."""
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="torch")
         seen = Seen(patch)
         replayed(max_recomputed=0.0)
-    return seen.joints[0], seen.sets[0]
+    return seen.joints[0]
 
 
 LEAST = Goal.of(None, None, "peak", "cpu", True, True)
 assert LEAST is not None
 
 
-def test_no_set_that_torch_would_save_is_better_than_the_choice(joint: tuple[Joint, Any]) -> None:
-    model, sets = joint
-    evictor = model.evictor()
-    assert sets
-    for saved in sets:
-        dropped = saving._unsaved(model, evictor, saved)
-        assert evictor.reset(dropped, np.full(len(dropped), model.split - 1, dtype=np.int32))
-        again = float(model.flops[evictor.runs()["op"]].sum() / model.flops.sum() - 1)
-        assert saving.choose(model, LEAST, sets, max(0.0, again)).peak_bytes <= evictor.peak
+@pytest.mark.parametrize("share", [1.0, 0.9, 0.5, 0.2])
+def test_no_budget_of_torch_needs_less_memory_with_as_many_flops_again(share: float) -> None:
+    (torchs,) = sweep(*example(), loss, [share]).values()
+    ours = replayed(max_recomputed=torchs.recomputed_flops / torchs.flops)
+    assert ours.recomputed_flops <= torchs.recomputed_flops
+    assert ours.peak_bytes <= torchs.peak_bytes
 
 
-def test_no_more_flops_run_again_than_allowed_and_more_of_them_never_raise_the_peak(joint: tuple[Joint, Any]) -> None:
-    model, sets = joint
-    choices = [saving.choose(model, LEAST, sets, share) for share in (0.0, 0.02, 0.1, 0.5, 2.0)]
+def test_nothing_runs_again_that_does_not_lower_the_peak(model: Joint, monkeypatch: pytest.MonkeyPatch) -> None:
+    cleared = saving.choose(model, LEAST)
+    monkeypatch.setattr(saving, "_clear", lambda best, _, __, evictor, ___: evictor.reset(best.values, best.steps))
+    kept = saving.choose(model, LEAST)
+    assert cleared.peak_bytes <= kept.peak_bytes
+    assert cleared.added_seconds <= kept.added_seconds
+    assert len(cleared.runs["op"]) < len(kept.runs["op"])
+
+
+def test_no_more_flops_run_again_than_allowed_and_more_of_them_never_raise_the_peak(model: Joint) -> None:
+    choices = [saving.choose(model, LEAST, share) for share in (0.0, 0.02, 0.1, 0.5, 2.0)]
     shares = [choice.recomputed_flops / model.flops.sum() for choice in choices]
     assert all(share <= limit for share, limit in zip(shares, (0.0, 0.02, 0.1, 0.5, 2.0), strict=True))
     peaks = [choice.peak_bytes for choice in choices]
@@ -118,22 +121,20 @@ def test_no_more_flops_run_again_than_allowed_and_more_of_them_never_raise_the_p
     assert peaks[-1] < peaks[0]
 
 
-def test_ten_budgets_never_raise_the_peak_as_they_fall(joint: tuple[Joint, Any]) -> None:
-    model, sets = joint
-    most = saving.choose(model, LEAST, sets, 0.0).saved_peak_bytes
+def test_ten_budgets_never_raise_the_peak_as_they_fall(model: Joint) -> None:
+    most = saving.choose(model, LEAST, 0.0).saved_peak_bytes
     goals = [Goal.of(most * tenth // 10, None, None, "cpu", True, True) for tenth in range(10, 0, -1)]
-    peaks = [saving.choose(model, goal, sets).peak_bytes for goal in goals if goal]
+    peaks = [saving.choose(model, goal).peak_bytes for goal in goals if goal]
     assert len(peaks) == 10
     assert peaks == sorted(peaks, reverse=True)
 
 
-def test_no_plan_on_any_curve_is_below_its_bound(joint: tuple[Joint, Any]) -> None:
-    model, sets = joint
+def test_no_plan_on_any_curve_is_below_its_bound(model: Joint) -> None:
     evictor = model.evictor()
     bounding, seconds = model.bounding()
     kernels = np.flatnonzero(model.fusion == Fusion.KERNEL).astype(np.int32)
     tightest = 0.0
-    points = saving._points(model, evictor, sets)
+    points = saving._points(model, evictor)
     for point in points[:: max(1, len(points) // 40)]:
         evictor.reset(point.values, point.steps)
         added = float(seconds[evictor.runs()["op"]].sum() - seconds.sum())
@@ -193,8 +194,7 @@ def test_inductor_takes_the_peak_for_what_the_order_was_planned_with(monkeypatch
     assert found.peak_bytes >= max(taken)
 
 
-def test_values_that_either_side_may_make_are_made_in_backward_unless_saved(joint: tuple[Joint, Any]) -> None:
-    model, _ = joint
+def test_values_that_either_side_may_make_are_made_in_backward_unless_saved(model: Joint) -> None:
     evictor = model.evictor()
     late = saving._made_late(model, evictor)
     assert len(late)

@@ -132,6 +132,14 @@ void bind_evict(nb::module_& m) {
           "max_work"_a = kAnyWork, "ops"_a = std::vector<OpId>{},
           "Search around the decisions in force, and those that the bounds of ops suggest, for less time within the peak, or less "
           "peak within the time; whether cancelled.")
+      .def(
+          "reverse",
+          [](Search& self, Bytes most, Bytes least, double time_limit, std::int64_t max_work) {
+            return limited("reverse", time_limit, max_work, nb::none(),
+                           [&](Control& control) { self.evictor.reverse(most, control, least); });
+          },
+          "most"_a, "least"_a, "time_limit"_a, "max_work"_a = kAnyWork,
+          "Take drops back, dearest first, where the peak stays between the limits and no time is added.")
       .def("solve", &solve, "least_time"_a, "peak"_a, "added_seconds"_a, "highs_library"_a, "time_limit"_a, "seed"_a,
            "num_threads"_a, "progress"_a.none(),
            "(status, bound, info): the best decisions for the base order by integer program; see olla.budgetilp.")

@@ -210,9 +210,10 @@ double Evictor::weight(CopyId copy) {
   return weight;
 }
 
-bool Evictor::take_back(std::span<const Drop> drops, Bytes peak) {
+bool Evictor::take_back(std::span<const Drop> drops, Bytes most, Bytes least) {
   for (const Drop& drop : drops) drops_.remove(drop);
-  if (rewriter_.build(drops_, trial_) && trial_.peak <= peak && trial_.added_seconds <= best_.added_seconds) {
+  const bool fits = rewriter_.build(drops_, trial_) && trial_.peak <= most && trial_.peak >= least;
+  if (fits && trial_.added_seconds <= best_.added_seconds) {
     std::swap(best_, trial_);
     return true;
   }
@@ -220,7 +221,7 @@ bool Evictor::take_back(std::span<const Drop> drops, Bytes peak) {
   return false;
 }
 
-void Evictor::reverse(Bytes peak, Control& control) {
+void Evictor::reverse(Bytes most, Control& control, Bytes least) {
   std::vector<std::pair<double, std::size_t>> dearest;
   for (std::size_t i = 0; i < decisions_.size(); ++i) {
     double seconds = 0;
@@ -232,14 +233,14 @@ void Evictor::reverse(Bytes peak, Control& control) {
     if (control.stop(best_.peak, 0)) break;
     Decision& decision = decisions_[i];
     control.spend(best_.num_runs());
-    if (take_back(decision, peak)) {
+    if (take_back(decision, most, least)) {
       decision.clear();
       continue;
     }
     for (std::size_t k = decision.size(); decision.size() > 1 && k-- > 1;) {
       const Drop drop = decision[k];
       control.spend(best_.num_runs());
-      if (take_back({&drop, 1}, peak)) decision.erase(decision.begin() + static_cast<std::ptrdiff_t>(k));
+      if (take_back({&drop, 1}, most, least)) decision.erase(decision.begin() + static_cast<std::ptrdiff_t>(k));
     }
   }
   std::erase_if(decisions_, [](const Decision& decision) { return decision.empty(); });

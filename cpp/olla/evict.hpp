@@ -39,8 +39,8 @@ class Evictor {
   bool reset(std::vector<Decision> decisions);
   // Bytes that are in host memory while each base step runs; see Rewriter.
   void set_absent(std::vector<Bytes> absent);
-  // Takes decisions back, dearest first, where the peak stays at or below the limit and time is saved.
-  void reverse(Bytes peak, Control& control);
+  // Takes decisions back, dearest first, where the peak stays between the limits and no time is added.
+  void reverse(Bytes most, Control& control, Bytes least = 0);
   // How the greedy weighs its candidates besides bytes per second.
   struct Taste {
     double noise = 0;   // multiplies scores by up to 1 + noise, at random
@@ -67,7 +67,7 @@ class Evictor {
   void find_candidates();
   bool attempt(const Decision& decision, double most_seconds);
   double weight(CopyId copy);
-  bool take_back(std::span<const Drop> drops, Bytes peak);
+  bool take_back(std::span<const Drop> drops, Bytes most, Bytes least);
 
   const Graph& graph_;
   const Values& values_;

@@ -34,6 +34,11 @@ class Evictor:
         Search around the decisions in force, and those that the bounds of ops suggest, for less time within the peak, or less peak within the time; whether cancelled.
         """
 
+    def reverse(self, most: int, least: int, time_limit: float, max_work: int = 9223372036854775807) -> bool:
+        """
+        Take drops back, dearest first, where the peak stays between the limits and no time is added.
+        """
+
     def solve(self, least_time: bool, peak: int, added_seconds: float, highs_library: str, time_limit: float, seed: int, num_threads: int, progress: object | None) -> tuple:
         """
         (status, bound, info): the best decisions for the base order by integer program; see olla.budgetilp.

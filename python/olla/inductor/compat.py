@@ -10,7 +10,7 @@ import functools
 import hashlib
 import importlib
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,6 @@ _partitioners = "torch._functorch.partitioners"
 min_cut_partition: Any = private(_partitioners, "min_cut_rematerialization_partition")
 must_recompute: Any = private(_partitioners, "must_recompute")
 size_of: Any = private(_partitioners, "_size_of")
-_FAR = 10**9  # steps to backward that torch's partitioner notes where there is no way
 is_tangent: Any = private("torch._functorch._aot_autograd.utils", "_is_tangent")
 is_symbolic: Any = private("torch.fx.experimental.proxy_tensor", "is_sym_node")
 
@@ -138,34 +137,6 @@ def prepare(module: torch.fx.GraphModule, static_indices: list[int] | None, num_
     private(_partitioners, "force_save_bw_mutation_src")(module)
     info = private(_partitioners, "classify_nodes")(module, static_indices or [], num_forward_outputs)
     return info if info.required_bw_nodes else None
-
-
-def saved_sets(graph: torch.fx.Graph, info: Any, shares: Iterable[float]) -> list[list[torch.fx.Node]]:
-    """Return what torch's partitioner would save under some values of ``activation_memory_budget``, each set once.
-
-    Args:
-        graph, info: as `prepare` left and returned them.
-        shares: the values.
-    """
-    choose_saved, solve = private(_partitioners, "choose_saved_values_set"), private(_partitioners, "solve_min_cut")
-    for node in reversed(graph.nodes):
-        far = node.op == "output" or info.is_required_fw(node)
-        users = [] if node.op == "output" else [user.dist_from_bw + 1 for user in node.users]
-        node.dist_from_bw = min([_FAR, *users]) if far else 0
-    cuts: dict[Any, Any] = {}
-
-    def solve_once(graph: Any, info: Any, options: Any, dont_ban: Any = ()) -> Any:  # most shares ask for the same cuts
-        key = repr(options), frozenset(dont_ban or ())
-        if key not in cuts:
-            cuts[key] = solve(graph, info, options, dont_ban or None)
-        return cuts[key]
-
-    found: dict[frozenset[torch.fx.Node], list[torch.fx.Node]] = {}
-    with patched("solve_min_cut", solve_once):
-        for share in shares:
-            saved = choose_saved(graph, info, memory_budget=share)
-            found.setdefault(frozenset(saved), list(saved))
-    return list(found.values())
 
 
 def split(
@@ -267,7 +238,6 @@ _PATCHABLE = {  # what is replaced for a while: module, path in it
     "AsyncCompile": ("torch._inductor.async_compile", "AsyncCompile"),
     "load_wrapper": ("torch._inductor.codecache", "PyCodeCache.load_by_key_path"),
     "partition_fn": ("torch._inductor.compile_fx", "partition_fn"),
-    "solve_min_cut": (_partitioners, "solve_min_cut"),
 }
 
 

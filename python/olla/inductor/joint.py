@@ -26,6 +26,7 @@ class Joint:
 
     Attributes:
         graph: the core's graph. Op v is `nodes[v]`; a view is no op, what reads it reads the tensor it looks at.
+        doubled_graph: the same, with what pointwise operators make twice as large; see `starting`.
         nodes: fx node of op v, in base order: those of forward, then those of backward. None: the tangents arrive.
         tensor: of every fx node that holds one tensor: the graph's tensor, for a view the one it looks at.
         split: the first op of backward.
@@ -35,6 +36,7 @@ class Joint:
     """
 
     graph: _core.Graph
+    doubled_graph: _core.Graph
     nodes: list[fx.Node | None]
     tensor: dict[fx.Node, int]
     split: int
@@ -56,6 +58,16 @@ class Joint:
         """Return a search over what to save and what to run again."""
         return self._evictor(self.rerun, self.rerun_seconds)
 
+    def starting(self) -> tuple[_core.Evictor, _core.Evictor]:
+        """Return two searches for minimum cuts at which the greedy may start.
+
+        In the first, what a pointwise operator makes counts twice: to be saved it is written beside what it was made
+        from, which forward may need further on. In the second, only kernels of their own take time to run again.
+        """
+        free = np.where(self.fusion == Fusion.KERNEL, self.rerun_seconds, 0.0)
+        twice = self._evictor(self.rerun, self.rerun_seconds, self.doubled_graph)
+        return twice, self._evictor(self.rerun, free)
+
     def bounding(self) -> tuple[_core.Evictor, NDArray[np.float64]]:
         """Return a search whose lower bounds hold for fused code, and the seconds it counts per op that runs again.
 
@@ -69,10 +81,12 @@ class Joint:
         rerun = np.where(pointwise, np.uint8(Rerun.WHOLE), self.rerun)
         return self._evictor(rerun, seconds), seconds
 
-    def _evictor(self, rerun: NDArray[np.uint8], rerun_seconds: NDArray[np.float64]) -> _core.Evictor:
+    def _evictor(
+        self, rerun: NDArray[np.uint8], rerun_seconds: NDArray[np.float64], graph: _core.Graph | None = None
+    ) -> _core.Evictor:
         num_ops = len(self.nodes)
         return _core.Evictor(
-            self.graph,
+            self.graph if graph is None else graph,
             np.arange(num_ops, dtype=np.int32),
             self.seconds,
             rerun,
@@ -248,7 +262,7 @@ def build(graph: fx.Graph, info: Any, num_forward: int, device: DeviceProfile) -
 def _with_rules(
     b: _Builder, outputs: list[int], results: set[int], split: int, late: NDArray[np.int32], device: DeviceProfile
 ) -> Joint:
-    num_ops, sizes = len(b.nodes), np.array(b.bytes, dtype=np.int64)
+    sizes = np.array(b.bytes, dtype=np.int64)
     fusion = np.array([Fusion.KERNEL if n is None else fusion_of(n) for n in b.nodes], dtype=np.uint8)
     again = [  # forward's results are there anyway, and have to be forward's
         n is not None and v < split and may_run_again(n) and results.isdisjoint(b.writes[v])
@@ -263,21 +277,11 @@ def _with_rules(
     rerun_seconds = np.select([kernel, fusion == Fusion.REDUCTION], [seconds, traffic], traffic * _ARITHMETIC_SHARE)
     store_seconds = device.estimate(flops * 0, 2 * made, kernel * 0 + 1)
     unsaved = np.array([n is not None and compat.must_recompute(n) for n in b.nodes], dtype=np.uint8)
-    empty = lists_of([[] for _ in range(num_ops)])
-    reads, writes = lists_of(b.reads), lists_of(b.writes)
-    graph = _core.Graph(
-        sizes,
-        np.zeros(len(sizes), dtype=np.uint8),
-        *reads,
-        *writes,
-        *empty,
-        *empty,
-        np.zeros(num_ops, dtype=np.int64),
-        np.zeros(num_ops, dtype=np.uint8),
-        np.array(outputs, dtype=np.int32),
-    )
+    doubled = sizes.copy()
+    doubled[[t for v in np.flatnonzero(fusion == Fusion.POINTWISE).tolist() for t in b.writes[v]]] *= 2
     return Joint(
-        graph=graph,
+        graph=_graph(b, sizes, outputs),
+        doubled_graph=_graph(b, doubled, outputs),
         nodes=b.nodes,
         tensor=b.tensor,
         split=split,
@@ -289,4 +293,20 @@ def _with_rules(
         fusion=fusion,
         unsaved=unsaved,
         flops=flops,
+    )
+
+
+def _graph(b: _Builder, sizes: NDArray[np.int64], outputs: list[int]) -> _core.Graph:
+    num_ops = len(b.nodes)
+    empty = lists_of([[] for _ in range(num_ops)])
+    return _core.Graph(
+        sizes,
+        np.zeros(len(sizes), dtype=np.uint8),
+        *lists_of(b.reads),
+        *lists_of(b.writes),
+        *empty,
+        *empty,
+        np.zeros(num_ops, dtype=np.int64),
+        np.zeros(num_ops, dtype=np.uint8),
+        np.array(outputs, dtype=np.int32),
     )

@@ -12,7 +12,6 @@ from olla.inductor import compat, joint, rebuild, saving
 
 _log = logging.getLogger(__name__)
 _warned: set[str] = set()
-_SHARES = (0.9, 0.7, 0.5)  # of torch's activation_memory_budget: what it saves then is tried too
 
 
 class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
@@ -41,7 +40,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         if info is None:
             return compat.min_cut_partition(gm, joint_inputs, **kwargs)  # type: ignore[no-any-return]
         model = joint.build(gm.graph, info, num_forward, self._device(gm))
-        choice = saving.choose(model, self.goal, compat.saved_sets(gm.graph, info, _SHARES), self.max_recomputed)
+        choice = saving.choose(model, self.goal, self.max_recomputed)
         if self.choices is not None:
             self.choices.append(choice)
         _log.info(

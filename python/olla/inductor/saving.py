@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +13,6 @@ from olla.budgets import Goal
 from olla.inductor.kinds import Fusion
 
 if TYPE_CHECKING:
-    from torch import fx
-
     from olla import _core
     from olla.inductor.joint import Joint
 
@@ -63,9 +60,7 @@ class _Point:
     steps: NDArray[np.int32]
 
 
-def choose(
-    joint: Joint, goal: Goal, saved_sets: Sequence[Sequence[fx.Node]] = (), max_recomputed: float | None = None
-) -> Choice:
+def choose(joint: Joint, goal: Goal, max_recomputed: float | None = None) -> Choice:
     """Return the best plan for a goal among the curves of all starts.
 
     The plans that are compared do not depend on the goal, so less memory asked for never takes more, and more time
@@ -74,16 +69,16 @@ def choose(
     Args:
         joint: what is planned.
         goal: what is asked for.
-        saved_sets: nodes of forward to save, in other starts.
         max_recomputed: most flops of matrix products, convolutions and attention to run again, as a share of them all.
 
     Complexity:
         A few thousand simulations, each O(nodes + edges).
     """
     evictor = joint.evictor()
-    points = _points(joint, evictor, saved_sets)
-    best = _pick(points, joint, evictor, goal, math.inf if max_recomputed is None else max_recomputed)
-    evictor.reset(best.values, best.steps)
+    points = _points(joint, evictor)
+    most_again = math.inf if max_recomputed is None else max_recomputed
+    best = _pick(points, joint, evictor, goal, most_again)
+    _clear(best, points, joint, evictor, most_again)
     return Choice(
         peak_bytes=evictor.peak,
         added_seconds=evictor.added_seconds,
@@ -124,7 +119,7 @@ def _pick(points: list[_Point], joint: Joint, evictor: _core.Evictor, goal: Goal
         order = [*fitting, *by_peak]
     if most_again == math.inf:
         return order[0]
-    most_flops = round(most_again * (1 + 1e-12) * int(joint.flops.sum()))
+    most_flops = _most_flops(joint, most_again)
     for point in order:
         evictor.reset(point.values, point.steps)
         if _flops_again(joint, evictor) <= most_flops:
@@ -132,16 +127,31 @@ def _pick(points: list[_Point], joint: Joint, evictor: _core.Evictor, goal: Goal
     return points[0]
 
 
-def _points(joint: Joint, evictor: _core.Evictor, saved_sets: Sequence[Sequence[fx.Node]]) -> list[_Point]:
-    """Return the plans on the greedy's curves from every start: forward's values kept, minimum cuts, the sets given.
+def _most_flops(joint: Joint, share: float) -> float:
+    return share * (1 + 1e-12) * int(joint.flops.sum())
+
+
+def _clear(best: _Point, points: list[_Point], joint: Joint, evictor: _core.Evictor, most_again: float) -> None:
+    """Put a plan in force without the drops that a start brought along and that do not lower its peak.
+
+    The peak may fall thereby, not below that of the plan which the next lower budget takes.
+    """
+    lower = min((p for p in points if p.peak < best.peak), key=lambda p: (p.added, p.peak), default=None)
+    evictor.reset(best.values, best.steps)
+    evictor.reverse(best.peak, lower.peak if lower else 0, _RUN_SECONDS, _LAST_WORK)
+    if _flops_again(joint, evictor) > _most_flops(joint, most_again):
+        evictor.reset(best.values, best.steps)
+
+
+def _points(joint: Joint, evictor: _core.Evictor) -> list[_Point]:
+    """Return the plans on the greedy's curves from every start: forward's values kept, minimum cuts.
 
     The first is the one that keeps what the joint graph has forward make.
     """
     starts = [_made_late(joint, evictor)]
     scale = evictor.peak / joint.step_seconds
-    for price in _PRICES * scale:
-        starts.append(evictor.made_again(joint.split, float(price), _SEED_SECONDS))
-    starts += [_unsaved(joint, evictor, saved) for saved in saved_sets]
+    for cuts, prices in zip(joint.starting(), (_PRICES, _PRICES[::2]), strict=True):
+        starts += [cuts.made_again(joint.split, price, _SEED_SECONDS) for price in (prices * scale).tolist()]
     points: list[_Point] = []
     for start in {tuple(start.tolist()): start for start in starts}.values():
         last = np.full(len(start), joint.split - 1, dtype=np.int32)
@@ -169,13 +179,3 @@ def _made_late(joint: Joint, evictor: _core.Evictor) -> NDArray[np.int32]:
     offset, made = evictor.values["makes"]
     values = [made[offset[op] : offset[op + 1]] for op in joint.late]
     return np.concatenate(values) if values else np.zeros(0, dtype=np.int32)
-
-
-def _unsaved(joint: Joint, evictor: _core.Evictor, saved: Sequence[fx.Node]) -> NDArray[np.int32]:
-    """Return forward's values that can be made again and are not among those saved."""
-    values = evictor.values
-    kept = np.array([joint.tensor[node] for node in saved if node in joint.tensor], dtype=np.int32)
-    num_again = np.append(np.diff(values["rerun_makes"][0]), 0)  # index -1: no producer
-    producer = values["producer"]
-    again = (producer >= 0) & (producer < joint.split) & (num_again[producer] > 0)
-    return np.flatnonzero(again & ~np.isin(values["tensor"], kept)).astype(np.int32)
