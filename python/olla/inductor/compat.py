@@ -220,7 +220,8 @@ def compile_graph(
 ) -> Any:
     """Compile with Inductor under a mode, options by name, and patches of its configuration."""
     inductor = private("torch", "_TorchCompileInductorWrapper")(mode, dict(options), None)
-    return inductor(module, inputs, config_patches=dict(patches))
+    inductor.config.update(patches)  # its own argument for patches exists since torch 2.13 only
+    return inductor(module, inputs)
 
 
 @functools.cache
