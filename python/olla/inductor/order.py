@@ -122,7 +122,7 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
         if found.peak_bytes != found.program_peak_bytes:  # else the order fusion left has its reasons
             ordered = [nodes[op] for op in found.order]
             scheduler.prepare(ordered)
-        storages.tell(ordered)
+        compat.before_codegen(scheduler.scheduler(), storages.tell)
         return ordered
 
     def __getstate__(self) -> object:
