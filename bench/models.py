@@ -211,6 +211,7 @@ def build(
     *,
     tiny: bool = False,
     length: int | None = None,
+    image_size: int | None = None,
     device: str = "meta",
     settings: dict[str, Any] | None = None,
 ) -> Example:
@@ -221,12 +222,13 @@ def build(
         batch_size: sequences or images in the batch.
         tiny: a model of a few thousand parameters, for tests.
         length: tokens per sequence, where the model takes tokens.
+        image_size: pixels of a side, where it takes images.
         device: "meta" for planning only, "cpu" for random weights and data.
         settings: of the model's configuration, in place of ours.
     """
     family = _FAMILIES[name]
     settings = family.full | (family.tiny if tiny else {}) | (settings or {})
-    size = family.image_size[tiny]
+    size = image_size or family.image_size[tiny]
     if not any(family.length) and family.config:
         settings["image_size"] = size
     with torch.device(device):

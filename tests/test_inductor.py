@@ -5,64 +5,24 @@ from __future__ import annotations
 import copy
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from functorch.compile import make_boxed_func
-from steps import models, nn, torch
-from torch._dynamo.backends.common import aot_autograd
-from torch._inductor.decomposition import select_decomp_table
+from compiling import LEAST, blocks, fresh, inputs, square, without_kernels  # noqa: F401
+from steps import nn, torch
 from torch.utils.checkpoint import checkpoint
 
 import olla.inductor
 from olla.budgets import Goal
 from olla.errors import BudgetError, CaptureError
-from olla.inductor import compat, partition, saving
+from olla.inductor import compat, saving
 from olla.inductor.joint import Joint
 from olla.inductor.settings import patches
 
 pytestmark = pytest.mark.torch
 
-NUM_STEPS = 20
-LEAST = {"minimise": "peak"}
-
 Loss = Callable[[Any, Any], torch.Tensor]
-
-
-@pytest.fixture(autouse=True)
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Compile everything anew, with caches that end with the test."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    partition.forget_warnings()
-    torch.compiler.reset()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="torch")
-        yield
-    olla.inductor.disable()
-    torch.compiler.reset()
-
-
-class Block(nn.Module):
-    def __init__(self, width: int = 32, dropout: float = 0.2) -> None:
-        super().__init__()
-        self.up, self.down, self.norm = nn.Linear(width, 4 * width), nn.Linear(4 * width, width), nn.LayerNorm(width)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = x + self.dropout(self.down(nn.functional.gelu(self.up(self.norm(x)))))
-        return y
-
-
-def blocks(number: int = 2, dropout: float = 0.2) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(*(Block(dropout=dropout) for _ in range(number)))
-
-
-def square(model: Any, x: torch.Tensor) -> torch.Tensor:
-    result: torch.Tensor = model(x).square().mean()
-    return result
 
 
 def train(model: nn.Module, batches: list[Any], loss: Loss, **compiled: Any) -> tuple[list[float], list[torch.Tensor]]:
@@ -89,30 +49,9 @@ def alike(model: nn.Module, batches: list[Any], loss: Loss = square, **options: 
     same(found, train(model, batches, loss, backend=without_kernels(compat.min_cut_partition)))
 
 
-def alike_compiled(model: nn.Module, batches: list[Any], loss: Loss = square, **options: Any) -> None:
-    """Check that olla trains a model as Inductor does, with Inductor's kernels."""
-    found = train(model, batches, loss, backend="olla", options=options or LEAST)
-    torch.compiler.reset()
-    same(found, train(model, batches, loss, backend="inductor"))
-
-
-def without_kernels(partition_fn: Any) -> Any:
-    """A backend that runs forward and backward graphs op by op."""
-    return aot_autograd(
-        fw_compiler=lambda graph, _: make_boxed_func(graph.forward),
-        partition_fn=partition_fn,
-        decompositions=select_decomp_table(),
-    )
-
-
 def same(found: tuple[list[float], list[torch.Tensor]], expected: tuple[list[float], list[torch.Tensor]]) -> None:
     torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found[1], expected[1], rtol=1e-3, atol=1e-4)
-
-
-def inputs(number: int = NUM_STEPS, size: int = 16) -> list[torch.Tensor]:
-    torch.manual_seed(2)
-    return [torch.randn(size, 32) for _ in range(number)]
 
 
 def joint_of(model: nn.Module, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> Joint:
@@ -128,23 +67,6 @@ def joint_of(model: nn.Module, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch)
     torch.compile(model, backend=without_kernels(patches()["custom_partitioner_fn"]))(x)
     (joint,) = seen
     return joint
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt2", "resnet50"])
-def test_twenty_steps_of_a_network_train_as_with_inductor(name: str) -> None:
-    example = models.build(name, 2, tiny=True, device="cpu")
-    alike_compiled(example.model, [example.batch] * NUM_STEPS, example.loss)
-
-
-def test_twenty_steps_with_dropout_train_as_with_inductor() -> None:
-    alike_compiled(blocks(), inputs())
-
-
-@pytest.mark.parametrize("name", ["gpt2", "resnet50", "unet"])
-def test_twenty_steps_of_a_network_train_as_with_torchs_partitioner(name: str) -> None:
-    example = models.build(name, 2, tiny=True, device="cpu")
-    alike(example.model, [example.batch] * NUM_STEPS, example.loss)
 
 
 @pytest.mark.parametrize("options", [{"max_slowdown": 0.0}, {"budget": "2MB"}, LEAST], ids=["time", "budget", "least"])

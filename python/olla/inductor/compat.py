@@ -1,6 +1,6 @@
 """Every name of torch that is private or a prototype and that olla uses inside torch.compile.
 
-Supported: torch 2.11 to 2.13. Where a name is gone, the error says which, and in which torch.
+Supported: torch 2.11 to 2.15. Where a name is gone, the error says which, and in which torch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import functools
 import hashlib
 import importlib
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from olla.errors import CaptureError
 
 OLDEST = (2, 11)
-NEWEST_TESTED = (2, 13)
+NEWEST_TESTED = (2, 15)
 
 
 def private(module: str, name: str) -> Any:
@@ -169,7 +169,13 @@ OrderedSet: Any = private("torch.utils._ordered_set", "OrderedSet")
 _SCHEDULER_MEMBERS = {
     "BaseSchedulerNode": ("get_outputs", "get_nodes", "get_name", "get_device", "used_or_aliased_buffer_names"),
     "SchedulerBuffer": ("get_name", "get_aliases", "can_free"),
-    "Scheduler": ("can_buffer_be_removed_through_fusion", "get_fused_node", "get_donated_buffers", "get_backend"),
+    "Scheduler": (
+        "can_buffer_be_removed_through_fusion",
+        "compute_last_usage",
+        "get_backend",
+        "get_donated_buffers",
+        "get_fused_node",
+    ),
     "SchedulerNode": (),
     "FusedSchedulerNode": (),
     "ExternKernelSchedulerNode": (),
@@ -187,6 +193,22 @@ def scheduler_classes() -> Any:
             if not hasattr(found, member):
                 private("torch._inductor.scheduler", f"{owner}.{member}")
     return importlib.import_module("torch._inductor.scheduler")
+
+
+def before_codegen(scheduler: Any, call: Callable[[Sequence[Any]], None]) -> None:
+    """Have a function called with the kernels of a graph once their order is final.
+
+    Passes behind olla's note the sizes of buffers anew: one that overlaps communication, and since torch 2.14 another
+    in every graph.
+    """
+    compute_last_usage = scheduler.compute_last_usage  # what comes next
+
+    def called() -> None:
+        del scheduler.compute_last_usage
+        call(scheduler.nodes)
+        compute_last_usage()
+
+    scheduler.compute_last_usage = called
 
 
 def size_hint(graph: Any, size: Any) -> int:

@@ -94,6 +94,8 @@ class Storages:
         Args:
             ordered: the nodes in the order in which they will run.
         """
+        for name in self.buffers.keys() & set(inductor.output_names()):
+            inductor.set_bytes(self.buffers[name], free=0)  # torch 2.11 takes results to be freed at the start
         following = dict(zip((node.get_name() for node in ordered), ordered[1:], strict=False))
         for name, buffer in self.buffers.items():
             if name not in self.tensor and name not in self.aside and inductor.has_storage(buffer):

@@ -158,7 +158,7 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
         ordered = taken.ordered()
         scheduler.name_kernels(ordered)  # also where better ones were sought
         scheduler.prepare(ordered)
-        taken.storages.tell(ordered)
+        compat.before_codegen(scheduler.scheduler(), taken.storages.tell)
         scheduler.end_functions(ordered, ends(ordered, taken.graph, taken.order()))
         if self.arena and not any(scheduler.is_collective(node) for node in ordered):
             arena.install(name)

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from olla.errors import CaptureError
 from olla.inductor import compat
-from olla.inductor.split import Split, figures, split_of
+from olla.inductor.split import Split, recorded
 from olla.inductor.wrappers import LiveBytes, watched_wrappers
 from olla.pytorch.inputs import Fakes, step_device
 
@@ -240,18 +240,7 @@ def _compiling(splits: list[Split], sources: list[str], watch: Watch | None, ker
         warnings.filterwarnings("ignore", message=".*force disabled")  # of the caches, by us
         stack.enter_context(compat.uncached())
         stack.enter_context(watched_wrappers(sources, kernels=kernels))
-
-        def partition(joint: Any, inputs: Any, **kwargs: Any) -> Any:
-            given = figures(joint.graph)
-            start = time.process_time()
-            forward, backward = divide(joint, inputs, **kwargs)
-            seconds = time.process_time() - start
-            splits.append(split_of(given, joint.graph, forward, backward, kwargs["num_fwd_outputs"], seconds))
-            if watch is not None:
-                watch(splits[-1])
-            return forward, backward
-
-        divide = stack.enter_context(compat.patched("partition_fn", partition))
+        stack.enter_context(recorded(splits, watch))
         torch.compiler.reset()
         stack.callback(torch.compiler.reset)
         yield

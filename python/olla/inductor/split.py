@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +85,29 @@ def split_of(given: Figures, joint: fx.Graph, forward: Any, backward: Any, num_o
         seconds=seconds,
         digest=hashlib.sha256(f"{forward.graph}\n{backward.graph}".encode()).hexdigest(),
     )
+
+
+@contextlib.contextmanager
+def recorded(splits: list[Split], watch: Callable[[Split], None] | None = None) -> Iterator[None]:
+    """Note in a block what becomes of every joint graph that Inductor divides; what comes out of caches is not seen.
+
+    Args:
+        splits: receives them, in the order of compilation.
+        watch: is told of every one.
+    """
+
+    def partition(joint: Any, inputs: Any, **kwargs: Any) -> Any:
+        given = figures(joint.graph)
+        start = time.process_time()
+        forward, backward = divide(joint, inputs, **kwargs)
+        seconds = time.process_time() - start
+        splits.append(split_of(given, joint.graph, forward, backward, kwargs["num_fwd_outputs"], seconds))
+        if watch is not None:
+            watch(splits[-1])
+        return forward, backward
+
+    with compat.patched("partition_fn", partition) as divide:
+        yield
 
 
 def _saved(forward: fx.Graph, num_outputs: int) -> tuple[int, int]:
