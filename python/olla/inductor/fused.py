@@ -6,7 +6,7 @@ concatenation, buffers that one kernel overwrites in place), or an input that th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from olla.errors import CaptureError
@@ -52,6 +52,7 @@ class Storages:
         self.writes: list[list[int]] = [[] for _ in nodes]
         self.reads: list[set[int]] = [set() for _ in nodes]
         self.after: list[set[int]] = [set() for _ in nodes]
+        self.used = [list(inductor.used_names(node)) for node in nodes]  # by every node; Inductor takes long to say
         self.taken: dict[str, str] = {}  # of a buffer or input that a kernel overwrites: the buffer it then is
         for i, node in enumerate(nodes):
             for buffer in node.get_outputs():
@@ -68,8 +69,8 @@ class Storages:
             self.after[i].update(self.owner[dep] for dep in inductor.dependencies(node) if dep in self.owner)
         self._share_wholes(parts)
         self._share_in_place()
-        for i, node in enumerate(self.nodes):
-            self.reads[i].update(self._tensors(inductor.used_names(node)))
+        for reads, used in zip(self.reads, self.used, strict=True):
+            reads.update(self._tensors(used))
         self._hold_results()
         self._keep_overlap()
         return Graph.from_arrays(
@@ -115,14 +116,14 @@ class Storages:
             name = self.aside[name]
         return name
 
-    def _tensors(self, names: Iterator[str]) -> Iterator[int]:
+    def _tensors(self, names: Iterable[str]) -> Iterator[int]:
         """Yield the tensors that buffers lie in; inputs that stay have none."""
         return (self.tensor[root] for root in map(self._root, names) if root in self.tensor)
 
     def _storages(self) -> None:
         """Make a tensor of every input that is freed and of every buffer with memory of its own."""
         device = inductor.planned_device(self.buffers.values())
-        used = {self._root(name) for node in self.nodes for name in inductor.used_names(node)}
+        used = {self._root(name) for names in self.used for name in names}
         for name, buffer in inductor.freed_inputs():
             if name in used:  # the code does not free what no kernel reads
                 self._add(name, inductor.input_bytes(buffer, device), None)
@@ -185,7 +186,7 @@ class Storages:
         """What ran between a collective and its wait still does, so that communication stays hidden."""
         started: dict[str, int] = {}
         for i, node in enumerate(self.nodes):
-            names = {self._root(name) for name in inductor.used_names(node)}
+            names = {self._root(name) for name in self.used[i]}
             if inductor.is_wait(node):
                 start = max((started[name] for name in names if name in started), default=i)
                 for between in range(start + 1, i):

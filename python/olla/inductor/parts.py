@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,9 +78,12 @@ class _Unfused(Storages):
     def __init__(self, nodes: Sequence[Any], taken: dict[str, str]) -> None:
         super().__init__(nodes)
         self._allowed = taken
+        self._takers = set(taken.values())
 
-    def _overwritten(self, node: Any) -> Any:
-        return ((old, new) for old, new in super()._overwritten(node) if self._allowed.get(old) == new)
+    def _overwritten(self, node: Any) -> Iterator[tuple[str, str]]:
+        if self._takers.isdisjoint(buffer.get_name() for buffer in node.get_outputs()):
+            return  # asking costs more than anything else here
+        yield from ((old, new) for old, new in super()._overwritten(node) if self._allowed.get(old) == new)
 
 
 def parts_of(fused: Sequence[Any], storages: Storages) -> Parts:
