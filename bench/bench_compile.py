@@ -4,9 +4,10 @@
     python bench/bench_compile.py --cases "resnet50 b32" --settings eager "budget 1.0" "budget 0.5" "olla 5 %"
 
 Peaks are those of the wrappers that Inductor generates, replayed on fake tensors: bytes of live storages, optimizer
-state included, all gradients held, without the rounding of allocators and workspaces of kernels (Inductor for the CPU).
-Recomputed are flops of matrix products, attention and convolutions, as a share of the step's. Seconds are processor
-time of the compilation without that of the kernels, and of the partitioner in it.
+state included, all gradients held, without the rounding of allocators and workspaces of kernels (Inductor for the CPU);
+planned is what olla expected. Recomputed are flops of matrix products, attention and convolutions, as a share of the
+step's. Seconds are processor time: of the compilation without that of the kernels, of the partitioner and the passes
+before it, of olla's planning in it.
 
     budget B    torch.compile with activation_memory_budget=B; 1.0 is the default
     olla same   olla's least peak with no more recomputed flops than the best of torch's sweep (the lowest peak)
@@ -35,17 +36,19 @@ from typing import Any
 import torch
 
 import compile_cases
-import olla.inductor
 from harness import REPOSITORY, Cell, Report
+from olla.inductor.compat import code_digest, inductor_settings
+from olla.inductor.partition import Partitioner
 from olla.inductor.replay import Replay, replay
+from olla.inductor.settings import patches
 from olla.inductor.split import Split
 
 SWEEP = ("1.0", "0.5", "0.9", "0.3", "0.7", "0.1", "0.8", "0.6", "0.4", "0.2")
 OLLA = ("olla same", "olla peak", "olla 0 %", "olla 5 %", "olla least")
 SETTINGS = ("eager", *(f"budget {b}" for b in SWEEP), *OLLA)
 _RIVALS = ("olla same", "olla peak", "olla time")  # which depend on torch's best
-COLUMNS = ["model", "setting", "peak MiB", "of the default's, %", "recomputed flops, %", "recomputed ops", "saved MiB"]
-COLUMNS += ["compile s", "of the default's", "partition s"]
+COLUMNS = ["model", "setting", "peak MiB", "planned MiB", "of the default's, %", "recomputed flops, %"]
+COLUMNS += ["recomputed ops", "saved MiB", "compile s", "of the default's", "partition s", "planning s"]
 MEBI = 2**20
 
 
@@ -59,6 +62,7 @@ class Case:
     def __init__(self, name: str, folder: Path, size: str = "full") -> None:
         self.name, self.size = name, size
         self.path = folder / f"{hashlib.sha256(name.encode()).hexdigest()[:12]}.json"
+        self.partitioner: Partitioner | None = None  # olla's, in the compilation at hand
         self.found = self._kept()
 
     def _kept(self) -> dict[str, dict[str, Any]]:
@@ -100,7 +104,7 @@ class Case:
             return str(torch.__version__)
         best = self._best()
         target = f" {best['peak_bytes']} {best['recomputed_flops']}" if setting in _RIVALS and best else ""
-        return f"{torch.__version__} {olla.inductor.compat.code_digest()}{target}"
+        return f"{torch.__version__} {code_digest()}{target}"
 
     def _measure(self, setting: str) -> dict[str, Any]:
         example, state_bytes = compile_cases.build(self.name, self.size)
@@ -109,8 +113,9 @@ class Case:
 
         def watch(split: Split) -> None:
             seen.append(split)
-            for result in self.found.values():
-                if result.get("digests") == [split.digest] and "copy_of" not in result:
+            for other, result in self.found.items():
+                same = result.get("digests") == [split.digest] and "copy_of" not in result
+                if same and _code(result["stamp"]) == _code(self._stamp(setting)) and other != setting:
                     known.update(result)
                     raise _Known
 
@@ -122,15 +127,25 @@ class Case:
                     raise
                 same = ("digests", "copy_of")
                 result = {key: value for key, value in known.items() if key not in same}
-                return result | {"copy_of": seen[-1].digest, "digests": [], "partition_seconds": seen[-1].seconds}
+                result |= {"copy_of": seen[-1].digest, "digests": [], "partition_seconds": seen[-1].seconds}
+                return result | self._planned(state_bytes)
         if "eager" not in self.found:
             self.found["eager"] = {"peak_bytes": run.eager_peak_bytes, "stamp": self._stamp("eager")}
-        return _record(run)
+        return _record(run) | self._planned(state_bytes)
+
+    def _planned(self, state_bytes: int) -> dict[str, Any]:
+        """Return what olla expected of the step's only graph, and how long it took to plan."""
+        choices = self.partitioner.choices if self.partitioner else None
+        if not self.partitioner or not choices or len(choices) > 1:
+            return {}
+        planned_bytes = choices[0].peak_bytes + state_bytes
+        return {"planned_bytes": planned_bytes, "planning_seconds": self.partitioner.planning_seconds}
 
     @contextlib.contextmanager
     def configured(self, setting: str, state_bytes: int) -> Iterator[None]:
         """Compile under a setting in a block; those beside torch's best need its sweep."""
         kind, _, value = setting.partition(" ")
+        self.partitioner = None
         if kind == "budget":
             with torch._functorch.config.patch(activation_memory_budget=float(value)):
                 yield
@@ -142,7 +157,9 @@ class Case:
             goals["peak"] = {"budget": best["peak_bytes"] - state_bytes}
             goals["time"] = goals["same"] | goals["peak"]
         goal = goals.get(value) or {"max_recomputed": float(value.partition(" ")[0]) / 100}
-        with olla.inductor.enable(**goal):
+        with inductor_settings(settings := patches(**goal)):
+            self.partitioner = settings["custom_partitioner_fn"]
+            self.partitioner.choices = []
             yield
 
     def rows(self, settings: list[str]) -> list[list[Cell]]:
@@ -151,7 +168,8 @@ class Case:
         rows: list[list[Cell]] = []
         for setting in sorted(set(settings) & set(self.found), key=_rank):
             result = self.found[setting]
-            row: list[Cell] = [self.name, setting, result["peak_bytes"] / MEBI]
+            planned = result.get("planned_bytes")
+            row: list[Cell] = [self.name, setting, result["peak_bytes"] / MEBI, planned / MEBI if planned else None]
             row.append(100 * result["peak_bytes"] / default if default else None)
             if setting == "eager":
                 rows.append([*row, *([None] * (len(COLUMNS) - len(row)))])
@@ -160,7 +178,8 @@ class Case:
             row += [result["saved_bytes"] / MEBI]
             seconds = None if "copy_of" in result else result["compile_seconds"]
             usual = self.found.get("budget 1.0", {}).get("compile_seconds")
-            rows.append([*row, seconds, seconds / usual if seconds and usual else None, result["partition_seconds"]])
+            row += [seconds, seconds / usual if seconds and usual else None]
+            rows.append([*row, result["partition_seconds"], result.get("planning_seconds")])
         return rows
 
     def faults(self) -> list[str]:
@@ -184,6 +203,11 @@ class Case:
             if setting.startswith("olla") and result["recomputed_flops"] <= most_flops * result["flops"]
         ]
         return 1 - min(ours) / best["peak_bytes"] if best and ours else None
+
+
+def _code(stamp: str) -> list[str]:
+    """Return the versions a result was found with: torch's, and olla's where that took part."""
+    return stamp.split(" ")[:2]
 
 
 def _record(run: Replay) -> dict[str, Any]:
