@@ -167,7 +167,7 @@ std::int32_t ExactSearch::choose(const Group& group) {
       Level end = item.release + 1;
       for (std::int32_t k = group.begin; k < group.end; ++k) {
         const Open& other = frontier_.open(k);
-        if (other.release + other.size >= end || k == x || other.first >= item.last || item.first >= other.last) continue;
+        if (other.release + other.size >= end || k == x || !frontier_.meet(item, other)) continue;
         end = other.release + other.size;
         below = k;
       }
@@ -195,7 +195,7 @@ std::int32_t ExactSearch::tightest(const Group& group) {
   std::int32_t best = -1;
   for (const std::int32_t k : frontier_.by_release(group)) {
     const Open& item = frontier_.open(k);
-    if (item.first > section || item.last <= section) continue;
+    if (!frontier_.is_alive(item, section)) continue;
     if (best >= 0 && item.release > frontier_.open(best).release) break;
     if (best < 0 || rank_[item.item] < rank_[frontier_.open(best).item]) best = k;
   }
@@ -219,16 +219,20 @@ Section ExactSearch::tightest_section(const Group& group) {
   for (std::size_t k = order.size(); k-- > 0;) {
     const Open item = frontier_.open(order[k]);
     frontier_.add_walls(walls, item.release, first, last, work_);
-    for (Section s = item.first; s < item.last; ++s) {
-      work[s] += item.size;
-      end[s] = std::max(end[s], work[s] + item.release);
-      start[s] = item.release;
-    }
+    frontier_.each_life(item, first, last, [&](Section from, Section to) {
+      for (Section s = from; s < to; ++s) {
+        work[s] += item.size;
+        end[s] = std::max(end[s], work[s] + item.release);
+        start[s] = item.release;
+      }
+    });
   }
   for (Section s = first; s < last; ++s) end[s] = start[s] + capacity_ - end[s];  // the latest start of the first
   for (const std::int32_t k : order) {
     const Open item = frontier_.open(k);
-    for (Section s = item.first; s < item.last; ++s) num_first[s] += item.release <= end[s];
+    frontier_.each_life(item, first, last, [&](Section from, Section to) {
+      for (Section s = from; s < to; ++s) num_first[s] += item.release <= end[s];
+    });
   }
   double best = std::numeric_limits<double>::max();
   Section where = -1;

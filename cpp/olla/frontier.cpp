@@ -17,14 +17,13 @@ std::uint64_t mixed(std::uint64_t x) {
   return x ^ x >> 32;
 }
 
-bool meet(const Open& a, const Open& b) { return a.first < b.last && b.first < a.last; }
-
 }  // namespace
 
 Frontier::Frontier(const Part& part, std::span<const Offset> fixed, const ExactRules& rules)
     : part_(part),
       rules_(rules),
       fixed_(fixed.empty() ? std::vector<Offset>(part.items.size(), kUnplaced) : std::vector(fixed.begin(), fixed.end())),
+      lives_again_(!part.again.empty()),
       shape_(part.items.size()),
       work_(part.section_load.size()) {
   for (ItemId i = 0; i < part.num_items(); ++i) {
@@ -33,9 +32,34 @@ Frontier::Frontier(const Part& part, std::span<const Offset> fixed, const ExactR
   const auto key = [&](ItemId i) { return std::tuple(part.items[i].first, part.items[i].last, part.items[i].size); };
   std::ranges::stable_sort(free_, {}, key);
   for (std::size_t k = 0; k < free_.size(); ++k) {
-    const bool is_twin = k > 0 && key(free_[k]) == key(free_[k - 1]);
+    const bool is_twin = !lives_again_ && k > 0 && key(free_[k]) == key(free_[k - 1]);
     shape_[free_[k]] = is_twin ? shape_[free_[k - 1]] : static_cast<std::int32_t>(k);
   }
+  if (lives_again_) find_meetings();
+}
+
+void Frontier::find_meetings() {
+  const std::size_t num_items = part_.items.size();
+  meetings_.assign(num_items * num_items, false);
+  std::vector<std::vector<ItemId>> alive(part_.section_load.size());
+  for (ItemId i = 0; i < part_.num_items(); ++i) {
+    const auto add = [&](const Lifetime& life) {
+      for (Section s = life.first; s < life.last; ++s) alive[s].push_back(i);
+    };
+    add({part_.items[i].first, part_.items[i].last});
+    std::ranges::for_each(part_.again[i], add);
+  }
+  for (const std::vector<ItemId>& here : alive) {
+    for (const ItemId i : here) {
+      for (const ItemId j : here) meetings_[i * num_items + j] = true;
+    }
+  }
+}
+
+bool Frontier::is_alive(const Open& open, Section section) const {
+  if (open.first <= section && section < open.last) return true;
+  return lives_again_ && std::ranges::any_of(part_.again[open.item],
+                                             [&](const Lifetime& life) { return life.first <= section && section < life.last; });
 }
 
 bool Frontier::start(Level capacity, Bytes unit, Group& all) {
@@ -46,7 +70,10 @@ bool Frontier::start(Level capacity, Bytes unit, Group& all) {
     const Item& item = part_.items[i];
     const auto begin = static_cast<Level>(std::min<Bytes>(fixed_[i] / unit, kMaxLevel));
     const auto end = static_cast<Level>(std::min<Bytes>((fixed_[i] + item.size + unit - 1) / unit, kMaxLevel));
-    if (begin < end) walls_.push_back({item.first, item.last, begin, end - begin});
+    if (begin >= end) continue;
+    walls_.push_back({item.first, item.last, begin, end - begin});
+    if (!lives_again_) continue;
+    for (const Lifetime& life : part_.again[i]) walls_.push_back({life.first, life.last, begin, end - begin});
   }
   std::ranges::stable_sort(walls_, {}, &Wall::offset);
   const std::int32_t num_items = num_free();
@@ -77,7 +104,9 @@ void Frontier::find_windows() {
     const Open& open = open_[k];
     Level low = 0;
     for (const Wall& wall : walls_) {
-      if (wall.last <= open.first || open.last <= wall.first) continue;
+      bool is_in_way = false;
+      each_life(open, wall.first, wall.last, [&](Section, Section) { is_in_way = true; });
+      if (!is_in_way) continue;
       if (wall.offset - open.size >= low) windows_.push_back({low, wall.offset - open.size});
       low = std::max(low, wall.offset + wall.size);
     }
@@ -143,18 +172,23 @@ bool Frontier::overfull(const Group& group, Section first, Section last) {
   WallCursor cursor = walls();
   for (std::int32_t k = group.end - 1; k >= group.begin; --k) {
     const Open& item = open[order_[k]];
-    const Section from = std::max(item.first, first), to = std::min(item.last, last);
-    if (from >= to) continue;
     const Level release = rules_.use_machine ? item.release : 0;
-    add_walls(cursor, release, first, last, work_);
     const Level size = item.size;
-    Level most = 0;
-    for (Section s = from; s < to; ++s) {
-      work[s] += size;
-      most = std::max(most, work[s]);
-    }
-    if (most <= capacity_ - release) continue;
-    culprit_ = static_cast<Section>(std::find(work + from, work + to, most) - work);
+    Level most = -1;
+    const auto put = [&](Section from, Section to) {
+      if (most < 0) add_walls(cursor, release, first, last, work_);
+      for (Section s = from; s < to; ++s) {
+        work[s] += size;
+        most = std::max(most, work[s]);
+      }
+    };
+    each_life(item, first, last, put);
+    if (most < 0 || most <= capacity_ - release) continue;
+    const auto find = [&](Section from, Section to) {
+      const Level* const found = std::find(work + from, work + to, most);
+      if (found != work + to) culprit_ = static_cast<Section>(found - work);
+    };
+    each_life(item, first, last, find);
     return true;
   }
   return false;
@@ -174,7 +208,7 @@ bool Frontier::place(const Group& group, std::int32_t x, std::vector<Group>& res
   for (std::int32_t k = from.begin; k < from.end; ++k) {
     if (k == x) continue;
     Open& item = open_[out] = open_[k];
-    if (rest.empty() || (rules_.use_split && item.first >= reach)) {
+    if (rest.empty() || (rules_.use_split && !lives_again_ && item.first >= reach)) {
       rest.push_back({out, out, limit, item.first, item.last, part_.num_sections(), 0, {}});
       reach = item.last;
     }
@@ -188,8 +222,8 @@ bool Frontier::place(const Group& group, std::int32_t x, std::vector<Group>& res
         item.release = fit(item.item, top);
         if (item.release > capacity_ - item.size) return false;
         rose_[out] = true;
-        last.raised_first = std::min(last.raised_first, item.first);
-        last.raised_last = std::max(last.raised_last, item.last);
+        last.raised_first = lives_again_ ? 0 : std::min(last.raised_first, item.first);
+        last.raised_last = lives_again_ ? part_.num_sections() : std::max(last.raised_last, item.last);
       }
     }
     const StateHash own = hash(item);
@@ -250,7 +284,7 @@ bool Frontier::postpone(const Group& group, std::int32_t x) {
     open_[k].postponed = !on_wall;
   }
   sort(group);
-  return !overfull(group, late.first, late.last);
+  return lives_again_ ? !overfull(group, 0, part_.num_sections()) : !overfull(group, late.first, late.last);
 }
 
 // From the lowest top an item can rest on upwards (Dijkstra): items that wait for each other alone never get a place.
@@ -279,8 +313,8 @@ bool Frontier::settle(const Group& group) {
     if (best_release > open.release) {
       open.release = best_release;
       open.postponed = !best_on_wall;
-      first = std::min(first, open.first);
-      last = std::max(last, open.last);
+      first = lives_again_ ? 0 : std::min(first, open.first);
+      last = lives_again_ ? part_.num_sections() : std::max(last, open.last);
     }
     pending_[best] = pending_.back();
     pending_.pop_back();

@@ -1,6 +1,8 @@
 // The items a partial packing has not placed yet, and what is known of where they can go. The exact search works on it.
 #pragma once
 
+#include <algorithm>
+
 #include "olla/packing.hpp"
 
 namespace olla {
@@ -64,6 +66,21 @@ class Frontier {
 
   std::int32_t num_free() const { return static_cast<std::int32_t>(free_.size()); }
   const Open& open(std::int32_t x) const { return open_[x]; }
+  bool meet(const Open& a, const Open& b) const { return lives_again_ ? meet_again(a, b) : a.first < b.last && b.first < a.last; }
+  bool is_alive(const Open& open, Section section) const;
+
+  // Calls visit(first, last) for the lifetimes of the item, as far as they are in [first, last).
+  template <class Visit>
+  void each_life(const Open& open, Section first, Section last, const Visit& visit) const {
+    const Section from = std::max(open.first, first), to = std::min(open.last, last);
+    if (from < to) visit(from, to);
+    if (lives_again_) {
+      for (const Lifetime& life : part_.again[open.item]) {
+        if (std::max(life.first, first) < std::min(life.last, last)) visit(std::max(life.first, first), std::min(life.last, last));
+      }
+    }
+  }
+
   std::span<const std::int32_t> by_release(const Group& g) const { return {order_.data() + g.begin, order_.data() + g.end}; }
   std::span<const ItemId> free_items() const { return free_; }
   Section culprit() const { return culprit_; }  // where the last bound that failed did so, or -1
@@ -84,6 +101,8 @@ class Frontier {
     Level begin, end;  // starts that keep clear of walls, both inclusive
   };
 
+  void find_meetings();
+  bool meet_again(const Open& a, const Open& b) const { return meetings_[a.item * part_.items.size() + b.item]; }
   void find_windows();
   Level fit(ItemId item, Level above) const;          // lowest start at or above
   Level next_window(ItemId item, Level above) const;  // lowest start above it that rests on a wall
@@ -97,6 +116,8 @@ class Frontier {
   const Part& part_;
   const ExactRules rules_;
   const std::vector<Offset> fixed_;
+  const bool lives_again_;
+  std::vector<char> meetings_;  // where items live again: of items i and j, whether they are ever alive together
   std::vector<ItemId> free_;
   std::vector<std::int32_t> shape_;         // of an item; the same for items of equal lifetime and size
   std::vector<Wall> walls_;                 // by offset

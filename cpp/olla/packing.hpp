@@ -15,6 +15,10 @@ struct Item {
   Bytes size;           // > 0
 };
 
+struct Lifetime {
+  Section first, last;  // sections [first, last)
+};
+
 struct Part {
   std::vector<std::int32_t> buffers;  // buffer of item i
   std::vector<Item> items;            // first never falls
@@ -22,6 +26,8 @@ struct Part {
   Bytes load = 0;             // max(section_load)
   Bytes bound = 0;            // no packing is lower: the load, or the end of a fixed item
   std::vector<Offset> fixed;  // of item i: where it must lie, or kUnplaced; empty where no item is fixed
+  // Of item i: when it lives again, all at one place; empty where no item does. Known to the exact search alone.
+  std::vector<std::vector<Lifetime>> again;
 
   Section num_sections() const { return static_cast<Section>(section_load.size()); }
   ItemId num_items() const { return static_cast<ItemId>(items.size()); }

@@ -17,7 +17,8 @@ constexpr ItemId kMaxBirthsFirst = 150'000;
 constexpr ItemId kMaxWhole = 20'000;  // of a part that repeats itself, to be searched as a whole as well
 constexpr int kCutsPerTurn = 4, kFrontCuts = 6, kTurnsPerCut = 3;
 // Of a turn: placements of the wheel, and what takes about as long.
-constexpr std::int64_t kPlacements = 50'000, kLookedAtPerPlacement = 100, kNodesPerTurn = 10'000, kRingNodes = 40'000;
+constexpr std::int64_t kPlacements = 50'000, kLookedAtPerPlacement = 100, kNodesPerTurn = 10'000, kRingNodes = 40'000,
+                       kTieNodes = 10'000;
 
 }  // namespace
 
@@ -58,6 +59,7 @@ bool PartSearch::improve(Bytes enough, Effort& effort, const Stop& stop) {
   // By birth, like follows like; a ring is faster where there is one and the whole is long.
   const bool births_first = !ring_ || part_.num_items() <= kMaxBirthsFirst, tries_births = options_.use_births && is_free_;
   if (tries_births && births_first) try_births(enough, stop);
+  for (int turn = 0; turn < 2 && tie_ && !done(enough, stop); ++turn) turn_tie(enough, effort, stop);
   if (fold_ && !done(enough, stop)) fold(enough, effort, stop);
   if (fold_ && rules_height_ >= best_.height) return true;
   if (tries_births && !births_first) try_births(enough, stop);
@@ -67,6 +69,7 @@ bool PartSearch::improve(Bytes enough, Effort& effort, const Stop& stop) {
 }
 
 void PartSearch::find_repetition() {
+  tie_ = Tie::find(part_, {options_.seed, options_.num_threads, false});
   repeats_ = Repetition::find(part_);
   if (!repeats_) return;
   if (part_.num_items() >= kMinFolded) fold_ = Fold::find(part_, *repeats_);
@@ -141,6 +144,7 @@ void PartSearch::try_births(Bytes enough, const Stop& stop) {
 // The searches take turns, as no one can tell which suits a part. Around fixed items only the wheel and ejection can build.
 void PartSearch::take_turns(Bytes enough, Effort& effort, const Stop& stop) {
   const bool is_decision = is_small_ && options_.capacity > 0;
+  if (tie_ && !done(enough, stop)) turn_tie(enough, effort, stop);
   if (ring_ && !done(enough, stop)) turn_ring(enough, effort, stop);
   if (fold_ && !done(enough, stop)) fold(enough, effort, stop);
   if ((ring_ || fold_) && part_.num_items() > kMaxWhole) return;
@@ -168,6 +172,14 @@ void PartSearch::climb_down(Bytes enough, Effort& effort, const Stop& stop) {
   ladder_.lower(enough, nodes, stop, best_);
   effort.nodes -= nodes;
   bound_ = std::max(bound_, ladder_.bound());
+}
+
+void PartSearch::turn_tie(Bytes enough, Effort& effort, const Stop& stop) {
+  const Bytes before = best_.height;
+  const auto nodes = std::min(effort.nodes, static_cast<std::int64_t>(tie_share_.slices * kTieNodes));
+  tie_->lower(enough, nodes, stop, best_);
+  effort.nodes -= std::max<std::int64_t>(1, nodes);
+  tie_share_.learn(best_.height < before);
 }
 
 void PartSearch::turn_ring(Bytes enough, Effort& effort, const Stop& stop) {

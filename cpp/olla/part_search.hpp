@@ -11,6 +11,7 @@
 #include "olla/neighbourhood.hpp"
 #include "olla/ring.hpp"
 #include "olla/squeaky.hpp"
+#include "olla/tie.hpp"
 
 namespace olla {
 
@@ -50,6 +51,7 @@ class PartSearch {
   void take_turns(Bytes enough, Effort& effort, const Stop& stop);
   void turn_wheel(Bytes enough, Effort& effort, const Stop& stop);
   void climb_down(Bytes enough, Effort& effort, const Stop& stop);
+  void turn_tie(Bytes enough, Effort& effort, const Stop& stop);
   void turn_ring(Bytes enough, Effort& effort, const Stop& stop);
   void eject(Bytes enough, Effort& effort, const Stop& stop);
   void search_near(Bytes enough, Effort& effort, const Stop& stop);
@@ -68,12 +70,13 @@ class PartSearch {
   std::optional<Ejection> ejection_;
   std::optional<Neighbourhood> neighbourhood_;
   std::optional<Repetition> repeats_;
+  std::unique_ptr<Tie> tie_;
   std::optional<Ring> ring_;
   std::optional<Fold> fold_;
   std::vector<Section> cuts_;           // where the fold can be cut, best first
   std::unique_ptr<PartSearch> folded_;  // of its short part
   Bytes rules_height_ = 0;              // what greedy rules gave for the short part, and would for the whole
-  Share ring_share_, wheel_share_, ejection_share_, neighbourhood_share_;
+  Share tie_share_, ring_share_, wheel_share_, ejection_share_, neighbourhood_share_;
 };
 
 }  // namespace olla
