@@ -240,7 +240,9 @@ def check_page(found: dict[str, Kept]) -> tuple[Report, list[str]]:
                 faults.append(f"{case}: {goal}: not the same numbers")
             if goal == "least" and not r["other"]:
                 faults.append(f"{case}: {goal}: the graphs are torch's")
-    page.summary["not equal"] = "; ".join(faults) or "none"
+            if goal == "least" and not r["ops"]:
+                faults.append(f"{case}: {goal}: other values are saved, but none made again")
+    page.summary["not equal, or not shown"] = "; ".join(faults) or "none"
     page.summary["tolerances"] = "one step 1.3e-6 relative, 1e-5 absolute; 20 steps 1e-3 and 1e-3; 1 is all of it"
     return page, faults
 

@@ -66,7 +66,7 @@ def test_twenty_steps_of_a_network_train_as_with_inductor(case: str) -> None:
     torch.manual_seed(0)
     example, _ = compile_cases.build(case, "tiny")
     default, ours = alike(example, functools.partial(compile_cases.optimizer, case), NUM_STEPS)
-    assert ours.splits[0].num_recomputed > default.splits[0].num_recomputed
+    assert ours.splits[0].digest != default.splits[0].digest
 
 
 def test_twenty_steps_with_dropout_train_as_with_inductor() -> None:
