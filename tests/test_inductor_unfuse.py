@@ -151,7 +151,7 @@ def test_kernels_in_parts_need_the_same_memory_while_together(function):
     found = []
     generated(function, {**order.patches(), "_post_fusion_custom_pass": Comparing()})
     assert len(found) == 1
-    assert found[0] > 0 or function is chain
+    assert (found[0] > 0) == (function in (twins, normed_twins))  # the others have none that may be taken apart
 
 
 def test_functions_end_where_their_kernels_together_need_more_than_the_peak():

@@ -166,8 +166,12 @@ def is_inside(node: Any, buffer: Any) -> bool:
 
 
 def parts_of(node: Any) -> list[Any]:
-    """Return the nodes that a kernel was fused from, such that any of them could be a kernel; else the node alone."""
-    if keeps_order(node) or not compat_codegen.is_plain_fusion(node):
+    """Return the nodes that a kernel was fused from, such that any of them could be a kernel; else the node alone.
+
+    Where others have to wait for a kernel without reading what it makes, Inductor may have noted that for all of it.
+    """
+    waited_for = any(user.is_weak for buffer in node.get_outputs() for user in buffer.users)
+    if waited_for or keeps_order(node) or not compat_codegen.is_plain_fusion(node):
         return [node]
     return list(node.get_nodes())
 
