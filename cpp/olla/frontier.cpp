@@ -43,7 +43,7 @@ void Frontier::find_meetings() {
   meetings_.assign(num_items * num_items, false);
   std::vector<std::vector<ItemId>> alive(part_.section_load.size());
   for (ItemId i = 0; i < part_.num_items(); ++i) {
-    const auto add = [&](const Lifetime& life) {
+    const auto add = [&](const Stretch& life) {
       for (Section s = life.first; s < life.last; ++s) alive[s].push_back(i);
     };
     add({part_.items[i].first, part_.items[i].last});
@@ -59,7 +59,7 @@ void Frontier::find_meetings() {
 bool Frontier::is_alive(const Open& open, Section section) const {
   if (open.first <= section && section < open.last) return true;
   return lives_again_ && std::ranges::any_of(part_.again[open.item],
-                                             [&](const Lifetime& life) { return life.first <= section && section < life.last; });
+                                             [&](const Stretch& life) { return life.first <= section && section < life.last; });
 }
 
 bool Frontier::start(Level capacity, Bytes unit, Group& all) {
@@ -73,7 +73,7 @@ bool Frontier::start(Level capacity, Bytes unit, Group& all) {
     if (begin >= end) continue;
     walls_.push_back({item.first, item.last, begin, end - begin});
     if (!lives_again_) continue;
-    for (const Lifetime& life : part_.again[i]) walls_.push_back({life.first, life.last, begin, end - begin});
+    for (const Stretch& life : part_.again[i]) walls_.push_back({life.first, life.last, begin, end - begin});
   }
   std::ranges::stable_sort(walls_, {}, &Wall::offset);
   const std::int32_t num_items = num_free();

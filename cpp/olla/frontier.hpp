@@ -75,7 +75,7 @@ class Frontier {
     const Section from = std::max(open.first, first), to = std::min(open.last, last);
     if (from < to) visit(from, to);
     if (lives_again_) {
-      for (const Lifetime& life : part_.again[open.item]) {
+      for (const Stretch& life : part_.again[open.item]) {
         if (std::max(life.first, first) < std::min(life.last, last)) visit(std::max(life.first, first), std::min(life.last, last));
       }
     }

@@ -15,7 +15,7 @@ struct Item {
   Bytes size;           // > 0
 };
 
-struct Lifetime {
+struct Stretch {
   Section first, last;  // sections [first, last)
 };
 
@@ -27,7 +27,7 @@ struct Part {
   Bytes bound = 0;            // no packing is lower: the load, or the end of a fixed item
   std::vector<Offset> fixed;  // of item i: where it must lie, or kUnplaced; empty where no item is fixed
   // Of item i: when it lives again, all at one place; empty where no item does. Known to the exact search alone.
-  std::vector<std::vector<Lifetime>> again;
+  std::vector<std::vector<Stretch>> again;
 
   Section num_sections() const { return static_cast<Section>(section_load.size()); }
   ItemId num_items() const { return static_cast<ItemId>(items.size()); }

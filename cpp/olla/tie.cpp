@@ -117,7 +117,7 @@ bool Tie::tie(Section short_sections) {
 bool Tie::merge() {
   tied_ = {};
   places_.clear();
-  std::vector<std::vector<Lifetime>> lifetimes(size_.size());
+  std::vector<std::vector<Stretch>> lifetimes(size_.size());
   std::set<Signature> known;
   std::vector<ItemId> alive;
   Signature signature;
@@ -138,7 +138,7 @@ bool Tie::merge() {
     tied_.section_load.push_back(0);
     for (const ItemId i : alive) {
       const Place place = place_of_[i];
-      std::vector<Lifetime>& own = lifetimes[place];
+      std::vector<Stretch>& own = lifetimes[place];
       tied_.section_load.back() += size_[place];
       if (own.empty()) places_.push_back(place);
       if (own.empty() || own.back().last < section) own.push_back({section, section});
@@ -147,7 +147,7 @@ bool Tie::merge() {
   }
   if (places_.empty()) return false;
   for (const Place place : places_) {
-    const std::vector<Lifetime>& own = lifetimes[place];
+    const std::vector<Stretch>& own = lifetimes[place];
     tied_.items.push_back({own[0].first, own[0].last, size_[place]});
     tied_.again.emplace_back(own.begin() + 1, own.end());
   }

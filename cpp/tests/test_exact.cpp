@@ -77,12 +77,12 @@ Part full_part(std::size_t count, std::int64_t horizon, Bytes height, std::mt199
 // Whether two items are ever alive together.
 bool meet(const Part& part, ItemId i, ItemId j) {
   const auto lifetimes = [&](ItemId item) {
-    std::vector<Lifetime> all = {{part.items[item].first, part.items[item].last}};
+    std::vector<Stretch> all = {{part.items[item].first, part.items[item].last}};
     if (!part.again.empty()) all.insert(all.end(), part.again[item].begin(), part.again[item].end());
     return all;
   };
-  for (const Lifetime& a : lifetimes(i)) {
-    for (const Lifetime& b : lifetimes(j)) {
+  for (const Stretch& a : lifetimes(i)) {
+    for (const Stretch& b : lifetimes(j)) {
       if (a.first < b.last && b.first < a.last) return true;
     }
   }
@@ -94,14 +94,14 @@ Part living_again(ItemId count, Section num_sections, Bytes max_size, std::mt199
   Part part;
   part.section_load.assign(num_sections, 0);
   while (part.num_items() < count) {
-    std::vector<Lifetime> lifetimes;
+    std::vector<Stretch> lifetimes;
     for (auto first = static_cast<Section>(random() % num_sections); first < num_sections && lifetimes.size() < 3;) {
       const auto last = static_cast<Section>(first + 1 + random() % (num_sections - first));
       lifetimes.push_back({first, last});
       first = static_cast<Section>(last + 1 + random() % num_sections);
     }
     const auto size = static_cast<Bytes>(1 + random() % max_size);
-    for (const Lifetime& life : lifetimes) {
+    for (const Stretch& life : lifetimes) {
       for (Section s = life.first; s < life.last; ++s) part.section_load[s] += size;
     }
     part.items.push_back({lifetimes[0].first, lifetimes[0].last, size});
