@@ -242,7 +242,9 @@ def report(cases: list[Case], settings: list[str]) -> tuple[Report, list[str]]:
         "; ".join(f"{name}: {', '.join(left)}" for name, left in missing.items() if left) or "-"
     )
     page.summary["found with earlier code"] = "; ".join(old for case in cases for old in case.outdated(settings)) or "-"
-    page.summary["machine"] = "shared with other work, more for some rows than for others: seconds of processor time compare with care"
+    page.summary["machine"] = (
+        "shared with other work, more for some rows than for others: seconds of processor time compare with care"
+    )
     return page, faults
 
 
