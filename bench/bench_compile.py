@@ -182,6 +182,11 @@ class Case:
             rows.append([*row, result["partition_seconds"], result.get("planning_seconds")])
         return rows
 
+    def outdated(self, settings: list[str]) -> list[str]:
+        """Return olla's results that other code found."""
+        ours = [s for s in settings if s in OLLA and s in self.found]
+        return [f"{self.name}: {s}" for s in ours if _code(self.found[s]["stamp"]) != _code(self._stamp(s))]
+
     def faults(self) -> list[str]:
         """Return what olla does worse than torch's sweep."""
         best, same = self._best(), self.found.get("olla same")
@@ -246,7 +251,10 @@ def report(cases: list[Case], settings: list[str]) -> tuple[Report, list[str]]:
     page.summary["not measured"] = (
         "; ".join(f"{name}: {', '.join(left)}" for name, left in missing.items() if left) or "-"
     )
-    page.summary["machine"] = "shared with other work; seconds are processor time"
+    page.summary["found with earlier code"] = "; ".join(old for case in cases for old in case.outdated(settings)) or "-"
+    page.summary["machine"] = (
+        "shared with other work, more for some rows than for others: seconds of processor time compare with care"
+    )
     return page, faults
 
 
