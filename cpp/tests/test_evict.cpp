@@ -39,4 +39,26 @@ TEST(limits_are_kept) {
   CHECK(by_peak.curve()[by_peak.curve().size() - 2].peak > 95);
 }
 
+TEST(what_is_taken_back_leaves_the_peak_between_the_limits_and_adds_no_time) {
+  const Graph graph(training(12));
+  const Rules rules = rules_for(graph.data());
+  const Values values(graph, rules);
+  const auto order = program_order(graph);
+  Control control("budget", 10, {});
+  std::vector<Decision> all;  // every value of forward, one made from the other: more memory than without some of them
+  for (ValueId x = 0; x < values.num_values(); ++x) {
+    if (values.producer[x] != kNoOp && values.producer[x] < 11) all.push_back({{x, 11}});
+  }
+  const auto reversed = [&](Bytes least) {
+    Evictor evictor(graph, values, rules, order);
+    CHECK(evictor.reset(all));
+    const Rewrite before = evictor.rewrite();
+    evictor.reverse(before.peak, control, least);
+    CHECK(evictor.rewrite().peak <= before.peak && evictor.rewrite().added_seconds < before.added_seconds);
+    return evictor.rewrite().peak;
+  };
+  const Bytes lowest = reversed(0);
+  CHECK(reversed(lowest + 1) > lowest);
+}
+
 OLLA_TEST_MAIN
