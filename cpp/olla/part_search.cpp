@@ -33,7 +33,14 @@ PartSearch::PartSearch(const Part& part, const LayoutOptions& options)
       ladder_(part, {options.seed, options.num_threads, options.capacity > 0}) {}
 
 void PartSearch::begin(const std::function<bool()>& stop) {
-  if (!skyline_.place(by_key(part_, item_keys(part_, kArea)), {}, stop, best_)) skyline_.stack_rest(best_);
+  if (skyline_.place(by_key(part_, item_keys(part_, kArea)), {}, stop, best_)) return;
+  skyline_.stack_rest(best_);
+  if (!is_free_) return;
+  Packing by_birth{fit_by_birth(part_, 0)};  // as fast as a stack
+  for (ItemId i = 0; i < part_.num_items(); ++i) {
+    by_birth.height = std::max(by_birth.height, by_birth.offsets[i] + part_.items[i].size);
+  }
+  keep(std::move(by_birth));
 }
 
 bool PartSearch::done(Bytes enough, const Stop& stop) const {

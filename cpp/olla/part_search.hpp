@@ -26,7 +26,7 @@ class PartSearch {
 
   PartSearch(const Part& part, const LayoutOptions& options);
 
-  // One greedy pass. Where it is stopped, what is left is stacked: a packing there is in any case.
+  // One greedy pass. Where it is stopped, what is left is stacked, or all placed by birth: a packing there is in any case.
   void begin(const std::function<bool()>& stop);
 
   // One turn of lowering the height towards enough. False when there is nothing left to try, or no effort.

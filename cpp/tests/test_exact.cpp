@@ -249,7 +249,7 @@ TEST(items_that_live_again_fit_where_brute_force_says_so) {
     std::vector<Offset> offsets = fixed;
     CHECK(decide(part, least, {}, fixed) == (fits(part, offsets, least) ? Fit::kFits : Fit::kNever));
   }
-  CHECK(40 * num_above_load > num_rounds);
+  CHECK(num_above_load >= 5);
 }
 
 TEST(rectangles_cut_at_random_are_put_together_again) {

@@ -243,4 +243,14 @@ TEST(a_first_pass_that_is_stopped_still_gives_a_layout) {
   CHECK(result.height >= result.load);
 }
 
+TEST(a_first_pass_that_is_stopped_is_no_stack_where_sizes_return) {
+  std::vector<Buffer> buffers;
+  for (std::int64_t i = 0; i < 400'000; ++i) buffers.push_back({i, i + 1 + i * i % 1000, 1 + i * i % 7});
+  Control control("layout", 60, [](const Progress&) { return false; });
+  const LayoutResult result = layout(buffers, {}, control);
+  CHECK(control.cancelled());
+  CHECK_EQ(std::ranges::count(result.offsets, kFree), 0);
+  CHECK(result.height < 2 * result.load);
+}
+
 OLLA_TEST_MAIN
