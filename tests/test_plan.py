@@ -232,6 +232,7 @@ def test_ctrl_c_during_a_search_ends_it_with_a_plan() -> None:
     """A real signal in a fresh process, where the interpreter's own handler is in place."""
     program = f"""
 import signal, sys, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start without one
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from plans import hard_graph
 from olla.plan import plan
