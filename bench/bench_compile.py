@@ -15,6 +15,7 @@ before it, of olla's planning in it.
     olla time   both: the least added time (not by default)
     olla F %    olla's least peak with up to F % of the flops recomputed
     olla least  olla with minimise="peak"
+    olla N B    olla with a budget of that many bytes, the optimizer's state included (compile_budgets.py)
 
 Results are kept in --folder as they are found, and read from there. Exit status: 0; 1 if something could not be
 compiled, or olla's peak with no more recomputed flops is above the best of torch's.
@@ -138,8 +139,11 @@ class Case:
         choices = self.partitioner.choices if self.partitioner else None
         if not self.partitioner or not choices or len(choices) > 1:
             return {}
-        planned_bytes = choices[0].peak_bytes + state_bytes
-        return {"planned_bytes": planned_bytes, "planning_seconds": self.partitioner.planning_seconds}
+        return {
+            "planned_bytes": choices[0].peak_bytes + state_bytes,
+            "saved_peak_bytes": choices[0].saved_peak_bytes + state_bytes,
+            "planning_seconds": self.partitioner.planning_seconds,
+        }
 
     @contextlib.contextmanager
     def configured(self, setting: str, state_bytes: int) -> Iterator[None]:
@@ -156,7 +160,10 @@ class Case:
             goals["same"] = {"max_recomputed": best["recomputed_flops"] / best["flops"]}
             goals["peak"] = {"budget": best["peak_bytes"] - state_bytes}
             goals["time"] = goals["same"] | goals["peak"]
-        goal = goals.get(value) or {"max_recomputed": float(value.partition(" ")[0]) / 100}
+        number, _, unit = value.partition(" ")
+        if unit == "B":
+            goals[value] = {"budget": int(number) - state_bytes}
+        goal = goals.get(value) or {"max_recomputed": float(number) / 100}
         with inductor_settings(settings := patches(**goal)):
             self.partitioner = settings["custom_partitioner_fn"]
             self.partitioner.choices = []
