@@ -14,24 +14,34 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.decomposition import select_decomp_table
 
 import olla.inductor
-from olla.inductor import order, partition
+from olla.inductor import arena, order, partition
 
 NUM_STEPS = 20
 LEAST = {"minimise": "peak"}
 
 
 @pytest.fixture(autouse=True)
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Compile everything anew, with caches that end with the test."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+def fresh() -> Iterator[None]:
+    """Plan everything anew: no graph comes out of torch's caches, though machine code of the same kernels does."""
     partition.forget_warnings()
     order.forget()
+    arena.forget()
     torch.compiler.reset()
-    with warnings.catch_warnings():
+    no_autograd_cache = torch._functorch.config.patch(enable_autograd_cache=False)
+    with warnings.catch_warnings(), torch._inductor.config.patch(fx_graph_cache=False), no_autograd_cache:
         warnings.filterwarnings("ignore", module="torch")
         yield
     olla.inductor.disable()
     torch.compiler.reset()
+
+
+@pytest.fixture
+def caches(fresh: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Keep graphs in torch's caches, which end with the test."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    autograd_cache = torch._functorch.config.patch(enable_autograd_cache=True)
+    with torch._inductor.config.patch(fx_graph_cache=True), autograd_cache:
+        yield
 
 
 class Block(nn.Module):

@@ -1,33 +1,18 @@
 """Buffers of compiled graphs at planned addresses of one arena."""
 
 import re
-import warnings
 
 import pytest
+from compiling import fresh  # noqa: F401
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
-
-from torch._inductor import config as inductor_config  # noqa: E402
 
 import olla.inductor  # noqa: E402
 from olla.inductor import arena, compat_codegen, order  # noqa: E402
 from olla.inductor.replay import replay  # noqa: E402
 
 WIDTH = 16
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    """Nothing is left of earlier compilations; torch's own warnings are not ours."""
-    torch.compiler.reset()
-    arena.forget()
-    order.forget()
-    no_autograd_cache = torch._functorch.config.patch(enable_autograd_cache=False)
-    with warnings.catch_warnings(), inductor_config.patch(fx_graph_cache=False), no_autograd_cache:
-        warnings.simplefilter("ignore")
-        yield
-    torch.compiler.reset()
 
 
 class Model(torch.nn.Module):

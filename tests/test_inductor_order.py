@@ -5,10 +5,10 @@ import os
 import pickle
 import subprocess
 import sys
-import warnings
 
 import numpy as np
 import pytest
+from compiling import caches, fresh  # noqa: F401
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -20,18 +20,6 @@ from olla import _core  # noqa: E402
 from olla.inductor import compat, fused, order, scheduler  # noqa: E402
 from olla.inductor.replay import replay  # noqa: E402
 from olla.inductor.wrappers import LiveBytes, watched_wrappers  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    """Nothing is left of earlier compilations; torch's own warnings are not ours."""
-    torch.compiler.reset()
-    order.forget()
-    no_autograd_cache = torch._functorch.config.patch(enable_autograd_cache=False)
-    with warnings.catch_warnings(), inductor_config.patch(fx_graph_cache=False), no_autograd_cache:
-        warnings.simplefilter("ignore")
-        yield
-    torch.compiler.reset()
 
 
 class Mixed(torch.nn.Module):
@@ -96,14 +84,14 @@ def seeded(cls):
     return cls()
 
 
+@pytest.mark.usefixtures("caches")
 def test_a_step_computes_the_same_and_comes_out_of_the_cache_again():
     from torch._dynamo.utils import counters
 
     x = torch.randn(2, 3, 8, 8)
     default = step(seeded(Mixed), x)
     torch.compiler.reset()
-    settings = {"fx_graph_cache": True, **order.patches(1.25)}  # a time limit of this test's own
-    with inductor_config.patch(settings):
+    with torch._functorch.config.patch(enable_autograd_cache=False), inductor_config.patch(order.patches()):
         counters.clear()
         ours = step(seeded(Mixed), x)
         assert counters["inductor"]["fxgraph_cache_bypass"] == 0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from compiling import fresh  # noqa: F401
 from steps import nn, torch
 
 import olla.inductor
@@ -21,16 +21,6 @@ from olla.inductor.settings import patches
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")]
 
 WIDTH, VOCABULARY = 16, 512
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch.compiler.reset()
-    order.forget()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="torch")
-        yield
-    torch.compiler.reset()
 
 
 class Tied(nn.Module):

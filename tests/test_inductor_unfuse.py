@@ -1,10 +1,10 @@
 """Fusions taken back, and functions ended, where they would raise the peak of code that Inductor generates."""
 
 import re
-import warnings
 
 import numpy as np
 import pytest
+from compiling import fresh  # noqa: F401
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -22,14 +22,9 @@ HEIGHT, WIDTH = 512, 256
 
 
 @pytest.fixture(autouse=True)
-def _fresh():
-    """Nothing is left of earlier compilations; torch's own warnings are not ours."""
-    torch.compiler.reset()
-    order.forget()
-    with warnings.catch_warnings(), inductor_config.patch(fx_graph_cache=False), torch.no_grad():
-        warnings.simplefilter("ignore")
+def no_grad():
+    with torch.no_grad():
         yield
-    torch.compiler.reset()
 
 
 def twins(x, w):

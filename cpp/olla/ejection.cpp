@@ -27,8 +27,7 @@ void Ejection::lower(Bytes enough, std::int64_t max_work, const std::function<bo
     if (target_ >= best.height || patience_ == 0) aim(best, enough);
     if (reach(end, asked)) {
       best.offsets = offsets_;
-      best.height = 0;
-      for (ItemId i = 0; i < part_.num_items(); ++i) best.height = std::max(best.height, offsets_[i] + part_.items[i].size);
+      best.height = height_of(part_, offsets_);
       ambition_ = std::min(kMaxAmbition, 1.1 * ambition_);
     } else if (patience_ == 0) {
       ambition_ = std::max(kMinAmbition, ambition_ / 2);

@@ -6,18 +6,9 @@
 #include <numeric>
 #include <tuple>
 
+#include "olla/hash.hpp"
+
 namespace olla {
-namespace {
-
-std::uint64_t mixed(std::uint64_t x) {
-  x ^= x >> 32;
-  x *= 0xd6e8feb86659fd93ull;
-  x ^= x >> 32;
-  x *= 0xd6e8feb86659fd93ull;
-  return x ^ x >> 32;
-}
-
-}  // namespace
 
 Frontier::Frontier(const Part& part, std::span<const Offset> fixed, const ExactRules& rules)
     : part_(part),

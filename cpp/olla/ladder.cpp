@@ -54,9 +54,8 @@ Fit Ladder::decide(Bytes capacity, std::int64_t max_nodes, const std::function<b
   if (fit == Fit::kUnknown && options_.num_threads > 1 && left > 0 && !stop()) fit = decide_together(capacity, left, stop, winner);
   num_nodes_ += std::max<std::int64_t>(1, search(0).num_nodes() - before);
   if (fit != Fit::kFits) return fit;
-  Packing packing{search(winner).offsets(), 0};
-  for (ItemId i = 0; i < part_.num_items(); ++i)
-    packing.height = std::max(packing.height, packing.offsets[i] + part_.items[i].size);
+  Packing packing{search(winner).offsets()};
+  packing.height = height_of(part_, packing.offsets);
   if (packing.height < best.height) best = std::move(packing);
   return fit;
 }

@@ -22,7 +22,7 @@ void Neighbourhood::lower(Bytes enough, std::int64_t max_nodes, const std::funct
     // Nearer the present height after a target could not be had.
     const auto share = static_cast<Bytes>(ambition_ * static_cast<double>(best.height - enough));
     const bool reached = reach(best.height - std::max<Bytes>(1, share), end, asked);
-    if (height() < best.height) best = {offsets_, height()};
+    if (const Bytes height = height_of(part_, offsets_); height < best.height) best = {offsets_, height};
     if (reached) {
       ambition_ = std::min(1.0, 2 * ambition_);
     } else if (num_nodes() < end) {
@@ -48,12 +48,6 @@ bool Neighbourhood::reach(Bytes target, std::int64_t end, const std::function<bo
     num_wanted_ = std::clamp(num_wanted_ * change, kMinFree, kMaxFree);
   }
   return false;
-}
-
-Bytes Neighbourhood::height() const {
-  Bytes height = 0;
-  for (ItemId i = 0; i < part_.num_items(); ++i) height = std::max(height, offsets_[i] + part_.items[i].size);
-  return height;
 }
 
 bool Neighbourhood::find_late(Bytes target) {

@@ -25,7 +25,6 @@ class Neighbourhood {
   bool is_late(ItemId item, Bytes target) const { return offsets_[item] + part_.items[item].size > target; }
   void free_around(ItemId late);
   double distance(ItemId item, Kind kind, Section centre, Offset level) const;
-  Bytes height() const;
   std::int64_t num_nodes() const { return num_nodes_ + refit_.num_nodes(); }
   std::size_t below(std::size_t count) { return static_cast<std::size_t>(random_() % count); }
 

@@ -78,6 +78,12 @@ void fix_items(std::span<const Offset> places, Part& part) {
   }
 }
 
+Bytes height_of(const Part& part, std::span<const Offset> offsets) {
+  Bytes height = 0;
+  for (ItemId i = 0; i < part.num_items(); ++i) height = std::max(height, offsets[i] + part.items[i].size);
+  return height;
+}
+
 std::vector<ItemId> born_before(const Part& part) {
   std::vector<ItemId> count(part.num_sections() + 1, 0);
   for (const Item& item : part.items) ++count[item.first + 1];

@@ -49,6 +49,9 @@ std::vector<Part> reduce(std::span<const Buffer> buffers, std::span<const Bytes>
 // Fixes items: places[i] is where buffer i must lie, or kFree.
 void fix_items(std::span<const Offset> places, Part& part);
 
+// The highest end of an item, each placed at its offset.
+Bytes height_of(const Part& part, std::span<const Offset> offsets);
+
 // Of every section: how many items are born before it. Items stand by birth, so those born in time to meet item i are a prefix.
 std::vector<ItemId> born_before(const Part& part);
 

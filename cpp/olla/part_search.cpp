@@ -37,9 +37,7 @@ void PartSearch::begin(const std::function<bool()>& stop) {
   skyline_.stack_rest(best_);
   if (!is_free_) return;
   Packing by_birth{fit_by_birth(part_, 0)};  // as fast as a stack
-  for (ItemId i = 0; i < part_.num_items(); ++i) {
-    by_birth.height = std::max(by_birth.height, by_birth.offsets[i] + part_.items[i].size);
-  }
+  by_birth.height = height_of(part_, by_birth.offsets);
   keep(std::move(by_birth));
 }
 

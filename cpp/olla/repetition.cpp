@@ -4,15 +4,12 @@
 #include <numeric>
 #include <tuple>
 
+#include "olla/hash.hpp"
+
 namespace olla {
 namespace {
 
 constexpr Section kMinRepeats = 4;
-
-std::uint64_t mixed(std::uint64_t x) {
-  x = (x ^ x >> 32) * 0xd6e8feb86659fd93ull;
-  return x ^ x >> 29;
-}
 
 // The least p with which all values equal those p before them (Knuth, Morris, Pratt).
 std::size_t least_period(std::span<const std::uint64_t> values) {

@@ -59,8 +59,7 @@ void Ring::lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(
     const auto share = static_cast<Bytes>(ambition_ * static_cast<double>(best.height - enough));
     if (reach({best.height - std::max<Bytes>(1, share), end, asked})) {
       best.offsets = offsets_;
-      best.height = 0;
-      for (ItemId i = 0; i < part_.num_items(); ++i) best.height = std::max(best.height, offsets_[i] + part_.items[i].size);
+      best.height = height_of(part_, offsets_);
       ambition_ = std::min(1.0, 2 * ambition_);
       num_tries_ = 0;
     } else if (++num_tries_ == kTriesPerTarget) {

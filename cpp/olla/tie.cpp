@@ -6,6 +6,8 @@
 #include <set>
 #include <unordered_map>
 
+#include "olla/hash.hpp"
+
 namespace olla {
 namespace {
 
@@ -13,12 +15,6 @@ constexpr std::size_t kMaxPlaces = 800, kMaxSections = 2000;
 constexpr std::array<Section, 4> kShortSections{4, 2, 8, 16};
 constexpr std::int64_t kMaxFloorWork = 100'000'000;
 constexpr Bytes kMaxExcess = 50;  // the load of the places may be above that of the items by one in so many
-
-std::uint64_t mixed(std::uint64_t x) {
-  x = (x ^ x >> 32) * 0xd6e8feb86659fd93ull;
-  x = (x ^ x >> 32) * 0xd6e8feb86659fd93ull;
-  return x ^ x >> 32;
-}
 
 // Two sums over what is alive.
 struct Signature {
@@ -165,11 +161,11 @@ void Tie::lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(B
 void Tie::untie(Packing& best) const {
   std::vector<Offset> offset_of(size_.size(), 0);
   for (std::size_t k = 0; k < places_.size(); ++k) offset_of[places_[k]] = floor_ + packing_.offsets[k];
-  best = {offsets_, floor_};
+  best.offsets = offsets_;
   for (ItemId i = 0; i < part_.num_items(); ++i) {
     if (best.offsets[i] == kUnplaced) best.offsets[i] = offset_of[place_of_[i]];
-    best.height = std::max(best.height, best.offsets[i] + part_.items[i].size);
   }
+  best.height = height_of(part_, best.offsets);
 }
 
 }  // namespace olla

@@ -232,7 +232,7 @@ TEST(fixed_items_stay_and_the_answer_is_that_of_brute_force) {
 TEST(items_that_live_again_fit_where_brute_force_says_so) {
   std::mt19937_64 random(8);
   int num_above_load = 0;
-  const int num_rounds = test::kSanitized ? 300 : 1000;
+  const int num_rounds = test::kSanitized ? 400 : 1000;
   for (int round = 0; round < num_rounds; ++round) {
     const Part part = living_again(3 + round % 4, 3 + round % 5, 4, random);
     Bytes least = part.load;
@@ -249,7 +249,7 @@ TEST(items_that_live_again_fit_where_brute_force_says_so) {
     std::vector<Offset> offsets = fixed;
     CHECK(decide(part, least, {}, fixed) == (fits(part, offsets, least) ? Fit::kFits : Fit::kNever));
   }
-  CHECK(num_above_load >= 5);
+  CHECK(40 * num_above_load > num_rounds);
 }
 
 TEST(rectangles_cut_at_random_are_put_together_again) {
