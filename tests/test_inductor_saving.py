@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from typing import Any
 
@@ -14,7 +15,7 @@ import olla.inductor
 from olla.budgets import Goal
 from olla.inductor import compat, order, partition, saving, sums
 from olla.inductor.joint import Joint
-from olla.inductor.kinds import Fusion
+from olla.inductor.kinds import Fusion, is_drawn, is_truth
 from olla.inductor.replay import Replay, replay, sweep
 from olla.inductor.settings import patches
 
@@ -117,6 +118,22 @@ def test_ten_budgets_never_raise_the_peak_as_they_fall(model: Joint) -> None:
     peaks = [saving.choose(model, goal).peak_bytes for goal in goals if goal]
     assert len(peaks) == 10
     assert peaks == sorted(peaks, reverse=True)
+
+
+def test_truth_values_that_take_long_to_keep_are_not_kept(model: Joint) -> None:
+    """The masks of dropout, with all the memory there is; where they cost their bytes alone they are."""
+    goal = Goal.of(2**40, None, None, "cpu", True, True)
+    assert goal is not None
+    masks = [v for v, n in enumerate(model.nodes) if n and is_truth(n) and any(map(is_drawn, n.all_input_nodes))]
+    assert len(masks) == 3
+    free = dataclasses.replace(model, keep_seconds=0 * model.keep_seconds, start_graphs=model.start_graphs[:1])
+    for joint, is_kept in ((model, False), (free, True)):
+        choice = saving.choose(joint, goal)
+        offset, made = choice.values["makes"]
+        of_masks = [made[offset[v]] for v in masks]
+        in_memory = np.isin(choice.runs["value"], of_masks) & (choice.runs["fused"] == 0)
+        assert in_memory.any() == is_kept
+        assert choice.recomputed_flops == 0
 
 
 def test_no_plan_on_any_curve_is_below_its_bound(model: Joint) -> None:

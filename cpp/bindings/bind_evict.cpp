@@ -94,7 +94,7 @@ void bind_evict(nb::module_& m) {
           [](Search* self, const Graph& graph, Array<OpId> order, Array<double> seconds, Array<std::uint8_t> rerun,
              Array<double> rerun_seconds, Array<std::int64_t> rerun_offset, Array<TensorId> rerun_reads,
              Array<std::uint8_t> in_place, std::optional<Array<std::uint8_t>> fusion, std::optional<Array<double>> store_seconds,
-             std::optional<Array<std::uint8_t>> unsaved, Step split) {
+             std::optional<Array<double>> keep_seconds, std::optional<Array<std::uint8_t>> unsaved, Step split) {
             if (!graph.is_order(view(order))) throw GraphError("the base order is no order of the graph", "program_order", {});
             Rules rules{copy(seconds),
                         copy(rerun),
@@ -103,14 +103,15 @@ void bind_evict(nb::module_& m) {
                         copy(in_place),
                         fusion ? copy(*fusion) : std::vector<std::uint8_t>{},
                         store_seconds ? copy(*store_seconds) : std::vector<double>{},
+                        keep_seconds ? copy(*keep_seconds) : std::vector<double>{},
                         unsaved ? copy(*unsaved) : std::vector<std::uint8_t>{},
                         split};
             new (self) Search(graph, std::move(rules), copy(order));
           },
           nb::keep_alive<1, 2>(), "graph"_a, "order"_a.noconvert(), "seconds"_a.noconvert(), "rerun"_a.noconvert(),
           "rerun_seconds"_a.noconvert(), "rerun_offset"_a.noconvert(), "rerun_reads"_a.noconvert(), "in_place"_a.noconvert(),
-          "fusion"_a.noconvert() = nb::none(), "store_seconds"_a.noconvert() = nb::none(), "unsaved"_a.noconvert() = nb::none(),
-          "split"_a = 0)
+          "fusion"_a.noconvert() = nb::none(), "store_seconds"_a.noconvert() = nb::none(),
+          "keep_seconds"_a.noconvert() = nb::none(), "unsaved"_a.noconvert() = nb::none(), "split"_a = 0)
       .def(
           "run",
           [](Search& self, Bytes peak, double added_seconds, double time_limit, nb::object progress, std::int64_t max_work) {

@@ -216,7 +216,8 @@ void Rewriter::fuse(Rewrite& r) {
     auto& copy = r.copies[makes[0]];
     copy.fused = in_memory_[makes[0]] == 0 && copy.last_use < r.num_runs() && copy.last_use > run;
     if (!copy.fused) {
-      if (r.runs[run].again) r.added_seconds += rules_.store_seconds[r.runs[run].op];
+      const OpId v = r.runs[run].op;
+      r.added_seconds += r.runs[run].again ? rules_.store_seconds[v] : rules_.keep_seconds.empty() ? 0 : rules_.keep_seconds[v];
       continue;
     }
     for (const CopyId c : r.reads_of(run)) r.copies[c].last_use = std::max(r.copies[c].last_use, copy.last_use);

@@ -48,7 +48,7 @@ struct Rewrite {
   std::vector<Bytes> live;                             // during run r; 0 if dead
   Bytes peak = 0;
   RunId peak_run = 0;
-  double added_seconds = 0;    // beyond one run of every op
+  double added_seconds = 0;    // beyond one run of every op, and for what fused ops store
   std::int64_t num_again = 0;  // runs beyond one per op
 
   RunId num_runs() const { return static_cast<RunId>(runs.size()); }

@@ -10,6 +10,7 @@ void check_rules(const Graph& graph, const Rules& rules) {
   const bool fits = rules.seconds.size() == num_ops && rules.rerun.size() == num_ops && rules.rerun_seconds.size() == num_ops &&
                     rules.in_place.size() == num_ops && rules.rerun_reads.size() == graph.num_ops() &&
                     (rules.fusion.empty() || (rules.fusion.size() == num_ops && rules.store_seconds.size() == num_ops)) &&
+                    (rules.keep_seconds.empty() || rules.keep_seconds.size() == num_ops) &&
                     (rules.unsaved.empty() || rules.unsaved.size() == num_ops);
   if (!fits) throw GraphError("the rules of running ops again need one entry per op", "lengths", {});
   for (OpId v = 0; v < graph.num_ops(); ++v) {

@@ -32,6 +32,7 @@ struct Rules {
                                        // large; where the program has it change a tensor, it may write elsewhere instead
   std::vector<std::uint8_t> fusion;    // Fusion; empty: nothing is fused
   std::vector<double> store_seconds;   // of op v, if fused: what running it again costs more where its result is in memory
+  std::vector<double> keep_seconds;    // the same of its own run; empty: nothing
   std::vector<std::uint8_t> unsaved;   // what op v made before the split is not read after it; empty: everything may be
   Step split = 0;                      // the base order is that of the ops, and a second program begins here: no kernel spans it
 };

@@ -174,6 +174,7 @@ TEST(a_fused_result_is_in_memory_only_where_a_kernel_of_its_own_reads_it) {
     Rules rules = rules_for(graph.data());
     rules.fusion = {0, static_cast<std::uint8_t>(Fusion::kPointwise), static_cast<std::uint8_t>(reader)};
     rules.store_seconds.assign(3, 0.0);
+    rules.keep_seconds = {4.0, 2.0, 1.0};
     const Values values(graph, rules);
     const auto order = program_order(graph);
     Rewriter rewriter(graph, values, rules, order);
@@ -181,5 +182,6 @@ TEST(a_fused_result_is_in_memory_only_where_a_kernel_of_its_own_reads_it) {
     CHECK(rewriter.build(DropSet(values.num_values()), rewrite));
     CHECK_EQ(rewrite.copies[1].fused, reader == Fusion::kReduction);
     CHECK_EQ(rewrite.peak, reader == Fusion::kReduction ? 11 : 20);
+    CHECK_EQ(rewrite.added_seconds, reader == Fusion::kReduction ? 0.0 : 2.0);
   }
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ class DeviceProfile:
         flops_per_second: of matrix products, convolutions and attention, the only ops whose arithmetic is counted.
         bytes_per_second: bandwidth of the device's memory.
         launch_seconds: of starting one kernel.
+        draw_seconds: of drawing one random number in fused code, beyond its memory traffic.
+        truth_seconds: of writing and reading one truth value in fused code, the same.
         to_host_bytes_per_second, from_host_bytes_per_second: speed of the link in each direction, both busy at once.
 
     Source:
@@ -37,13 +40,15 @@ class DeviceProfile:
     launch_seconds: float
     to_host_bytes_per_second: float
     from_host_bytes_per_second: float
+    draw_seconds: float = 0.0
+    truth_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         for field, value in vars(self).items():
-            if field != "name" and not 0.0 < value < float("inf"):
-                raise ValueError(
-                    f"{field} of device profile {self.name!r} is {value}, expected a finite number above 0"
-                )
+            least = 0.0 if field in ("draw_seconds", "truth_seconds") else sys.float_info.min
+            if field != "name" and not least <= value < float("inf"):
+                expected = "a finite number above 0" if least else "a finite number, 0 or more"
+                raise ValueError(f"{field} of device profile {self.name!r} is {value}, expected {expected}")
 
     def op_seconds(self, graph: Graph) -> NDArray[np.float64]:
         """Return the seconds of every op.
@@ -61,7 +66,9 @@ class DeviceProfile:
         return np.asarray(np.maximum(arithmetic, traffic) + launches * self.launch_seconds, dtype=np.float64)
 
 
-def _profile(name: str, teraflops: float, gigabytes: float, launch_microseconds: float, link: float) -> DeviceProfile:
+def _profile(
+    name: str, teraflops: float, gigabytes: float, launch_microseconds: float, link: float, **fused: float
+) -> DeviceProfile:
     return DeviceProfile(
         name=name,
         flops_per_second=teraflops * 1e12,
@@ -69,12 +76,15 @@ def _profile(name: str, teraflops: float, gigabytes: float, launch_microseconds:
         launch_seconds=launch_microseconds * 1e-6,
         to_host_bytes_per_second=link * 1e9,
         from_host_bytes_per_second=link * 1e9,
+        **fused,
     )
 
 
 # Published peaks: dense TF32 arithmetic, memory bandwidth; the link is what pinned copies reach over the card's bus.
 # gtx1080: what that card reached in published steps of VGG-16 and ResNet-50 (github.com/jcjohnson/cnn-benchmarks: 232.6
 # and 153.9 ms for 16 images), 0.7 of its peak arithmetic and half its bandwidth.
+# cpu: Inductor's vector code draws random numbers, and packs and unpacks truth values, one by one:
+# sixteen cores as bench/bench_fused_costs.py finds them.
 PROFILES = {
     profile.name: profile
     for profile in (
@@ -84,7 +94,7 @@ PROFILES = {
         _profile("rtx4090", 82.6, 1008.0, 5.0, 25.0),
         _profile("gtx1080ti", 11.3, 484.0, 5.0, 12.0),
         _profile("gtx1080", 6.5, 155.0, 5.0, 12.0),
-        _profile("cpu", 1.0, 100.0, 1.0, 10.0),
+        _profile("cpu", 1.0, 100.0, 1.0, 10.0, draw_seconds=0.8e-9, truth_seconds=1.2e-9),
     )
 }
 

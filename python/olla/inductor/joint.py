@@ -13,7 +13,17 @@ from torch import fx
 from olla import _core
 from olla.devices import DeviceProfile
 from olla.inductor import compat
-from olla.inductor.kinds import Fusion, changes_inputs, fusion_of, is_view, may_run_again, node_flops
+from olla.inductor.kinds import (
+    Fusion,
+    changes_inputs,
+    fusion_of,
+    is_drawn,
+    is_truth,
+    is_view,
+    may_run_again,
+    node_flops,
+    num_elements,
+)
 from olla.operators import Rerun, lists_of
 
 _FUSED_SHARE = 0.25  # of a fused op's inputs and results that pass through memory, about
@@ -26,17 +36,18 @@ class Joint:
 
     Attributes:
         graph: the core's graph. Op v is `nodes[v]`; a view is no op, what reads it reads the tensor it looks at.
-        doubled_graph: the same, with what pointwise operators make twice as large; see `starting`.
+        start_graphs: the same, with other sizes of what pointwise operators make; see `starting`.
         nodes: fx node of op v, in base order: those of forward, then those of backward. None: the tangents arrive.
         tensor: of every fx node that holds one tensor: the graph's tensor, for a view the one it looks at.
         split: the first op of backward.
         late: ops before it that backward runs unless their results are saved; nothing in forward needs them.
-        seconds, rerun, rerun_seconds, store_seconds, fusion, unsaved: rules per op; see cpp/olla/values.hpp.
+        seconds, rerun, rerun_seconds, store_seconds, keep_seconds, fusion, unsaved: rules per op; see
+            cpp/olla/values.hpp.
         flops: int64[num_ops], of matrix products, convolutions and attention.
     """
 
     graph: _core.Graph
-    doubled_graph: _core.Graph
+    start_graphs: list[_core.Graph]
     nodes: list[fx.Node | None]
     tensor: dict[fx.Node, int]
     split: int
@@ -45,6 +56,7 @@ class Joint:
     rerun: NDArray[np.uint8]
     rerun_seconds: NDArray[np.float64]
     store_seconds: NDArray[np.float64]
+    keep_seconds: NDArray[np.float64]
     fusion: NDArray[np.uint8]
     unsaved: NDArray[np.uint8]
     flops: NDArray[np.int64]
@@ -58,15 +70,16 @@ class Joint:
         """Return a search over what to save and what to run again."""
         return self._evictor(self.rerun, self.rerun_seconds)
 
-    def starting(self) -> tuple[_core.Evictor, _core.Evictor]:
-        """Return two searches for minimum cuts at which the greedy may start.
+    def starting(self) -> list[_core.Evictor]:
+        """Return searches for minimum cuts at which the greedy may start.
 
         In the first, what a pointwise operator makes counts twice: to be saved it is written beside what it was made
-        from, which forward may need further on. In the second, only kernels of their own take time to run again.
+        from, which forward may need further on. In the second, only kernels of their own take time to run again. In a
+        third, on devices where truth values take long to write and read, they count as what could be moved meanwhile.
         """
         free = np.where(self.fusion == Fusion.KERNEL, self.rerun_seconds, 0.0)
-        twice = self._evictor(self.rerun, self.rerun_seconds, self.doubled_graph)
-        return twice, self._evictor(self.rerun, free)
+        twice, *dear = [self._evictor(self.rerun, self.rerun_seconds, graph) for graph in self.start_graphs]
+        return [twice, self._evictor(self.rerun, free), *dear]
 
     def bounding(self) -> tuple[_core.Evictor, NDArray[np.float64]]:
         """Return a search whose lower bounds hold for fused code, and the seconds it counts per op that runs again.
@@ -96,6 +109,7 @@ class Joint:
             np.array(self.fusion != Fusion.KERNEL, dtype=np.uint8),
             self.fusion,
             self.store_seconds,
+            self.keep_seconds,
             self.unsaved,
             self.split,
         )
@@ -275,21 +289,30 @@ def _with_rules(
     made = np.array([sizes[w].sum() for w in b.writes], dtype=np.int64)
     traffic = device.estimate(flops * 0, moved, kernel * 0)
     rerun_seconds = np.select([kernel, fusion == Fusion.REDUCTION], [seconds, traffic], traffic * _ARITHMETIC_SHARE)
-    store_seconds = device.estimate(flops * 0, 2 * made, kernel * 0 + 1)
+    truths = np.where(fusion == Fusion.POINTWISE, [num_elements(n, is_truth) for n in b.nodes], 0)
+    keep_seconds = truths * device.truth_seconds
+    store_seconds = device.estimate(flops * 0, 2 * made, kernel * 0 + 1) + keep_seconds
+    drawing_seconds = device.draw_seconds * np.array([num_elements(n, is_drawn) for n in b.nodes], dtype=np.int64)
     unsaved = np.array([n is not None and compat.must_recompute(n) for n in b.nodes], dtype=np.uint8)
     doubled = sizes.copy()
     doubled[[t for v in np.flatnonzero(fusion == Fusion.POINTWISE).tolist() for t in b.writes[v]]] *= 2
+    start_sizes = [doubled]
+    if keep_seconds.any():
+        start_sizes.append(doubled.copy())
+        for v in np.flatnonzero(keep_seconds).tolist():
+            start_sizes[1][b.writes[v]] = int(keep_seconds[v] * device.bytes_per_second)
     return Joint(
         graph=_graph(b, sizes, outputs),
-        doubled_graph=_graph(b, doubled, outputs),
+        start_graphs=[_graph(b, those, outputs) for those in start_sizes],
         nodes=b.nodes,
         tensor=b.tensor,
         split=split,
         late=late,
-        seconds=seconds,
+        seconds=seconds + drawing_seconds,
         rerun=np.where(again, Rerun.WHOLE, Rerun.NEVER).astype(np.uint8),
-        rerun_seconds=rerun_seconds,
+        rerun_seconds=rerun_seconds + drawing_seconds,
         store_seconds=store_seconds,
+        keep_seconds=keep_seconds,
         fusion=fusion,
         unsaved=unsaved,
         flops=flops,

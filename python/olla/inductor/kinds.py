@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
@@ -86,6 +87,22 @@ def is_random(node: fx.Node) -> bool:
     return (
         isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
     ) or name_of(node) in ("prims::inductor_seed", "prims::inductor_seeds")
+
+
+def is_drawn(node: fx.Node) -> bool:
+    """Whether a node computes random numbers from a stored seed, element by element."""
+    return name_of(node) in ("prims::inductor_random", "prims::inductor_randint")
+
+
+def is_truth(node: fx.Node) -> bool:
+    """Whether a node makes one tensor of truth values."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype == torch.bool
+
+
+def num_elements(node: fx.Node | None, kind: Callable[[fx.Node], bool]) -> int:
+    """Return how many elements a node's one tensor has, if the node is of a kind; 0 otherwise."""
+    return int(compat.hinted(node.meta["val"]).numel()) if node is not None and kind(node) else 0
 
 
 def may_run_again(node: fx.Node) -> bool:

@@ -25,6 +25,7 @@ _NUM_BOUNDS = 16  # kernels at which the lower bound is sought
 _BOUND_SECONDS = 2.0  # a guard again; a bound that is not found by then is left out
 # Prices of time for the cuts the greedy starts from, as multiples of (bytes all saved) / (seconds of the step).
 _PRICES = 2.0 ** np.arange(-4, 13)
+_PRICE_STEPS = (1, 2, 2)  # of each search for cuts: how many of the prices it takes
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Choice:
 
     Attributes:
         peak_bytes: most memory live at once in forward and backward, with inputs and gradients.
-        added_seconds: of what runs again, estimated.
+        added_seconds: estimated, of what runs again; less what truth values take that are no longer kept.
         values, runs: of the core's Evictor: what runs, in order.
         recomputed_flops: of matrix products, convolutions and attention that run again.
         saved_peak_bytes: the peak with everything saved.
@@ -75,13 +76,14 @@ def choose(joint: Joint, goal: Goal, max_recomputed: float | None = None) -> Cho
         A few thousand simulations, each O(nodes + edges).
     """
     evictor = joint.evictor()
+    kept_seconds = evictor.added_seconds
     points = _points(joint, evictor)
     most_again = math.inf if max_recomputed is None else max_recomputed
     best = _pick(points, joint, evictor, goal, most_again)
     _clear(best, points, joint, evictor, most_again)
     return Choice(
         peak_bytes=evictor.peak,
-        added_seconds=evictor.added_seconds,
+        added_seconds=evictor.added_seconds - kept_seconds,
         values=evictor.values,
         runs=evictor.runs(),
         recomputed_flops=_flops_again(joint, evictor),
@@ -150,8 +152,8 @@ def _points(joint: Joint, evictor: _core.Evictor) -> list[_Point]:
     """
     starts = [_made_late(joint, evictor)]
     scale = evictor.peak / joint.step_seconds
-    for cuts, prices in zip(joint.starting(), (_PRICES, _PRICES[::2]), strict=True):
-        starts += [cuts.made_again(joint.split, price, _SEED_SECONDS) for price in (prices * scale).tolist()]
+    for cuts, step in zip(joint.starting(), _PRICE_STEPS, strict=False):
+        starts += [cuts.made_again(joint.split, price, _SEED_SECONDS) for price in (_PRICES[::step] * scale).tolist()]
     points: list[_Point] = []
     for start in {tuple(start.tolist()): start for start in starts}.values():
         last = np.full(len(start), joint.split - 1, dtype=np.int32)
