@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from olla.inductor import compat
+from olla.inductor import compat, given
 from olla.inductor.settings import patches
 
 _OURS = ("budget", "max_slowdown", "minimise", "device", "max_recomputed", "arena")
@@ -31,4 +31,7 @@ def backend(module: Any, inputs: Any, *, mode: str | None = None, options: Mappi
     ours = {name: value for name, value in (options or {}).items() if name in _OURS}
     others = {name: value for name, value in (options or {}).items() if name not in _OURS}
     mode = others.pop("mode", mode)
-    return compat.compile_graph(module, inputs, mode=mode, options=others, patches=patches(**ours))
+    decisions = patches(**ours)
+    if given.HOOK in others:  # the user's own pass
+        decisions.pop(given.HOOK, None)
+    return compat.compile_graph(module, inputs, mode=mode, options=others, patches=decisions)

@@ -39,6 +39,7 @@ def private(module: str, name: str) -> Any:
         ) from error
 
 
+CustomGraphPass: Any = private("torch._inductor.custom_graph_pass", "CustomGraphPass")
 CustomPartitionerFn: Any = private("torch._inductor.custom_graph_pass", "CustomPartitionerFn")
 CustomSchedulerPass: Any = (  # 2.13; a plain callable does before, but bypasses the cache of compiled graphs
     private("torch._inductor.custom_graph_pass", "CustomSchedulerPass")
@@ -235,6 +236,16 @@ def set_config(values: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         setattr(config, name, value)
     return before
+
+
+def keep_strides_of_results(graph: torch.fx.Graph, kept: Callable[[torch.fx.Node], bool]) -> None:
+    """Have Inductor return some results of forward with the strides they have in the graph, as it does for users'."""
+    (output,) = graph.find_nodes(op="output")
+    visible = output.meta.get("user_visible_output_idxs")
+    if not visible or len(output.meta.get("original_output_strides", ())) != len(output.args[0]):
+        return
+    also = [i for i, result in enumerate(output.args[0]) if isinstance(result, torch.fx.Node) and kept(result)]
+    output.meta["user_visible_output_idxs"] = sorted({*visible, *also})
 
 
 def compile_graph(

@@ -7,7 +7,7 @@ from typing import Any
 
 from olla.budgets import Goal
 from olla.devices import DeviceProfile
-from olla.inductor import compat, order
+from olla.inductor import compat, given, order
 from olla.inductor.partition import Partitioner
 
 DEFAULT_SLOWDOWN = 0.05  # where no goal is given
@@ -36,7 +36,7 @@ def patches(
     goal = Goal.of(budget, max_slowdown, minimise, "a100" if device is None else device, True, True)
     assert goal is not None
     partitioner = Partitioner(goal, device_given=device is not None, max_recomputed=max_recomputed)
-    return {"custom_partitioner_fn": partitioner, **order.patches(arena=bool(arena))}
+    return {"custom_partitioner_fn": partitioner, **given.patches(), **order.patches(arena=bool(arena))}
 
 
 class Enabled:
