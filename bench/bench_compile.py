@@ -191,7 +191,7 @@ class Case:
 
     def outdated(self, settings: list[str]) -> list[str]:
         """Return olla's results that other code found."""
-        ours = [s for s in settings if s in OLLA and s in self.found]
+        ours = [s for s in settings if s.startswith("olla") and s in self.found]
         return [f"{self.name}: {s}" for s in ours if _code(self.found[s]["stamp"]) != _code(self._stamp(s))]
 
     def faults(self) -> list[str]:
@@ -212,7 +212,7 @@ class Case:
         ours = [
             result["peak_bytes"]
             for setting, result in self.found.items()
-            if setting.startswith("olla") and result["recomputed_flops"] <= most_flops * result["flops"]
+            if setting in OLLA and result["recomputed_flops"] <= most_flops * result["flops"]
         ]
         return 1 - min(ours) / best["peak_bytes"] if best and ours else None
 
