@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from typing import Any
 
@@ -126,14 +125,23 @@ def test_truth_values_that_take_long_to_keep_are_not_kept(model: Joint) -> None:
     assert goal is not None
     masks = [v for v, n in enumerate(model.nodes) if n and is_truth(n) and any(map(is_drawn, n.all_input_nodes))]
     assert len(masks) == 3
-    free = dataclasses.replace(model, keep_seconds=0 * model.keep_seconds, start_graphs=model.start_graphs[:1])
-    for joint, is_kept in ((model, False), (free, True)):
+    for joint, is_kept in ((model, False), (model.by_traffic(), True)):
         choice = saving.choose(joint, goal)
         offset, made = choice.values["makes"]
         of_masks = [made[offset[v]] for v in masks]
         in_memory = np.isin(choice.runs["value"], of_masks) & (choice.runs["fused"] == 0)
         assert in_memory.any() == is_kept
         assert choice.recomputed_flops == 0
+
+
+def test_where_time_is_no_matter_plans_of_both_measures_of_it_are_compared(model: Joint) -> None:
+    by_traffic = model.by_traffic()
+    assert (by_traffic.rerun_seconds >= 0).all()
+    assert (by_traffic.rerun_seconds < model.rerun_seconds).any()
+    assert by_traffic.by_traffic() is by_traffic
+    for most_flops in (0.0, 0.1, 0.5):
+        peaks = [saving.choose(joint, LEAST, most_flops).peak_bytes for joint in (model, by_traffic)]
+        assert peaks[0] <= peaks[1]
 
 
 def test_no_plan_on_any_curve_is_below_its_bound(model: Joint) -> None:

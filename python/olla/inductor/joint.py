@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,7 @@ class Joint:
         late: ops before it that backward runs unless their results are saved; nothing in forward needs them.
         seconds, rerun, rerun_seconds, store_seconds, keep_seconds, fusion, unsaved: rules per op; see
             cpp/olla/values.hpp.
+        draw_seconds: of op v, the part of its seconds that goes into drawing random numbers.
         flops: int64[num_ops], of matrix products, convolutions and attention.
     """
 
@@ -57,6 +58,7 @@ class Joint:
     rerun_seconds: NDArray[np.float64]
     store_seconds: NDArray[np.float64]
     keep_seconds: NDArray[np.float64]
+    draw_seconds: NDArray[np.float64]
     fusion: NDArray[np.uint8]
     unsaved: NDArray[np.uint8]
     flops: NDArray[np.int64]
@@ -69,6 +71,20 @@ class Joint:
     def evictor(self) -> _core.Evictor:
         """Return a search over what to save and what to run again."""
         return self._evictor(self.rerun, self.rerun_seconds)
+
+    def by_traffic(self) -> Joint:
+        """Return the same with random numbers and truth values that cost what they move, and no more."""
+        if not (self.draw_seconds.any() or self.keep_seconds.any()):
+            return self
+        return replace(
+            self,
+            start_graphs=self.start_graphs[:1],
+            seconds=np.maximum(self.seconds - self.draw_seconds, 0.0),
+            rerun_seconds=np.maximum(self.rerun_seconds - self.draw_seconds, 0.0),
+            store_seconds=np.maximum(self.store_seconds - self.keep_seconds, 0.0),
+            keep_seconds=np.zeros_like(self.keep_seconds),
+            draw_seconds=np.zeros_like(self.draw_seconds),
+        )
 
     def starting(self) -> list[_core.Evictor]:
         """Return searches for minimum cuts at which the greedy may start.
@@ -292,7 +308,7 @@ def _with_rules(
     truths = np.where(fusion == Fusion.POINTWISE, [num_elements(n, is_truth) for n in b.nodes], 0)
     keep_seconds = truths * device.truth_seconds
     store_seconds = device.estimate(flops * 0, 2 * made, kernel * 0 + 1) + keep_seconds
-    drawing_seconds = device.draw_seconds * np.array([num_elements(n, is_drawn) for n in b.nodes], dtype=np.int64)
+    draw_seconds = device.draw_seconds * np.array([num_elements(n, is_drawn) for n in b.nodes], dtype=np.float64)
     unsaved = np.array([n is not None and compat.must_recompute(n) for n in b.nodes], dtype=np.uint8)
     doubled = sizes.copy()
     doubled[[t for v in np.flatnonzero(fusion == Fusion.POINTWISE).tolist() for t in b.writes[v]]] *= 2
@@ -308,11 +324,12 @@ def _with_rules(
         tensor=b.tensor,
         split=split,
         late=late,
-        seconds=seconds + drawing_seconds,
+        seconds=seconds + draw_seconds,
         rerun=np.where(again, Rerun.WHOLE, Rerun.NEVER).astype(np.uint8),
-        rerun_seconds=rerun_seconds + drawing_seconds,
+        rerun_seconds=rerun_seconds + draw_seconds,
         store_seconds=store_seconds,
         keep_seconds=keep_seconds,
+        draw_seconds=draw_seconds,
         fusion=fusion,
         unsaved=unsaved,
         flops=flops,
