@@ -34,7 +34,8 @@ class Choice:
 
     Attributes:
         peak_bytes: most memory live at once in forward and backward, with inputs and gradients.
-        added_seconds: estimated, of what runs again; less what truth values take that are no longer kept.
+        added_seconds: estimated, of what runs again beyond what the user has run again; less what truth values take
+            that are no longer kept.
         values, runs: of the core's Evictor: what runs, in order.
         recomputed_flops: of matrix products, convolutions and attention that run again.
         saved_peak_bytes: the peak with everything saved.
@@ -76,7 +77,6 @@ def choose(joint: Joint, goal: Goal, max_recomputed: float | None = None) -> Cho
         A few thousand simulations, each O(nodes + edges).
     """
     evictor = joint.evictor()
-    kept_seconds = evictor.added_seconds
     points = _points(joint, evictor)
     by_traffic = joint.by_traffic()
     if goal.minimise and by_traffic is not joint:  # time is no matter: another measure of it leads to other plans
@@ -86,7 +86,7 @@ def choose(joint: Joint, goal: Goal, max_recomputed: float | None = None) -> Cho
     _clear(best, points, joint, evictor, most_again)
     return Choice(
         peak_bytes=evictor.peak,
-        added_seconds=evictor.added_seconds - kept_seconds,
+        added_seconds=evictor.added_seconds - points[0].added,
         values=evictor.values,
         runs=evictor.runs(),
         recomputed_flops=_flops_again(joint, evictor),
