@@ -3,7 +3,7 @@
     python bench/bench_fused_costs.py --markdown bench/results/fused_costs.md
 
 One core, Inductor's loops over as many elements as fit into its caches, medians of processor time. The profile "cpu" of
-python/olla/devices.py has a sixteenth of these figures: it stands for sixteen cores or so.
+python/olla/devices.py has about a sixteenth of these figures: it stands for sixteen cores.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ LARGE = 2**25  # elements that no cache holds
 NUM_SAMPLES = 31
 
 
-def nanoseconds(function: Callable[..., object], *inputs: torch.Tensor) -> float:
-    """Return the nanoseconds per element of a function compiled by Inductor."""
+def nanoseconds(function: Callable[..., object], *inputs: torch.Tensor, random: bool = False) -> float:
+    """Return the nanoseconds per element of a function compiled by Inductor, whose results are checked."""
     compiled = torch.compile(function)
-    compiled(*inputs)
+    found, expected = compiled(*inputs), function(*inputs)
+    if random:  # other numbers of the same distribution
+        found, expected = torch.std(found), torch.std(expected)  # type: ignore[call-overload]
+    torch.testing.assert_close(found, expected, rtol=0.05 if random else None, atol=0.0 if random else None)
     samples = []
     for _ in range(NUM_SAMPLES):
         start = time.process_time()
@@ -50,7 +53,7 @@ def main() -> int:
     moved = nanoseconds(lambda x, y: y.copy_(x * 2 + 1), large, torch.zeros_like(large))  # into pages that are there
     stored = nanoseconds(lambda x: (x * 2 + 1, x > 0), x) - plain
     read = nanoseconds(lambda x, mask: torch.where(mask, x * 2, 1.0), x, mask) - plain
-    drawn = nanoseconds(lambda x: torch.rand_like(x) * x, x) - plain
+    drawn = nanoseconds(lambda x: torch.rand_like(x) * x, x, random=True) - plain
     bandwidth = 2 * x.element_size() / moved  # bytes per nanosecond
     page = Report(
         "What fused code takes on one core", ["what", "ns per element", "as bytes moved", "in the profile, ns"]

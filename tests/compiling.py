@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from functorch.compile import make_boxed_func
 from steps import nn, torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 from torch._inductor.decomposition import select_decomp_table
 
 import olla.inductor
