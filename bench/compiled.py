@@ -188,6 +188,20 @@ def compare(
     return Comparison(one_step, many_steps, losses)
 
 
+def spread(
+    example: Example, optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer], batches: Sequence[Any]
+) -> float:
+    """Return how far one ulp of all parameters takes a model's training, as a share of MANY_STEPS; eager kernels.
+
+    Where that is much, no two ways to compute the model train alike, and a comparison says nothing.
+    """
+    runs = [Compiled(example, backend="eager") for _ in range(2)]
+    with torch.no_grad():
+        for p in runs[1].model.parameters():
+            p.copy_(torch.nextafter(p, torch.full_like(p, torch.inf)))
+    return compare(*runs, optimizer, batches).many_steps
+
+
 def _seeded(step: Compiled, batch: Any, seed: int) -> Tensors:
     """Run a step whose random numbers follow from a seed."""
     step.compile(batch)  # draws some

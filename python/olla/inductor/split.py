@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,8 @@ class Split:
 
     Attributes:
         num_ops: of the graph before it was divided; elements of tuples are no ops.
-        num_recomputed: runs of ops beyond that, in forward and backward together.
+        num_recomputed: runs of ops beyond those of the graph, in forward and backward together, operator by operator:
+            what a pass left out does not make up for what runs again.
         num_saved: values the forward graph hands to the backward graph, parameters and inputs left out.
         saved_bytes: of their storages; views of parameters and inputs cost nothing, and no storage counts twice.
         flops: of matrix products and convolutions before the graph was divided, attention included.
@@ -42,24 +44,25 @@ class Split:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a graph computes: its ops, and the flops of its matrix products and convolutions."""
+    """What a graph computes: how often it runs which operator, and the flops of matrix products and convolutions."""
 
-    num_ops: int
+    ops: Counter[Any]
     flops: int
 
 
 def figures(graph: fx.Graph) -> Figures:
     """Count what a graph computes; inner graphs of control flow are left out."""
-    num_ops = total = 0
+    ops: Counter[Any] = Counter()
+    total = 0
     for node in graph.nodes:
         if node.op != "call_function" or compat.is_getitem(node):
             continue
-        num_ops += 1
+        ops[node.target] += 1
         formula = compat.flop_formula(node.target)
         if formula is not None:
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
             total += int(compat.hint(formula(*args, **kwargs, out_val=node.meta["val"])))
-    return Figures(num_ops, total)
+    return Figures(ops, total)
 
 
 def split_of(given: Figures, joint: fx.Graph, forward: Any, backward: Any, num_outputs: int, seconds: float) -> Split:
@@ -72,12 +75,13 @@ def split_of(given: Figures, joint: fx.Graph, forward: Any, backward: Any, num_o
         seconds: processor time of dividing it.
     """
     after = figures(joint)
-    flops, num_ops = min(given.flops, after.flops), min(given.num_ops, after.num_ops)
+    flops = min(given.flops, after.flops)
+    ops = Counter({op: min(given.ops.get(op, n), n) for op, n in after.ops.items()})  # passes leave out, and replace
     parts = figures(forward.graph), figures(backward.graph)
     num_saved, saved_bytes = _saved(forward.graph, num_outputs)
     return Split(
-        num_ops=num_ops,
-        num_recomputed=max(0, sum(part.num_ops for part in parts) - num_ops),
+        num_ops=ops.total(),
+        num_recomputed=(parts[0].ops + parts[1].ops - ops).total(),
         num_saved=num_saved,
         saved_bytes=saved_bytes,
         flops=flops,
