@@ -18,7 +18,7 @@ from olla.errors import CaptureError, OllaError
 from olla.inductor import arena, compat, scheduler
 from olla.inductor.fused import Storages
 from olla.inductor.groups import ends
-from olla.inductor.unfuse import Unfusing
+from olla.inductor.unfuse import LEAST_GAIN, Unfusing
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -142,6 +142,7 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
         taken = given
         with _left_out("fusions stay as they are"):
             taken = self._unfused(given, name)
+            taken = self._fused_anew(given, taken, name)
         record = OrderRecord(
             name=name,
             num_kernels=len(taken.nodes),
@@ -184,6 +185,15 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
                 break
             planned = better
         return planned
+
+    def _fused_anew(self, given: _Planned, best: _Planned, name: str) -> _Planned:
+        """Take all fusions back and fuse again what may be, where that lowers the peak by more than single ones do."""
+        search = Unfusing(given.ordered(), given.storages)
+        apart = self._plan(search.apart(), name)
+        if apart.plan.peak_bytes > best.plan.peak_bytes * (1 - 2 * LEAST_GAIN):
+            return best
+        found = self._plan(search.together(apart.order().tolist()), name)
+        return found if found.plan.peak_bytes < best.plan.peak_bytes else best
 
     def __getstate__(self) -> object:
         """Return what pickles: torch before 2.13 hashes that, not `uuid`, as a part of its configuration."""

@@ -19,7 +19,7 @@ from olla.inductor.parts import Ints, Parts, parts_of
 _MAX_TRIALS = 3000  # whose memory is computed, per graph
 _MAX_TENSORS = 48  # at the peak, the largest, whose makers and users are looked at
 _LEAST_SHARE = 1e-3  # of the peak, that is looked at
-_LEAST_GAIN = 1 / 200  # of the peak: what a set of splits has to lower it by; the last of that is left for fewer splits
+LEAST_GAIN = 1 / 200  # of the peak: what a set of splits has to lower it by; the last of that is left for fewer splits
 _HIGH_SHARE = 15 / 16  # of the peak: what lies above counts where two ways have the same peak
 
 Key = tuple[int, int]  # the peak, and what lies above a threshold
@@ -66,12 +66,57 @@ class Unfusing:
         start = self._peak()
         while self.trials < _MAX_TRIALS and (better := self._best_split()) is not None:
             self.state = better
-        slack = int(start * _LEAST_GAIN)
+        slack = int(start * LEAST_GAIN)
         peak = self._peak() + slack
         if peak >= start:
             return None
         self._fuse_again(peak)
+        return self._nodes()
+
+    def apart(self) -> list[Any]:
+        """Take all kernels apart into what does not flow into each other.
+
+        Returns:
+            The nodes, in an order they can run in.
+        """
+        for whole in self.state.order.copy():
+            members = self._members(self.state, whole)
+            if len(members) == 1 or not self.parts.movable[members].all():
+                continue
+            first, *others = self._independent(members)
+            if any(self._kernel(group, whole) is None for group in (first, *others)):
+                continue
+            place = self.state.order.index(whole)
+            for group in reversed(others):
+                self.state.order.insert(place + 1, len(self.origin))
+                self.state.kernel[group] = len(self.origin)
+                self.origin.append(whole)
+        return self._nodes()
+
+    def together(self, order: Sequence[int]) -> list[Any]:
+        """Fuse again what was taken apart, as far as the peak allows it.
+
+        Args:
+            order: in which the nodes run that `apart` returned, by their places there.
+
+        Returns:
+            The nodes, in an order they can run in.
+        """
+        self.state.order = [self.state.order[place] for place in order]
+        self._fuse_again(self._peak() + int(self._peak() * LEAST_GAIN))
+        return self._nodes()
+
+    def _nodes(self) -> list[Any]:
         return [self._kernel(self._members(self.state, k), self.origin[k]) for k in self.state.order]
+
+    def _independent(self, members: Sequence[int]) -> list[list[int]]:
+        """Return the parts of a kernel in groups between which nothing flows."""
+        left, groups = list(members), []
+        while left:
+            group = self._reach(left[:1], members, True, True)
+            groups.append(sorted(group))
+            left = [i for i in left if i not in group]
+        return groups
 
     def _peak(self) -> int:
         return int(self.parts.live_bytes(self.state.step()).max())
