@@ -93,7 +93,7 @@ CASES: dict[str, tuple[Callable[[str], Example], str]] = {
             "mobilenet_v2",
             32,
             small={"depth_multiplier": 0.5, "batch_size": 16, "image_size": 96},
-            # In float32 an ulp of its parameters changes gradients by thousands of tolerances: ReLU6 gates flip.
+            # In float32 one ulp of its parameters takes its training out of every tolerance: ReLU6 gates flip.
             tiny={"batch_size": 8, "image_size": 64, "dtype": torch.float64},
         ),
         "momentum",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import os
 import subprocess
@@ -18,7 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import compile_cases
 import olla.inductor
-from compiled import Compiled, compare, fresh_batches
+from compiled import Compiled, compare, fresh_batches, spread
 from models import Example
 from olla.inductor import compat, order
 from olla.inductor.settings import patches
@@ -58,6 +59,18 @@ def test_twenty_steps_of_a_network_train_as_with_torchs_partitioner(case: str) -
     assert found.equal, found
     (choice,) = partitioner.choices
     assert choice.runs["again"].any()
+
+
+@pytest.mark.slow
+def test_the_tiny_mobilenet_is_compared_where_an_ulp_is_no_matter() -> None:
+    torch.manual_seed(0)
+    double, _ = compile_cases.build(LONG, "tiny")
+    batches = list(fresh_batches(double.batch, NUM_STEPS))
+    optimizer = functools.partial(compile_cases.optimizer, LONG)
+    assert spread(double, optimizer, batches) < 0.01
+    single = Example(copy.deepcopy(double.model).float(), double.batch, double.loss)
+    floats = [{key: t.float() if t.is_floating_point() else t for key, t in batch.items()} for batch in batches]
+    assert spread(single, optimizer, floats) > 1
 
 
 @pytest.mark.slow
