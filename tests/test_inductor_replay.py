@@ -97,6 +97,25 @@ def test_sweep_saves_less_and_recomputes_more_at_a_lower_budget() -> None:
     assert found[0.29] is low or found[0.29].splits[0].digest != low.splits[0].digest
 
 
+def test_what_passes_leave_out_does_not_count_against_what_runs_again() -> None:
+    class Repeating(torch.nn.Module):
+        def __init__(self, inner: Any, times: int) -> None:
+            super().__init__()
+            self.inner, self.times = inner, times
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            same = [x.sin() for _ in range(self.times)]  # one of them is left
+            y: torch.Tensor = self.inner(sum(same[k % self.times] for k in range(40)))
+            return y
+
+    model, x = step(2)
+    with olla.inductor.enable(minimise="peak"):
+        (once,), (often,) = (replay(Repeating(model, times), x, loss).splits for times in (1, 40))
+    assert often.digest == once.digest
+    assert often.recomputed_flops == once.recomputed_flops > 0
+    assert often.num_recomputed == once.num_recomputed - 1 > 0  # a second sine passes for one of those left out
+
+
 def test_flops_are_those_of_the_matrix_products_and_attention() -> None:
     model, x = step()
     tokens, wide = 4 * LENGTH, 8 * WIDTH
