@@ -189,7 +189,10 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
     def _fused_anew(self, given: _Planned, best: _Planned, name: str) -> _Planned:
         """Take all fusions back and fuse again what may be, where that lowers the peak by more than single ones do."""
         search = Unfusing(given.ordered(), given.storages)
-        apart = self._plan(search.apart(), name)
+        nodes = search.apart()
+        if len(nodes) == len(given.nodes):
+            return best
+        apart = self._plan(nodes, name)
         if apart.plan.peak_bytes > best.plan.peak_bytes * (1 - 2 * LEAST_GAIN):
             return best
         found = self._plan(search.together(apart.order().tolist()), name)
