@@ -144,6 +144,15 @@ def test_where_time_is_no_matter_plans_of_both_measures_of_it_are_compared(model
         assert peaks[0] <= peaks[1]
 
 
+def test_a_budget_that_some_plan_fits_is_kept(model: Joint, monkeypatch: pytest.MonkeyPatch) -> None:
+    points = saving._points
+    monkeypatch.setattr(saving, "_points", lambda j, evictor: points(j, evictor)[: 1 if j is model else None])
+    least = saving.choose(model, LEAST)
+    goal = Goal.of(least.peak_bytes, None, None, "cpu", True, True)
+    assert goal is not None
+    assert saving.choose(model, goal).peak_bytes <= least.peak_bytes < least.saved_peak_bytes
+
+
 def test_no_plan_on_any_curve_is_below_its_bound(model: Joint) -> None:
     evictor = model.evictor()
     bounding, seconds = model.bounding()

@@ -65,8 +65,9 @@ class _Point:
 def choose(joint: Joint, goal: Goal, max_recomputed: float | None = None) -> Choice:
     """Return the best plan for a goal among the curves of all starts.
 
-    The plans that are compared depend on the kind of goal alone, so less memory asked for never takes more, and more
-    time allowed never needs more memory. Where none fits a budget, the one of least peak is returned.
+    The plans that are compared depend on the kind of goal alone; where none of these fits a budget, more are. So less
+    memory asked for never takes more, and more time allowed never needs more memory. Where none fits at all, the one of
+    least peak is returned.
 
     Args:
         joint: what is planned.
@@ -79,7 +80,8 @@ def choose(joint: Joint, goal: Goal, max_recomputed: float | None = None) -> Cho
     evictor = joint.evictor()
     points = _points(joint, evictor)
     by_traffic = joint.by_traffic()
-    if goal.minimise and by_traffic is not joint:  # time is no matter: another measure of it leads to other plans
+    fits = goal.budget_bytes is None or any(point.peak <= goal.budget_bytes for point in points)
+    if (goal.minimise or not fits) and by_traffic is not joint:  # time is no matter: measured otherwise, other plans
         points += _points(by_traffic, by_traffic.evictor())
     most_again = math.inf if max_recomputed is None else max_recomputed
     best = _pick(points, joint, evictor, goal, most_again)
