@@ -247,6 +247,7 @@ def check_page(found: dict[str, Kept]) -> tuple[Report, list[str]]:
             if goal == "least" and not r["ops"]:
                 faults.append(f"{case}: {goal}: other values are saved, but none made again")
     page.summary["not equal, or not shown"] = "; ".join(faults) or "none"
+    page.summary["found with earlier code"] = outdated(found)
     page.summary["tolerances"] = "one step 1.3e-6 relative, 1e-5 absolute; 20 steps 1e-3 and 1e-3; 1 is all of it"
     return page, faults
 
@@ -280,10 +281,16 @@ def time_page(found: dict[str, Kept]) -> tuple[Report, list[str]]:
                 f"{statistics.median(values):.3f}, {max(values):.3f}"
             )
     page.summary[f"other numbers, or olla time above {MOST_TIME}"] = "; ".join(faults) or "none"
+    page.summary["found with earlier code"] = outdated(found)
     page.summary["machine"] = (
         f"shared with other work; {torch.get_num_threads()} thread(s), processor time; freed memory kept"
     )
     return page, faults
+
+
+def outdated(found: dict[str, Kept]) -> str:
+    """Name the cases whose results are of other code than this."""
+    return ", ".join(case for case, kept in found.items() if kept.found and not kept.is_present) or "-"
 
 
 def say(line: str) -> None:

@@ -79,18 +79,20 @@ class Unfusing:
         Returns:
             The nodes, in an order they can run in.
         """
-        for whole in self.state.order.copy():
+        order: list[int] = []
+        for whole in self.state.order:
+            order.append(whole)
             members = self._members(self.state, whole)
             if len(members) == 1 or not self.parts.movable[members].all():
                 continue
             first, *others = self._independent(members)
             if any(self._kernel(group, whole) is None for group in (first, *others)):
                 continue
-            place = self.state.order.index(whole)
-            for group in reversed(others):
-                self.state.order.insert(place + 1, len(self.origin))
+            for group in others:
+                order.append(len(self.origin))
                 self.state.kernel[group] = len(self.origin)
                 self.origin.append(whole)
+        self.state.order = order
         return self._nodes()
 
     def together(self, order: Sequence[int]) -> list[Any]:
@@ -103,7 +105,7 @@ class Unfusing:
             The nodes, in an order they can run in.
         """
         self.state.order = [self.state.order[place] for place in order]
-        self._fuse_again(self._peak() + int(self._peak() * LEAST_GAIN))
+        self._fuse_again(int(self._peak() * (1 + LEAST_GAIN)))
         return self._nodes()
 
     def _nodes(self) -> list[Any]:
