@@ -18,7 +18,7 @@ constexpr ItemId kMaxWhole = 20'000;  // of a part that repeats itself, to be se
 constexpr int kCutsPerTurn = 4, kFrontCuts = 6, kTurnsPerCut = 3;
 // Of a turn: placements of the wheel, and what takes about as long.
 constexpr std::int64_t kPlacements = 50'000, kLookedAtPerPlacement = 100, kNodesPerTurn = 10'000, kRingNodes = 40'000,
-                       kTieNodes = 10'000;
+                       kTieNodes = 10'000, kBeamNodes = 20'000, kBeamNodesPerItem = 40, kBeamNodesPerNode = 10;
 
 }  // namespace
 
@@ -65,6 +65,7 @@ bool PartSearch::improve(Bytes enough, Effort& effort, const Stop& stop) {
   const bool births_first = !ring_ || part_.num_items() <= kMaxBirthsFirst, tries_births = options_.use_births && is_free_;
   if (tries_births && births_first) try_births(enough, stop);
   for (int turn = 0; turn < 2 && tie_ && !done(enough, stop); ++turn) turn_tie(enough, effort, stop);
+  if (repeats_ && !done(enough, stop)) turn_beam(enough, effort, stop);
   if (fold_ && !done(enough, stop)) fold(enough, effort, stop);
   if (fold_ && rules_height_ >= best_.height) return true;
   if (tries_births && !births_first) try_births(enough, stop);
@@ -153,6 +154,7 @@ void PartSearch::take_turns(Bytes enough, Effort& effort, const Stop& stop) {
   if (ring_ && !done(enough, stop)) turn_ring(enough, effort, stop);
   if (fold_ && !done(enough, stop)) fold(enough, effort, stop);
   if ((ring_ || fold_) && part_.num_items() > kMaxWhole) return;
+  if (!is_decision && !done(enough, stop)) turn_beam(enough, effort, stop);
   if (options_.use_squeaky_wheel && !is_decision && !done(enough, stop)) turn_wheel(enough, effort, stop);
   if (is_small_ && !done(enough, stop)) climb_down(enough, effort, stop);
   if (!options_.use_neighbourhood || is_decision || part_.num_items() < kMinNeighbourhood) {
@@ -185,6 +187,17 @@ void PartSearch::turn_tie(Bytes enough, Effort& effort, const Stop& stop) {
   tie_->lower(enough, nodes, stop, best_);
   effort.nodes -= std::max<std::int64_t>(1, nodes);
   tie_share_.learn(best_.height < before);
+}
+
+void PartSearch::turn_beam(Bytes enough, Effort& effort, const Stop& stop) {
+  if (!options_.use_beam || !Beam::suits(part_)) return;
+  if (!beam_) beam_.emplace(part_, options_.seed);
+  const Bytes before = best_.height;
+  const std::int64_t slice = std::max(kBeamNodes, kBeamNodesPerItem * part_.num_items());
+  const auto nodes = std::min(effort.nodes / 4 + 1, static_cast<std::int64_t>(beam_share_.slices * static_cast<double>(slice)));
+  beam_->lower(std::max(enough, bound_), kBeamNodesPerNode * nodes, stop, best_);
+  effort.nodes -= std::max<std::int64_t>(1, nodes);
+  beam_share_.learn(best_.height < before);
 }
 
 void PartSearch::turn_ring(Bytes enough, Effort& effort, const Stop& stop) {

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 
+#include "olla/beam.hpp"
 #include "olla/ejection.hpp"
 #include "olla/fold.hpp"
 #include "olla/ladder.hpp"
@@ -52,6 +53,7 @@ class PartSearch {
   void turn_wheel(Bytes enough, Effort& effort, const Stop& stop);
   void climb_down(Bytes enough, Effort& effort, const Stop& stop);
   void turn_tie(Bytes enough, Effort& effort, const Stop& stop);
+  void turn_beam(Bytes enough, Effort& effort, const Stop& stop);
   void turn_ring(Bytes enough, Effort& effort, const Stop& stop);
   void eject(Bytes enough, Effort& effort, const Stop& stop);
   void search_near(Bytes enough, Effort& effort, const Stop& stop);
@@ -67,6 +69,7 @@ class PartSearch {
   Skyline skyline_;
   SqueakyWheel wheel_;
   Ladder ladder_;
+  std::optional<Beam> beam_;
   std::optional<Ejection> ejection_;
   std::optional<Neighbourhood> neighbourhood_;
   std::optional<Repetition> repeats_;
@@ -76,7 +79,7 @@ class PartSearch {
   std::vector<Section> cuts_;           // where the fold can be cut, best first
   std::unique_ptr<PartSearch> folded_;  // of its short part
   Bytes rules_height_ = 0;              // what greedy rules gave for the short part, and would for the whole
-  Share tie_share_, ring_share_, wheel_share_, ejection_share_, neighbourhood_share_;
+  Share beam_share_, tie_share_, ring_share_, wheel_share_, ejection_share_, neighbourhood_share_;
 };
 
 }  // namespace olla

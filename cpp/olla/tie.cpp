@@ -13,7 +13,6 @@ namespace {
 
 constexpr std::size_t kMaxPlaces = 800, kMaxSections = 2000;
 constexpr std::array<Section, 4> kShortSections{4, 2, 8, 16};
-constexpr std::int64_t kMaxFloorWork = 100'000'000;
 constexpr Bytes kMaxExcess = 50;  // the load of the places may be above that of the items by one in so many
 
 // Two sums over what is alive.
@@ -33,36 +32,13 @@ struct Signature {
 std::unique_ptr<Tie> Tie::find(const Part& part, const LadderOptions& options) {
   if (!part.fixed.empty()) return nullptr;
   std::unique_ptr<Tie> tie(new Tie(part));
-  tie->find_floor();
   for (const Section short_sections : kShortSections) {
     if (!tie->tie(short_sections) || !tie->merge()) continue;
-    if (tie->floor_ + tie->tied_.load > part.load + part.load / kMaxExcess) continue;
+    if (tie->floor_.height + tie->tied_.load > part.load + part.load / kMaxExcess) continue;
     tie->ladder_ = std::make_unique<Ladder>(tie->tied_, options);
     return tie;
   }
   return nullptr;
-}
-
-// The longest lifetimes first.
-void Tie::find_floor() {
-  offsets_.assign(part_.items.size(), kUnplaced);
-  std::vector<ItemId> longest;
-  for (ItemId i = 0; i < part_.num_items(); ++i) {
-    if (part_.items[i].last - part_.items[i].first > part_.num_sections() / 2) longest.push_back(i);
-  }
-  if (std::ssize(longest) * part_.num_sections() > kMaxFloorWork) return;
-  std::ranges::stable_sort(longest, {}, [&](ItemId i) { return part_.items[i].first - part_.items[i].last; });
-  std::vector<Bytes> load = part_.section_load;
-  for (const ItemId i : longest) {
-    const Item& item = part_.items[i];
-    const auto fits = [&](Bytes other) { return other + item.size <= part_.load; };
-    const auto first = load.begin() + item.first, last = load.begin() + item.last;
-    if (!std::all_of(load.begin(), first, fits) || !std::all_of(last, load.end(), fits)) continue;
-    std::for_each(load.begin(), first, [&](Bytes& other) { other += item.size; });
-    std::for_each(last, load.end(), [&](Bytes& other) { other += item.size; });
-    offsets_[i] = floor_;
-    floor_ += item.size;
-  }
 }
 
 Tie::Place Tie::take_place(std::vector<Place>& alike, const Item& item) {
@@ -91,7 +67,7 @@ bool Tie::tie(Section short_sections) {
   const auto is_short = [&](const Item& item) { return item.last - item.first <= short_sections; };
   for (ItemId i = 0; i < part_.num_items(); ++i) {
     const Item& item = part_.items[i];
-    if (offsets_[i] != kUnplaced || is_short(item)) continue;
+    if (floor_.offsets[i] != kUnplaced || is_short(item)) continue;
     place_of_[i] = take_place(alike[mixed(static_cast<std::uint64_t>(item.size))], item);
     if (size_.size() > kMaxPlaces) return false;
     taken[item.first] += mixed(static_cast<std::uint64_t>(place_of_[i]) + 1);
@@ -100,7 +76,7 @@ bool Tie::tie(Section short_sections) {
   std::partial_sum(taken.begin(), taken.end(), taken.begin());
   for (ItemId i = 0; i < part_.num_items(); ++i) {
     const Item& item = part_.items[i];
-    if (offsets_[i] != kUnplaced || !is_short(item)) continue;
+    if (floor_.offsets[i] != kUnplaced || !is_short(item)) continue;
     std::uint64_t key = mixed(static_cast<std::uint64_t>(item.size)) + 1;
     for (Section s = std::max(0, item.first - 1); s < item.last; ++s) key = mixed(key + taken[s]);
     place_of_[i] = take_place(alike[key], item);
@@ -124,7 +100,7 @@ bool Tie::merge() {
       return true;
     });
     for (; next < part_.num_items() && part_.items[next].first == s; ++next) {
-      if (offsets_[next] != kUnplaced) continue;
+      if (floor_.offsets[next] != kUnplaced) continue;
       alive.push_back(next);
       signature.change(place_of_[next], true);
     }
@@ -152,16 +128,16 @@ bool Tie::merge() {
 }
 
 void Tie::lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(Bytes)>& stop, Packing& best) {
-  const Bytes before = packing_.height = best.height - floor_;
-  const auto asked = [&](Bytes height) { return stop(std::min(best.height, floor_ + height)); };
-  ladder_->lower(std::max<Bytes>(0, enough - floor_), max_nodes, asked, packing_);
+  const Bytes before = packing_.height = best.height - floor_.height;
+  const auto asked = [&](Bytes height) { return stop(std::min(best.height, floor_.height + height)); };
+  ladder_->lower(std::max<Bytes>(0, enough - floor_.height), max_nodes, asked, packing_);
   if (packing_.height < before) untie(best);
 }
 
 void Tie::untie(Packing& best) const {
   std::vector<Offset> offset_of(size_.size(), 0);
-  for (std::size_t k = 0; k < places_.size(); ++k) offset_of[places_[k]] = floor_ + packing_.offsets[k];
-  best.offsets = offsets_;
+  for (std::size_t k = 0; k < places_.size(); ++k) offset_of[places_[k]] = floor_.height + packing_.offsets[k];
+  best.offsets = floor_.offsets;
   for (ItemId i = 0; i < part_.num_items(); ++i) {
     if (best.offsets[i] == kUnplaced) best.offsets[i] = offset_of[place_of_[i]];
   }

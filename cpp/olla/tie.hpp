@@ -4,12 +4,13 @@
 
 #include <memory>
 
+#include "olla/floor.hpp"
 #include "olla/ladder.hpp"
 
 namespace olla {
 
 // An item of a long lifetime gets the place of the item of its size that died last. Short-lived ones share a place where they see
-// the same places taken around them. What can be alive all the time without a higher load lies on the floor, below all others.
+// the same places taken around them. What outlives nearly all lies on the floor.
 class Tie {
  public:
   // None where too many places are left, or where they need much more at once than the items do.
@@ -22,17 +23,15 @@ class Tie {
  private:
   using Place = std::int32_t;
 
-  explicit Tie(const Part& part) : part_(part) {}
-  void find_floor();
+  explicit Tie(const Part& part) : part_(part), floor_(find_floor(part)) {}
   bool tie(Section short_sections);
   Place take_place(std::vector<Place>& alike, const Item& item);
   bool merge();
   void untie(Packing& best) const;
 
   const Part& part_;
-  Bytes floor_ = 0;               // height of what lies on the floor
-  std::vector<Offset> offsets_;   // of that; kUnplaced of all others
-  std::vector<Place> place_of_;   // of the others
+  Floor floor_;
+  std::vector<Place> place_of_;   // of what does not lie there
   std::vector<Bytes> size_;       // of a place
   std::vector<Section> free_at_;  // when the last item there is dead
   Part tied_;                     // its items are the places

@@ -60,12 +60,13 @@ TEST(every_product_of_the_switches_gives_a_valid_layout_and_none_beats_the_proof
   for (std::uint32_t seed = 0; seed < 60; ++seed) {
     const std::vector<Buffer> buffers = random_buffers(seed % 9 + 1, 8, 12, seed);
     const Bytes least = solve(buffers).height;
-    for (int switches = 0; switches < 16; ++switches) {
+    for (int switches = 0; switches < 32; ++switches) {
       LayoutOptions options{.seed = seed, .max_placements = 20'000};
       options.use_enumeration = switches & 1;
       options.use_squeaky_wheel = switches & 2;
       options.use_foresight = switches & 4;
       options.use_exact = switches & 8;
+      options.use_beam = switches & 16;
       const LayoutResult result = solve(buffers, options);
       check_layout(buffers, result, 1);
       CHECK(result.height >= least);
@@ -96,8 +97,10 @@ TEST(the_squeaky_wheel_lowers_what_the_greedy_rules_leave) {
   int num_lower = 0;
   for (std::uint32_t seed = 0; seed < 10; ++seed) {
     const std::vector<Buffer> buffers = random_buffers(60, 60, 40, seed);
-    const Bytes greedy = solve(buffers, {.use_squeaky_wheel = false, .use_exact = false, .use_neighbourhood = false}).height;
-    const Bytes improved = solve(buffers, {.max_placements = 60'000, .use_exact = false, .use_neighbourhood = false}).height;
+    const Bytes greedy =
+        solve(buffers, {.use_squeaky_wheel = false, .use_exact = false, .use_neighbourhood = false, .use_beam = false}).height;
+    const Bytes improved =
+        solve(buffers, {.max_placements = 60'000, .use_exact = false, .use_neighbourhood = false, .use_beam = false}).height;
     CHECK(improved <= greedy);
     num_lower += improved < greedy;
   }
@@ -108,11 +111,15 @@ TEST(foresight_ends_at_the_load_where_the_squeaky_wheel_alone_does_not) {
   int num_alone = 0;
   for (std::uint32_t seed = 0; seed < 3; ++seed) {
     const std::vector<Buffer> buffers = hard_buffers(seed);
-    const LayoutResult result = solve(buffers, {.max_placements = 400'000, .use_exact = false, .use_neighbourhood = false});
+    const LayoutResult result =
+        solve(buffers, {.max_placements = 400'000, .use_exact = false, .use_neighbourhood = false, .use_beam = false});
     check_layout(buffers, result, 1);
     CHECK_EQ(result.height, result.load);
-    num_alone += solve(buffers, {.max_placements = 400'000, .use_foresight = false, .use_exact = false, .use_neighbourhood = false})
-                     .height == result.load;
+    num_alone +=
+        solve(
+            buffers,
+            {.max_placements = 400'000, .use_foresight = false, .use_exact = false, .use_neighbourhood = false, .use_beam = false})
+            .height == result.load;
   }
   CHECK(num_alone < 3);
 }
@@ -134,8 +141,11 @@ TEST(the_neighbourhood_search_gives_valid_layouts_that_are_no_higher) {
   int num_lower = 0;
   for (std::uint32_t seed = 0; seed < 6; ++seed) {
     const std::vector<Buffer> buffers = random_buffers(150, 60, 1000, seed);
-    LayoutOptions options{
-        .max_nodes = test::kSanitized ? 8'000 : 40'000, .use_squeaky_wheel = false, .use_exact = false, .use_neighbourhood = false};
+    LayoutOptions options{.max_nodes = test::kSanitized ? 8'000 : 40'000,
+                          .use_squeaky_wheel = false,
+                          .use_exact = false,
+                          .use_neighbourhood = false,
+                          .use_beam = false};
     const Bytes before = solve(buffers, options).height;
     options.use_neighbourhood = true;
     const LayoutResult result = solve(buffers, options);
