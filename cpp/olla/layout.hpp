@@ -31,7 +31,7 @@ struct LayoutOptions {
   bool use_foresight = true;  // in the squeaky wheel
   bool use_exact = true;      // search that can prove
   bool use_neighbourhood = true;
-  bool use_beam = true;  // search in the order of time
+  bool use_beam = true;  // what repeats itself is also placed in the order of time
 };
 
 struct LayoutResult {
