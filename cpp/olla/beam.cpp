@@ -21,7 +21,8 @@ constexpr std::size_t kCellsPerNode = 100;
 
 bool Beam::suits(const Part& part) { return part.fixed.empty() && part.num_items() <= kMaxItems; }
 
-Beam::Beam(const Part& part, std::uint64_t seed) : part_(part), floor_(find_floor(part)), random_(seed), width_(kMinWidth) {
+Beam::Beam(const Part& part, const Floor& floor, std::uint64_t seed)
+    : part_(part), floor_(floor), random_(seed), width_(kMinWidth) {
   for (ItemId i = 0; i < part.num_items(); ++i) {
     if (floor_.offsets[i] == kUnplaced) order_.push_back(i);
   }

@@ -18,7 +18,7 @@ class Beam {
   // Whether nothing is fixed and the part is not too large.
   static bool suits(const Part& part);
 
-  Beam(const Part& part, std::uint64_t seed);
+  Beam(const Part& part, const Floor& floor, std::uint64_t seed);
 
   // Lowers the packing until its height is at most enough, or the nodes are used up, or stop says so, asked with the present
   // height. The next call goes on from here.

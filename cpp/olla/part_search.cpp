@@ -65,7 +65,7 @@ bool PartSearch::improve(Bytes enough, Effort& effort, const Stop& stop) {
   const bool births_first = !ring_ || part_.num_items() <= kMaxBirthsFirst, tries_births = options_.use_births && is_free_;
   if (tries_births && births_first) try_births(enough, stop);
   for (int turn = 0; turn < 2 && tie_ && !done(enough, stop); ++turn) turn_tie(enough, effort, stop);
-  if (beam_ && !done(enough, stop)) turn_beam(enough, effort, stop);
+  if (repeats_ && !done(enough, stop)) turn_beam(enough, effort, stop);
   if (fold_ && !done(enough, stop)) fold(enough, effort, stop);
   if (fold_ && rules_height_ >= best_.height) return true;
   if (tries_births && !births_first) try_births(enough, stop);
@@ -75,11 +75,11 @@ bool PartSearch::improve(Bytes enough, Effort& effort, const Stop& stop) {
 }
 
 void PartSearch::find_repetition() {
-  tie_ = Tie::find(part_, {options_.seed, options_.num_threads, false});
+  floor_ = find_floor(part_);
+  tie_ = Tie::find(part_, floor_, {options_.seed, options_.num_threads, false});
   repeats_ = Repetition::find(part_);
   if (!repeats_) return;
   if (part_.num_items() >= kMinFolded) fold_ = Fold::find(part_, *repeats_);
-  if (options_.use_beam && Beam::suits(part_)) beam_.emplace(part_, options_.seed);
   if (Ring::suits(part_, *repeats_)) ring_.emplace(part_, *repeats_, options_.seed);
 }
 
@@ -155,7 +155,7 @@ void PartSearch::take_turns(Bytes enough, Effort& effort, const Stop& stop) {
   if (ring_ && !done(enough, stop)) turn_ring(enough, effort, stop);
   if (fold_ && !done(enough, stop)) fold(enough, effort, stop);
   if ((ring_ || fold_) && part_.num_items() > kMaxWhole) return;
-  if (beam_ && !done(enough, stop)) turn_beam(enough, effort, stop);
+  if (repeats_ && !done(enough, stop)) turn_beam(enough, effort, stop);
   if (options_.use_squeaky_wheel && !is_decision && !done(enough, stop)) turn_wheel(enough, effort, stop);
   if (is_small_ && !done(enough, stop)) climb_down(enough, effort, stop);
   if (!options_.use_neighbourhood || is_decision || part_.num_items() < kMinNeighbourhood) {
@@ -191,6 +191,8 @@ void PartSearch::turn_tie(Bytes enough, Effort& effort, const Stop& stop) {
 }
 
 void PartSearch::turn_beam(Bytes enough, Effort& effort, const Stop& stop) {
+  if (!options_.use_beam || !Beam::suits(part_)) return;
+  if (!beam_) beam_.emplace(part_, floor_, options_.seed);
   const Bytes before = best_.height;
   const std::int64_t slice = std::max(kBeamNodes, kBeamNodesPerItem * part_.num_items());
   const auto nodes = std::min(effort.nodes / 4 + 1, static_cast<std::int64_t>(beam_share_.slices * static_cast<double>(slice)));

@@ -69,11 +69,12 @@ class PartSearch {
   Skyline skyline_;
   SqueakyWheel wheel_;
   Ladder ladder_;
-  std::optional<Beam> beam_;
   std::optional<Ejection> ejection_;
   std::optional<Neighbourhood> neighbourhood_;
   std::optional<Repetition> repeats_;
+  Floor floor_;  // where repetition was looked for
   std::unique_ptr<Tie> tie_;
+  std::optional<Beam> beam_;
   std::optional<Ring> ring_;
   std::optional<Fold> fold_;
   std::vector<Section> cuts_;           // where the fold can be cut, best first

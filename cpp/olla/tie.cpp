@@ -29,9 +29,9 @@ struct Signature {
 
 }  // namespace
 
-std::unique_ptr<Tie> Tie::find(const Part& part, const LadderOptions& options) {
+std::unique_ptr<Tie> Tie::find(const Part& part, const Floor& floor, const LadderOptions& options) {
   if (!part.fixed.empty()) return nullptr;
-  std::unique_ptr<Tie> tie(new Tie(part));
+  std::unique_ptr<Tie> tie(new Tie(part, floor));
   for (const Section short_sections : kShortSections) {
     if (!tie->tie(short_sections) || !tie->merge()) continue;
     if (tie->floor_.height + tie->tied_.load > part.load + part.load / kMaxExcess) continue;

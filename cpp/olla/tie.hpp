@@ -14,7 +14,7 @@ namespace olla {
 class Tie {
  public:
   // None where too many places are left, or where they need much more at once than the items do.
-  static std::unique_ptr<Tie> find(const Part& part, const LadderOptions& options);
+  static std::unique_ptr<Tie> find(const Part& part, const Floor& floor, const LadderOptions& options);
 
   // Lowers the packing until its height is at most enough, or the nodes are used up, or stop says so, asked with the present
   // height. The next call goes on from here.
@@ -23,14 +23,14 @@ class Tie {
  private:
   using Place = std::int32_t;
 
-  explicit Tie(const Part& part) : part_(part), floor_(find_floor(part)) {}
+  Tie(const Part& part, const Floor& floor) : part_(part), floor_(floor) {}
   bool tie(Section short_sections);
   Place take_place(std::vector<Place>& alike, const Item& item);
   bool merge();
   void untie(Packing& best) const;
 
   const Part& part_;
-  Floor floor_;
+  const Floor floor_;
   std::vector<Place> place_of_;   // of what does not lie there
   std::vector<Bytes> size_;       // of a place
   std::vector<Section> free_at_;  // when the last item there is dead

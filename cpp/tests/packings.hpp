@@ -6,9 +6,12 @@
 
 namespace olla {
 
+// The first of its parts.
+inline Part part_of(const std::vector<Buffer>& buffers) { return reduce(buffers, rounded_sizes(buffers, 1)).front(); }
+
 inline Part one_part(std::vector<Buffer> buffers) {
   buffers.push_back({-1, 1000, 1});  // joins all into one part
-  return reduce(buffers, rounded_sizes(buffers, 1)).front();
+  return part_of(buffers);
 }
 
 inline Packing stacked(const Part& part) {

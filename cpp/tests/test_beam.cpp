@@ -9,8 +9,6 @@ namespace {
 
 constexpr std::int64_t kNodes = 400'000;
 
-Part part_of(const std::vector<Buffer>& buffers) { return reduce(buffers, rounded_sizes(buffers, 1)).front(); }
-
 Packing by_birth(const Part& part) {
   Packing packing{fit_by_birth(part, 0)};
   packing.height = height_of(part, packing.offsets);
@@ -19,7 +17,7 @@ Packing by_birth(const Part& part) {
 
 Packing lowered(const Part& part, Bytes enough, std::int64_t max_nodes, std::uint64_t seed = 0) {
   Packing best = by_birth(part);
-  Beam(part, seed).lower(enough, max_nodes, [](Bytes) { return false; }, best);
+  Beam(part, find_floor(part), seed).lower(enough, max_nodes, [](Bytes) { return false; }, best);
   check_packing(part, best);
   return best;
 }
@@ -44,13 +42,7 @@ TEST(any_buffers_get_valid_packings) {
   int num_lowered = 0, num_parts = 0;
   const int num_rounds = test::kSanitized ? 40 : 200;
   for (int round = 0; round < num_rounds; ++round) {
-    std::mt19937 random(round);
-    std::vector<Buffer> buffers;
-    const std::int64_t count = 10 + random() % 100, longest = 2 + random() % 40;
-    for (std::int64_t k = 0; k < count; ++k) {
-      const auto lower = static_cast<std::int64_t>(random() % 60);
-      buffers.push_back({lower, lower + 1 + static_cast<std::int64_t>(random() % longest), 1 + static_cast<Bytes>(random() % 50)});
-    }
+    const std::vector<Buffer> buffers = random_buffers(20 + round % 100, 60, 50, round);
     for (const Part& part : reduce(buffers, rounded_sizes(buffers, 1))) {
       if (by_birth(part).height == part.load) continue;
       ++num_parts;
@@ -63,13 +55,7 @@ TEST(any_buffers_get_valid_packings) {
 TEST(small_parts_are_packed_as_low_as_they_can_be) {
   int num_best = 0;
   for (int round = 0; round < 100; ++round) {
-    std::mt19937 random(round);
-    std::vector<Buffer> buffers;
-    for (int k = 0; k < 7; ++k) {
-      const auto lower = static_cast<std::int64_t>(random() % 8);
-      buffers.push_back({lower, lower + 1 + static_cast<std::int64_t>(random() % 6), 1 + static_cast<Bytes>(random() % 9)});
-    }
-    const Part part = one_part(buffers);
+    const Part part = one_part(random_buffers(8, 8, 9, round));
     const Bytes least = enumerate(part, 0).height, height = lowered(part, least, 50'000).height;
     CHECK(height >= least);
     num_best += height == least;
@@ -82,12 +68,12 @@ TEST(a_beam_that_is_stopped_or_short_of_nodes_goes_on_from_there) {
   for (int most = 0; most < 400; most += 40) {
     Packing best = by_birth(part);
     int num_questions = 0;
-    Beam beam(part, 0);
+    Beam beam(part, find_floor(part), 0);
     beam.lower(part.load, kNodes, [&](Bytes) { return ++num_questions > most; }, best);
     check_packing(part, best);
   }
   Packing best = by_birth(part);
-  Beam beam(part, 0);
+  Beam beam(part, find_floor(part), 0);
   for (int turn = 0; turn < 800; ++turn) {
     const Bytes before = best.height;
     beam.lower(part.load, 500, [](Bytes) { return false; }, best);

@@ -2,13 +2,12 @@
 #include "olla/fold.hpp"
 #include "olla/skyline.hpp"
 #include "olla/squeaky.hpp"
+#include "packings.hpp"
 #include "pipeline.hpp"
 
 using namespace olla;
 
 namespace {
-
-Part part_of(const std::vector<Buffer>& buffers) { return reduce(buffers, rounded_sizes(buffers, 1)).front(); }
 
 Packing greedy(const Part& part) {
   Skyline skyline(part);

@@ -1,13 +1,8 @@
 #include "olla/repetition.hpp"
+#include "packings.hpp"
 #include "pipeline.hpp"
 
 using namespace olla;
-
-namespace {
-
-Part part_of(const std::vector<Buffer>& buffers) { return reduce(buffers, rounded_sizes(buffers, 1)).front(); }
-
-}  // namespace
 
 TEST(what_is_born_in_a_repetition_has_its_like_a_period_later) {
   for (std::uint32_t seed = 0; seed < 20; ++seed) {

@@ -6,8 +6,6 @@ using namespace olla;
 
 namespace {
 
-Part part_of(const std::vector<Buffer>& buffers) { return reduce(buffers, rounded_sizes(buffers, 1)).front(); }
-
 // The ring's packing of a part, from a stack; unchanged where it finds none.
 Packing lowered(const Part& part, const Repetition& repeats, Bytes enough, std::int64_t max_nodes, std::uint64_t seed) {
   Packing best = stacked(part);

@@ -6,12 +6,10 @@ using namespace olla;
 
 namespace {
 
-Part part_of(const std::vector<Buffer>& buffers) { return reduce(buffers, rounded_sizes(buffers, 1)).front(); }
-
 // The packing of what is tied, from a stack; unchanged where nothing is.
 Packing lowered(const Part& part, Bytes enough, std::int64_t max_nodes) {
   Packing best = stacked(part);
-  if (const std::unique_ptr<Tie> tie = Tie::find(part, {})) {
+  if (const std::unique_ptr<Tie> tie = Tie::find(part, find_floor(part), {})) {
     tie->lower(enough, max_nodes, [](Bytes) { return false; }, best);
   }
   check_packing(part, best);
@@ -72,7 +70,8 @@ TEST(what_repeats_nothing_is_not_tied) {
     const auto lower = static_cast<std::int64_t>(random() % 300);
     buffers.push_back({lower, lower + 40, size});
   }
-  CHECK(Tie::find(one_part(buffers), {}) == nullptr);
+  const Part part = one_part(buffers);
+  CHECK(Tie::find(part, find_floor(part), {}) == nullptr);
 }
 
 TEST(a_tie_that_is_stopped_leaves_a_valid_packing) {
@@ -80,7 +79,7 @@ TEST(a_tie_that_is_stopped_leaves_a_valid_packing) {
   for (int most = 0; most < 12; ++most) {
     Packing best = stacked(part);
     int num_questions = 0;
-    const std::unique_ptr<Tie> tie = Tie::find(part, {});
+    const std::unique_ptr<Tie> tie = Tie::find(part, find_floor(part), {});
     CHECK(tie != nullptr);
     if (tie) tie->lower(part.load, 1'000'000, [&](Bytes) { return ++num_questions > most; }, best);
     check_packing(part, best);
