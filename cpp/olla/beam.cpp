@@ -30,10 +30,7 @@ Beam::Beam(const Part& part, const Floor& floor, std::uint64_t seed)
     const Item& item = part.items[i];
     return std::tuple(item.first, -item.last, -item.size);
   });
-  for (Section s = 0; s <= part.num_sections(); ++s) {
-    linear_.push_back(s);
-    logarithmic_.push_back(std::log1p(s));
-  }
+  for (Section s = 0; s <= part.num_sections(); ++s) level_.push_back(std::sqrt(s));
 }
 
 void Beam::lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(Bytes)>& stop, Packing& best) {
@@ -54,8 +51,7 @@ void Beam::lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(
 
 void Beam::begin(Bytes target) {
   target_ = target;
-  noise_ = kNoise[num_rounds_ / 2 % kNoise.size()];
-  level_ = num_rounds_ % 2 == 0 ? &logarithmic_ : &linear_;
+  noise_ = kNoise[num_rounds_ % kNoise.size()];
   next_ = 0;
   states_.assign(1, {});
   steps_.clear();
@@ -66,7 +62,8 @@ void Beam::next_try(bool has_reached) {
   target_ = -1;
   if (has_reached || ++rung_ < kRungs.size()) return;
   rung_ = 0;
-  if (++num_rounds_ % 2 == 0) width_ = std::min({2 * width_, kMaxWidth, std::max(kMinWidth, kMaxSteps / order_.size())});
+  if (++num_rounds_ % kNoise.size() == 0)
+    width_ = std::min({2 * width_, kMaxWidth, std::max(kMinWidth, kMaxSteps / order_.size())});
 }
 
 // False where the next item has no room in any packing.
@@ -96,8 +93,8 @@ void Beam::bury(Section now, State& state) {
 void Beam::expand(std::int32_t state, const Item& item) {
   const auto& [cells, before] = states_[state];
   const Bytes capacity = target_ - floor_.height;
-  const auto level_of = [&](std::size_t cell) { return (*level_)[cells[cell].death - item.first]; };
-  const double own = (*level_)[item.last - item.first];
+  const auto level_of = [&](std::size_t cell) { return level_[cells[cell].death - item.first]; };
+  const double own = level_[item.last - item.first];
   const std::size_t first_choice = choices_.size();
   double variation = 0;
   for (std::size_t k = 0; k <= cells.size(); ++k) {

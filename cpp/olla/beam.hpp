@@ -10,9 +10,9 @@ namespace olla {
 
 // Items are placed by birth, each at either end of a hole; of all partial packings that arise, the best `width` go on (Lowerre
 // 1976). Their cost is how often, over the times to come, free space would be broken up if nothing more were born: half the total
-// variation of the time of death along the addresses, free space counting as dead. So what dies together comes to lie together,
-// next to what is free, and one hole wanders through memory with what it is made of. That is what parts whose items come and go in
-// turns need, as in pipelines: a hole that stays where it is serves only its neighbours.
+// variation, along the addresses, of the square root of the time until death, free space counting as dead. So what dies together
+// comes to lie together, next to what is free, and one hole wanders through memory with what it is made of. That is what parts
+// whose items come and go in turns need, as in pipelines: a hole that stays where it is serves only its neighbours.
 class Beam {
  public:
   // Whether nothing is fixed and the part is not too large.
@@ -56,8 +56,8 @@ class Beam {
   const Part& part_;
   const Floor floor_;
   std::mt19937_64 random_;
-  std::vector<ItemId> order_;                 // what does not lie on the floor, by birth
-  std::vector<double> linear_, logarithmic_;  // what a life that lasts so many sections more adds to the cost of its borders
+  std::vector<ItemId> order_;  // what does not lie on the floor, by birth
+  std::vector<double> level_;  // what a life that lasts so many sections more adds to the cost of its borders
   std::int64_t num_nodes_ = 0;
 
   std::size_t width_;
@@ -66,7 +66,6 @@ class Beam {
 
   Bytes target_ = -1;  // of the present try; none where negative
   double noise_ = 0;
-  const std::vector<double>* level_ = nullptr;
   std::size_t next_ = 0;  // to be placed, in the order
   std::vector<State> states_, successors_;
   std::vector<Choice> choices_;

@@ -20,7 +20,7 @@ struct LayoutOptions {
   Bytes alignment = 1;  // every offset is a multiple of it: sizes are rounded up to it first
   std::uint64_t seed = 0;
   Bytes capacity = 0;   // any height up to it is enough; 0 asks for the least height
-  int num_threads = 1;  // of the exact search
+  int num_threads = 1;  // of the exact search and of the beam
   std::int64_t max_placements =
       2'000'000;  // effort of the squeaky wheel, passes times items, and of ejection: deterministic, unlike the clock
   std::int64_t max_nodes = 4'000'000;  // effort of the exact search and of large neighbourhoods

@@ -1,6 +1,8 @@
 #include "olla/part_search.hpp"
 
 #include <array>
+#include <atomic>
+#include <thread>
 
 #include "olla/bestfit.hpp"
 #include "olla/online.hpp"
@@ -19,6 +21,7 @@ constexpr int kCutsPerTurn = 4, kFrontCuts = 6, kTurnsPerCut = 3;
 // Of a turn: placements of the wheel, and what takes about as long.
 constexpr std::int64_t kPlacements = 50'000, kLookedAtPerPlacement = 100, kNodesPerTurn = 10'000, kRingNodes = 40'000,
                        kTieNodes = 10'000, kBeamNodes = 20'000, kBeamNodesPerItem = 40, kBeamNodesPerNode = 10;
+constexpr std::size_t kMaxBeams = 4;
 
 }  // namespace
 
@@ -190,13 +193,28 @@ void PartSearch::turn_tie(Bytes enough, Effort& effort, const Stop& stop) {
   tie_share_.learn(best_.height < before);
 }
 
+// Every thread with a seed of its own. This thread alone asks stop.
 void PartSearch::turn_beam(Bytes enough, Effort& effort, const Stop& stop) {
   if (!options_.use_beam || !Beam::suits(part_)) return;
-  if (!beam_) beam_.emplace(part_, floor_, options_.seed);
+  for (auto t = beams_.size(); t < std::min<std::size_t>(options_.num_threads, kMaxBeams); ++t) {
+    beams_.emplace_back(part_, floor_, options_.seed + t);
+  }
   const Bytes before = best_.height;
   const std::int64_t slice = std::max(kBeamNodes, kBeamNodesPerItem * part_.num_items());
   const auto nodes = std::min(effort.nodes / 4 + 1, static_cast<std::int64_t>(beam_share_.slices * static_cast<double>(slice)));
-  beam_->lower(std::max(enough, bound_), kBeamNodesPerNode * nodes, stop, best_);
+  std::atomic<bool> over = false;
+  std::vector<Packing> packings(beams_.size(), best_);
+  const auto work = [&](std::size_t t) {
+    const auto ended = [&](Bytes height) { return over.load(std::memory_order_relaxed) || (t == 0 && stop(height)); };
+    beams_[t].lower(std::max(enough, bound_), kBeamNodesPerNode * nodes, ended, packings[t]);
+    if (packings[t].height <= std::max(enough, bound_) || (t == 0 && stop(packings[0].height))) over = true;
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t t = 1; t < beams_.size(); ++t) threads.emplace_back(work, t);
+    work(0);
+  }
+  for (Packing& packing : packings) keep(std::move(packing));
   effort.nodes -= std::max<std::int64_t>(1, nodes);
   beam_share_.learn(best_.height < before);
 }

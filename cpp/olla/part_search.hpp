@@ -74,7 +74,7 @@ class PartSearch {
   std::optional<Repetition> repeats_;
   Floor floor_;  // where repetition was looked for
   std::unique_ptr<Tie> tie_;
-  std::optional<Beam> beam_;
+  std::vector<Beam> beams_;  // of a thread
   std::optional<Ring> ring_;
   std::optional<Fold> fold_;
   std::vector<Section> cuts_;           // where the fold can be cut, best first

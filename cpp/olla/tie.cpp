@@ -36,6 +36,7 @@ std::unique_ptr<Tie> Tie::find(const Part& part, const Floor& floor, const Ladde
     if (!tie->tie(short_sections) || !tie->merge()) continue;
     if (tie->floor_.height + tie->tied_.load > part.load + part.load / kMaxExcess) continue;
     tie->ladder_ = std::make_unique<Ladder>(tie->tied_, options);
+    tie->peaks_ = std::make_unique<Peaks>(tie->tied_, options);
     return tie;
   }
   return nullptr;
@@ -130,7 +131,9 @@ bool Tie::merge() {
 void Tie::lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(Bytes)>& stop, Packing& best) {
   const Bytes before = packing_.height = best.height - floor_.height;
   const auto asked = [&](Bytes height) { return stop(std::min(best.height, floor_.height + height)); };
-  ladder_->lower(std::max<Bytes>(0, enough - floor_.height), max_nodes, asked, packing_);
+  const Bytes enough_above = std::max<Bytes>(0, enough - floor_.height);
+  ladder_->lower(enough_above, max_nodes / 2, asked, packing_);
+  peaks_->lower(enough_above, max_nodes / 2, asked, packing_);
   if (packing_.height < before) untie(best);
 }
 

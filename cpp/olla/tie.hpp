@@ -6,6 +6,7 @@
 
 #include "olla/floor.hpp"
 #include "olla/ladder.hpp"
+#include "olla/peaks.hpp"
 
 namespace olla {
 
@@ -37,6 +38,7 @@ class Tie {
   Part tied_;                     // its items are the places
   std::vector<Place> places_;     // which
   std::unique_ptr<Ladder> ladder_;
+  std::unique_ptr<Peaks> peaks_;
   Packing packing_;  // of the places, above the floor
 };
 

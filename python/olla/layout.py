@@ -102,8 +102,8 @@ def layout(
             offsets that can be had together are tried in it, and where that fails those that are free.
         capacity: bytes; the search ends with the first layout that fits. None: as low as can be found. Where none fits,
             ``bound_bytes > capacity`` says that this is proved, and otherwise the search was too short.
-        num_threads: of the exact search; None: one per core, at most 8. The layout may then depend on how they are
-            scheduled, never so with 1.
+        num_threads: of the exact search and of the beam; None: one per core, at most 8. The layout may then depend on
+            how they are scheduled, never so with 1.
         time_limit: seconds after which the best layout so far is returned.
         seed: of the random choices; the same input and seed give the same layout unless the clock or threads had a say.
         progress: called about ten times a second with ("layout", seconds, height, load); False stops the search.
