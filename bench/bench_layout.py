@@ -149,7 +149,7 @@ def report(results: list[Result], solvers: Sequence[str], limits: Limits) -> Rep
 
 
 def summary(results: list[Result], solvers: Sequence[str]) -> dict[str, Cell]:
-    """Count and average: ours against supermalloc, and the mean gap of every solver by family and size."""
+    """Count and average: ours against the rivals, the gaps by family and size, how many of ours miss their limit."""
     lines: dict[str, Cell] = {"sets": len(results), "answers that are wrong": len(list(wrong_answers(results)))}
     for rival in solvers[1:]:
         pairs = [(r.height("olla"), r.height(rival)) for r in results if r.answers[rival].status != "left out"]
@@ -172,6 +172,12 @@ def summary(results: list[Result], solvers: Sequence[str]) -> dict[str, Cell]:
                 count = "" if len(gaps) == len(members) else f" ({len(gaps)} of {len(members)})"
                 cells.append(f"{solver} {100 * statistics.mean(gaps):.4f}{count}")
         lines[f"mean gap %, {group}"] = ", ".join(cells)
+        limit = MAX_GAP.get(members[0].problem.family)
+        ours = [gap for r in members if (gap := r.gap("olla")) is not None]
+        if limit and ours:
+            count = sum(gap > limit for gap in ours)
+            most = 100 * max(ours)
+            lines[f"largest gap %, {group}"] = f"olla {most:.4f}; above {100 * limit:g}: {count} of {len(ours)}"
     known = [r for r in results if r.problem.optimum_bytes is not None]
     if known:
         for solver in solvers:
