@@ -62,8 +62,8 @@ void Beam::next_try(bool has_reached) {
   target_ = -1;
   if (has_reached || ++rung_ < kRungs.size()) return;
   rung_ = 0;
-  if (++num_rounds_ % kNoise.size() == 0)
-    width_ = std::min({2 * width_, kMaxWidth, std::max(kMinWidth, kMaxSteps / order_.size())});
+  if (++num_rounds_ % kNoise.size() > 0) return;
+  width_ = std::min({2 * width_, kMaxWidth, std::max(kMinWidth, kMaxSteps / order_.size())});
 }
 
 // False where the next item has no room in any packing.

@@ -31,12 +31,11 @@ struct Signature {
 
 std::unique_ptr<Tie> Tie::find(const Part& part, const Floor& floor, const LadderOptions& options) {
   if (!part.fixed.empty()) return nullptr;
-  std::unique_ptr<Tie> tie(new Tie(part, floor));
+  std::unique_ptr<Tie> tie(new Tie(part, floor, options));
   for (const Section short_sections : kShortSections) {
     if (!tie->tie(short_sections) || !tie->merge()) continue;
     if (tie->floor_.height + tie->tied_.load > part.load + part.load / kMaxExcess) continue;
     tie->ladder_ = std::make_unique<Ladder>(tie->tied_, options);
-    tie->peaks_ = std::make_unique<Peaks>(tie->tied_, options);
     return tie;
   }
   return nullptr;
@@ -133,7 +132,10 @@ void Tie::lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(B
   const auto asked = [&](Bytes height) { return stop(std::min(best.height, floor_.height + height)); };
   const Bytes enough_above = std::max<Bytes>(0, enough - floor_.height);
   ladder_->lower(enough_above, max_nodes / 2, asked, packing_);
-  peaks_->lower(enough_above, max_nodes / 2, asked, packing_);
+  if (packing_.height > std::max(enough_above, ladder_->bound())) {
+    if (!peaks_) peaks_ = std::make_unique<Peaks>(tied_, options_);
+    peaks_->lower(enough_above, max_nodes / 2, asked, packing_);
+  }
   if (packing_.height < before) untie(best);
 }
 

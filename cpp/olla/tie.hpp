@@ -24,7 +24,7 @@ class Tie {
  private:
   using Place = std::int32_t;
 
-  Tie(const Part& part, const Floor& floor) : part_(part), floor_(floor) {}
+  Tie(const Part& part, const Floor& floor, const LadderOptions& options) : part_(part), floor_(floor), options_(options) {}
   bool tie(Section short_sections);
   Place take_place(std::vector<Place>& alike, const Item& item);
   bool merge();
@@ -32,6 +32,7 @@ class Tie {
 
   const Part& part_;
   const Floor floor_;
+  const LadderOptions options_;
   std::vector<Place> place_of_;   // of what does not lie there
   std::vector<Bytes> size_;       // of a place
   std::vector<Section> free_at_;  // when the last item there is dead
