@@ -199,15 +199,18 @@ void PartSearch::turn_beam(Bytes enough, Effort& effort, const Stop& stop) {
   for (auto t = beams_.size(); t < std::min<std::size_t>(options_.num_threads, kMaxBeams); ++t) {
     beams_.emplace_back(part_, floor_, options_.seed + t);
   }
-  const Bytes before = best_.height;
+  const Bytes before = best_.height, target = std::max(enough, bound_);
   const std::int64_t slice = std::max(kBeamNodes, kBeamNodesPerItem * part_.num_items());
   const auto nodes = std::min(effort.nodes / 4 + 1, static_cast<std::int64_t>(beam_share_.slices * static_cast<double>(slice)));
   std::atomic<bool> over = false;
   std::vector<Packing> packings(beams_.size(), best_);
   const auto work = [&](std::size_t t) {
-    const auto ended = [&](Bytes height) { return over.load(std::memory_order_relaxed) || (t == 0 && stop(height)); };
-    beams_[t].lower(std::max(enough, bound_), kBeamNodesPerNode * nodes, ended, packings[t]);
-    if (packings[t].height <= std::max(enough, bound_) || (t == 0 && stop(packings[0].height))) over = true;
+    const auto ended = [&](Bytes height) {
+      if (t == 0 && stop(height)) over = true;
+      return over.load(std::memory_order_relaxed);
+    };
+    beams_[t].lower(target, kBeamNodesPerNode * nodes, ended, packings[t]);
+    if (packings[t].height <= target) over = true;
   };
   {
     std::vector<std::jthread> threads;

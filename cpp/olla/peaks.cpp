@@ -27,19 +27,19 @@ void each_section(const Part& part, ItemId i, const Visit& visit) {
 
 Peaks::Peaks(const Part& part, const LadderOptions& options) : part_(part), random_(options.seed) {
   for (const Bytes free : kFreeOf) {
-    auto level = std::make_unique<Level>(crowded(part, part.load - part.load / free));
-    const bool is_known = !levels_.empty() && level->part.num_items() == levels_.back()->part.num_items();
-    const bool is_small = 3 * level->part.num_items() <= 2 * part.num_items();
-    if (is_known || !is_small || level->part.load > part.load + part.load / kMaxExcess) continue;
-    level->ladder = std::make_unique<Ladder>(level->part, options);
-    level->packing.height = std::numeric_limits<Bytes>::max();
-    levels_.push_back(std::move(level));
+    auto crowd = std::make_unique<Crowd>(crowded(part, part.load - part.load / free));
+    const bool is_known = !crowds_.empty() && crowd->part.num_items() == crowds_.back()->part.num_items();
+    const bool is_small = 3 * crowd->part.num_items() <= 2 * part.num_items();
+    if (is_known || !is_small || crowd->part.load > part.load + part.load / kMaxExcess) continue;
+    crowd->ladder = std::make_unique<Ladder>(crowd->part, options);
+    crowd->packing.height = std::numeric_limits<Bytes>::max();
+    crowds_.push_back(std::move(crowd));
   }
 }
 
-Peaks::Level Peaks::crowded(const Part& part, Bytes least) {
+Peaks::Crowd Peaks::crowded(const Part& part, Bytes least) {
   using Block = std::int32_t;
-  Level level;
+  Crowd crowd;
   std::map<std::vector<Section>, Block> block_of;  // of the crowded sections its items live through
   std::vector<std::vector<ItemId>> members;
   std::vector<std::vector<Block>> alive(part.num_sections());
@@ -61,9 +61,9 @@ Peaks::Level Peaks::crowded(const Part& part, Bytes least) {
   for (std::vector<Block>& here : alive) {
     std::ranges::sort(here);
     here.erase(std::ranges::unique(here).begin(), here.end());
-    const Section section = level.part.num_sections();
+    const Section section = crowd.part.num_sections();
     if (here.empty() || !known.try_emplace(here, section).second) continue;
-    level.part.section_load.push_back(0);
+    crowd.part.section_load.push_back(0);
     for (const Block block : here) {
       if (lives[block].empty() || lives[block].back().last < section) lives[block].push_back({section, section});
       ++lives[block].back().last;
@@ -76,26 +76,26 @@ Peaks::Level Peaks::crowded(const Part& part, Bytes least) {
     Bytes size = 0;
     for (const ItemId i : members[block]) size += part.items[i].size;
     for (const Stretch& life : lives[block]) {
-      for (Section s = life.first; s < life.last; ++s) level.part.section_load[s] += size;
+      for (Section s = life.first; s < life.last; ++s) crowd.part.section_load[s] += size;
     }
-    level.part.items.push_back({lives[block][0].first, lives[block][0].last, size});
-    level.part.again.emplace_back(lives[block].begin() + 1, lives[block].end());
-    level.members.push_back(std::move(members[block]));
+    crowd.part.items.push_back({lives[block][0].first, lives[block][0].last, size});
+    crowd.part.again.emplace_back(lives[block].begin() + 1, lives[block].end());
+    crowd.members.push_back(std::move(members[block]));
   }
-  level.part.load = level.part.bound = std::ranges::max(level.part.section_load);
-  return level;
+  crowd.part.load = crowd.part.bound = std::ranges::max(crowd.part.section_load);
+  return crowd;
 }
 
 void Peaks::lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(Bytes)>& stop, Packing& best) {
-  bool stopped = levels_.empty();
+  bool stopped = crowds_.empty();
   const auto asked = [&](Bytes) { return stopped = stopped || stop(best.height); };
   for (std::int64_t nodes = max_nodes; best.height > enough && nodes > 0 && !asked(best.height); nodes -= kNodesPerTry) {
-    Level& level = *levels_[next_++ % levels_.size()];
-    level.packing.height = std::min(level.packing.height, best.height);
-    level.ladder->lower(enough, kNodesPerTry, asked, level.packing);
-    for (int k = 0; k < kUnpackings && level.packing.height < best.height && !asked(best.height); ++k) {
-      const Bytes target = level.packing.height + (k % 2 == 0 ? 0 : (best.height - level.packing.height) / 2);
-      ExactSearch exact(part_, unpack(level), {}, random_());
+    Crowd& crowd = *crowds_[next_++ % crowds_.size()];
+    crowd.packing.height = std::min(crowd.packing.height, best.height);
+    crowd.ladder->lower(enough, kNodesPerTry, asked, crowd.packing);
+    for (int k = 0; k < kUnpackings && crowd.packing.height < best.height && !asked(best.height); ++k) {
+      const Bytes target = crowd.packing.height + (k % 2 == 0 ? 0 : (best.height - crowd.packing.height) / 2);
+      ExactSearch exact(part_, unpack(crowd), {}, random_());
       const Fit fit = exact.decide(target, {kNodesPerTry, [&] { return asked(best.height); }});
       nodes -= exact.num_nodes() + part_.num_items() / kItemsPerNode;
       if (fit != Fit::kFits) continue;
@@ -106,13 +106,13 @@ void Peaks::lower(Bytes enough, std::int64_t max_nodes, const std::function<bool
 }
 
 // The items of a block lie in it by birth, or the other way round.
-std::vector<Offset> Peaks::unpack(const Level& level) {
+std::vector<Offset> Peaks::unpack(const Crowd& crowd) {
   std::vector<Offset> offsets(part_.items.size(), kUnplaced);
-  for (std::size_t block = 0; block < level.members.size(); ++block) {
-    std::vector<ItemId> members = level.members[block];
+  for (std::size_t block = 0; block < crowd.members.size(); ++block) {
+    std::vector<ItemId> members = crowd.members[block];
     if (members.size() == 1) continue;
     if (random_() % 2 == 0) std::ranges::reverse(members);
-    Offset offset = level.packing.offsets[block];
+    Offset offset = crowd.packing.offsets[block];
     for (const ItemId i : members) {
       offsets[i] = offset;
       offset += part_.items[i].size;

@@ -19,19 +19,19 @@ class Peaks {
   void lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(Bytes)>& stop, Packing& best);
 
  private:
-  struct Level {
+  struct Crowd {
     Part part;                                 // its items are the blocks
     std::vector<std::vector<ItemId>> members;  // of a block, by birth
     std::unique_ptr<Ladder> ladder;
     Packing packing;  // of the blocks
   };
 
-  static Level crowded(const Part& part, Bytes least);
-  std::vector<Offset> unpack(const Level& level);
+  static Crowd crowded(const Part& part, Bytes least);
+  std::vector<Offset> unpack(const Crowd& crowd);
 
   const Part& part_;
   std::mt19937_64 random_;
-  std::vector<std::unique_ptr<Level>> levels_;  // fewest sections first
+  std::vector<std::unique_ptr<Crowd>> crowds_;  // fewest sections first
   std::size_t next_ = 0;                        // of these
 };
 
