@@ -20,7 +20,8 @@ constexpr ItemId kMaxWhole = 20'000;  // of a part that repeats itself, to be se
 constexpr int kCutsPerTurn = 4, kFrontCuts = 6, kTurnsPerCut = 3;
 // Of a turn: placements of the wheel, and what takes about as long.
 constexpr std::int64_t kPlacements = 50'000, kLookedAtPerPlacement = 100, kNodesPerTurn = 10'000, kRingNodes = 40'000,
-                       kTieNodes = 10'000, kBeamNodes = 20'000, kBeamNodesPerItem = 40, kBeamNodesPerNode = 10;
+                       kTieNodes = 10'000, kBeamNodes = 20'000, kBeamNodesPerItem = 40, kBeamNodesPerNode = 10,
+                       kStackNodes = 300'000, kStackNodesPerNode = 5;
 constexpr std::size_t kMaxBeams = 4;
 
 }  // namespace
@@ -82,6 +83,11 @@ void PartSearch::find_repetition() {
   tie_ = Tie::find(part_, floor_, {options_.seed, options_.num_threads, false});
   repeats_ = Repetition::find(part_);
   if (!repeats_) return;
+  for (std::size_t t = 0; t < std::min<std::size_t>(options_.num_threads, kMaxBeams); ++t) {
+    auto beam = StackBeam::find(part_, floor_, options_.seed + t);
+    if (!beam) break;
+    stack_beams_.push_back(std::move(beam));
+  }
   if (part_.num_items() >= kMinFolded) fold_ = Fold::find(part_, *repeats_);
   if (Ring::suits(part_, *repeats_)) ring_.emplace(part_, *repeats_, options_.seed);
 }
@@ -159,6 +165,7 @@ void PartSearch::take_turns(Bytes enough, Effort& effort, const Stop& stop) {
   if (fold_ && !done(enough, stop)) fold(enough, effort, stop);
   if ((ring_ || fold_) && part_.num_items() > kMaxWhole) return;
   if (repeats_ && !done(enough, stop)) turn_beam(enough, effort, stop);
+  if (!stack_beams_.empty() && !done(enough, stop)) turn_stacks(enough, effort, stop);
   if (options_.use_squeaky_wheel && !is_decision && !done(enough, stop)) turn_wheel(enough, effort, stop);
   if (is_small_ && !done(enough, stop)) climb_down(enough, effort, stop);
   if (!options_.use_neighbourhood || is_decision || part_.num_items() < kMinNeighbourhood) {
@@ -193,7 +200,26 @@ void PartSearch::turn_tie(Bytes enough, Effort& effort, const Stop& stop) {
   tie_share_.learn(best_.height < before);
 }
 
-// Every thread with a seed of its own. This thread alone asks stop.
+// Every thread with a search of its own. This thread alone asks stop.
+void PartSearch::side_by_side(std::size_t count, Bytes target, const Stop& stop, const Lower& lower) {
+  std::atomic<bool> over = false;
+  std::vector<Packing> packings(count, best_);
+  const auto work = [&](std::size_t t) {
+    const auto ended = [&](Bytes height) {
+      if (t == 0 && stop(height)) over = true;
+      return over.load(std::memory_order_relaxed);
+    };
+    lower(t, ended, packings[t]);
+    if (packings[t].height <= target) over = true;
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t t = 1; t < count; ++t) threads.emplace_back(work, t);
+    work(0);
+  }
+  for (Packing& packing : packings) keep(std::move(packing));
+}
+
 void PartSearch::turn_beam(Bytes enough, Effort& effort, const Stop& stop) {
   if (!options_.use_beam || !Beam::suits(part_)) return;
   for (auto t = beams_.size(); t < std::min<std::size_t>(options_.num_threads, kMaxBeams); ++t) {
@@ -202,24 +228,18 @@ void PartSearch::turn_beam(Bytes enough, Effort& effort, const Stop& stop) {
   const Bytes before = best_.height, target = std::max(enough, bound_);
   const std::int64_t slice = std::max(kBeamNodes, kBeamNodesPerItem * part_.num_items());
   const auto nodes = std::min(effort.nodes / 4 + 1, static_cast<std::int64_t>(beam_share_.slices * static_cast<double>(slice)));
-  std::atomic<bool> over = false;
-  std::vector<Packing> packings(beams_.size(), best_);
-  const auto work = [&](std::size_t t) {
-    const auto ended = [&](Bytes height) {
-      if (t == 0 && stop(height)) over = true;
-      return over.load(std::memory_order_relaxed);
-    };
-    beams_[t].lower(target, kBeamNodesPerNode * nodes, ended, packings[t]);
-    if (packings[t].height <= target) over = true;
-  };
-  {
-    std::vector<std::jthread> threads;
-    for (std::size_t t = 1; t < beams_.size(); ++t) threads.emplace_back(work, t);
-    work(0);
-  }
-  for (Packing& packing : packings) keep(std::move(packing));
+  side_by_side(beams_.size(), target, stop, [&](std::size_t t, const Stop& ended, Packing& best) {
+    beams_[t].lower(target, kBeamNodesPerNode * nodes, ended, best);
+  });
   effort.nodes -= std::max<std::int64_t>(1, nodes);
   beam_share_.learn(best_.height < before);
+}
+
+void PartSearch::turn_stacks(Bytes enough, Effort& effort, const Stop& stop) {
+  const Bytes target = std::max(enough, bound_);
+  side_by_side(stack_beams_.size(), target, stop,
+               [&](std::size_t t, const Stop& ended, Packing& best) { stack_beams_[t]->lower(target, kStackNodes, ended, best); });
+  effort.nodes -= kStackNodes / kStackNodesPerNode;
 }
 
 void PartSearch::turn_ring(Bytes enough, Effort& effort, const Stop& stop) {

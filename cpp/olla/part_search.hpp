@@ -12,6 +12,7 @@
 #include "olla/neighbourhood.hpp"
 #include "olla/ring.hpp"
 #include "olla/squeaky.hpp"
+#include "olla/stack_beam.hpp"
 #include "olla/tie.hpp"
 
 namespace olla {
@@ -37,6 +38,8 @@ class PartSearch {
   Bytes bound() const { return bound_; }  // proved: no packing is lower
 
  private:
+  using Lower = std::function<void(std::size_t, const Stop&, Packing&)>;  // by a thread's own search
+
   // A search that lowers the height gets more of the next turn, one that does not gets less.
   struct Share {
     double slices = 1;
@@ -53,7 +56,9 @@ class PartSearch {
   void turn_wheel(Bytes enough, Effort& effort, const Stop& stop);
   void climb_down(Bytes enough, Effort& effort, const Stop& stop);
   void turn_tie(Bytes enough, Effort& effort, const Stop& stop);
+  void side_by_side(std::size_t count, Bytes target, const Stop& stop, const Lower& lower);
   void turn_beam(Bytes enough, Effort& effort, const Stop& stop);
+  void turn_stacks(Bytes enough, Effort& effort, const Stop& stop);
   void turn_ring(Bytes enough, Effort& effort, const Stop& stop);
   void eject(Bytes enough, Effort& effort, const Stop& stop);
   void search_near(Bytes enough, Effort& effort, const Stop& stop);
@@ -74,7 +79,8 @@ class PartSearch {
   std::optional<Repetition> repeats_;
   Floor floor_;  // where repetition was looked for
   std::unique_ptr<Tie> tie_;
-  std::vector<Beam> beams_;  // of a thread
+  std::vector<Beam> beams_;                              // of a thread
+  std::vector<std::unique_ptr<StackBeam>> stack_beams_;  // of a thread
   std::optional<Ring> ring_;
   std::optional<Fold> fold_;
   std::vector<Section> cuts_;           // where the fold can be cut, best first

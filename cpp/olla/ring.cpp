@@ -11,8 +11,7 @@ constexpr ItemId kMaxItems = 400;  // of a stretch, for the exact search
 constexpr std::int64_t kNodesPerTry = 1500, kItemsPerNode = 10;
 constexpr int kTriesPerTarget = 20;  // without success
 constexpr double kMinAmbition = 0.02;
-constexpr std::array<double, 4> kWidths{0.7, 1, 1.5, 2};            // stretches around the cut that are packed freely
-constexpr std::size_t kAhead = 30, kMoreBack = 10, kMaxFree = 160;  // items of a window outwards; most of one that reaches back
+constexpr std::array<double, 4> kWidths{0.7, 1, 1.5, 2};  // stretches around the cut that are packed freely
 
 }  // namespace
 
@@ -73,7 +72,10 @@ bool Ring::reach(const Limits& limits) {
   cut_ = repeats_.settled + static_cast<Section>(below(repeats_.length));
   if (!find_state(limits) || !close(limits)) return false;
   lay();
-  return extend(late_, limits) && extend(early_, limits);
+  const auto extend = [&](std::span<const ItemId> order) {
+    return refit_.extend(order, limits.target, {limits.end - num_nodes(), limits.stop}, random_, offsets_);
+  };
+  return extend(late_) && extend(early_);
 }
 
 Fit Ring::search(const Part& part, std::span<const Offset> fixed, const Limits& limits, std::vector<Offset>& offsets) {
@@ -147,31 +149,6 @@ void Ring::lay() {
     if (item.size == other.size && item.last - item.first <= other.last - other.first) offsets_[sorted[k]] = stretch_[like];
   }
   for (const auto& [item, later] : early_likes_) offsets_[item] = offsets_[later];
-}
-
-// Places those in the order that have no place yet, window by window. Where one does not fit, some before it are placed anew.
-bool Ring::extend(std::span<const ItemId> order, const Limits& limits) {
-  std::vector<ItemId> fresh, free;
-  for (std::size_t next = 0; next < order.size();) {
-    fresh.clear();
-    const std::size_t count = kAhead / 2 + below(kAhead);
-    std::size_t end = next;
-    for (; end < order.size() && fresh.size() < count; ++end) {
-      if (offsets_[order[end]] == kUnplaced) fresh.push_back(order[end]);
-    }
-    if (fresh.empty()) return true;
-    for (std::size_t back = 0;; back += back / 2 + kMoreBack) {
-      free = fresh;
-      for (std::size_t k = end; k-- > 0 && free.size() < fresh.size() + back;) {
-        if (offsets_[order[k]] != kUnplaced) free.push_back(order[k]);
-      }
-      const std::int64_t nodes = std::min(kNodesPerTry, limits.end - num_nodes());
-      if (refit_.place(free, limits.target, {nodes, limits.stop}, random_(), offsets_) == Fit::kFits) break;
-      if (num_nodes() >= limits.end || limits.stop() || free.size() > kMaxFree || free.size() < fresh.size() + back) return false;
-    }
-    next = end;
-  }
-  return true;
 }
 
 }  // namespace olla

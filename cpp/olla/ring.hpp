@@ -36,7 +36,6 @@ class Ring {
   bool find_state(const Limits& limits);
   bool close(const Limits& limits);
   void lay();
-  bool extend(std::span<const ItemId> order, const Limits& limits);
   Fit search(const Part& part, std::span<const Offset> fixed, const Limits& limits, std::vector<Offset>& offsets);
   std::int64_t num_nodes() const { return num_nodes_ + refit_.num_nodes(); }
   std::size_t below(std::size_t count) { return static_cast<std::size_t>(random_() % count); }

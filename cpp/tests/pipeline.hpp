@@ -58,4 +58,38 @@ inline std::vector<Buffer> one_forward_one_backward(std::int64_t count, std::int
   return buffers;
 }
 
+// Interleaved: two chunks of nine equal ops, groups of two microbatches, four visits ahead; five microbatches are alive at once,
+// and die in an order in which every two of the five rooms follow each other. When the last blocks of one die, scratch of 186 fits
+// only beside them.
+inline std::vector<Buffer> interleaved(std::int64_t num_groups) {
+  struct Op {
+    Bytes saved, scratch;
+    std::int64_t steps;
+    Bytes gradient;
+  };
+  constexpr std::int64_t kOps = 9, kAhead = 4;
+  constexpr Op kOp[kOps] = {{282, 155, 2, 89}, {225, 119, 2, 110}, {73, 144, 2, 141}, {147, 101, 1, 17}, {109, 51, 1, 37},
+                            {319, 27, 1, 26},  {191, 68, 1, 186},  {16, 17, 1, 25},   {78, 64, 2, 63}};
+  const std::int64_t num_visits = 4 * num_groups;
+  std::vector<Buffer> buffers;
+  std::vector<std::int64_t> births(num_visits);
+  std::int64_t now = 0;
+  for (std::int64_t step = 0; step < num_visits + kAhead; ++step) {
+    if (step < num_visits) {
+      births[step] = now;
+      for (const Op& op : kOp) {
+        buffers.push_back({now, now + op.steps, op.scratch});
+        ++now;
+      }
+    }
+    if (step < kAhead) continue;
+    const std::int64_t visit = step - kAhead, birth = births[visit % 4 < 2 ? visit + 2 : visit - 2];  // the last chunk first
+    for (std::int64_t k = kOps - 1; k >= 0; --k, ++now) {
+      buffers.push_back({birth + k, now + 1, kOp[k].saved});
+      buffers.push_back({now, now + 2, kOp[k].gradient});
+    }
+  }
+  return buffers;
+}
+
 }  // namespace olla

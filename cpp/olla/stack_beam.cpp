@@ -1,0 +1,529 @@
+#include "olla/stack_beam.hpp"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "olla/hash.hpp"
+
+namespace olla {
+namespace {
+
+constexpr Section kShortSections = 4;
+constexpr ItemId kMaxItems = 20'000;
+constexpr std::size_t kMinStacks = 8, kMinStackItems = 3, kMaxAlive = 400, kMaxStacksAlive = 64;
+constexpr std::size_t kStarts = 100, kChanges = 500;  // of a start
+constexpr std::size_t kWidth = 300, kChildren = 60, kChildrenKept = 2, kMaxFills = 20, kMaxFirst = 3;
+constexpr double kToTheHole = 0.95;                    // share of children that look where the hole must be
+constexpr double kSideBySide = 0.3, kScattered = 0.3;  // of the score: for two rooms; against free space in many holes
+constexpr double kFirstAmbition = 0.25, kMinAmbition = 0.06;
+constexpr int kTriesPerTarget = 6;
+constexpr Bytes kCrumbs = 4;  // a hole so many times smaller than the largest short-lived item is lost
+constexpr std::int64_t kNodesToComplete = 100'000;
+constexpr double kImpossible = -1e9;
+
+}  // namespace
+
+std::unique_ptr<StackBeam> StackBeam::find(const Part& part, const Floor& floor, std::uint64_t seed) {
+  if (!part.fixed.empty() || part.num_items() > kMaxItems) return nullptr;
+  std::vector<Stack> stacks = find_stacks(part, floor, kShortSections);
+  if (stacks.size() < kMinStacks) return nullptr;
+  std::size_t num_items = 0;
+  std::vector<std::int64_t> alive(part.section_load.size() + 1, 0), stacks_alive = alive;
+  for (const Stack& stack : stacks) {
+    num_items += stack.items.size();
+    ++stacks_alive[stack.birth];
+    --stacks_alive[stack.last_death];
+    for (const ItemId i : stack.items) {
+      ++alive[part.items[i].first];
+      --alive[part.items[i].last];
+    }
+  }
+  if (num_items < kMinStackItems * stacks.size()) return nullptr;
+  std::partial_sum(alive.begin(), alive.end(), alive.begin());
+  std::partial_sum(stacks_alive.begin(), stacks_alive.end(), stacks_alive.begin());
+  if (std::ranges::max(alive) > static_cast<std::int64_t>(kMaxAlive)) return nullptr;
+  if (std::ranges::max(stacks_alive) > static_cast<std::int64_t>(kMaxStacksAlive)) return nullptr;
+  return std::unique_ptr<StackBeam>(new StackBeam(part, floor, std::move(stacks), seed));
+}
+
+StackBeam::StackBeam(const Part& part, const Floor& floor, std::vector<Stack> stacks, std::uint64_t seed)
+    : part_(part),
+      floor_(floor),
+      stacks_(std::move(stacks)),
+      stack_of_(part.items.size(), -1),
+      deaths_(stacks_.size()),
+      load_(part.section_load.size() + 1, 0),
+      refit_(part),
+      fit_(part),
+      random_(seed),
+      ambition_(kFirstAmbition),
+      local_(stacks_.size(), -1) {
+  for (StackId s = 0; s < std::ssize(stacks_); ++s) {
+    for (const ItemId i : stacks_[s].items) {
+      stack_of_[i] = s;
+      births_.push_back(part.items[i].first);
+    }
+  }
+  std::iota(deaths_.begin(), deaths_.end(), 0);
+  std::ranges::stable_sort(deaths_, {}, [&](StackId s) { return stacks_[s].last_death; });
+  std::ranges::sort(births_);
+  for (ItemId i = 0; i < part.num_items(); ++i) {
+    if (floor_.offsets[i] != kUnplaced) continue;
+    load_[part.items[i].first] += part.items[i].size;
+    load_[part.items[i].last] -= part.items[i].size;
+    order_.push_back(i);
+    if (stack_of_[i] < 0) others_.push_back(i);
+  }
+  std::partial_sum(load_.begin(), load_.end(), load_.begin());
+}
+
+void StackBeam::lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(Bytes)>& stop, Packing& best) {
+  bool stopped = false;
+  const std::function<bool()> asked = [&] { return stopped = stopped || stop(best.height); };
+  const std::int64_t end = num_nodes_ + max_nodes;
+  while (best.height > enough && num_nodes_ < end && !asked()) {
+    if (target_ < 0 || target_ >= best.height) {
+      const auto share = static_cast<Bytes>(ambition_ * static_cast<double>(best.height - enough));
+      begin(best.height - std::max<Bytes>(1, share));
+    }
+    bool is_alive = true;
+    while (is_alive && next_ < std::ssize(stacks_) && num_nodes_ < end && !asked()) is_alive = advance();
+    if (is_alive && next_ < std::ssize(stacks_)) return;
+    if (is_alive && complete(asked, best)) {
+      num_tries_ = 0;
+    } else if (++num_tries_ % kTriesPerTarget == 0) {
+      ambition_ = ambition_ > kMinAmbition ? ambition_ / 2 : 2 * kFirstAmbition;
+    }
+    target_ = -1;
+  }
+}
+
+void StackBeam::begin(Bytes target) {
+  target_ = target;
+  capacity_ = target - floor_.height;
+  find_tight();
+  first_ = 0;
+  while (first_ + 1 < std::ssize(stacks_) && tight_[first_].empty()) ++first_;
+  next_ = first_;
+  num_done_ = 0;
+  states_.clear();
+  children_.clear();
+  seen_.clear();
+  steps_.clear();
+  look_ahead();
+}
+
+// What is alive when less than the largest of them would be free.
+void StackBeam::find_tight() {
+  tight_.assign(stacks_.size(), {});
+  last_tight_.assign(stacks_.size(), {});
+  gaps_.assign(1, 0);
+  Bytes largest = 0;
+  for (const ItemId i : others_) largest = std::max(largest, part_.items[i].size);
+  crumb_ = largest / kCrumbs;
+  for (const ItemId i : others_) {
+    const Item& item = part_.items[i];
+    const Bytes most = *std::max_element(load_.begin() + item.first, load_.begin() + item.last);
+    if (capacity_ - most >= largest) continue;
+    gaps_.push_back(item.size);
+    const auto born = std::ranges::upper_bound(stacks_, item.first, {}, &Stack::birth) - stacks_.begin();
+    if (born > 0) tight_[born - 1].push_back(i);
+    auto dead = std::ranges::lower_bound(deaths_, item.last, {}, [&](StackId s) { return stacks_[s].last_death; });
+    while (dead != deaths_.end() && stacks_[*dead].birth >= item.first) ++dead;
+    if (dead == deaths_.end()) continue;
+    const Stack& stack = stacks_[*dead];
+    for (const ItemId of_stack : stack.items) {
+      const Section death = part_.items[of_stack].last;
+      if (death >= item.first && death <= item.last) gaps_.push_back(std::max<Bytes>(0, item.size - part_.items[of_stack].size));
+    }
+    const auto last_birth = std::ranges::lower_bound(births_, stack.first_death);
+    if (last_birth != births_.begin() && item.last > *std::prev(last_birth)) last_tight_[*dead].push_back(i);
+  }
+  std::ranges::sort(gaps_);
+  gaps_.erase(std::ranges::unique(gaps_).begin(), gaps_.end());
+}
+
+// The stack in whose room this one will be born, of those born until the present one.
+StackBeam::StackId StackBeam::room_of(StackId stack, StackId present) const {
+  while (stack > present) stack = stacks_[stack].room;
+  return stack;
+}
+
+// From the birth of the next stack: who is alive, and which rooms follow each other.
+void StackBeam::look_ahead() {
+  for (const StackId s : alive_) local_[s] = -1;
+  alive_.clear();
+  successions_.clear();
+  const Section now = stacks_[next_].birth;
+  const auto from = std::ranges::upper_bound(deaths_, now, {}, [&](StackId s) { return stacks_[s].last_death; });
+  for (auto s = from; s != deaths_.end(); ++s) {
+    if (*s > next_) continue;
+    local_[*s] = static_cast<std::int32_t>(alive_.size());
+    alive_.push_back(*s);
+  }
+  needed_.assign(alive_.size(), 0);
+  const auto horizon = std::min<std::ptrdiff_t>(deaths_.end() - from, 4 * std::ssize(alive_) + 1);
+  for (std::ptrdiff_t k = 1; k < horizon; ++k) {
+    const StackId dies = from[k], room = room_of(dies, next_), before = room_of(from[k - 1], next_);
+    if (room < 0 || before < 0 || room == before || local_[room] < 0 || local_[before] < 0) continue;
+    needed_[std::min(local_[room], local_[before])] |= std::uint64_t{1} << std::max(local_[room], local_[before]);
+    if (dies == room) successions_.emplace_back(before, dies);
+  }
+}
+
+// One more start, or the children of one more state. False where no packing goes on.
+bool StackBeam::advance() {
+  if (next_ == first_) {
+    start();
+    return ++num_done_ < kStarts || select();
+  }
+  expand(static_cast<std::int32_t>(num_done_));
+  return ++num_done_ < states_.size() || select();
+}
+
+bool StackBeam::select() {
+  if (children_.empty()) return false;
+  const auto by_score = [](const State& a, const State& b) { return a.score > b.score; };
+  if (children_.size() > kWidth) {
+    std::nth_element(children_.begin(), children_.begin() + kWidth, children_.end(), by_score);
+    children_.resize(kWidth);
+  }
+  std::vector<Step>& steps = steps_.emplace_back();
+  for (const State& child : children_) {
+    Step& step = steps.emplace_back(child.parent);
+    for (const Cell& cell : child.cells) {
+      if (next_ == first_ || stack_of_[cell.item] == next_) step.placed.push_back(cell);
+    }
+  }
+  std::swap(states_, children_);
+  children_.clear();
+  seen_.clear();
+  num_done_ = 0;
+  if (++next_ < std::ssize(stacks_)) look_ahead();
+  return true;
+}
+
+// What is short-lived, and what died before the first stacks were placed, around the stacks of a state.
+bool StackBeam::complete(const std::function<bool()>& stop, Packing& best) {
+  std::vector<Offset> offsets = floor_.offsets;
+  std::int32_t state = 0;
+  for (std::size_t k = steps_.size(); k-- > 0;) {
+    const Step& step = steps_[k][state];
+    for (const Cell& cell : step.placed) offsets[cell.item] = floor_.height + cell.first;
+    state = step.parent;
+  }
+  const std::int64_t before = refit_.num_nodes();
+  const bool fits = refit_.extend(order_, target_, {kNodesToComplete, stop}, random_, offsets);
+  num_nodes_ += refit_.num_nodes() - before;
+  if (!fits) return false;
+  best.offsets = std::move(offsets);
+  best.height = height_of(part_, best.offsets);
+  return true;
+}
+
+// All stacks alive when the first tight ones are, cut to pieces and stacked up at random, with changes that do not worsen the
+// score.
+void StackBeam::start() {
+  std::vector<Piece> pieces = cut();
+  Bytes free = capacity_;
+  for (const Piece& piece : pieces) {
+    for (const ItemId i : piece.items) free -= part_.items[i].size;
+  }
+  std::vector<Bytes> gaps(pieces.size() + 1, 0);
+  for (std::size_t left = 1 + below(3); left > 0; --left) {
+    const Bytes gap = left == 1 ? free : std::min(free, gaps_[below(gaps_.size())]);
+    gaps[below(gaps.size())] += gap;
+    free -= gap;
+  }
+  const auto rate = [&](const std::vector<Cell>& cells) { return holds(cells) ? score(cells) : kImpossible; };
+  State state{{}, -1, 0};
+  std::vector<Cell> cells;
+  stack_up(pieces, gaps, state.cells);
+  state.score = rate(state.cells);
+  for (std::size_t k = 0; k < kChanges; ++k) {
+    std::vector<Piece> changed = pieces;
+    std::vector<Bytes> changed_gaps = gaps;
+    change(changed, changed_gaps);
+    stack_up(changed, changed_gaps, cells);
+    const double rating = rate(cells);
+    ++num_nodes_;
+    if (rating < state.score) continue;
+    state.score = rating;
+    std::swap(state.cells, cells);
+    std::swap(pieces, changed);
+    std::swap(gaps, changed_gaps);
+  }
+  if (state.score > kImpossible) children_.push_back(std::move(state));
+}
+
+// One to three pieces of each stack; all stacks alike, or each in its own way; what dies first apart from the rest, or not.
+std::vector<StackBeam::Piece> StackBeam::cut() {
+  const bool is_alike = chance(0.5), is_apart = chance(0.5);
+  const std::size_t num_apart = 1 + below(kMaxFirst), num_parts = 1 + below(2);
+  std::vector<std::size_t> likes;
+  std::vector<Piece> pieces;
+  for (const StackId s : alive_) {
+    const std::vector<ItemId>& items = stacks_[s].items;
+    while (likes.size() < items.size()) likes.push_back(below(num_parts));
+    const std::size_t own_parts = is_alike ? num_parts : 1 + below(2);
+    std::vector<Piece> own(own_parts + 1, {s, {}});
+    for (std::size_t k = items.size(); k-- > 0;) {  // the first to die first
+      if (part_.items[items[k]].last <= stacks_[first_].birth) continue;
+      const bool apart = is_apart && items.size() - k <= num_apart;
+      own[apart ? own_parts : is_alike ? likes[k] : below(own_parts)].items.push_back(items[k]);
+    }
+    for (Piece& piece : own) {
+      if (piece.items.empty()) continue;
+      if (chance(0.5)) std::ranges::reverse(piece.items);
+      pieces.push_back(std::move(piece));
+    }
+  }
+  std::shuffle(pieces.begin(), pieces.end(), random_);
+  return pieces;
+}
+
+void StackBeam::change(std::vector<Piece>& pieces, std::vector<Bytes>& gaps) {
+  const std::size_t a = below(pieces.size()), b = below(pieces.size());
+  switch (below(6)) {
+    case 0:
+      return std::swap(pieces[a], pieces[b]);
+    case 1:
+      std::ranges::reverse(pieces[a].items);
+      return;
+    case 2:
+      return std::swap(gaps[below(gaps.size())], gaps[below(gaps.size())]);
+    case 3:
+      return std::reverse(pieces.begin() + static_cast<std::ptrdiff_t>(std::min(a, b)),
+                          pieces.begin() + static_cast<std::ptrdiff_t>(std::max(a, b)) + 1);
+    case 4: {
+      Piece piece = std::move(pieces[a]);
+      pieces.erase(pieces.begin() + static_cast<std::ptrdiff_t>(a));
+      pieces.insert(pieces.begin() + static_cast<std::ptrdiff_t>(b), std::move(piece));
+      return;
+    }
+    default: {  // an item to another piece of its stack
+      std::vector<ItemId>&from = pieces[a].items, &to = pieces[b].items;
+      if (a == b || pieces[a].stack != pieces[b].stack || from.size() < 2) return;
+      const auto item = from.begin() + static_cast<std::ptrdiff_t>(below(from.size()));
+      to.push_back(*item);
+      from.erase(item);
+      std::ranges::sort(to, std::greater<>());  // the first to die first
+      if (chance(0.5)) std::ranges::reverse(to);
+    }
+  }
+}
+
+void StackBeam::stack_up(const std::vector<Piece>& pieces, const std::vector<Bytes>& gaps, std::vector<Cell>& cells) const {
+  cells.clear();
+  Offset at = 0;
+  for (std::size_t k = 0; k < pieces.size(); ++k) {
+    at += gaps[k];
+    for (const ItemId i : pieces[k].items) {
+      cells.push_back({at, at + part_.items[i].size, i});
+      at = cells.back().last;
+    }
+  }
+}
+
+void StackBeam::expand(std::int32_t parent) {
+  const StackId stack = next_;
+  const Section now = stacks_[stack].birth;
+  std::vector<Cell>& cells = states_[parent].cells;
+  std::erase_if(cells, [&](const Cell& cell) { return part_.items[cell.item].last <= now; });
+  std::vector<Hole> holes;
+  Offset low = 0;
+  StackId left = -1;
+  for (const Cell& cell : cells) {
+    const StackId right = stack_of_[cell.item];
+    if (cell.first > low) holes.push_back({low, cell.first, left, right});
+    low = cell.last;
+    left = right;
+  }
+  if (capacity_ > low) holes.push_back({low, capacity_, left, -1});
+  if (holes.empty()) return;
+  const StackId dying = alive_[0] == stack && alive_.size() > 1 ? alive_[1] : alive_[0];
+  const StackId before = stacks_[stack].before < 0 ? -1 : room_of(stacks_[stack].before, stack - 1);
+  const std::size_t num_before = children_.size();
+  std::vector<Cell> child;
+  for (std::size_t k = 0; k < kChildren; ++k) {
+    ++num_nodes_;
+    child = cells;
+    if (!sample(holes, dying, before, child)) continue;
+    std::ranges::sort(child, {}, &Cell::first);
+    if (!seen_.insert(signature(child)).second || !holds(child)) continue;
+    children_.push_back({child, parent, score(child)});
+  }
+  if (children_.size() <= num_before + kChildrenKept) return;
+  const auto own = children_.begin() + static_cast<std::ptrdiff_t>(num_before);
+  std::partial_sort(own, own + kChildrenKept, children_.end(), [](const State& a, const State& b) { return a.score > b.score; });
+  children_.resize(num_before + kChildrenKept);
+}
+
+// Pieces of the present stack in holes. What is not filled goes to the host: beside what dies next, as a rule, and the free space
+// to that end of it. What dies first of the stack goes beside the room of those that die before.
+bool StackBeam::sample(const std::vector<Hole>& holes, StackId dying, StackId before, std::vector<Cell>& cells) {
+  const auto beside = [&](StackId stack) {
+    std::size_t chosen = holes.size(), count = 0;
+    for (std::size_t h = 0; h < holes.size() && stack >= 0; ++h) {
+      if ((holes[h].left == stack || holes[h].right == stack) && below(++count) == 0) chosen = h;
+    }
+    return chosen;
+  };
+  const auto end_beside = [&](const Hole& hole, StackId stack) {
+    if (stack < 0 || (hole.left == stack) == (hole.right == stack)) return End::kAny;
+    return hole.left == stack ? End::kLow : End::kHigh;
+  };
+  std::size_t host = chance(kToTheHole) ? beside(dying) : holes.size();
+  if (host == holes.size()) host = below(holes.size());
+  const std::size_t anchor = chance(kToTheHole) ? beside(before) : holes.size();
+  std::vector<std::size_t> order(holes.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), random_);
+  std::swap(*std::ranges::find(order, host), order.back());
+  if (anchor < holes.size() && anchor != host) std::swap(*std::ranges::find(order, anchor), order.front());
+
+  std::vector<ItemId> rest(stacks_[next_].items.rbegin(), stacks_[next_].items.rend());  // the first to die first
+  const std::size_t num_first = anchor < holes.size() ? std::min(rest.size(), 1 + below(kMaxFirst)) : 0;
+  for (const std::size_t h : order) {
+    const Hole& hole = holes[h];
+    const Bytes room = hole.last - hole.first;
+    std::vector<ItemId> piece;
+    if (h == host) {
+      Bytes bytes = 0;
+      for (const ItemId i : rest) bytes += part_.items[i].size;
+      if (bytes > room) return false;
+      std::swap(piece, rest);
+    } else {
+      const std::size_t num_kept = anchor == host ? num_first : 0;
+      if (h != anchor && chance(0.25)) continue;
+      piece = fill(std::span(rest).subspan(std::min(rest.size(), num_kept)), h == anchor ? num_first : 0, room);
+      std::erase_if(rest, [&](ItemId i) { return std::ranges::find(piece, i) != piece.end(); });
+    }
+    lay(std::move(piece), hole, h == host ? end_beside(hole, dying) : End::kAny, h == anchor ? end_beside(hole, before) : End::kAny,
+        cells);
+  }
+  return true;
+}
+
+// Of a few random choices the one that leaves least room; the first ones are in it where they fit.
+std::vector<ItemId> StackBeam::fill(std::span<const ItemId> items, std::size_t num_first, Bytes room) {
+  std::vector<ItemId> shuffled(items.begin(), items.end()), chosen, best;
+  Bytes least = room;
+  for (std::size_t left = 1 + below(kMaxFills); left > 0 && least > 0; --left) {
+    for (std::size_t k = shuffled.size(); k > num_first + 1; --k)
+      std::swap(shuffled[k - 1], shuffled[num_first + below(k - num_first)]);
+    chosen.clear();
+    Bytes unused = room;
+    for (const ItemId i : shuffled) {
+      if (part_.items[i].size > unused) continue;
+      chosen.push_back(i);
+      unused -= part_.items[i].size;
+    }
+    if (unused >= least) continue;
+    least = unused;
+    std::swap(best, chosen);
+  }
+  return best;
+}
+
+void StackBeam::lay(std::vector<ItemId> items, const Hole& hole, End free_end, End first_dying, std::vector<Cell>& cells) {
+  if (items.empty()) return;
+  std::ranges::sort(items, {}, [&](ItemId i) { return part_.items[i].last; });
+  if (first_dying == End::kHigh || (first_dying == End::kAny && chance(0.5))) std::ranges::reverse(items);
+  Bytes free = hole.last - hole.first;
+  for (const ItemId i : items) free -= part_.items[i].size;
+  Bytes below_them = free_end == End::kLow || (free_end == End::kAny && chance(0.5)) ? free : 0;
+  if (chance(1.0 / 3)) {
+    const Bytes gap = std::min(free, gaps_[below(gaps_.size())]);
+    below_them = chance(0.5) ? gap : free - gap;
+  }
+  Offset at = hole.first + below_them;
+  for (const ItemId i : items) {
+    cells.push_back({at, at + part_.items[i].size, i});
+    at = cells.back().last;
+  }
+}
+
+// Whether what is tight until the next birth fits.
+bool StackBeam::holds(const std::vector<Cell>& cells) {
+  const std::vector<ItemId>& tight = tight_[next_];
+  if (tight.empty()) return true;
+  Section begin = part_.items[tight.front()].first, end = 0;
+  for (const ItemId i : tight) end = std::max(end, part_.items[i].last);
+  fit_.begin();
+  Offset low = 0;
+  for (const Cell& cell : cells) {
+    const Item& item = part_.items[cell.item];
+    if (item.first > begin || item.last < end) {
+      fit_.add_cell(cell.first, cell.last, item.first, item.last);
+      continue;
+    }
+    if (cell.first > low) fit_.add_hole(low, cell.first);
+    low = cell.last;
+  }
+  if (capacity_ > low) fit_.add_hole(low, capacity_);
+  return fit_.fits(tight, std::numeric_limits<Bytes>::max());
+}
+
+// Whether what is tight when the stack dies would fit if as much as is free now, but for crumbs, lay anywhere in the room.
+bool StackBeam::would_hold(const std::vector<Cell>& cells, StackId stack, StackId room) {
+  if (last_tight_[stack].empty()) return true;
+  fit_.begin();
+  Bytes free = 0;
+  Offset low = 0, end = 0;
+  const auto add_free = [&](Offset to) {
+    if (to - end >= crumb_) free += to - end;
+  };
+  for (const Cell& cell : cells) {
+    add_free(cell.first);
+    end = cell.last;
+    const StackId own = stack_of_[cell.item];
+    if (own == stack) fit_.add_cell(cell.first, cell.last, -1, part_.items[cell.item].last);
+    if (own == stack || own == room) continue;
+    if (cell.first > low) fit_.add_hole(low, cell.first);
+    low = cell.last;
+  }
+  add_free(capacity_);
+  if (capacity_ > low) fit_.add_hole(low, capacity_);
+  return fit_.fits(last_tight_[stack], free);
+}
+
+double StackBeam::score(const std::vector<Cell>& cells) {
+  double score = 0;
+  for (const auto& [room, stack] : successions_) score += would_hold(cells, stack, room);
+  std::array<std::uint64_t, kMaxStacksAlive> beside{};
+  double roots = 0, free = 0;
+  Offset low = 0;
+  std::int32_t left = -1;
+  const auto add_hole = [&](Offset high) {
+    roots += std::sqrt(static_cast<double>(high - low));
+    free += static_cast<double>(high - low);
+  };
+  for (const Cell& cell : cells) {
+    const std::int32_t right = local_[stack_of_[cell.item]];
+    add_hole(cell.first);
+    if (left >= 0 && left != right) beside[std::min(left, right)] |= std::uint64_t{1} << std::max(left, right);
+    low = cell.last;
+    left = right;
+  }
+  add_hole(capacity_);
+  for (std::size_t k = 0; k < needed_.size(); ++k) score += kSideBySide * std::popcount(beside[k] & needed_[k]);
+  return free > 0 ? score - kScattered * roots / std::sqrt(free) : score;
+}
+
+// The same for a packing and its mirror image.
+std::uint64_t StackBeam::signature(const std::vector<Cell>& cells) const {
+  std::uint64_t up = 0, down = 0;
+  for (const Cell& cell : cells) {
+    const std::uint64_t item = mixed(static_cast<std::uint64_t>(cell.item) + 1);
+    up += mixed(item + static_cast<std::uint64_t>(cell.first));
+    down += mixed(item + static_cast<std::uint64_t>(capacity_ - cell.last));
+  }
+  return std::min(up, down);
+}
+
+}  // namespace olla
