@@ -6,7 +6,8 @@
 namespace olla {
 namespace {
 
-constexpr std::size_t kStepsPerItem = 8, kMinSteps = 30, kMaxAround = 32;  // cells alive together in one hole
+constexpr std::size_t kStepsPerItem = 8, kMinSteps = 30, kMaxItems = 500;
+constexpr std::size_t kMaxAround = 32;  // cells alive together in one hole
 
 }  // namespace
 
@@ -20,6 +21,7 @@ void ShortFit::add_hole(Offset first, Offset last) {
 }
 
 bool ShortFit::fits(std::span<const ItemId> items, Bytes max_outside) {
+  if (items.size() > kMaxItems) return false;
   placed_.clear();
   num_steps_ = 0;
   max_steps_ = kMinSteps + kStepsPerItem * items.size();
@@ -66,7 +68,7 @@ bool ShortFit::any_end(const Item& item, TryAt&& try_at) const {
   return false;
 }
 
-// Tries the first and, where that has a place, the others: as deep as there are items, but never deeper than there are steps.
+// Tries the first and, where that has a place, the others: no deeper than there are items.
 bool ShortFit::place(std::span<const ItemId> items) {
   if (items.empty()) return true;
   if (++num_steps_ > max_steps_) return false;

@@ -12,18 +12,18 @@
 namespace olla {
 namespace {
 
-constexpr Section kShortSections = 4;
+constexpr Section kShortSections = 4;  // an item alive in no more is short-lived
 constexpr ItemId kMaxItems = 20'000;
 constexpr std::size_t kMinStacks = 8, kMinStackItems = 3, kMaxAlive = 400, kMaxStacksAlive = 64;
 constexpr std::size_t kStarts = 100, kChanges = 500;  // of a start
 constexpr std::size_t kWidth = 300, kChildren = 60, kChildrenKept = 2, kMaxFills = 20, kMaxFirst = 3;
-constexpr double kToTheHole = 0.95;                    // share of children that look where the hole must be
-constexpr double kSideBySide = 0.3, kScattered = 0.3;  // of the score: for two rooms; against free space in many holes
-constexpr double kFirstAmbition = 0.25, kMinAmbition = 0.06;
+constexpr double kToTheHole = 0.95;                           // share of children that look where the hole must be
+constexpr double kSideBySide = 0.3, kScattered = 0.3;         // of the score: for two rooms; against free space in many holes
+constexpr double kFirstAmbition = 0.25, kMinAmbition = 0.06;  // shares of what there is to gain
 constexpr int kTriesPerTarget = 6;
 constexpr Bytes kCrumbs = 4;  // a hole so many times smaller than the largest short-lived item is lost
 constexpr std::int64_t kNodesToComplete = 100'000;
-constexpr double kImpossible = -1e9;
+constexpr double kImpossible = -1e9;  // a score
 
 }  // namespace
 
@@ -103,6 +103,7 @@ void StackBeam::lower(Bytes enough, std::int64_t max_nodes, const std::function<
 }
 
 void StackBeam::begin(Bytes target) {
+  num_nodes_ += part_.num_items();
   target_ = target;
   capacity_ = target - floor_.height;
   find_tight();
@@ -177,6 +178,7 @@ void StackBeam::look_ahead() {
 
 // One more start, or the children of one more state. False where no packing goes on.
 bool StackBeam::advance() {
+  ++num_nodes_;
   if (next_ == first_) {
     start();
     return ++num_done_ < kStarts || select();
@@ -233,6 +235,7 @@ void StackBeam::start() {
   for (const Piece& piece : pieces) {
     for (const ItemId i : piece.items) free -= part_.items[i].size;
   }
+  if (free < 0) return;  // some die before all are born
   std::vector<Bytes> gaps(pieces.size() + 1, 0);
   for (std::size_t left = 1 + below(3); left > 0; --left) {
     const Bytes gap = left == 1 ? free : std::min(free, gaps_[below(gaps_.size())]);
