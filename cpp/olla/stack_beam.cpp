@@ -417,8 +417,9 @@ std::vector<ItemId> StackBeam::fill(std::span<const ItemId> items, std::size_t n
   std::vector<ItemId> shuffled(items.begin(), items.end()), chosen, best;
   Bytes least = room;
   for (std::size_t left = 1 + below(kMaxFills); left > 0 && least > 0; --left) {
-    for (std::size_t k = shuffled.size(); k > num_first + 1; --k)
+    for (std::size_t k = shuffled.size(); k > num_first + 1; --k) {
       std::swap(shuffled[k - 1], shuffled[num_first + below(k - num_first)]);
+    }
     chosen.clear();
     Bytes unused = room;
     for (const ItemId i : shuffled) {
