@@ -83,11 +83,6 @@ void PartSearch::find_repetition() {
   tie_ = Tie::find(part_, floor_, {options_.seed, options_.num_threads, false});
   repeats_ = Repetition::find(part_);
   if (!repeats_) return;
-  for (std::size_t t = 0; t < std::min<std::size_t>(options_.num_threads, kMaxBeams); ++t) {
-    auto beam = StackBeam::find(part_, floor_, options_.seed + t);
-    if (!beam) break;
-    stack_beams_.push_back(std::move(beam));
-  }
   if (part_.num_items() >= kMinFolded) fold_ = Fold::find(part_, *repeats_);
   if (Ring::suits(part_, *repeats_)) ring_.emplace(part_, *repeats_, options_.seed);
 }
@@ -165,7 +160,7 @@ void PartSearch::take_turns(Bytes enough, Effort& effort, const Stop& stop) {
   if (fold_ && !done(enough, stop)) fold(enough, effort, stop);
   if ((ring_ || fold_) && part_.num_items() > kMaxWhole) return;
   if (repeats_ && !done(enough, stop)) turn_beam(enough, effort, stop);
-  if (!stack_beams_.empty() && !done(enough, stop)) turn_stacks(enough, effort, stop);
+  if (repeats_ && !done(enough, stop)) turn_stacks(enough, effort, stop);
   if (options_.use_squeaky_wheel && !is_decision && !done(enough, stop)) turn_wheel(enough, effort, stop);
   if (is_small_ && !done(enough, stop)) climb_down(enough, effort, stop);
   if (!options_.use_neighbourhood || is_decision || part_.num_items() < kMinNeighbourhood) {
@@ -235,10 +230,22 @@ void PartSearch::turn_beam(Bytes enough, Effort& effort, const Stop& stop) {
   beam_share_.learn(best_.height < before);
 }
 
+// Always as many nodes: a try takes a few turns, and most fail.
 void PartSearch::turn_stacks(Bytes enough, Effort& effort, const Stop& stop) {
+  if (!options_.use_beam) return;
+  if (!stack_beams_) {
+    stack_beams_.emplace();
+    for (std::size_t t = 0; t < std::min<std::size_t>(options_.num_threads, kMaxBeams); ++t) {
+      std::unique_ptr<StackBeam> beam = StackBeam::find(part_, floor_, options_.seed + t);
+      if (!beam) break;
+      stack_beams_->push_back(std::move(beam));
+    }
+  }
+  if (stack_beams_->empty()) return;
   const Bytes target = std::max(enough, bound_);
-  side_by_side(stack_beams_.size(), target, stop,
-               [&](std::size_t t, const Stop& ended, Packing& best) { stack_beams_[t]->lower(target, kStackNodes, ended, best); });
+  side_by_side(stack_beams_->size(), target, stop, [&](std::size_t t, const Stop& ended, Packing& best) {
+    (*stack_beams_)[t]->lower(target, kStackNodes, ended, best);
+  });
   effort.nodes -= kStackNodes / kStackNodesPerNode;
 }
 

@@ -79,8 +79,8 @@ class PartSearch {
   std::optional<Repetition> repeats_;
   Floor floor_;  // where repetition was looked for
   std::unique_ptr<Tie> tie_;
-  std::vector<Beam> beams_;                              // of a thread
-  std::vector<std::unique_ptr<StackBeam>> stack_beams_;  // of a thread
+  std::vector<Beam> beams_;                                             // of a thread
+  std::optional<std::vector<std::unique_ptr<StackBeam>>> stack_beams_;  // of a thread, once looked for
   std::optional<Ring> ring_;
   std::optional<Fold> fold_;
   std::vector<Section> cuts_;           // where the fold can be cut, best first

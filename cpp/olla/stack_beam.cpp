@@ -1,10 +1,6 @@
 #include "olla/stack_beam.hpp"
 
 #include <algorithm>
-#include <array>
-#include <bit>
-#include <cmath>
-#include <limits>
 #include <numeric>
 
 #include "olla/hash.hpp"
@@ -14,14 +10,12 @@ namespace {
 
 constexpr Section kShortSections = 4;  // an item alive in no more is short-lived
 constexpr ItemId kMaxItems = 20'000;
-constexpr std::size_t kMinStacks = 8, kMinStackItems = 3, kMaxAlive = 400, kMaxStacksAlive = 64;
+constexpr std::size_t kMinStacks = 8, kMinStackItems = 3, kMaxAlive = 400;
 constexpr std::size_t kStarts = 100, kChanges = 500;  // of a start
 constexpr std::size_t kWidth = 300, kChildren = 60, kChildrenKept = 2, kMaxFills = 20, kMaxFirst = 3;
 constexpr double kToTheHole = 0.95;                           // share of children that look where the hole must be
-constexpr double kSideBySide = 0.3, kScattered = 0.3;         // of the score: for two rooms; against free space in many holes
 constexpr double kFirstAmbition = 0.25, kMinAmbition = 0.06;  // shares of what there is to gain
 constexpr int kTriesPerTarget = 6;
-constexpr Bytes kCrumbs = 4;  // a hole so many times smaller than the largest short-lived item is lost
 constexpr std::int64_t kNodesToComplete = 100'000;
 constexpr double kImpossible = -1e9;  // a score
 
@@ -46,39 +40,21 @@ std::unique_ptr<StackBeam> StackBeam::find(const Part& part, const Floor& floor,
   std::partial_sum(alive.begin(), alive.end(), alive.begin());
   std::partial_sum(stacks_alive.begin(), stacks_alive.end(), stacks_alive.begin());
   if (std::ranges::max(alive) > static_cast<std::int64_t>(kMaxAlive)) return nullptr;
-  if (std::ranges::max(stacks_alive) > static_cast<std::int64_t>(kMaxStacksAlive)) return nullptr;
+  if (std::ranges::max(stacks_alive) > static_cast<std::int64_t>(StackOutlook::kMaxAlive)) return nullptr;
   return std::unique_ptr<StackBeam>(new StackBeam(part, floor, std::move(stacks), seed));
 }
 
 StackBeam::StackBeam(const Part& part, const Floor& floor, std::vector<Stack> stacks, std::uint64_t seed)
     : part_(part),
       floor_(floor),
-      stacks_(std::move(stacks)),
-      stack_of_(part.items.size(), -1),
-      deaths_(stacks_.size()),
-      load_(part.section_load.size() + 1, 0),
+      outlook_(part, floor, std::move(stacks)),
+      stacks_(outlook_.stacks()),
       refit_(part),
-      fit_(part),
       random_(seed),
-      ambition_(kFirstAmbition),
-      local_(stacks_.size(), -1) {
-  for (StackId s = 0; s < std::ssize(stacks_); ++s) {
-    for (const ItemId i : stacks_[s].items) {
-      stack_of_[i] = s;
-      births_.push_back(part.items[i].first);
-    }
-  }
-  std::iota(deaths_.begin(), deaths_.end(), 0);
-  std::ranges::stable_sort(deaths_, {}, [&](StackId s) { return stacks_[s].last_death; });
-  std::ranges::sort(births_);
+      ambition_(kFirstAmbition) {
   for (ItemId i = 0; i < part.num_items(); ++i) {
-    if (floor_.offsets[i] != kUnplaced) continue;
-    load_[part.items[i].first] += part.items[i].size;
-    load_[part.items[i].last] -= part.items[i].size;
-    order_.push_back(i);
-    if (stack_of_[i] < 0) others_.push_back(i);
+    if (floor_.offsets[i] == kUnplaced) order_.push_back(i);
   }
-  std::partial_sum(load_.begin(), load_.end(), load_.begin());
 }
 
 void StackBeam::lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(Bytes)>& stop, Packing& best) {
@@ -106,74 +82,14 @@ void StackBeam::begin(Bytes target) {
   num_nodes_ += part_.num_items();
   target_ = target;
   capacity_ = target - floor_.height;
-  find_tight();
-  first_ = 0;
-  while (first_ + 1 < std::ssize(stacks_) && tight_[first_].empty()) ++first_;
-  next_ = first_;
+  outlook_.begin(capacity_);
+  next_ = first_ = outlook_.first_tight();
   num_done_ = 0;
   states_.clear();
   children_.clear();
   seen_.clear();
   steps_.clear();
-  look_ahead();
-}
-
-// What is alive when less than the largest of them would be free.
-void StackBeam::find_tight() {
-  tight_.assign(stacks_.size(), {});
-  last_tight_.assign(stacks_.size(), {});
-  gaps_.assign(1, 0);
-  Bytes largest = 0;
-  for (const ItemId i : others_) largest = std::max(largest, part_.items[i].size);
-  crumb_ = largest / kCrumbs;
-  for (const ItemId i : others_) {
-    const Item& item = part_.items[i];
-    const Bytes most = *std::max_element(load_.begin() + item.first, load_.begin() + item.last);
-    if (capacity_ - most >= largest) continue;
-    gaps_.push_back(item.size);
-    const auto born = std::ranges::upper_bound(stacks_, item.first, {}, &Stack::birth) - stacks_.begin();
-    if (born > 0) tight_[born - 1].push_back(i);
-    auto dead = std::ranges::lower_bound(deaths_, item.last, {}, [&](StackId s) { return stacks_[s].last_death; });
-    while (dead != deaths_.end() && stacks_[*dead].birth >= item.first) ++dead;
-    if (dead == deaths_.end()) continue;
-    const Stack& stack = stacks_[*dead];
-    for (const ItemId of_stack : stack.items) {
-      const Section death = part_.items[of_stack].last;
-      if (death >= item.first && death <= item.last) gaps_.push_back(std::max<Bytes>(0, item.size - part_.items[of_stack].size));
-    }
-    const auto last_birth = std::ranges::lower_bound(births_, stack.first_death);
-    if (last_birth != births_.begin() && item.last > *std::prev(last_birth)) last_tight_[*dead].push_back(i);
-  }
-  std::ranges::sort(gaps_);
-  gaps_.erase(std::ranges::unique(gaps_).begin(), gaps_.end());
-}
-
-// The stack in whose room this one will be born, of those born until the present one.
-StackBeam::StackId StackBeam::room_of(StackId stack, StackId present) const {
-  while (stack > present) stack = stacks_[stack].room;
-  return stack;
-}
-
-// From the birth of the next stack: who is alive, and which rooms follow each other.
-void StackBeam::look_ahead() {
-  for (const StackId s : alive_) local_[s] = -1;
-  alive_.clear();
-  successions_.clear();
-  const Section now = stacks_[next_].birth;
-  const auto from = std::ranges::upper_bound(deaths_, now, {}, [&](StackId s) { return stacks_[s].last_death; });
-  for (auto s = from; s != deaths_.end(); ++s) {
-    if (*s > next_) continue;
-    local_[*s] = static_cast<std::int32_t>(alive_.size());
-    alive_.push_back(*s);
-  }
-  needed_.assign(alive_.size(), 0);
-  const auto horizon = std::min<std::ptrdiff_t>(deaths_.end() - from, 4 * std::ssize(alive_) + 1);
-  for (std::ptrdiff_t k = 1; k < horizon; ++k) {
-    const StackId dies = from[k], room = room_of(dies, next_), before = room_of(from[k - 1], next_);
-    if (room < 0 || before < 0 || room == before || local_[room] < 0 || local_[before] < 0) continue;
-    needed_[std::min(local_[room], local_[before])] |= std::uint64_t{1} << std::max(local_[room], local_[before]);
-    if (dies == room) successions_.emplace_back(before, dies);
-  }
+  outlook_.look_ahead(next_);
 }
 
 // One more start, or the children of one more state. False where no packing goes on.
@@ -198,14 +114,14 @@ bool StackBeam::select() {
   for (const State& child : children_) {
     Step& step = steps.emplace_back(child.parent);
     for (const Cell& cell : child.cells) {
-      if (next_ == first_ || stack_of_[cell.item] == next_) step.placed.push_back(cell);
+      if (next_ == first_ || outlook_.stack_of(cell.item) == next_) step.placed.push_back(cell);
     }
   }
   std::swap(states_, children_);
   children_.clear();
   seen_.clear();
   num_done_ = 0;
-  if (++next_ < std::ssize(stacks_)) look_ahead();
+  if (++next_ < std::ssize(stacks_)) outlook_.look_ahead(next_);
   return true;
 }
 
@@ -238,11 +154,11 @@ void StackBeam::start() {
   if (free < 0) return;  // some die before all are born
   std::vector<Bytes> gaps(pieces.size() + 1, 0);
   for (std::size_t left = 1 + below(3); left > 0; --left) {
-    const Bytes gap = left == 1 ? free : std::min(free, gaps_[below(gaps_.size())]);
+    const Bytes gap = left == 1 ? free : std::min(free, gap_like());
     gaps[below(gaps.size())] += gap;
     free -= gap;
   }
-  const auto rate = [&](const std::vector<Cell>& cells) { return holds(cells) ? score(cells) : kImpossible; };
+  const auto rate = [&](const std::vector<Cell>& cells) { return outlook_.holds(cells) ? outlook_.score(cells) : kImpossible; };
   State state{{}, -1, 0};
   std::vector<Cell> cells;
   stack_up(pieces, gaps, state.cells);
@@ -269,7 +185,7 @@ std::vector<StackBeam::Piece> StackBeam::cut() {
   const std::size_t num_apart = 1 + below(kMaxFirst), num_parts = 1 + below(2);
   std::vector<std::size_t> likes;
   std::vector<Piece> pieces;
-  for (const StackId s : alive_) {
+  for (const StackId s : outlook_.alive()) {
     const std::vector<ItemId>& items = stacks_[s].items;
     while (likes.size() < items.size()) likes.push_back(below(num_parts));
     const std::size_t own_parts = is_alike ? num_parts : 1 + below(2);
@@ -341,15 +257,16 @@ void StackBeam::expand(std::int32_t parent) {
   Offset low = 0;
   StackId left = -1;
   for (const Cell& cell : cells) {
-    const StackId right = stack_of_[cell.item];
+    const StackId right = outlook_.stack_of(cell.item);
     if (cell.first > low) holes.push_back({low, cell.first, left, right});
     low = cell.last;
     left = right;
   }
   if (capacity_ > low) holes.push_back({low, capacity_, left, -1});
   if (holes.empty()) return;
-  const StackId dying = alive_[0] == stack && alive_.size() > 1 ? alive_[1] : alive_[0];
-  const StackId before = stacks_[stack].before < 0 ? -1 : room_of(stacks_[stack].before, stack - 1);
+  const std::vector<StackId>& alive = outlook_.alive();
+  const StackId dying = alive[0] == stack && alive.size() > 1 ? alive[1] : alive[0];
+  const StackId before = stacks_[stack].before < 0 ? -1 : outlook_.room_of(stacks_[stack].before, stack - 1);
   const std::size_t num_before = children_.size();
   std::vector<Cell> child;
   for (std::size_t k = 0; k < kChildren; ++k) {
@@ -357,8 +274,8 @@ void StackBeam::expand(std::int32_t parent) {
     child = cells;
     if (!sample(holes, dying, before, child)) continue;
     std::ranges::sort(child, {}, &Cell::first);
-    if (!seen_.insert(signature(child)).second || !holds(child)) continue;
-    children_.push_back({child, parent, score(child)});
+    if (!seen_.insert(signature(child)).second || !outlook_.holds(child)) continue;
+    children_.push_back({child, parent, outlook_.score(child)});
   }
   if (children_.size() <= num_before + kChildrenKept) return;
   const auto own = children_.begin() + static_cast<std::ptrdiff_t>(num_before);
@@ -442,7 +359,7 @@ void StackBeam::lay(std::vector<ItemId> items, const Hole& hole, End free_end, E
   for (const ItemId i : items) free -= part_.items[i].size;
   Bytes below_them = free_end == End::kLow || (free_end == End::kAny && chance(0.5)) ? free : 0;
   if (chance(1.0 / 3)) {
-    const Bytes gap = std::min(free, gaps_[below(gaps_.size())]);
+    const Bytes gap = std::min(free, gap_like());
     below_them = chance(0.5) ? gap : free - gap;
   }
   Offset at = hole.first + below_them;
@@ -450,73 +367,6 @@ void StackBeam::lay(std::vector<ItemId> items, const Hole& hole, End free_end, E
     cells.push_back({at, at + part_.items[i].size, i});
     at = cells.back().last;
   }
-}
-
-// Whether what is tight until the next birth fits.
-bool StackBeam::holds(const std::vector<Cell>& cells) {
-  const std::vector<ItemId>& tight = tight_[next_];
-  if (tight.empty()) return true;
-  Section begin = part_.items[tight.front()].first, end = 0;
-  for (const ItemId i : tight) end = std::max(end, part_.items[i].last);
-  fit_.begin();
-  Offset low = 0;
-  for (const Cell& cell : cells) {
-    const Item& item = part_.items[cell.item];
-    if (item.first > begin || item.last < end) {
-      fit_.add_cell(cell.first, cell.last, item.first, item.last);
-      continue;
-    }
-    if (cell.first > low) fit_.add_hole(low, cell.first);
-    low = cell.last;
-  }
-  if (capacity_ > low) fit_.add_hole(low, capacity_);
-  return fit_.fits(tight, std::numeric_limits<Bytes>::max());
-}
-
-// Whether what is tight when the stack dies would fit if as much as is free now, but for crumbs, lay anywhere in the room.
-bool StackBeam::would_hold(const std::vector<Cell>& cells, StackId stack, StackId room) {
-  if (last_tight_[stack].empty()) return true;
-  fit_.begin();
-  Bytes free = 0;
-  Offset low = 0, end = 0;
-  const auto add_free = [&](Offset to) {
-    if (to - end >= crumb_) free += to - end;
-  };
-  for (const Cell& cell : cells) {
-    add_free(cell.first);
-    end = cell.last;
-    const StackId own = stack_of_[cell.item];
-    if (own == stack) fit_.add_cell(cell.first, cell.last, -1, part_.items[cell.item].last);
-    if (own == stack || own == room) continue;
-    if (cell.first > low) fit_.add_hole(low, cell.first);
-    low = cell.last;
-  }
-  add_free(capacity_);
-  if (capacity_ > low) fit_.add_hole(low, capacity_);
-  return fit_.fits(last_tight_[stack], free);
-}
-
-double StackBeam::score(const std::vector<Cell>& cells) {
-  double score = 0;
-  for (const auto& [room, stack] : successions_) score += would_hold(cells, stack, room);
-  std::array<std::uint64_t, kMaxStacksAlive> beside{};
-  double roots = 0, free = 0;
-  Offset low = 0;
-  std::int32_t left = -1;
-  const auto add_hole = [&](Offset high) {
-    roots += std::sqrt(static_cast<double>(high - low));
-    free += static_cast<double>(high - low);
-  };
-  for (const Cell& cell : cells) {
-    const std::int32_t right = local_[stack_of_[cell.item]];
-    add_hole(cell.first);
-    if (left >= 0 && left != right) beside[std::min(left, right)] |= std::uint64_t{1} << std::max(left, right);
-    low = cell.last;
-    left = right;
-  }
-  add_hole(capacity_);
-  for (std::size_t k = 0; k < needed_.size(); ++k) score += kSideBySide * std::popcount(beside[k] & needed_[k]);
-  return free > 0 ? score - kScattered * roots / std::sqrt(free) : score;
 }
 
 // The same for a packing and its mirror image.

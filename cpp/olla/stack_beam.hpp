@@ -7,8 +7,7 @@
 #include <unordered_set>
 
 #include "olla/refit.hpp"
-#include "olla/short_fit.hpp"
-#include "olla/stacks.hpp"
+#include "olla/stack_outlook.hpp"
 
 namespace olla {
 
@@ -29,11 +28,8 @@ class StackBeam {
   void lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(Bytes)>& stop, Packing& best);
 
  private:
-  using StackId = std::int32_t;
-  struct Cell {
-    Offset first, last;
-    ItemId item;
-  };
+  using StackId = StackOutlook::StackId;
+  using Cell = StackOutlook::Cell;
   struct State {
     std::vector<Cell> cells;  // what is alive of stacks, by address
     std::int32_t parent;      // position in the beam before
@@ -55,9 +51,6 @@ class StackBeam {
 
   StackBeam(const Part& part, const Floor& floor, std::vector<Stack> stacks, std::uint64_t seed);
   void begin(Bytes target);
-  void find_tight();
-  void look_ahead();
-  StackId room_of(StackId stack, StackId present) const;
   bool advance();
   bool select();
   bool complete(const std::function<bool()>& stop, Packing& best);
@@ -71,24 +64,17 @@ class StackBeam {
   std::vector<ItemId> fill(std::span<const ItemId> items, std::size_t num_first, Bytes room);
   void lay(std::vector<ItemId> items, const Hole& hole, End free_end, End first_dying, std::vector<Cell>& cells);
 
-  bool holds(const std::vector<Cell>& cells);
-  bool would_hold(const std::vector<Cell>& cells, StackId stack, StackId room);
-  double score(const std::vector<Cell>& cells);
   std::uint64_t signature(const std::vector<Cell>& cells) const;
+  Bytes gap_like() { return outlook_.gaps()[below(outlook_.gaps().size())]; }
   std::size_t below(std::size_t count) { return static_cast<std::size_t>((random_() >> 32) * count >> 32); }
   bool chance(double share) { return static_cast<double>(random_() >> 11) < share * 0x1p53; }
 
   const Part& part_;
   const Floor floor_;
-  const std::vector<Stack> stacks_;
-  std::vector<StackId> stack_of_;  // of an item; -1: short-lived, or on the floor
-  std::vector<StackId> deaths_;    // stacks by last death
-  std::vector<Section> births_;    // of items of stacks
-  std::vector<ItemId> order_;      // what does not lie on the floor, by birth
-  std::vector<ItemId> others_;     // what is short-lived of that
-  std::vector<Bytes> load_;        // above the floor
+  StackOutlook outlook_;
+  const std::vector<Stack>& stacks_;
+  std::vector<ItemId> order_;  // what does not lie on the floor, by birth
   Refit refit_;
-  ShortFit fit_;
   std::mt19937_64 random_;
   std::int64_t num_nodes_ = 0;
   double ambition_;
@@ -96,20 +82,12 @@ class StackBeam {
 
   // Of the present try.
   Bytes target_ = -1;  // none where negative
-  Bytes capacity_ = 0, crumb_ = 0;
-  std::vector<std::vector<ItemId>> tight_, last_tight_;  // of a stack: from its birth to the next; around its death
-  std::vector<Bytes> gaps_;
+  Bytes capacity_ = 0;
   StackId first_ = 0, next_ = 0;
   std::size_t num_done_ = 0;  // starts or states
   std::vector<State> states_, children_;
   std::unordered_set<std::uint64_t> seen_;
   std::vector<std::vector<Step>> steps_;
-
-  // Of the present stack.
-  std::vector<StackId> alive_;                            // by death
-  std::vector<std::int32_t> local_;                       // position of a stack there
-  std::vector<std::pair<StackId, StackId>> successions_;  // a room, and the stack alive now that dies after what dies there
-  std::vector<std::uint64_t> needed_;                     // of the position of a room: positions of rooms to lie beside
 };
 
 }  // namespace olla

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "buffers.hpp"
+#include "olla/online.hpp"
 #include "olla/packing.hpp"
 
 namespace olla {
@@ -20,6 +21,12 @@ inline Packing stacked(const Part& part) {
     packing.offsets.push_back(packing.height);
     packing.height += item.size;
   }
+  return packing;
+}
+
+inline Packing by_birth(const Part& part) {
+  Packing packing{fit_by_birth(part, 0)};
+  packing.height = height_of(part, packing.offsets);
   return packing;
 }
 

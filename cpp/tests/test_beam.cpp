@@ -1,5 +1,4 @@
 #include "olla/beam.hpp"
-#include "olla/online.hpp"
 #include "packings.hpp"
 #include "pipeline.hpp"
 
@@ -8,12 +7,6 @@ using namespace olla;
 namespace {
 
 constexpr std::int64_t kNodes = 400'000;
-
-Packing by_birth(const Part& part) {
-  Packing packing{fit_by_birth(part, 0)};
-  packing.height = height_of(part, packing.offsets);
-  return packing;
-}
 
 Packing lowered(const Part& part, Bytes enough, std::int64_t max_nodes, std::uint64_t seed = 0) {
   Packing best = by_birth(part);

@@ -1,19 +1,8 @@
-#include "olla/online.hpp"
 #include "olla/stack_beam.hpp"
 #include "packings.hpp"
 #include "pipeline.hpp"
 
 using namespace olla;
-
-namespace {
-
-Packing by_birth(const Part& part) {
-  Packing packing{fit_by_birth(part, 0)};
-  packing.height = height_of(part, packing.offsets);
-  return packing;
-}
-
-}  // namespace
 
 TEST(a_hole_finds_its_way_to_every_stack) {
   const Part part = part_of(interleaved(test::kSanitized ? 3 : 8));
