@@ -15,6 +15,8 @@ PACKAGE := $(VENV)/.package
 # The folders too: their times change when a file is added or removed.
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cpp/olla cpp/bindings cpp/torch python -not -path '*/__pycache__*')
 CXX_FILES = $(shell find $(wildcard cpp bench) -name '*.[ch]pp')
+# Code that hangs where no Python runs: its worker says where, and ends.
+HANGS := -o faulthandler_timeout=660 -o faulthandler_exit_on_timeout=true
 say = @printf '\n== %s\n' $(1)
 
 SHELL := /bin/bash
@@ -91,7 +93,7 @@ cpp-test: $(TOOLS)  ## C++ tests, once optimized and once with address and undef
 
 py-test: $(PACKAGE)  ## Python tests; PYTEST_ARGS='-k order' picks some
 	$(call say,'Python tests')
-	$(BIN)/python -m pytest -n $(JOBS) --timeout 600 -m 'not slow' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --timeout 600 $(HANGS) -m 'not slow' $(PYTEST_ARGS)
 
 slow-test: $(PACKAGE)  ## the Python tests that take minutes
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)

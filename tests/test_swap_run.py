@@ -167,13 +167,13 @@ def test_what_comes_back_lies_at_a_planned_address_of_its_own() -> None:
 
 def test_copies_that_take_their_time_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     _, values = train(deep())
-    copy, delay = copies._copy, random.Random(3)
+    run, delay = copies._Copy.run, random.Random(3)
 
-    def late(tensors: Any, after: Any) -> None:
+    def late(copy: Any) -> None:
         time.sleep(delay.choice([0.0, 0.002, 0.01]))
-        copy(tensors, after)
+        run(copy)
 
-    monkeypatch.setattr(copies, "_copy", late)
+    monkeypatch.setattr(copies._Copy, "run", late)
     step, swapped = train(deep(), link=FAST, method="autoswap")
     assert same(swapped, values)
     require_as_planned(step.report())
@@ -256,6 +256,31 @@ def test_interrupts_at_any_moment_leave_later_steps_correct() -> None:
         step(world.batch)
     seconds = (time.perf_counter() - start) / 10
     assert num_interrupted(60, 1.1 * seconds, lambda: step(world.batch), saved.check) > 5
+
+
+def test_interrupts_between_any_two_lines_hold_no_copy_up() -> None:
+    value, num = torch.arange(1024.0), 4
+    places = [i * value.nbytes for i in range(num)]
+    host = Copies([value.nbytes] * num, places, [-1, 0, 1, 2], HostMemory("cpu"), num * value.nbytes, CPU)
+
+    def there_and_back() -> None:
+        host.begin()
+        for i in range(num):
+            host.out(i, value)
+        found = []
+        for i in range(num):
+            host.wait(i)
+            found.append(host.back(i))
+        for i in range(num):
+            host.wait(i)
+        assert all(torch.equal(Outline.of(value).within(memory), value) for memory in found)
+        host.end()
+
+    start = time.perf_counter()
+    for _ in range(10):
+        there_and_back()
+    seconds = (time.perf_counter() - start) / 10
+    assert num_interrupted(5000, 1.1 * seconds, there_and_back, there_and_back) > 500
 
 
 def test_without_host_memory_the_step_says_so_and_runs_later() -> None:

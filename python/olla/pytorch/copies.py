@@ -6,11 +6,13 @@ that follow come after the copy of a swap that started last. The half for CUDA i
 
 from __future__ import annotations
 
+import _thread
+import atexit
 import os
 import time
 import weakref
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -120,40 +122,91 @@ class _Queues(Protocol):
         """Return once all copies are over."""
 
 
+class _Copy:
+    """A copy on its way to a thread, and back as news that it is over. Without tensors nothing is copied.
+
+    What threads share are queues in C and plain attributes: an interrupt that comes between two lines of a lock in
+    Python, as conditions and futures have them, would leave it held for ever.
+    """
+
+    def __init__(self, tensors: list[torch.Tensor], after: _Copy | None = None) -> None:
+        self._tensors, self._after = tensors, after
+        self._error: BaseException | None = None
+        self._is_over = False
+        self._news: SimpleQueue[None] = SimpleQueue()
+
+    def run(self) -> None:
+        """Copy. Two may wait: the ops and the other thread."""
+        try:
+            if self._after is not None:
+                self._after.wait()
+            if self._tensors:
+                self._tensors[0].copy_(self._tensors[1])
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._after = None
+            self._tensors.clear()  # nothing here may hold their memory once the copy counts as over
+            self._is_over = True
+            self._news.put(None)
+            self._news.put(None)
+
+    def wait(self) -> None:
+        """Return once the copy is over. Who was interrupted asks again, and needs no news of what is over."""
+        if not self._is_over:
+            self._news.get()
+        if self._error is not None:
+            raise self._error
+
+
+def _serve(queue: SimpleQueue[_Copy | None]) -> None:
+    while (copy := queue.get()) is not None:
+        copy.run()
+        del copy
+
+
+def _end(queues: Sequence[SimpleQueue[_Copy | None]]) -> None:
+    for queue in queues:
+        queue.put(None)
+
+
 class _Threads:
     """Two threads that copy within host memory."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
-        self._threads = [ThreadPoolExecutor(1, "olla-copy") for _ in (_TO_HOST, _TO_DEVICE)]
-        self.drain()  # the threads run from now on
+        self._queues: list[SimpleQueue[_Copy | None]] = [SimpleQueue() for _ in (_TO_HOST, _TO_DEVICE)]
+        for queue in self._queues:
+            _thread.start_new_thread(_serve, (queue,))
+        weakref.finalize(self, _end, self._queues).atexit = False
+        _running.add(self)
 
-    def copy(self, queue: int, target: torch.Tensor, source: torch.Tensor, after: Future[None] | None) -> Future[None]:
+    def copy(self, queue: int, target: torch.Tensor, source: torch.Tensor, after: _Copy | None) -> _Copy:
         if self._process != os.getpid():
             self.__init__()  # type: ignore[misc]  # threads do not survive a fork
-        return self._threads[queue].submit(_copy, [target, source], after)
+        copy = _Copy([target, source], after)
+        self._queues[queue].put(copy)
+        return copy
 
-    def wait(self, copy: Future[None]) -> None:
-        try:
-            copy.result()
-        except RuntimeError as error:  # what a condition makes of an interrupt that reaches it between two of its lines
-            if error.__context__ is None or isinstance(error.__context__, Exception):
-                raise
-            raise error.__context__ from None
+    def wait(self, copy: _Copy) -> None:
+        copy.wait()
 
     def drain(self) -> None:
         if self._process == os.getpid():
-            for thread in self._threads:
-                thread.submit(int).result()
+            for queue in self._queues:
+                last = _Copy([])
+                queue.put(last)
+                last.wait()
 
 
-def _copy(tensors: list[torch.Tensor], after: Future[None] | None) -> None:
-    try:
-        if after is not None:
-            after.result()
-        tensors[0].copy_(tensors[1])
-    finally:
-        tensors.clear()  # nothing here may hold their memory once the copy counts as over
+_running: weakref.WeakSet[_Threads] = weakref.WeakSet()
+
+
+@atexit.register
+def _drain_all() -> None:
+    """Let no thread be in the middle of a copy when the interpreter goes."""
+    for threads in list(_running):
+        threads.drain()
 
 
 class _Streams:
