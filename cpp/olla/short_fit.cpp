@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 
 namespace olla {
 namespace {
 
 constexpr std::size_t kStepsPerItem = 8, kMinSteps = 30, kMaxItems = 500;
 constexpr std::size_t kMaxAround = 32;  // cells alive together in one hole
+constexpr Bytes kNoLimit = std::numeric_limits<Bytes>::max();
 
 }  // namespace
 
@@ -62,6 +64,13 @@ bool ShortFit::any_end(const Item& item, TryAt&& try_at) const {
       const Offset high = k < num_around ? around[k].first : hole.last;
       if (high - low >= item.size && try_at(hole, low)) return true;
       if (high - low > item.size && try_at(hole, high - item.size)) return true;
+      if (max_outside_ < kNoLimit) {  // what lies in a cell that has died does not count
+        for (std::size_t c = hole.first_cell; c < hole.last_cell; ++c) {
+          const Offset first = cells_[c].first, last = cells_[c].last - item.size;
+          if (low < first && first + item.size < high && try_at(hole, first)) return true;
+          if (low < last && last + item.size < high && try_at(hole, last)) return true;
+        }
+      }
       if (k < num_around) low = std::max(low, around[k].last);
     }
   }

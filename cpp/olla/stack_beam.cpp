@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "olla/hash.hpp"
-
 namespace olla {
 namespace {
 
@@ -13,7 +11,10 @@ constexpr ItemId kMaxItems = 20'000;
 constexpr std::size_t kMinStacks = 8, kMinStackItems = 3, kMaxAlive = 400;
 constexpr std::size_t kStarts = 100, kChanges = 500;  // of a start
 constexpr std::size_t kWidth = 300, kChildren = 60, kChildrenKept = 2, kMaxFills = 20, kMaxFirst = 3;
-constexpr double kToTheHole = 0.95;                           // share of children that look where the hole must be
+constexpr double kStartsAgain = 0.25;  // share of starts that are made of one that went far
+constexpr std::size_t kMaxChangesAgain = 5;
+// Shares of children: that look where the hole must be; where what is born last lies beside the hole; with a gap in other holes.
+constexpr double kToTheHole = 0.95, kLastBesideHole = 0.6, kGaps = 0.2;
 constexpr double kFirstAmbition = 0.25, kMinAmbition = 0.06;  // shares of what there is to gain
 constexpr int kTriesPerTarget = 6;
 constexpr std::int64_t kNodesToComplete = 100'000;
@@ -50,7 +51,8 @@ StackBeam::StackBeam(const Part& part, const Floor& floor, std::vector<Stack> st
       outlook_(part, floor, std::move(stacks)),
       stacks_(outlook_.stacks()),
       refit_(part),
-      random_(seed),
+      slow_random_(seed),
+      random_{mixed(seed + 1)},
       ambition_(kFirstAmbition) {
   for (ItemId i = 0; i < part.num_items(); ++i) {
     if (floor_.offsets[i] == kUnplaced) order_.push_back(i);
@@ -69,6 +71,7 @@ void StackBeam::lower(Bytes enough, std::int64_t max_nodes, const std::function<
     bool is_alive = true;
     while (is_alive && next_ < std::ssize(stacks_) && num_nodes_ < end && !asked()) is_alive = advance();
     if (is_alive && next_ < std::ssize(stacks_)) return;
+    keep_start();
     if (is_alive && complete(asked, best)) {
       num_tries_ = 0;
     } else if (++num_tries_ % kTriesPerTarget == 0) {
@@ -135,7 +138,7 @@ bool StackBeam::complete(const std::function<bool()>& stop, Packing& best) {
     state = step.parent;
   }
   const std::int64_t before = refit_.num_nodes();
-  const bool fits = refit_.extend(order_, target_, {kNodesToComplete, stop}, random_, offsets);
+  const bool fits = refit_.extend(order_, target_, {kNodesToComplete, stop}, slow_random_, offsets);
   num_nodes_ += refit_.num_nodes() - before;
   if (!fits) return false;
   best.offsets = std::move(offsets);
@@ -143,48 +146,47 @@ bool StackBeam::complete(const std::function<bool()>& stop, Packing& best) {
   return true;
 }
 
-// All stacks alive when the first tight ones are, cut to pieces and stacked up at random, with changes that do not worsen the
-// score.
+// The start that led furthest towards the present target, or else to one before.
+void StackBeam::keep_start() {
+  if (steps_.empty() || (target_ == best_target_ && next_ < best_next_)) return;
+  std::int32_t state = 0;
+  for (std::size_t k = steps_.size(); --k > 0;) state = steps_[k][state].parent;
+  best_start_ = steps_[0][state].placed;
+  best_first_ = first_;
+  best_next_ = next_;
+  best_target_ = target_;
+}
+
+// All stacks alive when the first tight ones are, with changes that do not worsen the score.
 void StackBeam::start() {
-  std::vector<Piece> pieces = cut();
-  Bytes free = capacity_;
-  for (const Piece& piece : pieces) {
-    for (const ItemId i : piece.items) free -= part_.items[i].size;
-  }
-  if (free < 0) return;  // some die before all are born
-  std::vector<Bytes> gaps(pieces.size() + 1, 0);
-  for (std::size_t left = 1 + below(3); left > 0; --left) {
-    const Bytes gap = left == 1 ? free : std::min(free, gap_like());
-    gaps[below(gaps.size())] += gap;
-    free -= gap;
-  }
+  Arrangement arrangement = best_first_ == first_ && chance(kStartsAgain) ? cut_again() : cut_up();
+  if (arrangement.pieces.empty()) return;
   const auto rate = [&](const std::vector<Cell>& cells) { return outlook_.holds(cells) ? outlook_.score(cells) : kImpossible; };
   State state{{}, -1, 0};
   std::vector<Cell> cells;
-  stack_up(pieces, gaps, state.cells);
+  stack_up(arrangement, state.cells);
   state.score = rate(state.cells);
   for (std::size_t k = 0; k < kChanges; ++k) {
-    std::vector<Piece> changed = pieces;
-    std::vector<Bytes> changed_gaps = gaps;
-    change(changed, changed_gaps);
-    stack_up(changed, changed_gaps, cells);
+    Arrangement changed = arrangement;
+    change(changed);
+    stack_up(changed, cells);
     const double rating = rate(cells);
     ++num_nodes_;
     if (rating < state.score) continue;
     state.score = rating;
     std::swap(state.cells, cells);
-    std::swap(pieces, changed);
-    std::swap(gaps, changed_gaps);
+    std::swap(arrangement, changed);
   }
   if (state.score > kImpossible) children_.push_back(std::move(state));
 }
 
-// One to three pieces of each stack; all stacks alike, or each in its own way; what dies first apart from the rest, or not.
-std::vector<StackBeam::Piece> StackBeam::cut() {
+// One to three pieces of each stack at random; all stacks alike, or each in its own way; what dies first apart from the rest, or
+// not. Empty where some die before all are born.
+StackBeam::Arrangement StackBeam::cut_up() {
   const bool is_alike = chance(0.5), is_apart = chance(0.5);
   const std::size_t num_apart = 1 + below(kMaxFirst), num_parts = 1 + below(2);
   std::vector<std::size_t> likes;
-  std::vector<Piece> pieces;
+  Arrangement made;
   for (const StackId s : outlook_.alive()) {
     const std::vector<ItemId>& items = stacks_[s].items;
     while (likes.size() < items.size()) likes.push_back(below(num_parts));
@@ -198,14 +200,50 @@ std::vector<StackBeam::Piece> StackBeam::cut() {
     for (Piece& piece : own) {
       if (piece.items.empty()) continue;
       if (chance(0.5)) std::ranges::reverse(piece.items);
-      pieces.push_back(std::move(piece));
+      made.pieces.push_back(std::move(piece));
     }
   }
-  std::shuffle(pieces.begin(), pieces.end(), random_);
-  return pieces;
+  std::shuffle(made.pieces.begin(), made.pieces.end(), random_);
+  Bytes free = capacity_;
+  for (const Piece& piece : made.pieces) {
+    for (const ItemId i : piece.items) free -= part_.items[i].size;
+  }
+  if (free < 0) return {};
+  made.gaps.assign(made.pieces.size() + 1, 0);
+  for (std::size_t left = 1 + below(3); left > 0; --left) {
+    const Bytes gap = left == 1 ? free : std::min(free, gap_like());
+    made.gaps[below(made.gaps.size())] += gap;
+    free -= gap;
+  }
+  return made;
 }
 
-void StackBeam::change(std::vector<Piece>& pieces, std::vector<Bytes>& gaps) {
+// The best start, fitted to the capacity, with a few changes. Empty where it does not fit.
+StackBeam::Arrangement StackBeam::cut_again() {
+  Arrangement made;
+  Offset at = 0;
+  for (const Cell& cell : best_start_) {
+    const StackId stack = outlook_.stack_of(cell.item);
+    if (made.pieces.empty() || made.pieces.back().stack != stack || cell.first > at) {
+      made.pieces.push_back({stack, {}});
+      made.gaps.push_back(cell.first - at);
+    }
+    made.pieces.back().items.push_back(cell.item);
+    at = cell.last;
+  }
+  made.gaps.push_back(std::max<Bytes>(0, capacity_ - at));
+  for (Bytes& gap : made.gaps) {
+    const Bytes taken = std::clamp<Bytes>(at - capacity_, 0, gap);
+    gap -= taken;
+    at -= taken;
+  }
+  if (at > capacity_) return {};
+  for (std::size_t left = below(kMaxChangesAgain + 1); left > 0; --left) change(made);
+  return made;
+}
+
+void StackBeam::change(Arrangement& arrangement) {
+  auto& [pieces, gaps] = arrangement;
   const std::size_t a = below(pieces.size()), b = below(pieces.size());
   switch (below(6)) {
     case 0:
@@ -236,7 +274,8 @@ void StackBeam::change(std::vector<Piece>& pieces, std::vector<Bytes>& gaps) {
   }
 }
 
-void StackBeam::stack_up(const std::vector<Piece>& pieces, const std::vector<Bytes>& gaps, std::vector<Cell>& cells) const {
+void StackBeam::stack_up(const Arrangement& arrangement, std::vector<Cell>& cells) const {
+  const auto& [pieces, gaps] = arrangement;
   cells.clear();
   Offset at = 0;
   for (std::size_t k = 0; k < pieces.size(); ++k) {
@@ -264,15 +303,13 @@ void StackBeam::expand(std::int32_t parent) {
   }
   if (capacity_ > low) holes.push_back({low, capacity_, left, -1});
   if (holes.empty()) return;
-  const std::vector<StackId>& alive = outlook_.alive();
-  const StackId dying = alive[0] == stack && alive.size() > 1 ? alive[1] : alive[0];
   const StackId before = stacks_[stack].before < 0 ? -1 : outlook_.room_of(stacks_[stack].before, stack - 1);
   const std::size_t num_before = children_.size();
   std::vector<Cell> child;
   for (std::size_t k = 0; k < kChildren; ++k) {
     ++num_nodes_;
     child = cells;
-    if (!sample(holes, dying, before, child)) continue;
+    if (!sample(holes, before, child)) continue;
     std::ranges::sort(child, {}, &Cell::first);
     if (!seen_.insert(signature(child)).second || !outlook_.holds(child)) continue;
     children_.push_back({child, parent, outlook_.score(child)});
@@ -284,8 +321,10 @@ void StackBeam::expand(std::int32_t parent) {
 }
 
 // Pieces of the present stack in holes. What is not filled goes to the host: beside what dies next, as a rule, and the free space
-// to that end of it. What dies first of the stack goes beside the room of those that die before.
-bool StackBeam::sample(const std::vector<Hole>& holes, StackId dying, StackId before, std::vector<Cell>& cells) {
+// to that end of it. What is born last, and so dies first, goes beside the free space, where what is tight before it is there has
+// room, or beside the room of those that die before.
+bool StackBeam::sample(const std::vector<Hole>& holes, StackId before, std::vector<Cell>& cells) {
+  const StackId dying = outlook_.dying();
   const auto beside = [&](StackId stack) {
     std::size_t chosen = holes.size(), count = 0;
     for (std::size_t h = 0; h < holes.size() && stack >= 0; ++h) {
@@ -307,24 +346,29 @@ bool StackBeam::sample(const std::vector<Hole>& holes, StackId dying, StackId be
   if (anchor < holes.size() && anchor != host) std::swap(*std::ranges::find(order, anchor), order.front());
 
   std::vector<ItemId> rest(stacks_[next_].items.rbegin(), stacks_[next_].items.rend());  // the first to die first
-  const std::size_t num_first = anchor < holes.size() ? std::min(rest.size(), 1 + below(kMaxFirst)) : 0;
+  const bool is_beside_free = chance(kLastBesideHole);
+  const std::size_t home = is_beside_free ? host : anchor;  // of the first ones
+  const std::size_t num_first = home < holes.size() ? std::min(rest.size(), 1 + below(kMaxFirst)) : 0;
   for (const std::size_t h : order) {
     const Hole& hole = holes[h];
     const Bytes room = hole.last - hole.first;
-    std::vector<ItemId> piece;
     if (h == host) {
       Bytes bytes = 0;
       for (const ItemId i : rest) bytes += part_.items[i].size;
       if (bytes > room) return false;
-      std::swap(piece, rest);
-    } else {
-      const std::size_t num_kept = anchor == host ? num_first : 0;
-      if (h != anchor && chance(0.25)) continue;
-      piece = fill(std::span(rest).subspan(std::min(rest.size(), num_kept)), h == anchor ? num_first : 0, room);
-      std::erase_if(rest, [&](ItemId i) { return std::ranges::find(piece, i) != piece.end(); });
+      End free_end = end_beside(hole, dying);
+      if (free_end == End::kAny && is_beside_free) free_end = chance(0.5) ? End::kLow : End::kHigh;
+      lay(std::move(rest), hole, free_end, is_beside_free ? free_end : h == anchor ? end_beside(hole, before) : End::kAny, cells);
+      return true;
     }
-    lay(std::move(piece), hole, h == host ? end_beside(hole, dying) : End::kAny, h == anchor ? end_beside(hole, before) : End::kAny,
-        cells);
+    if (h != anchor && chance(0.25)) continue;
+    const Bytes gap = chance(kGaps) ? gap_like() : 0;
+    if (gap >= room) continue;
+    const std::size_t num_kept = home == host ? num_first : 0;
+    std::vector<ItemId> piece =
+        fill(std::span(rest).subspan(std::min(rest.size(), num_kept)), h == home ? num_first : 0, room - gap);
+    std::erase_if(rest, [&](ItemId i) { return std::ranges::find(piece, i) != piece.end(); });
+    lay(std::move(piece), hole, End::kAny, h == anchor ? end_beside(hole, before) : End::kAny, cells);
   }
   return true;
 }

@@ -6,6 +6,7 @@
 #include <random>
 #include <unordered_set>
 
+#include "olla/hash.hpp"
 #include "olla/refit.hpp"
 #include "olla/stack_outlook.hpp"
 
@@ -39,6 +40,10 @@ class StackBeam {
     StackId stack;
     std::vector<ItemId> items;  // by address
   };
+  struct Arrangement {
+    std::vector<Piece> pieces;  // by address
+    std::vector<Bytes> gaps;    // below each, and above the last
+  };
   struct Hole {
     Offset first, last;
     StackId left, right;  // beside it; -1: none
@@ -56,11 +61,13 @@ class StackBeam {
   bool complete(const std::function<bool()>& stop, Packing& best);
 
   void start();
-  std::vector<Piece> cut();
-  void change(std::vector<Piece>& pieces, std::vector<Bytes>& gaps);
-  void stack_up(const std::vector<Piece>& pieces, const std::vector<Bytes>& gaps, std::vector<Cell>& cells) const;
+  void keep_start();
+  Arrangement cut_up();
+  Arrangement cut_again();
+  void change(Arrangement& arrangement);
+  void stack_up(const Arrangement& arrangement, std::vector<Cell>& cells) const;
   void expand(std::int32_t parent);
-  bool sample(const std::vector<Hole>& holes, StackId dying, StackId before, std::vector<Cell>& cells);
+  bool sample(const std::vector<Hole>& holes, StackId before, std::vector<Cell>& cells);
   std::vector<ItemId> fill(std::span<const ItemId> items, std::size_t num_first, Bytes room);
   void lay(std::vector<ItemId> items, const Hole& hole, End free_end, End first_dying, std::vector<Cell>& cells);
 
@@ -75,10 +82,14 @@ class StackBeam {
   const std::vector<Stack>& stacks_;
   std::vector<ItemId> order_;  // what does not lie on the floor, by birth
   Refit refit_;
-  std::mt19937_64 random_;
+  std::mt19937_64 slow_random_;
+  FastRandom random_;
   std::int64_t num_nodes_ = 0;
   double ambition_;
   int num_tries_ = 0;  // for the present one, without success
+  std::vector<Cell> best_start_;
+  StackId best_first_ = -1, best_next_ = 0;  // of the try that went furthest
+  Bytes best_target_ = -1;
 
   // Of the present try.
   Bytes target_ = -1;  // none where negative

@@ -49,14 +49,20 @@ void StackOutlook::begin(Bytes capacity) {
   gaps_.assign(1, 0);
   Bytes largest = 0;
   for (const ItemId i : others_) largest = std::max(largest, part_.items[i].size);
-  crumb_ = largest / kCrumbs;
+  crumb_ = std::max<Bytes>(1, largest / kCrumbs);
   for (const ItemId i : others_) {
     const Item& item = part_.items[i];
     const Bytes most = *std::max_element(load_.begin() + item.first, load_.begin() + item.last);
     if (capacity_ - most >= largest) continue;
     gaps_.push_back(item.size);
     const auto born = std::ranges::upper_bound(stacks_, item.first, {}, &Stack::birth) - stacks_.begin();
-    if (born > 0) tight_[born - 1].push_back(i);
+    if (born > 0) {
+      tight_[born - 1].push_back(i);
+      for (const ItemId of_stack : stacks_[born - 1].items) {
+        const Item& later = part_.items[of_stack];
+        if (later.first > item.first) gaps_.push_back(std::max<Bytes>(0, item.size - later.size));
+      }
+    }
     auto dead = std::ranges::lower_bound(deaths_, item.last, {}, [&](StackId s) { return stacks_[s].last_death; });
     while (dead != deaths_.end() && stacks_[*dead].birth >= item.first) ++dead;
     if (dead == deaths_.end()) continue;
@@ -97,6 +103,7 @@ void StackOutlook::look_ahead(StackId present) {
     local_[*s] = static_cast<std::int32_t>(alive_.size());
     alive_.push_back(*s);
   }
+  dying_ = alive_[0] == present_ && alive_.size() > 1 ? alive_[1] : alive_[0];
   needed_.assign(alive_.size(), 0);
   const auto horizon = std::min<std::ptrdiff_t>(deaths_.end() - from, 4 * std::ssize(alive_) + 1);
   for (std::ptrdiff_t k = 1; k < horizon; ++k) {
@@ -128,14 +135,22 @@ bool StackOutlook::holds(const std::vector<Cell>& cells) {
   return fit_.fits(tight, std::numeric_limits<Bytes>::max());
 }
 
-// Whether what is tight when the stack dies would fit if as much as is free now, but for crumbs, lay anywhere in the room.
+// Whether what is tight when the stack dies would fit if as much as is free now, but for crumbs, lay anywhere in the room. The next
+// stack takes the room of the one that dies next together with what is free now, which joins no others.
 bool StackOutlook::would_hold(const std::vector<Cell>& cells, StackId stack, StackId room) {
   if (last_tight_[stack].empty()) return true;
   fit_.begin();
   Bytes free = 0;
   Offset low = 0, end = 0;
+  const auto add_hole = [&](Offset high) {
+    if (high > low) fit_.add_hole(low, high);
+  };
   const auto add_free = [&](Offset to) {
-    if (to - end >= crumb_) free += to - end;
+    if (to - end < crumb_) return;
+    free += to - end;
+    if (room == dying_) return;
+    add_hole(end);
+    low = to;
   };
   for (const Cell& cell : cells) {
     add_free(cell.first);
@@ -143,11 +158,11 @@ bool StackOutlook::would_hold(const std::vector<Cell>& cells, StackId stack, Sta
     const StackId own = stack_of_[cell.item];
     if (own == stack) fit_.add_cell(cell.first, cell.last, -1, part_.items[cell.item].last);
     if (own == stack || own == room) continue;
-    if (cell.first > low) fit_.add_hole(low, cell.first);
+    add_hole(cell.first);
     low = cell.last;
   }
   add_free(capacity_);
-  if (capacity_ > low) fit_.add_hole(low, capacity_);
+  add_hole(capacity_);
   return fit_.fits(last_tight_[stack], free);
 }
 

@@ -31,6 +31,7 @@ class StackOutlook {
   const std::vector<Stack>& stacks() const { return stacks_; }
   StackId stack_of(ItemId item) const { return stack_of_[item]; }  // -1: short-lived, or on the floor
   const std::vector<StackId>& alive() const { return alive_; }     // by death
+  StackId dying() const { return dying_; }                         // the next to die, of those there are already
   const std::vector<Bytes>& gaps() const { return gaps_; }         // holes that what is tight would fill
   StackId room_of(StackId stack, StackId present) const;
 
@@ -52,7 +53,7 @@ class StackOutlook {
   std::vector<Bytes> gaps_;
 
   // Of the present stack.
-  StackId present_ = 0;
+  StackId present_ = 0, dying_ = 0;
   std::vector<StackId> alive_;
   std::vector<std::int32_t> local_;                       // position of a stack there
   std::vector<std::pair<StackId, StackId>> successions_;  // a room, and the stack alive now that dies after what dies there
