@@ -33,7 +33,8 @@ class ShortFit {
   bool place(std::span<const ItemId> items);
   Bytes outside(const Hole& hole, Offset first, Offset last) const;
   bool place_at(const Hole& hole, Offset offset, std::span<const ItemId> items);
-  // Calls try_at for the ends of what is free in a hole all through an item's life, until one call returns true.
+  // Calls try_at for the ends of what is free in a hole all through an item's life, until one call returns true. Where there is a
+  // limit on what lies outside the cells, also for the ends of those that are free then.
   template <class TryAt>
   bool any_end(const Item& item, TryAt&& try_at) const;
 

@@ -51,8 +51,8 @@ StackBeam::StackBeam(const Part& part, const Floor& floor, std::vector<Stack> st
       outlook_(part, floor, std::move(stacks)),
       stacks_(outlook_.stacks()),
       refit_(part),
-      slow_random_(seed),
       random_{mixed(seed + 1)},
+      refit_random_(seed),
       ambition_(kFirstAmbition) {
   for (ItemId i = 0; i < part.num_items(); ++i) {
     if (floor_.offsets[i] == kUnplaced) order_.push_back(i);
@@ -138,7 +138,7 @@ bool StackBeam::complete(const std::function<bool()>& stop, Packing& best) {
     state = step.parent;
   }
   const std::int64_t before = refit_.num_nodes();
-  const bool fits = refit_.extend(order_, target_, {kNodesToComplete, stop}, slow_random_, offsets);
+  const bool fits = refit_.extend(order_, target_, {kNodesToComplete, stop}, refit_random_, offsets);
   num_nodes_ += refit_.num_nodes() - before;
   if (!fits) return false;
   best.offsets = std::move(offsets);

@@ -82,13 +82,14 @@ class StackBeam {
   const std::vector<Stack>& stacks_;
   std::vector<ItemId> order_;  // what does not lie on the floor, by birth
   Refit refit_;
-  std::mt19937_64 slow_random_;
   FastRandom random_;
+  std::mt19937_64 refit_random_;
   std::int64_t num_nodes_ = 0;
   double ambition_;
   int num_tries_ = 0;  // for the present one, without success
+  // Of the try that went furthest.
   std::vector<Cell> best_start_;
-  StackId best_first_ = -1, best_next_ = 0;  // of the try that went furthest
+  StackId best_first_ = -1, best_next_ = 0;
   Bytes best_target_ = -1;
 
   // Of the present try.
