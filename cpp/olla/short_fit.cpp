@@ -2,14 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 
 namespace olla {
 namespace {
 
 constexpr std::size_t kStepsPerItem = 8, kMinSteps = 30, kMaxItems = 500;
 constexpr std::size_t kMaxAround = 32;  // cells alive together in one hole
-constexpr Bytes kNoLimit = std::numeric_limits<Bytes>::max();
 
 }  // namespace
 

@@ -1,6 +1,8 @@
 // Whether short-lived items fit between what lives long.
 #pragma once
 
+#include <limits>
+
 #include "olla/packing.hpp"
 
 namespace olla {
@@ -9,6 +11,8 @@ namespace olla {
 // lives.
 class ShortFit {
  public:
+  static constexpr Bytes kNoLimit = std::numeric_limits<Bytes>::max();
+
   explicit ShortFit(const Part& part) : part_(part) {}
 
   void begin();

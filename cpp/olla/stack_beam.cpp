@@ -365,8 +365,7 @@ bool StackBeam::sample(const std::vector<Hole>& holes, StackId before, std::vect
     const Bytes gap = chance(kGaps) ? gap_like() : 0;
     if (gap >= room) continue;
     const std::size_t num_kept = home == host ? num_first : 0;
-    std::vector<ItemId> piece =
-        fill(std::span(rest).subspan(std::min(rest.size(), num_kept)), h == home ? num_first : 0, room - gap);
+    std::vector<ItemId> piece = fill(std::span(rest).subspan(num_kept), h == home ? num_first : 0, room - gap);
     std::erase_if(rest, [&](ItemId i) { return std::ranges::find(piece, i) != piece.end(); });
     lay(std::move(piece), hole, End::kAny, h == anchor ? end_beside(hole, before) : End::kAny, cells);
   }

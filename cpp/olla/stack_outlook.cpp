@@ -4,7 +4,6 @@
 #include <array>
 #include <bit>
 #include <cmath>
-#include <limits>
 #include <numeric>
 
 namespace olla {
@@ -132,7 +131,7 @@ bool StackOutlook::holds(const std::vector<Cell>& cells) {
     low = cell.last;
   }
   if (capacity_ > low) fit_.add_hole(low, capacity_);
-  return fit_.fits(tight, std::numeric_limits<Bytes>::max());
+  return fit_.fits(tight, ShortFit::kNoLimit);
 }
 
 // Whether what is tight when the stack dies would fit if as much as is free now, but for crumbs, lay anywhere in the room. The next
