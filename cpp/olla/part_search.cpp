@@ -21,7 +21,7 @@ constexpr int kCutsPerTurn = 4, kFrontCuts = 6, kTurnsPerCut = 3;
 // Of a turn: placements of the wheel, and what takes about as long.
 constexpr std::int64_t kPlacements = 50'000, kLookedAtPerPlacement = 100, kNodesPerTurn = 10'000, kRingNodes = 40'000,
                        kTieNodes = 10'000, kBeamNodes = 20'000, kBeamNodesPerItem = 40, kBeamNodesPerNode = 10,
-                       kStackNodes = 300'000, kStackNodesPerNode = 5;
+                       kTrailNodes = 4'000'000, kTrailNodesPerNode = 20;
 constexpr std::size_t kMaxBeams = 4;
 
 }  // namespace
@@ -160,7 +160,7 @@ void PartSearch::take_turns(Bytes enough, Effort& effort, const Stop& stop) {
   if (fold_ && !done(enough, stop)) fold(enough, effort, stop);
   if ((ring_ || fold_) && part_.num_items() > kMaxWhole) return;
   if (repeats_ && !done(enough, stop)) turn_beam(enough, effort, stop);
-  if (repeats_ && !done(enough, stop)) turn_stacks(enough, effort, stop);
+  if (repeats_ && !done(enough, stop)) turn_trails(enough, effort, stop);
   if (options_.use_squeaky_wheel && !is_decision && !done(enough, stop)) turn_wheel(enough, effort, stop);
   if (is_small_ && !done(enough, stop)) climb_down(enough, effort, stop);
   if (!options_.use_neighbourhood || is_decision || part_.num_items() < kMinNeighbourhood) {
@@ -230,23 +230,23 @@ void PartSearch::turn_beam(Bytes enough, Effort& effort, const Stop& stop) {
   beam_share_.learn(best_.height < before);
 }
 
-// Always as many nodes: a try takes a few turns, and most fail.
-void PartSearch::turn_stacks(Bytes enough, Effort& effort, const Stop& stop) {
+// Always as many nodes: what they planned once, they know.
+void PartSearch::turn_trails(Bytes enough, Effort& effort, const Stop& stop) {
   if (!options_.use_beam) return;
-  if (!stack_beams_) {
-    stack_beams_.emplace();
+  if (!trails_) {
+    trails_.emplace();
     for (std::size_t t = 0; t < std::min<std::size_t>(options_.num_threads, kMaxBeams); ++t) {
-      std::unique_ptr<StackBeam> beam = StackBeam::find(part_, floor_, options_.seed + t);
-      if (!beam) break;
-      stack_beams_->push_back(std::move(beam));
+      std::unique_ptr<StackTrail> trail = StackTrail::find(part_, floor_, options_.seed + t);
+      if (!trail) break;
+      trails_->push_back(std::move(trail));
     }
   }
-  if (stack_beams_->empty()) return;
+  if (trails_->empty()) return;
   const Bytes target = std::max(enough, bound_);
-  side_by_side(stack_beams_->size(), target, stop, [&](std::size_t t, const Stop& ended, Packing& best) {
-    (*stack_beams_)[t]->lower(target, kStackNodes, ended, best);
-  });
-  effort.nodes -= kStackNodes / kStackNodesPerNode;
+  const std::int64_t before = trails_->front()->num_nodes();
+  side_by_side(trails_->size(), target, stop,
+               [&](std::size_t t, const Stop& ended, Packing& best) { (*trails_)[t]->lower(target, kTrailNodes, ended, best); });
+  effort.nodes -= std::max<std::int64_t>(1, (trails_->front()->num_nodes() - before) / kTrailNodesPerNode);
 }
 
 void PartSearch::turn_ring(Bytes enough, Effort& effort, const Stop& stop) {

@@ -12,7 +12,7 @@
 #include "olla/neighbourhood.hpp"
 #include "olla/ring.hpp"
 #include "olla/squeaky.hpp"
-#include "olla/stack_beam.hpp"
+#include "olla/stack_trail.hpp"
 #include "olla/tie.hpp"
 
 namespace olla {
@@ -58,7 +58,7 @@ class PartSearch {
   void turn_tie(Bytes enough, Effort& effort, const Stop& stop);
   void side_by_side(std::size_t count, Bytes target, const Stop& stop, const Lower& lower);
   void turn_beam(Bytes enough, Effort& effort, const Stop& stop);
-  void turn_stacks(Bytes enough, Effort& effort, const Stop& stop);
+  void turn_trails(Bytes enough, Effort& effort, const Stop& stop);
   void turn_ring(Bytes enough, Effort& effort, const Stop& stop);
   void eject(Bytes enough, Effort& effort, const Stop& stop);
   void search_near(Bytes enough, Effort& effort, const Stop& stop);
@@ -79,8 +79,8 @@ class PartSearch {
   std::optional<Repetition> repeats_;
   Floor floor_;  // where repetition was looked for
   std::unique_ptr<Tie> tie_;
-  std::vector<Beam> beams_;                                             // of a thread
-  std::optional<std::vector<std::unique_ptr<StackBeam>>> stack_beams_;  // of a thread, once looked for
+  std::vector<Beam> beams_;                                         // of a thread
+  std::optional<std::vector<std::unique_ptr<StackTrail>>> trails_;  // of a thread, once looked for
   std::optional<Ring> ring_;
   std::optional<Fold> fold_;
   std::vector<Section> cuts_;           // where the fold can be cut, best first

@@ -20,17 +20,13 @@ void ShortFit::add_hole(Offset first, Offset last) {
   holes_.push_back({first, last, holes_.empty() ? 0 : holes_.back().last_cell, cells_.size()});
 }
 
-bool ShortFit::fits(std::span<const ItemId> items, Bytes max_outside) {
+bool ShortFit::fits(std::span<const ItemId> items) {
   if (items.size() > kMaxItems) return false;
   placed_.clear();
   num_steps_ = 0;
   max_steps_ = kMinSteps + kStepsPerItem * items.size();
-  max_outside_ = max_outside;
   // Most fail by one item that fits nowhere.
-  const auto fits_alone = [&](ItemId i) {
-    const Item& item = part_.items[i];
-    return any_end(item, [&](const Hole& hole, Offset at) { return outside(hole, at, at + item.size) <= max_outside_; });
-  };
+  const auto fits_alone = [&](ItemId i) { return any_end(part_.items[i], [](Offset) { return true; }); };
   return std::ranges::all_of(items, fits_alone) && place(items);
 }
 
@@ -60,15 +56,8 @@ bool ShortFit::any_end(const Item& item, TryAt&& try_at) const {
     Offset low = hole.first;
     for (std::size_t k = 0; k <= num_around; ++k) {
       const Offset high = k < num_around ? around[k].first : hole.last;
-      if (high - low >= item.size && try_at(hole, low)) return true;
-      if (high - low > item.size && try_at(hole, high - item.size)) return true;
-      if (max_outside_ < kNoLimit) {  // what lies in a cell that has died does not count
-        for (std::size_t c = hole.first_cell; c < hole.last_cell; ++c) {
-          const Offset first = cells_[c].first, last = cells_[c].last - item.size;
-          if (low < first && first + item.size < high && try_at(hole, first)) return true;
-          if (low < last && last + item.size < high && try_at(hole, last)) return true;
-        }
-      }
+      if (high - low >= item.size && try_at(low)) return true;
+      if (high - low > item.size && try_at(high - item.size)) return true;
       if (k < num_around) low = std::max(low, around[k].last);
     }
   }
@@ -79,29 +68,13 @@ bool ShortFit::any_end(const Item& item, TryAt&& try_at) const {
 bool ShortFit::place(std::span<const ItemId> items) {
   if (items.empty()) return true;
   if (++num_steps_ > max_steps_) return false;
-  return any_end(part_.items[items.front()], [&](const Hole& hole, Offset offset) { return place_at(hole, offset, items); });
-}
-
-bool ShortFit::place_at(const Hole& hole, Offset offset, std::span<const ItemId> items) {
   const Item& item = part_.items[items.front()];
-  const Cell cell{offset, offset + item.size, item.first, item.last, outside(hole, offset, offset + item.size)};
-  Bytes taken = cell.outside;
-  for (const Cell& other : placed_) {
-    if (other.birth < cell.death && cell.birth < other.death) taken += other.outside;
-  }
-  if (taken > max_outside_) return false;
-  placed_.push_back(cell);
-  if (place(items.subspan(1))) return true;
-  placed_.pop_back();
-  return false;
-}
-
-Bytes ShortFit::outside(const Hole& hole, Offset first, Offset last) const {
-  Bytes bytes = last - first;
-  for (std::size_t k = hole.first_cell; k < hole.last_cell; ++k) {
-    bytes -= std::max<Bytes>(0, std::min(last, cells_[k].last) - std::max(first, cells_[k].first));
-  }
-  return bytes;
+  return any_end(item, [&](Offset offset) {
+    placed_.push_back({offset, offset + item.size, item.first, item.last});
+    if (place(items.subspan(1))) return true;
+    placed_.pop_back();
+    return false;
+  });
 }
 
 }  // namespace olla

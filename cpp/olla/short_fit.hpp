@@ -1,8 +1,6 @@
 // Whether short-lived items fit between what lives long.
 #pragma once
 
-#include <limits>
-
 #include "olla/packing.hpp"
 
 namespace olla {
@@ -11,23 +9,20 @@ namespace olla {
 // lives.
 class ShortFit {
  public:
-  static constexpr Bytes kNoLimit = std::numeric_limits<Bytes>::max();
-
   explicit ShortFit(const Part& part) : part_(part) {}
 
   void begin();
-  // What is free at some time, by address: first the cells that lie there part of the time, then the hole around them.
-  void add_cell(Offset first, Offset last, Section birth, Section death) { cells_.push_back({first, last, birth, death, 0}); }
+  // What is free at some time: first the cells that lie there part of the time, then the hole around them.
+  void add_cell(Offset first, Offset last, Section birth, Section death) { cells_.push_back({first, last, birth, death}); }
   void add_hole(Offset first, Offset last);
 
-  // False where none was found with the effort there is. What lies outside the cells at any time may take no more than so much.
-  bool fits(std::span<const ItemId> items, Bytes max_outside);
+  // False where no way was found with the effort there is.
+  bool fits(std::span<const ItemId> items);
 
  private:
   struct Cell {
     Offset first, last;
     Section birth, death;
-    Bytes outside;  // the other cells
   };
   struct Hole {
     Offset first, last;
@@ -35,10 +30,7 @@ class ShortFit {
   };
 
   bool place(std::span<const ItemId> items);
-  Bytes outside(const Hole& hole, Offset first, Offset last) const;
-  bool place_at(const Hole& hole, Offset offset, std::span<const ItemId> items);
-  // Calls try_at for the ends of what is free in a hole all through an item's life, until one call returns true. Where there is a
-  // limit on what lies outside the cells, also for the ends of those that are free then.
+  // Calls try_at for the ends of what is free in a hole all through an item's life, until one call returns true.
   template <class TryAt>
   bool any_end(const Item& item, TryAt&& try_at) const;
 
@@ -46,7 +38,6 @@ class ShortFit {
   std::vector<Hole> holes_;
   std::vector<Cell> cells_, placed_;
   std::size_t num_steps_ = 0, max_steps_ = 0;
-  Bytes max_outside_ = 0;
 };
 
 }  // namespace olla

@@ -11,25 +11,10 @@ struct Around {
 };
 
 constexpr Offset kHeight = 12;
-constexpr Section kTime = 4;
 
 // All offsets of all items, one after the other.
-bool fits_anywhere(const Part& part, const std::vector<Around>& around, Bytes max_outside, std::vector<Around>& placed) {
-  if (static_cast<std::size_t>(part.num_items()) == placed.size()) {
-    for (Section s = 0; s < kTime; ++s) {
-      Bytes outside = 0;
-      for (const Around& own : placed) {
-        if (own.birth > s || own.death <= s) continue;
-        for (Offset at = own.first; at < own.last; ++at) {
-          bool inside = false;
-          for (const Around& other : around) inside = inside || (other.first <= at && at < other.last);
-          outside += !inside;
-        }
-      }
-      if (outside > max_outside) return false;
-    }
-    return true;
-  }
+bool fits_anywhere(const Part& part, const std::vector<Around>& around, std::vector<Around>& placed) {
+  if (static_cast<std::size_t>(part.num_items()) == placed.size()) return true;
   const Item& item = part.items[placed.size()];
   for (Offset at = 0; at + item.size <= kHeight; ++at) {
     const Around own{at, at + item.size, item.first, item.last};
@@ -38,7 +23,7 @@ bool fits_anywhere(const Part& part, const std::vector<Around>& around, Bytes ma
     };
     if (std::ranges::any_of(around, collides) || std::ranges::any_of(placed, collides)) continue;
     placed.push_back(own);
-    if (fits_anywhere(part, around, max_outside, placed)) return true;
+    if (fits_anywhere(part, around, placed)) return true;
     placed.pop_back();
   }
   return false;
@@ -68,10 +53,8 @@ TEST(what_fits_can_be_placed) {
       at = last;
     }
     fit.add_hole(0, kHeight);
-    // The limit holds for all at once that share a time with an item: a little stricter than at every time.
-    const Bytes max_outside = random() % 2 == 0 ? 100 : 4 + static_cast<Bytes>(random() % 6);
     std::vector<Around> placed;
-    const bool is_feasible = fits_anywhere(part, around, max_outside, placed), is_found = fit.fits(items, max_outside);
+    const bool is_feasible = fits_anywhere(part, around, placed), is_found = fit.fits(items);
     CHECK(!is_found || is_feasible);
     num_feasible += is_feasible;
     num_infeasible += !is_feasible;
@@ -90,12 +73,11 @@ TEST(holes_apart_are_filled_apart) {
     fit.begin();
     fit.add_hole(0, 4);
     fit.add_hole(10, 10 + second);
-    CHECK_EQ(fit.fits(items, 100), second == 3);
+    CHECK_EQ(fit.fits(items), second == 3);
   }
   fit.begin();
   fit.add_hole(0, 7);
-  CHECK(fit.fits(items, 7));
-  CHECK(!fit.fits(items, 6));
+  CHECK(fit.fits(items));
 }
 
 OLLA_TEST_MAIN
