@@ -24,8 +24,6 @@ void StackRoom::begin(StackId first) {
   const std::vector<Stack>& stacks = needs_.stacks();
   items_.assign(stacks.size(), {});
   kinds_of_.assign(stacks.size(), 0);
-  kinds_by_sizes_.clear();
-  kinds_.clear();
   tight_.assign(stacks.size(), {});
   bytes_.assign(stacks.size(), 0);
   for (StackId s = 0; s < std::ssize(stacks); ++s) {
@@ -42,6 +40,7 @@ void StackRoom::begin(StackId first) {
   }
 }
 
+// Once found, for good.
 std::size_t StackRoom::kind_of(const std::vector<ItemId>& items) {
   std::vector<Bytes> sizes;
   for (const ItemId i : items) sizes.push_back(size_of(i));

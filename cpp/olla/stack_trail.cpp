@@ -118,7 +118,8 @@ void StackTrail::find_turns(StackId first) {
     more += room_.bytes(dies) - room_.bytes(born);
     least_more_ = std::min(least_more_, more);
   }
-  if (!turns_.empty()) turns_.back().born = -1;  // where the hole goes then is not known
+  if (!turns_.empty()) turns_.back().born = -1;                          // where the hole goes then is not known
+  if (!turns_.empty() && turns_.front().room == home()) turns_.clear();  // it cannot lie beside what has just been born
   plans_.clear();
   max_divisions_ = kDivisions;
   num_stale_ = 0;
@@ -127,7 +128,7 @@ void StackTrail::find_turns(StackId first) {
 void StackTrail::attempt(const std::function<bool()>& stop, Packing& best) {
   num_nodes_ += kNodesPerTry;
   walk();
-  if (!follow()) return;
+  follow();
   const Bytes free = (best.height - 1 - base_) / unit_ * unit_;
   const bool again = !promising_.empty() && chance(kPromising);
   hole_ = again ? promising_[below(promising_.size())] : free - draw_spare(free);
@@ -207,9 +208,9 @@ void StackTrail::walk() {
   for (Slot slot = 0; slot < trail_.size(); ++slot) slots_[trail_[slot]].push_back(slot);
 }
 
-// The lower slot of two rooms side by side; the last one where there are none.
+// The lower slot of two rooms that lie side by side.
 StackTrail::Slot StackTrail::pair(Room a, Room b) const {
-  Slot found = trail_.size() - 1;
+  Slot found = 0;
   for (Slot slot = 0; slot + 1 < trail_.size(); ++slot) {
     if (trail_[slot] == a && trail_[slot + 1] == b) return slot;
     if (trail_[slot] == b && trail_[slot + 1] == a) found = slot;
@@ -217,21 +218,19 @@ StackTrail::Slot StackTrail::pair(Room a, Room b) const {
   return found;
 }
 
-// From pair to pair. False where rooms that follow each other lie nowhere side by side.
-bool StackTrail::follow() {
-  const Slot none = trail_.size() - 1;
-  if (home() == turns_[0].room) return false;
+// From pair to pair.
+void StackTrail::follow() {
   visits_.clear();
   Slot at = start_ = pair(home(), turns_[0].room);
-  for (std::size_t k = 0; k < turns_.size() && at != none; ++k) {
+  for (std::size_t k = 0; k < turns_.size(); ++k) {
     const bool stays = turns_[k].born < 0 || turns_[k + 1].room == turns_[k].room;
     const Slot to = stays ? at : pair(turns_[k].room, turns_[k + 1].room);
     visits_.push_back({at, to});
     at = to;
   }
-  return at != none;
 }
 
+// As much for every room as one may need, and something more.
 Bytes StackTrail::draw_spare(Bytes free) {
   const auto num_rooms = static_cast<Bytes>(alive_.size());
   const auto most = static_cast<Bytes>(kMaxSpare * static_cast<double>(free));

@@ -52,7 +52,7 @@ class StackTrail {
   void find_turns(StackId first);
   void attempt(const std::function<bool()>& stop, Packing& best);
   void walk();
-  bool follow();
+  void follow();
   Bytes draw_spare(Bytes free);
   std::size_t plan_rooms(Bytes& spare, const std::function<bool()>& stop);
   Plan* plan(Room room, Bytes spare, const std::function<bool()>& stop);

@@ -8,7 +8,13 @@ using namespace olla;
 
 namespace {
 
-// Stacks of five items that follow each other in one room, and now and then a byte of scratch.
+std::vector<Bytes> five_sizes(std::mt19937& random) {
+  std::vector<Bytes> sizes;
+  for (int k = 0; k < 5; ++k) sizes.push_back(5 + static_cast<Bytes>(random() % 30));
+  return sizes;
+}
+
+// Stacks that follow each other in one room, and a byte of scratch all the time.
 std::vector<Buffer> one_after_the_other(const std::vector<Bytes>& sizes, std::int64_t num_stacks) {
   std::vector<Buffer> buffers;
   const auto count = static_cast<std::int64_t>(sizes.size());
@@ -55,9 +61,8 @@ bool is_possible(const std::vector<Bytes>& sizes, const std::vector<bool>& cross
 TEST(stacks_fill_their_room_around_the_hole) {
   std::mt19937 random(1);
   int num_planned = 0, num_impossible = 0;
-  for (int round = 0; round < (test::kSanitized ? 60 : 300); ++round) {
-    std::vector<Bytes> sizes;
-    for (int k = 0; k < 5; ++k) sizes.push_back(5 + static_cast<Bytes>(random() % 30));
+  for (int round = 0; round < 300; ++round) {
+    const std::vector<Bytes> sizes = five_sizes(random);
     const Bytes hole = 4 + static_cast<Bytes>(random() % 12), spare = static_cast<Bytes>(random() % 3);
     const std::int64_t num_stacks = 2 + static_cast<std::int64_t>(random() % 3);
     const Part part = one_part(one_after_the_other(sizes, num_stacks));
@@ -105,9 +110,8 @@ TEST(stacks_fill_their_room_around_the_hole) {
 TEST(what_can_be_filled_is_found) {
   std::mt19937 random(2);
   int num_possible = 0, num_planned = 0;
-  for (int round = 0; round < (test::kSanitized ? 40 : 200); ++round) {
-    std::vector<Bytes> sizes;
-    for (int k = 0; k < 5; ++k) sizes.push_back(5 + static_cast<Bytes>(random() % 30));
+  for (int round = 0; round < 200; ++round) {
+    const std::vector<Bytes> sizes = five_sizes(random);
     const Bytes hole = 4 + static_cast<Bytes>(random() % 12);
     const Part part = one_part(one_after_the_other(sizes, 2));
     const Floor floor = find_floor(part);
