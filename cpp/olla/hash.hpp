@@ -1,6 +1,7 @@
 // A hash of 64 bits, for signatures that are sums, and random bits by it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace olla {
@@ -20,6 +21,8 @@ struct FastRandom {
   static constexpr result_type min() { return 0; }
   static constexpr result_type max() { return ~result_type{0}; }
   constexpr result_type operator()() { return mixed(state += 0x9e3779b97f4a7c15ull); }
+  constexpr std::size_t below(std::size_t count) { return static_cast<std::size_t>(((*this)() >> 32) * count >> 32); }  // < 2^32
+  constexpr bool chance(double share) { return static_cast<double>((*this)() >> 11) < share * 0x1p53; }
 };
 
 }  // namespace olla

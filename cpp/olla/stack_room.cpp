@@ -86,16 +86,17 @@ bool StackRoom::plan(std::vector<Tenancy>& tenancies, std::size_t num_slots, Byt
 
 // Mostly one of the slots gets little, or nothing: few sums have to come out even then.
 void StackRoom::divide(StackId stack, Bytes spare, std::vector<Bytes>& widths) {
-  const std::size_t num_slots = widths.size(), small = num_slots > 1 && chance(kSmallSlot) ? below(num_slots) : num_slots;
+  const std::size_t num_slots = widths.size();
+  const std::size_t small = num_slots > 1 && random_.chance(kSmallSlot) ? random_.below(num_slots) : num_slots;
   const auto any_slot = [&] {
-    if (small == num_slots || chance(kToSmallSlot)) return below(num_slots);
-    const std::size_t slot = below(num_slots - 1);
+    if (small == num_slots || random_.chance(kToSmallSlot)) return random_.below(num_slots);
+    const std::size_t slot = random_.below(num_slots - 1);
     return slot < small ? slot : slot + 1;
   };
   for (const ItemId i : items_[stack]) widths[any_slot()] += size_of(i);
   const Bytes gap = std::min(spare, a_gap());
-  widths[below(num_slots)] += gap;
-  widths[below(num_slots)] += spare - gap;
+  widths[random_.below(num_slots)] += gap;
+  widths[random_.below(num_slots)] += spare - gap;
 }
 
 // How wide the slots are for each stack: only the host's changes, by the hole.
@@ -129,10 +130,10 @@ bool StackRoom::settle(Tenancy& tenancy, std::vector<Choice>& choices, Bytes spa
     has_any = true;
     if (lays(choice)) return true;
   }
-  for (std::size_t left = !has_any || chance(kExplore) ? kNewChoices : 0; left > 0; --left) {
+  for (std::size_t left = !has_any || random_.chance(kExplore) ? kNewChoices : 0; left > 0; --left) {
     const SlotId host = host_of(tenancy), entered = tenancy.death.slot >= 0 ? tenancy.death.slot : host;
-    const SlotId slot = chance(0.5) ? host : entered;
-    const Bytes gap = chance(kNoGap) ? 0 : std::min(spare, a_gap());
+    const SlotId slot = random_.chance(0.5) ? host : entered;
+    const Bytes gap = random_.chance(kNoGap) ? 0 : std::min(spare, a_gap());
     auto choice = std::ranges::find_if(choices, [&](const Choice& c) { return c.slot == slot && c.gap == gap; });
     if (choice == choices.end()) choice = choices.insert(choice, {slot, gap});
     if (!choice->has_done && choice->num_tries < kMaxChoiceTries && lays(*choice)) return true;
@@ -160,7 +161,7 @@ bool StackRoom::fill(const Tenancy& tenancy, const Choice& choice, Bytes spare) 
     spare -= choice.gap;
   }
   for (const std::size_t k : kind.large) {
-    const auto slot = static_cast<SlotId>(below(left_.size()));
+    const auto slot = static_cast<SlotId>(random_.below(left_.size()));
     const Bytes size = size_of(items[k]);
     if (slot == host || left_[slot] < size) continue;
     left_[slot] -= size;
@@ -186,7 +187,7 @@ bool StackRoom::fill_from(SlotId slot, const Kind& kind, SlotId host, std::uint3
   const auto count = static_cast<std::size_t>(last - first);
   if (count == 0) return false;
   ++num_nodes_;
-  const std::size_t start = below(count);
+  const std::size_t start = random_.below(count);
   for (std::size_t k = 0; k < count && num_sums_left_ > 0; ++k) {
     --num_sums_left_;
     const Kind::Sum& sum = *(first + static_cast<std::ptrdiff_t>((start + k) % count));
@@ -205,8 +206,8 @@ void StackRoom::arrange(Tenancy& tenancy, Bytes gap) {
   for (std::size_t k = 0; k < items.size(); ++k) left_[slots_[k]] -= size_of(items[k]);
   for (SlotId slot = 0; slot < std::ssize(tenancy.widths); ++slot) {
     const bool is_host = tenancy.birth.slot == slot, is_entered = tenancy.death.slot == slot;
-    bool is_low = chance(0.5);
-    if (is_host && (!is_entered || chance(0.5))) {
+    bool is_low = random_.chance(0.5);
+    if (is_host && (!is_entered || random_.chance(0.5))) {
       is_low = tenancy.birth.is_low;
     } else if (is_entered) {
       is_low = tenancy.death.is_low;

@@ -79,10 +79,8 @@ class StackRoom {
   bool fits(const Tenancy& tenancy, const Tenancy::Hole& hole, std::span<const ItemId> tight);
 
   SlotId host_of(const Tenancy& tenancy) const { return std::max(0, tenancy.birth.slot); }
-  Bytes a_gap() { return needs_.gaps()[below(needs_.gaps().size())]; }
+  Bytes a_gap() { return needs_.gaps()[random_.below(needs_.gaps().size())]; }
   Bytes size_of(ItemId item) const { return part_.items[item].size; }
-  std::size_t below(std::size_t count) { return static_cast<std::size_t>((random_() >> 32) * count >> 32); }
-  bool chance(double share) { return static_cast<double>(random_() >> 11) < share * 0x1p53; }
 
   const Part& part_;
   const StackNeeds& needs_;

@@ -78,8 +78,8 @@ void StackTrail::begin(Bytes height, Bytes enough) {
   promising_.clear();
   needs_.begin(height - (height - enough) / kTightShare - floor_.height);
   const StackId first = needs_.first_tight();
+  room_.begin(first);
   if (first != first_) find_turns(first);
-  room_.begin(first_);
   base_ = floor_.height - least_more_;
   for (const StackId s : alive_) base_ += room_.bytes(s);
   // What a room may need: a gap, and something for sums that do not come out even.
@@ -97,7 +97,6 @@ void StackTrail::begin(Bytes height, Bytes enough) {
 void StackTrail::find_turns(StackId first) {
   first_ = first;
   alive_ = needs_.alive_with(first);
-  room_.begin(first);
   const std::vector<Stack>& stacks = needs_.stacks();
   std::vector<StackId> born_in(stacks.size(), -1);  // the first one born where a stack was
   for (StackId s = static_cast<StackId>(stacks.size()) - 1; s >= 0; --s) {
@@ -130,13 +129,13 @@ void StackTrail::attempt(const std::function<bool()>& stop, Packing& best) {
   walk();
   follow();
   const Bytes free = (best.height - 1 - base_) / unit_ * unit_;
-  const bool again = !promising_.empty() && chance(kPromising);
-  hole_ = again ? promising_[below(promising_.size())] : free - draw_spare(free);
+  const bool again = !promising_.empty() && random_.chance(kPromising);
+  hole_ = again ? promising_[random_.below(promising_.size())] : free - draw_spare(free);
   if (hole_ <= 0 || hole_ > free) return;
   Bytes spare = free - hole_;
   const std::size_t num_planned = plan_rooms(spare, stop);
   if (num_planned == alive_.size()) {
-    if (!complete(base_ + hole_ + spare, stop, best)) chosen_[below(chosen_.size())]->tenancies.clear();
+    if (!complete(base_ + hole_ + spare, stop, best)) chosen_[random_.below(chosen_.size())]->tenancies.clear();
     return;
   }
   if (num_planned > most_planned_) {
@@ -194,7 +193,8 @@ void StackTrail::walk() {
       walked.assign(1, start);
       for (Room room = start; next[room] != 0;) {
         std::uint64_t others = next[room];
-        for (auto skipped = below(static_cast<std::size_t>(std::popcount(others))); skipped > 0; --skipped) others &= others - 1;
+        const auto num_others = static_cast<std::size_t>(std::popcount(others));
+        for (std::size_t skipped = random_.below(num_others); skipped > 0; --skipped) others &= others - 1;
         const auto to = static_cast<Room>(std::countr_zero(others));
         next[room] &= ~(std::uint64_t{1} << to);
         walked.push_back(room = to);
@@ -235,7 +235,7 @@ Bytes StackTrail::draw_spare(Bytes free) {
   const auto num_rooms = static_cast<Bytes>(alive_.size());
   const auto most = static_cast<Bytes>(kMaxSpare * static_cast<double>(free));
   const auto count = static_cast<std::size_t>(std::ranges::upper_bound(spares_, most / num_rooms) - spares_.begin());
-  return num_rooms * spares_[below(count)] + spares_[below(count)];
+  return num_rooms * spares_[random_.below(count)] + spares_[random_.below(count)];
 }
 
 // What the same room with the same visits got before; none where it is not found.

@@ -63,8 +63,6 @@ class StackTrail {
   Slot own(Slot lower, Room room) const { return trail_[lower] == room ? lower : lower + 1; }
   Room home() const { return static_cast<Room>(std::ranges::find(alive_, first_) - alive_.begin()); }
   Bytes hole(std::size_t turn) const { return hole_ + turns_[turn].more - least_more_; }
-  bool chance(double share) { return static_cast<double>(random_() >> 11) < share * 0x1p53; }
-  std::size_t below(std::size_t count) { return static_cast<std::size_t>((random_() >> 32) * count >> 32); }
 
   const Part& part_;
   const Floor floor_;

@@ -1,4 +1,3 @@
-#include <functional>
 #include <numeric>
 
 #include "olla/stack_room.hpp"
