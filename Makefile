@@ -23,7 +23,7 @@ SHELL := /bin/bash
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test env lint stub-check stubs format cpp-test py-test slow-test wheel wheel-test bench bench-native pins clean
+.PHONY: help demo test env lint stub-check stubs format cpp-test thread-test py-test slow-test wheel wheel-test bench bench-native pins clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -90,6 +90,10 @@ cpp-test: $(TOOLS)  ## C++ tests, once optimized and once with address and undef
 	cmake --workflow --preset test
 	$(call say,'C++ tests with sanitizers')
 	cmake --workflow --preset sanitize
+
+thread-test: $(TOOLS)  ## C++ tests with the thread sanitizer
+	$(call say,'C++ tests with the thread sanitizer')
+	cmake --workflow --preset thread
 
 py-test: $(PACKAGE)  ## Python tests; PYTEST_ARGS='-k order' picks some
 	$(call say,'Python tests')

@@ -3,7 +3,7 @@
     python bench/bench_cache.py gpt2 resnet50 --markdown bench/results/cache.md
 
 Both processes must compute the same losses and parameters, to the bit. Exit status 1 if they do not, or if the second
-one captures anything.
+one plans anything.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def main() -> int:
     page = Report("Start of a training step, seconds", columns)
     wrong = False
     for name in options.names:
-        from olla.pytorch.extension import cache_folder
+        from olla.pytorch.folders import cache_folder
 
         (cache_folder() / "replay").mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as cache:

@@ -14,7 +14,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._inductor.decomposition import select_decomp_table
 
 import olla.inductor
-from olla.inductor import arena, order, partition
+from olla.inductor import arena, fallback, order
 
 NUM_STEPS = 20
 LEAST = {"minimise": "peak"}
@@ -23,7 +23,7 @@ LEAST = {"minimise": "peak"}
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """Plan everything anew: no graph comes out of torch's caches, though machine code of the same kernels does."""
-    partition.forget_warnings()
+    fallback.forget()
     order.forget()
     arena.forget()
     torch.compiler.reset()
@@ -76,4 +76,5 @@ def without_kernels(partition_fn: Any) -> Any:
         fw_compiler=lambda graph, _: make_boxed_func(graph.forward),
         partition_fn=partition_fn,
         decompositions=select_decomp_table(),
+        keep_inference_input_mutations=True,  # as Inductor has it
     )

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 from torch import nn  # noqa: E402
 
 import models  # noqa: E402, F401
-from olla.pytorch.extension import cache_folder  # noqa: E402
+from olla.pytorch.folders import cache_folder  # noqa: E402
 from olla.pytorch.inputs import gather  # noqa: E402
 from olla.pytorch.run import run  # noqa: E402
 
@@ -124,7 +124,7 @@ def agree(world: World) -> bool:
     program, eager = world.copy(), world.copy()
     step = world.compiled()
     results = world.planned(step)
-    captured = next(reversed(step._runners.values()))._captured
+    captured = step._latest._captured
     assert len(results) >= STEPS
     assert same(results, program.captured(captured))
     assert same(world.values(), program.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -83,11 +83,11 @@ def test_attention_written_out_with_dropout_is_planned() -> None:
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_grouped_query_attention_is_planned(checkpointed: bool) -> None:
+def test_grouped_query_attention_is_planned_and_equals_the_ordinary_loop(checkpointed: bool) -> None:
     world = world_of("llama_1b")
-    if checkpointed:
+    if checkpointed:  # transformers has no cache then, and looks whether positions are those of packed sequences
         world.model.activation_checkpointing_enable()
-    agree(world)  # transformers makes an explicit mask while it is traced: equal to eager up to rounding
+    assert agree(world)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert_base"])
@@ -95,6 +95,44 @@ def test_activation_checkpointing_of_transformers_draws_the_same_dropout_again(n
     world = world_of(name)
     world.model.activation_checkpointing_enable()
     assert agree(world)
+
+
+class Decided(nn.Linear):
+    """Decides by values that depend on nothing, or seem so."""
+
+    def __init__(self, decide: Callable[[Any], bool]) -> None:
+        torch.manual_seed(0)
+        super().__init__(6, 6)
+        self.decide = decide
+
+    def forward(self, x: Any) -> Any:
+        y = super().forward(x)
+        return y.exp() if self.decide(x) else y.tanh()
+
+
+@pytest.mark.parametrize(
+    "decide",
+    [
+        lambda x: bool((torch.arange(6).diff() == 1).all()),
+        lambda x: torch.ones(3).sum().item() > 3,
+        lambda x: int(torch.linspace(0, 5, 6).to(torch.int64)[-1]) == 5,
+    ],
+)
+def test_a_branch_on_values_that_depend_on_nothing_is_that_of_the_ordinary_loop(decide: Callable[[Any], bool]) -> None:
+    model = Decided(decide)
+    assert agree(World(model, torch.optim.SGD(model.parameters(), 0.1), torch.ones(4, 6), square))
+
+
+def changed(x: Any) -> bool:
+    total = torch.zeros(3)
+    total[1:].add_(x.sum())
+    return bool(total.sum() > 0)
+
+
+@pytest.mark.parametrize("decide", [changed, lambda x: bool(torch.rand(3).sum() > 1), lambda x: bool(x.sum() > 0)])
+def test_a_branch_on_values_of_the_batch_or_of_random_numbers_is_refused(decide: Callable[[Any], bool]) -> None:
+    with pytest.raises(olla.CaptureError, match="needs the values of tensors"):
+        olla.capture(Decided(decide), torch.ones(4, 6), loss=square)
 
 
 class Recurrent(nn.Module):

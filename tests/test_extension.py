@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import stat
 import threading
 from pathlib import Path
@@ -23,7 +24,7 @@ echo run >> "{log}"
 sleep {seconds}
 while [ "$1" != -o ]; do shift; done
 echo "module by {version}" > "$2"
-echo "x.cpp:1: error: {message}" >&2
+echo 'x.cpp:1: error: {message}' >&2
 exit {status}
 """
 
@@ -35,7 +36,7 @@ class Compiler:
         self.path, self.log = folder / "c++", folder / "runs"
         self.set()
 
-    def set(self, version: int = 1, seconds: float = 0, status: int = 0, message: str = "") -> None:
+    def set(self, version: int = 1, seconds: float = 0, status: int | str = 0, message: str = "") -> None:
         self.path.write_text(
             COMPILER.format(version=version, log=self.log, seconds=seconds, status=status, message=message)
         )
@@ -51,6 +52,7 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
     compiler = Compiler(tmp_path)
     monkeypatch.setenv("CXX", str(compiler.path))
     monkeypatch.setenv("OLLA_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(extension, "private_folder", lambda: tmp_path / "private")
     return compiler
 
 
@@ -111,6 +113,88 @@ def test_a_failed_build_shows_the_compilers_errors_and_leaves_nothing(compiler: 
     with pytest.raises(ReplayError, match=r"(?s)C\+\+20 compiler is needed.*no concepts here"):
         extension.build("cpu")
     assert list((extension.cache_folder() / "replay").iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
+def test_a_module_in_a_folder_of_another_user_is_not_loaded(
+    compiler: Compiler, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = extension.build("cpu")
+    for owned in (kept, kept.parent, kept.parent.parent):
+        os.chown(owned, 65534, 65534)
+        with caplog.at_level(logging.WARNING, "olla"):
+            path = extension.build("cpu")
+        assert owned == kept or path != kept
+        assert f"{owned} belongs to nobody" in caplog.text
+        assert "set OLLA_CACHE_DIR to a folder of yours" in caplog.text
+        assert path.stat().st_uid == path.parent.stat().st_uid == 0
+        os.chown(owned, 0, 0)
+        caplog.clear()
+    assert kept.is_file()
+
+
+def test_a_module_in_a_folder_that_others_can_write_to_is_not_loaded(
+    compiler: Compiler, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = extension.build("cpu")
+    kept.parent.chmod(0o777)
+    with caplog.at_level(logging.WARNING, "olla"):
+        paths = {extension.build("cpu") for _ in range(2)}
+    assert kept not in paths
+    assert len(paths) == 1
+    assert compiler.num_runs == 2  # once for this process
+    assert f"others can write to {kept.parent} (owner {kept.owner()}, mode 0777)" in caplog.text
+    assert "the allocator is compiled for this process alone" in caplog.text
+    (path,) = paths
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_a_module_that_others_can_write_to_is_compiled_again(
+    compiler: Compiler, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = os.umask(0)
+    try:
+        path = extension.build("cpu")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in list(path.parents)[:2]] == [0o700] * 2
+    path.chmod(0o777)
+    with caplog.at_level(logging.WARNING, "olla"):
+        assert extension.build("cpu") == path
+    assert f"others can write to {path}" in caplog.text
+    assert compiler.num_runs == 2
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    "cause", ["No space left on device", "Disk quota exceeded", "Cannot allocate memory", "Read-only file system"]
+)
+def test_what_a_compiler_lacked_is_named_and_no_other_compiler_asked_for(compiler: Compiler, cause: str) -> None:
+    compiler.set(status=1, message=f"expected ;' >&2; echo '/usr/bin/ld: final link failed: {cause}")
+    with pytest.raises(ReplayError) as caught:
+        extension.build("cpu")
+    assert f"final link failed: {cause}" in str(caught.value)
+    assert "TMPDIR" in str(caught.value)
+    assert "GCC" not in str(caught.value)
+
+
+def test_a_compiler_that_is_killed_is_said(compiler: Compiler) -> None:
+    compiler.set(status="$(kill -9 $$)", message="")
+    with pytest.raises(ReplayError, match=r"(?s)lacked disk or memory.*SIGKILL"):
+        extension.build("cpu")
+
+
+def test_a_compiler_that_crashes_lacks_no_memory(compiler: Compiler) -> None:
+    compiler.set(status="$(kill -SEGV $$)", message="")
+    with pytest.raises(ReplayError, match=r"(?s)cannot compile the allocator.*SIGSEGV ended it"):
+        extension.build("cpu")
+
+
+def test_a_compiler_that_cannot_be_run_is_named(compiler: Compiler) -> None:
+    compiler.path.write_bytes(b"\x7fELF no program")
+    with pytest.raises(ReplayError, match=f"{re.escape(str(compiler.path))} cannot be run: Exec"):
+        extension.build("cpu")
 
 
 def test_no_compiler_names_what_to_install(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:

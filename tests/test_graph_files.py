@@ -67,7 +67,7 @@ FILES = {
         "tensors[0].bytes is 1e+300, expected a whole",
     ),
     "truncated gzip": (gzip.compress(json.dumps(FULL).encode())[:-9], "is damaged gzip: "),
-    "gzip of nothing": (gzip.compress(b""), "is not JSON, or was cut off: "),
+    "gzip of nothing": (gzip.compress(b""), "is empty, expected JSON text or gzip of it"),
     "gzip with rubbish": (gzip.compress(json.dumps(FULL).encode()) + b"rubbish", "is damaged gzip: "),
     "gzip header only": (b"\x1f\x8b", "is damaged gzip: "),
 }

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
+import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -83,6 +87,77 @@ def test_enable_counts_for_what_is_compiled_until_it_ends() -> None:
     assert config.custom_partitioner_fn is None
     olla.inductor.disable()
     assert config.custom_partitioner_fn is None
+
+
+def test_settings_of_nested_blocks_hold_inside_and_are_restored_behind() -> None:
+    config = torch._inductor.config
+
+    def budget() -> Any:
+        return config.custom_partitioner_fn and config.custom_partitioner_fn.goal.budget_bytes
+
+    before = config.get_config_copy()
+    with olla.inductor.enable(budget=1000):
+        with contextlib.suppress(RuntimeError), olla.inductor.enable(budget=2000, arena=True):
+            assert (budget(), config._post_fusion_custom_pass.arena) == (2000, True)
+            olla.inductor.enable(budget=3000)
+            raise RuntimeError
+        assert (budget(), config._post_fusion_custom_pass.arena) == (1000, False)
+        with pytest.raises(ValueError, match="goal"), olla.inductor.enable(budget=1, minimise="peak"):
+            pass
+        assert budget() == 1000
+        with olla.inductor.enable(budget=4000):
+            olla.inductor.disable()
+            assert budget() is None
+        assert budget() is None  # off is off, also behind a block that began before
+    outer, inner = olla.inductor.enable(budget=5000), olla.inductor.enable(budget=6000)
+    outer.__exit__(None, None, None)
+    inner.__exit__(None, None, None)
+    assert config.get_config_copy() == before
+
+
+def test_settings_of_the_user_inside_a_block_end_with_it() -> None:
+    config = torch._inductor.config
+    with config.patch(reorder_for_peak_memory=False), olla.inductor.enable():
+        config.custom_partitioner_fn = None
+    assert config.reorder_for_peak_memory
+    assert config.custom_partitioner_fn is None
+
+
+def test_two_threads_turn_it_on_and_off_each_for_itself() -> None:
+    both = threading.Barrier(2, timeout=60)
+
+    def work(budget: int) -> tuple[Any, ...]:
+        config = torch._inductor.config
+        found = []
+        both.wait()
+        with olla.inductor.enable(budget=budget):
+            both.wait()
+            found.append(config.custom_partitioner_fn.goal.budget_bytes)
+            both.wait()
+        both.wait()
+        return (*found, config.custom_partitioner_fn, config._post_fusion_custom_pass)
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(work, (1000, 2000)))
+    if isinstance(compat.variable_like_config("probe", None), ContextVar):
+        assert found == [(1000, None, None), (2000, None, None)]
+    assert torch._inductor.config.custom_partitioner_fn is None
+
+
+def test_code_for_one_goal_is_not_taken_for_another_by_dynamo() -> None:
+    """One function, compiled for two goals; the same goal again takes what is there."""
+    model, x = blocks(1), inputs(1)[0]
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return square(model, x)
+
+    divided: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        choose = saving.choose
+        patch.setattr(saving, "choose", lambda *args: divided.append(args[1]) or choose(*args))
+        for options in ({"budget": 10**9}, {"minimise": "peak"}, {"budget": 10**9}, {"minimise": "peak"}):
+            torch.compile(function, backend="olla", options=options)(x).backward()
+    assert [goal.budget_bytes for goal in divided] == [10**9, None]
 
 
 def test_graph_breaks_and_two_models_train_the_same() -> None:

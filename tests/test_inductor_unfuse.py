@@ -188,10 +188,10 @@ def test_functions_hold_as_many_kernels_as_before_where_the_peak_is_elsewhere():
     assert found <= usual
 
 
-def test_kernels_that_cannot_be_taken_apart_are_still_ordered(monkeypatch, caplog):
+def test_kernels_that_cannot_be_taken_apart_are_still_ordered(monkeypatch):
     monkeypatch.setattr(compat_codegen, "is_plain_fusion", lambda node: node.gone)
-    found, _ = generated(twins, order.patches())
+    with pytest.warns(UserWarning, match="fusions stay as they are: .*AttributeError"):
+        found, _ = generated(twins, order.patches())
     [record] = order.records()
     assert record.num_unfused == 0
     assert found == record.peak_bytes
-    assert "fusions stay as they are" in caplog.text

@@ -166,6 +166,16 @@ def test_smartpool_places_outputs_first_and_keeps_the_order() -> None:
 # inductor -------------------------------------------------------------------------------------------------------------
 
 
+def test_an_op_that_hundreds_wait_for_runs_once_in_every_schedule() -> None:
+    builder = Graph.builder("star")
+    first = builder.op("first", writes=[builder.tensor(1)])
+    for _ in range(600):
+        builder.op("next", writes=[builder.tensor(1)], after=[first])
+    graph = builder.build()
+    for schedule in (_core.least_peak_order, _core.breadth_first_order, _core.depth_first_order):
+        assert graph.core.is_order(schedule(graph.core))
+
+
 @pytest.mark.torch
 def test_inductors_schedules_are_those_of_torch() -> None:
     pytest.importorskip("torch")

@@ -206,9 +206,9 @@ def test_options_are_kept_in_the_plan() -> None:
     assert (options["seed"], options["num_precedences"], options["order_given"]) == (5, 1, False)
 
 
-@pytest.mark.parametrize("stage", ["order", "layout", "starts"])
+@pytest.mark.parametrize("stage", ["order", "layout", "schedules"])
 def test_an_interrupt_in_any_stage_gives_the_best_plan_so_far(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("olla.warmstart") if stage == "starts" else _core
+    module = importlib.import_module("olla.warmstart") if stage == "schedules" else _core
     real, calls = getattr(module, stage), []
 
     def interrupted_once(*args: Any, **options: Any) -> Any:
@@ -218,7 +218,7 @@ def test_an_interrupt_in_any_stage_gives_the_best_plan_so_far(stage: str, monkey
         return real(*args, **options)
 
     monkeypatch.setattr(module, stage, interrupted_once)
-    graph = hard_graph() if stage == "starts" else training_step()  # easy graphs need no warm starts
+    graph = hard_graph() if stage == "schedules" else training_step()  # easy graphs need no warm starts
     result = plan(graph, time_limit=20.0)
     check(graph, result)
     assert calls

@@ -100,12 +100,12 @@ def test_requests_recorded_once_are_exact_in_every_order(name: str) -> None:
     losses = planned(world, step, 3)  # the first call may fill caches of libraries
     runner = runner_of(step)
     replay, graph = runner._replay, runner._captured.graph
-    step._runners.clear()
-    runner.__init__(runner._captured, runner.plan, runner._sources, replay, "")  # record again
+    capture = step._captures.latest
+    runner.__init__(runner._captured, runner.plan, replay, "")  # record again
     seen: dict[str, Any] = {}
     arrange = runner._arrange
     runner._arrange = lambda replay, recorded: (seen.update(recorded=recorded), arrange(replay, recorded))
-    losses += [runner.run(flat(world.batch))[0] for _ in range(2)]
+    losses += [runner.run(capture.sources(flat(world.batch)))[0] for _ in range(2)]
     requests = Requests.of(seen["recorded"], runner._recorder.addresses, graph)
     rng = np.random.default_rng(0)
     for _ in range(3):
@@ -113,11 +113,10 @@ def test_requests_recorded_once_are_exact_in_every_order(name: str) -> None:
         runner.plan = olla.plan(runner.graph, order=order, layout=False, time_limit=1.0)
         runner._lay_out(replay, requests.in_order(graph, order), None)
         runner._seen = type(runner._seen)()
-        losses.append(runner.run(flat(world.batch))[0])
+        losses.append(runner.run(capture.sources(flat(world.batch)))[0])
         report = runner.report(1)
         assert report.misses == ()
         assert report.measured_peak_bytes == report.planned_peak_bytes
-    step._runners[0] = runner
     assert same(losses, reference(other, step, 8))
     assert same(world.values(), other.values())
 

@@ -57,7 +57,7 @@ def planned(world: World, step: Any, num_steps: int = NUM_STEPS) -> list[Any]:
 
 def runner_of(step: Any) -> Any:
     """What runs the shapes that the step ran with last."""
-    return next(reversed(step._runners.values()))
+    return step._latest
 
 
 def reference(world: World, step: Any, num_steps: int = NUM_STEPS) -> list[Any]:

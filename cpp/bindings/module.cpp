@@ -17,6 +17,7 @@ void bind_spans(nb::module_& m);
 void bind_highs(nb::module_& m);
 void bind_ilp(nb::module_& m);
 void bind_swap(nb::module_& m);
+void bind_watch(nb::module_& m);
 }  // namespace olla::bindings
 
 namespace {
@@ -60,4 +61,5 @@ NB_MODULE(_core, m) {
   olla::bindings::bind_highs(m);
   olla::bindings::bind_ilp(m);
   olla::bindings::bind_swap(m);
+  olla::bindings::bind_watch(m);
 }

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numeric>
 #include <tuple>
+#include <utility>
 
 #include "olla/error.hpp"
 #include "olla/packing.hpp"
@@ -157,7 +158,7 @@ FitResult fit_in_order(std::span<const Buffer> buffers, std::span<const std::int
   std::vector<std::uint8_t> seen(buffers.size(), 0);
   for (const std::int32_t i : order) {
     const bool known = i >= 0 && static_cast<std::size_t>(i) < buffers.size();
-    if (!known || seen[i]++ != 0 || order.size() != buffers.size()) {
+    if (!known || std::exchange(seen[i], 1) != 0 || order.size() != buffers.size()) {
       throw PlanError("best fit: the order is no permutation of the buffers", "permutation", {i});
     }
   }

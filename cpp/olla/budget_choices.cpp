@@ -2,10 +2,17 @@
 
 #include <algorithm>
 
+#include "olla/marks.hpp"
+
 namespace olla {
+namespace {
+
+constexpr std::int64_t kUsesPerEntry = 16;  // most of them are no entries: what is read was kept for certain
+
+}  // namespace
 
 BudgetChoices::BudgetChoices(const Graph& graph, const Values& values, const Rules& rules, std::span<const OpId> base,
-                             const Rewrite& plain, Bytes peak, bool prune)
+                             const Rewrite& plain, Bytes peak, bool prune, std::int64_t max_size)
     : runs(base.size()),
       steps_again(base.size()),
       lives(values.num_values()),
@@ -18,8 +25,7 @@ BudgetChoices::BudgetChoices(const Graph& graph, const Values& values, const Rul
       prune_(prune),
       unmovable_(base.size(), 0) {
   read_base(plain);
-  find_runs();
-  find_lives();
+  too_large_ = !find_runs(max_size) || !find_lives(max_size);
 }
 
 void BudgetChoices::read_base(const Rewrite& plain) {
@@ -41,24 +47,30 @@ void BudgetChoices::read_base(const Rewrite& plain) {
   }
 }
 
-void BudgetChoices::find_runs() {
+bool BudgetChoices::find_runs(std::int64_t max_size) {
+  Marks again(static_cast<OpId>(base_.size()));  // at the step
+  std::int64_t size = 0;                         // uses of what runs again
   for (Step s = 0; s < static_cast<Step>(base_.size()); ++s) {
     auto& here = runs[s];
     here.push_back({base_[s], false, {}});
+    again.clear();
     for (std::size_t i = 0; i < here.size(); ++i) {
       const Run run = here[i];
+      if (run.again) size += std::ssize(reads(run)) + std::ssize(overwrites(run)) + 1;
+      if (size > kUsesPerEntry * max_size) return false;
       for (const auto& list : {reads(run), overwrites(run)}) {
         for (const ValueId x : list) {
-          if (!may_be_missing(x, s) || find(values_.producer[x], s, true) != nullptr) continue;
+          if (!may_be_missing(x, s) || !again.add(values_.producer[x])) continue;
           here.push_back({values_.producer[x], true, {}});
           steps_again[values_.producer[x]].push_back(s);
         }
       }
     }
   }
+  return true;
 }
 
-void BudgetChoices::find_lives() {
+bool BudgetChoices::find_lives(std::int64_t max_size) {
   const auto num_ops = static_cast<Step>(base_.size());
   auto touch = [&](ValueId x, Step s) {
     const OpId u = values_.producer[x];
@@ -77,17 +89,21 @@ void BudgetChoices::find_lives() {
       }
     }
   }
+  std::int64_t size = 0;  // of `around`
   for (ValueId x = 0; x < values_.num_values(); ++x) {
     if (values_.output[x] != 0) touch(x, num_ops);
     const auto& steps = lives[x].steps;
     if (steps.empty()) continue;
+    size += std::max(steps.back() - steps.front() - 1, 0);
+    if (size > max_size) return false;
     for (Step s = steps.front() + 1; s < steps.back(); ++s) around[s].push_back(x);
   }
+  return true;
 }
 
 bool BudgetChoices::remade(ValueId x) const {
   const OpId u = values_.producer[x];
-  return u != kNoOp && values_.rerun_overwrites[u].empty() && contains(values_.rerun_makes[u], x);
+  return u != kNoOp && values_.rerun_overwrites[u].empty() && values_.remade(x);
 }
 
 bool BudgetChoices::may_be_missing(ValueId x, Step step) const {

@@ -27,9 +27,12 @@ class BudgetChoices {
   };
 
   // All but plain must outlive it. plain: the rewrite without drops. prune: a value can be missing at a step only if the base order
-  // leaves it idle before, at a step whose memory is above the peak.
+  // leaves it idle before, at a step whose memory is above the peak. max_size: of the lists that say so; beyond it they are not
+  // complete, and too_large.
   BudgetChoices(const Graph& graph, const Values& values, const Rules& rules, std::span<const OpId> base, const Rewrite& plain,
-                Bytes peak, bool prune);
+                Bytes peak, bool prune, std::int64_t max_size);
+
+  bool too_large() const { return too_large_; }
 
   const Run* find(OpId op, Step step, bool again) const;  // nullptr: it does not run there
   const Run* find_maker(ValueId x, Step step) const { return remade(x) ? find(values_.producer[x], step, true) : nullptr; }
@@ -53,8 +56,8 @@ class BudgetChoices {
 
  private:
   void read_base(const Rewrite& plain);
-  void find_runs();
-  void find_lives();
+  bool find_runs(std::int64_t max_size);  // false: they are too many
+  bool find_lives(std::int64_t max_size);
   bool may_be_missing(ValueId x, Step step) const;
 
   const Graph& graph_;
@@ -63,6 +66,7 @@ class BudgetChoices {
   const std::span<const OpId> base_;
   const Bytes peak_;
   const bool prune_;
+  bool too_large_ = false;
   std::vector<std::int64_t> num_above_;  // steps before step s whose memory is above the peak
   std::vector<std::uint8_t> unmovable_;  // of op v: others come after it by name
 };

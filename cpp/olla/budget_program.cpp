@@ -36,21 +36,25 @@ BudgetProgram::BudgetProgram(const Graph& graph, const Values& values, const Rul
       base_(base),
       target_(target),
       most_bytes_(most_bytes),
-      choices_(graph, values, rules, base, plain, target.peak, prune),
-      carried_(base.size()) {
+      choices_(graph, values, rules, base, plain, target.peak, prune, max_nonzeros),
+      carried_(base.size()),
+      overwritten_(values.num_values()) {
   unit_ = std::max(1.0, static_cast<double>(most_bytes) / kMostUnits);
   double seconds = 0;
   for (const double of_op : rules.seconds) seconds += of_op;
   per_second_ = seconds > 0 ? kTimeUnits / seconds : 1;
-  std::int64_t size = 0;
-  for (const auto& around : choices_.around) size += static_cast<std::int64_t>(around.size());
-  too_large_ = size > max_nonzeros;
+  too_large_ = choices_.too_large();
   if (too_large_) return;
   add_runs();
   add_lives();
-  add_dependencies();
-  for (Step s = 0; s < static_cast<Step>(base_.size()); ++s) add_memory(s, choices_.runs[s].front());
-  too_large_ = program_.num_nonzeros() > max_nonzeros;
+  for (Step s = 0; s < static_cast<Step>(base_.size()) && !too_large_; ++s) {
+    for (const Run& run : choices_.runs[s]) add_dependencies(s, run);
+    too_large_ = program_.num_nonzeros() > max_nonzeros;
+  }
+  for (Step s = 0; s < static_cast<Step>(base_.size()) && !too_large_; ++s) {
+    add_memory(s, choices_.runs[s].front());
+    too_large_ = program_.num_nonzeros() > max_nonzeros;
+  }
 }
 
 void BudgetProgram::add_runs() {
@@ -111,12 +115,6 @@ void BudgetProgram::add_lives() {
       if (const Run* again = choices_.find_maker(x, steps[j])) sum.add(again->runs, 1);
       add_row(0, Program::kInfinity, sum);
     }
-  }
-}
-
-void BudgetProgram::add_dependencies() {
-  for (Step s = 0; s < static_cast<Step>(base_.size()); ++s) {
-    for (const Run& run : choices_.runs[s]) add_dependencies(s, run);
   }
 }
 
@@ -229,8 +227,10 @@ void BudgetProgram::add_touched(Step, const Run& run, Sum& sum) {
   auto add = [&](ValueId x) {
     if (graph_.planned(values_.tensor[x])) sum.add({-1, 1}, static_cast<double>(choices_.bytes(x)) / unit_);
   };
+  overwritten_.clear();
+  for (const ValueId x : over) overwritten_.add(x);
   for (const ValueId x : choices_.reads(run)) {
-    if (!contains(over, x)) add(x);
+    if (!overwritten_.has(x)) add(x);
   }
   for (const ValueId x : over) add(x);
   for (std::size_t i = 0; i + over.size() < made.size(); ++i) add(made[i]);

@@ -23,6 +23,7 @@
 #include <functional>
 
 #include "olla/budget_choices.hpp"
+#include "olla/marks.hpp"
 
 namespace olla {
 
@@ -69,7 +70,6 @@ class BudgetProgram {
 
   void add_runs();
   void add_lives();
-  void add_dependencies();
   void add_dependencies(Step step, const Run& run);
   Literal needed(ValueId x, Step step);
   Literal derive(std::function<double(Answer)> value);
@@ -96,6 +96,7 @@ class BudgetProgram {
   BudgetChoices choices_;
   std::vector<std::vector<std::pair<ValueId, Literal>>> carried_;  // of step s, derived so far
   std::vector<Derived> derived_;
+  Marks overwritten_;                           // by the run at hand
   std::vector<std::pair<Step, OpId>> bounded_;  // runs again that have a row (f)
 };
 

@@ -33,7 +33,8 @@ class Control {
   bool cancelled() const { return cancelled_; }
   void spend(std::int64_t work) { work_left_ -= work; }
   std::int64_t work_left() const { return work_left_; }
-  bool over() const { return cancelled_ || work_left_ <= 0 || seconds_left() <= 0; }
+  bool late() const { return cancelled_ || seconds_left() <= 0; }
+  bool over() const { return work_left_ <= 0 || late(); }
 
   // True once the search must end.
   bool stop(Bytes value, Bytes bound) {

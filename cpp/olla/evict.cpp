@@ -11,6 +11,8 @@ constexpr double kFurther = 8.0, kFurthest = 600;
 constexpr int kMaxDeep = 24, kMaxRepairs = 32, kMaxRepairTries = 12;
 constexpr std::int64_t kRepairWork = 6'000'000;  // of one run of the greedy
 
+constexpr int kClockInterval = 64;  // candidates: what one of them needs may be very many values
+
 constexpr double kSure = 0.5;  // share of an estimate of seconds that an attempt is certain to add
 
 }  // namespace
@@ -55,7 +57,7 @@ bool Evictor::step(const EvictLimits& limits, Control& control) {
   Decision decision;
   peak_ = best_.peak_run;
   idle_.look(best_, peak_);
-  find_candidates();
+  find_candidates(control);
   control.spend(best_.num_runs() + idle_.take_work() / 8);
   const std::vector<Candidate> candidates = candidates_;
   int num_tried = 0;
@@ -149,7 +151,7 @@ bool Evictor::attempt(const Decision& decision, double most_seconds) {
 }
 
 // Values that lie idle at the peak, most bytes freed per second first.
-void Evictor::find_candidates() {
+void Evictor::find_candidates(const Control& control) {
   candidates_.clear();
   Decision decision;
   if (taste_.spread > 0) {
@@ -157,8 +159,10 @@ void Evictor::find_candidates() {
     for (const Bytes live : best_.live)
       above_.push_back(above_.back() + static_cast<double>(std::max<Bytes>(0, live - taste_.level)));
   }
+  int num_estimated = 0;
   for (CopyId c = 0; c < static_cast<CopyId>(best_.copies.size()); ++c) {
     if (!idle_.is_idle(c) || tabu_.contains(idle_.key(c))) continue;
+    if (num_estimated++ % kClockInterval == 0 && control.late()) break;
     Bytes freed = 0;
     double seconds = 0;
     decision.clear();

@@ -64,7 +64,7 @@ class Evictor {
   bool step(const EvictLimits& limits, Control& control);
   bool attempt_with_repairs(const Decision& decision, const EvictLimits& limits, Control& control);
   static Bytes live_at(const Rewrite& r, OpId op, Step position);
-  void find_candidates();
+  void find_candidates(const Control& control);
   bool attempt(const Decision& decision, double most_seconds);
   double weight(CopyId copy);
   bool take_back(std::span<const Drop> drops, Bytes most, Bytes least);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "olla/hash.hpp"
+
 namespace olla {
 namespace {
 
@@ -13,7 +15,12 @@ constexpr RunId kBlock = 64;
 }  // namespace
 
 Idle::Idle(const Graph& graph, const Values& values, const Rules& rules, const DropSet& drops)
-    : graph_(graph), values_(values), rules_(rules), drops_(drops), closure_of_(graph.num_ops(), 0) {}
+    : graph_(graph),
+      values_(values),
+      rules_(rules),
+      drops_(drops),
+      closure_of_(graph.num_ops(), 0),
+      is_kept_(values.num_values()) {}
 
 bool Idle::is_idle(CopyId c) const {
   const auto& copy = rewrite_->copies[c];
@@ -66,10 +73,9 @@ Bytes Idle::highest(RunId first, RunId end) const {
 
 // A gap of a value, whatever else changes around it.
 std::uint64_t Idle::key(CopyId copy) const {
-  const auto position = [&](RunId run) { return run < 0 ? Step{0} : rewrite_->runs[run].position; };
+  const auto position = [&](RunId run) { return static_cast<std::uint64_t>(run < 0 ? Step{0} : rewrite_->runs[run].position); };
   const auto value = static_cast<std::uint64_t>(rewrite_->copies[copy].value);
-  return value << 40 ^ static_cast<std::uint64_t>(position(previous_[copy])) << 20 ^
-         static_cast<std::uint64_t>(position(next_[copy]));
+  return mixed(value + 1) ^ (position(previous_[copy]) << 32 | position(next_[copy]));
 }
 
 // Whether the op that makes a copy need not run before the peak at all once the copy is dropped.
@@ -92,7 +98,7 @@ bool Idle::estimate(CopyId copy, double reach, Decision& decision, Bytes& freed,
   const RunId use = next_[copy];
   const Step needed = runs[use].position;
   const Step step = std::min(runs[peak_].position, static_cast<Step>(needed - 1));
-  if (runs[previous_[copy]].position > step || !makes_again(value)) return false;
+  if (runs[previous_[copy]].position > step || !values_.remade(value)) return false;
   const OpId op = values_.producer[value];
 
   closure_ = {use, step, 0, moves(copy) ? 0 : cost(op), closure_.id + 1};
@@ -101,6 +107,7 @@ bool Idle::estimate(CopyId copy, double reach, Decision& decision, Bytes& freed,
   decision.push_back({value, step});
   ops_.assign(1, op);
   kept_.clear();
+  is_kept_.clear();
   std::size_t num_drops = 0;
   double best_score = 0;
   for (std::size_t scanned = 0;;) {
@@ -131,6 +138,7 @@ bool Idle::estimate(CopyId copy, double reach, Decision& decision, Bytes& freed,
     }
     if (dearest == kept_.size() || ops_.size() >= kMaxClosure) break;
     const Drop drop = kept_[dearest];
+    is_kept_.remove(drop.value);
     kept_.erase(kept_.begin() + static_cast<std::ptrdiff_t>(dearest));
     closure_.kept_bytes -= graph_.bytes(values_.tensor[drop.value]);
     run_again(values_.producer[drop.value], cost(values_.producer[drop.value]));
@@ -138,13 +146,6 @@ bool Idle::estimate(CopyId copy, double reach, Decision& decision, Bytes& freed,
   }
   decision.resize(num_drops);
   return num_drops > 0;
-}
-
-bool Idle::makes_again(ValueId value) const {
-  const OpId op = values_.producer[value];
-  if (op == kNoOp) return false;
-  const auto makes = values_.rerun_makes[op];
-  return std::find(makes.begin(), makes.end(), value) != makes.end();
 }
 
 void Idle::run_again(OpId op, double seconds) {
@@ -168,21 +169,21 @@ bool Idle::need(ValueId y, Decision& decision) {
   const OpId op = values_.producer[y];
   const Step position = rewrite_->runs[use].position;
   if (c.made >= 0 && c.last_use < use && drops_.between(y, rewrite_->runs[c.made].position, position)) {
-    if (!makes_again(y)) return false;
+    if (!values_.remade(y)) return false;
     const bool shared = later >= 0 && !drops_.between(y, position, rewrite_->runs[rewrite_->copies[later].made].position);
     run_again(op, shared ? 0.0 : cost(op));  // an existing later run only moves here
     return true;
   }
   if (c.consumed && c.last_use < use) {  // overwritten
-    if (makes_again(y)) run_again(op, cost(op));
-    return makes_again(y);
+    if (values_.remade(y)) run_again(op, cost(op));
+    return values_.remade(y);
   }
   const bool on_the_way = op != kNoOp && closure_of_[op] == closure_.id;
   if (c.made < 0 || c.last_use >= use || on_the_way) return true;
 
   const Bytes bytes = graph_.bytes(values_.tensor[y]);
   const Step last = std::max(rewrite_->runs[c.last_use].position, closure_.step);
-  const bool again = makes_again(y) && last < rewrite_->runs[use].position;
+  const bool again = values_.remade(y) && last < rewrite_->runs[use].position;
   const bool ends_here = !rules_.fusion.empty() && c.last_use == peak_;
   if (c.last_use > peak_ || ends_here) {  // it lives at the peak anyway: is there room until it is needed?
     if (again && highest(c.last_use + 1, use + 1) + bytes > rewrite_->peak) {
@@ -191,10 +192,12 @@ bool Idle::need(ValueId y, Decision& decision) {
     }
     return true;
   }
-  const auto same = [&](const Drop& drop) { return drop.value == y; };
-  if (bytes == 0 || std::any_of(kept_.begin(), kept_.end(), same)) return true;
+  if (bytes == 0 || is_kept_.has(y)) return true;
   closure_.kept_bytes += bytes;
-  if (again) kept_.push_back({y, last});
+  if (again) {
+    kept_.push_back({y, last});
+    is_kept_.add(y);
+  }
   return true;
 }
 

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "olla/marks.hpp"
 #include "olla/rewrite.hpp"
 
 namespace olla {
@@ -40,7 +41,6 @@ class Idle {
     std::int64_t id;
   };
   Bytes highest(RunId first, RunId end) const;
-  bool makes_again(ValueId value) const;
   double cost(OpId op) const;
   void run_again(OpId op, double seconds);
   bool need(ValueId y, Decision& decision);
@@ -61,6 +61,7 @@ class Idle {
   std::vector<OpId> ops_;                 // of the closure
   std::vector<std::int64_t> closure_of_;  // of op v: the id of the latest closure it belongs to
   std::vector<Drop> kept_;                // ancestors it keeps, and where they could be dropped
+  Marks is_kept_;                         // of value i: whether it is among them
   std::int64_t work_ = 0;
 };
 

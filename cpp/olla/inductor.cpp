@@ -4,6 +4,7 @@
 #include <bit>
 #include <numeric>
 #include <queue>
+#include <utility>
 
 namespace olla {
 namespace {
@@ -183,7 +184,7 @@ std::vector<OpId> depth_first_order(const Graph& graph) {
       const auto [v, is_open] = stack.back();
       stack.pop_back();
       if (is_open) order.push_back(v);
-      if (is_open || seen[v]++ != 0) continue;
+      if (is_open || std::exchange(seen[v], 1) != 0) continue;
       stack.emplace_back(v, true);
       needed.assign(graph.preds(v).begin(), graph.preds(v).end());
       std::ranges::sort(needed, first);

@@ -126,7 +126,7 @@ class OrderProgramBuilder {
                  (closure_.before.test(w, u) || (blocks.block[u] == blocks.block[w] && blocks.offset[u] < blocks.offset[w]));
         };
         for (const OpId u : users) {
-          if (std::none_of(users.begin(), users.end(), [&](OpId w) { return follows(u, w); })) list.push_back(u);
+          if (std::none_of(users.rbegin(), users.rend(), [&](OpId w) { return follows(u, w); })) list.push_back(u);
         }
       }
       last_users_.push_back(list);

@@ -9,6 +9,7 @@ Schedule::Schedule(const Graph& graph, std::vector<OpId> ops)
   before[0] = graph.resident_bytes();
   for (TensorId t = 0; t < graph.num_tensors(); ++t) {
     if (graph.donated(t) && (graph.output(t) || !graph.users(t).empty())) before[0] += graph.bytes(t);
+    if (graph.output(t)) last_[t] = num_steps();
   }
   for (Step s = 0; s < num_steps(); ++s) step[order[s]] = s;
   simulate(graph, 0, num_steps());
@@ -38,15 +39,10 @@ double Schedule::excess(Bytes level) const {
 }
 
 void Schedule::simulate(const Graph& graph, Step lo, Step hi) {
-  for (Step s = lo; s < hi; ++s) {
-    auto find_last = [&](TensorId t) {
-      if (!graph.planned(t)) return;
-      Step last = graph.producer(t) == kNoOp ? -1 : step[graph.producer(t)];
-      for (const OpId v : graph.users(t)) last = std::max(last, step[v]);
-      last_[t] = graph.output(t) ? num_steps() : last;
-    };
-    for (const TensorId t : graph.writes(order[s])) find_last(t);
-    for (const TensorId t : graph.uses(order[s])) find_last(t);
+  for (Step s = lo; s < hi; ++s) {  // a last use from hi on stays the last: ops change places within the window alone
+    auto use = [&](TensorId t) { last_[t] = last_[t] < hi ? s : last_[t]; };
+    for (const TensorId t : graph.writes(order[s])) use(t);
+    for (const TensorId t : graph.uses(order[s])) use(t);
   }
   for (Step s = lo; s < hi; ++s) {
     const OpId v = order[s];

@@ -15,7 +15,14 @@ constexpr double kRounding = 1e-9;  // of floating-point sums of seconds
 
 // First runs are ordered by values, `after`, the random ops' own order, and by what overwrites what is never made again.
 Spending::Spending(const Graph& graph, const Values& values, const Rules& rules)
-    : graph_(graph), values_(values), rules_(rules), value_node_(values.num_values(), -1), op_node_(graph.num_ops(), -1) {
+    : graph_(graph),
+      values_(values),
+      rules_(rules),
+      value_node_(values.num_values(), -1),
+      op_node_(graph.num_ops(), -1),
+      again_(values.num_values()),
+      at_hand_(values.num_values()),
+      lost_(values.num_values()) {
   std::vector<std::vector<OpId>> before(graph.num_ops()), after(graph.num_ops());
   OpId last_random = kNoOp;
   for (OpId v = 0; v < graph.num_ops(); ++v) {
@@ -64,8 +71,10 @@ void Spending::find_inputs(OpId v) {
     inputs_.insert(inputs_.end(), values_.rerun_overwrites[v].begin(), values_.rerun_overwrites[v].end());
     return;
   }
+  again_.clear();
+  for (const ValueId x : again) again_.add(x);
   for (const ValueId x : values_.reads[v]) {
-    if (!values_.rerunnable(v) || std::find(again.begin(), again.end(), x) != again.end()) inputs_.push_back(x);
+    if (!values_.rerunnable(v) || again_.has(x)) inputs_.push_back(x);
   }
   const auto& overwritten = values_.rerunnable(v) ? values_.rerun_overwrites[v] : values_.overwrites[v];
   inputs_.insert(inputs_.end(), overwritten.begin(), overwritten.end());
@@ -87,9 +96,10 @@ void Spending::select(OpId t) {
   auto temporary = [&](ValueId x) { return graph_.producer(values_.tensor[x]) != kNoOp; };
   auto bytes = [&](ValueId x) { return graph_.bytes(values_.tensor[x]); };
   std::vector<ValueId> inputs;
+  at_hand_.clear();
   for (const auto& list : {values_.reads[t], values_.overwrites[t]}) {
     for (const ValueId x : list) {
-      if (graph_.planned(values_.tensor[x]) && std::find(inputs.begin(), inputs.end(), x) == inputs.end()) inputs.push_back(x);
+      if (graph_.planned(values_.tensor[x]) && at_hand_.add(x)) inputs.push_back(x);
     }
   }
   for (const ValueId x : inputs) constant_ += bytes(x);
@@ -104,6 +114,8 @@ void Spending::select(OpId t) {
     if (overwritable.size() > 1) overwritable.clear();  // whichever is needed later: another one may be overwritten
   }
   constant_ += written;
+  lost_.clear();
+  for (const ValueId x : overwritable) lost_.add(x);
 
   auto need = [&](ValueId x) {
     const OpId maker = values_.producer[x];
@@ -111,9 +123,7 @@ void Spending::select(OpId t) {
     if (value_node_[x] >= 0 || (!given && (maker == kNoOp || maker == t || side_[maker] == kAfter || !temporary(x)))) return;
     value_node_[x] = 0;
     needed_.push_back(x);
-    const bool at_hand = std::find(inputs.begin(), inputs.end(), x) != inputs.end();
-    const bool lost = std::find(overwritable.begin(), overwritable.end(), x) != overwritable.end();
-    keep_bytes_.push_back(at_hand && !lost ? 0 : bytes(x));
+    keep_bytes_.push_back(at_hand_.has(x) && !lost_.has(x) ? 0 : bytes(x));
   };
   for (OpId v = 0; v < graph_.num_ops(); ++v) {
     if (side_[v] != kAfter) continue;
@@ -127,9 +137,7 @@ void Spending::select(OpId t) {
   for (std::size_t i = 0; i < needed_.size(); ++i) {
     const OpId maker = values_.producer[needed_[i]];
     if (maker == kNoOp) continue;
-    const auto again = values_.rerun_makes[maker];
-    const bool before = side_[maker] == kBefore;
-    if (before && std::find(again.begin(), again.end(), needed_[i]) == again.end()) continue;  // it can only be kept
+    if (side_[maker] == kBefore && !values_.remade(needed_[i])) continue;  // it can only be kept
     if (op_node_[maker] >= 0) continue;
     op_node_[maker] = 0;
     makers_.push_back(maker);
@@ -147,10 +155,7 @@ Spending::Line Spending::cut(double price, double& value, Control& control) {
     const ValueId x = needed_[i];
     const OpId maker = values_.producer[x];
     if (i < num_read_) network_.add_edge(FlowNetwork::kSource, value_node_[x], FlowNetwork::kInfinite);
-    const bool again = maker != kNoOp && op_node_[maker] >= 0 && (side_[maker] == kFree || [&] {
-                         const auto makes = values_.rerun_makes[maker];
-                         return std::find(makes.begin(), makes.end(), x) != makes.end();
-                       }());
+    const bool again = maker != kNoOp && op_node_[maker] >= 0 && (side_[maker] == kFree || values_.remade(x));
     const auto capacity = static_cast<Bytes>(kScale) * keep_bytes_[i];
     if (capacity > 0) network_.add_edge(value_node_[x], again ? op_node_[maker] : FlowNetwork::kSink, capacity);
   }

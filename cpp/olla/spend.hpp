@@ -12,6 +12,7 @@
 
 #include "olla/control.hpp"
 #include "olla/flow.hpp"
+#include "olla/marks.hpp"
 #include "olla/values.hpp"
 
 namespace olla {
@@ -59,6 +60,8 @@ class Spending {
   std::vector<FlowNetwork::Node> value_node_, op_node_;
   std::vector<Bytes> keep_bytes_;  // of needed_[i], beyond constant_
   std::vector<ValueId> inputs_;
+  Marks again_;                                  // values that an op reads to run again
+  Marks at_hand_, lost_;                         // values that t uses, and that it may overwrite
   std::vector<ValueId> dropped_, cheap_, kept_;  // by the latest cut; by the lines around what was asked
   std::vector<OpId> queue_;
   std::vector<std::uint8_t> reached_;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "olla/marks.hpp"
+
 namespace olla {
 namespace {
 
@@ -45,10 +47,12 @@ void Values::number(const Graph& graph, const Rules& rules) {
     if (graph.producer(t) == kNoOp) make(t, kNoOp);
   }
   std::vector<ValueId> used, changed, made;
+  Marks listed(graph.num_tensors());
   auto held_by = [&](std::span<const TensorId> tensors, std::vector<ValueId>& list) {
     list.clear();
+    listed.clear();
     for (const TensorId t : tensors) {
-      if (std::find(list.begin(), list.end(), held[t]) == list.end()) list.push_back(held[t]);
+      if (listed.add(t)) list.push_back(held[t]);
     }
   };
   for (OpId v = 0; v < graph.num_ops(); ++v) {
@@ -88,7 +92,7 @@ void Values::number(const Graph& graph, const Rules& rules) {
 }
 
 void Values::add_reruns(const Graph& graph, const Rules& rules) {
-  std::vector<ValueId> list;
+  std::vector<ValueId> list, value_of(graph.num_tensors(), kNoValue);  // of the tensors that the op reads or makes
   replays.assign(graph.num_ops(), kNot);
   for (OpId v = 0; v < graph.num_ops(); ++v) {
     auto rerun = static_cast<Rerun>(rules.rerun[v]);
@@ -107,17 +111,18 @@ void Values::add_reruns(const Graph& graph, const Rules& rules) {
       rerun_reads.push_back(reads[v]), rerun_overwrites.push_back(over), rerun_makes.push_back(makes[v]);
     } else {
       list.clear();
+      for (const ValueId x : reads[v]) value_of[tensor[x]] = x;
+      for (const ValueId x : makes[v]) value_of[tensor[x]] = x;
       for (const TensorId t : rules.rerun_reads[v]) {
-        const auto of_tensor = [&](ValueId x) { return tensor[x] == t; };
-        const auto made = std::find_if(makes[v].begin(), makes[v].end(), of_tensor);
-        const auto read = std::find_if(reads[v].begin(), reads[v].end(), of_tensor);
-        if (made == makes[v].end() && read == reads[v].end()) {
+        if (value_of[t] == kNoValue) {
           throw GraphError("the rerun of op " + std::to_string(v) + " reads tensor " + std::to_string(t) +
                                ", which that op neither reads nor writes",
                            "ids", {v, t});
         }
-        list.push_back(made != makes[v].end() ? *made : *read);
+        list.push_back(value_of[t]);
       }
+      for (const ValueId x : reads[v]) value_of[tensor[x]] = kNoValue;
+      for (const ValueId x : makes[v]) value_of[tensor[x]] = kNoValue;
       rerun_reads.push_back(list), rerun_overwrites.push_back(none);
       rerun_makes.push_back(rerun == Rerun::kReplay ? makes[v] : makes[v].first(1));
     }

@@ -70,6 +70,11 @@ class Values {
     return {rerun_reads[v], rerun_overwrites[v], replays[v] == kWholeOrFirst ? made.first(1) : made};
   }
   bool rerunnable(OpId v) const { return rerun_makes[v].size() > 0; }
+  bool remade(ValueId x) const {  // by its op, when that runs again: all that makes, or the first alone
+    if (producer[x] == kNoOp) return false;
+    const auto again = rerun_makes[producer[x]];
+    return !again.empty() && (again.size() == makes[producer[x]].size() || again.front() == x);
+  }
 
  private:
   void number(const Graph& graph, const Rules& rules);

@@ -13,7 +13,7 @@
 namespace olla::test {
 
 // Searches take ten times as long under sanitizers: there, long tests do less.
-#ifdef __SANITIZE_ADDRESS__
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr bool kSanitized = true;
 #else
 inline constexpr bool kSanitized = false;

@@ -29,6 +29,27 @@ TEST(depth_first_puts_what_an_op_needs_right_before_it) {
   CHECK_EQ(depth_first_order(two_chains()), std::vector<OpId>{1, 3, 0, 2});
 }
 
+// Op 0 writes what num ops read; what they write, the last op reads.
+Graph fan(OpId num) {
+  std::vector<test::Op> ops(1, {{}, {0}});
+  test::Op join;
+  for (TensorId t = 1; t <= num; ++t) {
+    ops.push_back({{0}, {t}});
+    join.reads.push_back(t);
+  }
+  ops.push_back(join);
+  return Graph(test::data(std::vector<Bytes>(num + 1, 1), ops));
+}
+
+TEST(an_op_of_very_many_successors_is_listed_once) {
+  for (const OpId num : {255, 256, 257, 300, 65'537, 70'000}) {
+    const Graph graph = fan(num);
+    CHECK(graph.is_order(least_peak_order(graph)));
+    CHECK(graph.is_order(breadth_first_order(graph)));
+    CHECK(graph.is_order(depth_first_order(graph)));
+  }
+}
+
 }  // namespace
 
 OLLA_TEST_MAIN

@@ -119,16 +119,15 @@ class PlanningAllocator final : public ForwardingAllocator {
   c10::DataPtr allocate(size_t num_bytes) override {
     if (!Memory::inside() || num_bytes == 0) return inner_.allocate(num_bytes);
     const auto bytes = static_cast<Bytes>(num_bytes);
+    quarantine().poll();
+    if (void* const block = memory().at_place() ? memory().planned(bytes) : memory().refuse(bytes, "stream"))
+      return {block, block, &free_block, c10::Device(c10::DeviceType::CUDA, c10::cuda::current_device())};
+    c10::DataPtr block = inner_.allocate(num_bytes);
     if (Memory::recording()) {
-      c10::DataPtr block = inner_.allocate(num_bytes);
       const bool seen = block.get() == block.get_context() && block.compare_exchange_deleter(inner_.raw_deleter(), &free_block);
       memory().record(seen ? block.get() : nullptr, bytes);
-      return block;
     }
-    quarantine().poll();
-    void* const block = memory().at_place() ? memory().planned(bytes) : memory().refuse(bytes, "stream");
-    if (block == nullptr) return inner_.allocate(num_bytes);
-    return {block, block, &free_block, c10::Device(c10::DeviceType::CUDA, c10::cuda::current_device())};
+    return block;
   }
 
   // The native one outside windows: others compare it with the deleters of native blocks.

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -14,31 +15,15 @@
 #include <utility>
 #include <vector>
 
-#include "plan.hpp"
-#include "recording.hpp"
-#include "slots.hpp"
+#include "session.hpp"
 
 namespace olla::replay {
 
-inline constexpr std::int64_t kMaxSkipped = 1000;  // planned requests that a sequence may leave out at once
-
-// The call does not fit the state: a window inside a window, a second table, another thread.
-struct StateError : std::logic_error {
-  using std::logic_error::logic_error;
-};
-
-// Windows, tables and arenas of a process. A thread records, or runs at planned addresses, or does neither; inside a window its
-// requests are recorded or answered from its arena. Blocks may be freed at any time on any thread. O(log blocks) per call.
+// Windows, tables and arenas of a process. A thread records a step, or runs one at planned addresses, or is in a loop that does
+// both, or none of it; inside a window its requests are recorded or answered from its arena. A step inside a loop suspends the
+// loop. Blocks may be freed at any time on any thread. O(log blocks) per call.
 class Memory {
  public:
-  struct Source {
-    Bytes alignment;                   // of every block
-    std::function<void*(Bytes)> take;  // memory of an arena, from the default allocator
-    std::function<void(void*)> give;   // back to it
-    // Device and queue of this thread's work: an arena serves the place it was taken for.
-    std::function<std::int64_t()> place = [] { return std::int64_t{0}; };
-  };
-
   explicit Memory(Source source) : source_(std::move(source)) {}
 
   // Whether a window is open for this thread: its own, or one shared with all threads.
@@ -54,15 +39,8 @@ class Memory {
     if (s.op != kNoOp) throw StateError("begin(" + std::to_string(op) + "): op " + std::to_string(s.op) + " has not ended");
     if (op < 0 || op >= s.num_ops)
       throw StateError("begin: op is " + std::to_string(op) + ", expected 0 to " + std::to_string(s.num_ops - 1));
-    s.op = op;
-    s.index = 0;
-    if (s.recording) {
-      s.recorded.start_op(op);
-    } else {
-      s.next = s.plan.first[op];
-      s.missed = 0;
-    }
-    if (s.shared) shared_window_ = s.recording ? Window::kRecords : Window::kPlanned;
+    s.enter(op);
+    show(s);
   }
 
   // Also where no window is open: it can stand in every `finally`.
@@ -72,45 +50,41 @@ class Memory {
     close(*session_);
   }
 
-  // A shared recording or table takes the requests of all threads that have none of their own.
+  // A shared session takes the requests of all threads that have none of their own.
   void start_recording(OpId num_ops, bool shared = false) {
     if (num_ops < 0) throw StateError("start_recording: num_ops is " + std::to_string(num_ops) + ", expected 0 or more");
-    Session& s = open("start_recording", shared);
-    s.recording = true;
-    s.num_ops = num_ops;
-    const std::lock_guard lock(mutex_);
-    recordings_.push_back(&s.recorded);
+    open("start_recording", {.recording = true, .shared = shared, .num_ops = num_ops});
   }
 
   std::vector<Recording::Allocation> stop_recording() {
-    if (session_ == nullptr || !session_->recording) throw StateError("stop_recording: this thread does not record");
+    recording_of_step("stop_recording");
     const std::lock_guard lock(mutex_);
-    const std::unique_ptr<Session> s = leave();
-    std::erase(recordings_, &s->recorded);
-    return s->recorded.take();
+    return leave()->recorded.take();
   }
 
   // The recording so far, which goes on.
   std::vector<Recording::Allocation> recorded() {
-    if (session_ == nullptr || !session_->recording) throw StateError("recorded: this thread does not record");
+    const Session& s = recording_of_step("recorded");
     const std::lock_guard lock(mutex_);
-    return session_->recorded.allocations();
+    return s.recorded.allocations();
   }
 
   // Throws what the source of memory throws when there is no room for the arena.
   void activate(Plan plan, bool shared = false) {
     plan.check(source_.alignment);
-    Session& s = open("activate", shared);
+    Session& s = open("activate", {.shared = shared});
+    Arena* arena = nullptr;
     try {
-      s.arena = find_arena(plan.arena_bytes);
+      arena = find_arena(plan.arena_bytes);
     } catch (...) {
       const std::lock_guard lock(mutex_);
       leave();
       throw;
     }
+    const std::lock_guard lock(mutex_);  // other threads see a shared session already
+    s.arena = arena;
     s.num_ops = plan.num_ops();
     s.plan = std::move(plan);
-    const std::lock_guard lock(mutex_);
     s.counters.peak_bytes = s.arena->slots.used_bytes();
   }
 
@@ -124,14 +98,78 @@ class Memory {
     return std::move(s->counters);
   }
 
-  // Ends what an interrupted call left open on this thread, if anything. What is shared with all threads was opened on purpose.
+  // Begins a loop, whose iterations are recorded, and planned too once plan_loop() says how. Steps inside it suspend it.
+  void open_loop(bool shared) {
+    open("open_loop", {.recording = true, .is_loop = true, .shared = shared, .num_ops = std::numeric_limits<OpId>::max()});
+  }
+
+  // Between two windows. Blocks of the plan before stay where they are; where it throws, the loop has no plan.
+  void plan_loop(Plan plan) {
+    Session& s = loop("plan_loop");
+    if (s.op != kNoOp) throw StateError("plan_loop: iteration " + std::to_string(s.op) + " has not ended");
+    plan.check(source_.alignment);
+    if (plan.held.empty()) throw std::invalid_argument("table: held is empty, expected an entry for each kind of iteration");
+    std::unique_lock lock(mutex_);
+    s.plan = {};
+    if (s.arena != nullptr && s.arena->bytes != std::max(plan.arena_bytes, source_.alignment)) retire(s, lock);
+    lock.unlock();
+    if (s.arena == nullptr) s.arena = find_arena(plan.arena_bytes);
+    lock.lock();
+    s.plan = std::move(plan);
+  }
+
+  // What happened since the last call.
+  Counters loop_counters() {
+    Session& s = loop("loop_counters");
+    const std::lock_guard lock(mutex_);
+    Counters counters = std::exchange(s.counters, {});
+    if (s.arena != nullptr) s.counters.peak_bytes = s.arena->slots.used_bytes();
+    return counters;
+  }
+
+  // What the window of the last iteration followed and found in the arena.
+  std::pair<OpId, std::vector<Slots::Held>> loop_row() {
+    const Session& s = loop("loop_row");
+    const std::lock_guard lock(mutex_);
+    return {s.row, s.held};
+  }
+
+  std::vector<Recording::Allocation> iteration(OpId number) {
+    const Session& s = loop("iteration");
+    const std::lock_guard lock(mutex_);
+    return s.recorded.of(number);
+  }
+  void forget(OpId number) {
+    Session& s = loop("forget");
+    const std::lock_guard lock(mutex_);
+    s.recorded.forget(number);
+  }
+
+  // Ends the loop of this thread, and a step that it was left in; nothing happens where there is none.
+  void close_loop() {
+    abandon();
+    if (session_ != nullptr) quit(false);
+  }
+
+  // Ends the step that an interrupted call left open on this thread, if any. A loop goes on.
   void abandon() {
-    if (session_ != nullptr && !session_->shared) quit(true);
+    if (session_ != nullptr && !session_->is_loop) quit(true);
   }
 
   // Around a fork: a child whose parent held the lock in another thread would wait for it for ever.
   void lock() { mutex_.lock(); }
   void unlock() { mutex_.unlock(); }
+
+  // In the child, with the lock held: it neither records nor has planned addresses, whatever its parent does. Its copies of arenas
+  // stay readable, and go when their last block is freed.
+  void forked() {
+    while (session_ != nullptr) delete std::exchange(session_, session_->outer);
+    shared_ = nullptr;
+    shared_window_ = Window::kClosed;
+    recordings_.clear();
+    for (auto& [base, arena] : arenas_)
+      if (arena.state == Arena::kActive) arena.state = Arena::kRetired;
+  }
 
   void release() {
     std::unique_lock lock(mutex_);
@@ -144,30 +182,31 @@ class Memory {
   void* planned(Bytes bytes) {
     const std::lock_guard lock(mutex_);
     Session* const found = current();
-    if (found == nullptr || found->op == kNoOp || found->recording) return nullptr;
+    if (found == nullptr || found->op == kNoOp || found->arena == nullptr || found->plan.num_ops() < 1) return nullptr;
     Session& s = *found;
-    const std::int32_t index = s.index++;
     s.counters.requested_bytes += bytes;
-    const std::int64_t last = s.plan.first[s.op + 1];
-    const std::int64_t k = s.plan.in_sequence ? s.find_in_sequence(bytes, last) : s.find(bytes, last);
-    if (k == last) return miss(s, index, bytes, s.next == last ? "unplanned" : "size");
+    const std::int64_t k = s.find(bytes);
+    const std::int32_t index = s.index++;
+    if (k == s.last()) return miss(s, index, bytes, s.next == k ? "unplanned" : "size");
     s.next = k + 1;
     const Offset offset = s.plan.offset[k];
     if (offset == kNotInArena) return nullptr;
     const Bytes charge = (bytes + s.plan.alignment - 1) / s.plan.alignment * s.plan.alignment;
-    if (!s.arena->slots.take(offset, bytes, charge)) return miss(s, index, bytes, "occupied");
+    if (!s.arena->slots.take(offset, bytes, charge, s.row)) return miss(s, index, bytes, "occupied");
     s.counters.peak_bytes = std::max(s.counters.peak_bytes, s.arena->slots.used_bytes());
     s.counters.high_water_bytes = std::max(s.counters.high_water_bytes, offset + charge);
     ++s.counters.num_hits;
     s.counters.hit_bytes += bytes;
-    return s.arena->base + offset;
+    char* const block = s.arena->base + offset;
+    if (s.recording) s.recorded.allocated(block, s.op, bytes);
+    return block;
   }
 
   // Counts a request that must not be answered from the arena: nullptr.
   void* refuse(Bytes bytes, const char* reason) {
     const std::lock_guard lock(mutex_);
     Session* const s = current();
-    if (s == nullptr) return nullptr;
+    if (s == nullptr || s->plan.num_ops() < 1) return nullptr;
     s->counters.requested_bytes += bytes;
     return miss(*s, s->index++, bytes, reason);
   }
@@ -176,19 +215,19 @@ class Memory {
   void record(const void* block, Bytes bytes) {
     const std::lock_guard lock(mutex_);
     Session* const s = current();
-    if (s != nullptr && s->op != kNoOp && s->recording) s->recorded.allocated(block, s->op, s->index++, bytes);
+    if (s != nullptr && s->op != kNoOp && s->recording) s->recorded.allocated(block, s->op, bytes);
   }
 
   // False: the block is the default allocator's and the caller frees it there.
   bool freed(void* block) {
     std::unique_lock lock(mutex_);
+    for (Recording* recording : recordings_)
+      if (recording->freed(block)) break;
     if (Arena* arena = arena_of(block)) {
       arena->slots.give(static_cast<char*>(block) - arena->base);
       if (arena->state == Arena::kRetired && arena->slots.empty()) give_back(lock);
       return true;
     }
-    for (Recording* recording : recordings_)
-      if (recording->freed(block)) break;
     return false;
   }
 
@@ -222,76 +261,56 @@ class Memory {
   }
 
  private:
-  struct Arena {
-    char* base;
-    Bytes bytes;
-    std::int64_t place;
-    Slots slots;
-    enum { kActive, kKept, kRetired } state = kActive;
-  };
-
-  // What a thread does between activate and deactivate, or while it records.
-  struct Session {
-    bool recording = false;
-    bool shared = false;  // with all threads that have no session of their own
-    OpId num_ops = 0;
-    OpId op = kNoOp;         // whose window is open
-    std::int32_t index = 0;  // of its next request
-    std::int64_t next = 0;   // first planned request that has not been passed
-    Plan plan;
-    Arena* arena = nullptr;
-    Bytes missed = 0;  // size of the request before, if it was not found in sequence
-    Counters counters;
-    Recording recorded;
-
-    // A request more or less than planned must not shift all that follow: the next one of this size.
-    std::int64_t find(Bytes bytes, std::int64_t last) const {
-      std::int64_t k = next;
-      while (k < last && plan.bytes[k] != bytes) ++k;
-      return k;
-    }
-
-    // In a long window the next one of this size may lie far ahead, and going there would pass all between. So a request of another
-    // size counts as one more than planned, unless the one after it shows where the sequence goes on: two sizes in a row.
-    std::int64_t find_in_sequence(Bytes bytes, std::int64_t last) {
-      const Bytes before = std::exchange(missed, 0);
-      if (next < last && plan.bytes[next] == bytes) return next;
-      if (before != 0) {
-        const std::int64_t end = std::min(last, next + kMaxSkipped);
-        for (std::int64_t k = next + 1; k < end; ++k)
-          if (plan.bytes[k] == bytes && plan.bytes[k - 1] == before) return k;
-      }
-      missed = bytes;
-      return last;
-    }
-  };
-
   void quit(bool keep) {
-    if (session_->recording)
-      stop_recording();
-    else
-      deactivate(keep);
+    std::unique_lock lock(mutex_);
+    const std::unique_ptr<Session> s = leave();
+    if (s->arena == nullptr) return;
+    s->arena->state = keep ? Arena::kKept : Arena::kRetired;
+    give_back(lock);
   }
 
   // A thread that ends in the middle leaves nothing behind.
   struct AtThreadExit {
     Memory* memory;
     ~AtThreadExit() {
-      if (session_ != nullptr) memory->quit(false);
+      while (session_ != nullptr) memory->quit(false);
     }
   };
 
-  Session& open(const char* call, bool shared) {
-    if (session_ != nullptr)
-      throw StateError(std::string(call) + ": this thread already " + (session_->recording ? "records" : "has an active table"));
+  // A step may begin inside a loop; nothing else begins inside another.
+  Session& open(const char* call, Session made) {
+    const std::string refused = std::string(call) + ": this thread ";
+    if (session_ != nullptr && !session_->is_loop)
+      throw StateError(refused + "already " + (session_->recording ? "records" : "has an active table"));
+    if (session_ != nullptr && made.is_loop)
+      throw StateError(refused + "already records in a pool: pools do not nest, leave the other one first");
     const std::lock_guard lock(mutex_);
-    if (shared && shared_ != nullptr)
+    if (made.shared && shared_ != nullptr)
       throw StateError(std::string(call) + ": another thread's recording or table is shared with all threads");
     at_thread_exit_.memory = this;
-    session_ = new Session;
-    session_->shared = shared;
-    if (shared) shared_ = session_;
+    made.outer = session_;
+    session_ = new Session(std::move(made));
+    if (session_->shared) shared_ = session_;
+    if (session_->recording) recordings_.push_back(&session_->recorded);
+    if (session_->outer != nullptr && session_->outer->shared) shared_window_ = Window::kClosed;  // suspended in all threads
     return *session_;
+  }
+
+  Session& recording_of_step(const char* call) {
+    if (session_ == nullptr || !session_->recording || session_->is_loop)
+      throw StateError(std::string(call) + ": this thread does not record");
+    return *session_;
+  }
+
+  Session& loop(const char* call) {
+    if (session_ == nullptr || !session_->is_loop) throw StateError(std::string(call) + ": this thread is not in a loop");
+    return *session_;
+  }
+
+  // A loop leaves an arena that does not fit its plans.
+  void retire(Session& s, std::unique_lock<std::mutex>& lock) {
+    std::exchange(s.arena, nullptr)->state = Arena::kRetired;
+    give_back(lock);
   }
 
   // The windows of a session of one thread need no lock.
@@ -304,13 +323,21 @@ class Memory {
 
   void close(Session& s) {
     s.op = kNoOp;
-    if (s.shared) shared_window_ = Window::kClosed;
+    show(s);
+  }
+
+  // Lets other threads see the window of a shared session.
+  static void show(const Session& s) {
+    if (s.shared) shared_window_ = s.op == kNoOp ? Window::kClosed : s.recording ? Window::kRecords : Window::kPlanned;
   }
 
   std::unique_ptr<Session> leave() {
-    close(*session_);
-    if (session_->shared) shared_ = nullptr;
-    return std::unique_ptr<Session>(std::exchange(session_, nullptr));
+    std::unique_ptr<Session> left(std::exchange(session_, session_->outer));
+    close(*left);
+    if (left->shared) shared_ = nullptr;
+    if (session_ != nullptr) show(*session_);
+    std::erase(recordings_, &left->recorded);
+    return left;
   }
 
   void* miss(Session& s, std::int32_t index, Bytes bytes, const char* reason) {

@@ -54,12 +54,16 @@ PyObject* start_recording(PyObject*, PyObject* args) {
   });
 }
 
+PyObject* bytes_of(const std::vector<std::int64_t>& numbers) {
+  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(std::int64_t));
+}
+
 PyObject* rows_of(const std::vector<Recording::Allocation>& allocations) {
   std::vector<std::int64_t> rows;
   rows.reserve(6 * allocations.size());
   for (const auto& a : allocations)
     rows.insert(rows.end(), {a.op, a.index, a.bytes, a.freed_in, a.freed_at, reinterpret_cast<std::intptr_t>(a.block)});
-  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(rows.data()), rows.size() * sizeof(std::int64_t));
+  return bytes_of(rows);
 }
 
 PyObject* recorded(PyObject*, PyObject*) {
@@ -78,37 +82,37 @@ std::vector<std::int64_t> copied(const Py_buffer& buffer) {
 
 PyObject* activate(PyObject*, PyObject* args) {
   long long arena_bytes = 0, alignment = 0;
-  int in_sequence = 0, shared = 0;
+  int shared = 0;
   Py_buffer first, bytes, offset;
-  if (!PyArg_ParseTuple(args, "LLy*y*y*pp", &arena_bytes, &alignment, &first, &bytes, &offset, &in_sequence, &shared))
-    return nullptr;
+  if (!PyArg_ParseTuple(args, "LLy*y*y*p", &arena_bytes, &alignment, &first, &bytes, &offset, &shared)) return nullptr;
   PyObject* const result = guarded([&]() -> PyObject* {
     install();
-    memory().activate({arena_bytes, alignment, copied(first), copied(bytes), copied(offset), in_sequence != 0}, shared != 0);
+    memory().activate({arena_bytes, alignment, copied(first), copied(bytes), copied(offset), {}}, shared != 0);
     Py_RETURN_NONE;
   });
   for (Py_buffer* buffer : {&first, &bytes, &offset}) PyBuffer_Release(buffer);
   return result;
 }
 
+PyObject* tuple_of(const Counters& counters) {
+  PyObject* const misses = PyList_New(0);
+  if (misses == nullptr) return nullptr;
+  for (const Miss& m : counters.misses) {
+    PyObject* const miss = Py_BuildValue("(iiLs)", m.op, m.index, static_cast<long long>(m.bytes), m.reason);
+    const bool added = miss != nullptr && PyList_Append(misses, miss) == 0;
+    Py_XDECREF(miss);
+    if (!added) return Py_DECREF(misses), nullptr;
+  }
+  const auto number = [](std::int64_t value) { return static_cast<long long>(value); };
+  return Py_BuildValue("(LLLLLNLL)", number(counters.num_hits), number(counters.num_misses), number(counters.missed_bytes),
+                       number(counters.peak_bytes), number(counters.high_water_bytes), misses, number(counters.requested_bytes),
+                       number(counters.hit_bytes));
+}
+
 PyObject* deactivate(PyObject*, PyObject* args) {
   int keep = 0;
   if (!PyArg_ParseTuple(args, "p", &keep)) return nullptr;
-  return guarded([&]() -> PyObject* {
-    const Counters counters = memory().deactivate(keep != 0);
-    PyObject* const misses = PyList_New(0);
-    if (misses == nullptr) return nullptr;
-    for (const Miss& m : counters.misses) {
-      PyObject* const miss = Py_BuildValue("(iiLs)", m.op, m.index, static_cast<long long>(m.bytes), m.reason);
-      const bool added = miss != nullptr && PyList_Append(misses, miss) == 0;
-      Py_XDECREF(miss);
-      if (!added) return Py_DECREF(misses), nullptr;
-    }
-    const auto number = [](std::int64_t value) { return static_cast<long long>(value); };
-    return Py_BuildValue("(LLLLLNLL)", number(counters.num_hits), number(counters.num_misses), number(counters.missed_bytes),
-                         number(counters.peak_bytes), number(counters.high_water_bytes), misses, number(counters.requested_bytes),
-                         number(counters.hit_bytes));
-  });
+  return guarded([&] { return tuple_of(memory().deactivate(keep != 0)); });
 }
 
 PyObject* abandon(PyObject*, PyObject*) {
@@ -118,6 +122,66 @@ PyObject* abandon(PyObject*, PyObject*) {
 
 PyObject* release(PyObject*, PyObject*) {
   memory().release();
+  Py_RETURN_NONE;
+}
+
+PyObject* open_loop(PyObject*, PyObject* shared) {
+  const int value = PyObject_IsTrue(shared);
+  if (value < 0) return nullptr;
+  return guarded([&]() -> PyObject* {
+    install();
+    memory().open_loop(value != 0);
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* plan_loop(PyObject*, PyObject* args) {
+  long long arena_bytes = 0, alignment = 0;
+  Py_buffer first, bytes, offset, held;
+  if (!PyArg_ParseTuple(args, "LLy*y*y*y*", &arena_bytes, &alignment, &first, &bytes, &offset, &held)) return nullptr;
+  PyObject* const result = guarded([&]() -> PyObject* {
+    memory().plan_loop({arena_bytes, alignment, copied(first), copied(bytes), copied(offset), copied(held)});
+    Py_RETURN_NONE;
+  });
+  for (Py_buffer* buffer : {&first, &bytes, &offset, &held}) PyBuffer_Release(buffer);
+  return result;
+}
+
+PyObject* loop_counters(PyObject*, PyObject*) {
+  return guarded([] { return tuple_of(memory().loop_counters()); });
+}
+
+PyObject* loop_row(PyObject*, PyObject*) {
+  return guarded([] {
+    const auto [row, held] = memory().loop_row();
+    std::vector<std::int64_t> blocks;
+    for (const auto& block : held) blocks.insert(blocks.end(), {block.offset, block.end, block.owner});
+    return Py_BuildValue("(iN)", row, bytes_of(blocks));
+  });
+}
+
+PyObject* iteration(PyObject*, PyObject* number) {
+  const long value = PyLong_AsLong(number);
+  if (value == -1 && PyErr_Occurred()) return nullptr;
+  return guarded([&] {
+    const auto allocations = memory().iteration(static_cast<OpId>(value));
+    std::vector<std::int64_t> rows;
+    for (const auto& a : allocations) rows.insert(rows.end(), {a.made_at, a.bytes, a.freed_in, a.freed_at});
+    return bytes_of(rows);
+  });
+}
+
+PyObject* forget(PyObject*, PyObject* number) {
+  const long value = PyLong_AsLong(number);
+  if (value == -1 && PyErr_Occurred()) return nullptr;
+  return guarded([&]() -> PyObject* {
+    memory().forget(static_cast<OpId>(value));
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* close_loop(PyObject*, PyObject*) {
+  memory().close_loop();
   Py_RETURN_NONE;
 }
 
@@ -134,11 +198,19 @@ PyMethodDef methods[] = {
     {"start_recording", start_recording, METH_VARARGS, "start_recording(num_ops, shared)"},
     {"recorded", recorded, METH_NOARGS, "Return the rows so far."},
     {"stop_recording", stop_recording, METH_NOARGS, "Return int64 rows of op, index, bytes, freed in, freed at, address."},
-    {"activate", activate, METH_VARARGS, "activate(arena_bytes, alignment, first, bytes, offset, in_sequence, shared)"},
+    {"activate", activate, METH_VARARGS, "activate(arena_bytes, alignment, first, bytes, offset, shared)"},
     {"deactivate", deactivate, METH_VARARGS,
      "deactivate(keep) -> hits, misses, missed, peak, high water, list of misses, requested, hit bytes"},
-    {"abandon", abandon, METH_NOARGS, "End what this thread has open for itself alone, if anything."},
+    {"abandon", abandon, METH_NOARGS, "End the step that this thread has open, if any."},
     {"release", release, METH_NOARGS, "Give kept arenas back."},
+    {"open_loop", open_loop, METH_O, "open_loop(shared)"},
+    {"plan_loop", plan_loop, METH_VARARGS, "plan_loop(arena_bytes, alignment, first, bytes, offset, held)"},
+    {"loop_counters", loop_counters, METH_NOARGS, "Return what happened since the last call, as deactivate does."},
+    {"loop_row", loop_row, METH_NOARGS,
+     "Return the kind of the last iteration and int64 rows of offset, end, kind found in the arena."},
+    {"iteration", iteration, METH_O, "Return int64 rows of made at, bytes, freed in, freed at of an iteration."},
+    {"forget", forget, METH_O, "Drop what an iteration asked for."},
+    {"close_loop", close_loop, METH_NOARGS, "End the loop of this thread, if it is in one."},
     {"arena", arena, METH_NOARGS, "Return address and bytes of this thread's arena."},
     {"held_bytes", held_bytes, METH_NOARGS, "Return the bytes of all arenas of the process."},
     {nullptr, nullptr, 0, nullptr},
@@ -154,6 +226,10 @@ PyMODINIT_FUNC PyInit__olla_replay() {
   replay_error = PyObject_GetAttrString(errors, "ReplayError");
   Py_DECREF(errors);
   if (replay_error == nullptr) return nullptr;
-  pthread_atfork([] { memory().lock(); }, [] { memory().unlock(); }, [] { memory().unlock(); });
+  pthread_atfork([] { memory().lock(); }, [] { memory().unlock(); },
+                 [] {
+                   memory().forked();
+                   memory().unlock();
+                 });
   return PyModule_Create(&definition);
 }

@@ -18,14 +18,15 @@ inline constexpr OpId kNoOp = -1;
 inline constexpr Offset kNotInArena = -1;        // planned to come from the default allocator
 inline constexpr std::size_t kMaxMisses = 1000;  // misses kept one by one; all are counted
 
-// Requests of op v are [first[v], first[v + 1]); requests of no bytes do not count.
+// Requests of op v are [first[v], first[v + 1]); requests of no bytes do not count. The plan of a loop has one op for each kind of
+// iteration.
 struct Plan {
   Bytes arena_bytes = 0;
   Bytes alignment = 1;              // of all offsets; load is counted in sizes rounded up to it
   std::vector<std::int64_t> first;  // of num_ops + 1
   std::vector<Bytes> bytes;         // of each request
   std::vector<Offset> offset;       // of each request, kNotInArena where the default allocator answers
-  bool in_sequence = false;         // windows are long: a request of another size than the next planned one passes none
+  std::vector<Bytes> held{};        // of a loop: what is in use of the arena when the first request of op v comes
 
   OpId num_ops() const { return static_cast<OpId>(first.size()) - 1; }
 
@@ -37,6 +38,9 @@ struct Plan {
       fail("alignment is " + std::to_string(alignment) + " bytes, expected a multiple of " + std::to_string(device_alignment));
     if (first.empty() || first.front() != 0 || !std::ranges::is_sorted(first))
       fail("op_offset is not a rising list that starts with 0");
+    if (!held.empty() && held.size() + 1 != first.size())
+      fail("held has " + std::to_string(held.size()) + " entries, expected " + std::to_string(first.size() - 1) +
+           ", one for each op");
     const auto num_requests = static_cast<std::size_t>(first.back());
     if (bytes.size() != num_requests || offset.size() != num_requests)
       fail("num_bytes has " + std::to_string(bytes.size()) + " and offsets has " + std::to_string(offset.size()) +

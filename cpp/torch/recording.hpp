@@ -1,6 +1,7 @@
-// The allocations that an op list makes when nothing is planned yet.
+// The allocations inside windows, and when each block ended.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <unordered_map>
 #include <utility>
@@ -20,27 +21,56 @@ class Recording {
     OpId freed_in = kNoOp;       // the op that ran, or ran last, when it was freed; kNoOp: alive at the end
     std::int64_t freed_at = -1;  // how many requests had been made when it was freed; -1: alive at the end
     const void* block = nullptr;
+    std::int64_t made_at = 0;  // how many requests had been made before it
   };
 
-  void start_op(OpId op) { last_op_ = op; }
-  void allocated(const void* block, OpId op, std::int32_t index, Bytes bytes) {
+  void start_op(OpId op) {
+    last_op_ = op;
+    index_ = 0;
+  }
+  void allocated(const void* block, OpId op, Bytes bytes) {
     if (block != nullptr) alive_.insert_or_assign(block, allocations_.size());
-    allocations_.push_back({.op = op, .index = index, .bytes = bytes, .block = block});
+    allocations_.push_back({.op = op, .index = index_++, .bytes = bytes, .block = block, .made_at = made_++});
   }
   bool freed(const void* block) {
     const auto found = alive_.find(block);
     if (found == alive_.end()) return false;
     Allocation& allocation = allocations_[found->second];
     allocation.freed_in = last_op_;
-    allocation.freed_at = static_cast<std::int64_t>(allocations_.size());
+    allocation.freed_at = made_;
     alive_.erase(found);
     return true;
   }
   const std::vector<Allocation>& allocations() const { return allocations_; }
   std::vector<Allocation> take() { return std::move(allocations_); }
 
+  // Ops whose numbers rise, as those of a loop do: what op v asked for, and its removal.
+  std::vector<Allocation> of(OpId op) const {
+    const auto [first, last] = rows_of(op);
+    return {allocations_.begin() + first, allocations_.begin() + last};
+  }
+  void forget(OpId op) {
+    const auto [first, last] = rows_of(op);
+    for (std::ptrdiff_t i = first; i < static_cast<std::ptrdiff_t>(allocations_.size()); ++i) {
+      const auto found = allocations_[i].freed_at < 0 ? alive_.find(allocations_[i].block) : alive_.end();
+      if (found == alive_.end() || found->second != static_cast<std::size_t>(i)) continue;  // its address lives on in another
+      if (i < last)
+        alive_.erase(found);
+      else
+        found->second -= static_cast<std::size_t>(last - first);
+    }
+    allocations_.erase(allocations_.begin() + first, allocations_.begin() + last);
+  }
+
  private:
+  std::pair<std::ptrdiff_t, std::ptrdiff_t> rows_of(OpId op) const {
+    const auto range = std::ranges::equal_range(allocations_, op, {}, &Allocation::op);
+    return {range.begin() - allocations_.begin(), range.end() - allocations_.begin()};
+  }
+
   OpId last_op_ = kNoOp;
+  std::int32_t index_ = 0;
+  std::int64_t made_ = 0;
   std::vector<Allocation> allocations_;
   std::unordered_map<const void*, std::size_t> alive_;
 };

@@ -1,6 +1,8 @@
-// Blocks in use of one arena.
+// Arenas: where their memory comes from, and which of their blocks are in use.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <map>
 #include <utility>
 #include <vector>
@@ -12,12 +14,19 @@ namespace olla::replay {
 // Take and give are O(log blocks) and, once warm, allocate nothing.
 class Slots {
  public:
+  // A block in use: [offset, end), taken by a request of op `owner`.
+  struct Held {
+    Offset offset;
+    Offset end;
+    OpId owner;
+  };
+
   // False when a block in use overlaps [offset, offset + bytes). `charge` is what the block counts for.
-  bool take(Offset offset, Bytes bytes, Bytes charge) {
+  bool take(Offset offset, Bytes bytes, Bytes charge, OpId owner = kNoOp) {
     const auto next = used_.lower_bound(offset);
     if (next != used_.end() && next->first < offset + bytes) return false;
     if (next != used_.begin() && std::prev(next)->second.end > offset) return false;
-    const Block block{offset + bytes, charge};
+    const Block block{offset + bytes, charge, owner};
     if (spare_.empty()) {
       used_.emplace_hint(next, offset, block);
     } else {
@@ -40,6 +49,13 @@ class Slots {
     return true;
   }
 
+  std::vector<Held> held() const {
+    std::vector<Held> blocks;
+    blocks.reserve(used_.size());
+    for (const auto& [offset, block] : used_) blocks.push_back({offset, block.end, block.owner});
+    return blocks;
+  }
+
   bool empty() const { return used_.empty(); }
   Bytes used_bytes() const { return used_bytes_; }
 
@@ -47,11 +63,28 @@ class Slots {
   struct Block {
     Offset end;
     Bytes charge;
+    OpId owner;
   };
   using Used = std::map<Offset, Block>;
   Used used_;
   std::vector<Used::node_type> spare_;
   Bytes used_bytes_ = 0;
+};
+
+struct Source {
+  Bytes alignment;                   // of every block
+  std::function<void*(Bytes)> take;  // memory of an arena, from the default allocator
+  std::function<void(void*)> give;   // back to it
+  // Device and queue of this thread's work: an arena serves the place it was taken for.
+  std::function<std::int64_t()> place = [] { return std::int64_t{0}; };
+};
+
+struct Arena {
+  char* base;
+  Bytes bytes;
+  std::int64_t place;
+  Slots slots;
+  enum { kActive, kKept, kRetired } state = kActive;
 };
 
 }  // namespace olla::replay

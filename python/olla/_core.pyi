@@ -220,3 +220,13 @@ class SwapSearch:
 
     def least_peak(self, most_stall_seconds: float, starts: list, seed: int, num_rounds: int, time_limit: float, progress: object | None, max_work: int = 9223372036854775807) -> tuple:
         """Blocks with the least peak found within that stall."""
+
+def first_changed(containers: list, expected: list, missing: object, start: int, versions: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu')] | None) -> int:
+    """
+    Index of the first container from `start` on that holds other objects than expected; -1: none. A list has a tuple of its items, a dict a tuple (key, value, key, value, ...) in its order, or a dict of the keys that matter, whose value is `missing` where there is none; None stands for an empty dict. Objects are compared by identity. versions: uint64[containers], what CPython counted of each dict when it was last as expected, kept up to date; None where it does not count. Complexity: O(items), O(containers) with versions.
+    """
+
+def dict_version(dict: dict) -> int:
+    """
+    What CPython before 3.14 counts up at every change of a dict; see first_changed.
+    """

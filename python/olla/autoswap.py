@@ -6,6 +6,7 @@ Source: Zhang et al., Efficient memory management for GPU-based deep learning sy
 from __future__ import annotations
 
 import math
+import time
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ class AutoSwap:
         seconds: float64[n], of op v.
         link: to host memory; what the paper saw by default.
         host_bytes: host memory there is.
+        deadline: by `time.perf_counter`: past it, what was found is the answer.
 
     Example:
         >>> import olla
@@ -48,11 +50,13 @@ class AutoSwap:
         seconds: NDArray[np.float64],
         link: Link = PCIE3,
         host_bytes: int | None = None,
+        deadline: float = math.inf,
     ) -> None:
         self.search = Search(
             graph, order, seconds, link, host_bytes=host_bytes, min_bytes=_MIN_BYTES, early_copies=False
         )
         self.host_bytes = math.inf if host_bytes is None else host_bytes
+        self.deadline = deadline
         b, live = self.search.blocks, self.search.live
         peak_step = int(np.argmax(live)) if len(live) else 0
         self.candidates = np.flatnonzero((b.last < peak_step) & (peak_step < b.next))
@@ -93,7 +97,7 @@ class AutoSwap:
         left, chosen = self.candidates, list[int]()
         scores = self.score(name, left, load, limit)
         ranked = iter(left[np.argsort(-scores, kind="stable")].tolist())
-        while len(chosen) < len(self.candidates) and load.max() > limit:
+        while len(chosen) < len(self.candidates) and load.max() > limit and not self._late():
             if name == "SWDOA":  # by the load that remains
                 best = int(np.argmax(self.score(name, left, load, limit)))
                 i, left = int(left[best]), np.delete(left, best)
@@ -113,6 +117,8 @@ class AutoSwap:
         most_stall = max_slowdown * self.search.base_seconds + 1e-9
         best = self.search.evaluate(np.zeros(0, dtype=np.int32))
         for limit in np.linspace(self.peak_bytes, 0, _NUM_LIMITS, endpoint=False).astype(np.int64).tolist():
+            if self._late():
+                break
             blocks = self.select(name, limit)
             trials = [self.search.evaluate(blocks)]
             if max_slowdown > 0.0:
@@ -122,3 +128,6 @@ class AutoSwap:
                 if allowed and swaps.peak_bytes < best.peak_bytes:
                     best = swaps
         return best
+
+    def _late(self) -> bool:
+        return time.perf_counter() >= self.deadline

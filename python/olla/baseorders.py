@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from olla import _core
+from olla import _core, rivals
 
 if TYPE_CHECKING:
     from olla.columns import Lists
@@ -18,7 +19,16 @@ _NEXT_TO_NOTHING = 64  # times fewer bytes than an op reads
 Order = NDArray[np.int32]
 
 
-def base_orders(graph: Graph, best: Order) -> list[Order]:
+def inductor_schedules(core: _core.Graph) -> dict[str, Callable[[], Order]]:
+    """Return Inductor's list schedules by their names; see cpp/olla/inductor.hpp."""
+    return {
+        "least peak memory first": lambda: _core.least_peak_order(core),
+        "breadth first": lambda: _core.breadth_first_order(core),
+        "depth first": lambda: _core.depth_first_order(core),
+    }
+
+
+def base_orders(graph: Graph, best: Order, notes: list[str] | None = None) -> list[Order]:
     """Return orders to rewrite from, the likeliest first: the best one, the program's, and list schedules.
 
     Weight updates and what makes next to nothing go early in some of them, so that gradients go at once.
@@ -26,6 +36,7 @@ def base_orders(graph: Graph, best: Order) -> list[Order]:
     Args:
         graph: the training step.
         best: int32[num_ops], the order of least peak without rewriting.
+        notes: a line is added for each that failed and is left out.
 
     Returns:
         Valid orders, int32[num_ops] each, no two the same.
@@ -34,15 +45,16 @@ def base_orders(graph: Graph, best: Order) -> list[Order]:
         O(ops log ops + dependencies + uses).
     """
     program = np.arange(graph.num_ops, dtype=np.int32)
-    depth_first = _core.depth_first_order(graph.core)
-    orders = [
-        early_updates(graph, program),
-        best,
-        _core.least_peak_order(graph.core),
-        _core.breadth_first_order(graph.core),
-        early_updates(graph, depth_first),
-    ]
-    return list({order.tobytes(): order for order in orders}.values())
+    lists = inductor_schedules(graph.core)
+    schedules: dict[str, Callable[[], Order]] = {
+        "early updates": lambda: early_updates(graph, program),
+        "the best order": lambda: best,
+        "least peak memory first": lists["least peak memory first"],
+        "breadth first": lists["breadth first"],
+        "depth first with early updates": lambda: early_updates(graph, lists["depth first"]()),
+    }
+    orders = rivals.orders(graph.core, schedules, [] if notes is None else notes)
+    return list({order.tobytes(): order for order in orders.values()}.values())
 
 
 def induced(graph: Graph, order: Order, origin: NDArray[np.int32]) -> Order | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from olla import _core, pipeline
+from olla import _core, pipeline, rivals
 from olla.baseorders import base_orders, early_updates, induced
 from olla.budgetplan import BudgetPlan
 from olla.budgets import Goal
@@ -94,7 +94,7 @@ class Run:
         narrow: Callable[[Rules], Rules] | None = None,
     ) -> None:
         self.start = time.perf_counter()
-        self.graph, self.options, self.goal, self.progress = graph, options, goal, progress
+        self.graph, self.options, self.goal, self.progress = graph, options, goal, rivals.watched(progress)
         self.rules: Rules = rules(graph, goal.device, in_place=goal.in_place, recompute=goal.recompute)
         if narrow is not None:
             self.rules = narrow(self.rules)
@@ -105,11 +105,13 @@ class Run:
         self.lowest_bytes = 2**62
         self.improve_work = min(_IMPROVE_WORK, _IMPROVE_RUNS * graph.num_ops)
         self.notes: tuple[str, ...] = ()  # on the choice, for the plan's details
+        self.left_out: list[str] = []
         limit = _BASE_SHARE * options.time_limit
         # An integer program chooses what to drop; the order it starts from is the best there is in either case.
         method = "auto" if options.method == "ilp" else options.method
         quick = replace(options, method=method, layout=False, time_limit=limit, max_work=_BASE_WORK)
-        self.base: Plan = pipeline.run(graph, quick, progress)
+        self.base: Plan = pipeline.run(graph, quick, self.progress)
+        self.left_out += [line for line in self.base.details if line.startswith(rivals.LEFT_OUT)]
         self.first_order = self._base_order()
         self.starts = [self._start(self.first_order)]  # after a choice: the best first
 
@@ -135,9 +137,10 @@ class Run:
         """Return the best order, with weight updates early where that costs no memory: gradients then go at once."""
         if not self._movable:
             return self.base.order.copy()
-        early = early_updates(self.graph, self.base.order)
-        limit = _BASE_SHARE * self.options.time_limit
-        order, peak, *_ = _core.order(self.graph.core, [early], limit, self.options.seed, self.progress, _ORDER_WORK)
+        name, limit = "the best order with early updates", _BASE_SHARE * self.options.time_limit
+        schedule = {name: lambda: early_updates(self.graph, self.base.order)}
+        early = list(rivals.orders(self.graph.core, schedule, self.left_out).values()) or [self.base.order]
+        order, peak, *_ = _core.order(self.graph.core, early, limit, self.options.seed, self.progress, _ORDER_WORK)
         return order if peak <= self.base.peak_bytes else self.base.order.copy()
 
     def _left(self, share: float = 1.0) -> float:
@@ -160,12 +163,13 @@ class Run:
             return
         goal = None if peak_bytes > 0 else added_seconds
         starts = self.starts
-        for order in base_orders(self.graph, self.base.order):
+        for order in base_orders(self.graph, self.base.order, self.left_out):
             if self.interrupted or self._left(_DROP_SHARE) <= 0.0 or self._close_enough(peak_bytes, goal):
                 break
-            self.starts = [self._start(order)]
-            self.drop(peak_bytes, added_seconds, _TRIAL_WORK)
-            starts += self.starts
+            with rivals.optional("a base order", self.left_out, self.progress):
+                self.starts = [self._start(order)]
+                self.drop(peak_bytes, added_seconds, _TRIAL_WORK)
+                starts += self.starts
             self.starts = self._ranked(starts, peak_bytes)
         self.starts = self._ranked(starts, peak_bytes)
 
@@ -208,17 +212,18 @@ class Run:
         """Choose anew on the best order of the rewritten graph; go on with that where it is better."""
         if self._left(_IMPROVE_SHARE) <= 0.0 or self._close_enough(peak_bytes, added_seconds):
             return
-        graph, origin, *_ = self.rewritten()
-        options = replace(self.options, layout=False, time_limit=self._until(_IMPROVE_SHARE), max_work=_ORDER_WORK)
-        order = induced(self.graph, pipeline.run(graph, options, self.progress).order, origin)
-        if order is None or np.array_equal(order, self.order):
-            return
         before = self.starts
-        self.starts = [self._start(order)]
-        self.drop(peak_bytes, math.inf if added_seconds is None else added_seconds, _TRIAL_WORK)
-        if added_seconds is not None or self.evictor.peak <= peak_bytes:
-            self._search(peak_bytes, added_seconds, work)
-        self.starts = self._ranked([*before, *self.starts], peak_bytes)
+        with rivals.optional("the order of the rewritten graph", self.left_out, self.progress) as failed:
+            graph, origin, *_ = self.rewritten()
+            options = replace(self.options, layout=False, time_limit=self._until(_IMPROVE_SHARE), max_work=_ORDER_WORK)
+            order = induced(self.graph, pipeline.run(graph, options, self.progress).order, origin)
+            if order is None or np.array_equal(order, self.order):
+                return
+            self.starts = [self._start(order)]
+            self.drop(peak_bytes, math.inf if added_seconds is None else added_seconds, _TRIAL_WORK)
+            if added_seconds is not None or self.evictor.peak <= peak_bytes:
+                self._search(peak_bytes, added_seconds, work)
+        self.starts = before if failed else self._ranked([*before, *self.starts], peak_bytes)
 
     def _solve(self, peak_bytes: int, added_seconds: float | None) -> None:
         """With the method "ilp": solve the integer program of the choice, for the base order."""
@@ -362,7 +367,7 @@ class Run:
         written = np.diff(self.graph.writes.offset)[origin]
         stages = {**plan.seconds, "total": time.perf_counter() - self.start}
         fields = {**vars(plan), "seconds": stages, "message": f"Of the rewritten graph: {plan.message}"}
-        fields["details"] = (*plan.details, *self.notes)
+        fields["details"] = (*plan.details, *self.notes, *self.left_out)
         budget_plan = BudgetPlan(
             **fields,
             graph=graph,

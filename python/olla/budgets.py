@@ -144,6 +144,12 @@ class Goal:
         values = {**vars(self), "device": self.device.name}
         return {name: value for name, value in values.items() if value is not None}
 
+    def record_with(self, link: Link, host_bytes: int | None) -> dict[str, Any]:
+        """Return the goal with a link to host memory, and how much of that there is."""
+        speeds = {f"link_{name}": value for name, value in vars(link).items()}
+        host = {} if host_bytes is None else {"host_budget_bytes": host_bytes}
+        return {**self.record(), **speeds, **host}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Swapping:

@@ -1,8 +1,13 @@
-"""The `olla` command. Exit status: 0 done; 1 valid input, but nothing fits; 2 bad usage or input, said in one line."""
+"""The `olla` command.
+
+Exit status: 0 done; 1 valid input, but nothing fits; 2 bad usage or input, said in one line; 130 interrupted, what is
+printed and written is the best found so far.
+"""
 
 from __future__ import annotations
 
 import argparse
+import errno
 import math
 import os
 import sys
@@ -10,11 +15,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from olla import commands
-from olla.commands import BAD_INPUT, fail
+from olla.commands import BAD_INPUT, INTERRUPTED, fail
 from olla.errors import OllaError
 from olla.methods import METHODS
+from olla.report.text import visible
 
-INTERRUPTED, READER_GONE = 130, 141  # as a shell reports these signals
+READER_GONE = 141  # as a shell reports the signal
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,6 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: the arguments ask for help or the version (0), or are wrong (2).
     """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller: what is printed goes nowhere, the status is the answer
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     for stream in (sys.stdout, sys.stderr):  # names may hold what the terminal's encoding does not
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -38,12 +47,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's own flush at exit fails again
+        _silence_stdout()
         return READER_GONE
     except OllaError as error:
         return fail(str(error))
     except OSError as error:
-        return fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        where = error.filename or "standard output"
+        if error.errno == errno.ENOSPC:
+            _silence_stdout()  # which it is, unless the error names a file
+            return fail(f"{where}: cannot be written: the disk is full; free some space, or write elsewhere")
+        return fail(f"{where}: {error.strerror or error}")
     except MemoryError:
         return fail("not enough memory for this input")
     except KeyboardInterrupt:
@@ -51,10 +64,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
+def _silence_stdout() -> None:
+    """Drop what could not be written: Python's own flush at exit would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Say what is wrong in one line, without the usage."""
-        self.exit(BAD_INPUT, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+        self.exit(BAD_INPUT, visible(f"{self.prog}: error: {message} (see {self.prog} --help)") + "\n")
 
 
 class _Version(argparse.Action):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from olla import budget, chunkplan, pipeline
+from olla import budget, chunkplan, pipeline, rivals
 from olla.autoswap import SCORES, AutoSwap
 from olla.budgetplan import BudgetPlan
 from olla.budgets import Goal
@@ -38,13 +38,6 @@ _NUM_TARGETS = 12  # peaks of the recomputation that are tried for a budget
 _LEAST_STEP = 0.002  # of the peak, from one to the next
 _MOST_STALL = 1.0  # share of the step's time, that ops may wait for copies where running them again does not help
 _MAX_LAYOUTS = 4  # until the arena fits a budget
-
-
-def asked_for(goal: Goal, link: Link, host_bytes: int | None) -> dict[str, Any]:
-    """Return a goal with the link and the host budget, as a plan keeps it."""
-    speeds = {f"link_{name}": value for name, value in vars(link).items()}
-    host = {} if host_bytes is None else {"host_budget_bytes": host_bytes}
-    return {**goal.record(), **speeds, **host}
 
 
 def autoswap(
@@ -82,7 +75,8 @@ def autoswap(
     goal = goal or Goal.of(None, 0.0, None, device, False, False)
     assert goal is not None
     order = np.arange(graph.num_ops, dtype=np.int32) if options.order is None else options.order.astype(np.int32)
-    method = AutoSwap(graph, order, goal.device.op_seconds(graph), speed, host_bytes)
+    deadline = time.perf_counter() + (1.0 - _FINAL_SHARE) * options.time_limit
+    method = AutoSwap(graph, order, goal.device.op_seconds(graph), speed, host_bytes, deadline)
     names = SCORES if score == "best" else (score,)
     limit = goal.budget_bytes
     if limit is not None:
@@ -99,7 +93,7 @@ def autoswap(
     else:
         slowdown = math.inf if goal.minimise else goal.max_slowdown or 0.0
         best = min((method.least_peak(name, slowdown) for name in names), key=lambda swaps: swaps.peak_bytes)
-    plan = with_swaps(graph, order, best, options, progress, goal=asked_for(goal, speed, host_bytes))
+    plan = with_swaps(graph, order, best, options, progress, goal=goal.record_with(speed, host_bytes))
     plan = replace(plan, method="autoswap")
     return _explained(graph, plan, rules(graph, goal.device, in_place=False, recompute=False), speed)
 
@@ -198,10 +192,11 @@ class _Combined:
             )
         self.start = time.perf_counter()
         self.graph, self.options, self.goal, self.link = graph, options, goal, link
-        self.host_bytes, self.state, self.progress, self.narrow = host_bytes, state, progress, narrow
+        self.host_bytes, self.state, self.progress, self.narrow = host_bytes, state, rivals.watched(progress), narrow
+        self.left_out: list[str] = []
         quick = replace(options, layout=False)
         beside = goal if goal.budget_bytes is None else replace(goal, budget_bytes=None, minimise="peak")
-        self.recompute = budget.Run(graph, quick, beside, progress, narrow)  # a budget is met by both
+        self.recompute = budget.Run(graph, quick, beside, self.progress, narrow)  # a budget is met by both
         self.lowest_bytes = 2**62
 
     def _left(self) -> float:
@@ -220,8 +215,11 @@ class _Combined:
         for turn in range(_NUM_TURNS):
             if self._late():
                 break
-            self._beside(found, False, 0, added, turn)
-            found = self._with_swaps(added)
+            with rivals.optional("a turn beside swaps", self.left_out, self.progress) as failed:
+                self._beside(found, False, 0, added, turn)
+                found = self._with_swaps(added)
+            if failed:
+                break
             if found.swaps.peak_bytes < best.swaps.peak_bytes:
                 best = found
         plan = self._plan(best, added)
@@ -231,13 +229,16 @@ class _Combined:
 
     def fitted(self, budget_bytes: int) -> SwapPlan:
         """Find the least added time with which everything fits, the arena included."""
-        alone = self._without_swaps(budget_bytes)
+        alone = beside = None
+        with rivals.optional("a plan without swaps", self.left_out, self.progress) as first:
+            alone = self._without_swaps(budget_bytes)
         if alone is not None and alone.added_seconds == 0:
             return alone
-        beside = self._fitted_with_swaps(budget_bytes)
+        with rivals.optional("a plan with swaps", self.left_out, self.progress) as second:
+            beside = self._fitted_with_swaps(budget_bytes)
         fitting = [plan for plan in (beside, alone) if plan is not None]
         if not fitting:
-            raise self._refused(budget_bytes)
+            raise next(iter(first + second), self._refused(budget_bytes))
         return min(fitting, key=lambda plan: plan.added_seconds)
 
     def _without_swaps(self, budget_bytes: int) -> SwapPlan | None:
@@ -372,13 +373,14 @@ class _Combined:
 
     def _swapped(self, plan: BudgetPlan, order: NDArray[np.int32], swaps: Swaps) -> SwapPlan:
         rest = replace(self.options, time_limit=max(self._left(), _SWAP_SHARE * self.options.time_limit))
-        asked = asked_for(self.goal, self.link, self.host_bytes) | {"swap_state": self.state}
+        asked = self.goal.record_with(self.link, self.host_bytes) | {"swap_state": self.state}
         return with_swaps(self.graph, order, swaps, rest, self.progress, plan, asked)
 
     def explained(self, plan: SwapPlan) -> SwapPlan:
         """Return the plan with its bounds and the time it took."""
         plan = _explained(self.graph, plan, self.recompute.rules, self.link, self._lasting(self.graph))
-        return replace(plan, seconds={**plan.seconds, "total": time.perf_counter() - self.start})
+        seconds = {**plan.seconds, "total": time.perf_counter() - self.start}
+        return replace(plan, seconds=seconds, details=(*plan.details, *self.left_out))
 
     def _refused(self, budget_bytes: int) -> BudgetError:
         graph = self.graph

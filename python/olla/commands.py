@@ -10,23 +10,29 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from olla import files
 from olla.errors import BudgetError, CaptureError, OllaError
+from olla.files import naming
+from olla.interrupt import Interrupt
 from olla.report.progress import ProgressLine
+from olla.report.text import visible
 
 if TYPE_CHECKING:
     from olla.layout import Layout
     from olla.plan import Plan
 
 OK, NOTHING_FITS, BAD_INPUT = 0, 1, 2  # exit statuses
+INTERRUPTED = 130  # as a shell reports the signal
 
 
 def fail(message: str) -> int:
     """Say what is wrong with the input, in one line."""
-    print("olla: error:", " ".join(message.split()), file=sys.stderr)
+    with suppress(OSError):  # the status says it too
+        print("olla: error:", visible(" ".join(message.split())), file=sys.stderr)
     return BAD_INPUT
 
 
@@ -47,7 +53,7 @@ def plan_graph(args: argparse.Namespace) -> int:
         return fail(str(error))
     if args.chunked_loss and budget is args.max_slowdown is args.minimise is None:
         return fail("--chunked-loss is for a goal: give --budget, --max-slowdown or --minimise with it")
-    with ProgressLine(f"planning {args.graph}") as progress, _nothing_fits() as refused:
+    with Interrupt() as interrupt, ProgressLine(f"planning {args.graph}") as progress, _nothing_fits() as refused:
         result = plan(
             args.graph,
             method=args.method,
@@ -66,18 +72,23 @@ def plan_graph(args: argparse.Namespace) -> int:
             host_budget=host_budget,
             chunked_loss=args.chunked_loss,
             swap_state=args.swap_state,
-            progress=progress,
+            progress=interrupt.ends(progress),
         )
     if refused:
-        print("olla:", " ".join(str(refused[0]).split()), file=sys.stderr)
-        return NOTHING_FITS
+        print("olla:", visible(" ".join(str(refused[0]).split())), file=sys.stderr)
+        return _interrupted("before a plan was found") if interrupt.seen else NOTHING_FITS
     if args.output:
         result.save(args.output)
     if args.json:
         print_json(_plan_summary(result))
     else:
         _print_plan(result, args.verbose)
-    return OK
+    return _interrupted("the plan is the best found so far") if interrupt.seen else OK
+
+
+def _interrupted(what: str) -> int:
+    print("olla: interrupted:", what, file=sys.stderr)
+    return INTERRUPTED
 
 
 @contextmanager
@@ -142,7 +153,7 @@ def check_plan(args: argparse.Namespace) -> int:
                 f"{args.plan} breaks rule {error.rule!r}: {error}", rule=error.rule, ids=error.ids
             ) from error
     peak, arena = human_bytes(plan.peak_bytes), human_bytes(plan.arena_bytes)
-    print(f"ok: valid for {graph.name or args.graph}, peak {peak}, arena {arena}")
+    print(f"ok: valid for {visible(graph.name or args.graph)}, peak {peak}, arena {arena}")
     return OK
 
 
@@ -152,21 +163,22 @@ def lay_out_buffers(args: argparse.Namespace) -> int:
     from olla.layout import layout, read_buffers, write_offsets
 
     start = time.perf_counter()
-    with ProgressLine(f"laying out {args.buffers}") as progress:
+    with Interrupt() as interrupt, ProgressLine(f"laying out {args.buffers}") as progress:
         buffers = read_buffers(args.buffers)
-        result = layout(
-            buffers.lower,
-            buffers.upper,
-            buffers.size,
-            alignment=args.align,
-            fixed=buffers.fixed,
-            preferred=buffers.preferred,
-            capacity=args.capacity or None,
-            num_threads=args.threads,
-            time_limit=args.time_limit,
-            seed=args.seed,
-            progress=progress,
-        )
+        with naming(args.buffers):
+            result = layout(
+                buffers.lower,
+                buffers.upper,
+                buffers.size,
+                alignment=args.align,
+                fixed=buffers.fixed,
+                preferred=buffers.preferred,
+                capacity=args.capacity or None,
+                num_threads=args.threads,
+                time_limit=args.time_limit,
+                seed=args.seed,
+                progress=interrupt.ends(progress),
+            )
     seconds = time.perf_counter() - start
     fits = _fits(result, args.capacity)
     if args.output and (fits or args.capacity is None):
@@ -186,6 +198,8 @@ def lay_out_buffers(args: argparse.Namespace) -> int:
         print_json(summary)
     else:
         _print_layout(result, args.capacity, seconds)
+    if interrupt.seen:
+        return _interrupted("the layout is the best found so far")
     return OK if fits or args.capacity is None else NOTHING_FITS
 
 
@@ -253,7 +267,8 @@ def capture_step(args: argparse.Namespace) -> int:
             raise CaptureError(f"{args.source} returned a {type(made).__name__}, expected {expected}")
     graph.save(args.output)
     resident = human_bytes(graph.resident_bytes)
-    print(f"{args.output}: {graph.name}, {graph.num_ops:,} ops, {graph.num_tensors:,} tensors, {resident} resident")
+    figures = f"{graph.num_ops:,} ops, {graph.num_tensors:,} tensors, {resident} resident"
+    print(visible(f"{args.output}: {graph.name}, {figures}"))
     return OK
 
 
@@ -272,19 +287,21 @@ def _call(source: str) -> Any:
         raise
     except ModuleNotFoundError as error:
         raise CaptureError(f"{source}: {error}; install it, or run olla where {module_name} can be imported") from error
-    except Exception as error:  # whatever the user's own code raises
+    except (Exception, SystemExit) as error:  # whatever the user's own code raises
         raise CaptureError(f"{source} failed with {type(error).__name__}: {error}") from error
 
 
 def _require_place(path: str | None) -> None:
     """Refuse an output path that cannot work before the long work, not after it."""
-    if path is None:
+    if path is None or files.stream_of(path) is not None:
         return
-    folder = Path(path).parent
-    if not folder.is_dir():
-        raise OllaError(f"{path}: cannot be written: there is no folder {folder}")
-    if Path(path).is_dir() or not os.access(folder, os.W_OK):
+    place = Path(os.path.realpath(path))  # a symbolic link stays, what it leads to is written
+    if not place.parent.is_dir():
+        raise OllaError(f"{path}: cannot be written: there is no folder {Path(path).parent}")
+    if place.is_dir() or not files.may_write(place.parent):
         raise OllaError(f"{path}: cannot be written: it is a folder, or lies in one that cannot be written")
+    if place.exists() and not files.may_write(place):
+        raise OllaError(f"{path}: cannot be written: Permission denied")
 
 
 def print_json(summary: dict[str, Any]) -> None:

@@ -53,7 +53,7 @@ def check_equivalent(
     for ids, limit in ((origin, original.num_ops), (tensor_origin, original.num_tensors)):
         if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= limit):
             _fail("rewrite_lengths", f"an origin is not below {limit}")
-    inputs, results, final = _number(original)
+    inputs, results, tensor_of, final = _number(original)
     _check_tensors(original, rewritten, tensor_origin)
     _check_runs(original, origin, rerun, rules)
 
@@ -81,31 +81,26 @@ def check_equivalent(
             if takes_over and resident[t]:
                 _fail("rewrite_results", f"op {i} overwrites resident tensor {t}", i, t)
             held[t] = value
-            if rewritten.tensor_bytes[t] != original.tensor_bytes[_tensor_of(original, v, value, results[v])]:
+            if rewritten.tensor_bytes[t] != original.tensor_bytes[tensor_of[value]]:
                 _fail("rewrite_results", f"op {i} puts a result into tensor {t}, which has another size", i, t)
     _check_end(original, rewritten, tensor_origin, held, final, resident)
 
 
-def _number(graph: Graph) -> tuple[list[list[int]], list[list[int]], NDArray[np.int64]]:
-    """Return the values each op uses and makes, and what each tensor holds at the end."""
+def _number(graph: Graph) -> tuple[list[list[int]], list[list[int]], list[int], NDArray[np.int64]]:
+    """Return the values each op uses and makes, the tensor of each value, and what each tensor holds at the end."""
     held = np.arange(graph.num_tensors, dtype=np.int64)  # at the start: a value of its own
-    num_values = graph.num_tensors
+    tensor_of = list(range(graph.num_tensors))
     inputs, results = [], []
     for v in range(graph.num_ops):
         changed = graph.mutates.of(v).tolist()
         inputs.append(list(dict.fromkeys(int(held[t]) for t in (*graph.reads.of(v).tolist(), *changed))))
         made = []
         for t in dict.fromkeys((*graph.writes.of(v).tolist(), *changed)):
-            held[t] = num_values
-            made.append(num_values)
-            num_values += 1
+            held[t] = len(tensor_of)
+            made.append(len(tensor_of))
+            tensor_of.append(t)
         results.append(made)
-    return inputs, results, held
-
-
-def _tensor_of(graph: Graph, v: int, value: int, results: list[int]) -> int:
-    tensors = list(dict.fromkeys((*graph.writes.of(v).tolist(), *graph.mutates.of(v).tolist())))
-    return int(tensors[results.index(value)])
+    return inputs, results, tensor_of, held
 
 
 def _saved_inputs(graph: Graph, v: int, inputs: list[int], results: list[int], rules: Rules) -> list[int]:

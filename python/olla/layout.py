@@ -6,7 +6,7 @@ import csv
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from olla import _core
+from olla import _core, files
 from olla.errors import GraphError, PlanError
 
 Int64Array = npt.NDArray[np.int64]
@@ -62,7 +62,8 @@ class Layout:
 class Buffers:
     """Buffers of a CSV file, in its order: buffer i is alive during [lower[i], upper[i]) and takes size[i] bytes.
 
-    It must lie at fixed[i] and would best lie at preferred[i]; -1 is anywhere, as is None for all buffers.
+    It must lie at fixed[i] and would best lie at preferred[i]; -1 is anywhere, as is None for all buffers. A layout has
+    put it at offset[i].
     """
 
     ids: list[str]
@@ -71,6 +72,7 @@ class Buffers:
     size: Int64Array
     fixed: Int64Array | None = None
     preferred: Int64Array | None = None
+    offset: Int64Array | None = None
 
 
 def layout(
@@ -149,13 +151,15 @@ def layout(
     return Layout(offsets, height, load, bound, cancelled, time.perf_counter() - start)
 
 
-def read_buffers(path: str | Path) -> Buffers:
+def read_buffers(path: str | Path, *, offsets: bool = False) -> Buffers:
     """Read buffers from a CSV file with the columns id, lower, upper and size, in any order.
 
     The columns fixed and preferred may be there too, with empty cells or -1 for anywhere; others are ignored.
 
     Args:
-        path: the file, UTF-8. Its first line names the columns. Ids are any distinct strings, the rest integers.
+        path: the file, UTF-8, plain or gzip. Its first line names the columns. Ids are any distinct strings, the rest
+            integers.
+        offsets: whether to read a column offset too, where there is one.
 
     Returns:
         The buffers in the order of the file.
@@ -166,28 +170,33 @@ def read_buffers(path: str | Path) -> Buffers:
     Source:
         The format of google/minimalloc.
     """
+    with files.naming(str(path)):
+        file = files.read_csv(path, GraphError)
+    return _parse(path, file, offsets)
+
+
+def _parse(path: str | Path, file: Iterable[str], offsets: bool) -> Buffers:
+    """Return the buffers in the lines of a file, see `read_buffers`; the path is for messages."""
     ids: dict[str, int] = {}  # and the line each stands on
     rows: list[tuple[int, ...]] = []
     try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
-            header = [name.strip() for name in next(reader, [])]
-            optional = [name for name in _OPTIONAL if name in header]
-            places = [_column(path, header, name) for name in (*_COLUMNS, *optional)]
-            for row in reader:
-                if not row:
-                    continue
-                where = f"{path}, line {reader.line_num}"
-                if len(row) != len(header):
-                    raise GraphError(f"{where}: {len(row)} cells, but the header has {len(header)}", rule="file")
-                key, *cells = (row[place] for place in places)
-                if key in ids:
-                    raise GraphError(f"{where}: id {key!r} stands on line {ids[key]} already", rule="file")
-                ids[key] = reader.line_num
-                rows.append((*_numbers(where, cells[:3]), *map(partial(_place, where), optional, cells[3:])))
-    except OSError as error:
-        raise GraphError(f"{path}: cannot be read: {error.strerror}", rule="file") from error
-    except (UnicodeDecodeError, csv.Error) as error:
+        reader = csv.reader(file, strict=True)
+        header = [name.strip() for name in next(reader, [])]
+        wanted = (*_OPTIONAL, "offset") if offsets else _OPTIONAL
+        optional = [name for name in wanted if name in header]
+        places = [_column(path, header, name) for name in (*_COLUMNS, *optional)]
+        for row in reader:
+            if not row:
+                continue
+            where = f"{path}, line {reader.line_num}"
+            if len(row) != len(header):
+                raise GraphError(f"{where}: {len(row)} cells, but the header has {len(header)}", rule="file")
+            key, *cells = (row[place] for place in places)
+            if key in ids:
+                raise GraphError(f"{where}: id {key[:40]!r} stands on line {ids[key]} already", rule="file")
+            ids[key] = reader.line_num
+            rows.append((*_numbers(where, cells[:3]), *map(partial(_place, where), optional, cells[3:])))
+    except (ValueError, csv.Error) as error:  # no UTF-8, no CSV
         raise GraphError(f"{path}: cannot be read as a CSV file of buffers: {error}", rule="file") from error
     table = np.array(rows, dtype=np.int64).reshape(-1, 3 + len(optional))
     lower, upper, size, *rest = (np.ascontiguousarray(column) for column in table.T)
@@ -195,7 +204,7 @@ def read_buffers(path: str | Path) -> Buffers:
 
 
 def write_offsets(path: str | Path, buffers: Buffers, offsets: npt.ArrayLike) -> None:
-    """Write the buffers with a fifth column: offset.
+    """Write the buffers with a fifth column: offset; the file appears whole or not at all.
 
     Args:
         path: the file to write.
@@ -209,13 +218,9 @@ def write_offsets(path: str | Path, buffers: Buffers, offsets: npt.ArrayLike) ->
     if len(places) != len(buffers.ids):
         raise PlanError(f"{len(places)} offsets for {len(buffers.ids)} buffers", rule="lengths")
     columns = [column.tolist() for column in (buffers.lower, buffers.upper, buffers.size, places)]
-    try:
-        with open(path, "w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow((*_COLUMNS, "offset"))
-            writer.writerows(zip(buffers.ids, *columns, strict=True))
-    except OSError as error:
-        raise PlanError(f"{path} cannot be written: {error}", rule="file") from error
+    rows = zip(buffers.ids, *columns, strict=True)
+    with files.naming(str(path)):
+        files.write_csv(path, (*_COLUMNS, "offset"), rows, PlanError)
 
 
 def _column(path: str | Path, header: list[str], name: str) -> int:

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from olla import _core
+from olla import _core, rivals
 from olla.check import check
+from olla.errors import OllaError, PlanError, SolverError
 from olla.graph import Graph
 from olla.methods import METHODS, Answer, Problem, solver
 from olla.placement import ArenaBuffers, Placement, nothing_placed
@@ -123,7 +124,7 @@ class _Run:
         self.start = start
         self.graph = graph
         self.options = options
-        self.progress = progress
+        self.progress = rivals.watched(progress)
         self.seconds: dict[str, float] = {}
         self.interrupted = False
         self.layout_bound = 0  # no arena of the order is smaller
@@ -169,7 +170,7 @@ class _Run:
             **placement._asdict(),
         )
         start = time.perf_counter()
-        check(self.graph, plan)
+        self._check(plan, answer)
         self.seconds["check"] = time.perf_counter() - start
         self.seconds["total"] = self._elapsed()
         return plan
@@ -194,15 +195,41 @@ class _Run:
 
     def _ask(self) -> Answer:
         """Ask the method. Should Ctrl-C reach this far, the order it began with is the answer."""
-        solve = solver(self.options.method if self.options.order is None else "program")
+        method = self.options.method if self.options.order is None else "program"
         problem = Problem(self.graph, self.core, self.order, self.options, self._left, self.progress)
         try:
-            answer = solve(problem)
+            answer = solver(method)(problem)
+            if rivals.valid(self.core, answer.order) is None:
+                raise SolverError("it returned no valid order of the ops")
         except KeyboardInterrupt:
             answer = Answer(self.order, interrupted=True)
+        except Exception as error:
+            answer = self._failed(method, error)
         self.interrupted = answer.interrupted
         self.seconds |= answer.seconds
         return answer
+
+    def _failed(self, method: str, error: Exception) -> Answer:
+        """Return the order that the search began with, unless a certain method was asked for: then raise."""
+        why = rivals.failure(error, self.progress)
+        if method == "auto":
+            notes: list[str] = []
+            rivals.leave_out("the search for an order", why, notes)
+            return Answer(self.order, note="The search failed: its first order was kept.", details=tuple(notes))
+        if isinstance(error, MemoryError):
+            raise error
+        if isinstance(error, OllaError):
+            raise type(error)(f"method {method!r} failed: {error}", rule=error.rule, ids=error.ids) from error
+        raise SolverError(f"method {method!r} failed: {why}; please report it, or choose another method") from error
+
+    def _check(self, plan: Plan, answer: Answer) -> None:
+        try:
+            check(self.graph, plan)
+        except PlanError as error:
+            if answer.offsets is None:
+                raise
+            why = f"its layout breaks rule {error.rule!r}: {error}"
+            raise SolverError(f"method {plan.method!r} failed: {why}", rule=error.rule, ids=error.ids) from error
 
     def _place(self, answer: Answer) -> Placement:
         if not self.options.layout:

@@ -61,15 +61,14 @@ def with_precedences(graph: Graph, pairs: Iterable[tuple[int, int]]) -> Graph:
     Complexity:
         O(graph + pairs).
     """
-    after: list[list[int]] = [graph.after.of(v).tolist() for v in range(graph.num_ops)]
+    after = [dict.fromkeys(graph.after.of(v).tolist()) for v in range(graph.num_ops)]  # sets that keep their order
     for u, v in pairs:
         if not 0 <= u < v < graph.num_ops:
             raise ValueError(
                 f"precedence ({u}, {v}): where a graph is rewritten, the first op must be one before the second in the "
                 f"program order of the {graph.num_ops} ops"
             )
-        if u not in after[v]:
-            after[v].append(u)
+        after[v][u] = None
     offset = np.zeros(graph.num_ops + 1, dtype=np.int64)
     np.cumsum([len(ops) for ops in after], out=offset[1:])
     return replace(graph, after=Lists(offset, np.array([u for ops in after for u in ops], dtype=np.int32)))

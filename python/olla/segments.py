@@ -12,6 +12,7 @@ hang off the backward pass one by one, leave none in it, and one mask that all l
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -179,13 +180,18 @@ class _Assignment:
 
     def run_with_needs(self, op: int) -> None:
         """Run an op, and before it what it needs."""
-        stack = [op]
+        stack = [(op, self._needs(op))]
         while stack:
-            missing = [u for u in self._links.preds[stack[-1]] if not self._done[u]]
-            if missing:
-                stack.append(min(missing, key=self._place.__getitem__))
+            top, needs = stack[-1]
+            missing = next((u for u in needs if not self._done[u]), None)
+            if missing is None:
+                self.run(top)
+                stack.pop()
             else:
-                self.run(stack.pop())
+                stack.append((missing, self._needs(missing)))
+
+    def _needs(self, op: int) -> Iterator[int]:
+        return iter(sorted((u for u in self._links.preds[op] if not self._done[u]), key=self._place.__getitem__))
 
     def _offer(self, op: int) -> None:
         if self._waiting[op] > 0 or self._spine.segment[op] >= 0 or self._done[op]:

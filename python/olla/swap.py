@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from olla import _core
+from olla import _core, rivals
 from olla.graph import Graph
 
 if TYPE_CHECKING:
@@ -292,10 +292,12 @@ def plan_swaps(
         from olla.autoswap import SCORES, AutoSwap  # imports this module
 
         begin = time.perf_counter()
-        method, found = AutoSwap(graph, order, seconds, Link.of(link), host_bytes), []
+        deadline = begin + _AUTOSWAP_SHARE * time_limit
+        method, found = AutoSwap(graph, order, seconds, Link.of(link), host_bytes, deadline), []
         for score in SCORES if max_work is None else SCORES[:-1]:  # the last one takes longer than all others
-            if time.perf_counter() - begin < _AUTOSWAP_SHARE * time_limit:
-                found.append(method.least_peak(score, max_slowdown))
+            if time.perf_counter() < deadline:
+                with rivals.optional(f"AutoSwap by {score}", []):
+                    found.append(method.least_peak(score, max_slowdown))
         how: dict[str, Any] = {"seed": seed, "num_rounds": num_rounds, "progress": progress}
         if most_stall > 0:
             part = int(_FREE_SHARE * work)

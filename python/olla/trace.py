@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import os
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from olla import files
 from olla.errors import PlanError
 from olla.layout import layout, read_buffers
 
@@ -70,18 +70,41 @@ class Trace:
         lower[span == 0] = upper[span == 0] = 0
         return lower, upper
 
-    def place(self, alignment: int, time_limit: float, seed: int) -> Placed:
+    def place(
+        self,
+        alignment: int,
+        time_limit: float,
+        seed: int,
+        taken: Int64 | None = None,
+        fixed: Int64 | None = None,
+    ) -> Placed:
         """Lay the requests out in one arena.
 
         Args:
             alignment: bytes; every offset is a multiple of it.
             time_limit: seconds for the layout.
             seed: for its random choices.
+            taken: int64[n, 2], disjoint rows of begin and end in bytes: held by other iterations throughout.
+            fixed: int64[m], bytes, where request k must lie if it collides with none before it; -1: anywhere.
         """
         lower, upper = self.lifetimes()
-        found = layout(lower, upper, self.num_bytes, alignment=alignment, time_limit=time_limit, seed=seed)
-        offsets = np.where(upper > lower, found.offsets, -1)
-        return Placed(self.num_bytes, lower, upper, offsets, alignment, self.load_bytes(alignment))
+        m = self.num_requests
+        begin, held = (np.zeros(0, np.int64),) * 2 if taken is None else (taken[:, 0], taken[:, 1] - taken[:, 0])
+        fixed = np.full(m, -1) if fixed is None else np.where(upper > lower, fixed, -1)
+        first, last = np.append(np.zeros_like(held), lower), np.append(np.full_like(held, m), upper)
+        size = np.append(held, -(-self.num_bytes // alignment) * alignment)
+        must = _possible(first, last, size, np.append(begin, fixed))
+        found = layout(
+            first,
+            last,
+            size,
+            alignment=alignment,
+            fixed=must if np.any(must >= 0) else None,
+            time_limit=time_limit,
+            seed=seed,
+        )
+        offsets = np.where(upper > lower, found.offsets[len(held) :], -1)
+        return Placed(self.num_bytes, lower, upper, offsets, alignment, self.load_bytes(alignment) + int(held.sum()))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the requests as buffers: a CSV file that `olla layout` plans. Ids are positions in the iteration.
@@ -148,23 +171,30 @@ def load(path: str | os.PathLike[str], alignment: int) -> Placed:
 
     Raises:
         GraphError: the file cannot be read or breaks the format.
-        PlanError: it is no plan of a trace: ids are not positions, offsets are missing, not aligned, or overlap.
+        PlanError: it is no plan of a trace: ids are not positions, lifetimes not within the iteration, sizes below 1 or
+            too large; offsets are missing, not aligned, or overlap.
+
+    Complexity:
+        O(m log m).
     """
-    buffers = read_buffers(os.fspath(path))
+    buffers = read_buffers(os.fspath(path), offsets=True)
     m = len(buffers.ids)
     if sorted(buffers.ids) != sorted(map(str, range(m))):
         raise PlanError(f"{path}: ids must be the positions 0 to {m - 1} of an iteration's requests", rule="file")
     by_id = np.argsort(np.array(buffers.ids, dtype=np.int64))
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        rows = list(csv.DictReader(file, skipinitialspace=True))
-    try:
-        offsets = np.array([int(row["offset"]) for row in rows], dtype=np.int64)[by_id]
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    if buffers.offset is None:
+        remedy = f"olla layout {path} -o PLANNED.csv --align {alignment}"
+        raise PlanError(f"{path}: needs a column offset, where the requests lie: {remedy}", rule="file")
+    columns = (buffers.lower, buffers.upper, buffers.size, buffers.offset)
+    lower, upper, size, offsets = (column[by_id] for column in columns)
+    outside = (upper > lower) & ((lower < 0) | (upper > m))
+    if outside.any():
+        k = int(np.argmax(outside))
         raise PlanError(
-            f"{path}: needs a column offset of whole numbers: olla layout {path} -o PLANNED.csv --align {alignment}",
-            rule="file",
-        ) from error
-    lower, upper, size = (column[by_id] for column in (buffers.lower, buffers.upper, buffers.size))
+            f"{path}: request {k} is alive from {lower[k]} to {upper[k]}, expected a time within 0 to {m}",
+            rule="lifetimes",
+            ids=(k,),
+        )
     if m and size.min() < 1:
         raise PlanError(f"{path}: a size is {size.min()}, expected 1 or more", rule="sizes")
     offsets[upper <= lower] = -1
@@ -173,23 +203,23 @@ def load(path: str | os.PathLike[str], alignment: int) -> Placed:
             f"{path}: offsets must be multiples of {alignment} from 0 on: plan with olla layout --align {alignment}",
             rule="alignment",
         )
-    load_bytes = _load(lower, upper, -(-size // alignment) * alignment)
-    return Placed(size, lower, upper, offsets, alignment, load_bytes)
+    with files.naming(os.fsdecode(path)):  # where two overlap, or sizes are beyond what can be added up
+        found = layout(lower, upper, size, alignment=alignment, fixed=offsets, time_limit=0.0)
+    return Placed(size, lower, upper, offsets, alignment, found.load_bytes)
 
 
-def _load(lower: Int64, upper: Int64, size: Int64) -> int:
-    alive = np.flatnonzero(upper > lower)
-    times, place = np.unique(np.concatenate([lower[alive], upper[alive]]), return_inverse=True)
-    change = np.zeros(len(times), dtype=np.int64)
-    np.add.at(change, place, np.concatenate([size[alive], -size[alive]]))
-    return int(np.cumsum(change).max(initial=0))
+def _possible(lower: Int64, upper: Int64, size: Int64, fixed: Int64) -> Int64:
+    """Return the fixed offsets without those that collide with one before them. O(m squared)."""
+    kept = fixed.copy()
+    for i in np.flatnonzero(fixed >= 0):
+        j = np.flatnonzero(kept[:i] >= 0)
+        together = (lower[j] < upper[i]) & (lower[i] < upper[j])
+        if np.any(together & (kept[j] < kept[i] + size[i]) & (kept[i] < kept[j] + size[j])):
+            kept[i] = -1
+    return kept
 
 
 def _write(path: str | os.PathLike[str], columns: dict[str, Int64]) -> None:
-    try:
-        with open(path, "w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["id", *columns])
-            writer.writerows(zip(itertools.count(), *(column.tolist() for column in columns.values()), strict=False))
-    except OSError as error:
-        raise PlanError(f"{path} cannot be written: {error}", rule="file") from error
+    rows = zip(itertools.count(), *(column.tolist() for column in columns.values()), strict=False)
+    with files.naming(os.fspath(path)):
+        files.write_csv(path, ["id", *columns], rows, PlanError)

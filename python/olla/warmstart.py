@@ -45,26 +45,32 @@ def starts(graph: Graph, core: Any = None, program: Order | None = None) -> list
         >>> [order.tolist() for order in starts(builder.build())]
         [[0], [0], [0]]
     """
+    return [schedule() for schedule in schedules(graph, core, program).values()]
+
+
+def schedules(graph: Graph, core: Any = None, program: Order | None = None) -> dict[str, Callable[[], Order]]:
+    """Return what makes each of `starts`, by its name; the arguments are the same."""
     core = graph.core if core is None else core
     program = np.arange(graph.num_ops, dtype=np.int32) if program is None else program
-    pred_offset, preds = core.precedences()
-    tables = _Tables(graph, pred_offset, preds)
-    hoist, least_memory, depth_first = _kernels()
-    return [
-        hoist(program, tables.pred_offset, tables.preds, tables.succ_offset, tables.succs, tables.updates),
-        least_memory(
-            tables.num_preds,
-            tables.succ_offset,
-            tables.succs,
-            tables.use_offset,
-            tables.uses,
-            tables.num_users,
-            tables.user_xor,
-            tables.bytes,
-            tables.new_bytes,
-        ),
-        depth_first(tables.num_preds, tables.succ_offset, tables.succs),
-    ]
+
+    @functools.cache
+    def tables() -> _Tables:
+        return _Tables(graph, *core.precedences())
+
+    def hoist() -> Order:
+        t = tables()
+        return _kernels()[0](program, t.pred_offset, t.preds, t.succ_offset, t.succs, t.updates)
+
+    def least_memory() -> Order:
+        t = tables()
+        uses = (t.use_offset, t.uses, t.num_users, t.user_xor, t.bytes, t.new_bytes)
+        return _kernels()[1](t.num_preds, t.succ_offset, t.succs, *uses)
+
+    def depth_first() -> Order:
+        t = tables()
+        return _kernels()[2](t.num_preds, t.succ_offset, t.succs)
+
+    return {"hoisting": hoist, "least memory first": least_memory, "what became ready last first": depth_first}
 
 
 def invert(offset: npt.NDArray[np.int64], item: npt.NDArray[np.int32], num_lists: int) -> tuple[Any, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections import deque
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 
 from olla import _core
-from olla.inductor import compat_codegen
+from olla.inductor import compat_codegen, fallback
 from olla.inductor import scheduler as inductor
 
 _ALIGNMENT = {"cpu": 64}
@@ -22,6 +21,7 @@ _MAX_NODES = 200_000  # of the layout's search, so that it is the same on every 
 _MAX_PLACEMENTS = 200_000
 _TIME_LIMIT = 5.0  # a guard
 _KEPT_RECORDS = 1000
+_ONE_BY_ONE = "compiled code allocates its buffers one by one"
 
 _log = logging.getLogger("olla.inductor")
 
@@ -59,9 +59,8 @@ def records() -> list[ArenaRecord]:
 
 
 def forget() -> None:
-    """Forget these records, and what has been warned of."""
+    """Forget these records."""
     _records.clear()
-    _warn.cache_clear()
 
 
 def install(name: str) -> None:
@@ -73,9 +72,9 @@ def install(name: str) -> None:
         name: what the graph is called.
     """
     try:
-        compat_codegen.before_reuse(inductor.wrapper(), lambda lines: _planned(lines, name), _warn)
-    except Exception as error:  # a private part of torch that has changed: its own allocations are always right
-        _warn(f"the memory planner of torch {torch.__version__} is not as expected: {error!r}")
+        compat_codegen.before_reuse(inductor.wrapper(), lambda lines: _planned(lines, name), _ONE_BY_ONE)
+    except Exception as error:  # torch's own allocations are always right
+        fallback.failed(_ONE_BY_ONE, error)
 
 
 def _planned(lines: Sequence[Any], name: str) -> list[Any]:
@@ -116,9 +115,3 @@ def _planned(lines: Sequence[Any], name: str) -> list[Any]:
 def _inside(groups: Sequence[Any], outside: set[str]) -> list[Any]:
     """Return the groups of buffers that share memory, and that an arena may hold."""
     return [group for group in groups if outside.isdisjoint(group.names) and compat_codegen.static_bytes(group) > 0]
-
-
-@functools.cache
-def _warn(reason: str) -> None:
-    """Say once per reason why buffers are allocated one by one."""
-    _log.warning("compiled code allocates its buffers one by one: %s", reason)

@@ -6,6 +6,7 @@ Supported: torch 2.11 to 2.15. Where a name is gone, the error says which, and i
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import hashlib
 import importlib
@@ -52,6 +53,8 @@ must_recompute: Any = private(_partitioners, "must_recompute")
 size_of: Any = private(_partitioners, "_size_of")
 is_tangent: Any = private("torch._functorch._aot_autograd.utils", "_is_tangent")
 is_symbolic: Any = private("torch.fx.experimental.proxy_tensor", "is_sym_node")
+uncacheable: Any = private("torch._inductor.codecache", "BypassFxGraphCache")
+clone = torch.ops.aten.clone.default
 
 
 def is_tensor(value: object) -> bool:
@@ -118,6 +121,35 @@ def obstacle(module: torch.fx.GraphModule) -> str:
         if is_symbolic(node) and not all(is_symbolic(n) or n.op == "placeholder" for n in node.all_input_nodes):
             return f"the size {node.name} depends on data"
     return ""
+
+
+def copied(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Return a graph module whose nodes, their order and their notes can be changed without changing those given."""
+    graph = torch.fx.Graph()
+    copied_output: Any = graph.graph_copy(module.graph, {}, return_output_node=True)
+    results, output = copied_output
+    graph.output(results).meta.update(output.meta)
+    new = torch.fx.GraphModule(module, graph)
+    new.meta.update(module.meta)
+    return new
+
+
+def changed_inputs(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """Return the inputs of a joint graph that forward changes: inside, or right behind it."""
+    descriptions = graph.output_node().meta.get("desc") or ()
+    behind = {described.mutated_input for described in descriptions if hasattr(described, "mutated_input")}
+    inside = {node.args[0] for node in graph.nodes if is_operator(node.target) and _changes(node)}
+    given = graph.find_nodes(op="placeholder")
+    return {node for node in given if node in inside or node.meta.get("desc") in behind}
+
+
+def _changes(node: torch.fx.Node) -> bool:
+    return bool(node.args) and isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def keep_in(node: torch.fx.Node, *, backward: bool) -> None:
+    """Let a node run in one of the two graphs only: torch keeps what has effects or draws wherever it could run."""
+    node.meta["partitioner_tag"] = "must_be_in_backward" if backward else "must_be_in_forward"
 
 
 def prepare(module: torch.fx.GraphModule, static_indices: list[int] | None, num_forward_outputs: int) -> Any:
@@ -229,12 +261,37 @@ def overwrites(graph: Any, device: Any) -> bool:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+class _Shared:
+    """A variable that all threads share, with the interface of a ContextVar."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def get(self) -> Any:
+        return self._value
+
+    def set(self, value: Any) -> None:
+        self._value = value
+
+
+def variable_like_config(name: str, value: Any) -> Any:
+    """Return a variable that is a thread's own where Inductor's configuration is (torch 2.13), else everybody's."""
+    entry = private("torch._inductor", "config")._config.get("custom_partitioner_fn")
+    own = isinstance(getattr(entry, "user_override", None), contextvars.ContextVar)
+    return contextvars.ContextVar(name, default=value) if own else _Shared(value)
+
+
 def set_config(values: Mapping[str, Any]) -> dict[str, Any]:
     """Set names of Inductor's configuration; returns what they were before."""
     config = private("torch._inductor", "config")
     before = {name: getattr(config, name) for name in values}
-    for name, value in values.items():
-        setattr(config, name, value)
+    try:
+        for name, value in values.items():
+            setattr(config, name, value)
+    except BaseException:
+        for name, value in before.items():
+            setattr(config, name, value)
+        raise
     return before
 
 

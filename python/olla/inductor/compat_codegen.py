@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from olla.inductor import fallback
 from olla.inductor.compat import inductor_ir, inductor_settings, private, scheduler_classes, virtualized
 
 _OUTER_LOOPS = "OuterLoopFusedSchedulerNode"  # of the CPU backend: kernels that share outer loops
@@ -55,7 +56,8 @@ def end_groups(scheduler: Any, device: torch.device, behind: Collection[str]) ->
     usual = backend.ready_to_flush
 
     def ready() -> bool:  # asked after every node
-        return bool(usual() or scheduler.current_node.get_name() in behind)
+        node = getattr(scheduler, "current_node", None)
+        return bool(usual() or (node is not None and node.get_name() in behind))
 
     backend.ready_to_flush = ready
 
@@ -64,16 +66,16 @@ _wrapper_module = "torch._inductor.codegen.wrapper"
 _planning_module = "torch._inductor.codegen.memory_planning"
 
 
-def before_reuse(wrapper: Any, change: Callable[[list[Any]], list[Any]], warn: Callable[[str], None]) -> None:
+def before_reuse(wrapper: Any, change: Callable[[list[Any]], list[Any]], consequence: str) -> None:
     """Change the lines of a wrapper once they are there, right before Inductor plans which buffers to reuse.
 
     Args:
         wrapper: of the graph being compiled.
-        change: lines -> lines; whatever it raises, the lines stay, and are warned of.
-        warn: takes a reason.
+        change: lines -> lines; whatever it raises, the lines stay, and a warning says so.
+        consequence: of that, for the warning.
     """
     if type(wrapper) is not private(_wrapper_module, "PythonWrapperCodegen"):
-        warn(f"a {type(wrapper).__name__} is not known")
+        fallback.warn(f"{consequence}: a {type(wrapper).__name__} is not known")
         return
     usual = wrapper.run_wrapper_ir_passes
 
@@ -81,11 +83,11 @@ def before_reuse(wrapper: Any, change: Callable[[list[Any]], list[Any]], warn: C
         try:
             nested = private(_wrapper_module, "EnterSubgraphLine")
             if any(isinstance(line, nested) for line in wrapper.lines):
-                warn("a graph holds others")
+                fallback.warn(f"{consequence}: a graph holds others")
             else:
                 wrapper.lines = change(wrapper.lines)
         except Exception as error:
-            warn(f"the memory planner of torch {torch.__version__} is not as expected: {error!r}")
+            fallback.failed(consequence, error)
         with inductor_settings({"memory_planning": False}):  # Inductor's own, which is for inference only
             usual(is_inference)
 

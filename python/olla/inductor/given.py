@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from olla.inductor import compat
+from olla.inductor import compat, fallback
 
 HOOK = "post_grad_custom_post_pass"
 
@@ -21,7 +21,10 @@ class SavedAsGiven(compat.CustomGraphPass):  # type: ignore[misc]
 
     def __call__(self, graph: fx.Graph) -> None:
         """Mark the results of a graph that are its inputs: their strides are not to change."""
-        compat.keep_strides_of_results(graph, lambda node: node.op == "placeholder")
+        try:
+            compat.keep_strides_of_results(graph, lambda node: node.op == "placeholder")
+        except Exception as error:
+            fallback.failed("parameters and inputs are saved in the layout torch gives them", error)
 
     def uuid(self) -> str:
         """Return what identifies the pass, for Inductor's caches."""

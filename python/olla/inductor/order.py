@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import time
 from collections import deque
@@ -12,10 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from olla.errors import CaptureError, OllaError
-from olla.inductor import arena, compat, scheduler
+from olla.errors import CaptureError
+from olla.inductor import arena, compat, fallback, scheduler
 from olla.inductor.fused import Storages
 from olla.inductor.groups import ends
 from olla.inductor.unfuse import LEAST_GAIN, Unfusing
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
 
 TIME_LIMIT = 2.0  # seconds per graph; nearly all are proved in a small part of it
 _KEPT_RECORDS = 1000
+_UNORDERED = "kernels stay in torch's own order"
 _MAX_ROUNDS = 4  # of taking fusions back; two are nearly always enough
 
 _log = logging.getLogger("olla.inductor")
@@ -108,9 +107,8 @@ def records() -> list[OrderRecord]:
 
 
 def forget() -> None:
-    """Forget these records, and what has been warned of."""
+    """Forget these records."""
     _records.clear()
-    _warn.cache_clear()
 
 
 class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
@@ -127,12 +125,18 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
         self.arena = arena
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
-        """Return the nodes in an order of the least peak found; as they were, with a warning, where that fails."""
+        """Return the nodes in an order of the least peak found; in torch's own, with a warning, where that fails."""
         try:
-            with _as_expected():
-                return self._ordered(nodes)
-        except OllaError as error:
-            _warn(f"kernels stay in the order in which torch.compile leaves them: {error}")
+            return self._ordered(nodes)
+        except CaptureError as error:
+            fallback.warn(f"{_UNORDERED}: {error}")
+        except Exception as error:
+            fallback.failed(_UNORDERED, error)
+        try:
+            scheduler.name_kernels(nodes)  # as they were
+            return scheduler.torchs_order(nodes)
+        except Exception as error:
+            fallback.failed("kernels stay in the order in which torch.compile fuses them", error)
             return nodes
 
     def _ordered(self, nodes: Sequence[Any]) -> list[Any]:
@@ -153,15 +157,16 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
             num_unfused=len(taken.nodes) - len(nodes),
             seconds=time.perf_counter() - start,
         )
-        _records.append(record)
-        _log.info("%s", record)
         ordered = taken.ordered()
+        alone = not any(scheduler.is_collective(node) for node in ordered)
         scheduler.name_kernels(ordered)  # also where better ones were sought
         scheduler.prepare(ordered)
-        compat.before_codegen(scheduler.scheduler(), taken.storages.tell)
+        _log.info("%s", record)
+        _records.append(record)
+        compat.before_codegen(scheduler.scheduler(), lambda final: _tell(taken.storages, final))
         with _left_out("functions of kernels end where they do"):
             scheduler.end_functions(ordered, ends(ordered, taken.graph, taken.order()))
-        if self.arena and not any(scheduler.is_collective(node) for node in ordered):
+        if self.arena and alone:
             arena.install(name)
         return ordered
 
@@ -207,29 +212,19 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
         return compat.code_digest(), self.time_limit, self.arena
 
 
-@contextlib.contextmanager
-def _as_expected() -> Iterator[None]:
-    """Say which torch it is where a private part of it has changed."""
-    try:
-        yield
-    except (AttributeError, KeyError, TypeError) as error:
-        reason = f"the scheduler of torch {torch.__version__} is not as expected: {error!r}"
-        raise CaptureError(reason, rule="torch_version") from error
+def _tell(storages: Storages, ordered: Sequence[Any]) -> None:
+    """Let Inductor count the bytes of buffers as olla does; it may go on with its own figures."""
+    with _left_out("buffers are reused by torch's own figures"):
+        storages.tell(ordered)
 
 
 @contextlib.contextmanager
 def _left_out(consequence: str) -> Iterator[None]:
-    """Go on, with a warning, where a private part of torch has changed: code is right without what is done here."""
+    """Go on, with a warning, where something fails: code is right without what is done here."""
     try:
         yield
     except Exception as error:
-        _warn(f"{consequence}: the scheduler of torch {torch.__version__} is not as expected: {error!r}")
-
-
-@functools.cache
-def _warn(message: str) -> None:
-    """Say something once."""
-    _log.warning("%s", message)
+        fallback.failed(consequence, error)
 
 
 def patches(time_limit: float = TIME_LIMIT, arena: bool = False) -> Mapping[str, Any]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
 
-from olla.inductor import compat, sums
+from olla.inductor import compat, sums, verify
 from olla.inductor.joint import Joint, elements, is_tensor_node
+from olla.inductor.kinds import changes_inputs
 
 
 @dataclass
@@ -26,6 +27,7 @@ class Rebuilt:
     saved: dict[fx.Node, None] = field(default_factory=dict)
     saved_sizes: dict[fx.Node, None] = field(default_factory=dict)
     static: list[fx.Node] = field(default_factory=list)
+    origin: dict[fx.Node, fx.Node] = field(default_factory=dict)  # the old node that a new one stands for
 
 
 class _Rebuilder:
@@ -36,6 +38,8 @@ class _Rebuilder:
         self.backward = False
         self.forward_nodes: set[fx.Node] = set()
         self.given: dict[fx.Node, fx.Node] = {}  # inputs and constants
+        self.changed = compat.changed_inputs(old)
+        self.kept: dict[fx.Node, fx.Node] = {}  # of an input that forward changes: what it was before, for backward
         self.present: dict[int, fx.Node] = {}  # of tensor: the node that makes it for the run at hand, or made it last
         self.seen: dict[tuple[fx.Node, fx.Node, bool], fx.Node] = {}  # views, by what they look at
         self.sizes: dict[fx.Node, fx.Node] = {}
@@ -71,14 +75,23 @@ class _Rebuilder:
                 made[c] = self.present[tensors[c]]
         out = self.result.graph.output((*forward_results, *(self.mapped(item) for item in results[num_forward:])))
         out.meta.update(output.meta)
+        self.result.origin[out] = output
         return self.result
 
     def copy(self, node: fx.Node) -> fx.Node:
-        return self.result.graph.node_copy(node, self.resolve)
+        return self.put(node, self.resolve)
+
+    def put(self, node: fx.Node, argument: Callable[[fx.Node], fx.Node]) -> fx.Node:
+        """Append a copy of a node; what would be kept without a reader stays on the side it is put on."""
+        new = self.result.graph.node_copy(node, argument)
+        self.result.origin[new] = node
+        if node.op == "call_function" and new.is_impure():
+            compat.keep_in(new, backward=self.backward)
+        return new
 
     def emit(self, node: fx.Node) -> None:
         """Append one run of a node, and the elements of the tuple it returns."""
-        new = self.copy(node)
+        new = self.change(node) if changes_inputs(node) else self.copy(node)
         if is_tensor_node(node):
             if node in self.joint.tensor:
                 self.present[self.joint.tensor[node]] = new
@@ -86,8 +99,24 @@ class _Rebuilder:
         self.tuples[node] = new
         for user in elements(node):
             if is_tensor_node(user):
-                item = self.result.graph.node_copy(user, lambda n: new if n is node else self.resolve(n))
-                self.present[self.joint.tensor[user]] = item
+                self.present[self.joint.tensor[user]] = self.put(user, lambda n: new if n is node else self.resolve(n))
+
+    def change(self, node: fx.Node) -> fx.Node:
+        """Append what changes an input: the input itself, not what is kept of it."""
+        return self.put(
+            node, lambda n: self.read(self.given[n]) if n is node.args[0] and n in self.given else self.resolve(n)
+        )
+
+    def before(self, node: fx.Node) -> fx.Node:
+        """Return what an input was before forward changed it: a copy that is saved, made before anything else runs."""
+        if node not in self.kept:
+            first = next(n for n in self.result.graph.nodes if n.op not in ("placeholder", "get_attr"))
+            with self.result.graph.inserting_before(first):
+                new = self.result.graph.call_function(compat.clone, (self.given[node],))
+            new.meta["val"] = node.meta["val"]
+            self.kept[node], self.result.origin[new] = new, node
+            self.forward_nodes.add(new)
+        return self.kept[node]
 
     def mapped(self, item: Any) -> Any:
         return self.read(self.resolve(item)) if isinstance(item, fx.Node) else item
@@ -99,10 +128,13 @@ class _Rebuilder:
             saved[new] = None
         return new
 
+    def input(self, node: fx.Node) -> fx.Node:
+        return self.before(node) if self.backward and node in self.changed else self.given[node]
+
     def resolve(self, node: fx.Node) -> fx.Node:
         """Return the new node that stands for an old one where the graph has got to."""
         if node in self.given:
-            return self.read(self.given[node])
+            return self.read(self.input(node))
         if compat.is_symbolic(node):
             return self.size(node)
         chain = []
@@ -111,12 +143,12 @@ class _Rebuilder:
                 return self.read(self.tuples[node])
             chain.append(node)
             node = node.args[0]  # type: ignore[assignment]
-        new = self.read(self.given[node] if node in self.given else self.present[self.joint.tensor[node]])
+        new = self.read(self.input(node) if node in self.given else self.present[self.joint.tensor[node]])
         for view in reversed(chain):
             key = (view, new, self.backward)
             if key not in self.seen:
                 source = view.args[0]
-                self.seen[key] = self.result.graph.node_copy(
+                self.seen[key] = self.put(
                     view,
                     lambda n, source=source, new=new: new if n is source else self.resolve(n),  # type: ignore[misc]
                 )
@@ -133,7 +165,7 @@ class _Rebuilder:
                 stack.pop()
                 if top not in self.sizes:
                     before, self.backward = self.backward, False
-                    self.sizes[top] = self.result.graph.node_copy(top, lambda n: self.sizes.get(n) or self.resolve(n))
+                    self.sizes[top] = self.put(top, lambda n: self.sizes.get(n) or self.resolve(n))
                     self.backward = before
                     self.forward_nodes.add(self.sizes[top])
             stack += missing
@@ -156,9 +188,13 @@ def rebuild(
         values, runs: of the core's Evictor.
         num_forward: results of the joint graph that are forward's.
         static: inputs that live longer than the step.
+
+    Raises:
+        PlanError: what came out would not compute what the joint graph does.
     """
     rebuilder = _Rebuilder(old, joint, values)
     result = rebuilder.run(runs, num_forward)
+    verify.rewritten(old, result.graph, result.origin)
     sums.keep_apart(result.graph, rebuilder.forward_nodes)
     result.static = [rebuilder.given[node] for node in static]
     return result

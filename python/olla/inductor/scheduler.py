@@ -31,6 +31,15 @@ def prepare(nodes: Sequence[Any]) -> None:
     compat.prepare_planning_info(list(nodes), here.name_to_buf, here.name_to_fused_node, inputs, outputs)
 
 
+def torchs_order(nodes: list[Any]) -> list[Any]:
+    """Return kernels in the order that Inductor would put them in, which its settings leave to olla."""
+    graph = compat.virtualized.graph
+    here = graph.scheduler
+    inputs, outputs = compat.OrderedSet(graph.graph_inputs), compat.OrderedSet(graph.get_output_names())
+    reorder = compat.private("torch._inductor.memory", "reorder_for_peak_memory")
+    return list(reorder(nodes, here.name_to_buf, here.name_to_fused_node, inputs, outputs))
+
+
 def graph_name() -> str:
     """Return the name of the graph that is being compiled: "forward 0" and the like."""
     graph = compat.virtualized.graph

@@ -40,7 +40,10 @@ def patches(
 
 
 class Enabled:
-    """olla is on until the end of a ``with`` block, or until `disable`."""
+    """olla is on until the end of a ``with`` block, or until `disable`; then what was set before holds again."""
+
+    def __init__(self, before: dict[str, Any]) -> None:
+        self._before = before
 
     def __enter__(self) -> Enabled:
         return self
@@ -48,10 +51,23 @@ class Enabled:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        disable()
+        _end(self)
 
 
-_before: dict[str, Any] = {}  # Inductor's settings before `enable`
+_enabled: Any = compat.variable_like_config(
+    "olla_enabled", ()
+)  # what `enable` returned and has not ended, oldest first
+
+
+def _end(first: Enabled) -> None:
+    """Undo an `enable` and all that came after it; nothing happens where it has ended already."""
+    layers = _enabled.get()
+    if first not in layers:
+        return
+    place = layers.index(first)
+    _enabled.set(layers[:place])
+    for layer in reversed(layers[place:]):
+        compat.set_config(layer._before)
 
 
 def enable(
@@ -65,7 +81,8 @@ def enable(
 ) -> Enabled:
     """Let olla decide what every ``torch.compile`` from now on saves for backward.
 
-    Code that has been compiled already stays as it is. A second call replaces the goal of the first.
+    Code that has been compiled already stays as it is. A second call replaces the goal of the first, until its own
+    block ends. Since torch 2.13 every thread has settings of its own: this call counts for the thread that makes it.
 
     Args:
         budget: bytes a compiled forward and backward may need with all they take and return: "16GB", "16GiB" or a
@@ -92,12 +109,13 @@ def enable(
         ...     pass  # torch.compile(model)(batch).backward()
     """
     settings = patches(budget, max_slowdown, minimise, device, max_recomputed, arena)
-    disable()
-    _before.update(compat.set_config(settings))
-    return Enabled()
+    layer = Enabled(compat.set_config(settings))
+    _enabled.set((*_enabled.get(), layer))
+    return layer
 
 
 def disable() -> None:
-    """Give Inductor back the settings it had before `enable`; nothing happens where olla is not on."""
-    compat.set_config(_before)
-    _before.clear()
+    """Give Inductor back the settings it had before the first `enable`; nothing happens where olla is not on."""
+    layers = _enabled.get()
+    if layers:
+        _end(layers[0])

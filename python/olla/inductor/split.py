@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from olla.inductor import compat
+from olla.inductor import compat, fallback
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +60,17 @@ def figures(graph: fx.Graph) -> Figures:
         ops[node.target] += 1
         formula = compat.flop_formula(node.target)
         if formula is not None:
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
-            total += int(compat.hint(formula(*args, **kwargs, out_val=node.meta["val"])))
+            total += _flops(node, formula)
     return Figures(ops, total)
+
+
+def _flops(node: fx.Node, formula: Callable[..., Any]) -> int:
+    try:
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
+        return int(compat.hint(formula(*args, **kwargs, out_val=node.meta["val"])))
+    except Exception as error:  # a figure in a report, and no reason to end a compilation
+        fallback.failed(f"the flops of {node.target} are left out", error)
+        return 0
 
 
 def split_of(given: Figures, joint: fx.Graph, forward: Any, backward: Any, num_outputs: int, seconds: float) -> Split:

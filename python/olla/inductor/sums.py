@@ -13,6 +13,7 @@ from torch import fx
 
 from olla.inductor import compat
 from olla.inductor.kinds import is_view
+from olla.inductor.verify import root
 
 _aten = torch.ops.aten
 
@@ -37,15 +38,15 @@ def keep_apart(graph: fx.Graph, forward: Container[fx.Node]) -> int:
     users: dict[fx.Node, list[fx.Node]] = {}  # of what is in memory, through views
     for node in graph.nodes:
         if not is_view(node):
-            for source in map(_root, node.all_input_nodes):
+            for source in map(root, node.all_input_nodes):
                 users.setdefault(source, []).append(node)
     num_rewritten = 0
     for node in list(graph.nodes):
         if node.target is not _aten.add.Tensor or node.kwargs.get("alpha", 1) != 1 or node in forward:
             continue
         for product, other in _products(node):
-            later = position[_root(other)]
-            waiting = {_root(n) for n in product.all_input_nodes if _root(n).op != "placeholder"}
+            later = position[root(other)]
+            waiting = {root(n) for n in product.all_input_nodes if root(n).op != "placeholder"}
             freed = [n for n in waiting if all(user is product or position[user] < later for user in users[n])]
             if later > position[product] and sum(map(compat.size_of, freed)) > compat.size_of(product):
                 new = _rewrite(graph, node, product, other)
@@ -53,12 +54,6 @@ def keep_apart(graph: fx.Graph, forward: Container[fx.Node]) -> int:
                 num_rewritten += 1
                 break
     return num_rewritten
-
-
-def _root(node: fx.Node) -> fx.Node:
-    while is_view(node) and isinstance(node.args[0], fx.Node):
-        node = node.args[0]
-    return node
 
 
 def _products(node: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:

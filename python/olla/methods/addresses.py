@@ -37,22 +37,25 @@ def place(search: Search, order: NDArray[np.int32]) -> Placement | None:
         return buffers.placed(buffers.size)
     places, bound = None, 0
     with search.stage("layout"):
-        limit = _HEURISTIC_SHARE * _left(search)
-        places, height, _, bound, cancelled = _core.layout(
-            buffers.lower,
-            buffers.upper,
-            buffers.size,
-            problem.options.alignment,
-            limit,
-            problem.options.seed,
-            problem.progress,
-        )
-        search.interrupted |= cancelled
+        places, height, bound = _heuristic(search, buffers, _HEURISTIC_SHARE * _left(search))
     if places is None:
         return None
     if height > bound and not search.interrupted:
         places = solve_addresses(search, buffers, start=places, bound=bound)
     return buffers.placed(places)
+
+
+def _heuristic(
+    search: Search, buffers: ArenaBuffers, limit: float, fixed: Int64Array | None = None
+) -> tuple[Int64Array, int, int]:
+    """Return the places that the portfolio of `olla.layout` finds, their height, and its bound."""
+    options = search.problem.options
+    places, height, _, bound, cancelled = _core.layout(
+        buffers.lower, buffers.upper, buffers.size, options.alignment, limit, options.seed, search.problem.progress,
+        fixed=fixed,
+    )  # fmt: skip
+    search.interrupted |= cancelled
+    return places, height, bound
 
 
 def solve_addresses(
@@ -76,9 +79,10 @@ def solve_addresses(
         int64[m], bytes: where buffer i begins.
     """
     options = search.problem.options
-    if start is not None and len(start) > _MAX_BUFFERS:
-        search.details.append(f"address program: not built for {len(start)} buffers, the limit is {_MAX_BUFFERS}")
-        return start
+    num = len(buffers.size)
+    if num > _MAX_BUFFERS:
+        search.details.append(f"address program: not built for {num} buffers, the limit is {_MAX_BUFFERS}")
+        return _heuristic(search, buffers, _left(search), fixed)[0] if start is None else start
     places = np.zeros(len(buffers.size), dtype=np.int64) if start is None else start
     with search.stage("address"):
         found = address_ilp(

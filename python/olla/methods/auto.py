@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from olla import _core
-from olla.errors import SolverError
+from olla import _core, rivals
+from olla.baseorders import inductor_schedules
 from olla.methods import Answer, Problem
 from olla.methods.search import Order, Search
 from olla.window import window_graph
@@ -25,7 +25,7 @@ def solve(problem: Problem) -> Answer:
     search = Search(problem)
     if problem.options.max_work is not None:
         with search.stage("order"):
-            search.refine([problem.order, *_schedules(problem)], search.left())
+            search.refine([problem.order, *_schedules(search)], search.left())
         return search.answer()
     with search.stage("order"):
         search.refine([problem.order], min(_QUICK_SECONDS, 0.5 * search.left()))
@@ -34,7 +34,7 @@ def solve(problem: Problem) -> Answer:
     starts = [search.order]
     with search.stage("warmstart"):
         starts += search.warm_starts()
-        for schedule in _schedules(problem):
+        for schedule in _schedules(search):
             search.keep(schedule)  # never worse than the method inductor
         if search.order is not starts[0]:
             starts.append(search.order)
@@ -45,14 +45,14 @@ def solve(problem: Problem) -> Answer:
         with search.stage("ilp"):
             try:
                 _solve_whole(search) if is_small else _solve_windows(search)
-            except SolverError as error:
+            except Exception as error:
+                rivals.leave_out("the integer program", rivals.failure(error, problem.progress), search.details)
                 search.note = f"The integer program did not run: {error}"
     return search.answer()
 
 
-def _schedules(problem: Problem) -> list[Order]:
-    schedules = (_core.least_peak_order, _core.breadth_first_order, _core.depth_first_order)
-    return [schedule(problem.core) for schedule in schedules]
+def _schedules(search: Search) -> list[Order]:
+    return list(search.orders(inductor_schedules(search.problem.core)).values())
 
 
 def _solve_whole(search: Search) -> None:

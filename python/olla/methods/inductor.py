@@ -5,7 +5,8 @@ Source: torch/_inductor/memory.py, torch 2.13; the rules are its own, the implem
 
 from __future__ import annotations
 
-from olla import _core
+from olla.baseorders import inductor_schedules
+from olla.errors import SolverError
 from olla.methods import Answer, Problem
 from olla.methods.search import Search
 
@@ -15,15 +16,13 @@ def solve(problem: Problem) -> Answer:
     search = Search(problem)
     peaks = {"present order": search.peak}
     with search.stage("order"):
-        for name, schedule in (
-            ("least peak memory first", _core.least_peak_order),
-            ("breadth first", _core.breadth_first_order),
-            ("depth first", _core.depth_first_order),
-        ):
-            order = schedule(problem.core)
+        orders = search.orders(inductor_schedules(problem.core))
+        if not orders:
+            raise SolverError(f"none of Inductor's schedules gave an order: {'; '.join(search.details)}")
+        for name, order in orders.items():
             peaks[name] = search.peak_of(order)
             search.keep(order)
     with search.stage("bound"):
         search.raise_bound(search.left())
-    details = tuple(f"{name}: peak {peak} bytes" for name, peak in peaks.items())
-    return search.answer()._replace(details=details)
+    search.details += [f"{name}: peak {peak} bytes" for name, peak in peaks.items()]
+    return search.answer()

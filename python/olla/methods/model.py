@@ -8,6 +8,9 @@ Source: Steiner et al., MODeL, ICML 2023, sections on scaling; OLLA (arXiv 2210.
 
 from __future__ import annotations
 
+import functools
+import itertools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -21,8 +24,10 @@ from olla.methods.ilp import solve_order
 from olla.methods.search import Search
 from olla.placement import ArenaBuffers, Placement
 from olla.precedences import nearest_order
+from olla.segments import Links, links_of
 
 _BOUND_SHARE = 0.2  # of the time to search
+_MAX_LATE_EDGES = 1_000_000  # an op may have many generators and many other predecessors: further pairs are left out
 
 Int64Array = NDArray[np.int64]
 Ids = NDArray[np.int32]
@@ -81,11 +86,7 @@ def control_edges(graph: Graph, core: _core.Graph) -> ControlEdges:
         O(num_ops + dependencies).
     """
     num_ops = core.num_ops
-    preds = [core.preds(v).tolist() for v in range(num_ops)]
-    succs: list[list[int]] = [[] for _ in range(num_ops)]
-    for v, before in enumerate(preds):
-        for u in before:
-            succs[u].append(v)
+    preds, succs = links_of(core)
     level = _levels(preds, succs)
     is_generator = [
         not preds[v] and bool(succs[v]) and len(graph.reads.of(v)) == 0 and len(graph.writes.of(v)) > 0
@@ -102,14 +103,22 @@ def control_edges(graph: Graph, core: _core.Graph) -> ControlEdges:
             anchors.setdefault(level[v], v)
     next_anchor = _next_anchors(anchors, max(level, default=0))
     early = [(v, u) for v in range(num_ops) if is_update[v] and (u := next_anchor[level[v] + 1]) is not None]
-    late = [
-        (p, v)
-        for v in range(num_ops)
-        if is_generator[v]
-        for p in sorted({p for w in succs[v] if level[w] == level[v] + 1 for p in preds[w] if level[p] < level[v]})
-    ]
+    late = list(itertools.islice(_late_edges(Links(preds, succs), level, is_generator), _MAX_LATE_EDGES))
     pairs = np.array(early + late, dtype=np.int32).reshape(-1, 2)
     return ControlEdges(np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1]), len(early), len(late))
+
+
+def _late_edges(links: Links, level: list[int], is_generator: list[bool]) -> Iterator[tuple[int, int]]:
+    """Yield (before, generator): what a generator's first users wait for on lower levels."""
+
+    @functools.cache
+    def awaited(user: int) -> list[int]:  # by all generators just below it
+        return [p for p in links.preds[user] if level[p] < level[user] - 1]
+
+    for v in np.flatnonzero(is_generator).tolist():
+        users = [w for w in links.succs[v] if level[w] == level[v] + 1]
+        before = awaited(users[0]) if len(users) == 1 else sorted({p for w in users for p in awaited(w)})
+        yield from ((p, v) for p in before)
 
 
 def pyramid(lower: Int64Array, upper: Int64Array, size: Int64Array) -> Int64Array:

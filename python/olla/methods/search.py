@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
-from olla import _core
+from olla import _core, rivals
+from olla.errors import SolverError
 from olla.methods import Answer, Problem
 from olla.placement import Placement
 
@@ -69,18 +70,29 @@ class Search:
         return peak
 
     def keep(self, order: Order) -> None:
-        """Take the order if it is better than the best so far."""
+        """Take the order if it is better than the best so far.
+
+        Raises:
+            SolverError: it is no valid order.
+        """
+        if rivals.valid(self.problem.core, order) is None:
+            raise SolverError("a search returned no valid order of the ops: this is a defect of olla, please report it")
         peak = self.peak_of(order)
         if peak < self.peak:
             self.order, self.peak = order, peak
+
+    def orders(self, schedules: Mapping[str, Callable[[], Order]]) -> dict[str, Order]:
+        """Run heuristics; those that fail are left out, with a line in the details."""
+        return rivals.orders(self.problem.core, schedules, self.details)
 
     def warm_starts(self) -> list[Order]:
         """Return list schedules, as long as nothing interrupted the search."""
         if self.interrupted:
             return []
-        from olla import warmstart  # loads numba
+        from olla import warmstart
 
-        return warmstart.starts(self.problem.graph, self.problem.core, self.problem.order)
+        schedules = warmstart.schedules(self.problem.graph, self.problem.core, self.problem.order)  # they load numba
+        return list(self.orders(schedules).values())
 
     def raise_bound(self, limit: float) -> None:
         """Raise the bound by minimum cuts around the ops of the best order."""

@@ -14,10 +14,10 @@ from olla import budget, combine
 from olla.budgetplan import BudgetPlan
 from olla.budgets import Goal, Swapping
 from olla.chunkplan import Chunking, chunk
-from olla.devices import DeviceProfile
-from olla.errors import BudgetError
+from olla.devices import DeviceProfile, profile_of
+from olla.errors import BudgetError, PlanError
 from olla.graph import Graph
-from olla.operators import Rules
+from olla.operators import Rules, rules
 from olla.pipeline import Options, Progress
 from olla.plan import Plan, plan
 from olla.pytorch.capture import Captured
@@ -96,6 +96,34 @@ class Planner:
                 self.note = f"No loss was chunked: {found}."
         plan = self._plan(captured, captured.graph, device, self.goal, progress)
         return captured, self._told(plan)
+
+    def accept(self, captured: Captured, device: str, found: Plan) -> None:
+        """Refuse a plan, which somebody else may have written, that this planner could not have made.
+
+        What `olla.check` proves is that a plan fits the graph; that the step has forms for what runs again and what is
+        in place is known here alone.
+
+        Raises:
+            PlanError: names an op that has no such form.
+        """
+        if not isinstance(found, BudgetPlan | SwapPlan):
+            raise PlanError("the plan is for another goal", rule="plan")
+        if (found.chunked is not None) != (self.goal is not None and self.goal.chunked_loss is not None):
+            raise PlanError("the plan chunks losses, or does not, unlike its goal", rule="plan")
+        below = found if isinstance(found, BudgetPlan) else found.recomputation
+        if below is None or below.chunked is not None:
+            return  # of chunks, every row runs once, by operators that olla writes
+        source = captured.graph
+        profile = self.goal.device if self.goal is not None else profile_of(self._profile)
+        allowed = narrowed(captured, device, rules(source, profile), self.replays)
+        again = below.rerun != 0
+        wrong = again & (below.rerun != allowed.rerun[below.origin])
+        num_mutated = np.diff(source.mutates.offset)[below.origin]
+        over = np.diff(below.graph.mutates.offset) > num_mutated
+        wrong |= over & ~again & (allowed.in_place[below.origin] == 0)
+        if wrong.any():
+            v = int(below.origin[np.flatnonzero(wrong)[0]])
+            raise PlanError(f"op {v} ({source.op_names[v]}) cannot run as the plan says", rule="plan", ids=(v,))
 
     def known(self, captured: Captured, found: Plan) -> Captured:
         """Return the step to run for a plan that was made before."""

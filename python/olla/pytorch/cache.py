@@ -1,42 +1,40 @@
-"""Captures, plans and tables of compiled steps on disk, so that a later process need not make them again.
+"""Plans and recorded requests of compiled steps on disk, so that a later process need not search and record again.
 
-Entries are JSON, with a checksum in front: nothing that is read is run. They still decide what a step computes, and so
-the folder must belong to the user, and nobody else may write to it.
+What an entry is for is the captured step itself: each process captures its own, and nothing in an entry decides what a
+step computes. A plan is checked before it is used; places that do not fit the requests are counted as missed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import logging
 import os
-import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils import _pytree as pytree
 
-from olla import budgetplan, planfile, swapplan
+import olla
+from olla import budgetplan, files, planfile, swapplan
 from olla.budgetplan import BudgetPlan
 from olla.graph import Graph
 from olla.plan import Plan
-from olla.pytorch import encode
 from olla.pytorch.capture import Captured
-from olla.pytorch.extension import cache_folder
-from olla.pytorch.fingerprint import are_unchanged, fingerprint, sources
+from olla.pytorch.folders import cache_folder, own_folder
 from olla.pytorch.recording import Arranged
 from olla.pytorch.replay import Table
-from olla.pytorch.walk import NotUnderstood
 from olla.swapplan import SwapPlan
 
 MAX_BYTES, MAX_ENTRIES = 2**30, 512
-VERSION = 1
+VERSION = 2
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _MAGIC = "olla-step"
 _logger = logging.getLogger("olla")
 
@@ -61,48 +59,44 @@ class Place:
     """Where one step with one kind of batch is kept.
 
     Args:
-        name: of the files.
-        constants: tensors of the user's that the capture may hold, in the order in which every process meets them.
+        name: of the files; empty: nowhere.
+        note: why the step is not kept; empty if it is.
 
     Attributes:
-        loaded: whether the step came from the disk.
-        seconds: spent on looking, and on reading.
-        note: why the step is not kept; empty if it is.
+        loaded: whether the plan came from the disk.
+        note: see above.
     """
 
-    def __init__(self, name: str, constants: Sequence[torch.Tensor], seconds: float, note: str = "") -> None:
+    def __init__(self, name: str, note: str = "") -> None:
         self.loaded = False
-        self.seconds = seconds
         self.note = note
         self._name = name
-        self._constants = constants
         self._made_for = ""  # the plan that a table belongs to
 
-    def load(self) -> tuple[Captured, Plan] | None:
-        """Return the step as it was captured, and its plan, or None where the disk has none that is sure to fit."""
-        start = time.perf_counter()
-        found: tuple[Captured, Plan] | None = self._read(self._step_file, self._decode)
+    def load(self, graph: Graph, accept: Callable[[Plan], None]) -> Plan | None:
+        """Return the plan of a captured graph, or None where the disk has none.
+
+        Args:
+            graph: of the step.
+            accept: raises an OllaError for a plan that the step cannot run.
+        """
+
+        def decode(content: Any) -> Plan:
+            plan = _checked(content, graph)
+            accept(plan)
+            return plan
+
+        found: Plan | None = self._read(self._plan_file, decode)
         if found is not None:
             self.loaded = True
-            self._made_for = _identity(found[1])
-        self.seconds += time.perf_counter() - start
+            self._made_for = _identity(found)
         return found
 
-    def save(self, captured: Captured, plan: Plan) -> None:
-        """Keep a captured step and its plan."""
+    def save(self, plan: Plan) -> None:
+        """Keep the plan of the captured graph."""
         self._made_for = _identity(plan)
-        if not self._name:
-            return
-        try:
-            content = {
-                "sources": sources(),
-                "step": encode.to_object(captured.original or captured, self._constants),
-                "plan": _to_object(plan),
-            }
-        except (NotUnderstood, encode.NotStorable) as reason:
-            self.note = _not_kept(reason)
-            return
-        _write(self._step_file, content)
+        if self._name:
+            _write(self._plan_file, _to_object(plan))
 
     def load_known(self, graph: Graph) -> Known | None:
         """Return what an earlier process found out by recording the step.
@@ -117,7 +111,7 @@ class Place:
 
     def save_known(self, known: Known) -> None:
         """Keep what was found out by recording the step."""
-        if not self._name or self.note:
+        if not self._name:
             return
         arranged, table = known.arranged, known.arranged.table
         content = {
@@ -137,8 +131,8 @@ class Place:
         _write(self._table_file, content)
 
     @property
-    def _step_file(self) -> str:
-        return f"{self._name}.step"
+    def _plan_file(self) -> str:
+        return f"{self._name}.plan"
 
     @property
     def _table_file(self) -> str:
@@ -169,59 +163,64 @@ class Place:
             os.utime(path)  # the latest used are kept
         return found
 
-    def _decode(self, content: dict[str, Any]) -> tuple[Captured, Plan] | None:
-        if not are_unchanged(content["sources"]):
-            _logger.info("source files have changed: the step is captured again")
-            return None
-        captured = encode.from_object(content["step"], self._constants)
-        plan = Plan.from_object(content["plan"])
-        plan.verify(captured.graph)
-        return captured, plan
-
     def _decode_known(self, content: dict[str, Any], graph: Graph) -> Known | None:
         if content["made_for"] != self._made_for:
             return None
         workspace_bytes = np.array(content["workspace_bytes"], dtype=np.int64)
         seconds = np.array(content["seconds"], dtype=np.float64)
         graph = dataclasses.replace(graph, workspace_bytes=workspace_bytes, seconds=seconds)
-        plan = Plan.from_object(content["plan"])
-        plan.verify(graph)
+        plan = _checked(content["plan"], graph)
         op_offset, num_bytes, offsets = (np.array(content[n], np.int64) for n in ("op_offset", "num_bytes", "offsets"))
         table = Table(content["arena_bytes"], op_offset, num_bytes, offsets, content["alignment"])
         arranged = Arranged(table, content["load_bytes"], content["output_bytes"])
         return Known(graph, plan, arranged, content["eager_peak_bytes"])
 
 
-def find(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-    loss: Callable[[Any, Any], Any] | None,
-    step: Callable[[Any, Any, Any], Any] | None,
-    leaves: Sequence[Any],
-    spec: pytree.TreeSpec,
-    options: Mapping[str, Any],
-) -> Place:
-    """Return where a step is kept; see olla.pytorch.fingerprint for what decides that.
+def find(captured: Captured, options: Mapping[str, Any]) -> Place:
+    """Return where the plan of a captured step is kept.
 
     Args:
-        model: see olla.compile.
-        optimizer: see olla.compile.
-        loss: see olla.compile.
-        step: see olla.compile.
-        leaves: of the batch.
-        spec: of the batch.
+        captured: the step.
         options: of the plan.
     """
-    start = time.perf_counter()
     if os.environ.get("OLLA_DISK_CACHE") == "0":
-        return Place("", (), 0.0, "The step is not kept on disk: OLLA_DISK_CACHE is 0.")
+        return Place("", "The plan is not kept on disk: OLLA_DISK_CACHE is 0.")
     try:
-        _own_folder()
-        found = fingerprint(model, optimizer, loss, step, leaves, spec)
-    except (NotUnderstood, OSError) as reason:
-        return Place("", (), time.perf_counter() - start, _not_kept(reason))
-    facts = [VERSION, found.digest, sorted((k, repr(v)) for k, v in options.items())]
-    return Place(_digest(json.dumps(facts))[:32], found.constants, time.perf_counter() - start)
+        own_folder(folder())
+    except OSError as reason:
+        note = f"The plan is not kept on disk: {reason}."
+        _logger.info("%s", note)
+        return Place("", note)
+    facts = [
+        VERSION,
+        olla_digest(),
+        torch.__version__,
+        identity(captured),
+        sorted((k, repr(v)) for k, v in options.items()),
+    ]
+    return Place(_digest(json.dumps(facts))[:32])
+
+
+def identity(captured: Captured) -> str:
+    """Return a digest of a captured step: operators, their arguments, and what they are computed on.
+
+    Complexity: O(nodes).
+    """
+    text = hashlib.sha256(captured.graph.digest.encode())
+    for node in captured.module.graph.nodes:
+        facts = (node.op, str(node.target), node.args, node.kwargs, node.meta.get("val"))
+        text.update(_ADDRESS.sub("", repr(facts)).encode())
+    return text.hexdigest()
+
+
+@functools.cache
+def olla_digest() -> str:
+    """Return a digest of this olla: another one may plan otherwise."""
+    own = hashlib.sha256()
+    package = Path(olla.__file__).parent
+    for path in sorted([*package.rglob("*.py"), *package.glob("_core*.so")]):
+        own.update(path.read_bytes())
+    return own.hexdigest()
 
 
 def folder() -> Path:
@@ -229,34 +228,15 @@ def folder() -> Path:
     return cache_folder() / "steps"
 
 
-def _own_folder() -> None:
-    """Make the folder of the entries.
-
-    Raises:
-        OSError: it cannot be made, or others than the user can change what is in it.
-    """
-    place = folder()
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    facts = place.stat()
-    if hasattr(os, "getuid") and (facts.st_uid != os.getuid() or facts.st_mode & 0o022):
-        raise PermissionError(f"others can write to {place}: chmod 700 it, or set OLLA_CACHE_DIR to a folder of yours")
-
-
 def _write(name: str, content: dict[str, Any]) -> None:
     """Write an entry all or nothing, and remove those that were not used for the longest time."""
     place = folder()
-    temporary = ""
     try:
         body = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
-        handle, temporary = tempfile.mkstemp(dir=place, prefix=".", suffix=".tmp")
-        with os.fdopen(handle, "wb") as file:
-            file.write(_head(body).encode() + b"\n" + body)
-        os.replace(temporary, place / name)
+        files.write(place / name, _head(body).encode() + b"\n" + body)
         _prune(place)
     except (OSError, TypeError, ValueError) as error:
         _logger.warning("the step cannot be kept in %s: %s", place, error)
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
 
 
 def _prune(place: Path) -> None:
@@ -278,6 +258,17 @@ def _head(body: bytes) -> str:
     return f"{_MAGIC} {VERSION} {hashlib.sha256(body).hexdigest()}"
 
 
+def _checked(content: Any, graph: Graph) -> Plan:
+    """Return the plan in an entry.
+
+    Raises:
+        OllaError: it is no plan of the graph.
+    """
+    plan = Plan.from_object(content)
+    plan.verify(graph)
+    return plan
+
+
 def _to_object(plan: Plan) -> dict[str, Any]:
     if isinstance(plan, SwapPlan):
         return swapplan.to_object(plan)
@@ -291,9 +282,3 @@ def _identity(plan: Plan) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _not_kept(reason: Exception) -> str:
-    note = f"The step is not kept on disk: {reason}."
-    _logger.info("%s", note)
-    return note

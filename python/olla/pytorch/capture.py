@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
+    from olla.pytorch.guards.reads import Reads
     from olla.pytorch.inputs import Input
     from olla.pytorch.results import Structure
 
@@ -36,6 +37,7 @@ class Captured:
         outputs: what the module returns: ``"loss"``, ``"output..."``, ``"gradient of ..."``.
         structure: of what the loss function or the model returned; the first of ``outputs`` are its tensors.
         seconds: by stage: ``trace``, ``fold``.
+        reads: what the step read from Python while it was captured.
         original: the step as it was before its losses were put in chunks of rows; None: this is how it was captured.
     """
 
@@ -49,6 +51,7 @@ class Captured:
     structure: Structure
     seconds: dict[str, float] = field(default_factory=dict)
     original: Captured | None = None
+    reads: Reads | None = None
 
     def __repr__(self) -> str:
         return f"Captured({self.graph.name!r}: {self.graph.num_ops} ops, {self.graph.num_tensors} tensors)"
@@ -63,6 +66,7 @@ def capture(
     step: Callable[[Any, Any, Any], Any] | None = None,
     device: torch.device | str | None = None,
     name: str = "",
+    checks: str = "run",
 ) -> Captured:
     """Capture one step of a model as a graph; nothing is run and no memory is allocated.
 
@@ -82,12 +86,15 @@ def capture(
             and backward passes, what is done to gradients, optimizer.step(). What it returns are the outputs.
         device: where a model on the meta device is meant to run; the CPU if not given.
         name: of the graph; the model's class if not given.
+        checks: what becomes of branches on values of which one outcome only raises an error (``assert x.min() >= 0``,
+            the validation of torch.distributions): "run", the captured step checks and raises too, or "skip".
 
     Returns:
         The captured step; ``.graph`` is its olla.Graph.
 
     Raises:
         CaptureError: the step cannot be captured; the message says what to change.
+        ValueError: checks is neither "run" nor "skip".
 
     Complexity: one traced forward, backward and update: about 4 ms per operator.
 
@@ -111,8 +118,11 @@ def capture(
     if not isinstance(model, torch.nn.Module):
         raise CaptureError(f"model is a {type(model).__name__}, expected a torch.nn.Module")
     _require_functions(optimizer, loss, step)
+    require_choice(checks)
     start = time.perf_counter()
-    traced = trace(model, batch, loss, optimizer, None if device is None else torch.device(device), step)
+    traced = trace(
+        model, batch, loss, optimizer, None if device is None else torch.device(device), step, checks == "run"
+    )
     middle = time.perf_counter()
     folded, inputs = fold(traced, name or type(model).__name__)
     seconds = {"trace": middle - start, "fold": time.perf_counter() - middle}
@@ -126,7 +136,14 @@ def capture(
         outputs=traced.outputs,
         structure=traced.structure,
         seconds=seconds,
+        reads=traced.reads,
     )
+
+
+def require_choice(checks: str) -> None:
+    """Raise a ValueError unless it is known what becomes of checks."""
+    if checks not in ("run", "skip"):
+        raise ValueError(f"checks is {checks!r}, expected 'run' or 'skip'")
 
 
 def _require_functions(optimizer: Any, loss: Any, step: Any) -> None:

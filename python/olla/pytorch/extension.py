@@ -13,6 +13,7 @@ import platform
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -26,6 +27,7 @@ import torch
 from torch.utils import cpp_extension
 
 from olla.errors import ReplayError
+from olla.pytorch.folders import NotTrusted, cache_folder, check_own, own_folder, private_folder
 
 SOURCES = Path(__file__).parent / "native"
 
@@ -37,6 +39,10 @@ _ALLOCATORS = {
     "core/CachingDeviceAllocator.h": "struct C10_API DeviceAllocator ",
     "cuda/CUDACachingAllocator.h": "class CUDAAllocator ",
 }
+_LACKED = (
+    *("No space left on device", "Disk quota exceeded", "Read-only file system", "File too large"),
+    *("Cannot allocate memory", "virtual memory exhausted", "Killed signal", "SIGKILL"),
+)
 _logger = logging.getLogger("olla")
 _lock = threading.Lock()
 _modules: dict[str, Any] = {}
@@ -68,6 +74,16 @@ def load_module(device_type: str) -> Any:
         return _modules[device_type]
 
 
+def _forked() -> None:
+    """In a child: the thread of the parent that holds the lock, if one does, is not there to let it go."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
 def build(device_type: str) -> Path:
     """Find the compiled module of a device type in the cache, or compile it.
 
@@ -86,23 +102,21 @@ def build(device_type: str) -> Path:
     compiler = _compiler()
     flags = _flags(device_type)
     libraries = _link_flags(device_type)
-    folder = cache_folder() / "replay"
     suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
     stem = f"{device_type}-{_key([compiler, flags, libraries])}"
-    for path in sorted(folder.glob(f"{stem}-*{suffix}")):
-        with contextlib.suppress(OSError):
-            if path.name == f"{stem}-{_digest(path)}{suffix}":
-                return path
-            _logger.warning("%s is damaged: compiling it again", path)
-            path.unlink()
-    _logger.warning("compiling the allocator for planned addresses against torch %s (once)", torch.__version__)
-    start = time.perf_counter()
+    folder = cache_folder() / "replay"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = _trusted(folder)
+        found = _find(folder, stem, suffix)
+        if found is not None:
+            return found
+        _logger.warning("compiling the allocator for planned addresses against torch %s (once)", torch.__version__)
+        start = time.perf_counter()
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / "module"
             files = [str(SOURCES / "module.cpp"), str(SOURCES / allocator)]
             _compile([*compiler, *flags, *files, "-o", str(made), *libraries])
+            made.chmod(0o700)  # whatever umask says: what others can write to is not loaded
             path = folder / f"{stem}-{_digest(made)}{suffix}"
             made.replace(path)
     except OSError as error:
@@ -113,17 +127,32 @@ def build(device_type: str) -> Path:
     return path
 
 
-def cache_folder() -> Path:
-    """Return the folder for what later processes use again: OLLA_CACHE_DIR, XDG_CACHE_HOME/olla or ~/.cache/olla.
+def _trusted(folder: Path) -> Path:
+    """Return the folder, or one of this process where others could have put a module of theirs there."""
+    try:
+        own_folder(folder)
+    except NotTrusted as reason:
+        place = private_folder()
+        own_folder(place)
+        _logger.warning("%s. Nothing is loaded from there: the allocator is compiled for this process alone", reason)
+        return place
+    return folder
 
-    Example:
-        >>> cache_folder().is_absolute()
-        True
-    """
-    own = os.environ.get("OLLA_CACHE_DIR")
-    if own:
-        return Path(own).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "olla"
+
+def _find(folder: Path, stem: str, suffix: str) -> Path | None:
+    """Return the module of an earlier process that is as that one left it; remove others."""
+    for path in sorted(folder.glob(f"{stem}-*{suffix}")):
+        with contextlib.suppress(OSError):
+            try:
+                check_own(path)
+            except NotTrusted as reason:
+                _logger.warning("%s. It is not loaded: compiling it again", reason)
+            else:
+                if path.name == f"{stem}-{_digest(path)}{suffix}":
+                    return path
+                _logger.warning("%s is damaged: compiling it again", path)
+            path.unlink()
+    return None
 
 
 def _compiler() -> list[str]:
@@ -205,7 +234,7 @@ def _link_flags(device_type: str) -> list[str]:
 
 def _key(command: list[list[str]]) -> str:
     """Hash everything the module is made from; the command starts with the compiler."""
-    version = subprocess.run([*command[0], "--version"], capture_output=True, text=True, check=False).stdout
+    version = _run([*command[0], "--version"]).stdout
     sources = {path.name: path.read_text() for path in sorted(SOURCES.iterdir())}
     made_from = {
         "torch": [torch.__version__, torch.version.git_version, torch.version.cuda],
@@ -221,12 +250,30 @@ def _digest(path: Path) -> str:
 
 
 def _compile(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = _run(command)
     if done.returncode == 0:
         return
     lines = done.stderr.strip().splitlines()
+    if done.returncode < 0:
+        lines.append(f"error: {signal.Signals(-done.returncode).name} ended it")
+    lacked = [line for line in lines if any(cause in line for cause in _LACKED)]
+    if lacked:
+        folder = Path(command[command.index("-o") + 1]).parents[1]
+        raise ReplayError(
+            f"{command[0]} lacked disk or memory to compile the allocator. It writes to {tempfile.gettempdir()} "
+            f"(TMPDIR names another folder) and {folder} (OLLA_CACHE_DIR):\n" + "\n".join(lacked[:5])
+        )
     errors = [line for line in lines if "error" in line] or lines[-5:]
     raise ReplayError(
         f"{command[0]} cannot compile the allocator against torch {torch.__version__} (a C++20 compiler is needed: "
         "GCC 11, Clang 14, Xcode 15 or later; CXX names another):\n" + "\n".join(errors[:5])
     )
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    try:  # LC_ALL: its messages are searched for English words
+        return subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False, env=os.environ | {"LC_ALL": "C"}
+        )
+    except OSError as error:
+        raise ReplayError(f"the C++ compiler {command[0]} cannot be run: {error.strerror}. {_REMEDY}") from error

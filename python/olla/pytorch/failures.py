@@ -18,6 +18,35 @@ from olla.errors import CaptureError
 _DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 
 
+class DecidingValue(GuardOnDataDependentSymNode):
+    """Python asks for a value, and not only to raise an error.
+
+    Args:
+        cond: the value, as sympy has it.
+        origin: the operator whose result it is.
+        phase: in which it is asked for.
+    """
+
+    def __init__(self, cond: Any, origin: str, phase: str) -> None:
+        super().__init__(cond)
+        self.origin = origin
+        self.phase = phase
+
+
+_WITHOUT_VALUES = " Use torch.where or masking by multiplication, or take that part out of the step."
+# A function, or a part of a line, on the way to an error -> what lets the step through.
+_REMEDIES = {
+    "_compute_mask_indices": "SpecAugment draws with numpy: set model.config.apply_spec_augment = False.",
+    "skip_the_layer": "Layers cannot be left out at random: set model.config.layerdrop = 0.0.",
+    "layerdrop": "Layers cannot be left out at random: set layerdrop to 0.0 in the configuration of the model.",
+    "labels.masked_select(labels_mask)": (
+        "Compute the loss from the logits with torch.nn.functional.ctc_loss, which takes padded labels."
+    ),
+    "label_index = (labels >= 0)": 'Set model.config.problem_type = "single_label_classification".',
+    "linear_sum_assignment": "Match before the step, without gradients, and pass the indices in with the batch.",
+}
+
+
 def check_loss(loss: Any, parameters: Mapping[str, torch.Tensor]) -> None:
     """Raise a CaptureError unless autograd can start from ``loss``."""
     if not parameters:
@@ -55,32 +84,60 @@ def explained(phase: Callable[[], str], model: torch.nn.Module) -> Iterator[None
     """Wrap a trace: every exception leaves as a CaptureError that names the phase, the place and the remedy."""
     try:
         yield
-    except CaptureError:
-        raise
-    except _DATA_DEPENDENT as error:
-        if phase() == "update":
+    except CaptureError as error:
+        remedy = _remedy(error, model)
+        if not remedy:
+            raise
+        raise CaptureError(f"{error}{remedy}") from error
+    except (*_DATA_DEPENDENT, RuntimeError) as error:
+        if not _needs_values(error):
+            raise _failed(error, phase(), model) from error
+        when = error.phase if isinstance(error, DecidingValue) else phase()
+        if when == "update":
             raise CaptureError(
                 f"the optimizer decides by values of its own state{_place(error)}, which are not there while a step is "
                 "captured. Use one that does not, such as AdamW, or capturable=True on an accelerator."
             ) from error
         raise CaptureError(
-            f"the {phase()} pass needs the values of tensors, which are not there while a step is captured"
-            f"{_place(error)}: a branch, a loop or a shape depends on them (if tensor, .nonzero(), a boolean mask as "
-            "an index, float(tensor)). Use torch.where or masking by multiplication, or take that part out of the step."
-            f"{_remedy(error, model)}"
+            f"the {when} pass needs the values of tensors, which are not there while a step is captured"
+            f"{_place(error)}: {_needed(error)}.{_remedy(error, model) or _WITHOUT_VALUES}"
         ) from error
     except Exception as error:
-        message = (str(error).strip().splitlines() or [""])[0]
-        raise CaptureError(
-            f"tracing the {phase()} pass failed{_place(error)}: {type(error).__name__}: "
-            f"{message.rstrip('.')[:300]}."
-            f"{_remedy(error, model) or ' Check that the same step runs ordinarily on this model and batch.'}"
-        ) from error
+        raise _failed(error, phase(), model) from error
+
+
+def _failed(error: Exception, phase: str, model: torch.nn.Module) -> CaptureError:
+    message = (str(error).strip().splitlines() or [""])[0]
+    return CaptureError(
+        f"tracing the {phase} pass failed{_place(error)}: {type(error).__name__}: {message.rstrip('.')[:300]}."
+        f"{_remedy(error, model) or ' Check that the same step runs ordinarily on this model and batch.'}"
+    )
+
+
+def _needs_values(error: Exception) -> bool:
+    """Whether something asked for the values of tensors: numpy does so in words only."""
+    return isinstance(error, _DATA_DEPENDENT) or ".numpy() is not supported for tensor subclasses" in str(error)
+
+
+def _needed(error: BaseException) -> str:
+    """Say what a value is needed for."""
+    if isinstance(error, DecidingValue):
+        return (
+            f"the value of {error.origin} decides what is computed (a branch that only raises an error is taken: "
+            "compare the tensor itself, without int() or float(), and let the error leave the step)"
+        )
+    return (
+        "a branch, a loop or a shape depends on them (if tensor, .nonzero(), a boolean mask as an index, float(tensor))"
+    )
 
 
 def _remedy(error: BaseException, model: torch.nn.Module) -> str:
     """Return what is known to help with a model that fails in this place."""
-    files = [frame.filename.replace("\\", "/") for frame in traceback.extract_tb(error.__traceback__)]
+    frames = traceback.extract_tb(error.__traceback__)
+    for sign, remedy in _REMEDIES.items():
+        if any(sign in (frame.line or "") or sign == frame.name for frame in frames):
+            return f" {remedy}"
+    files = [frame.filename.replace("\\", "/") for frame in frames]
     experts = any("Experts" in type(module).__name__ for module in model.modules())
     if experts and hasattr(model, "set_experts_implementation") and any("/transformers/" in file for file in files):
         return (
@@ -101,9 +158,29 @@ def _place(error: BaseException) -> str:
     return ""
 
 
+def check_modes(trains: bool) -> None:
+    """Raise a CaptureError for modes of torch in which a step cannot be captured as it would run."""
+    if trains and not torch.is_grad_enabled():
+        raise CaptureError(
+            "gradients are switched off (torch.no_grad() or torch.set_grad_enabled(False)) where a training step is "
+            "called: switch them on, or leave the loss out for inference."
+        )
+    if torch._C._len_torch_dispatch_stack() > 0:
+        raise CaptureError(
+            "a TorchDispatchMode is active, which sees no operator of a planned step: leave it before the step."
+        )
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        raise CaptureError(
+            "hooks for saved tensors are active (torch.autograd.graph), which a planned step does not call: leave them "
+            "before the step."
+        )
+
+
 def check_inputs(leaves: Iterable[tuple[str, Any]]) -> None:
     """Raise a CaptureError for tensors of a batch through which gradients would leave the step."""
     for name, leaf in leaves:
+        if isinstance(leaf, torch.Tensor) and (leaf.is_conj() or leaf.is_neg()):
+            raise CaptureError(f"{name} is a conjugate or negative view: pass .resolve_conj().resolve_neg() of it.")
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
             raise CaptureError(
                 f"{name} requires a gradient, which would end at the step. Compute it inside the loss function, or "
@@ -113,6 +190,11 @@ def check_inputs(leaves: Iterable[tuple[str, Any]]) -> None:
 
 def check_modules(model: torch.nn.Module) -> None:
     """Raise a CaptureError for modules that are no plain ones."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if isinstance(tensor, torch.nn.UninitializedParameter | torch.nn.UninitializedBuffer):
+            raise CaptureError(
+                f"{name} has no shape yet, its layer is lazy: run the model on one batch before the capture."
+            )
     for name, module in model.named_modules():
         kind = type(module).__name__
         if isinstance(module, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
@@ -148,6 +230,15 @@ def check_constants(module: fx.GraphModule, inputs: list[tuple[str, torch.Tensor
                 f"the step uses {name} in a way that cannot be followed: through a tensor that shares its memory, "
                 "or inside a torch.autograd.Function that was not given it. Take it from the model or the batch."
             )
+
+
+def check_recomputed(module: fx.GraphModule) -> None:
+    """Raise a CaptureError for checkpoints with a policy where torch marked what to recompute, and saved it all."""
+    if any("recompute" in node.meta for node in module.graph.nodes):
+        raise CaptureError(
+            f"PyTorch {torch.__version__} does not recompute in a traced step what selective activation checkpointing "
+            "tells it to. Leave context_fn out of checkpoint(), or train towards a budget, which chooses what to save."
+        )
 
 
 def check_memory(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:

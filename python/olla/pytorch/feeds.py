@@ -1,24 +1,27 @@
-"""What a step takes at every call: the user's own tensors, found quickly, and the key that says which capture fits."""
+"""What a step takes at every call: the user's own tensors, found quickly, and the key of a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from olla._core import first_changed
 from olla.pytorch import optimizers
-from olla.pytorch.inputs import Input, batch_leaves, plain_batch
+from olla.pytorch.guards.modes import modes
+from olla.pytorch.guards.values import MISSING, same
+from olla.pytorch.inputs import Input, plain_batch
 
 Sources = Callable[[Sequence[Any]], list[torch.Tensor]]
 
 
 class Feed:
-    """The tensors of a model, its optimizer and its batches.
+    """The tensors of a model and its optimizer, where a capture found them.
 
-    Which modules there are is fixed when the feed is made; parameters, buffers and optimizer state may be replaced by
-    others at any time.
+    Parameters, buffers and optimizer state may be replaced by others at any time; the guard of the capture sees to it
+    that the modules stay the same.
 
     Args:
         model: the user's.
@@ -27,50 +30,34 @@ class Feed:
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         self.optimizer = optimizer
-        self._modules = list(model.modules())
         # Where each parameter and buffer stands: the dict that holds it, and its name there.
         self._parameters = _places(model, "_parameters")
         self._buffers = _places(model, "_buffers")
+        self._read = self._reader()
 
-    def key(self, leaves: Sequence[Any], spec: pytree.TreeSpec) -> Hashable:
-        """Return what decides which capture fits a batch: everything that a capture holds constant.
+    def tensors(self) -> list[torch.Tensor]:
+        """Return parameters and buffers as they are now."""
+        return self._read()
 
-        Args:
-            leaves: of the batch.
-            spec: of the batch.
-        """
-        first: dict[int, int] = {}  # a tensor that stands twice in the batch is one input
-        inputs = tuple(
-            (leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad, first.setdefault(id(leaf), i))
-            if isinstance(leaf, torch.Tensor)
-            else leaf
-            for i, leaf in enumerate(leaves)
-        )
-        state = tuple([(p.requires_grad, p.dtype, p.device, p.shape, _num_hooks(p)) for p in self.parameters()])
-        training = tuple([module.training for module in self._modules])
-        groups = () if self.optimizer is None else tuple(_constants(g) for g in self.optimizer.param_groups)
-        autocast = [
-            (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in {"cpu", self.device.type}
-        ]
-        settings = (*autocast, torch.are_deterministic_algorithms_enabled())  # some operators take another way
-        return str(spec), inputs, state, training, groups, settings
+    def updated(self) -> list[int]:
+        """Return which of ``tensors`` the optimizer updates, in its order; -1: another one."""
+        position = {id(t): i for i, t in enumerate(self.tensors())}
+        groups = self.optimizer.param_groups if self.optimizer is not None else ()
+        return [position.get(id(p), -1) for group in groups for p in group["params"]]
 
-    def parameters(self) -> list[torch.Tensor]:
-        """Return the parameters as they are now."""
-        return [holder[name] for holder, name in self._parameters.values()]
+    def _reader(self) -> Callable[[], list[torch.Tensor]]:
+        places = [*self._parameters.values(), *self._buffers.values()]
+        known = {f"d{i}": holder for i, (holder, _) in enumerate(places)}
+        items = [f"d{i}[{name!r}]" for i, (_, name) in enumerate(places)]
+        exec(f"def read():\n  return [{', '.join(items)}]", known)
+        reader: Callable[[], list[torch.Tensor]] = known["read"]  # type: ignore[assignment]
+        return reader
 
     def parameter(self, name: str) -> torch.Tensor:
         """Return one parameter as it is now."""
         holder, last = self._parameters[name]
         parameter: torch.Tensor = holder[last]
         return parameter
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model is; the CPU if it has neither parameters nor buffers."""
-        for holder, name in [*self._parameters.values(), *self._buffers.values()]:
-            return torch.device(holder[name].device)
-        return torch.device("cpu")
 
     def sources(self, inputs: Sequence[Input]) -> Sources:
         """Return a function of the batch's leaves that gives the tensors of a capture's inputs.
@@ -106,11 +93,6 @@ def flatten(batch: Any) -> tuple[list[Any], pytree.TreeSpec]:
     return pytree.tree_flatten(plain_batch(batch))
 
 
-def check(batch: Any) -> None:
-    """Raise a CaptureError for a batch that holds neither tensors nor constants."""
-    batch_leaves(batch)
-
-
 def _places(model: torch.nn.Module, table: str) -> dict[str, tuple[dict[str, Any], str]]:
     """Return, by name, the dict a parameter or buffer stands in and its key there; tied ones once."""
     places: dict[str, tuple[dict[str, Any], str]] = {}
@@ -123,11 +105,74 @@ def _places(model: torch.nn.Module, table: str) -> dict[str, tuple[dict[str, Any
     return places
 
 
-def _num_hooks(parameter: torch.Tensor) -> int:
-    return len(parameter._backward_hooks or ()) + len(parameter._post_accumulate_grad_hooks or ())
+class Settings:
+    """The settings of an optimizer that a capture holds constant, and which parameters each group has.
+
+    Args:
+        optimizer: the user's.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._names = [tuple(group) for group in optimizer.param_groups]
+        self._kept = [_constant_names(group) for group in optimizer.param_groups]
+        self._values = self._read()
+        self._expected: list[Any] = [tuple(self._values)]
+
+    def change(self) -> str:
+        """Return what has changed, in words; empty where nothing has."""
+        groups = self._optimizer.param_groups
+        if len(groups) != len(self._names):
+            return f"the optimizer has {len(groups)} groups of parameters, and had {len(self._names)}"
+        values = self._read()
+        if first_changed([values], self._expected, MISSING, 0, None) < 0:
+            return ""
+        if [tuple(group) for group in groups] != self._names or not same(self._values, values):
+            return "the settings of the optimizer changed"
+        self._values, self._expected = values, [tuple(values)]
+        return ""
+
+    def _read(self) -> list[Any]:
+        values: list[Any] = [optimizers.own_step(self._optimizer)]
+        for group, names in zip(self._optimizer.param_groups, self._kept, strict=True):
+            values += map(group.get, names)
+            values += [isinstance(group.get(rate), torch.Tensor) for rate in ("lr", "momentum")]
+            values += group["params"]
+            if "momentum" in optimizers.rates(group) and "betas" in group:
+                values += group["betas"][1:]
+        return values
 
 
-def _constants(group: dict[str, Any]) -> Hashable:
-    """Return the settings of a parameter group that a capture holds constant."""
-    settings = [(k, str(v)) for k, v in optimizers.constants(group).items()]
-    return (*settings, isinstance(group["lr"], torch.Tensor), tuple(map(id, group["params"])))
+def _constant_names(group: dict[str, Any]) -> list[str]:
+    cycled = "momentum" in optimizers.rates(group)
+    return [name for name in optimizers.constants(group) if not (cycled and name == "betas")]
+
+
+def device_of(model: torch.nn.Module) -> torch.device:
+    """Return where a model is; the CPU if it has neither parameters nor buffers."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        return torch.device(tensor.device)
+    return torch.device("cpu")
+
+
+def batch_key(leaves: Sequence[Any], spec: pytree.TreeSpec, device_type: str) -> tuple[Any, ...]:
+    """Return what a capture holds constant of a batch, and of the state of torch.
+
+    Args:
+        leaves: of the batch.
+        spec: of the batch.
+        device_type: where the model is.
+    """
+    objects: dict[int, int] = {}  # a tensor that stands twice in the batch is one input
+    storages: dict[int, int] = {}
+    facts: list[Any] = []
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            shared = storages.setdefault(leaf.untyped_storage()._cdata, i) if leaf.layout == torch.strided else i
+            facts.append((
+                type(leaf), leaf.shape, leaf.stride() if leaf.layout == torch.strided else (), leaf.dtype, leaf.device,
+                leaf.requires_grad, leaf.is_conj(), leaf.is_neg(), objects.setdefault(id(leaf), i), shared,
+            ))  # fmt: skip
+        else:
+            facts.append((type(leaf), leaf))
+    return (spec, facts, modes(device_type))

@@ -12,6 +12,8 @@ from torch import fx
 from olla import operators
 from olla.operators import Rerun, Rules
 from olla.pytorch.capture import Captured
+from olla.pytorch.generator import Source, can_rewind
+from olla.pytorch.run import attribute
 
 _STATISTICS = ("running_mean", "running_var")
 
@@ -81,27 +83,30 @@ def narrowed(captured: Captured, device: str, rules: Rules, replays: bool = True
     rerun, in_place = rules.rerun.copy(), rules.in_place.copy()
     for v, nodes in enumerate(captured.nodes):
         if rerun[v] == Rerun.REPLAY:
-            rerun[v] = _draws_again(nodes[0], replays)
+            rerun[v] = _draws_again(captured.module, nodes[0], replays)
         if rerun[v] == Rerun.FIRST_RESULT and not _has_rerun(nodes[0]):
             rerun[v] = Rerun.NEVER
         in_place[v] = in_place[v] and _may_overwrite(captured, v, device)
     return rules._replace(rerun=rerun, in_place=in_place)
 
 
-def drawn_on(kernel: fx.Node) -> str:
-    """Return the device from whose generator a kernel draws."""
-    value = kernel.meta["val"]
-    first = value[0] if isinstance(value, tuple | list) else value
+def drawn_from(module: fx.GraphModule, kernel: fx.Node) -> Source:
+    """Return the generator a kernel draws from: the user's own, or the device whose default one it is."""
+    for value in (*kernel.args, *kernel.kwargs.values()):
+        if isinstance(value, fx.Node) and value.op == "get_attr":  # torch names what is no tensor, from 2.13 on
+            value = attribute(module, str(value.target))
+        if isinstance(value, torch.Generator):
+            return value
+    result = kernel.meta["val"]
+    first = result[0] if isinstance(result, tuple | list) else result
     return str(first.device)
 
 
-def _draws_again(kernel: fx.Node, replays: bool) -> Rerun:
-    """Return how a kernel that draws numbers may run again: with those it drew if they are of a default generator."""
-    default = not any(isinstance(a, torch.Generator) for a in (*kernel.args, *kernel.kwargs.values()))
-    known = drawn_on(kernel).split(":")[0] in ("cpu", "cuda")
+def _draws_again(module: fx.GraphModule, kernel: fx.Node, replays: bool) -> Rerun:
+    """Return how a kernel that draws numbers may run again: with those it drew if its generator can be rewound."""
     if is_dropout(kernel) and mask_of(kernel) is None:
         return Rerun.NEVER
-    if replays and default and known:
+    if replays and can_rewind(drawn_from(module, kernel)):
         return Rerun.REPLAY
     return Rerun.FIRST_RESULT if is_dropout(kernel) else Rerun.NEVER
 

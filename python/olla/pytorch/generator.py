@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +16,9 @@ import torch
 from torch import fx
 
 from olla.errors import CaptureError
+from olla.pytorch.exclusive import Capture
 
+Source = str | torch.Generator  # of random numbers: a device, whose default generator it is, or the user's own
 _TAGS = (torch.Tag.nondeterministic_seeded,)  # they keep their place among the operators that draw numbers
 _library: Any = torch.library.Library("olla", "DEF")  # type: ignore[no-untyped-call]
 _library.define("rng_state(str device, int num_bytes) -> Tensor", tags=_TAGS)
@@ -51,7 +52,7 @@ for _operator in _OPERATORS:
 
 
 @contextlib.contextmanager
-def traced() -> Iterator[None]:
+def traced(capture: Capture) -> Iterator[None]:
     """Let a step under trace read and set the state of torch's generators, and refuse what could not be repeated.
 
     Raises:
@@ -69,25 +70,22 @@ def traced() -> Iterator[None]:
     def write(state: torch.Tensor, device: str) -> None:
         torch.ops.olla.set_rng_state(state, device)
 
-    replaced: list[tuple[Any, str, Any]] = [
+    stand_ins: list[tuple[Any, str, Any]] = [
         (torch.cuda, "get_rng_state", lambda device="cuda": read(_name(device))),
         (torch.cuda, "set_rng_state", lambda new_state, device="cuda": write(new_state, _name(device))),
     ]
     for module in (torch, torch.random):
-        replaced += [
+        stand_ins += [
             (module, "get_rng_state", lambda: read("cpu")),
             (module, "set_rng_state", lambda new_state: write(new_state, "cpu")),
             (module, "manual_seed", _refuse_seed),
             (module, "seed", _refuse_seed),
         ]
     for module, own in ((random, random._inst), (np.random, np.random.mtrand._rand)):
-        replaced += [(module, k, _refuse_foreign) for k, f in vars(module).items() if _is_method(f, own)]
-    thread = threading.get_ident()
+        stand_ins += [(module, k, _refuse_foreign) for k, f in vars(module).items() if _is_method(f, own)]
     with contextlib.ExitStack() as stack:
-        for module, name, function in replaced:
-            original = getattr(module, name)
-            stack.callback(setattr, module, name, original)
-            setattr(module, name, _in_thread(thread, function, original))
+        for module, name, function in stand_ins:
+            stack.enter_context(capture.replaced(module, name, function))
         yield
 
 
@@ -107,13 +105,27 @@ def _is_method(function: Any, owner: Any) -> bool:
     return getattr(function, "__self__", None) is owner and function.__name__ not in reads
 
 
-def _in_thread(thread: int, function: Any, original: Any) -> Any:
-    """Return a function for one thread that leaves the original to all others."""
+def can_rewind(source: Source) -> bool:
+    """Whether the state of a generator can be read and set."""
+    if isinstance(source, str):
+        return source.split(":")[0] in ("cpu", "cuda")
+    try:
+        copy = source.clone_state()  # another thread may be drawing from the generator itself
+        copy.set_state(copy.get_state())
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
 
-    def choose(*args: Any, **kwargs: Any) -> Any:
-        return (function if threading.get_ident() == thread else original)(*args, **kwargs)
 
-    return choose
+def _state_of(source: Source) -> torch.Tensor:
+    return _rng_state(source, 0) if isinstance(source, str) else source.get_state()
+
+
+def _set_state(state: torch.Tensor, source: Source) -> None:
+    if isinstance(source, str):
+        _set_rng_state(state, source)
+    else:
+        source.set_state(state)
 
 
 class Draws:
@@ -124,21 +136,21 @@ class Draws:
 
     def __init__(self) -> None:
         self._states: dict[int, torch.Tensor] = {}
-        self._present: tuple[torch.Tensor, str] | None = None
+        self._present: tuple[torch.Tensor, Source] | None = None
 
-    def save(self, op: int, device: str) -> None:
-        """Remember the state of a device's generator, which an op is about to draw from."""
-        self._states[op] = _rng_state(device, 0)
+    def save(self, op: int, source: Source) -> None:
+        """Remember the state of the generator that an op is about to draw from."""
+        self._states[op] = _state_of(source)
 
-    def rewind(self, op: int, device: str) -> None:
+    def rewind(self, op: int, source: Source) -> None:
         """Let the generator draw once more what the op drew."""
-        self._present = _rng_state(device, 0), device
-        _set_rng_state(self._states[op], device)
+        self._present = _state_of(source), source
+        _set_state(self._states[op], source)
 
     def resume(self) -> None:
         """Let the generator go on from where it was before it was rewound."""
         if self._present is not None:
-            _set_rng_state(*self._present)
+            _set_state(*self._present)
             self._present = None
 
     def guarded(self, program: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import threading
+import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch.optim import optimizer as torch_optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from olla.errors import CaptureError
-from olla.pytorch import failures, optimizers
+from olla.pytorch import failures, known, optimizers
+from olla.pytorch.exclusive import Capture, replaced
+from olla.pytorch.guards.modes import kernel_modes
+from olla.pytorch.guards.reads import Reads
 
 Loss = Callable[[Any, Any], Any]
 Body = Callable[[Any, Any, Any], Any]
 Gradients = dict[str, torch.Tensor]
+# They take values of tensors out of the step; of one that is no input nothing else would say so.
+_READ_VALUES = {
+    torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__bool__, torch.Tensor.__int__,
+    torch.Tensor.__float__, torch.Tensor.__index__, torch.Tensor.__array__, torch.Tensor.__contains__, torch.equal,
+    torch.allclose,
+}  # fmt: skip
+_OUR_HOOK = -1  # its key; those of torch count from 0
 _BACKWARD = {"gradient": "grad_tensors"}  # Tensor.backward's name for an argument -> autograd.backward's
 
 
@@ -49,6 +61,7 @@ class Loop:
         stale: name -> a tensor of the parameter's shape; empty if the body is not the user's own.
         update: traces the optimizer's update with these gradients.
         mark: called with a kind for all nodes recorded since its last call.
+        capture: that runs the body.
     """
 
     def __init__(
@@ -57,6 +70,7 @@ class Loop:
         stale: Gradients,
         update: Callable[[Gradients], None],
         mark: Callable[[str], None],
+        capture: Capture,
     ) -> None:
         self.phase = "forward"
         self.num_updates = 0
@@ -65,6 +79,7 @@ class Loop:
         self._added_to: set[str] = set()
         self._update = update
         self._mark = mark
+        self._capture = capture
         self._depth = 0
 
     @contextlib.contextmanager
@@ -109,10 +124,9 @@ class Loop:
     @contextlib.contextmanager
     def _watched_backward(self) -> Iterator[None]:
         original = torch.autograd.backward
-        thread = threading.get_ident()
 
         def backward(*args: Any, **kwargs: Any) -> None:
-            if self._depth or threading.get_ident() != thread:  # recomputation calls it from inside
+            if self._depth:  # recomputation calls it from inside
                 return original(*args, **kwargs)
             self._mark("forward")
             self._added_to |= {name for name in self._stale if self._is_stale(name)}
@@ -125,20 +139,16 @@ class Loop:
                 self._depth -= 1
             self._mark("backward")
 
-        torch.autograd.backward = backward
-        try:
+        with self._capture.replaced(torch.autograd, "backward", backward):
             yield
-        finally:
-            torch.autograd.backward = original
 
     @contextlib.contextmanager
     def _watched_optimizers(self) -> Iterator[None]:
         """Refuse the step of an optimizer that was not lent: it would find none of the gradients."""
         ours = {id(p) for p in self._parameters.values()}
-        thread = threading.get_ident()
 
         def refuse(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            if threading.get_ident() == thread and not all(
+            if self._capture.is_here() and not all(
                 id(p) in ours for group in optimizer.param_groups for p in group["params"]
             ):
                 raise CaptureError(
@@ -146,11 +156,14 @@ class Loop:
                     "knows nothing of. Pass the one optimizer of all parameters as optimizer=..., or make a step each."
                 )
 
-        handle = torch_optimizer.register_optimizer_step_pre_hook(refuse)
+        # Hooks of all optimizers: another thread's may be going through them, so they stay as they are.
+        hooks = torch_optimizer._global_optimizer_pre_hooks
+        with_ours = OrderedDict({**hooks, _OUR_HOOK: refuse})
         try:
-            yield
+            with replaced(torch_optimizer, "_global_optimizer_pre_hooks", with_ours):
+                yield
         finally:
-            handle.remove()
+            hooks.update({key: hook for key, hook in with_ours.items() if key != _OUR_HOOK})
 
     def _is_stale(self, name: str) -> bool:
         return name in self._stale and self._parameters[name].grad is self._stale[name]
@@ -181,26 +194,76 @@ class Loop:
             )
 
 
+def _changes(function: Any, named: Any) -> bool:
+    """Whether a function of torch may change its arguments."""
+    name = getattr(function, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    return (
+        in_place or name.startswith("__i") or name in ("__setitem__", "__set__", "batch_norm") or "out" in (named or ())
+    )
+
+
 class Lent(TorchFunctionMode):
     """Puts the traced tensors in place of the model's own ones, wherever the user's functions hold them.
 
     Args:
         lent: id of a parameter or buffer -> the tensor that stands for it.
+        reads: what the step reads from Python.
     """
 
-    def __init__(self, lent: dict[int, torch.Tensor]) -> None:
+    def __init__(self, lent: dict[int, torch.Tensor], reads: Reads) -> None:
         super().__init__()
         self._lent = lent
+        self._reads = reads
+        self._modes = kernel_modes("cuda" if torch.cuda.is_available() else "cpu")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = pytree.tree_map_only(torch.Tensor, self._replace, (args, kwargs or {}))
+        # A shape stays what it is: Tensor.new would take a tuple for data.
+        args, kwargs = pytree.tree_map_only(torch.Tensor, self._replace, (args, kwargs or {}), is_leaf=_is_shape)
         if func is torch.Tensor.backward:
             with self:  # for hooks, and for what is computed again
                 return torch.autograd.backward(*args, **{_BACKWARD.get(k, k): v for k, v in kwargs.items()})
-        return func(*args, **kwargs)
+        if self._modes != kernel_modes("cuda" if torch.cuda.is_available() else "cpu"):
+            raise CaptureError(
+                "the step changes settings of torch that its kernels read (torch.backends, the precision of matrix "
+                "products, deterministic algorithms): set them around the step, not in it."
+            )
+        if _changes(func, kwargs):
+            for tensor in pytree.tree_leaves((args, kwargs)):
+                if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+                    self._reads.save(tensor)
+        if func in known.READS and (value := known.value(args[0])) is not None:
+            return func(value)
+        if func in _READ_VALUES and args and type(args[0]) in (torch.Tensor, torch.nn.Parameter):
+            self._reads.value_of(args[0])
+        if func in (torch.autograd.grad, torch.autograd.backward) or any(callable(a) for a in args):
+            return func(*args, **kwargs)
+        watching = sys.gettrace()
+        sys.settrace(None)  # torch's own functions read nothing of the user's, and there is much code in them
+        try:
+            if func is torch.lstm:
+                with enable_python_dispatcher():  # see plain_recurrent_layers
+                    return func(*args, **kwargs)
+            return func(*args, **kwargs)
+        finally:
+            sys.settrace(watching)
 
     def _replace(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._lent.get(id(tensor), tensor)
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, torch.Size)
+
+
+@contextlib.contextmanager
+def plain_recurrent_layers(capture: Capture) -> Iterator[None]:
+    """Keep LSTMs on a CPU from oneDNN, whose operator hands its backward a workspace no graph can carry.
+
+    Torch's kernel asks whether oneDNN is on for all threads; what torch has of the same in Python can be told so here.
+    """
+    with capture.replaced(torch._C, "_get_mkldnn_enabled", lambda: False):
+        yield
 
 
 @contextlib.contextmanager
@@ -222,7 +285,8 @@ def lent_optimizer(
         k: optimizer.__dict__[k] for k in ("param_groups", "state", "step") if k in optimizer.__dict__
     }
     before = [dict(group) for group in groups]
-    optimizer.__dict__ |= {"param_groups": groups, "state": optimizers.state_of(state), "step": step}
+    lent = optimizers.state_of(state) if optimizer.state else optimizers.NoState()
+    optimizer.__dict__ |= {"param_groups": groups, "state": lent, "step": step}
     try:
         yield
         changed = [

@@ -13,6 +13,14 @@ from torch.optim import optimizer as torch_optimizer
 from olla.errors import CaptureError
 
 State = dict[str, Any]
+_CHANGED_BY_TORCH = {
+    "state",
+    "param_groups",
+    "step",
+    "_opt_called",
+    "_step_count",
+    "_warned_capturable_if_run_uncaptured",
+}
 
 
 def check(optimizer: torch.optim.Optimizer, parameters: dict[int, str]) -> None:
@@ -39,6 +47,11 @@ def check(optimizer: torch.optim.Optimizer, parameters: dict[int, str]) -> None:
         raise CaptureError(
             f"{kind} has {len(hooks)} step hooks, which a captured step would not run. Remove them before the capture."
         )
+    if own_step(optimizer) is not None:
+        raise CaptureError(
+            f"the step of {kind} was replaced on the object, which a captured step would not call: make a subclass "
+            "with a step of its own."
+        )
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if id(parameter) not in parameters:
@@ -46,6 +59,32 @@ def check(optimizer: torch.optim.Optimizer, parameters: dict[int, str]) -> None:
                     f"{kind} updates a parameter of shape {tuple(parameter.shape)} that the model does not have. "
                     "Build the optimizer from model.parameters() after all changes to the model."
                 )
+
+
+def own_step(optimizer: torch.optim.Optimizer) -> Any:
+    """Return the step that someone put on the object; None for that of its class, and for the wrapper of schedulers."""
+    found = vars(optimizer).get("step")
+    return None if hasattr(found, "_wrapped_by_lr_sched") else found
+
+
+def run_stand_in(optimizer: torch.optim.Optimizer, groups: list[State], state: dict[torch.Tensor, State]) -> None:
+    """Let a stand-in for the user's optimizer take its step.
+
+    Raises:
+        CaptureError: the step changes settings or attributes of the optimizer, which a captured step would not do.
+    """
+    copy = stand_in(optimizer, groups, state)
+    attributes = {k: v for k, v in vars(copy).items() if k not in _CHANGED_BY_TORCH}
+    settings = [dict(group) for group in copy.param_groups]
+    copy.step()
+    now = {k: v for k, v in vars(copy).items() if k not in _CHANGED_BY_TORCH}
+    pairs = [(attributes, now), *zip(settings, copy.param_groups, strict=True)]
+    changed = [k for old, new in pairs for k in {**old, **new} if old.get(k) is not new.get(k)]
+    if changed:
+        raise CaptureError(
+            f"the step of {type(optimizer).__name__} changes {', '.join(map(str, changed))}, which a captured step "
+            "would not do again: keep it in a tensor of the optimizer's state."
+        )
 
 
 def is_known(optimizer: torch.optim.Optimizer) -> bool:
@@ -189,3 +228,18 @@ def one_by_one(group: State) -> State:
 def state_of(state: dict[torch.Tensor, State]) -> collections.defaultdict[torch.Tensor, Any]:
     """Return state in the form optimizers keep it in."""
     return collections.defaultdict(dict, state)
+
+
+class NoState(collections.defaultdict[torch.Tensor, Any]):
+    """The state of an optimizer before its first step, as a body of a loop sees it: a look at it is refused.
+
+    Later steps would find state there, and the captured one would not know.
+    """
+
+    def _refuse(self, *_: Any) -> Any:
+        raise CaptureError(
+            "the step reads the optimizer's state before the optimizer took its first step: what it finds would be "
+            "frozen into the captured step. Take one ordinary step (loss.backward(); optimizer.step()), then capture."
+        )
+
+    __len__ = __iter__ = __contains__ = __getitem__ = __bool__ = keys = values = items = get = _refuse

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from olla import trace
 from olla.errors import ReplayError
-from olla.trace import NEVER, Placed, Trace
 
 if TYPE_CHECKING:
     import torch
 
-    from olla.pytorch.replay import Allocations, Counters, Replay
+    from olla.pytorch.replay import Replay
 
 _ALIGNMENT = {"cpu": 64}  # bytes; torch's allocators for accelerators align to 512
-_MAX_RECORDED = 20  # iterations without a repetition, then what was recorded is forgotten
-_DEVIATION = 0.01  # of the bytes of an iteration: with more of them missed it is another one than planned
-_MAX_DEVIATIONS = 2  # in a row, then the loop is recorded anew
+_DEVIATION = 0.01  # of the bytes of an iteration: with more of them missed no plan fits it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +27,9 @@ class PoolReport:
     Attributes:
         state: ``"recording"``, ``"planned"``, or ``"off"`` where there is no planned memory.
         num_iterations: ended by ``step()``.
-        num_planned: of these, how many ran at planned addresses.
-        num_plans: plans made or loaded so far.
-        arena_bytes: size of the present plan's arena; 0 without one.
+        num_planned: of these, how many ran while there was a plan.
+        num_plans: plans made or loaded so far: one for each kind of iteration, more where one had to be planned again.
+        arena_bytes: size of the arena that all plans share; 0 without one.
         load_bytes: most bytes of it in use at once by plan: no arena is smaller.
         requested_bytes: of all requests in planned iterations.
         served_bytes: of these, at their planned addresses.
@@ -80,9 +76,11 @@ def pool(
 ) -> Pool:
     """Plan the memory of an ordinary training loop, which stays as it is.
 
-    Iterations are recorded until two in a row make the same requests for memory. These are laid out in one arena, and
-    from then on every request gets its planned address. One that deviates goes to torch's own allocator and is
-    counted; after two iterations in a row that deviate, the loop is recorded and planned anew.
+    Iterations are recorded. Once two make the same requests for memory, these are laid out, and from then on every
+    request of such an iteration gets its planned address. Up to eight kinds of iterations, as training and evaluation
+    or batches of several sizes, come in any order, each with its plan, in one arena; the requests tell the kind. What
+    fits no plan goes to torch's own allocator and is counted. Compiled steps inside the loop keep their own memory:
+    while one runs, the pool is suspended.
 
     Args:
         device: whose memory; ``"cuda"`` is built, but has not been measured yet.
@@ -116,22 +114,24 @@ def pool(
 
 
 class Pool:
-    """The planned memory of a loop; made by olla.pool. It belongs to the thread that enters it."""
+    """The planned memory of a loop; made by olla.pool. It belongs to the thread that enters it.
+
+    In a process that is forked from the loop, as workers of a DataLoader are, it is off.
+    """
 
     def __init__(self, device: torch.device | str, plan: str | None, time_limit: float, seed: int) -> None:
         import torch
 
+        from olla.pytorch.kinds import Kinds
+
         self._device = torch.device(device)
-        self._alignment = _ALIGNMENT.get(self._device.type, 512)
+        alignment = _ALIGNMENT.get(self._device.type, 512)
         self._shared = self._device.type != "cpu"  # autograd allocates on a thread of its own
-        self._time_limit = time_limit
-        self._seed = seed
-        self._replay: Replay | None = None
-        self._state = "off"
-        self._placed: Placed | None = None if plan is None else trace.load(plan, self._alignment)
-        self._trace: Trace | None = None
-        self._num_plans = int(plan is not None)
-        self._num_iterations = self._num_planned = self._num_recorded = self._num_deviations = 0
+        self._kinds = Kinds(alignment, time_limit, seed, None if plan is None else trace.load(plan, alignment))
+        self._replay: Replay | None = None  # None: the loop runs on torch's own allocator
+        self._thread: threading.Thread | None = None  # inside the with block
+        self._process = os.getpid()
+        self._num_iterations = self._num_planned = 0
         self._requested_bytes = self._served_bytes = self._num_misses = self._missed_bytes = 0
         self._note = ""
 
@@ -139,58 +139,66 @@ class Pool:
         """Begin the first iteration.
 
         Raises:
-            ReplayError: the thread is inside another pool or a compiled step.
+            ReplayError: the pool was entered already, or the thread is inside another one or a compiled step.
         """
         from olla.pytorch.replay import load
 
+        if self._thread is not None and self._process == os.getpid():
+            raise ReplayError(f"the pool was entered already, by thread {self._thread.name!r}: leave it there first")
+        replay = None
         try:
-            self._replay = load(self._device)
+            replay = load(self._device)
         except ReplayError as error:
-            self._note = f"The loop runs on torch's own allocator: {error}"
-            warnings.warn(self._note, stacklevel=2)
-            return self
-        self._begin()
+            self._say(f"The loop runs on torch's own allocator: {error}")
+        if replay is not None:
+            replay.open_loop(shared=self._shared)
+            self._kinds.restart()
+        self._replay, self._process, self._thread = replay, os.getpid(), threading.current_thread()
+        if replay is not None:
+            if self._kinds:
+                self._plan(replay)
+            self._begin()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the last iteration; tensors in the arena stay valid."""
-        if self._replay is None or self._state == "off":
-            return
-        if self._state == "planned":
-            self._replay.deactivate()
-        else:
-            self._replay.stop_recording()
-        self._replay.release()
-        self._state = "off"
+        """End the last iteration; tensors in the arena stay valid.
+
+        Raises:
+            ReplayError: another thread entered the pool; it stays as it is.
+        """
+        replay = self._in_thread("left")
+        self._thread = self._replay = None
+        if replay is not None:
+            replay.close_loop()
 
     def step(self) -> None:
         """End an iteration of the loop.
 
         Raises:
-            ReplayError: outside the ``with`` block.
+            ReplayError: outside the ``with`` block, or in another thread than that.
         """
-        if self._replay is None and self._note:
-            self._num_iterations += 1
-            return
-        if self._replay is None or self._state == "off":
+        if self._thread is None:
             raise ReplayError("pool.step() was called outside the pool's with block")
-        self._replay.end()
+        replay = self._in_thread("stepped")
+        number = self._num_iterations
         self._num_iterations += 1
-        if self._state == "planned":
-            self._end_planned(self._replay)
-        else:
-            self._end_recorded(self._replay)
-        self._begin()
+        if replay is None:
+            return
+        replay.end()
+        try:
+            self._end(replay, number)
+        finally:  # an interrupted layout leaves the loop as it was
+            self._begin()
 
     def report(self) -> PoolReport:
         """Return what the pool did so far."""
         return PoolReport(
-            state=self._state,
+            state=self._state(),
             num_iterations=self._num_iterations,
             num_planned=self._num_planned,
-            num_plans=self._num_plans,
-            arena_bytes=self._placed.arena_bytes if self._placed else 0,
-            load_bytes=self._placed.load_bytes if self._placed else 0,
+            num_plans=self._kinds.num_plans,
+            arena_bytes=self._kinds.arena_bytes,
+            load_bytes=self._kinds.load_bytes,
             requested_bytes=self._requested_bytes,
             served_bytes=self._served_bytes,
             num_misses=self._num_misses,
@@ -199,84 +207,71 @@ class Pool:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the iteration and its plan as a CSV file, for ``olla layout`` and for ``olla.pool(plan=...)``.
+        """Write an iteration and its plan as a CSV file, for ``olla layout`` and for ``olla.pool(plan=...)``.
+
+        Of several kinds of iterations it is the one that came most often.
 
         Raises:
             PlanError: the file cannot be written.
-            ReplayError: no two iterations in a row were the same so far.
+            ReplayError: no two iterations were the same so far.
         """
-        if self._placed is None:
+        placed = self._kinds.most_seen
+        if placed is None:
+            raise ReplayError("the pool has no plan yet: two iterations must make the same requests for memory")
+        placed.save(path)
+
+    def _state(self) -> str:
+        if self._replay is None or self._process != os.getpid():
+            return "off"
+        return "planned" if self._kinds else "recording"
+
+    def _in_thread(self, verb: str) -> Replay | None:
+        """Return the planned memory, None where the pool is off, and refuse other threads."""
+        if self._process != os.getpid():
+            self._note = "The process was forked inside the pool: it runs on torch's own allocator."
+            return None
+        if self._thread is not None and self._thread is not threading.current_thread():
             raise ReplayError(
-                "the pool has no plan yet: two iterations in a row must make the same requests for memory"
+                f"the pool was entered by thread {self._thread.name!r} and is {verb} by "
+                f"{threading.current_thread().name!r}: do both in one thread, or give each thread a pool of its own"
             )
-        self._placed.save(path)
+        return self._replay
+
+    def _say(self, note: str) -> None:
+        self._note = note
+        warnings.warn(note, stacklevel=3)
 
     def _begin(self) -> None:
         """Open the window of an iteration."""
-        from olla.pytorch.replay import Table
+        if self._replay is not None:
+            self._replay.begin(self._num_iterations)
 
-        replay = self._replay
-        assert replay is not None
-        if self._placed is None:
-            if self._state != "recording":
-                replay.start_recording(_MAX_RECORDED, shared=self._shared)
-                self._state, self._num_recorded = "recording", 0
-            replay.begin(self._num_recorded)
-            return
-        placed = self._placed
-        op_offset = np.array([0, len(placed.num_bytes)], dtype=np.int64)
-        table = Table(
-            placed.arena_bytes, op_offset, placed.num_bytes, placed.offsets, self._alignment, in_sequence=True
-        )
-        replay.activate(table, shared=self._shared)
-        self._state = "planned"
-        replay.begin(0)
+    def _plan(self, replay: Replay) -> None:
+        """Take the arena for all kinds; where there is no room for it, the loop goes on without."""
+        try:
+            replay.plan_loop(*self._kinds.table())
+        except (ReplayError, MemoryError) as error:
+            self._replay = None
+            replay.close_loop()
+            size = self._kinds.arena_bytes
+            self._say(f"The loop runs on torch's own allocator: there is no room for an arena of {size} bytes: {error}")
 
-    def _end_recorded(self, replay: Replay) -> None:
-        """Lay the iteration out if it was the same as the one before."""
-        self._num_recorded += 1
-        found = repeated(replay.recorded(), self._num_recorded)
-        if found is not None:
-            replay.stop_recording()
-            self._placed = found.place(self._alignment, self._time_limit, self._seed)
-            self._num_plans += 1
+    def _end(self, replay: Replay, number: int) -> None:
+        """Count what was served, and plan what no plan fits once it repeats."""
+        from olla.pytorch.kinds import MAX_SEEN
+
+        counters = replay.loop_counters()
+        kind, held = replay.last_iteration()
+        fits = False
+        if self._kinds:
+            self._num_planned += 1
+            self._requested_bytes += counters.requested_bytes
+            self._served_bytes += counters.hit_bytes
+            self._num_misses += counters.num_misses
+            self._missed_bytes += counters.missed_bytes
+            fits = counters.missed_bytes <= _DEVIATION * counters.requested_bytes
+        if self._kinds.fits(replay, number, kind) if fits else self._kinds.learn(replay, number, held):
             self._note = ""
-        elif self._num_recorded == _MAX_RECORDED:
-            replay.stop_recording()
-            self._state = "off"  # _begin starts anew
-            self._note = f"No two of {_MAX_RECORDED} iterations in a row made the same requests for memory."
-
-    def _end_planned(self, replay: Replay) -> None:
-        counters: Counters = replay.deactivate(keep_arena=True)
-        self._num_planned += 1
-        self._requested_bytes += counters.requested_bytes
-        self._served_bytes += counters.hit_bytes
-        self._num_misses += counters.num_misses
-        self._missed_bytes += counters.missed_bytes
-        deviates = counters.missed_bytes > _DEVIATION * counters.requested_bytes
-        self._num_deviations = self._num_deviations + 1 if deviates else 0
-        if self._num_deviations == _MAX_DEVIATIONS:
-            self._placed, self._num_deviations = None, 0
-            replay.release()
-
-
-def repeated(recorded: Allocations, num_iterations: int) -> Trace | None:
-    """Return the requests of the last two iterations if these are the same.
-
-    Args:
-        recorded: iteration i in the window of op i.
-        num_iterations: that have ended.
-
-    Complexity: O(requests).
-    """
-    if num_iterations < 2:
-        return None
-    before, after = (np.flatnonzero(recorded.op == num_iterations - k) for k in (2, 1))
-    if len(before) == 0 or not np.array_equal(recorded.num_bytes[before], recorded.num_bytes[after]):
-        return None
-    inside, inside_after = (recorded.freed_in[i] == recorded.op[i] for i in (before, after))
-    if not np.array_equal(inside, inside_after):
-        return None
-    freed, freed_after = (recorded.freed_at[i] - i[0] for i in (before, after))
-    freed[recorded.freed_at[before] < 0] = NEVER
-    return Trace(recorded.num_bytes[after], np.where(inside, np.maximum(freed, freed_after), freed))
+            self._plan(replay)
+        elif not self._kinds and self._kinds.num_seen == MAX_SEEN:
+            self._note = f"No two of {MAX_SEEN} iterations made the same requests for memory."

@@ -11,8 +11,9 @@ import torch
 from torch import fx
 
 from olla.pytorch.capture import Captured
+from olla.pytorch.checks import CHECK, check
 from olla.pytorch.copies import Copies, Outline
-from olla.pytorch.forms import drawn_on, dropout_again, is_dropout, mask_of, norm_again, overwriting
+from olla.pytorch.forms import drawn_from, dropout_again, is_dropout, mask_of, norm_again, overwriting
 from olla.pytorch.generator import Draws
 from olla.pytorch.run import attribute, last_steps
 from olla.pytorch.script import Call, Script
@@ -129,7 +130,8 @@ class _Writer:
         self._place = call.place
         if call.draw >= 0:
             action = "rewind" if call.replay else "save"
-            self._line(f"draws.{action}({call.draw}, {drawn_on(kernel)!r})")
+            source = self._text(drawn_from(self.captured.module, kernel))
+            self._line(f"draws.{action}({call.draw}, {source})")
         if window:
             self._line(f"begin({op})")
         self._write_kernel(call)
@@ -282,5 +284,7 @@ class _Writer:
 
 
 def _kernel(target: Any) -> Any:
-    """Return what to call: a torch operator without the Python method around it."""
+    """Return what to call: a torch operator without the Python method around it, a check without the operator."""
+    if target is CHECK:
+        return check
     return target._op if isinstance(target, torch._ops.OpOverload) else target

@@ -44,9 +44,6 @@ class Table(NamedTuple):
         num_bytes: int64[m], size of each request, at least 1.
         offsets: int64[m], its first byte in the arena; -1: the default allocator answers, on purpose.
         alignment: bytes; every offset is a multiple of it, and Counters count sizes rounded up to it.
-        in_sequence: how a request of another size than the next planned one is taken. False: as the next one of its
-            size that the op has not passed. True, for windows with many requests: as one more than planned, unless it
-            and the one before show where the sequence goes on.
     """
 
     arena_bytes: int
@@ -54,7 +51,6 @@ class Table(NamedTuple):
     num_bytes: Int64
     offsets: Int64
     alignment: int = 64
-    in_sequence: bool = False
 
 
 class Miss(NamedTuple):
@@ -98,6 +94,22 @@ class Counters(NamedTuple):
     hit_bytes: int
 
 
+class Iteration(NamedTuple):
+    """What an iteration of a loop asked for, and what became of it so far.
+
+    Attributes:
+        start: how many requests the loop had made before it.
+        num_bytes: int64[m].
+        freed_inside: bool[m], whether the block was freed before the iteration ended.
+        freed_at: int64[m], how many requests the loop had made when it was freed; -1: it is alive, or unknown.
+    """
+
+    start: int
+    num_bytes: Int64
+    freed_inside: npt.NDArray[np.bool_]
+    freed_at: Int64
+
+
 class Replay:
     """The planned memory of a device; see load().
 
@@ -124,7 +136,7 @@ class Replay:
                 autograd allocates on a thread of its own.
 
         Raises:
-            ReplayError: this thread already records or has an active table, or another thread shares its own.
+            ReplayError: this thread already records a step or has an active table, or another thread shares its own.
         """
         self._module.start_recording(num_ops, shared)
 
@@ -164,13 +176,7 @@ class Replay:
         Complexity:
             O(m) here, O(log blocks in use) for each request and each tensor that is freed.
         """
-        arrays = (table.op_offset, table.num_bytes, table.offsets)
-        for name, array in zip(("op_offset", "num_bytes", "offsets"), arrays, strict=True):
-            if array.dtype != np.int64 or array.ndim != 1 or not array.flags.c_contiguous:
-                raise ReplayError(
-                    f"table: {name} is {array.dtype}{list(array.shape)}, expected a contiguous list of int64"
-                )
-        self._module.activate(table.arena_bytes, table.alignment, *arrays, table.in_sequence, shared)
+        self._module.activate(table.arena_bytes, table.alignment, *_arrays(table), shared)
 
     def deactivate(self, *, keep_arena: bool = False) -> Counters:
         """End the table, and the window where one is open. Tensors in the arena stay readable.
@@ -182,12 +188,86 @@ class Replay:
         Raises:
             ReplayError: this thread has no active table.
         """
-        counts = Counters(*self._module.deactivate(keep_arena))
-        return counts._replace(misses=[Miss(*miss) for miss in counts.misses])
+        return _counters(self._module.deactivate(keep_arena))
 
     def abandon(self) -> None:
-        """End the window, the recording and the table that an interrupted call left open on this thread, if any."""
+        """End the window, the recording and the table that an interrupted step left open on this thread, if any."""
         self._module.abandon()
+
+    def open_loop(self, *, shared: bool = False) -> None:
+        """Begin a loop on this thread: window i is iteration i, numbers rise, and all their requests are recorded.
+
+        A step that records or activates a table inside the loop suspends it until that ends.
+
+        Args:
+            shared: see start_recording.
+
+        Raises:
+            ReplayError: this thread is inside a loop or a step, or another thread shares its own.
+        """
+        self._module.open_loop(shared)
+
+    def plan_loop(self, table: Table, held: Int64) -> None:
+        """Answer the iterations that follow from an arena. Call it between windows.
+
+        Op v of the table is a kind of iteration. The first request of an iteration takes it for the kind that expects
+        what is in use of the arena then; one that does not go on so, for the first kind that begins alike and does.
+        After that, a request of another size than the next planned one counts as one more than planned, unless it and
+        the one before show where the sequence goes on.
+
+        Args:
+            table: copied.
+            held: int64[num_ops], bytes of the arena in use when the first request of a kind comes.
+
+        Raises:
+            ReplayError: the table does not hold together, this thread is in no loop, or there is no room for the
+                arena: then the loop goes on without a plan.
+            MemoryError: the same, of the CPU's.
+        """
+        self._module.plan_loop(table.arena_bytes, table.alignment, *_arrays(table), np.ascontiguousarray(held))
+
+    def loop_counters(self) -> Counters:
+        """Return what happened in the loop since the last call.
+
+        Raises:
+            ReplayError: this thread is in no loop.
+        """
+        return _counters(self._module.loop_counters())
+
+    def last_iteration(self) -> tuple[int, Int64]:
+        """Return how the plan took the iteration that ended last.
+
+        Returns:
+            The op of the table that it followed, -1 without a plan or a request; and int64[n, 3], rows of offset, end
+            and kind of the blocks that were in the arena when its first request came.
+
+        Raises:
+            ReplayError: this thread is in no loop.
+        """
+        kind, rows = self._module.loop_row()
+        return kind, np.frombuffer(rows, np.int64).reshape(-1, 3)
+
+    def iteration(self, number: int) -> Iteration:
+        """Return what an iteration asked for, unless it was forgotten: empty.
+
+        Raises:
+            ReplayError: this thread is in no loop.
+        """
+        rows = np.frombuffer(self._module.iteration(number), np.int64).reshape(-1, 4)
+        made_at, num_bytes, freed_in, freed_at = (np.ascontiguousarray(column) for column in rows.T)
+        return Iteration(int(made_at[0]) if len(rows) else 0, num_bytes, freed_in == number, freed_at)
+
+    def forget(self, number: int) -> None:
+        """Drop what an iteration asked for.
+
+        Raises:
+            ReplayError: this thread is in no loop.
+        """
+        self._module.forget(number)
+
+    def close_loop(self) -> None:
+        """End the loop of this thread, if it is in one, and what is open inside it. Tensors in the arena stay valid."""
+        self._module.close_loop()
 
     def release(self) -> None:
         """Give the arenas back that deactivate() kept."""
@@ -203,6 +283,19 @@ class Replay:
     def held_bytes(self) -> int:
         """Bytes of all arenas of the process: active, kept, or waiting for their last tensor to be freed."""
         return int(self._module.held_bytes())
+
+
+def _arrays(table: Table) -> tuple[Int64, Int64, Int64]:
+    arrays = (table.op_offset, table.num_bytes, table.offsets)
+    for name, array in zip(("op_offset", "num_bytes", "offsets"), arrays, strict=True):
+        if array.dtype != np.int64 or array.ndim != 1 or not array.flags.c_contiguous:
+            raise ReplayError(f"table: {name} is {array.dtype}{list(array.shape)}, expected a contiguous list of int64")
+    return arrays
+
+
+def _counters(row: tuple[Any, ...]) -> Counters:
+    counts = Counters(*row)
+    return counts._replace(misses=[Miss(*miss) for miss in counts.misses])
 
 
 def _allocations(rows: bytes) -> Allocations:

@@ -58,7 +58,8 @@ class Recorder:
 
     def note(self, tensor: int, value: torch.Tensor) -> None:
         """Keep where a tensor of the graph lives."""
-        self.addresses[tensor] = value.untyped_storage().data_ptr()
+        if not value._is_zerotensor():  # it has no memory
+            self.addresses[tensor] = value.untyped_storage().data_ptr()
 
 
 @dataclass(frozen=True)

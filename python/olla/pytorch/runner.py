@@ -23,7 +23,6 @@ from olla.pytorch.cache import Known, Place
 from olla.pytorch.capture import Captured
 from olla.pytorch.copies import Copies, HostMemory
 from olla.pytorch.cudagraph import Graphed
-from olla.pytorch.feeds import Sources
 from olla.pytorch.program import Program, compile_program
 from olla.pytorch.replay import Allocations, Counters, Miss, Replay
 from olla.pytorch.requests import Recorder, Requests, with_costs
@@ -65,7 +64,6 @@ class Runner:
     Args:
         captured: the step.
         plan: its order.
-        sources: gives the tensors of all inputs for the leaves of a batch.
         replay: the planned memory of the device; None: the step runs on torch's own allocator.
         note: for the report.
         place: where the step is kept on disk; None: nowhere.
@@ -84,7 +82,6 @@ class Runner:
         self,
         captured: Captured,
         plan: Plan,
-        sources: Sources,
         replay: Replay | None,
         note: str,
         place: Place | None = None,
@@ -101,7 +98,6 @@ class Runner:
         self._copies: Copies | None = None
         self.plan: Plan
         self._use(plan)
-        self._sources = sources
         self._replay = replay
         self._place = place
         notes = (note, place.note if place else "", planner.note if planner else "")
@@ -114,9 +110,7 @@ class Runner:
         self._eager_peak_bytes = self._eager_peak(captured.graph)
         self._is_cached = place is not None and place.loaded
         self._seconds = {"capture": sum(captured.seconds.values()), "plan": plan.seconds["total"], "record": 0.0}
-        if place is not None:
-            self._seconds["capture"] += place.seconds
-            self._seconds["plan"] *= not place.loaded
+        self._seconds["plan"] *= not self._is_cached
         self._times: collections.deque[float] = collections.deque(maxlen=_NUM_TIMES)
         self._num_steps = 0
         self._seen = _Seen()
@@ -148,8 +142,8 @@ class Runner:
         """Return a plan of the graph that runs as one that knows what was rewritten, if anything was."""
         return with_figures(self.plan, self.graph, found) if isinstance(self.plan, BudgetPlan | SwapPlan) else found
 
-    def run(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
-        """Run the step on a batch with these leaves, and return the captured outputs."""
+    def run(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Run the step on the tensors of its inputs, and return the captured outputs."""
         # A context manager written in Python, such as no_grad(), leaves its mode on if Ctrl-C comes as it is entered.
         with_gradients = torch.is_grad_enabled()
         autocast = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
@@ -157,15 +151,14 @@ class Runner:
             torch._C._set_grad_enabled(False)
             for kind in autocast:
                 torch.set_autocast_enabled(kind, False)  # the captured step has its casts in it
-            return self._call(leaves)
+            return self._call(values)
         finally:
             torch._C._set_grad_enabled(with_gradients)
             for kind in autocast:
                 torch.set_autocast_enabled(kind, True)
 
-    def _call(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
+    def _call(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
         start = time.perf_counter()
-        values = self._sources(leaves)
         if self._replay is not None:
             self._replay.abandon()  # a second interrupt can cut the clearing up after the first one short
         copies = self._copies
@@ -313,7 +306,7 @@ class Runner:
             self._num_recordings = 0
             self.program = self._compile_recorded()
             if self._place is not None:
-                self._place.save(self._captured, tighter)
+                self._place.save(tighter)
             return
         self._arranged = arranged
         self.program = self._compile_arranged()

@@ -6,22 +6,23 @@ import dataclasses
 import threading
 import warnings
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from olla.budgets import Goal, Swapping
 from olla.devices import profile_of
-from olla.errors import ReplayError
+from olla.errors import PlanError, ReplayError
 from olla.plan import Plan, plan
-from olla.pytorch.capture import capture
+from olla.pytorch.capture import capture, require_choice
 
 if TYPE_CHECKING:
     import torch
-    from torch.utils._pytree import TreeSpec
 
     from olla.devices import DeviceProfile
     from olla.graph import Graph
+    from olla.pytorch.budgeted import Planner
+    from olla.pytorch.capture import Captured
+    from olla.pytorch.captures import Capture
     from olla.pytorch.replay import Replay
     from olla.pytorch.runner import Runner
     from olla.report.step import StepReport
@@ -55,6 +56,7 @@ def compile(
     link: Link | float | None = None,
     host_budget: int | str | None = None,
     chunked_loss: int | None = None,
+    checks: str = "run",
 ) -> Step:
     """Turn a training step into one that runs in planned order, in one arena; the first call captures and plans it.
 
@@ -62,7 +64,7 @@ def compile(
     rate schedules and ``model.eval()`` work as before.
 
     Args:
-        model: the model to train; which modules it consists of is fixed from now on.
+        model: the model to train.
         optimizer: see olla.capture. None: the gradients are left in ``.grad``, added to those already there.
         loss: ``loss(model, batch)`` returns the loss, or a tuple that starts with it. None: inference.
         step: ``step(model, optimizer, batch)``, the body of a training loop, in place of ``loss``: see olla.capture.
@@ -72,12 +74,13 @@ def compile(
         updates_may_move: whether weight updates may run early, in the backward pass.
         arena: whether to run at planned addresses, or in planned order on torch's own allocator. None: on a CPU only;
             the allocator for CUDA is built, but has not been measured yet, so there it must be asked for.
-        cache_size: captures to keep, the latest used. A batch of other shapes or types, another mode of a module,
-            another frozen parameter and another setting of the optimizer (the learning rate aside) need one each.
+        cache_size: captures to keep, the latest used. A batch of other shapes or types, and another value of whatever
+            the step reads from Python (a mode, a number in a closure, a hook, a setting of the optimizer, but not its
+            learning rate) need one each.
         cuda_graph: whether to capture the planned step in a CUDA graph and to replay that: from the third call on, and
             anew when a learning rate changes, unless that is a tensor on the GPU. Built, not measured.
-        disk_cache: whether captures and plans are kept on disk and found there again by later processes; see
-            docs/step.md. What decides that they fit: model, loss, optimizer, shapes, versions and source files.
+        disk_cache: whether plans and recorded requests are kept on disk and found there again by later processes that
+            capture the same step; see docs/step.md.
         budget: the memory there is, "16GB", "16GiB" or bytes, for resident tensors, outputs and the arena: ops run
             again, and results take over inputs that die, until the step fits, in the least added time. Results stay
             the same to the bit.
@@ -93,6 +96,8 @@ def compile(
         host_budget: the host memory there is for swapping, in bytes or as text.
         chunked_loss: with a goal: compute large linear layers with their cross-entropy in so many chunks of rows. This
             changes rounding, and is off unless asked for.
+        checks: "run", or "skip" what the step checks of values only to raise an error; see olla.capture. On a GPU each
+            check waits for the kernels before it.
 
     Returns:
         The step: ``step(batch)`` runs it and returns what ``loss`` or ``step`` returned.
@@ -100,7 +105,7 @@ def compile(
     Raises:
         ReplayError: the model is elsewhere than ``device``, or not on a GPU with ``cuda_graph=True``.
         BudgetError: the budget is no number of bytes. A call of the step raises it where nothing fits the budget.
-        ValueError: cache_size is below 1, an option of the budget is out of its range, or the method is unknown.
+        ValueError: cache_size is below 1, an option of the budget is out of its range, or the method or checks unknown.
 
     Example:
         >>> import torch, olla
@@ -129,6 +134,7 @@ def compile(
         _swapping(profile, goal, method, swap, link, host_budget),
         method == "autoswap",
         profile,
+        checks,
     )
 
 
@@ -155,6 +161,19 @@ def _swapping(
     return found and dataclasses.replace(found, link=Link.of(profile if link is None else link))
 
 
+def _acceptor(planner: Planner | None, captured: Captured) -> Callable[[Plan], None]:
+    """Return what refuses a plan from the disk that this step cannot run."""
+    from olla.pytorch.runner import device_type
+
+    def accept(found: Plan) -> None:
+        if planner is not None:
+            planner.accept(captured, device_type(captured), found)
+        elif type(found) is not Plan:
+            raise PlanError("the plan is for another goal", rule="plan")
+
+    return accept
+
+
 class Step:
     """A compiled training step; made by olla.compile.
 
@@ -178,19 +197,22 @@ class Step:
         swapping: Swapping | None = None,
         by_autoswap: bool = False,
         profile: str | DeviceProfile = "a100",
+        checks: str = "run",
     ) -> None:
         import torch
 
+        from olla.pytorch.captures import Captures
         from olla.pytorch.copies import HostMemory
-        from olla.pytorch.feeds import Feed
+        from olla.pytorch.feeds import device_of
 
         if cache_size < 1:
             raise ValueError(f"cache_size is {cache_size}, expected 1 or more")
-        self.model = model
-        self.optimizer = optimizer
-        self.loss = loss
+        require_choice(checks)
+        self._model = model
+        self._optimizer = optimizer
+        self._loss = loss
         self._body = step
-        self._feed = Feed(model, optimizer)
+        self._device = device_of(model)
         self._options = options
         self._arena = arena
         self._cache_size = cache_size
@@ -200,19 +222,20 @@ class Step:
         self._swapping = swapping
         self._by_autoswap = by_autoswap
         self._profile = profile
-        self._host = HostMemory(self._feed.device.type)
-        self._runners: OrderedDict[Hashable, Runner] = OrderedDict()  # the latest used last
+        self._checks = checks
+        self._host = HostMemory(self._device.type)
+        self._captures = Captures(cache_size)
         self._lock = threading.Lock()
         self._replay: Replay | None = None
         self._note = ""
-        if cuda_graph and self._feed.device.type != "cuda":
+        if cuda_graph and self._device.type != "cuda":
             raise ReplayError(
-                f"cuda_graph=True needs CUDA, and the model is on {self._feed.device}: move it there, or leave it out"
+                f"cuda_graph=True needs CUDA, and the model is on {self._device}: move it there, or leave it out"
             )
         if swapping is not None and cuda_graph:
             raise ReplayError("a step that swaps cannot be a CUDA graph yet: leave cuda_graph or swapping out")
-        if device is not None and (wanted := torch.device(device)) != self._feed.device:
-            here = self._feed.device
+        if device is not None and (wanted := torch.device(device)) != self._device:
+            here = self._device
             if wanted.type != here.type or wanted.index not in (None, here.index):
                 raise ReplayError(f"the step is meant for {wanted}, and the model is on {here}: move it, then compile")
 
@@ -242,6 +265,21 @@ class Step:
             _this_thread.running = False
 
     @property
+    def model(self) -> torch.nn.Module:
+        """The model that is trained; to train another one, compile another step."""
+        return self._model
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """Its optimizer."""
+        return self._optimizer
+
+    @property
+    def loss(self) -> Callable[[Any, Any], Any] | None:
+        """The loss function."""
+        return self._loss
+
+    @property
     def graph(self) -> Graph:
         """The step that runs, for the shapes it ran with last; with workspaces and seconds if it was recorded.
 
@@ -260,7 +298,7 @@ class Step:
         Raises:
             ReplayError: the step has not run yet.
         """
-        return self._latest.report(len(self._runners))
+        return self._latest.report(len(self._captures))
 
     def release(self) -> None:
         """Give the memory of the arena, and that in the host, back until the next call, for work outside the step."""
@@ -268,41 +306,47 @@ class Step:
         if self._replay is not None:
             self._replay.release()
 
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse to be copied or pickled: a step is bound to the tensors of its model."""
+        raise ReplayError(
+            "a compiled step cannot be copied or pickled: copy or save the model and the optimizer, and compile those"
+        )
+
     def __repr__(self) -> str:
-        return f"<Step of {type(self.model).__name__}, {len(self._runners)} captures>"
+        return f"<Step of {type(self._model).__name__}, {len(self._captures)} captures>"
 
     @property
     def _latest(self) -> Runner:
-        if not self._runners:
+        if (latest := self._captures.latest) is None:
             raise ReplayError("the step has not run yet: call step(batch) once, then ask for its report")
-        return next(reversed(self._runners.values()))
+        return latest.runner
 
     def _run(self, batch: Any) -> Any:
-        from olla.pytorch.feeds import flatten
+        from olla.pytorch.exclusive import between
+        from olla.pytorch.feeds import batch_key, flatten
 
         leaves, spec = flatten(batch)
-        key = self._feed.key(leaves, spec)
-        latest = next(reversed(self._runners), None)
-        if key == latest:  # to hash it takes longer
-            return self._give_back(self._latest, self._latest.run(leaves))
-        runner = self._runners.get(key)
-        if runner is None:
-            runner = self._prepare(batch, leaves, spec)
-        results = runner.run(leaves)
-        self._runners[key] = runner
-        self._runners.move_to_end(key)
-        if len(self._runners) > self._cache_size:
-            self._runners.popitem(last=False)
+        key = batch_key(leaves, spec, self._device.type)
+        with between():
+            capture, values, reason = self._captures.find(key, leaves)
+        if capture is None:
+            capture = self._prepare(batch, key, leaves)
+            with between():
+                values = capture.sources(leaves)
+        results = capture.runner.run(values)
+        if self._captures.use(capture):
             warnings.warn(
-                f"the step needed more than {self._cache_size} captures: pad batches to few shapes, keep settings of "
-                "the optimizer other than the learning rate constant, or raise cache_size",
+                f"the step needed more than {self._cache_size} captures, this one because of a change: {reason}. Pad "
+                "batches to few shapes, pass numbers that change in with the batch as tensors, or raise cache_size",
                 stacklevel=3,
             )
-        return self._give_back(runner, results)
+        return self._give_back(capture, results)
 
-    def _prepare(self, batch: Any, leaves: Sequence[Any], spec: TreeSpec) -> Runner:
+    def _prepare(self, batch: Any, key: tuple[Any, ...], leaves: Sequence[Any]) -> Capture:
         from olla.pytorch.budgeted import Planner
         from olla.pytorch.cache import find
+        from olla.pytorch.captures import Capture
+        from olla.pytorch.feeds import Feed
         from olla.pytorch.runner import Runner, device_type
         from olla.report.progress import ProgressLine
 
@@ -311,41 +355,45 @@ class Step:
             by: dict[str, Any] = {"by_autoswap": self._by_autoswap, "device": self._profile}
             planner = Planner(self._goal, self._options, self._swapping, **by, replays=not self._cuda_graph)
             options = {**self._options, "goal": self._goal, "swapping": self._swapping, **by}
-        with ProgressLine(f"compiling {type(self.model).__name__}") as progress:
-            place = (
-                find(self.model, self.optimizer, self.loss, self._body, leaves, spec, options)
-                if self._disk_cache
-                else None
+        with ProgressLine(f"compiling {type(self._model).__name__}") as progress:
+            captured = capture(
+                self._model,
+                batch,
+                optimizer=self._optimizer,
+                loss=self._loss,
+                step=self._body,
+                checks=self._checks,
             )
-            known = place.load() if place is not None else None
-            if known is None:
-                captured = capture(self.model, batch, optimizer=self.optimizer, loss=self.loss, step=self._body)
-                captured.structure.check()
-                found: Plan
+            captured.structure.check()
+            made = Capture(captured, key, Feed(self._model, self._optimizer), leaves)
+            place = find(captured, options) if self._disk_cache else None
+            found = place.load(captured.graph, _acceptor(planner, captured)) if place is not None else None
+            if found is not None:
+                captured = planner.known(captured, found) if planner is not None else captured
+            else:
                 if planner is None:
                     found = plan(captured, layout=False, progress=progress, **self._options)
                 else:
                     captured, found = planner.plan(captured, device_type(captured), progress)
                 if place is not None:
-                    place.save(captured, found)
-            else:
-                captured, found = known
-                captured = planner.known(captured, found) if planner is not None else captured
+                    place.save(found)
             replay, note = self._planned_memory()
-        sources = self._feed.sources(captured.inputs)
-        return Runner(captured, found, sources, replay, note, place, self._cuda_graph, planner, self._host)
+            if self._checks == "skip":
+                note = f"{note} What the step checks of values is skipped: checks='skip'.".strip()
+        made.runner = Runner(captured, found, replay, note, place, self._cuda_graph, planner, self._host)
+        return made
 
     def _planned_memory(self) -> tuple[Replay | None, str]:
         """Return the planned memory of the device, or None and why there is none."""
         if self._arena is False:
             return None, "arena=False: torch's own allocator."
-        if self._arena is None and self._feed.device.type != "cpu":
-            return None, f"Planned addresses are not measured on {self._feed.device.type} yet: ask with arena=True."
+        if self._arena is None and self._device.type != "cpu":
+            return None, f"Planned addresses are not measured on {self._device.type} yet: ask with arena=True."
         if self._replay is None and not self._note:
             from olla.pytorch.replay import load
 
             try:
-                self._replay = load(self._feed.device)
+                self._replay = load(self._device)
             except ReplayError as error:
                 self._note = f"The step runs in planned order on torch's own allocator, in no arena: {error}"
                 warnings.warn(self._note, stacklevel=5)
@@ -353,14 +401,18 @@ class Step:
                 weakref.finalize(self, self._replay.release).atexit = False
         return self._replay, self._note
 
-    def _give_back(self, runner: Runner, results: Sequence[torch.Tensor]) -> Any:
+    def _give_back(self, capture: Capture, results: Sequence[torch.Tensor]) -> Any:
         """Leave gradients in .grad, and return what the loss function returned."""
+        from olla.pytorch.exclusive import between
         from olla.pytorch.results import accumulate
 
-        if self.optimizer is not None:
+        runner = capture.runner
+        if self._optimizer is not None:
             # A learning-rate scheduler warns unless it sees that the optimizer stepped.
-            self.optimizer._opt_called = True  # type: ignore[attr-defined]
+            self._optimizer._opt_called = True  # type: ignore[attr-defined]
         num_values = runner.structure.num_tensors
-        for (name, is_own), gradient in zip(runner.gradients, results[num_values:], strict=True):
-            accumulate(self._feed.parameter(name), gradient, is_own)
+        if runner.gradients:
+            with between():
+                for (name, is_own), gradient in zip(runner.gradients, results[num_values:], strict=True):
+                    accumulate(capture.feed.parameter(name), gradient, is_own)
         return runner.structure.fill(results[:num_values])

@@ -15,6 +15,7 @@ from torch import fx
 from olla.errors import CaptureError
 from olla.graph import Graph
 from olla.pytorch import costs
+from olla.pytorch.checks import CHECK, is_check
 from olla.pytorch.inputs import Input
 from olla.pytorch.trace import KIND, Traced
 
@@ -41,6 +42,11 @@ class _Op:
     mutates: list[int]
     random: bool
     followers: list[fx.Node] = field(default_factory=list)  # nodes without kernel that derive from it
+
+    @property
+    def checks(self) -> bool:
+        """Whether it may raise an error by the values it reads."""
+        return is_check(self.node) or any(map(is_check, self.followers))
 
 
 @dataclass
@@ -98,7 +104,7 @@ class _Folder:
         self._adopt_aliases(node)
         fresh = list({_storage(o): o for o in outputs if _storage(o) not in self._by_storage}.values())
         changed = _unique(t for n in costs.mutated(node) for t in self.held[n])
-        kernel = bool(fresh or changed) or (costs.is_operator(node) and not outputs)
+        kernel = bool(fresh or changed) or (costs.is_operator(node) and not outputs and node.target is not CHECK)
         if costs.reads_number(node) and sources[0].name in self._rates:
             kernel = False  # a learning rate is read once, before the step
         producers = _unique(self.op_of[n] for n in sources if n in self.op_of)
@@ -140,19 +146,20 @@ class _Folder:
     def drop_dead(self) -> None:
         """Remove ops without effect from the fx graph and from the lists, and state the optimizer would never create.
 
-        An op has an effect if it draws random numbers, changes what outlives the step, or feeds an op that has one.
+        An op has an effect if it draws random numbers, changes what outlives the step, checks values, or feeds an op
+        that has one.
         """
         output = next(n for n in reversed(self.module.graph.nodes) if n.op == "output")
         needed = {t for n in output.all_input_nodes for t in self.held[n]}
         needed |= {i for i, t in enumerate(self.tensors) if t.kind != "temporary"}
         alive = set()
         for op in reversed(self.ops):
-            if op.random or not needed.isdisjoint(op.writes) or not needed.isdisjoint(op.mutates):
+            if op.random or op.checks or not needed.isdisjoint(op.writes) or not needed.isdisjoint(op.mutates):
                 alive.add(op.node)
                 needed.update(op.reads)
         kernels = {op.node for op in self.ops}
         for node in reversed(list(self.module.graph.nodes)):
-            dead = node not in alive if node in kernels else not node.users
+            dead = node not in alive if node in kernels else not (node.users or is_check(node))
             if node.op in ("call_function", "get_attr") and dead:
                 self.module.graph.erase_node(node)
                 del self.held[node]
@@ -182,8 +189,11 @@ class _Folder:
             tensor = self.tensors[old]
             size = max((_nbytes(v, tensor.name) for v in tensor.values), default=0)
             new_id[old] = builder.tensor(size, kind=tensor.kind, name=tensor.name)
-        for op in self.ops:
-            self._add_op(builder, op, new_id)
+        checked = -1  # the last op that checks values: those after it, and what outlives the step, wait for it
+        for number, op in enumerate(self.ops):
+            waits = op.checks or any(self.tensors[t].kind != "temporary" for t in op.mutates)
+            self._add_op(builder, op, new_id, [checked] if waits and checked >= 0 else [])
+            checked = number if op.checks else checked
         output = next(n for n in reversed(self.module.graph.nodes) if n.op == "output")
         for t in _unique(t for n in output.all_input_nodes for t in self.held[n]):
             builder.output(new_id[t])
@@ -191,7 +201,7 @@ class _Folder:
         tensors = {node: tuple(new_id[t] for t in held) for node, held in self.held.items()}
         return Folded(builder.build(), [(op.node, *op.followers) for op in self.ops], tuple(self.prologue), tensors)
 
-    def _add_op(self, builder: Any, op: _Op, new_id: dict[int, int]) -> None:
+    def _add_op(self, builder: Any, op: _Op, new_id: dict[int, int], after: list[int]) -> None:
         node = op.node
         changed = [v for n in costs.mutated(node) for v in _tensors(n.meta.get("val"))]
         arguments = changed + [v for n in node.all_input_nodes for v in _tensors(n.meta.get("val"))]
@@ -202,12 +212,15 @@ class _Folder:
             reads=[new_id[t] for t in op.reads],
             writes=[new_id[t] for t in op.writes],
             mutates=[new_id[t] for t in op.mutates],
+            after=after,
             kind=node.meta.get(KIND, "other"),
             flops=costs.flops(node),
             moved_bytes=costs.moved_bytes(node, arguments, results, len(changed)),
             launches=costs.num_launches(node),
             random=op.random,
-            recomputable=not op.random and all(self.tensors[t].kind == "temporary" for t in op.mutates),
+            recomputable=not op.random
+            and not op.checks
+            and all(self.tensors[t].kind == "temporary" for t in op.mutates),
             target=costs.target_name(node),
             shape=tuple(int(n) for n in outputs[0].shape) if outputs else (),
         )

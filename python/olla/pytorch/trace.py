@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
 from torch.utils import _pytree as pytree
+from torch.utils import checkpoint
 
-from olla.pytorch import costs, failures, generator, optimizers
+from olla.pytorch import checks, costs, exclusive, failures, generator, known, optimizers
+from olla.pytorch.guards.reads import Reads
 from olla.pytorch.inputs import Fakes, Input, batch_leaves, step_device
-from olla.pytorch.loop import Body, Lent, Loop, Loss, lent_optimizer, ordinary
+from olla.pytorch.loop import Body, Lent, Loop, Loss, lent_optimizer, ordinary, plain_recurrent_layers
 from olla.pytorch.results import Structure
 from olla.pytorch.updates import TEMPLATE, Updates, copy_updates
 
@@ -29,19 +31,22 @@ KIND = "olla_kind"  # key of node.meta: forward, backward or update
 class Traced:
     """A recorded step: placeholder i of the module takes inputs[i], element i of its result is called outputs[i].
 
-    The first outputs fill `structure`, what the loss function or the model returned.
+    The first outputs fill `structure`, what the loss function or the model returned; `reads` is what the step read from
+    Python.
     """
 
     module: fx.GraphModule
     inputs: list[Input]
     outputs: list[str]
     structure: Structure
+    reads: Reads
 
 
 @dataclass
 class _Step:
     """Everything the traced function needs, by name, beside its tensors."""
 
+    capture: exclusive.Capture
     model: torch.nn.Module
     body: Body | None  # None: inference
     is_ordinary: bool  # the body is not the user's own
@@ -55,6 +60,7 @@ class _Step:
     structure: Structure | None = None
     loop: Loop | None = None
     updates: Updates | None = None
+    reads: Reads | None = None
 
     @property
     def phase(self) -> str:
@@ -98,6 +104,7 @@ def trace(
     optimizer: torch.optim.Optimizer | None,
     device: torch.device | None,
     body: Body | None = None,
+    run_checks: bool = True,
 ) -> Traced:
     """Record one step without running it: no memory is allocated, nothing the user owns is changed.
 
@@ -106,39 +113,97 @@ def trace(
 
     Args:
         model, batch, loss, optimizer, device, body: see olla.capture, which calls the last one ``step``.
+        run_checks: whether the recorded step makes the checks of values that the step makes.
+
+    One thread captures at a time, and signals such as Ctrl-C wait for the next operator.
 
     Raises:
         CaptureError: see olla.capture.
     """
+    with exclusive.capture() as capture:
+        return _trace(capture, model, batch, loss, optimizer, device, body, run_checks)
+
+
+@functools.cache
+def _makes_tensors(func: Any) -> bool:
+    """Whether an operator is more than a question; torch ends the process where its questions (a device) raise."""
+    return any(isinstance(result.type, torch.TensorType) for result in func._schema.returns)
+
+
+class _Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """Fake tensors at whose operators signals are handled."""
+
+    check: Callable[[], None]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _makes_tensors(func):
+            self.check()
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def _trace(
+    capture: exclusive.Capture,
+    model: torch.nn.Module,
+    batch: Any,
+    loss: Loss | None,
+    optimizer: torch.optim.Optimizer | None,
+    device: torch.device | None,
+    body: Body | None,
+    run_checks: bool,
+) -> Traced:
     leaves, spec, leaf_names = batch_leaves(batch)
+    failures.check_modes(loss is not None or body is not None)
     failures.check_modules(model)
     failures.check_memory([*model.named_parameters(), *model.named_buffers()])
-    step = _Step(model, ordinary(loss) if loss is not None else body, body is None, optimizer, leaves, spec)
+    step = _Step(capture, model, ordinary(loss) if loss is not None else body, body is None, optimizer, leaves, spec)
     named = [*model.named_parameters(), *model.named_buffers()]
     named += [(n, leaf) for n, leaf in zip(leaf_names, leaves, strict=True) if isinstance(leaf, torch.Tensor)]
     where = step_device(named, device)
     if step.body is not None:
         failures.check_inputs(zip(leaf_names, leaves, strict=True))
-    shapes = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=False)
-    mode = FakeTensorMode(shape_env=shapes, static_shapes=True, allow_non_fake_inputs=True)
+    shapes = checks.Shapes(_run.__code__, run_checks, lambda: step.phase)
+    mode = _Mode(shape_env=shapes, static_shapes=True, allow_non_fake_inputs=True)
+    mode.check = capture.check
     fakes = Fakes(mode, where)
     _add_inputs(step, fakes, mode, leaf_names)
+    step.reads = reads = _reads(step, loss)
     if body is not None:
         with mode:
             step.stale = {n: torch.empty_like(fakes.of(p)) for n, p in model.named_parameters() if p.requires_grad}
     with contextlib.ExitStack() as stack:
         no_code = _use_lazy_graph_module(True)  # nobody needs the module's Python code
-        for context in (_unchanged(model), _plain_recurrent_layers(model), torch.random.fork_rng(devices=[]), no_code):
+        for context in (_unchanged(model), _checkpoints(capture), plain_recurrent_layers(capture), no_code):
             stack.enter_context(context)
+        stack.enter_context(known.told_to_transformers(capture))
         stack.enter_context(failures.explained(lambda: step.phase, model))
-        stack.enter_context(generator.traced())
-        module = make_fx(lambda *tensors: _run(step, tensors), tracing_mode="fake")(*step.fakes)
+        stack.enter_context(generator.traced(capture))
+        stack.enter_context(checks.traced())
+        stack.enter_context(reads.undone())
+        with reads.recording(capture.is_here):
+            module = make_fx(lambda *tensors: _run(step, tensors), tracing_mode="fake")(*step.fakes)
+        if shapes.refused is not None:
+            raise shapes.refused
         generator.drop_unneeded(module, costs.is_random)
+        if not run_checks:
+            checks.drop(module)
+        _fix_types(module)
         failures.check_constants(module, named)
+        failures.check_recomputed(module)
         stack.enter_context(mode)
         copy_updates(module, step.updates.made if step.updates else [], len(step.outputs))
     assert step.structure is not None
-    return Traced(module, step.inputs, step.outputs, step.structure)
+    reads.forget()
+    return Traced(module, step.inputs, step.outputs, step.structure, reads)
+
+
+def _reads(step: _Step, loss: Loss | None) -> Reads:
+    """Begin to note what the step reads from Python."""
+    roots: dict[str, Any] = {"model": step.model, "the optimizer": step.optimizer}
+    roots |= {"the loss function": loss} if step.is_ordinary else {"the step function": step.body}
+    states = step.optimizer.state.values() if step.optimizer is not None else ()
+    state = [t for entries in states for t in entries.values() if isinstance(t, torch.Tensor)]
+    inputs = [*step.model.parameters(), *step.model.buffers(), *state]
+    return Reads(step.model, roots, [*inputs, *(leaf for leaf in step.batch if isinstance(leaf, torch.Tensor))])
 
 
 def _add_inputs(step: _Step, fakes: Fakes, mode: FakeTensorMode, leaf_names: list[str]) -> None:
@@ -179,6 +244,7 @@ def _add_optimizer_inputs(step: _Step, optimizer: torch.optim.Optimizer, fakes: 
 
 def _run(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
     """The traced function: one step on the given tensors, in the order of step.inputs."""
+    step.capture.mode = get_proxy_mode()
     parameters = {str(name): p for name, p in step.values(tensors, "parameter").items()}
     buffers: dict[Any, torch.Tensor] = step.values(tensors, "buffer")
     of_leaf = {id(step.batch[int(i)]): t for i, t in step.values(tensors, "input").items()}
@@ -190,9 +256,11 @@ def _run(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
         stack.enter_context(torch.set_grad_enabled(step.body is not None))
         if step.body is not None:
             _enter_loop(step, tensors, parameters, stack)
-        stack.enter_context(Lent(lent))
+        assert step.reads is not None
+        stack.enter_context(Lent(lent, step.reads))
         result = torch.func.functional_call(_Whole(step), by_name, (batch, buffers))
     _mark("forward")
+    step.reads.check(_is_constant)
     step.structure = Structure.of(result)
     if step.loop is None:
         return _outputs(step, result)
@@ -210,6 +278,39 @@ def _run(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
     return [*outputs, *step.updates.gradients]
 
 
+def _fix_types(module: fx.GraphModule) -> None:
+    """Write the type into operators that would take torch's default one, which may be another when they run."""
+    for node in module.graph.nodes:
+        if not isinstance(node.target, torch._ops.OpOverload) or not isinstance(node.meta.get("val"), torch.Tensor):
+            continue
+        names = [a.name for a in node.target._schema.arguments]
+        if "dtype" not in names or any(isinstance(n.meta.get("val"), torch.Tensor) for n in node.all_input_nodes):
+            continue
+        at = names.index("dtype")
+        if (node.args[at] if at < len(node.args) else node.kwargs.get("dtype")) is None and at >= len(node.args):
+            node.kwargs = {**node.kwargs, "dtype": node.meta["val"].dtype}
+
+
+def _is_constant(value: Any) -> bool:
+    """Whether the tensors in a value are made from nothing but constants: the same in every step."""
+    mode = get_proxy_mode()
+    assert mode is not None
+    leaves = pytree.tree_leaves(value)
+    if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        return False
+    slots = [get_proxy_slot(leaf, mode.tracer, None) for leaf in leaves]
+    waiting = [slot.proxy.node for slot in slots if slot is not None]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if node.op == "placeholder" or costs.is_random(node):
+            return False
+        new = [n for n in node.all_input_nodes if n not in seen]
+        seen.update(new)
+        waiting += new
+    return True
+
+
 def _enter_loop(
     step: _Step, tensors: _Tensors, parameters: dict[str, torch.Tensor], stack: contextlib.ExitStack
 ) -> None:
@@ -225,7 +326,7 @@ def _enter_loop(
             parameters[name].register_hook(hook)  # type: ignore[no-untyped-call]
         for hook in (original._post_accumulate_grad_hooks or {}).values():
             parameters[name].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-    step.loop = Loop(parameters, step.stale, update, _mark)
+    step.loop = Loop(parameters, step.stale, update, _mark, step.capture)
     stack.enter_context(step.loop.run())
     if step.optimizer is not None:
         step.updates = Updates(step.optimizer, step.inputs, tensors, names, lambda template: _mark("update", template))
@@ -258,32 +359,27 @@ def _mark(kind: str, template: int | None = None) -> None:
 
 
 @contextlib.contextmanager
-def _plain_recurrent_layers(model: torch.nn.Module) -> Iterator[None]:
-    """Keep recurrent layers on a CPU from oneDNN, whose operator hands its backward a workspace no graph can carry."""
-    enabled = torch.backends.mkldnn.enabled
-    if any(isinstance(module, torch.nn.RNNBase) for module in model.modules()):
-        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
-    try:
+def _checkpoints(capture: exclusive.Capture) -> Iterator[None]:
+    """Let selective activation checkpointing save and recompute, which only marks nodes where it sees a trace."""
+    with contextlib.ExitStack() as stack:
+        if hasattr(checkpoint, "_is_compiling"):
+            stack.enter_context(capture.replaced(checkpoint, "_is_compiling", lambda *_: False))
         yield
-    finally:
-        torch.backends.mkldnn.enabled = enabled
 
 
 @contextlib.contextmanager
 def _unchanged(model: torch.nn.Module) -> Iterator[None]:
     """Undo what a forward pass on fake tensors leaves in the modules: caches, replaced buffers, counters."""
-    saved = [(m, dict(m.__dict__), dict(m._buffers), dict(m._parameters)) for m in model.modules()]
+    tables = [t for m in model.modules() for t in (m.__dict__, m._buffers, m._parameters, m._modules)]
+    saved = [dict(table) for table in tables]
     gradients = [(p, p.grad) for p in model.parameters()]
     try:
         yield
     finally:
         for parameter, gradient in gradients:
-            if parameter.grad is not gradient:
+            if isinstance(parameter.grad, FakeTensor):
                 parameter.grad = gradient
-        for module, attributes, buffers, parameters in saved:
-            module.__dict__.clear()
-            module.__dict__.update(attributes)
-            module._buffers.clear()
-            module._buffers.update(buffers)
-            module._parameters.clear()
-            module._parameters.update(parameters)
+        for table, before in zip(tables, saved, strict=True):
+            if list(table) != list(before) or any(table[key] is not before[key] for key in before):
+                table.clear()
+                table.update(before)

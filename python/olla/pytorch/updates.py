@@ -104,7 +104,7 @@ class Updates:
         """Let the optimizer update some parameters: those whose positions stand beside each group's settings."""
         groups = [{**group, "params": [self._tensors[p[0]] for p in positions]} for group, positions in members]
         state = self._state([p for _, positions in members for p in positions])
-        optimizers.stand_in(self._optimizer, groups, state).step()
+        optimizers.run_stand_in(self._optimizer, groups, state)
 
     def _state(self, members: list[list[int]]) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
         return {self._tensors[p]: {self._inputs[e].entry: self._tensors[e] for e in rest} for p, *rest in members}

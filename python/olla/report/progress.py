@@ -7,6 +7,8 @@ import threading
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from olla.report.text import cells, human_bytes
+
 if TYPE_CHECKING:
     from rich.status import Status
 
@@ -23,7 +25,7 @@ class ProgressLine:
         if sys.stderr.isatty():
             from rich.console import Console
 
-            self.status = Console(stderr=True).status(self.title)
+            self.status = Console(stderr=True).status(*cells(self.title))
             self.timer = threading.Timer(1.0, self.status.start)
             self.timer.daemon = True
             self.timer.start()
@@ -32,10 +34,8 @@ class ProgressLine:
     def __call__(self, stage: str, seconds: float, value: int, bound: int) -> bool:
         """Show how a search stands; see the progress argument of `olla.plan`."""
         if self.status is not None:
-            from olla.report.text import human_bytes
-
             state = f"{stage} {seconds:.0f} s: {human_bytes(value)}, bound {human_bytes(bound)}"
-            self.status.update(f"{self.title}: {state} (Ctrl-C ends it with the best so far)")
+            self.status.update(*cells(f"{self.title}: {state} (Ctrl-C ends it with the best so far)"))
         return True
 
     def __exit__(

@@ -6,7 +6,7 @@ import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from olla.report.text import human_bytes, percent
+from olla.report.text import cells, human_bytes, percent
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -127,12 +127,12 @@ class StepReport:
 
         console = Console(file=io.StringIO(), width=100, color_system=None, force_terminal=False)
         with console.capture() as capture:
-            console.print(f"{self.name}: {self.num_ops:,} ops, {self.num_steps:,} steps", highlight=False)
+            console.print(*cells(f"{self.name}: {self.num_ops:,} ops, {self.num_steps:,} steps"))
             console.print(self._figures())
             slowest = ", ".join(f"{name} {seconds * 1e3:.3f} ms" for name, seconds in self.slowest)
             for line in (slowest and f"slowest when recorded: {slowest}", *self.misses, self.note):
                 if line:
-                    console.print(line, markup=False, highlight=False)
+                    console.print(*cells(line))
         return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
     def _figures(self) -> Table:

@@ -4,15 +4,37 @@ from __future__ import annotations
 
 import io
 import math
+import unicodedata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
     from rich.table import Table
+    from rich.text import Text
 
     from olla.plan import Plan
 
 _WIDTH = 100
+_HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control characters, also those of direction; surrogates; other line ends
+
+
+def visible(text: str) -> str:
+    r"""Return text from a file as a terminal may show it: characters that would steer the terminal as escapes.
+
+    Example:
+        >>> visible("a name"), visible("\x1b[2Jgone") == r"\x1b[2Jgone"
+        ('a name', True)
+    """
+    if text.isprintable():
+        return text
+    return "".join(c.encode("unicode_escape").decode() if unicodedata.category(c) in _HIDDEN else c for c in text)
+
+
+def cells(*texts: str, style: str = "") -> list[Text]:
+    """Return texts for rich as they are: `visible`, and "[0]" or "[red]" in a name is no markup."""
+    from rich.text import Text
+
+    return [Text(visible(text), style) for text in texts]
 
 
 def human_bytes(num_bytes: int) -> str:
@@ -67,18 +89,17 @@ def text(plan: Plan, verbose: bool = False) -> str:
 def render(plan: Plan, verbose: bool = False) -> Group:
     """Return the plan for a rich console, which decides about width and colour."""
     from rich.console import Group
-    from rich.text import Text
 
     title = f"{plan.graph_name or 'unnamed graph'}: {plan.num_ops:,} ops, {plan.num_tensors:,} tensors"
-    parts: list[RenderableType] = [Text(title, style="bold"), _figures(plan), Text(plan.message)]
-    parts += [Text(line) for line in _rewriting(plan)]
+    parts: list[RenderableType] = [*cells(title, style="bold"), _figures(plan), *cells(plan.message)]
+    parts += cells(*_rewriting(plan))
     if plan.peak_op is not None:
-        parts += [Text(), Text(f"The peak is at op {plan.peak_op.id} ({plan.peak_op.name or 'unnamed'})" + _who(plan))]
+        parts += cells("", f"The peak is at op {plan.peak_op.id} ({plan.peak_op.name or 'unnamed'})" + _who(plan))
     if plan.peak_tensors:
         parts.append(_live(plan))
     if verbose and plan.details:
-        parts += [Text(), *(Text(line) for line in plan.details)]
-    parts += [Text(), Text(_stages(plan), style="dim")]
+        parts += cells("", *plan.details)
+    parts += [*cells(""), *cells(_stages(plan), style="dim")]
     return Group(*parts)
 
 
@@ -125,7 +146,7 @@ def _figures(plan: Plan) -> Table:
     table.add_column()
 
     def row(name: str, num_bytes: int, remark: str = "") -> None:
-        table.add_row(name, human_bytes(num_bytes), f"{num_bytes:,}", remark)
+        table.add_row(*cells(name, human_bytes(num_bytes), f"{num_bytes:,}", remark))
 
     saved = plan.saved_bytes / plan.program_peak_bytes if plan.program_peak_bytes else 0.0
     row("peak before", plan.program_peak_bytes, "in program order")
@@ -148,8 +169,6 @@ def _who(plan: Plan) -> str:
 
 
 def _live(plan: Plan) -> Table:
-    from rich.text import Text
-
     table = _table()
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
@@ -161,8 +180,7 @@ def _live(plan: Plan) -> Table:
         else:
             where = f"tensor {tensor.id}" + (f" {tensor.name}" if tensor.name else "")
             source = f"written by {tensor.producer}" if tensor.producer else ""
-        # Text, since rich would read "[0]" in a name as markup
-        table.add_row(human_bytes(tensor.bytes), Text(where), tensor.kind, Text(source))
+        table.add_row(*cells(human_bytes(tensor.bytes), where, tensor.kind, source))
     return table
 
 

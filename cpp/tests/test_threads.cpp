@@ -1,0 +1,215 @@
+// The planning allocator from several threads at once: what the thread sanitizer watches.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "test.hpp"
+#include "torch/memory.hpp"
+
+using namespace olla::replay;
+
+namespace {
+
+constexpr Bytes kAlignment = 64;
+constexpr int kThreads = 4, kRounds = 300, kSlots = 16;
+
+// A default allocator for all threads, as torch's is.
+struct Heap {
+  std::mutex mutex;
+  std::set<void*> lent;
+  Memory memory{{kAlignment, [this](Bytes bytes) { return take(bytes); }, [this](void* block) { give(block); }}};
+
+  void* take(Bytes bytes) {
+    const std::lock_guard lock(mutex);
+    return *lent.insert(std::malloc(static_cast<std::size_t>(bytes))).first;
+  }
+  void give(void* block) {
+    const std::lock_guard lock(mutex);
+    CHECK_EQ(lent.erase(block), 1u);
+    std::free(block);
+  }
+  void* allocate(Bytes bytes) {  // as the allocators of devices do
+    if (!Memory::inside()) return take(bytes);
+    if (!memory.at_place()) memory.refuse(bytes, "place");
+    if (void* block = memory.planned(bytes)) return block;
+    void* block = take(bytes);
+    if (Memory::recording()) memory.record(block, bytes);
+    return block;
+  }
+  void free(void* block) {
+    if (!memory.freed(block)) give(block);
+  }
+  bool has_lent_nothing() {
+    const std::lock_guard lock(mutex);
+    return lent.empty();
+  }
+};
+
+// So many requests of 64 bytes in one op, each at a place of its own.
+Plan plan() {
+  Plan result{kSlots * kAlignment, kAlignment, {0, kSlots}, {}, {}};
+  for (int k = 0; k < kSlots; ++k) {
+    result.bytes.push_back(kAlignment);
+    result.offset.push_back(k * kAlignment);
+  }
+  return result;
+}
+
+// Two threads must not hold one block: each writes to its own and finds that again.
+void use(Heap& heap, int thread) {
+  constexpr int kHeld = 3;
+  std::array<int*, kHeld> blocks{};
+  for (int*& block : blocks) *(block = static_cast<int*>(heap.allocate(kAlignment))) = thread;
+  for (int* block : blocks) {
+    CHECK_EQ(*block, thread);
+    heap.free(block);
+  }
+}
+
+template <class Body>
+void on_threads(const Body& body) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) threads.emplace_back(body, i);
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Threads allocate while this one does something else.
+template <class Body>
+void while_threads_allocate(Heap& heap, const Body& body) {
+  std::atomic<bool> over = false;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&, i] {
+      while (!over) use(heap, i);
+    });
+  }
+  body();
+  over = true;
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+
+TEST(threads_share_a_table_while_its_windows_open_and_close) {
+  Heap heap;
+  Bytes num_requests = 0;
+  while_threads_allocate(heap, [&] {
+    for (int round = 0; round < kRounds; ++round) {
+      heap.memory.activate(plan(), true);
+      for (int k = 0; k < 5; ++k) {
+        heap.memory.begin(0);
+        use(heap, -1);
+        heap.memory.end();
+      }
+      const Counters counters = heap.memory.deactivate(round % 2 == 0);
+      num_requests += counters.num_hits + counters.num_misses;
+      CHECK(heap.memory.held_bytes() >= 0);
+    }
+  });
+  heap.memory.release();
+  CHECK(num_requests >= 3 * 5 * kRounds);
+  CHECK(heap.has_lent_nothing());
+  CHECK_EQ(heap.memory.held_bytes(), 0);
+}
+
+TEST(threads_with_tables_of_their_own_free_each_others_blocks) {
+  Heap heap;
+  std::mutex mutex;
+  std::vector<void*> passed;
+  on_threads([&](int thread) {
+    for (int round = 0; round < kRounds; ++round) {
+      heap.memory.activate(plan());
+      heap.memory.begin(0);
+      use(heap, thread);
+      void* kept = heap.allocate(kAlignment);
+      CHECK(heap.memory.arena_base(kept) != nullptr);
+      heap.memory.end();
+      void* other = nullptr;
+      {
+        const std::lock_guard lock(mutex);
+        if (!passed.empty()) {
+          other = passed.back();
+          passed.pop_back();
+        }
+        passed.push_back(kept);
+      }
+      if (other != nullptr) heap.free(other);  // perhaps the last block of another thread's arena
+      heap.memory.deactivate(false);
+    }
+  });
+  for (void* block : passed) heap.free(block);
+  CHECK(heap.has_lent_nothing());
+}
+
+TEST(a_recording_takes_what_other_threads_allocate_meanwhile) {
+  Heap heap;
+  std::size_t num_recorded = 0;
+  while_threads_allocate(heap, [&] {
+    for (int round = 0; round < kRounds; ++round) {
+      heap.memory.start_recording(1, true);
+      heap.memory.begin(0);
+      use(heap, -1);
+      num_recorded += heap.memory.recorded().size();
+      heap.memory.end();
+      CHECK(heap.memory.stop_recording().size() >= 3);
+    }
+  });
+  CHECK(num_recorded >= 3 * kRounds);
+  CHECK(heap.has_lent_nothing());
+}
+
+TEST(a_thread_that_ends_in_the_middle_leaves_nothing_behind) {
+  Heap heap;
+  on_threads([&](int thread) {
+    for (int round = 0; round < kRounds / 10; ++round) {
+      std::thread([&] {
+        if ((round + thread) % 2 == 0) {
+          heap.memory.activate(plan());
+        } else {
+          heap.memory.start_recording(1);
+        }
+        heap.memory.begin(0);
+        use(heap, thread);
+      }).join();
+    }
+  });
+  CHECK(heap.has_lent_nothing());
+  CHECK_EQ(heap.memory.held_bytes(), 0);
+}
+
+TEST(a_child_forked_while_threads_allocate_can_allocate_and_free) {
+  Heap heap;
+  int status = 0;
+  pid_t child = -1;
+  while_threads_allocate(heap, [&] {
+    heap.memory.activate(plan(), true);
+    heap.memory.begin(0);
+    void* block = heap.allocate(kAlignment);
+    heap.memory.lock();  // as pthread_atfork does in the module; the heap has a lock of its own
+    heap.mutex.lock();
+    child = fork();
+    heap.mutex.unlock();
+    heap.memory.unlock();
+    if (child == 0) {
+      heap.free(block);
+      use(heap, -1);
+      heap.memory.end();
+      heap.memory.deactivate(false);
+      _exit(olla::test::failures == 0 ? 0 : 1);
+    }
+    heap.free(block);
+    heap.memory.end();
+    heap.memory.deactivate(false);
+  });
+  CHECK_EQ(waitpid(child, &status, 0), child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  CHECK(heap.has_lent_nothing());
+}
+
+OLLA_TEST_MAIN

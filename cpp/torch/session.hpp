@@ -1,0 +1,117 @@
+// What a thread does between the calls that begin and end it: a step that is recorded, a step at planned addresses, or a loop.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "plan.hpp"
+#include "recording.hpp"
+#include "slots.hpp"
+
+namespace olla::replay {
+
+inline constexpr std::int64_t kMaxSkipped = 1000;  // planned requests that a sequence may leave out at once
+
+// The call does not fit the state: a window inside a window, a second table, another thread.
+struct StateError : std::logic_error {
+  using std::logic_error::logic_error;
+};
+
+struct Session {
+  bool recording = false;
+  bool is_loop = false;      // records all the time, and has a plan once there is one
+  bool shared = false;       // with all threads that have no session of their own
+  Session* outer = nullptr;  // of the same thread: a loop that waits until this step is over
+  OpId num_ops = 0;
+  OpId op = kNoOp;                  // whose window is open; of a loop the number of the iteration
+  OpId row = kNoOp;                 // the op of the plan that the window follows; kNoOp: no request of a loop has told so far
+  std::int32_t index = 0;           // of its next request
+  std::int64_t next = 0;            // first planned request that has not been passed
+  bool exact = true;                // all requests of the window came as planned for `row` so far
+  Bytes missed = 0;                 // size of the request before, if it was not found in sequence
+  std::vector<Slots::Held> held{};  // of a loop: blocks in the arena when the first request of the window came
+  Plan plan{};
+  Arena* arena = nullptr;
+  Counters counters{};
+  Recording recorded{};
+
+  // Opens the window. The iteration of a loop says with its first request which kind it is.
+  void enter(OpId entered) {
+    op = entered;
+    index = 0;
+    missed = 0;
+    exact = true;
+    held.clear();
+    row = kNoOp;
+    if (recording)
+      recorded.start_op(op);
+    else
+      follow(op);
+  }
+
+  // The number of the planned request that one of this size takes, or `last`: none.
+  std::int64_t find(Bytes bytes) {
+    if (row == kNoOp) choose();
+    const std::int64_t last = plan.first[row + 1];
+    return is_loop ? find_in_sequence(bytes, last) : find_next(bytes, last);
+  }
+  std::int64_t last() const { return plan.first[row + 1]; }
+
+ private:
+  void follow(OpId chosen) {
+    row = chosen;
+    next = plan.first[row];
+  }
+
+  // What is in use tells an iteration that, say, finds gradients from one that does not, before any request does.
+  void choose() {
+    held = arena->slots.held();
+    const Bytes used = arena->slots.used_bytes();
+    const auto distance = [&](Bytes expected) { return std::abs(expected - used); };
+    follow(static_cast<OpId>(std::ranges::min_element(plan.held, {}, distance) - plan.held.begin()));
+  }
+
+  // Another op of the plan that begins as this window did and goes on with this size. O(requests so far).
+  bool change(Bytes bytes) {
+    const auto begin = plan.bytes.begin();
+    const std::int64_t done = next - plan.first[row];
+    for (OpId v = 0; v < plan.num_ops(); ++v) {
+      const std::int64_t at = plan.first[v] + done;
+      if (at >= plan.first[v + 1] || plan.bytes[at] != bytes) continue;
+      if (!std::equal(begin + plan.first[v], begin + at, begin + plan.first[row])) continue;
+      row = v;
+      next = at;
+      return true;
+    }
+    return false;
+  }
+
+  // A request more or less than planned must not shift all that follow: the next one of this size.
+  std::int64_t find_next(Bytes bytes, std::int64_t last) const {
+    std::int64_t k = next;
+    while (k < last && plan.bytes[k] != bytes) ++k;
+    return k;
+  }
+
+  // In a long window the next one of this size may lie far ahead, and going there would pass all between. So a request of another
+  // size counts as one more than planned, unless the one after it shows where the sequence goes on: two sizes in a row.
+  std::int64_t find_in_sequence(Bytes bytes, std::int64_t last) {
+    const Bytes before = std::exchange(missed, 0);
+    if (next < last && plan.bytes[next] == bytes) return next;
+    if (exact && change(bytes)) return next;
+    exact = false;
+    if (before != 0) {
+      const std::int64_t end = std::min(last, next + kMaxSkipped);
+      for (std::int64_t k = next + 1; k < end; ++k)
+        if (plan.bytes[k] == bytes && plan.bytes[k - 1] == before) return k;
+    }
+    missed = bytes;
+    return last;
+  }
+};
+
+}  // namespace olla::replay

@@ -1,0 +1,120 @@
+"""Code objects: where they come from (torch, Python's own library, an installed package, the user), what they name."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import os
+import sys
+import sysconfig
+import types
+from typing import Any, NamedTuple
+
+import torch
+
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_OWN = os.path.abspath(__file__).rpartition(os.sep + "pytorch" + os.sep)[0] + os.sep
+_STDLIB = tuple({os.path.abspath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")})
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+# Packages that decide nothing about a step: torch's own dependencies, and those that fetch files and show progress.
+_BESIDE = {
+    "_distutils_hack", "_pytest", "anyio", "certifi", "filelock", "fsspec", "h11", "h2", "hf_xet", "httpcore",
+    "httpcore2", "httpx", "httpx2", "huggingface_hub", "hypothesis", "idna", "jinja2", "mpmath", "networkx", "numpy",
+    "packaging", "pkg_resources", "pytest", "requests", "rich", "safetensors", "setuptools", "sniffio", "sympy",
+    "tokenizers", "tqdm", "truststore", "typing_extensions", "yaml",
+}  # fmt: skip
+_HEAP_TYPE = 1 << 9
+_GETTERS = {"getattr", "hasattr", "vars", "dir", "__dict__", "attrgetter", "__getattribute__", "getmembers", "eval"}
+
+
+@functools.cache
+def origin(file: str) -> str:
+    """Return "torch", "olla", "stdlib", "installed" or "user" for a source file.
+
+    Packages that decide nothing about a step count as stdlib.
+    """
+    if file.startswith("<frozen "):
+        return "stdlib"
+    if file.startswith(_OWN):
+        return "olla"
+    if file.startswith(_TORCH):
+        return "torch"
+    for folder in _INSTALLED:
+        _, found, inside = file.rpartition(folder)
+        if found:
+            return "stdlib" if inside.split(os.sep)[0].removesuffix(".py") in _BESIDE else "installed"
+    return "stdlib" if file.startswith(_STDLIB) else "user"
+
+
+def module_origin(name: str) -> str:
+    """Return the origin of a loaded module; "user" if nothing is known of it."""
+    top = name.partition(".")[0]
+    if top == "torch":
+        return "torch"
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if file is None:
+        return "stdlib" if top in sys.stdlib_module_names and name != "__main__" else "user"
+    return origin(file)
+
+
+def is_foundation(kind: type) -> bool:
+    """Whether a class is torch's or Python's own, or of a package that decides nothing about a step."""
+    return not kind.__flags__ & _HEAP_TYPE or module_origin(kind.__module__) in ("torch", "stdlib")
+
+
+class Named(NamedTuple):
+    """What a code object refers to by name.
+
+    Attributes:
+        variables: names it reads from its globals, or from builtins.
+        loaded: attributes it reads, and text constants that may name one.
+        modules: modules it imports by itself.
+        is_open: whether it may read attributes whose names are not written in it.
+    """
+
+    variables: tuple[str, ...]
+    loaded: frozenset[str]
+    modules: tuple[str, ...]
+    is_open: bool
+
+
+@functools.cache
+def named(code: types.CodeType) -> Named:
+    """Return what a code object names; nested ones speak for themselves."""
+    variables: dict[str, None] = {}
+    loaded: set[str] = set()
+    modules: dict[str, None] = {}
+    is_open = False
+    before: list[Any] = []  # the last instructions
+    for instruction in dis.get_instructions(code):
+        name = instruction.opname
+        value = instruction.argval
+        if name in ("LOAD_GLOBAL", "LOAD_NAME"):
+            variables[value] = None
+        elif name in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
+            loaded.add(value)
+        elif name in ("IMPORT_NAME", "IMPORT_FROM"):
+            modules[value] = None
+        elif name.startswith("CALL") and not is_open:
+            is_open = _is_open_call(before)
+        if name not in ("CACHE", "PRECALL", "KW_NAMES", "NOP", "EXTENDED_ARG"):
+            before = [*before[-5:], instruction]
+    is_open = is_open or "__dict__" in loaded or "__getattribute__" in loaded
+    loaded |= {text for constant in code.co_consts for text in _texts(constant)}
+    return Named(tuple(variables), frozenset(loaded), tuple(modules), is_open)
+
+
+def _is_open_call(before: list[Any]) -> bool:
+    """Whether a call looks attributes up by names that are computed: getattr(x, name), vars(x), attrgetter(name)."""
+    getter = next((i for i, b in enumerate(before) if b.argval in _GETTERS and b.opname.startswith("LOAD")), None)
+    if getter is None:
+        return False
+    found = before[getter].argval
+    if found in ("getattr", "hasattr", "attrgetter"):
+        return not any(b.opname == "LOAD_CONST" and isinstance(b.argval, str) for b in before[getter:])
+    return True
+
+
+def _texts(constant: Any) -> list[str]:
+    items = constant if isinstance(constant, tuple) else (constant,)
+    return [item for item in items if isinstance(item, str) and len(item) < 80]

@@ -1,0 +1,176 @@
+"""Whether a captured step still is what the user's Python code would do: all it read is compared at every call."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import sysconfig
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from olla._core import first_changed
+from olla.pytorch.guards.reads import Reads
+from olla.pytorch.guards.values import MISSING
+from olla.pytorch.guards.watched import Holds, Watched
+
+
+class Guard:
+    """What one capture depends on beside its inputs.
+
+    Most of it is dicts and lists whose entries are compared by identity, in C++: about 15 ns each. What differs there
+    is looked at again, and holds if it is equal or was never read.
+
+    Args:
+        reads: what the step read while it was captured.
+        inputs: parameters and buffers of the step, in an order that ``tensors`` of later calls has, too.
+    """
+
+    def __init__(self, reads: Reads, inputs: Sequence[torch.Tensor]) -> None:
+        self._counts = reads.counts
+        self._watched = reads.watched
+        self._probes = reads.probes
+        self._ties = self._tied()
+        self._objects = reads.objects
+        self._kinds = [tuple(map(type, self._objects))]
+        self._containers = [w.container for w in self._watched]
+        self._expected = [_quick(w) for w in self._watched]
+        self._versions = np.zeros(len(self._watched), dtype=np.uint64) if _counts_changes() else None
+        self._constants = reads.constants
+        self._num_inputs = len(inputs)
+        self._tensors = TensorFacts([*inputs, *reads.constants])
+
+    def change(self, inputs: Sequence[torch.Tensor]) -> str:
+        """Return what has changed since the capture, in words; empty where everything is as it was.
+
+        Args:
+            inputs: parameters and buffers as they are now.
+
+        Complexity: O(what was read).
+        """
+        at = -1
+        while (at := self._first_changed(at + 1)) >= 0:
+            watched = self._watched[at]
+            if changed := watched.change(self._counts):
+                return changed
+            if watched.holds is Holds.INPUTS and self._tied() != self._ties:
+                return "parameters or buffers are tied in another way"
+            watched.renew()
+            self._expected[at] = _quick(watched)
+        if first_changed([list(map(type, self._objects))], self._kinds, MISSING, 0, None) >= 0:
+            return "the class of an object or a layer was replaced"
+        for probe in self._probes:
+            if what := probe.change():
+                return what
+        if len(inputs) != self._num_inputs:
+            return f"the model has {len(inputs)} parameters and buffers, and had {self._num_inputs}"
+        return self._tensors.change([*inputs, *self._constants])
+
+    def _first_changed(self, start: int) -> int:
+        return first_changed(self._containers, self._expected, MISSING, start, self._versions)
+
+    def _tied(self) -> list[int]:
+        """Return, for each place of a parameter or buffer, the first that holds the same one."""
+        first: dict[int, int] = {}
+        places = (t for w in self._watched if w.holds is Holds.INPUTS for t in dict.values(w.container))  # type: ignore[arg-type]
+        return [first.setdefault(id(t), i) for i, t in enumerate(places)]
+
+    def shared_with(self, leaves: Sequence[Any]) -> list[int]:
+        """Return, for each tensor of a batch, the first parameter or buffer in the same storage; -1: none."""
+        storages = self._tensors.storages
+        return [
+            storages.get(leaf.untyped_storage()._cdata, -1)
+            for leaf in leaves
+            if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided
+        ]
+
+
+@functools.cache
+def _counts_changes() -> bool:
+    """Whether this Python counts the changes of a dict where the core looks for it."""
+    known = sys.implementation.name == "cpython" and sys.version_info < (3, 14)
+    return known and not sysconfig.get_config_var("Py_GIL_DISABLED")
+
+
+def _quick(watched: Watched) -> Any:
+    """Return what a container held as ``first_changed`` takes it."""
+    return None if watched.expected == () and isinstance(watched.container, dict) else watched.expected
+
+
+class TensorFacts:
+    """What a capture holds of tensors beside their values: type, shape, strides, device, gradient, shared memory.
+
+    Args:
+        tensors: as they are now.
+
+    Attributes:
+        storages: of each storage, the first tensor in it.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._facts = [_facts(t) for t in tensors]
+        self._sharing, self.storages = _sharing(tensors)
+        self._addresses = [t.data_ptr() for t in tensors]
+        self._hooked = any(facts[-1] for facts in self._facts)
+        self._num_hooks = RemovableHandle.next_id  # counts every hook that anyone registers
+        self._quick = _quick_guards(tensors)
+
+    def change(self, tensors: Sequence[torch.Tensor]) -> str:
+        """Return which tensor is of another kind than it was, in words; empty where all are as they were."""
+        num_hooks = RemovableHandle.next_id
+        if self._hooked or num_hooks != self._num_hooks or self._quick is None or not self._quick.check(*tensors):
+            for old, tensor in zip(self._facts, tensors, strict=True):
+                if old != (new := _facts(tensor)):
+                    return f"a tensor was {_shown(old)} and is {_shown(new)}"
+            self._quick, self._num_hooks = _quick_guards(tensors), num_hooks
+        addresses = list(map(torch.Tensor.data_ptr, tensors))
+        if addresses != self._addresses:
+            sharing, storages = _sharing(tensors)
+            if sharing != self._sharing:
+                return "tensors of the model share memory in another way"
+            self._addresses, self.storages = addresses, storages
+        return ""
+
+
+def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
+    hooks = (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None))
+    functions = tuple(id(f) for table in hooks for f in (table or {}).values())
+    return (
+        type(tensor), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad,
+        tensor.is_leaf, functions,
+    )  # fmt: skip
+
+
+def _shown(facts: tuple[Any, ...]) -> str:
+    kind, shape, strides, dtype, device, requires_grad, _, hooks = facts
+    return (
+        f"a {kind.__name__} of shape {shape}, strides {strides}, {dtype} on {device}, "
+        f"requires_grad={requires_grad}, {len(hooks)} hooks"
+    )
+
+
+def _sharing(tensors: Sequence[torch.Tensor]) -> tuple[list[tuple[int, int]], dict[int, int]]:
+    """Return, for each tensor, the first of the same object and the first in the same storage; and these storages."""
+    objects: dict[int, int] = {}
+    storages: dict[int, int] = {}
+    found = [
+        (objects.setdefault(id(t), i), storages.setdefault(t.untyped_storage()._cdata, i))
+        for i, t in enumerate(tensors)
+    ]
+    return found, storages
+
+
+def _quick_guards(tensors: Sequence[torch.Tensor]) -> Any:
+    """Return torch's own check of many tensors, which is much faster than ours; None where this torch has none.
+
+    It is private, looks at more than needed (modes of the thread), and at no hooks.
+    """
+    try:
+        from torch._C._dynamo.guards import TensorGuards
+
+        return TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+    except Exception:
+        return None

@@ -1,0 +1,104 @@
+"""The state of torch that decides which operators a step consists of: modes, types, switches of backends."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._device import DeviceContext
+
+_SDP = ("flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled", "cudnn_sdp_enabled")
+_BACKENDS = {
+    "": ("fp32_precision",),
+    "mkldnn": ("enabled", "deterministic", "allow_tf32"),
+    "cudnn": ("enabled", "benchmark", "deterministic", "allow_tf32"),
+    "cuda": (*_SDP, "fp16_bf16_reduction_math_sdp_allowed"),
+    "cuda.matmul": ("allow_tf32", "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"),
+    "mha": ("get_fastpath_enabled",),
+    "opt_einsum": ("enabled", "strategy"),
+}
+
+
+def modes(device_type: str) -> tuple[Any, ...]:
+    """Return what a capture depends on of torch's own state, as values to compare.
+
+    Args:
+        device_type: where the step runs.
+
+    Example:
+        >>> modes("cpu") == modes("cpu")
+        True
+    """
+    return tuple([read() for read in _readers(device_type)])
+
+
+def kernel_modes(device_type: str) -> tuple[Any, ...]:
+    """Return those of torch's settings that kernels read when they run: a step that changes them cannot be captured."""
+    return tuple([read() for read in _kernel_readers(device_type)])
+
+
+@functools.cache
+def _kernel_readers(device_type: str) -> list[Callable[[], Any]]:
+    found: list[Callable[[], Any]] = [torch.get_float32_matmul_precision, torch.are_deterministic_algorithms_enabled]
+    for place in ("mkldnn", *(("cudnn", "cuda.matmul") if device_type == "cuda" else ())):
+        space = operator.attrgetter(place)(torch.backends)
+        found += [read for name in _BACKENDS[place] if (read := _setting(space, name)) is not None]
+    return found
+
+
+@functools.cache
+def _readers(device_type: str) -> list[Callable[[], Any]]:
+    kinds = sorted({"cpu", device_type} & {"cpu", "cuda", "xpu", "mps"})
+    found: list[Callable[[], Any]] = [
+        torch.is_grad_enabled,
+        torch.is_inference_mode_enabled,
+        torch.is_autocast_cache_enabled,
+        torch.get_default_dtype,
+        torch.get_float32_matmul_precision,
+        torch.is_anomaly_enabled,
+        torch.are_deterministic_algorithms_enabled,
+        torch.is_deterministic_algorithms_warn_only_enabled,
+        lambda: getattr(torch.utils.deterministic, "fill_uninitialized_memory"),  # noqa: B009 - its module is untyped
+        lambda: [_of_mode(mode) for mode in _function_modes()],
+        torch._C._len_torch_dispatch_stack,
+        lambda: torch._C._autograd._top_saved_tensors_default_hooks(True),
+    ]
+    for kind in kinds:
+        found.append(functools.partial(torch.is_autocast_enabled, kind))
+        found.append(functools.partial(torch.get_autocast_dtype, kind))
+    for place, names in _BACKENDS.items():
+        if place in ("cudnn", "cuda.matmul") and device_type != "cuda":
+            continue
+        space = operator.attrgetter(place)(torch.backends) if place else torch.backends
+        for name in names:
+            if (read := _setting(space, name)) is not None:
+                found.append(read)
+    return found
+
+
+_function_modes: Callable[[], list[Any]] = torch.overrides._get_current_function_mode_stack
+
+
+def _of_mode(mode: Any) -> Any:
+    return ("device", mode.device) if isinstance(mode, DeviceContext) else mode
+
+
+def _setting(space: Any, name: str) -> Callable[[], Any] | None:
+    """Return a function that reads a setting; None where this torch does not have it."""
+    try:
+        value = getattr(space, name)
+    except (AttributeError, RuntimeError):  # the latter: older and newer names of a setting were mixed
+        return None
+    if callable(value):
+        return value  # type: ignore[no-any-return]
+
+    def read() -> Any:
+        try:
+            return getattr(space, name)
+        except RuntimeError as error:
+            return str(error)
+
+    return read

@@ -1,0 +1,382 @@
+"""Objects that a step may read, and what they lead to: data as a whole, attributes by the names that code uses."""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import contextlib
+import functools
+import gc
+import operator
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from olla.pytorch.guards import clocks
+from olla.pytorch.guards.code import is_foundation, module_origin, origin
+from olla.pytorch.guards.values import MISSING, closed_state, is_plain
+from olla.pytorch.guards.watched import HOOK_TABLES, Holds, Probe, Watched, cell_reader, cell_writer
+
+_INNER_TABLES = ("_parameters", "_buffers", "_modules")
+# Of a module: what is read only when its state is saved or loaded, and what changes with the tables of hooks.
+_MODULE_APART = {
+    "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
+    "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs",
+    "_non_persistent_buffers_set", "_is_full_backward_hook", "_flat_weights", "_flat_weight_refs",
+}  # fmt: skip
+# Attributes that torch reads in C, or before this module could see it.
+_ALWAYS = frozenset({"training", "forward", "step", "loss", *_INNER_TABLES, *HOOK_TABLES})
+_FUNCTION_PARTS = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
+# Of an optimizer: olla.pytorch.feeds compares its settings, its state is input, the rest are marks of schedulers.
+_OPTIMIZER_APART = ("state", "param_groups", "step", "_opt_called", "_step_count", "_zero_grad_profile_name")
+# Classes of torch and Python whose objects hold nothing that a step computes with, and the exceptions.
+_BESIDE = {
+    "torch", "abc", "ast", "asyncio", "concurrent", "dis", "enum", "importlib", "_frozen_importlib", "inspect",
+    "logging", "re", "typing", "unittest", "warnings",
+}  # fmt: skip
+_WITHIN = ("torch.nn.", "torch.optim.", "torch.distributions.", "torch.utils.data.", "torch.amp.", "torch.cuda.amp.")
+_CONTAINERS = (list, dict, tuple, set, frozenset, collections.deque)
+
+
+class Objects:
+    """The objects that a step may read, found from a few on.
+
+    Args:
+        model: its parameters and buffers are inputs of the step.
+        inputs: tensors whose values are inputs of the step.
+
+    Attributes:
+        watched, probes: the places that hold what was read.
+        constants: tensors that are no inputs.
+        objects: those whose classes may be replaced.
+        problems: what can be neither compared nor repeated, in words.
+        is_open: whether attributes of every name count.
+    """
+
+    def __init__(self, model: torch.nn.Module, inputs: Iterable[torch.Tensor]) -> None:
+        self.watched: list[Watched] = []
+        self.probes: list[Probe] = []
+        self.constants: list[torch.Tensor] = []
+        self.objects: list[Any] = []
+        self.problems: list[str] = []
+        self.is_open = False
+        self._names: set[str] = set(_ALWAYS)
+        self._inputs = {id(t): t for t in inputs}
+        self._of_model = {id(m) for m in model.modules()}
+        self._seen: dict[int, Any] = {**self._inputs, id(vars(builtins)): vars(builtins)}
+        self._queue: list[tuple[Any, str]] = []
+        self._waiting: dict[str, list[tuple[Callable[[], Any], str]]] = {}  # attributes nobody has named so far
+        self._functions: dict[types.CodeType, list[tuple[types.FunctionType, str]]] = {}
+        self._entered: set[types.CodeType] = set()
+        self._elsewhere: list[types.FunctionType] = []  # what may run on other threads
+        self._keys: dict[int, Watched] = {}  # of scopes and classes
+        self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # constants, with what they held
+
+    def counts(self, name: str) -> bool:
+        """Whether an attribute of this name may have been read."""
+        return (self.is_open or name in self._names) and name not in _MODULE_APART
+
+    def save(self, tensor: torch.Tensor) -> None:
+        """Note what a tensor holds that a trace may change for real: it computes with constants."""
+        if id(tensor) not in self._saved and tensor.layout == torch.strided:
+            with no_modes():
+                self._saved[id(tensor)] = (tensor, tensor.detach().clone())
+
+    def _learn(self, names: Iterable[str]) -> None:
+        """Let attributes of these names count."""
+        for name in names:
+            if name not in self._names:
+                self._names.add(name)
+                for read, path in self._waiting.pop(name, ()):
+                    self._reach(read(), path)
+        if self.is_open:
+            for waiting in list(self._waiting.values()):
+                for read, path in waiting:
+                    self._reach(read(), path)
+            self._waiting.clear()
+
+    def _reach(self, value: Any, path: str) -> None:
+        if isinstance(value, str):
+            if len(value) < 80 and value not in self._names:
+                self._learn((value,))
+        elif not is_plain(value) and id(value) not in self._seen:
+            self._seen[id(value)] = value  # what was seen keeps its id
+            self._queue.append((value, path))
+
+    def _reach_hook(self, function: Any, path: str) -> None:
+        self._reach(function, path)
+        while (inner := getattr(function, "__func__", getattr(function, "func", None))) is not None:
+            function = inner  # of a method or a partial function
+        if isinstance(function, types.FunctionType):
+            self._elsewhere.append(function)
+
+    def _drain(self) -> None:
+        while self._queue:
+            value, path = self._queue.pop()
+            try:
+                self._visit(value, path)
+            except ValueError as what:
+                self.problems.append(f"{path}, {what}")
+
+    def _visit(self, value: Any, path: str) -> None:
+        if isinstance(value, torch.Tensor):
+            if not isinstance(value, FakeTensor):
+                self.constants.append(value)
+                if value.numel() == 1:
+                    self.save(value)
+        elif isinstance(value, types.FunctionType):
+            self._function(value, path)
+        elif isinstance(value, types.ModuleType):
+            if module_origin(value.__name__) == "user":
+                self._attributes(vars(value), path)
+        elif isinstance(value, type):
+            self._class(value, path)
+        elif isinstance(value, torch.nn.Module):
+            self._layer(value, path)
+        elif clocks.is_clock(value):
+            self.problems.append(f"{clocks.WHAT} ({path})")
+        elif parts := _parts(value):
+            for part in parts:
+                self._reach(part, path)
+        else:
+            self._object(value, path)
+
+    def _function(self, function: types.FunctionType, path: str) -> None:
+        self._functions.setdefault(function.__code__, []).append((function, path))
+        if code_origin(function.__code__, function.__globals__) == "user":
+            read = functools.partial(_FUNCTION_PARTS, function)
+            self.probes.append(Probe(read, read(), path))
+        if function.__code__ in self._entered:
+            self._closure(function, path)
+        self._reach(getattr(function, "__wrapped__", None), path)
+
+    def _closure(self, function: types.FunctionType, path: str) -> None:
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            if id(cell) not in self._seen:
+                self._seen[id(cell)] = cell
+                read = cell_reader(cell)
+                self.probes.append(Probe(read, read(), f"the variable {name} of {path}", cell_writer(cell)))
+                self._reach(read(), f"the variable {name} of {path}")
+        for value in function.__defaults__ or ():
+            self._reach(value, f"a default of {path}")
+        for name, value in (function.__kwdefaults__ or {}).items():
+            self._reach(value, f"the default {name} of {path}")
+        if function.__dict__:
+            self._attributes(function.__dict__, path)
+
+    def _layer(self, module: torch.nn.Module, path: str) -> None:
+        """Watch a module: its attributes, its tables of tensors, children and hooks."""
+        attributes = module.__dict__
+        tables = {n: attributes[n] for n in (*_INNER_TABLES, *HOOK_TABLES) if isinstance(attributes.get(n), dict)}
+        self._seen |= {id(t): t for t in tables.values()}
+        self._attributes(attributes, path)
+        of_model = id(module) in self._of_model
+        for name, table in tables.items():
+            holds = Holds.HOOKS if name in HOOK_TABLES else Holds.ITEMS
+            if of_model and name in ("_parameters", "_buffers"):
+                holds = Holds.INPUTS
+            label = f"{path}.{name}" if holds is Holds.HOOKS else path
+            self.watched.append(Watched.of(table, holds, label))
+            for key, value in table.items():
+                (self._reach_hook if holds is Holds.HOOKS else self._reach)(value, f"{label}.{key}")
+        self.objects.append(module)
+        self._class(type(module), path)
+
+    def _attributes(self, attributes: dict[str, Any], path: str, owner: str = "user") -> None:
+        """Watch the attributes of an object; those count that some code names."""
+        self.watched.append(Watched.of(attributes, Holds.ATTRIBUTES, path, owner))
+        for name, value in list(attributes.items()):
+            if self.counts(name):
+                self._reach(value, f"{path}.{name}")
+            elif not is_plain(value):
+                self._wait(name, functools.partial(attributes.get, name), path)
+
+    def _wait(self, name: str, read: Callable[[], Any], path: str) -> None:
+        if name in _MODULE_APART:
+            return
+        self._waiting.setdefault(name, []).append((read, f"{path}.{name}"))
+
+    def _class(self, kind: type, path: str) -> None:
+        """Watch the attributes of a class and its bases: methods may be replaced, and settings stand there."""
+        for base in [*kind.__mro__, *type.mro(type(kind))]:
+            foundation = is_foundation(base)
+            layer = issubclass(base, torch.nn.Module | torch.optim.Optimizer | torch.autograd.Function)
+            if foundation and not layer:
+                continue
+            attributes = next(d for d in gc.get_referents(vars(base)) if isinstance(d, dict))  # behind its proxy
+            if id(attributes) in self._keys:
+                continue
+            self._keys[id(attributes)] = watched = Watched.of(
+                attributes, Holds.ATTRIBUTES, base.__qualname__, "torch" if foundation else "class"
+            )
+            self.watched.append(watched)
+            for name, value in list(attributes.items()):
+                path = f"{base.__qualname__}.{name}"
+                if foundation and not (
+                    isinstance(value, types.FunctionType) and origin(value.__code__.co_filename) == "user"
+                ):
+                    continue
+                if issubclass(base, torch.autograd.Function) and name == "backward":
+                    self._reach_hook(value, path)
+                elif self.counts(name) or isinstance(value, types.FunctionType):
+                    self._reach(value, path)
+                elif not is_plain(value):
+                    self._wait(name, functools.partial(attributes.get, name), base.__qualname__)
+
+    def _object(self, value: Any, path: str) -> None:
+        kind = type(value)
+        if kind.__module__.partition(".")[0] in _BESIDE and not kind.__module__.startswith(_WITHIN):
+            return
+        if isinstance(value, list | dict):
+            holds = Holds.ITEMS
+            if not _is_scope(value):  # the globals of a module count by name
+                self.watched.append(Watched.of(value, holds, path))
+                self._all(value, path)
+        elif isinstance(value, tuple | frozenset):
+            self._all(value, path)
+        elif _is_closed(kind):
+            state = closed_state(value)
+            if state is not None:
+                self.probes.append(Probe(state, state(), path))
+            if isinstance(value, set | collections.deque):
+                self._all(value, path)
+        if isinstance(value, threading.local):
+            read = functools.partial(_of_this_thread, value)
+            self.probes.append(Probe(read, read(), path))
+            self._all(dict(value.__dict__), path)
+            return
+        attributes = _own_attributes(value)
+        if attributes is not None and (attributes or not isinstance(value, _CONTAINERS)):
+            if isinstance(value, torch.optim.Optimizer):
+                self._optimizer(value, path)
+            else:
+                where = module_origin(kind.__module__)
+                self._attributes(
+                    attributes, path, where if where == "installed" else "library" if where == "torch" else "user"
+                )
+        if kind.__flags__ & (1 << 9):
+            self.objects.append(value)
+            for part in kind.__mro__:
+                for name in _slots(part):
+                    self._slot(value, part, name, path)
+            self._class(kind, path)
+
+    def _all(self, value: Any, path: str) -> None:
+        if isinstance(value, dict):
+            for key, item in dict.items(value):
+                self._reach(key, path)
+                self._reach(item, f"{path}[{key!r:.40}]")
+        else:
+            for i, item in enumerate(value):
+                self._reach(item, f"{path}[{i}]")
+
+    def _slot(self, value: Any, kind: type, name: str, path: str) -> None:
+        descriptor = vars(kind).get(name)
+        if not isinstance(descriptor, types.MemberDescriptorType):
+            return
+
+        def read() -> Any:
+            try:
+                return descriptor.__get__(value)
+            except AttributeError:
+                return MISSING
+
+        self.probes.append(Probe(read, read(), f"{path}.{name}"))
+        self._reach(read(), f"{path}.{name}")
+
+    def _optimizer(self, optimizer: torch.optim.Optimizer, path: str) -> None:
+        attributes = vars(optimizer)
+        kept = {k: v for k, v in attributes.items() if k not in _OPTIMIZER_APART}
+        self.watched.append(Watched(attributes, kept, Holds.ATTRIBUTES, path))
+        for name, value in kept.items():
+            if name in HOOK_TABLES:
+                self.watched.append(Watched.of(value, Holds.HOOKS, f"{path}.{name}"))
+            elif self.counts(name):
+                self._reach(value, f"{path}.{name}")
+            elif not is_plain(value):
+                self._wait(name, functools.partial(attributes.get, name), path)
+
+
+@contextlib.contextmanager
+def no_modes() -> Iterator[None]:
+    """Compute with real tensors in the middle of a trace."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
+
+
+def values_of(tensor: torch.Tensor) -> Any:
+    with no_modes():
+        return tensor.detach().tolist()
+
+
+def code_origin(code: types.CodeType, scope: dict[str, Any]) -> str:
+    """Return the origin of code that runs; where it was generated, that of the module it was generated for."""
+    if code.co_filename != "<string>":
+        return origin(code.co_filename)
+    name = str(scope.get("__name__", ""))
+    return "stdlib" if name.startswith("namedtuple_") else module_origin(name)
+
+
+def _is_scope(value: Any) -> bool:
+    """Whether a dict holds the globals of a module."""
+    if not isinstance(value, dict) or "__builtins__" not in value:
+        return False
+    module = sys.modules.get(str(value.get("__name__")))
+    return module is not None and vars(module) is value
+
+
+def _is_closed(kind: type) -> bool:
+    """Whether objects of a class hold something that Python code does not see."""
+    slots = sum(len(_slots(base)) for base in kind.__mro__)
+    plain = 8 * (slots + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0))
+    return kind.__basicsize__ > object.__basicsize__ + plain
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    found = vars(kind).get("__slots__", ())
+    return (found,) if isinstance(found, str) else tuple(found)
+
+
+def _of_this_thread(local: threading.local) -> tuple[Any, ...]:
+    return tuple(local.__dict__.items())
+
+
+def _own_attributes(value: Any) -> dict[str, Any] | None:
+    """Return the dict of an object, whatever its class does to attributes."""
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except (AttributeError, TypeError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _parts(value: Any) -> tuple[Any, ...]:
+    """Return what makes up a method, a descriptor, a partial function or a reference; empty for everything else."""
+    if isinstance(value, types.MethodType):
+        return (value.__self__, value.__func__)
+    if isinstance(value, types.BuiltinMethodType) and not isinstance(value.__self__, types.ModuleType | type(None)):
+        return (value.__self__,)
+    if isinstance(value, property):
+        return (value.fget, value.fset, value.fdel)
+    if isinstance(value, staticmethod | classmethod):
+        return (value.__func__,)
+    if isinstance(value, functools.cached_property):
+        return (value.func,)
+    if isinstance(value, functools.partial | functools.partialmethod):
+        return (value.func, value.args, value.keywords)
+    if isinstance(value, functools._lru_cache_wrapper):
+        return (value.__wrapped__,)
+    if isinstance(value, types.MappingProxyType):
+        return tuple(d for d in gc.get_referents(value) if isinstance(d, dict))
+    if isinstance(value, weakref.ref):
+        return (value(), None)
+    if isinstance(value, slice):
+        return (value.start, value.stop, value.step)
+    return ()

@@ -1,0 +1,302 @@
+"""What a step reads from Python while it is captured, each place as it was before the step could read it.
+
+Code is watched as it is entered: a function is walked through when it is called for the first time, before it runs. Its
+globals, closure and defaults are reached by name; of an object, the attributes count that some code entered names. Data
+(lists, dicts, sets, arrays) counts as a whole. Torch's own state is compared apart, see olla.pytorch.guards.modes.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import gc
+import os
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.optim import optimizer as torch_optimizer
+
+from olla.errors import CaptureError
+from olla.pytorch.guards import clocks
+from olla.pytorch.guards.code import module_origin, named, origin
+from olla.pytorch.guards.firstuse import FirstUse
+from olla.pytorch.guards.objects import Objects, code_origin, no_modes, values_of
+from olla.pytorch.guards.values import MISSING, is_plain, same
+from olla.pytorch.guards.watched import Holds, Probe, Watched
+
+_ENVIRONMENT = {os._Environ.__getitem__.__code__}
+
+
+class Reads(Objects):
+    """What a step reads.
+
+    Args:
+        model: its parameters and buffers are inputs of the step.
+        roots: path -> what the step begins with: the model, its loss function, its optimizer.
+        inputs: tensors whose values are inputs of the step.
+    """
+
+    def __init__(self, model: torch.nn.Module, roots: dict[str, Any], inputs: Iterable[torch.Tensor]) -> None:
+        super().__init__(model, inputs)
+        self._clocks: dict[types.CodeType, frozenset[int]] = {}
+        self._first_use = FirstUse()
+        self._scopes: list[dict[str, Any]] = []  # of code that looks globals up by name
+        for name, table in _global_hooks():
+            self.watched.append(Watched.of(table, Holds.HOOKS, name, "torch"))
+            for function in table.values():
+                self._reach_hook(function, name)
+        for path, value in roots.items():
+            self._reach(value, path)
+        for tensor in self._inputs.values():
+            tables: tuple[Any, ...] = (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None))
+            for hooks in tables:
+                for function in (hooks or {}).values():
+                    self._reach_hook(function, "a hook of a tensor")
+        self._drain()
+
+    @contextlib.contextmanager
+    def recording(self, is_here: Callable[[], bool]) -> Iterator[None]:
+        """Watch which code this thread enters.
+
+        Args:
+            is_here: whether the caller is captured.
+        """
+        before = sys.gettrace()
+
+        def entered(frame: types.FrameType, event: Any, argument: Any) -> Any:
+            code = frame.f_code
+            if code not in self._entered:
+                self._enter(code, frame.f_globals, frame)
+            if code in _ENVIRONMENT:
+                self._read_environment(frame)
+            if code in self._clocks:
+                frame.f_trace_opcodes = True
+                return self._see_clocks
+            return before(frame, event, argument) if before is not None else None
+
+        with self._first_use.watching(is_here):
+            sys.settrace(entered)
+            try:
+                yield
+            finally:
+                sys.settrace(before)
+                self._finish()
+
+    def value_of(self, tensor: torch.Tensor) -> None:
+        """Note that the step reads the values of a tensor that is no input."""
+        if tensor.numel() <= 2**16:
+            read = functools.partial(values_of, tensor)
+            self.probes.append(Probe(read, read(), "the values of a tensor that the step reads"))
+        else:
+            self.problems.append("the values of a large tensor that is no input")
+
+    def check(self, is_constant: Callable[[Any], bool]) -> None:
+        """Raise a CaptureError for what can be neither compared nor repeated; to be called where the step ends.
+
+        Args:
+            is_constant: whether a value that the step made is the same in every step.
+        """
+        if self.problems:
+            raise CaptureError(
+                f"the step reads {self.problems[0]}, which would be frozen into the captured step. Read it before the "
+                "step, and pass it in with the batch, as a tensor."
+            )
+        for watched in self.watched:
+            self._check_own(watched, is_constant)
+        for probe in self.probes:
+            if (what := probe.change()) and not is_constant(probe.read()):
+                raise _changed_itself(what)
+
+    def _check_own(self, watched: Watched, is_constant: Callable[[Any], bool]) -> None:
+        """Raise a CaptureError if the step has changed what it read from a container."""
+        # A trace replaces functions of torch.
+        if watched.owner in ("torch", "stdlib", "library") or watched.holds is Holds.INPUTS:
+            return
+        if not (what := watched.change(self.counts)):
+            return
+        if watched.holds in (Holds.ATTRIBUTES, Holds.NAMES):
+            assert isinstance(watched.container, dict)
+            is_lazy = watched.owner != "user"  # a library fills its caches at first use
+            kept = [
+                key
+                for key, before, now in watched.changes()
+                if (watched.holds is not Holds.ATTRIBUTES or self.counts(key))
+                and not same(before, now)
+                and not self._first_use.is_set_first(watched.container, key)
+                and not ((before is None or before is MISSING) and (is_lazy or is_constant(now)))
+            ]
+            if not kept:
+                return
+        raise _changed_itself(what)
+
+    @contextlib.contextmanager
+    def undone(self) -> Iterator[None]:
+        """Undo what the step does to lists, dicts, objects and variables inside this context."""
+        try:
+            yield
+        finally:
+            for watched in self.watched:
+                if watched.owner in ("installed", "class", "library"):
+                    watched.renew()  # a library has filled its caches
+                elif watched.owner == "user" and watched.holds is not Holds.INPUTS:
+                    watched.undo()
+            for probe in self.probes:
+                probe.undo()
+            with no_modes(), torch.no_grad():
+                for tensor, before in self._saved.values():
+                    if not torch.equal(tensor, before):
+                        tensor.copy_(before)
+
+    def forget(self) -> None:
+        """Let go of what only the capture itself needed."""
+        for table in (self._seen, self._inputs, self._waiting, self._functions, self._saved, self._clocks, self._keys):
+            table.clear()
+
+    # Code ------------------------------------------------------------------------------------------------------------
+
+    def _enter(self, code: types.CodeType, scope: dict[str, Any], frame: types.FrameType | None) -> None:
+        """Walk through a function before it runs for the first time."""
+        self._entered.add(code)
+        where = code_origin(code, scope)
+        if where == "olla":
+            return
+        names = named(code)
+        if where in ("user", "installed"):
+            self.is_open = self.is_open or (names.is_open and where == "user")
+            for name in names.variables:
+                self._variable(name, scope, names.loaded)
+            for name in names.modules:
+                self._imported(name, scope, names.loaded)
+            if "globals" in names.variables:
+                self._scopes.append(scope)
+            self._clocks |= clocks.offsets(code, scope) if where == "user" else {}
+        for function, path in self._functions.get(code, ()):
+            self._closure(function, path)
+        self._learn(names.loaded)
+        if (file := clocks.file_read(code)) and self._caller(frame) == "user":
+            self.problems.append(file)
+        self._drain()
+
+    def _drain(self) -> None:
+        super()._drain()
+        while self._elsewhere:  # autograd of a GPU runs these on threads of its own, where nobody watches
+            function = self._elsewhere.pop()
+            if function.__code__ not in self._entered:
+                self._enter(function.__code__, function.__globals__, None)
+
+    def _caller(self, frame: types.FrameType | None) -> str:
+        """Return the origin of the code that led to a frame of Python's own library."""
+        while frame is not None and (where := origin(frame.f_code.co_filename)) == "stdlib":
+            frame = frame.f_back
+        return "" if frame is None else where
+
+    def _finish(self) -> None:
+        """Watch what is found by names that code may have put together, and functions of torch that it called."""
+        for scope in self._scopes:
+            for name in self._names & scope.keys():
+                self._watch_key(scope, name, str(scope.get("__name__")))
+        for space in (torch, torch.nn.functional, torch.Tensor):
+            scope = vars(space)
+            if isinstance(space, type):
+                scope = next(d for d in gc.get_referents(scope) if isinstance(d, dict))  # behind its proxy
+            for name in self._names & scope.keys():
+                value = scope[name]
+                if not isinstance(value, types.FunctionType) or origin(value.__code__.co_filename) != "olla":
+                    self._watch_key(scope, name, str(getattr(space, "__name__", "")))
+        self._find_closures()
+
+    def _variable(self, name: str, scope: dict[str, Any], attributes: frozenset[str]) -> None:
+        """Watch a global, and what is read from it where it is a module."""
+        place = str(scope.get("__name__", "?"))
+        value = scope.get(name, MISSING)
+        if isinstance(value, types.FunctionType) and origin(value.__code__.co_filename) == "olla":
+            return
+        self._watch_key(scope, name, place)
+        if value is MISSING:
+            self._watch_key(vars(builtins), name, "builtins")
+            value = vars(builtins).get(name, MISSING)
+        if isinstance(value, types.ModuleType):
+            self._module(value, attributes)
+        elif not clocks.is_clock(value):  # seen where it is taken in hand
+            self._reach(value, f"{place}.{name}")
+
+    def _module(self, module: types.ModuleType, attributes: frozenset[str]) -> None:
+        """Watch what code may read from modules that it names."""
+        waiting, seen = [module], {id(module)}
+        while waiting:
+            part = waiting.pop()
+            own = module_origin(part.__name__) in ("user", "installed")
+            if module_origin(part.__name__) == "user":
+                self._reach(part, part.__name__)
+            for name in attributes & vars(part).keys() if part is not os else ():
+                value = vars(part)[name]
+                if isinstance(value, types.FunctionType) and origin(value.__code__.co_filename) == "olla":
+                    continue  # stands in for torch's while a step is traced
+                self._watch_key(vars(part), name, part.__name__)
+                if isinstance(value, types.ModuleType):
+                    if id(value) not in seen:
+                        seen.add(id(value))
+                        waiting.append(value)
+                elif own or is_plain(value) or isinstance(value, list | dict | types.FunctionType):
+                    self._reach(value, f"{part.__name__}.{name}")
+
+    def _imported(self, name: str, scope: dict[str, Any], attributes: frozenset[str]) -> None:
+        package = str(scope.get("__package__") or "")
+        while True:
+            module = sys.modules.get(f"{package}.{name}" if package else name)
+            if isinstance(module, types.ModuleType):
+                self._module(module, attributes)
+            if not package:
+                return
+            package = package.rpartition(".")[0]
+
+    def _watch_key(self, scope: dict[str, Any], name: str, path: str) -> None:
+        watched = self._keys.get(id(scope))
+        if watched is None:
+            owner = module_origin(str(scope.get("__name__", scope.get("__module__", ""))))
+            watched = self._keys[id(scope)] = Watched(scope, {}, Holds.NAMES, path, owner)
+            self.watched.append(watched)
+        assert isinstance(watched.expected, dict)
+        watched.expected.setdefault(name, scope.get(name, MISSING))
+
+    def _read_environment(self, frame: types.FrameType) -> None:
+        if self._caller(frame) in ("user", "installed"):
+            key = frame.f_locals.get("key")
+            if isinstance(key, str):
+                read = functools.partial(os.environ.get, key)
+                self.probes.append(Probe(read, read(), f"the environment variable {key}"))
+
+    def _see_clocks(self, frame: types.FrameType, event: str, argument: Any) -> Any:
+        if event == "opcode" and frame.f_lasti in self._clocks[frame.f_code]:
+            line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            self.problems.append(f"{clocks.WHAT} ({line})")
+        return self._see_clocks
+
+    def _find_closures(self) -> None:
+        """Find functions that ran and were not reached as objects: their closures count, too."""
+        codes = [c for c in self._entered if c.co_freevars and c not in self._functions]
+        codes = [c for c in codes if origin(c.co_filename) in ("user", "installed")]
+        for function in gc.get_referrers(*codes) if codes else ():
+            if isinstance(function, types.FunctionType) and (
+                code_origin(function.__code__, function.__globals__) in ("user", "installed")
+            ):
+                self._closure(function, function.__qualname__)
+        self._drain()
+
+
+def _global_hooks() -> list[tuple[str, dict[int, Any]]]:
+    """Return torch's tables of hooks for all modules and optimizers."""
+    spaces = (torch.nn.modules.module, torch_optimizer)
+    found = [(name, table) for space in spaces for name, table in vars(space).items() if name.startswith("_global_")]
+    return [(name, table) for name, table in found if isinstance(table, dict) and name.endswith("hooks")]
+
+
+def _changed_itself(what: str) -> CaptureError:
+    return CaptureError(
+        f"the step itself changes what it reads from Python: {what}. A planned step runs operators, not Python code, "
+        "and would not change it again: keep it in a tensor (a buffer of the model), or change it outside the step."
+    )

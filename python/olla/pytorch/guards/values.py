@@ -1,0 +1,149 @@
+"""Python values that a capture holds: which are compared by value, and how the state of a closed object is read."""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import dataclasses
+import datetime
+import decimal
+import enum
+import fractions
+import functools
+import pathlib
+import pickle
+import re
+import threading
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+MISSING = object()  # stands for an entry that is not there
+_PLAIN = (bool, int, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range)
+_BY_VALUE = (
+    torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, np.dtype, np.generic, pathlib.PurePath,
+    re.Pattern, datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, fractions.Fraction, complex,
+)  # fmt: skip
+_LOCKS = tuple(type(make()) for make in (threading.Lock, threading.RLock))
+# What holds no value that a step could compute with.
+_BESIDE = (
+    types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodWrapperType, types.MethodDescriptorType,
+    types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType, types.CodeType,
+    types.FrameType, types.GenericAlias, types.UnionType, torch.Generator, torch.Stream, torch.Event, *_LOCKS,
+)  # fmt: skip
+_MAX_ARRAY_BYTES = 2**26
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value cannot change, and is compared with another one by type and value."""
+    return type(value) in _PLAIN or type(value) is float or isinstance(value, (*_BY_VALUE, enum.Enum))
+
+
+def same(old: Any, new: Any) -> bool:
+    """Whether a step that read one value would compute the same with the other one, now and later.
+
+    Equal numbers of two types are not the same, nor are 0.0 and -0.0; nan is the same as nan. Things that may change
+    later, such as lists, are the same if they are one object.
+
+    Example:
+        >>> same(1, 1), same(1, True), same(0.0, -0.0), same(float("nan"), float("nan"))
+        (True, False, False, True)
+    """
+    if old is new:
+        return True
+    if type(old) is not type(new):
+        return False
+    if isinstance(old, float | complex | np.generic):
+        return repr(old) == repr(new)
+    if isinstance(old, tuple):
+        return len(old) == len(new) and all(same(a, b) for a, b in zip(old, new, strict=True))
+    if type(old) is frozenset:
+        return bool(old == new)
+    if type(old) is functools.partial:
+        keywords = same(tuple(old.keywords.items()), tuple(new.keywords.items()))
+        return same(old.func, new.func) and same(old.args, new.args) and keywords
+    if isinstance(old, types.FunctionType):
+        return _same_function(old, new)
+    if dataclasses.is_dataclass(old) and getattr(type(old), "__dataclass_params__").frozen:  # noqa: B009
+        names = [f.name for f in dataclasses.fields(old)]
+        return all(same(getattr(old, n, MISSING), getattr(new, n, MISSING)) for n in names)
+    return is_plain(old) and not isinstance(old, enum.Enum) and bool(old == new)
+
+
+def _same_function(old: types.FunctionType, new: types.FunctionType) -> bool:
+    """Whether two functions without variables of others are written alike."""
+    plain = not (old.__closure__ or new.__closure__ or old.__kwdefaults__ or new.__kwdefaults__)
+    return plain and old.__code__ == new.__code__ and _alike(old, new)
+
+
+def _alike(old: types.FunctionType, new: types.FunctionType) -> bool:
+    constants = same(old.__code__.co_consts, new.__code__.co_consts)
+    return constants and old.__globals__ is new.__globals__ and same(old.__defaults__, new.__defaults__)
+
+
+def equal(old: Any, new: Any) -> bool:
+    """Whether two values that were read out of a place are the same, lists and dicts by what they hold."""
+    if type(old) is type(new) and type(old) in (tuple, list):
+        return len(old) == len(new) and all(equal(a, b) for a, b in zip(old, new, strict=True))
+    return same(old, new)
+
+
+def closed_state(value: Any) -> Callable[[], Any] | None:
+    """Return a function that reads the state of an object whose inside Python code cannot see; None: it has none.
+
+    Raises:
+        ValueError: its state cannot be read, and it is likely to change; says what it is.
+    """
+    if isinstance(value, _BESIDE):
+        return None
+    if isinstance(value, np.ndarray):
+        return _array_state(value)
+    if isinstance(value, contextvars.ContextVar):
+        return lambda: value.get(MISSING)
+    if isinstance(value, types.GeneratorType):
+        return lambda: _generator_state(value)
+    if isinstance(value, set):
+        return lambda: frozenset(value)
+    if isinstance(value, collections.deque):
+        return lambda: tuple(value)
+    if hasattr(type(value), "readable") and hasattr(type(value), "tell"):
+        return _file_state(value)
+
+    def pickled() -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return pickle.dumps(value, 5)
+
+    try:
+        pickled()
+    except Exception:
+        if hasattr(type(value), "__next__"):
+            raise ValueError(f"a {type(value).__name__}, which gives another value at every use") from None
+        return None
+    return pickled
+
+
+def _array_state(array: np.ndarray[Any, Any]) -> Callable[[], Any]:
+    if array.nbytes > _MAX_ARRAY_BYTES or array.dtype.hasobject:
+        raise ValueError(f"an array of numpy of {array.nbytes} bytes, too much to compare at every call")
+    return lambda: (str(array.dtype), array.shape, array.tobytes())
+
+
+def _generator_state(generator: types.GeneratorType[Any, Any, Any]) -> Any:
+    frame = generator.gi_frame
+    if frame is None:
+        return None
+    return frame.f_lasti, tuple((k, v) for k, v in frame.f_locals.items() if is_plain(v))
+
+
+def _file_state(file: Any) -> Callable[[], Any] | None:
+    try:
+        if not file.readable() or not file.seekable():
+            return None
+    except ValueError:  # closed
+        return None
+    return lambda: None if file.closed else file.tell()

@@ -1,0 +1,291 @@
+"""Guards: a change of what a step read from Python captures it anew, and the message says what changed."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sys
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+from steps import nn, square, torch
+
+import olla
+from olla._core import dict_version, first_changed
+from olla.pytorch.guards.code import named, origin
+from olla.pytorch.guards.values import MISSING, same
+
+pytestmark = pytest.mark.torch
+
+
+def compiled(model: nn.Module, loss: Any = square, **options: Any) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = {"time_limit": 0.05, "arena": False, "disk_cache": False}
+    return olla.compile(model, optimizer=optimizer, loss=loss, **(settings | options))
+
+
+def layers() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+
+
+def rows() -> Any:
+    return torch.ones(3, 4)
+
+
+def reason(step: Any) -> str:
+    """Why the latest capture would not be used for another call."""
+    latest = step._captures.latest
+    return str(latest.values([rows()])[1])
+
+
+def test_the_change_is_named_with_both_values() -> None:
+    model = layers()
+    step = compiled(model)
+    step(rows())
+    assert reason(step) == ""
+    model[1].p = 0.25
+    assert reason(step) == "model.1.p was 0.5 and is 0.25"
+    model[1].p = 0.5
+    assert reason(step) == ""
+    model[1].eval()
+    assert reason(step) == "model.1.training was True and is False"
+
+
+def test_a_closure_a_global_and_the_environment_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    weight = 1.0
+    scope = types.ModuleType("settings_of_a_test")
+    scope.SCALE = 1.0  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "settings_of_a_test", scope)
+    monkeypatch.setenv("SCALE", "1")
+
+    def loss(model: nn.Module, x: Any) -> Any:
+        import settings_of_a_test
+
+        return square(model, x) * weight * settings_of_a_test.SCALE * float(os.environ["SCALE"])
+
+    step = compiled(layers(), loss)
+    step(rows())
+    weight = 2.0
+    assert "weight of the loss function changed: it was 1.0 and is 2.0" in reason(step)
+    weight = 1.0
+    scope.SCALE = 3.0  # type: ignore[attr-defined]
+    assert reason(step) == "settings_of_a_test.SCALE was 1.0 and is 3.0"
+    scope.SCALE = 1.0  # type: ignore[attr-defined]
+    monkeypatch.setenv("SCALE", "2")
+    assert "environment variable SCALE" in reason(step)
+
+
+def test_more_captures_than_are_kept_are_warned_of_with_what_changed() -> None:
+    model = layers()
+    step = compiled(model, cache_size=1)
+    step(rows())
+    model[1].p = 0.25
+    with pytest.warns(UserWarning, match=r"model\.1\.p was 0\.5 and is 0\.25"):
+        step(rows())
+
+
+def test_a_step_that_changes_what_it_reads_is_refused_and_undone() -> None:
+    history: list[Any] = []
+    count = {"calls": 0}
+
+    def appends(model: nn.Module, x: Any) -> Any:
+        history.append(model(x).mean())
+        return history[-1].square() * len(history)
+
+    def counts(model: nn.Module, x: Any) -> Any:
+        count["calls"] += 1
+        return square(model, x) / count["calls"]
+
+    for loss, name in ((appends, "history"), (counts, "calls")):
+        with pytest.raises(olla.CaptureError, match=f"itself changes what it reads from Python: .*{name}"):
+            compiled(layers(), loss)(rows())
+    assert history == []
+    assert count == {"calls": 0}
+
+
+class Remembers(nn.Module):
+    """Sets attributes in its forward pass: one before it reads it, one that it made itself from nothing, one state."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer, self.kind, self.last, self.mask, self.total = nn.Linear(4, 4), kind, None, None, 0.0
+
+    def forward(self, x: Any) -> Any:
+        y = self.layer(x)
+        if self.kind == "set first":
+            self.last = y.mean()
+            return y + self.last
+        if self.kind == "constant":
+            if self.mask is None:
+                self.mask = torch.ones(4, 4).tril()
+            return y @ self.mask
+        self.total = self.total * 0.9 + y.mean().detach()
+        return y + self.total
+
+
+@pytest.mark.parametrize("kind", ["set first", "constant"])
+def test_attributes_that_carry_nothing_from_step_to_step_are_taken(kind: str) -> None:
+    torch.manual_seed(0)
+    model = Remembers(kind)
+    other = copy.deepcopy(model)
+    step, optimizer = compiled(model), torch.optim.SGD(other.parameters(), lr=0.1, foreach=False)
+    for _ in range(3):
+        optimizer.zero_grad()
+        value = square(other, rows())
+        value.backward()
+        optimizer.step()
+        assert torch.equal(step(rows()), value.detach())
+    assert len(step._captures) == 1
+
+
+def test_an_attribute_that_carries_something_is_refused() -> None:
+    with pytest.raises(olla.CaptureError, match=r"model\.total was 0\.0"):
+        compiled(Remembers("state"))(rows())
+
+
+def test_constants_that_a_trace_computes_with_keep_their_values() -> None:
+    model, teacher = layers(), nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))
+    before = copy.deepcopy(teacher.state_dict())
+
+    def loss(model: nn.Module, x: Any) -> Any:
+        with torch.no_grad():
+            teacher[0].weight.mul_(0.9)
+            target = teacher(x)
+        return (model(x) - target).square().mean()
+
+    olla.capture(model, rows(), optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss=loss)
+    assert all(torch.equal(before[name], value) for name, value in teacher.state_dict().items())
+
+
+def test_clocks_and_files_are_refused_where_they_are_read(tmp_path: Any) -> None:
+    import time
+
+    path = tmp_path / "scale"
+    path.write_text("2.0")
+
+    def opened() -> str:
+        with open(path) as file:
+            return file.read()
+
+    for read in (time.time, path.read_text, opened):
+        with pytest.raises(olla.CaptureError, match="would be frozen into the captured step"):
+            compiled(layers(), lambda model, x, read=read: square(model, x) * float(read()))(rows())
+
+
+def test_a_clock_that_is_not_reached_is_no_matter() -> None:
+    import time
+
+    verbose = False
+
+    def loss(model: nn.Module, x: Any) -> Any:
+        if verbose:
+            print(time.time())
+        return square(model, x)
+
+    assert compiled(layers(), loss)(rows()).isfinite()
+
+
+def test_a_capture_leaves_tracing_and_modules_as_they_were() -> None:
+    called = []
+
+    def trace(frame: Any, event: str, argument: Any) -> None:
+        called.append(frame.f_code.co_name)
+
+    sys.settrace(trace)
+    try:
+        compiled(layers())(rows())
+        assert sys.gettrace() is trace
+    finally:
+        sys.settrace(None)
+    assert "square" in called
+    assert "__getattribute__" not in vars(nn.Module)
+    assert nn.Module.__setattr__.__qualname__ == "Module.__setattr__"
+
+
+def test_batch_and_parameters_that_come_to_share_memory_are_refused() -> None:
+    model = nn.Linear(4, 3)
+    step = compiled(model)
+    step(rows())
+    with pytest.raises(olla.CaptureError, match="share memory, and the step changes it"):
+        step(model.weight.detach())
+
+
+def test_model_optimizer_and_loss_of_a_step_are_read_only() -> None:
+    step = compiled(layers())
+    for name in ("model", "optimizer", "loss"):
+        with pytest.raises(AttributeError):
+            setattr(step, name, None)
+
+
+@pytest.mark.parametrize("make", [copy.deepcopy, copy.copy, pickle.dumps])
+def test_a_step_that_is_copied_or_pickled_says_what_to_do(make: Any) -> None:
+    with pytest.raises(olla.ReplayError, match="copy or save the model and the optimizer"):
+        make(compiled(layers()))
+
+
+def test_values_are_the_same_only_with_their_types_and_signs() -> None:
+    assert same((1, "a", 2.0), (1, "a", 2.0))
+    assert not same(1, 1.0)
+    assert not same(0, False)
+    assert not same(0.0, -0.0)
+    assert same(float("nan"), float("nan"))
+    assert not same([1], [1])  # either may change later
+
+
+def test_first_changed_compares_by_identity() -> None:
+    one, two = object(), object()
+    table, items = {"a": one, "b": two}, [one, two]
+    containers: list[Any] = [table, items, table, {}]
+    expected: list[Any] = [("a", one, "b", two), (one, two), {"a": one, "c": MISSING}, None]
+    assert first_changed(containers, expected, MISSING, 0, None) == -1
+    items[0] = two
+    assert first_changed(containers, expected, MISSING, 0, None) == 1
+    assert first_changed(containers, expected, MISSING, 2, None) == -1
+    table["c"] = one
+    assert [first_changed(containers, expected, MISSING, i, None) for i in range(3)] == [0, 1, 2]
+    containers[3][1] = 1
+    assert first_changed(containers, expected, MISSING, 3, None) == 3
+    with pytest.raises(ValueError, match="without its items"):
+        first_changed(containers, expected[:2], MISSING, 0, None)
+    with pytest.raises(TypeError, match="neither a list nor a dict"):
+        first_changed([(1,)], [(1,)], MISSING, 0, None)
+
+
+def test_names_of_code_are_those_it_may_read() -> None:
+    def code(self: Any) -> Any:
+        self.written = len(self.read)
+        return getattr(self, "by_text"), MISSING  # noqa: B009
+
+    found = named(code.__code__)
+    assert {"len", "getattr", "MISSING"} == set(found.variables)
+    assert {"read", "by_text"} <= found.loaded
+    assert "written" not in found.loaded
+    assert not found.is_open
+    assert named((lambda self, name: getattr(self, name)).__code__).is_open
+    assert origin(__file__) == "user"
+    assert origin(torch.__file__) == "torch"
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="CPython counts no changes of dicts from 3.14 on")
+def test_a_dict_whose_count_of_changes_stands_is_not_looked_at_again() -> None:
+    table: dict[Any, Any] = {"a": 1}
+    versions = np.zeros(1, dtype=np.uint64)
+    containers, expected = [table], [("a", 1)]
+    assert first_changed(containers, expected, MISSING, 0, versions) == -1
+    assert versions[0] == dict_version(table) > 0
+    assert first_changed(containers, [("a", 2)], MISSING, 0, versions) == -1  # it was not looked at
+    module = nn.Identity()
+
+    def set_attribute() -> None:
+        module.scale = 2.0  # type: ignore[assignment]
+
+    changes = (lambda: table.update(a=2), lambda: table.update(b=1), table.clear)
+    for place, change in [*((table, c) for c in changes), (vars(module), set_attribute)]:
+        before = dict_version(place)
+        change()
+        assert dict_version(place) != before
