@@ -91,8 +91,7 @@ def measure(num_modules: int, num_times: int) -> tuple[list[Any], bool]:
     medians = [statistics.median(steps[name]) for name in ("guarded", "unguarded")]
     micro = [f"{1e6 * s:.1f}" for s in (cost, allowed, key_seconds)]
     milli = [f"{1e3 * s:.2f}" for s in medians]
-    places = len(capture._guard._watched) + len(capture._guard._probes)
-    return [num, len(list(model.parameters())), places, *micro, *milli], cost <= allowed
+    return [num, len(list(model.parameters())), capture._guard.num_places, *micro, *milli], cost <= allowed
 
 
 def main() -> int:

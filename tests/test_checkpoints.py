@@ -66,3 +66,4 @@ def test_a_torch_that_would_save_what_a_policy_recomputes_is_refused(monkeypatch
     with pytest.raises(olla.CaptureError, match=r"activation checkpointing tells it to\. Leave context_fn out"):
         selective_peak(())
     assert selective_peak(None) > 0
+    assert not torch.fx.traceback.current_meta  # it would be written into every graph that torch records from now on

@@ -196,11 +196,10 @@ def test_a_step_that_runs_while_another_thread_captures_is_the_same_to_the_bit()
 
     results: list[list[Any]] = []
     convolutions = 2  # of the zoo: they ask whether oneDNN is on
-    thread = threading.Thread(
-        target=lambda: results.extend(steps(zoo()[convolutions], lambda number: number > 20 and done.is_set()))
-    )
+    mine, others = zoo()[convolutions], zoo()  # both draw from one generator: not at the same time
+    thread = threading.Thread(target=lambda: results.extend(steps(mine, lambda number: number > 20 and done.is_set())))
     thread.start()
-    for world in zoo():
+    for world in others:
         capture(world)
     done.set()
     thread.join()
@@ -242,18 +241,30 @@ def test_a_capture_that_fails_lets_the_next_one_begin_and_leaves_the_process_as_
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_forked_while_another_thread_runs_a_step_does_not_wait_for_that_thread() -> None:
+    step = olla.compile(nn.Linear(4, 4), loss=square, arena=False)
+    with step._lock:  # as a running step does
+        child = os.fork()
+        if child == 0:
+            os._exit(int(step._lock.locked()))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_child_forked_while_another_thread_captures_has_torchs_own_functions_and_can_capture() -> None:
-    inside, done = threading.Event(), threading.Event()
+    inside, done = threading.Lock(), threading.Lock()  # an Event has state that the step would change
+    inside.acquire()
+    done.acquire()
 
     def wait(model: Any, x: Any) -> Any:
-        inside.set()
-        done.wait(60)
+        inside.release()
+        done.acquire(timeout=60)
         return square(model, x)
 
     before = replaceable()
     thread = threading.Thread(target=lambda: olla.capture(nn.Linear(2, 2), torch.ones(1, 2), loss=wait))
     thread.start()
-    inside.wait(60)
+    assert inside.acquire(timeout=60)
     child = os.fork()
     if child == 0:
         code = 1
@@ -268,7 +279,7 @@ def test_a_child_forked_while_another_thread_captures_has_torchs_own_functions_a
             olla.capture(nn.Linear(2, 2), torch.ones(1, 2))
         os._exit(code)
     status = os.waitpid(child, 0)[1]
-    done.set()
+    done.release()
     thread.join()
     assert status == 0
 

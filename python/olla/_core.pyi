@@ -221,12 +221,22 @@ class SwapSearch:
     def least_peak(self, most_stall_seconds: float, starts: list, seed: int, num_rounds: int, time_limit: float, progress: object | None, max_work: int = 9223372036854775807) -> tuple:
         """Blocks with the least peak found within that stall."""
 
-def first_changed(containers: list, expected: list, missing: object, start: int, versions: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu')] | None) -> int:
+def first_changed(containers: list, num_dicts: int, ends: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], ids: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], start: int, versions: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu')] | None) -> int:
     """
-    Index of the first container from `start` on that holds other objects than expected; -1: none. A list has a tuple of its items, a dict a tuple (key, value, key, value, ...) in its order, or a dict of the keys that matter, whose value is `missing` where there is none; None stands for an empty dict. Objects are compared by identity. versions: uint64[containers], what CPython counted of each dict when it was last as expected, kept up to date; None where it does not count. Complexity: O(items), O(containers) with versions.
+    Index of the first container from `start` on that holds other objects than expected; -1: none. The first num_dicts are dicts, the others lists. ends: uint32[containers], where the ids of each end; ids: uint64[items], id() of the items of a list, of key, value, key, value, ... of a dict in its order. The caller keeps these objects. versions: uint64[num_dicts], what CPython before 3.13 counted of each dict when it was last as expected, kept up to date; None elsewhere. Complexity: O(items), O(containers) with versions.
     """
 
-def dict_version(dict: dict) -> int:
+def first_other(dicts: list, expected: list, missing: object, start: int) -> int:
     """
-    What CPython before 3.14 counts up at every change of a dict; see first_changed.
+    Index of the first dict from `start` on that holds, by the keys of its expected dict, other objects than that one; -1: none. A key that maps to `missing` must not be there. Complexity: O(keys).
+    """
+
+def same_objects(objects: list, ids: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> bool:
+    """
+    Whether a list holds the very objects it held before. ids: uint64[items], id() of each, 0 for any object; the caller keeps these objects. Complexity: O(items).
+    """
+
+def same_kinds(objects: list, types: tuple, dicts: tuple) -> bool:
+    """
+    Whether objects are of the very types they were, and keep their attributes in the very dicts; None: in none. Complexity: O(objects).
     """

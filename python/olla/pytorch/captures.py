@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
-from olla._core import first_changed
-from olla.errors import CaptureError
-from olla.pytorch import feeds
+from olla._core import same_objects
+from olla.pytorch import failures, feeds
 from olla.pytorch.capture import Captured
 from olla.pytorch.guards.guard import Guard, TensorFacts
-from olla.pytorch.guards.values import MISSING
 
 if TYPE_CHECKING:
     from olla.pytorch.runner import Runner
@@ -41,15 +40,16 @@ class Capture:
         self.feed = feed
         self.sources = feed.sources(captured.inputs)
         self._settings = feeds.Settings(feed.optimizer) if feed.optimizer is not None else None
-        self._guard = Guard(captured.reads, feed.tensors())
-        self._states = [i for i, entry in enumerate(captured.inputs) if entry.kind == "optimizer_state"]
         values = self.sources(leaves)
+        self._num_tensors = sum(entry.kind in ("parameter", "buffer") for entry in captured.inputs)  # they come first
+        self._guard = Guard(captured.reads, values[: self._num_tensors])
+        self._states = [i for i, entry in enumerate(captured.inputs) if entry.kind == "optimizer_state"]
+        self._kept = [i for i, entry in enumerate(captured.inputs) if entry.kind not in ("input", "rate")]
         self._shared = self._guard.shared_with(leaves)
         self._state_facts = TensorFacts([values[i] for i in self._states])
-        self._seen: list[Any] = [()]
-        self._seen_tensors: list[Any] = [tuple(feed.tensors())]
         self._updated = feed.updated()
-        _check_sharing(captured, values)
+        self._keep(values)
+        failures.check_memory(_changed(captured, values))
 
     def values(self, leaves: Sequence[Any]) -> tuple[list[torch.Tensor], str]:
         """Return the tensors the step takes for a batch; or, in words, why this capture is not right any more.
@@ -60,28 +60,37 @@ class Capture:
         Complexity: O(what the step read and takes).
         """
         try:
-            tensors = self.feed.tensors()
-            if what := self._guard.change(tensors):
-                return [], what
-            if first_changed([tensors], self._seen_tensors, MISSING, 0, None) >= 0:
-                if self.feed.updated() != self._updated:
-                    return [], "the optimizer updates other parameters of the model"
-                self._seen_tensors = [tuple(tensors)]
-            if self._settings is not None and (what := self._settings.change()):
-                return [], what
             values = self.sources(leaves)
         except _UNREADABLE as error:
-            return [], f"a parameter, a buffer or optimizer state is not where it was ({type(error).__name__}: {error})"
+            lost = f"a parameter, a buffer or optimizer state is not where it was ({type(error).__name__}: {error})"
+            return [], self._guard.change() or self._setting_change() or lost
+        what = self._guard.change() or self._guard.tensor_change(values[: self._num_tensors]) or self._setting_change()
+        if not what and not same_objects(values, self._ids):
+            what = self._other_tensors(values)
+        if not what and self._shared != self._guard.shared_with(leaves):
+            what = "the batch shares memory with parameters or buffers in another way"
+        return ([], what) if what else (values, "")
+
+    def _setting_change(self) -> str:
+        return self._settings.change() if self._settings is not None else ""
+
+    def _other_tensors(self, values: Sequence[torch.Tensor]) -> str:
+        """Return why the step cannot take other tensors than it took before; empty where it can."""
+        if self.feed.updated() != self._updated:
+            return "the optimizer updates other parameters of the model"
         state = [values[i] for i in self._states]
-        if first_changed([state], self._seen, MISSING, 0, None) >= 0:
-            if not all(isinstance(t, torch.Tensor) for t in state):
-                return [], "the optimizer's state holds something else than tensors"
-            if what := self._state_facts.change(state):
-                return [], f"of the optimizer's state, {what}"
-            self._seen = [tuple(state)]
-        if self._shared != self._guard.shared_with(leaves):
-            return [], "the batch shares memory with parameters or buffers in another way"
-        return values, ""
+        if not all(isinstance(t, torch.Tensor) for t in state):
+            return "the optimizer's state holds something else than tensors"
+        if what := self._state_facts.change(state):
+            return f"of the optimizer's state, {what}"
+        self._keep(values)
+        return ""
+
+    def _keep(self, values: Sequence[torch.Tensor]) -> None:
+        """Note which tensors the step takes at every call."""
+        self._ids = np.zeros(len(values), dtype=np.uint64)
+        self._ids[self._kept] = [id(values[i]) for i in self._kept]
+        self._seen = [values[i] for i in self._kept]  # what is kept keeps its id
 
 
 class Captures:
@@ -126,31 +135,9 @@ class Captures:
         return True
 
 
-def _check_sharing(captured: Captured, values: Sequence[torch.Tensor]) -> None:
-    """Raise a CaptureError where the step changes a tensor that shares memory with another one it takes.
-
-    Complexity: O(n log n + mutations).
-    """
+def _changed(captured: Captured, values: Sequence[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor, bool]]:
+    """Yield what a step takes: name, tensor, whether the step changes it."""
     nodes = [n for n in captured.module.graph.nodes if n.op == "placeholder"]
     changed = set(captured.graph.mutates.item.tolist())
-    spans = []
     for entry, node, value in zip(captured.inputs, nodes, values, strict=True):
-        if value.layout != torch.strided or value.numel() == 0:
-            continue
-        last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
-        start = value.storage_offset() * value.element_size()
-        end = start + (last + 1) * value.element_size()
-        is_changed = any(t in changed for t in captured.tensors[node])
-        spans.append((value.untyped_storage()._cdata, start, end, id(value), is_changed, entry.name))
-    spans.sort(key=lambda span: span[:3])
-    before: tuple[Any, ...] | None = None  # the span of this storage that reaches furthest
-    for span in spans:
-        if before is not None and before[0] == span[0] and span[1] < before[2]:
-            if before[3] != span[3] and (before[4] or span[4]):
-                raise CaptureError(
-                    f"{before[5]} and {span[5]} share memory, and the step changes it: no plan would know. "
-                    "Copy one of them (.clone()) before the step."
-                )
-            before = (*before[:2], max(before[2], span[2]), before[3], before[4] or span[4], before[5])
-        else:
-            before = span
+        yield entry.name, value, any(t in changed for t in captured.tensors[node])

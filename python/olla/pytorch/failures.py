@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -241,24 +240,30 @@ def check_recomputed(module: fx.GraphModule) -> None:
         )
 
 
-def check_memory(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Raise a CaptureError for two tensors of a model that share memory: no graph would know.
+def check_memory(tensors: Iterable[tuple[str, torch.Tensor, bool]]) -> None:
+    """Raise a CaptureError for two tensors that share memory which the step changes: no graph would know.
+
+    Args:
+        tensors: the name of each, and whether the step changes it.
 
     Complexity: O(n log n).
     """
-    spans = sorted(
-        (t.untyped_storage()._cdata, t.storage_offset() * t.element_size(), _span_bytes(t), name)
-        for name, t in tensors
-        if t.numel() > 0
-    )
-    for (storage, start, num_bytes, name), (other_storage, other_start, _, other) in itertools.pairwise(spans):
-        if storage == other_storage and other_start < start + num_bytes:
-            raise CaptureError(
-                f"{name} and {other} share memory but are two tensors. Give both modules the same Parameter to tie "
-                "them, or copy one of them."
-            )
-
-
-def _span_bytes(tensor: torch.Tensor) -> int:
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()
+    spans: list[tuple[int, int, int, bool, str]] = []
+    for name, tensor, is_changed in tensors:
+        if tensor.layout == torch.strided and tensor.numel() > 0:
+            last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            start, num_bytes = int(tensor.storage_offset()), tensor.element_size()
+            storage = tensor.untyped_storage()._cdata
+            spans.append((storage, start * num_bytes, (start + int(last) + 1) * num_bytes, is_changed, name))
+    spans.sort(key=lambda span: span[:3])
+    before = (0, 0, 0, False, "")  # those of this storage that follow each other without a gap, as one
+    for span in spans:
+        if before[0] == span[0] and span[1] < before[2]:
+            if before[3] or span[3]:
+                raise CaptureError(
+                    f"{before[4]} and {span[4]} share memory but are two tensors, and the step changes it. Give both "
+                    "modules the same Parameter to tie them, or copy one of them (.clone()) before the step."
+                )
+            before = (before[0], before[1], max(before[2], span[2]), before[3], before[4])
+        else:
+            before = span

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from olla._core import first_changed
+from olla._core import same_objects
 from olla.pytorch import optimizers
 from olla.pytorch.guards.modes import modes
-from olla.pytorch.guards.values import MISSING, same
+from olla.pytorch.guards.values import same
 from olla.pytorch.inputs import Input, plain_batch
 
 Sources = Callable[[Sequence[Any]], list[torch.Tensor]]
@@ -33,25 +34,16 @@ class Feed:
         # Where each parameter and buffer stands: the dict that holds it, and its name there.
         self._parameters = _places(model, "_parameters")
         self._buffers = _places(model, "_buffers")
-        self._read = self._reader()
 
     def tensors(self) -> list[torch.Tensor]:
         """Return parameters and buffers as they are now."""
-        return self._read()
+        return [holder[name] for holder, name in (*self._parameters.values(), *self._buffers.values())]
 
     def updated(self) -> list[int]:
         """Return which of ``tensors`` the optimizer updates, in its order; -1: another one."""
         position = {id(t): i for i, t in enumerate(self.tensors())}
         groups = self.optimizer.param_groups if self.optimizer is not None else ()
         return [position.get(id(p), -1) for group in groups for p in group["params"]]
-
-    def _reader(self) -> Callable[[], list[torch.Tensor]]:
-        places = [*self._parameters.values(), *self._buffers.values()]
-        known = {f"d{i}": holder for i, (holder, _) in enumerate(places)}
-        items = [f"d{i}[{name!r}]" for i, (_, name) in enumerate(places)]
-        exec(f"def read():\n  return [{', '.join(items)}]", known)
-        reader: Callable[[], list[torch.Tensor]] = known["read"]  # type: ignore[assignment]
-        return reader
 
     def parameter(self, name: str) -> torch.Tensor:
         """Return one parameter as it is now."""
@@ -116,8 +108,7 @@ class Settings:
         self._optimizer = optimizer
         self._names = [tuple(group) for group in optimizer.param_groups]
         self._kept = [_constant_names(group) for group in optimizer.param_groups]
-        self._values = self._read()
-        self._expected: list[Any] = [tuple(self._values)]
+        self._keep(self._read())
 
     def change(self) -> str:
         """Return what has changed, in words; empty where nothing has."""
@@ -125,12 +116,15 @@ class Settings:
         if len(groups) != len(self._names):
             return f"the optimizer has {len(groups)} groups of parameters, and had {len(self._names)}"
         values = self._read()
-        if first_changed([values], self._expected, MISSING, 0, None) < 0:
+        if same_objects(values, self._ids):
             return ""
         if [tuple(group) for group in groups] != self._names or not same(self._values, values):
             return "the settings of the optimizer changed"
-        self._values, self._expected = values, [tuple(values)]
+        self._keep(values)
         return ""
+
+    def _keep(self, values: list[Any]) -> None:
+        self._values, self._ids = values, np.fromiter(map(id, values), dtype=np.uint64)
 
     def _read(self) -> list[Any]:
         values: list[Any] = [optimizers.own_step(self._optimizer)]

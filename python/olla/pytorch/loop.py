@@ -215,7 +215,8 @@ class Lent(TorchFunctionMode):
         super().__init__()
         self._lent = lent
         self._reads = reads
-        self._modes = kernel_modes("cuda" if torch.cuda.is_available() else "cpu")
+        self._device_type = "cuda" if torch.cuda.is_available() else "cpu"
+        self._modes = kernel_modes(self._device_type)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # A shape stays what it is: Tensor.new would take a tuple for data.
@@ -223,7 +224,7 @@ class Lent(TorchFunctionMode):
         if func is torch.Tensor.backward:
             with self:  # for hooks, and for what is computed again
                 return torch.autograd.backward(*args, **{_BACKWARD.get(k, k): v for k, v in kwargs.items()})
-        if self._modes != kernel_modes("cuda" if torch.cuda.is_available() else "cpu"):
+        if self._modes != kernel_modes(self._device_type):
             raise CaptureError(
                 "the step changes settings of torch that its kernels read (torch.backends, the precision of matrix "
                 "products, deterministic algorithms): set them around the step, not in it."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 import warnings
 import weakref
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from olla.swap import Link
 
 _this_thread = threading.local()  # .running: whether a step runs on it
+_steps: weakref.WeakSet[Step] = weakref.WeakSet()
 
 
 def compile(
@@ -226,6 +228,7 @@ class Step:
         self._host = HostMemory(self._device.type)
         self._captures = Captures(cache_size)
         self._lock = threading.Lock()
+        _steps.add(self)
         self._replay: Replay | None = None
         self._note = ""
         if cuda_graph and self._device.type != "cuda":
@@ -346,6 +349,7 @@ class Step:
         from olla.pytorch.budgeted import Planner
         from olla.pytorch.cache import find
         from olla.pytorch.captures import Capture
+        from olla.pytorch.exclusive import between
         from olla.pytorch.feeds import Feed
         from olla.pytorch.runner import Runner, device_type
         from olla.report.progress import ProgressLine
@@ -365,7 +369,8 @@ class Step:
                 checks=self._checks,
             )
             captured.structure.check()
-            made = Capture(captured, key, Feed(self._model, self._optimizer), leaves)
+            with between():
+                made = Capture(captured, key, Feed(self._model, self._optimizer), leaves)
             place = find(captured, options) if self._disk_cache else None
             found = place.load(captured.graph, _acceptor(planner, captured)) if place is not None else None
             if found is not None:
@@ -416,3 +421,13 @@ class Step:
                 for (name, is_own), gradient in zip(runner.gradients, results[num_values:], strict=True):
                     accumulate(capture.feed.parameter(name), gradient, is_own)
         return runner.structure.fill(results[:num_values])
+
+
+def _after_fork() -> None:
+    """Let a child call the steps that another thread of its parent was busy with."""
+    for step in _steps:
+        step._lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
@@ -154,7 +154,7 @@ def _trace(
     leaves, spec, leaf_names = batch_leaves(batch)
     failures.check_modes(loss is not None or body is not None)
     failures.check_modules(model)
-    failures.check_memory([*model.named_parameters(), *model.named_buffers()])
+    failures.check_memory((name, t, True) for name, t in (*model.named_parameters(), *model.named_buffers()))
     step = _Step(capture, model, ordinary(loss) if loss is not None else body, body is None, optimizer, leaves, spec)
     named = [*model.named_parameters(), *model.named_buffers()]
     named += [(n, leaf) for n, leaf in zip(leaf_names, leaves, strict=True) if isinstance(leaf, torch.Tensor)]
@@ -179,6 +179,7 @@ def _trace(
         stack.enter_context(generator.traced(capture))
         stack.enter_context(checks.traced())
         stack.enter_context(reads.undone())
+        stack.enter_context(_metadata_restored())
         with reads.recording(capture.is_here):
             module = make_fx(lambda *tensors: _run(step, tensors), tracing_mode="fake")(*step.fakes)
         if shapes.refused is not None:
@@ -260,7 +261,7 @@ def _run(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
         stack.enter_context(Lent(lent, step.reads))
         result = torch.func.functional_call(_Whole(step), by_name, (batch, buffers))
     _mark("forward")
-    step.reads.check(_is_constant)
+    step.reads.check(known.is_constant)
     step.structure = Structure.of(result)
     if step.loop is None:
         return _outputs(step, result)
@@ -289,26 +290,6 @@ def _fix_types(module: fx.GraphModule) -> None:
         at = names.index("dtype")
         if (node.args[at] if at < len(node.args) else node.kwargs.get("dtype")) is None and at >= len(node.args):
             node.kwargs = {**node.kwargs, "dtype": node.meta["val"].dtype}
-
-
-def _is_constant(value: Any) -> bool:
-    """Whether the tensors in a value are made from nothing but constants: the same in every step."""
-    mode = get_proxy_mode()
-    assert mode is not None
-    leaves = pytree.tree_leaves(value)
-    if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
-        return False
-    slots = [get_proxy_slot(leaf, mode.tracer, None) for leaf in leaves]
-    waiting = [slot.proxy.node for slot in slots if slot is not None]
-    seen = set(waiting)
-    while waiting:
-        node = waiting.pop()
-        if node.op == "placeholder" or costs.is_random(node):
-            return False
-        new = [n for n in node.all_input_nodes if n not in seen]
-        seen.update(new)
-        waiting += new
-    return True
 
 
 def _enter_loop(
@@ -365,6 +346,11 @@ def _checkpoints(capture: exclusive.Capture) -> Iterator[None]:
         if hasattr(checkpoint, "_is_compiling"):
             stack.enter_context(capture.replaced(checkpoint, "_is_compiling", lambda *_: False))
         yield
+
+
+def _metadata_restored() -> contextlib.AbstractContextManager[None]:
+    """Put back what torch writes into every node it records from now on: checkpoints leave their policy there."""
+    return fx.traceback.preserve_node_meta(fx.traceback.should_preserve_node_meta)
 
 
 @contextlib.contextmanager

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
-import sysconfig
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from olla._core import first_changed
+from olla._core import first_changed, first_other, same_kinds
 from olla.pytorch.guards.reads import Reads
 from olla.pytorch.guards.values import MISSING
 from olla.pytorch.guards.watched import Holds, Watched
@@ -21,8 +21,8 @@ from olla.pytorch.guards.watched import Holds, Watched
 class Guard:
     """What one capture depends on beside its inputs.
 
-    Most of it is dicts and lists whose entries are compared by identity, in C++: about 15 ns each. What differs there
-    is looked at again, and holds if it is equal or was never read.
+    Most of it is dicts and lists whose entries are compared by identity, in C++. What differs there is looked at again,
+    and holds if it is equal or was never read.
 
     Args:
         reads: what the step read while it was captured.
@@ -31,51 +31,58 @@ class Guard:
 
     def __init__(self, reads: Reads, inputs: Sequence[torch.Tensor]) -> None:
         self._counts = reads.counts
-        self._watched = reads.watched
+        self._places = (_Wholes(reads.watched), _Parts(reads.watched))
         self._probes = reads.probes
         self._ties = self._tied()
-        self._objects = reads.objects
-        self._kinds = [tuple(map(type, self._objects))]
-        self._containers = [w.container for w in self._watched]
-        self._expected = [_quick(w) for w in self._watched]
-        self._versions = np.zeros(len(self._watched), dtype=np.uint64) if _counts_changes() else None
+        self._objects = [thing for thing, _ in reads.objects]
+        self._types = tuple(map(type, self._objects))
+        self._dicts = tuple(attributes for _, attributes in reads.objects)
         self._constants = reads.constants
         self._num_inputs = len(inputs)
         self._tensors = TensorFacts([*inputs, *reads.constants])
 
-    def change(self, inputs: Sequence[torch.Tensor]) -> str:
-        """Return what has changed since the capture, in words; empty where everything is as it was.
+    @property
+    def num_places(self) -> int:
+        """How many places are compared at every call."""
+        return sum(len(places.watched) for places in self._places) + len(self._probes)
 
-        Args:
-            inputs: parameters and buffers as they are now.
+    def change(self) -> str:
+        """Return which Python value has changed since the capture, in words; empty where all are as they were.
 
         Complexity: O(what was read).
         """
-        at = -1
-        while (at := self._first_changed(at + 1)) >= 0:
-            watched = self._watched[at]
-            if changed := watched.change(self._counts):
-                return changed
-            if watched.holds is Holds.INPUTS and self._tied() != self._ties:
-                return "parameters or buffers are tied in another way"
-            watched.renew()
-            self._expected[at] = _quick(watched)
-        if first_changed([list(map(type, self._objects))], self._kinds, MISSING, 0, None) >= 0:
-            return "the class of an object or a layer was replaced"
+        for places in self._places:
+            at = -1
+            while (at := places.first_changed(at + 1)) >= 0:
+                watched = places.watched[at]
+                if changed := watched.change(self._counts):
+                    return changed
+                if watched.holds is Holds.INPUTS and self._tied() != self._ties:
+                    return "parameters or buffers are tied in another way"
+                watched.renew()
+                places.renew(at)
+        if not same_kinds(self._objects, self._types, self._dicts):
+            return "the class of an object or a layer, or the dict of its attributes, was replaced"
         for probe in self._probes:
             if what := probe.change():
                 return what
+        return ""
+
+    def tensor_change(self, inputs: Sequence[torch.Tensor]) -> str:
+        """Return which tensor is of another kind, or in other memory with others; empty where all are as they were.
+
+        Args:
+            inputs: parameters and buffers as they are now.
+        """
         if len(inputs) != self._num_inputs:
             return f"the model has {len(inputs)} parameters and buffers, and had {self._num_inputs}"
-        return self._tensors.change([*inputs, *self._constants])
-
-    def _first_changed(self, start: int) -> int:
-        return first_changed(self._containers, self._expected, MISSING, start, self._versions)
+        return self._tensors.change([*inputs, *self._constants] if self._constants else inputs)
 
     def _tied(self) -> list[int]:
         """Return, for each place of a parameter or buffer, the first that holds the same one."""
         first: dict[int, int] = {}
-        places = (t for w in self._watched if w.holds is Holds.INPUTS for t in dict.values(w.container))  # type: ignore[arg-type]
+        inputs = (w.container for w in self._places[0].watched if w.holds is Holds.INPUTS)
+        places = (t for container in inputs for t in dict.values(container))  # type: ignore[arg-type]
         return [first.setdefault(id(t), i) for i, t in enumerate(places)]
 
     def shared_with(self, leaves: Sequence[Any]) -> list[int]:
@@ -89,15 +96,60 @@ class Guard:
 
 
 @functools.cache
-def _counts_changes() -> bool:
-    """Whether this Python counts the changes of a dict where the core looks for it."""
-    known = sys.implementation.name == "cpython" and sys.version_info < (3, 14)
-    return known and not sysconfig.get_config_var("Py_GIL_DISABLED")
+def counts_changes() -> bool:
+    """Whether this Python counts all changes of a dict: CPython 3.13 leaves those of attributes out."""
+    return sys.implementation.name == "cpython" and sys.version_info < (3, 13)
 
 
-def _quick(watched: Watched) -> Any:
-    """Return what a container held as ``first_changed`` takes it."""
-    return None if watched.expected == () and isinstance(watched.container, dict) else watched.expected
+class _Wholes:
+    """The containers of which every entry is compared.
+
+    Attributes:
+        watched: dicts first; each keeps the objects whose ids are compared.
+    """
+
+    def __init__(self, watched: Sequence[Watched]) -> None:
+        wholes = [w for w in watched if isinstance(w.expected, tuple)]
+        self.watched = sorted(wholes, key=lambda w: isinstance(w.container, list))
+        self._containers = [w.container for w in self.watched]
+        self._num_dicts = sum(isinstance(c, dict) for c in self._containers)
+        self._versions = np.zeros(self._num_dicts, dtype=np.uint64) if counts_changes() else None
+        self._number()
+
+    def _number(self) -> None:
+        self._ends = np.cumsum([len(w.expected) for w in self.watched], dtype=np.uint32)
+        items = map(id, itertools.chain.from_iterable(w.expected for w in self.watched))
+        self._ids = np.fromiter(items, dtype=np.uint64)
+
+    def first_changed(self, start: int) -> int:
+        """Return the first container from a start on that holds other objects; -1: none."""
+        return first_changed(self._containers, self._num_dicts, self._ends, self._ids, start, self._versions)
+
+    def renew(self, at: int) -> None:
+        """Compare with what one container is expected to hold from now on."""
+        begin, end = int(self._ends[at - 1]) if at > 0 else 0, int(self._ends[at])
+        expected = self.watched[at].expected
+        if len(expected) == end - begin:
+            self._ids[begin:end] = [id(item) for item in expected]
+        else:
+            self._number()
+
+
+class _Parts:
+    """The dicts of which some entries are compared, such as the globals of a module."""
+
+    def __init__(self, watched: Sequence[Watched]) -> None:
+        self.watched = [w for w in watched if isinstance(w.expected, dict)]
+        self._dicts = [w.container for w in self.watched]
+        self._expected = [w.expected for w in self.watched]
+
+    def first_changed(self, start: int) -> int:
+        """Return the first dict from a start on that holds other objects; -1: none."""
+        return first_other(self._dicts, self._expected, MISSING, start)
+
+    def renew(self, at: int) -> None:
+        """Compare with what one dict is expected to hold from now on."""
+        self._expected[at] = self.watched[at].expected
 
 
 class TensorFacts:

@@ -33,7 +33,7 @@ _MODULE_APART = {
 }  # fmt: skip
 # Attributes that torch reads in C, or before this module could see it.
 _ALWAYS = frozenset({"training", "forward", "step", "loss", *_INNER_TABLES, *HOOK_TABLES})
-_FUNCTION_PARTS = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
+_FUNCTION_PARTS = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__", "__dict__")
 # Of an optimizer: olla.pytorch.feeds compares its settings, its state is input, the rest are marks of schedulers.
 _OPTIMIZER_APART = ("state", "param_groups", "step", "_opt_called", "_step_count", "_zero_grad_profile_name")
 # Classes of torch and Python whose objects hold nothing that a step computes with, and the exceptions.
@@ -55,7 +55,7 @@ class Objects:
     Attributes:
         watched, probes: the places that hold what was read.
         constants: tensors that are no inputs.
-        objects: those whose classes may be replaced.
+        objects: those whose classes may be replaced, each with the dict of its attributes, which may be, too; or None.
         problems: what can be neither compared nor repeated, in words.
         is_open: whether attributes of every name count.
     """
@@ -64,7 +64,7 @@ class Objects:
         self.watched: list[Watched] = []
         self.probes: list[Probe] = []
         self.constants: list[torch.Tensor] = []
-        self.objects: list[Any] = []
+        self.objects: list[tuple[Any, dict[str, Any] | None]] = []
         self.problems: list[str] = []
         self.is_open = False
         self._names: set[str] = set(_ALWAYS)
@@ -150,14 +150,16 @@ class Objects:
 
     def _function(self, function: types.FunctionType, path: str) -> None:
         self._functions.setdefault(function.__code__, []).append((function, path))
-        if code_origin(function.__code__, function.__globals__) == "user":
-            read = functools.partial(_FUNCTION_PARTS, function)
-            self.probes.append(Probe(read, read(), path))
         if function.__code__ in self._entered:
             self._closure(function, path)
         self._reach(getattr(function, "__wrapped__", None), path)
 
     def _closure(self, function: types.FunctionType, path: str) -> None:
+        """Watch what a function that is entered reads beside its arguments."""
+        is_user = code_origin(function.__code__, function.__globals__) == "user"
+        if is_user:
+            parts = functools.partial(_FUNCTION_PARTS, function)
+            self.probes.append(Probe(parts, parts(), path))
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if id(cell) not in self._seen:
                 self._seen[id(cell)] = cell
@@ -168,7 +170,7 @@ class Objects:
             self._reach(value, f"a default of {path}")
         for name, value in (function.__kwdefaults__ or {}).items():
             self._reach(value, f"the default {name} of {path}")
-        if function.__dict__:
+        if function.__dict__ or is_user:
             self._attributes(function.__dict__, path)
 
     def _layer(self, module: torch.nn.Module, path: str) -> None:
@@ -183,11 +185,17 @@ class Objects:
             if of_model and name in ("_parameters", "_buffers"):
                 holds = Holds.INPUTS
             label = f"{path}.{name}" if holds is Holds.HOOKS else path
-            self.watched.append(Watched.of(table, holds, label))
+            self._watch(table, holds, label)
             for key, value in table.items():
                 (self._reach_hook if holds is Holds.HOOKS else self._reach)(value, f"{label}.{key}")
-        self.objects.append(module)
+        self.objects.append((module, attributes))
         self._class(type(module), path)
+
+    def _watch(self, container: dict[Any, Any] | list[Any], holds: Holds, path: str) -> None:
+        self.watched.append(Watched.of(container, holds, path))
+        if isinstance(container, collections.OrderedDict) and container:  # has an order beside that of a dict
+            read = functools.partial(tuple, container)
+            self.probes.append(Probe(read, read(), f"the order of {path}"))
 
     def _attributes(self, attributes: dict[str, Any], path: str, owner: str = "user") -> None:
         """Watch the attributes of an object; those count that some code names."""
@@ -235,9 +243,8 @@ class Objects:
         if kind.__module__.partition(".")[0] in _BESIDE and not kind.__module__.startswith(_WITHIN):
             return
         if isinstance(value, list | dict):
-            holds = Holds.ITEMS
             if not _is_scope(value):  # the globals of a module count by name
-                self.watched.append(Watched.of(value, holds, path))
+                self._watch(value, Holds.ITEMS, path)
                 self._all(value, path)
         elif isinstance(value, tuple | frozenset):
             self._all(value, path)
@@ -262,7 +269,7 @@ class Objects:
                     attributes, path, where if where == "installed" else "library" if where == "torch" else "user"
                 )
         if kind.__flags__ & (1 << 9):
-            self.objects.append(value)
+            self.objects.append((value, attributes))
             for part in kind.__mro__:
                 for name in _slots(part):
                     self._slot(value, part, name, path)
@@ -297,7 +304,7 @@ class Objects:
         self.watched.append(Watched(attributes, kept, Holds.ATTRIBUTES, path))
         for name, value in kept.items():
             if name in HOOK_TABLES:
-                self.watched.append(Watched.of(value, Holds.HOOKS, f"{path}.{name}"))
+                self._watch(value, Holds.HOOKS, f"{path}.{name}")
             elif self.counts(name):
                 self._reach(value, f"{path}.{name}")
             elif not is_plain(value):
