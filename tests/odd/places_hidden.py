@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import argparse
+import array
+import collections
 import contextvars
+import ctypes
+import decimal
+import enum
 import functools
 import itertools
+import logging
+import mmap
+import multiprocessing
 import operator
+import queue
+import sys
 import threading
 import time
 import types
 import weakref
 from typing import Any
 
+from steps import torch
+
 from . import settings as helper
-from .loops import number_at, of_process, patch
+from .loops import cleanup, number_at, of_process, patch
 from .places_exotic import either
 from .places_usual import Place
 
@@ -257,3 +270,116 @@ def whose_sign_of_zero_changes() -> Place:
         lambda value: holder.__setitem__(0, 0.0 if value == number_at(0) else -0.0),
         lambda: 1.0 if str(holder[0]) == "0.0" else 2.0,
     )
+
+
+@either
+def in_a_queue_that_c_keeps() -> Place:
+    waiting: queue.SimpleQueue[float] = queue.SimpleQueue()
+    return waiting.put, lambda: waiting.get()
+
+
+@either
+def in_memory_that_a_view_looks_at() -> Place:
+    numbers = array.array("d", [1.0])
+    view = memoryview(numbers)
+    return lambda value: view.__setitem__(0, value), lambda: view[0]
+
+
+@either
+def in_a_mapped_file() -> Place:
+    mapped = mmap.mmap(-1, 8)
+    return lambda value: mapped.__setitem__(0, int(100 * value)), lambda: mapped[0] / 100
+
+
+@either
+def in_a_structure_of_c() -> Place:
+    class Numbers(ctypes.Structure):
+        _fields_ = (("scale", ctypes.c_double),)
+
+    numbers = Numbers(1.0)
+    return lambda value: setattr(numbers, "scale", value), lambda: numbers.scale
+
+
+@either
+def behind_a_pointer_of_c() -> Place:
+    number = ctypes.c_double(1.0)
+    pointer = ctypes.pointer(number)
+    return lambda value: setattr(number, "value", value), lambda: pointer.contents.value
+
+
+@either
+def in_a_value_shared_between_processes() -> Place:
+    number = multiprocessing.Value("d", 1.0)
+    return lambda value: setattr(number, "value", value), lambda: number.value
+
+
+@either
+def in_an_attribute_of_an_enumeration_member() -> Place:
+    class Mode(enum.Enum):
+        FAST = 1
+
+    return lambda value: setattr(Mode.FAST, "scale", value), lambda: Mode.FAST.scale  # type: ignore[attr-defined]
+
+
+@either
+def in_an_attribute_of_a_text_of_ones_own() -> Place:
+    class Text(str):
+        scale = 1.0
+
+    text = Text("a")
+    return lambda value: setattr(text, "scale", value), lambda: text.scale
+
+
+@either
+def in_an_attribute_of_a_decimal_of_ones_own() -> Place:
+    class Number(decimal.Decimal):
+        scale = 1.0
+
+    number = Number(1)
+    return lambda value: setattr(number, "scale", value), lambda: number.scale
+
+
+@either
+def in_the_dict_of_an_object_that_is_replaced() -> Place:
+    config = argparse.Namespace(scale=1.0)
+    return lambda value: setattr(config, "__dict__", {"scale": value}), lambda: config.scale
+
+
+@either
+def in_the_order_of_an_ordered_dict() -> Place:
+    weights = collections.OrderedDict.fromkeys([1.0, 1.25, 1.5, 0.75])
+    return lambda value: weights.move_to_end(value, last=False), lambda: next(iter(weights))
+
+
+@either
+def in_an_attribute_of_the_loss_function_itself() -> Place:
+    def function() -> float:
+        return getattr(function, "scale", 3.0)
+
+    return lambda value: setattr(function, "scale", value), function
+
+
+@either
+def in_the_level_of_a_logger() -> Place:
+    logger = logging.getLogger("odd")
+    patch(logger, "level", logging.NOTSET)
+    return lambda value: logger.setLevel(int(10 * value)), lambda: 2.0 if logger.isEnabledFor(13) else 1.0
+
+
+@either
+def in_how_many_threads_torch_uses() -> Place:
+    cleanup.callback(torch.set_num_threads, torch.get_num_threads())
+    return lambda value: torch.set_num_threads(1 + (value > 1.3)), torch.get_num_threads
+
+
+@either
+def in_a_local_of_the_caller() -> Place:
+    held = {"scale": 1.0}
+
+    def write(value: float) -> None:
+        held["scale"] = value
+
+    def read() -> float:
+        return float(sys._getframe(0).f_locals["held"]["scale"] if held else 1.0)
+
+    return write, read

@@ -11,7 +11,9 @@ import torch
 from olla._core import same_objects
 from olla.pytorch import failures, feeds
 from olla.pytorch.capture import Captured
-from olla.pytorch.guards.guard import Guard, TensorFacts
+from olla.pytorch.guards.guard import Guard, TensorFacts, Wholes
+from olla.pytorch.guards.values import equal
+from olla.pytorch.guards.watched import Holds, Watched
 
 if TYPE_CHECKING:
     from olla.pytorch.runner import Runner
@@ -48,6 +50,8 @@ class Capture:
         self._shared = self._guard.shared_with(leaves)
         self._state_facts = TensorFacts([values[i] for i in self._states])
         self._updated = feed.updated()
+        self._first = values[: self._num_tensors]
+        self._replaced = Wholes([])  # the attributes of tensors that came later
         self._keep(values)
         failures.check_memory(_changed(captured, values))
 
@@ -67,6 +71,8 @@ class Capture:
         what = self._guard.change() or self._guard.tensor_change(values[: self._num_tensors]) or self._setting_change()
         if not what and not same_objects(values, self._ids):
             what = self._other_tensors(values)
+        if not what and self._replaced.first_changed(0) >= 0:
+            what = "a parameter or buffer has other attributes"
         if not what and self._shared != self._guard.shared_with(leaves):
             what = "the batch shares memory with parameters or buffers in another way"
         return ([], what) if what else (values, "")
@@ -78,6 +84,10 @@ class Capture:
         """Return why the step cannot take other tensors than it took before; empty where it can."""
         if self.feed.updated() != self._updated:
             return "the optimizer updates other parameters of the model"
+        replaced = [(old, t) for old, t in zip(self._first, values, strict=False) if old is not t]
+        if any(not equal(_attributes(old), _attributes(new)) for old, new in replaced):
+            return "a parameter or buffer was replaced by one with other attributes"
+        self._replaced = Wholes([Watched.of(vars(new), Holds.ATTRIBUTES, "") for _, new in replaced])
         state = [values[i] for i in self._states]
         if not all(isinstance(t, torch.Tensor) for t in state):
             return "the optimizer's state holds something else than tensors"
@@ -133,6 +143,10 @@ class Captures:
             return False
         self._captures.pop(0)
         return True
+
+
+def _attributes(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tuple(part for item in vars(tensor).items() for part in item)
 
 
 def _changed(captured: Captured, values: Sequence[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor, bool]]:

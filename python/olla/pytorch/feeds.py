@@ -166,6 +166,7 @@ def batch_key(leaves: Sequence[Any], spec: pytree.TreeSpec, device_type: str) ->
             facts.append((
                 type(leaf), leaf.shape, leaf.stride() if leaf.layout == torch.strided else (), leaf.dtype, leaf.device,
                 leaf.requires_grad, leaf.is_conj(), leaf.is_neg(), objects.setdefault(id(leaf), i), shared,
+                [(name, id(value)) for name, value in vars(leaf).items()],
             ))  # fmt: skip
         else:
             facts.append((type(leaf), leaf))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
+from torch._functorch import eager_transforms, vmap
+from torch._functorch import utils as functorch_utils
 from torch.optim import optimizer as torch_optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -29,8 +31,13 @@ _READ_VALUES = {
     torch.Tensor.__float__, torch.Tensor.__index__, torch.Tensor.__array__, torch.Tensor.__contains__, torch.equal,
     torch.allclose,
 }  # fmt: skip
+_VERSION = torch.Tensor._version.__get__  # type: ignore[attr-defined]
+# What autograd.Function.apply, torch.func.grad and torch.func.vmap hand the tensors they are given.
+_UNASKED = (
+    (functorch_utils, "unwrap_dead_wrappers"), (eager_transforms, "_wrap_for_grad"), (vmap, "_add_batch_dim"),
+)  # fmt: skip
 _OUR_HOOK = -1  # its key; those of torch count from 0
-_BACKWARD = {"gradient": "grad_tensors"}  # Tensor.backward's name for an argument -> autograd.backward's
+_ENTERING = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)  # run the user's hooks
 
 
 def ordinary(loss: Loss) -> Body:
@@ -204,26 +211,40 @@ def _changes(function: Any, named: Any) -> bool:
 
 
 class Lent(TorchFunctionMode):
-    """Puts the traced tensors in place of the model's own ones, wherever the user's functions hold them.
+    """Lets stand-ins do the work of tensors: Python sees the tensors themselves, and torch's functions never do.
+
+    So a step that asks what a parameter is (its identity, its class, its attributes) gets the answer it always gets.
 
     Args:
-        lent: id of a parameter or buffer -> the tensor that stands for it.
+        pairs: tensors, each with the one that stands for it.
         reads: what the step reads from Python.
     """
 
-    def __init__(self, lent: dict[int, torch.Tensor], reads: Reads) -> None:
+    def __init__(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], reads: Reads) -> None:
         super().__init__()
-        self._lent = lent
+        self._pairs = pairs  # what is kept keeps its id
+        self._stand_ins = {id(tensor): stand_in for tensor, stand_in in pairs}
+        self._originals = {id(stand_in): tensor for tensor, stand_in in pairs}
         self._reads = reads
         self._device_type = "cuda" if torch.cuda.is_available() else "cpu"
         self._modes = kernel_modes(self._device_type)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def stand_ins_in(self, value: Any) -> Any:
+        """Return a value of any structure with the stand-ins of the tensors in it."""
         # A shape stays what it is: Tensor.new would take a tuple for data.
-        args, kwargs = pytree.tree_map_only(torch.Tensor, self._replace, (args, kwargs or {}), is_leaf=_is_shape)
-        if func is torch.Tensor.backward:
-            with self:  # for hooks, and for what is computed again
-                return torch.autograd.backward(*args, **{_BACKWARD.get(k, k): v for k, v in kwargs.items()})
+        return pytree.tree_map_only(torch.Tensor, self._stand_in, value, is_leaf=_is_shape)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == _VERSION and id(args[0]) in self._stand_ins:
+            raise CaptureError("the step reads how often a tensor was changed (_version), which differs at every step.")
+        args, kwargs = self.stand_ins_in((args, kwargs or {}))
+        for argument in (*args, *kwargs.values()):
+            if isinstance(argument, torch.Generator):
+                self._reads.draws_from(argument)
+        result = self._run(func, args, kwargs)
+        return self._originals.get(id(result), result)
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self._modes != kernel_modes(self._device_type):
             raise CaptureError(
                 "the step changes settings of torch that its kernels read (torch.backends, the precision of matrix "
@@ -237,7 +258,7 @@ class Lent(TorchFunctionMode):
             return func(value)
         if func in _READ_VALUES and args and type(args[0]) in (torch.Tensor, torch.nn.Parameter):
             self._reads.value_of(args[0])
-        if func in (torch.autograd.grad, torch.autograd.backward) or any(callable(a) for a in args):
+        if func in _ENTERING or any(callable(a) for a in args):
             return func(*args, **kwargs)
         watching = sys.gettrace()
         sys.settrace(None)  # torch's own functions read nothing of the user's, and there is much code in them
@@ -249,8 +270,27 @@ class Lent(TorchFunctionMode):
         finally:
             sys.settrace(watching)
 
-    def _replace(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self._lent.get(id(tensor), tensor)
+    def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._stand_ins.get(id(tensor), tensor)
+
+    @contextlib.contextmanager
+    def in_functions(self, capture: Capture) -> Iterator[None]:
+        """Put stand-ins into what torch calls without asking a mode: autograd.Function, transforms of torch.func."""
+        with contextlib.ExitStack() as stack:
+            for module, name in _UNASKED:
+                stack.enter_context(capture.replaced(module, name, self._lent_to(getattr(module, name))))
+            autograd: Any = torch.autograd
+            run = autograd._engine_run_backward
+
+            def backward(*args: Any, **kwargs: Any) -> Any:
+                with self:  # for hooks, and for what is computed again
+                    return run(*args, **kwargs)
+
+            stack.enter_context(capture.replaced(autograd, "_engine_run_backward", backward))
+            yield
+
+    def _lent_to(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: function(*self.stand_ins_in(args))
 
 
 def _is_shape(value: Any) -> bool:

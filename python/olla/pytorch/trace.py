@@ -74,29 +74,6 @@ class _Step:
         return {i.key: t for i, t in zip(self.inputs, tensors, strict=True) if i.kind == kind}
 
 
-class _Whole(torch.nn.Module):
-    """The step as a module, so that functional_call can lend the model other parameters and buffers."""
-
-    def __init__(self, step: _Step) -> None:
-        super().__init__()
-        self.model = step.model
-        self._step = step
-
-    def forward(self, batch: Any, buffers: dict[str, torch.Tensor]) -> Any:
-        if self._step.body is not None:
-            result = self._step.body(self.model, self._step.optimizer, batch)
-        elif isinstance(batch, dict):
-            result = self.model(**batch)
-        else:
-            result = self.model(*batch) if isinstance(batch, tuple | list) else self.model(batch)
-        # A buffer the model replaced by a new tensor is written back, so that the step updates it in place.
-        with torch.no_grad():
-            for name, now in self.model.named_buffers():
-                if now is not buffers[name]:
-                    buffers[name].copy_(now)
-        return result
-
-
 def trace(
     model: torch.nn.Module,
     batch: Any,
@@ -247,21 +224,21 @@ def _run(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
     """The traced function: one step on the given tensors, in the order of step.inputs."""
     step.capture.mode = get_proxy_mode()
     parameters = {str(name): p for name, p in step.values(tensors, "parameter").items()}
-    buffers: dict[Any, torch.Tensor] = step.values(tensors, "buffer")
-    of_leaf = {id(step.batch[int(i)]): t for i, t in step.values(tensors, "input").items()}
-    batch = pytree.tree_unflatten([of_leaf.get(id(leaf), leaf) for leaf in step.batch], step.batch_spec)
-    originals = [*step.model.named_parameters(), *step.model.named_buffers()]
-    lent = {id(original): (parameters | buffers)[name] for name, original in originals}
-    by_name = {f"model.{name}": t for name, t in (parameters | buffers).items()}
+    stand_ins: dict[Any, torch.Tensor] = {**parameters, **step.values(tensors, "buffer")}
+    batch = pytree.tree_unflatten(step.batch, step.batch_spec)
+    pairs = [(t, stand_ins[name]) for name, t in (*step.model.named_parameters(), *step.model.named_buffers())]
+    pairs += [(step.batch[int(i)], t) for i, t in step.values(tensors, "input").items()]
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(step.body is not None))
         if step.body is not None:
             _enter_loop(step, tensors, parameters, stack)
         assert step.reads is not None
-        stack.enter_context(Lent(lent, step.reads))
-        result = torch.func.functional_call(_Whole(step), by_name, (batch, buffers))
+        lent = Lent(pairs, step.reads)
+        stack.enter_context(lent.in_functions(step.capture))
+        stack.enter_context(lent)
+        result = lent.stand_ins_in(_call(step, batch))
     _mark("forward")
-    step.reads.check(known.is_constant)
+    step.reads.check(lambda value: known.is_constant(lent.stand_ins_in(value)))
     step.structure = Structure.of(result)
     if step.loop is None:
         return _outputs(step, result)
@@ -277,6 +254,23 @@ def _run(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
         return [*outputs, *found.values()]
     assert step.updates is not None
     return [*outputs, *step.updates.gradients]
+
+
+def _call(step: _Step, batch: Any) -> Any:
+    """Run the user's own code: it sees the user's own tensors, and their stand-ins do the work."""
+    before = dict(step.model.named_buffers())
+    if step.body is not None:
+        result = step.body(step.model, step.optimizer, batch)
+    elif isinstance(batch, dict):
+        result = step.model(**batch)
+    else:
+        result = step.model(*batch) if isinstance(batch, tuple | list) else step.model(batch)
+    # A buffer the model replaced by a new tensor is written back, so that the step updates it in place.
+    with torch.no_grad():
+        for name, now in step.model.named_buffers():
+            if now is not before[name]:
+                before[name].copy_(now)
+    return result
 
 
 def _fix_types(module: fx.GraphModule) -> None:
@@ -306,13 +300,18 @@ def _enter_loop(
         for hook in (original._backward_hooks or {}).values():
             parameters[name].register_hook(hook)  # type: ignore[no-untyped-call]
         for hook in (original._post_accumulate_grad_hooks or {}).values():
-            parameters[name].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+            of_original = functools.partial(_call_hook, hook, original)
+            parameters[name].register_post_accumulate_grad_hook(of_original)  # type: ignore[no-untyped-call]
     step.loop = Loop(parameters, step.stale, update, _mark, step.capture)
     stack.enter_context(step.loop.run())
     if step.optimizer is not None:
         step.updates = Updates(step.optimizer, step.inputs, tensors, names, lambda template: _mark("update", template))
         lent = lent_optimizer(step.optimizer, step.updates.groups, step.updates.state, step.loop.step)
         stack.enter_context(lent)
+
+
+def _call_hook(hook: Callable[[torch.Tensor], None], parameter: torch.Tensor, stand_in: torch.Tensor) -> None:
+    hook(parameter)
 
 
 def _outputs(step: _Step, result: Any, name: str = "output") -> list[torch.Tensor]:

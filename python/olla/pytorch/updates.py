@@ -43,7 +43,7 @@ class Updates:
         mark: called with a template for all nodes recorded since its last call.
 
     Attributes:
-        groups, state: what to lend the optimizer.
+        groups, state: what to lend the optimizer, by the user's own parameters.
         made: in the optimizer's order.
         gradients: gradient i belongs to made[i].
     """
@@ -73,10 +73,13 @@ class Updates:
         self._names = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
         self.groups: list[dict[str, Any]] = []
         for number, group in enumerate(optimizer.param_groups):
-            parameters = [tensors[self._positions[name][0]] for name in self._names[number]]
             settings = optimizers.with_rates(optimizers.one_by_one(group), rates[number])
-            self.groups.append({**settings, "params": parameters})
-        self.state = self._state([p for names_in in self._names for name in names_in for p in [self._positions[name]]])
+            self.groups.append({**settings, "params": list(group["params"])})
+        self.state = {
+            parameter: {inputs[e].entry: tensors[e] for e in self._positions[name][1:]}
+            for group, names_in in zip(optimizer.param_groups, self._names, strict=True)
+            for parameter, name in zip(group["params"], names_in, strict=True)
+        }
 
     def trace(self, gradients: dict[str, torch.Tensor]) -> None:
         """Trace one step of the optimizer; where it treats parameters one by one, one update of each kind only."""

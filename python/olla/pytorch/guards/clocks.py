@@ -5,12 +5,14 @@ from __future__ import annotations
 import datetime
 import dis
 import genericpath
+import inspect
 import io
 import os
 import pathlib
 import random
 import secrets
 import shelve
+import sys
 import time
 import types
 import uuid
@@ -26,13 +28,14 @@ _CLOCKS = {
         time.process_time, time.process_time_ns, time.thread_time, time.localtime, time.gmtime, time.strftime,
         os.urandom, uuid.uuid1, uuid.uuid4, io.open, input, secrets.randbelow, secrets.token_hex, secrets.token_bytes,
         secrets.choice, secrets.randbits, torch.seed, torch.initial_seed, os.stat, os.lstat, os.listdir, os.scandir,
-        os.open, os.getpid,
+        os.open, os.getpid, sys._getframe, sys.getrefcount,
     )
 }  # fmt: skip
 _OF_CLASSES = {id(datetime.datetime): {"now", "utcnow", "today"}, id(datetime.date): {"today"}}
 _READERS = (
     pathlib.Path.open, pathlib.Path.stat, torch.load, genericpath.exists, genericpath.isfile, genericpath.isdir,
-    genericpath.getsize, genericpath.getmtime, shelve.Shelf.__getitem__, random.SystemRandom.random,
+    genericpath.getsize, genericpath.getmtime, inspect.currentframe, inspect.stack, shelve.Shelf.__getitem__,
+    random.SystemRandom.random,
 )  # fmt: skip
 _FILES = {f.__code__: f"a file or another thing outside Python ({f.__qualname__})" for f in _READERS}
 

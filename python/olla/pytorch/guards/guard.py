@@ -31,7 +31,7 @@ class Guard:
 
     def __init__(self, reads: Reads, inputs: Sequence[torch.Tensor]) -> None:
         self._counts = reads.counts
-        self._places = (_Wholes(reads.watched), _Parts(reads.watched))
+        self._places = (Wholes(reads.watched), Parts(reads.watched))
         self._probes = reads.probes
         self._ties = self._tied()
         self._objects = [thing for thing, _ in reads.objects]
@@ -101,7 +101,7 @@ def counts_changes() -> bool:
     return sys.implementation.name == "cpython" and sys.version_info < (3, 13)
 
 
-class _Wholes:
+class Wholes:
     """The containers of which every entry is compared.
 
     Attributes:
@@ -135,7 +135,7 @@ class _Wholes:
             self._number()
 
 
-class _Parts:
+class Parts:
     """The dicts of which some entries are compared, such as the globals of a module."""
 
     def __init__(self, watched: Sequence[Watched]) -> None:

@@ -54,6 +54,7 @@ def _readers(device_type: str) -> list[Callable[[], Any]]:
     kinds = sorted({"cpu", device_type} & {"cpu", "cuda", "xpu", "mps"})
     found: list[Callable[[], Any]] = [
         torch.is_grad_enabled,
+        torch.get_num_threads,
         torch.is_inference_mode_enabled,
         torch.is_autocast_cache_enabled,
         torch.get_default_dtype,

@@ -7,7 +7,9 @@ import collections
 import contextlib
 import functools
 import gc
+import logging
 import operator
+import queue
 import sys
 import threading
 import types
@@ -21,6 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from olla.pytorch.guards import clocks
 from olla.pytorch.guards.code import is_foundation, module_origin, origin
+from olla.pytorch.guards.generators import Generators
 from olla.pytorch.guards.values import MISSING, closed_state, is_plain
 from olla.pytorch.guards.watched import HOOK_TABLES, Holds, Probe, Watched, cell_reader, cell_writer
 
@@ -42,6 +45,8 @@ _BESIDE = {
     "logging", "re", "typing", "unittest", "warnings",
 }  # fmt: skip
 _WITHIN = ("torch.nn.", "torch.optim.", "torch.distributions.", "torch.utils.data.", "torch.amp.", "torch.cuda.amp.")
+_LOGGED = operator.attrgetter("level", "disabled", "manager.disable", "parent")
+_VIEWS: Any = type({}.keys()) | type({}.values()) | type({}.items())
 _CONTAINERS = (list, dict, tuple, set, frozenset, collections.deque)
 
 
@@ -56,6 +61,7 @@ class Objects:
         watched, probes: the places that hold what was read.
         constants: tensors that are no inputs.
         objects: those whose classes may be replaced, each with the dict of its attributes, which may be, too; or None.
+        generators: of random numbers.
         problems: what can be neither compared nor repeated, in words.
         is_open: whether attributes of every name count.
     """
@@ -65,6 +71,7 @@ class Objects:
         self.probes: list[Probe] = []
         self.constants: list[torch.Tensor] = []
         self.objects: list[tuple[Any, dict[str, Any] | None]] = []
+        self.generators = Generators()
         self.problems: list[str] = []
         self.is_open = False
         self._names: set[str] = set(_ALWAYS)
@@ -103,10 +110,9 @@ class Objects:
             self._waiting.clear()
 
     def _reach(self, value: Any, path: str) -> None:
-        if isinstance(value, str):
-            if len(value) < 80 and value not in self._names:
-                self._learn((value,))
-        elif not is_plain(value) and id(value) not in self._seen:
+        if isinstance(value, str) and len(value) < 80 and value not in self._names:
+            self._learn((str(value),))
+        if not is_plain(value) and id(value) not in self._seen:
             self._seen[id(value)] = value  # what was seen keeps its id
             self._queue.append((value, path))
 
@@ -131,6 +137,8 @@ class Objects:
                 self.constants.append(value)
                 if value.numel() == 1:
                     self.save(value)
+        elif isinstance(value, torch.Generator):
+            self.generators.add(value)
         elif isinstance(value, types.FunctionType):
             self._function(value, path)
         elif isinstance(value, types.ModuleType):
@@ -240,6 +248,9 @@ class Objects:
 
     def _object(self, value: Any, path: str) -> None:
         kind = type(value)
+        if isinstance(value, logging.Logger):
+            read = functools.partial(_LOGGED, value)
+            self.probes.append(Probe(read, read(), f"the level of {path}"))
         if kind.__module__.partition(".")[0] in _BESIDE and not kind.__module__.startswith(_WITHIN):
             return
         if isinstance(value, list | dict):
@@ -254,9 +265,11 @@ class Objects:
                 self.probes.append(Probe(state, state(), path))
             if isinstance(value, set | collections.deque):
                 self._all(value, path)
+            elif isinstance(value, queue.SimpleQueue):
+                self._all(gc.get_referents(value), path)
         if isinstance(value, threading.local):
-            read = functools.partial(_of_this_thread, value)
-            self.probes.append(Probe(read, read(), path))
+            of_thread = functools.partial(_of_this_thread, value)
+            self.probes.append(Probe(of_thread, of_thread(), path))
             self._all(dict(value.__dict__), path)
             return
         attributes = _own_attributes(value)
@@ -380,7 +393,7 @@ def _parts(value: Any) -> tuple[Any, ...]:
         return (value.func, value.args, value.keywords)
     if isinstance(value, functools._lru_cache_wrapper):
         return (value.__wrapped__,)
-    if isinstance(value, types.MappingProxyType):
+    if isinstance(value, types.MappingProxyType | _VIEWS):
         return tuple(d for d in gc.get_referents(value) if isinstance(d, dict))
     if isinstance(value, weakref.ref):
         return (value(), None)

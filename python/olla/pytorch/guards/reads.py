@@ -18,12 +18,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer as torch_optimizer
 
 from olla.errors import CaptureError
 from olla.pytorch.guards import clocks
 from olla.pytorch.guards.code import module_origin, named, origin
 from olla.pytorch.guards.firstuse import FirstUse
+from olla.pytorch.guards.generators import SETTERS
 from olla.pytorch.guards.objects import Objects, code_origin, no_modes, values_of
 from olla.pytorch.guards.values import MISSING, is_plain, same
 from olla.pytorch.guards.watched import Holds, Probe, Watched
@@ -51,6 +53,9 @@ class Reads(Objects):
                 self._reach_hook(function, name)
         for path, value in roots.items():
             self._reach(value, path)
+        for tensor in (*model.parameters(), *model.buffers()):
+            if not isinstance(tensor, FakeTensor):
+                self._attributes(vars(tensor), "a parameter or buffer")
         for tensor in self._inputs.values():
             tables: tuple[Any, ...] = (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None))
             for hooks in tables:
@@ -86,6 +91,15 @@ class Reads(Objects):
                 sys.settrace(before)
                 self._finish()
 
+    def draws_from(self, generator: torch.Generator) -> None:
+        """Note that an operator of the step draws from a generator.
+
+        Raises:
+            CaptureError: the step has made it, or set its state.
+        """
+        with no_modes():
+            self.generators.draws(generator)
+
     def value_of(self, tensor: torch.Tensor) -> None:
         """Note that the step reads the values of a tensor that is no input."""
         if tensor.numel() <= 2**16:
@@ -105,6 +119,8 @@ class Reads(Objects):
                 f"the step reads {self.problems[0]}, which would be frozen into the captured step. Read it before the "
                 "step, and pass it in with the batch, as a tensor."
             )
+        with no_modes():
+            self.generators.check()
         for watched in self.watched:
             self._check_own(watched, is_constant)
         for probe in self.probes:
@@ -147,6 +163,7 @@ class Reads(Objects):
             for probe in self.probes:
                 probe.undo()
             with no_modes(), torch.no_grad():
+                self.generators.restore()
                 for tensor, before in self._saved.values():
                     if not torch.equal(tensor, before):
                         tensor.copy_(before)
@@ -174,6 +191,9 @@ class Reads(Objects):
             if "globals" in names.variables:
                 self._scopes.append(scope)
             self._clocks |= clocks.offsets(code, scope) if where == "user" else {}
+        if where in ("user", "installed") and names.loaded & SETTERS:
+            with no_modes():
+                self.generators.watch()
         for function, path in self._functions.get(code, ()):
             self._closure(function, path)
         self._learn(names.loaded)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import ctypes
 import dataclasses
 import datetime
 import decimal
-import enum
 import fractions
 import functools
+import mmap
 import pathlib
 import pickle
+import queue
 import re
 import threading
 import types
@@ -35,12 +37,15 @@ _BESIDE = (
     types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType, types.CodeType,
     types.FrameType, types.GenericAlias, types.UnionType, torch.Generator, torch.Stream, torch.Event, *_LOCKS,
 )  # fmt: skip
+_C_DATA = ctypes.Structure.__mro__[1]  # of all objects of ctypes
 _MAX_ARRAY_BYTES = 2**26
 
 
 def is_plain(value: Any) -> bool:
     """Whether a value cannot change, and is compared with another one by type and value."""
-    return type(value) in _PLAIN or type(value) is float or isinstance(value, (*_BY_VALUE, enum.Enum))
+    if type(value) in _PLAIN or type(value) is float:
+        return True
+    return isinstance(value, _BY_VALUE) and not getattr(value, "__dict__", None)
 
 
 def same(old: Any, new: Any) -> bool:
@@ -71,7 +76,7 @@ def same(old: Any, new: Any) -> bool:
     if dataclasses.is_dataclass(old) and getattr(type(old), "__dataclass_params__").frozen:  # noqa: B009
         names = [f.name for f in dataclasses.fields(old)]
         return all(same(getattr(old, n, MISSING), getattr(new, n, MISSING)) for n in names)
-    return is_plain(old) and not isinstance(old, enum.Enum) and bool(old == new)
+    return is_plain(old) and bool(old == new)
 
 
 def _same_function(old: types.FunctionType, new: types.FunctionType) -> bool:
@@ -102,6 +107,10 @@ def closed_state(value: Any) -> Callable[[], Any] | None:
         return None
     if isinstance(value, np.ndarray):
         return _array_state(value)
+    if isinstance(value, memoryview | mmap.mmap | _C_DATA):
+        return _buffer_state(value)
+    if isinstance(value, queue.SimpleQueue):
+        return value.qsize
     if isinstance(value, contextvars.ContextVar):
         return lambda: value.get(MISSING)
     if isinstance(value, types.GeneratorType):
@@ -131,6 +140,16 @@ def _array_state(array: np.ndarray[Any, Any]) -> Callable[[], Any]:
     if array.nbytes > _MAX_ARRAY_BYTES or array.dtype.hasobject:
         raise ValueError(f"an array of numpy of {array.nbytes} bytes, too much to compare at every call")
     return lambda: (str(array.dtype), array.shape, array.tobytes())
+
+
+def _buffer_state(value: Any) -> Callable[[], Any]:
+    if memoryview(value).nbytes > _MAX_ARRAY_BYTES:
+        raise ValueError(
+            f"a {type(value).__name__} of {memoryview(value).nbytes} bytes, too much to compare at every call"
+        )
+    if isinstance(value, ctypes._Pointer):
+        return lambda: (bytes(value), bytes(value.contents) if value else None)
+    return lambda: bytes(value)
 
 
 def _generator_state(generator: types.GeneratorType[Any, Any, Any]) -> Any:

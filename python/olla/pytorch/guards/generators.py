@@ -1,0 +1,81 @@
+"""The user's own generators of random numbers: a step may draw from those that were there, and sets none of them."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from olla.errors import CaptureError
+
+SETTERS = frozenset({"manual_seed", "seed", "set_state", "graphsafe_set_state", "set_offset"})
+
+
+class Generators:
+    """The generators that a step may draw from.
+
+    A trace draws nothing, so their states stand still; where code that may set one is about to run, they are set to
+    states that no user has, and another state found later was set by the step.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, torch.Generator] = {id(g): g for g in (torch.default_generator, *_of_devices())}
+        self._own: dict[int, torch.Generator] = {}
+        self._before: dict[int, torch.Tensor] = {}  # of those that are watched
+        self._ours: dict[int, torch.Tensor] = {}
+        self._watches = False
+        self._seeds = itertools.count(0x5EED_0F_011A)
+
+    def add(self, generator: torch.Generator) -> None:
+        """Note a generator that is there before the step draws."""
+        if id(generator) not in self._known:
+            self._known[id(generator)] = self._own[id(generator)] = generator
+            if self._watches:
+                self._set(generator)
+
+    def watch(self) -> None:
+        """Find out from now on whether the step sets the state of one of them."""
+        if not self._watches:
+            self._watches = True
+            for generator in self._own.values():
+                self._set(generator)
+
+    def draws(self, generator: torch.Generator) -> None:
+        """Note that an operator of the step draws from a generator.
+
+        Raises:
+            CaptureError: the step has made it, or set its state.
+        """
+        if id(generator) not in self._known:
+            raise CaptureError(
+                "the step makes a random number generator: it would begin where it was in the step before. Make it "
+                "outside the step."
+            )
+        self.check()
+        if id(generator) in self._before:
+            self._set(generator)
+
+    def check(self) -> None:
+        """Raise a CaptureError if the step has set the state of a generator."""
+        for key, ours in self._ours.items():
+            if not torch.equal(self._own[key].get_state(), ours):
+                raise CaptureError(
+                    "the step seeds a random number generator or sets its state, which a planned step would not do "
+                    "again: do that before the step is called"
+                )
+
+    def restore(self) -> None:
+        """Give the generators the states back that they had."""
+        for key, state in self._before.items():
+            self._own[key].set_state(state)
+        self._before.clear()
+        self._ours.clear()
+
+    def _set(self, generator: torch.Generator) -> None:
+        self._before.setdefault(id(generator), generator.get_state())
+        generator.manual_seed(next(self._seeds))
+        self._ours[id(generator)] = generator.get_state()
+
+
+def _of_devices() -> tuple[torch.Generator, ...]:
+    return tuple(torch.cuda.default_generators)
