@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from steps import nn, square, torch
 
 from .loops import Loop, adam, at, mlp, must, odd, rows, train
@@ -255,5 +257,118 @@ def a_transform_of_torch_func_over_parameters() -> Loop:
 
         each = torch.func.vmap(torch.func.grad(of), (None, 0))(dict(model.named_parameters()), x)
         return square(model, x) + sum(g.square().sum() for g in each.values())
+
+    return train(loss=loss)
+
+
+@odd
+def a_hook_that_the_step_leaves_on_a_parameter() -> Loop:
+    def loss(model: Any, x: Any) -> Any:
+        model[0].weight.register_hook(lambda gradient: gradient * 0.5)
+        return square(model, x)
+
+    return train(loss=loss)
+
+
+@must
+def a_hook_that_the_step_removes_again() -> Loop:
+    model = mlp()
+
+    def body(model: Any, optimizer: Any, x: Any) -> Any:
+        optimizer.zero_grad()
+        handle = model[0].weight.register_hook(lambda gradient: gradient * 0.5)
+        loss = square(model, x)
+        loss.backward()
+        handle.remove()
+        optimizer.step()
+        return loss
+
+    return train(model, body=body)
+
+
+@odd
+def a_parameter_replaced_in_the_step() -> Loop:
+    def loss(model: Any, x: Any) -> Any:
+        model[0].weight = nn.Parameter(model[0].weight.detach() * 0.5)
+        return square(model, x)
+
+    return train(loss=loss)
+
+
+@odd
+def a_parameter_whose_data_is_replaced_in_the_step() -> Loop:
+    def loss(model: Any, x: Any) -> Any:
+        model[0].weight.data = model[0].weight.data * 0.9
+        return square(model, x)
+
+    return train(loss=loss)
+
+
+@must
+def a_parameter_whose_data_is_changed_in_the_step() -> Loop:
+    def loss(model: Any, x: Any) -> Any:
+        model[0].weight.data.mul_(0.9)
+        return square(model, x)
+
+    return train(loss=loss)
+
+
+@odd
+def a_buffer_registered_in_the_step() -> Loop:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, x: Any) -> Any:
+            self.register_buffer("mean", x.mean(0))
+            return self.layer(x) + self.mean.sum()
+
+    return train(Model())
+
+
+@odd
+def a_batch_handed_to_numpy_without_a_copy() -> Loop:
+    return train(loss=lambda model, x: square(model, x) * float(np.from_dlpack(x).sum()))
+
+
+@odd
+def a_batch_that_goes_through_dlpack() -> Loop:
+    to, back = torch.utils.dlpack.to_dlpack, torch.utils.dlpack.from_dlpack
+    return train(loss=lambda model, x: square(model, back(to(x)) * 2))
+
+
+@must
+def a_scripted_function_of_a_parameter() -> Loop:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+
+        @torch.jit.script
+        def penalty(weight: torch.Tensor) -> torch.Tensor:
+            return (weight * weight).sum()
+
+    return train(loss=lambda model, x: square(model, x) + penalty(model[0].weight) + penalty(x))
+
+
+@odd(may_round=True)
+def dropout_between_the_layers_of_an_lstm() -> Loop:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.LSTM(6, 4, 3, dropout=0.4, batch_first=True, bidirectional=True, proj_size=2)
+
+        def forward(self, x: Any) -> Any:
+            return self.layers(x[None])[0]
+
+    return train(Model())
+
+
+@must
+def a_penalty_on_the_gradient_by_the_batch() -> Loop:
+    def loss(model: Any, x: Any) -> Any:
+        x.requires_grad_(True)
+        out = model(x)
+        (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        return out.square().mean() + gradient.square().sum()
 
     return train(loss=loss)

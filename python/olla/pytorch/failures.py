@@ -211,9 +211,28 @@ def check_modules(model: torch.nn.Module) -> None:
             )
 
 
+def check_replaced(
+    parameters: Mapping[str, torch.Tensor],
+    now: Mapping[str, torch.Tensor],
+    buffers: Mapping[str, torch.Tensor],
+    buffers_now: Mapping[str, torch.Tensor],
+) -> None:
+    """Raise a CaptureError where a step has added, removed or replaced a parameter, or added or removed a buffer."""
+    changed = [name for name in {**parameters, **now} if parameters.get(name) is not now.get(name)]
+    if changed:
+        raise CaptureError(
+            f"the step replaces, adds or removes {', '.join(changed[:3])}, which a planned step would not do again: "
+            "write into the parameter (under torch.no_grad()), or change the model between steps."
+        )
+    if other := buffers.keys() ^ buffers_now.keys():
+        raise CaptureError(
+            f"the step adds or removes the buffer {', '.join(sorted(other)[:3])}: register it before the step."
+        )
+
+
 def check_constants(module: fx.GraphModule, inputs: list[tuple[str, torch.Tensor]]) -> None:
     """Raise a CaptureError for constants of a trace that are not constant: the model's own tensors, or fake ones."""
-    names = {t.untyped_storage()._cdata: name for name, t in inputs}
+    names = {_memory(t): name for name, t in inputs}
     for node in module.graph.nodes:
         value = getattr(module, str(node.target), None) if node.op == "get_attr" else None
         if not isinstance(value, torch.Tensor):
@@ -223,12 +242,19 @@ def check_constants(module: fx.GraphModule, inputs: list[tuple[str, torch.Tensor
                 "the step uses a tensor that an earlier step left behind (a gradient, or a cache of the model). "
                 "Compute it inside the step, or make it a buffer of the model."
             )
-        name = names.get(value.untyped_storage()._cdata)
+        name = names.get(_memory(value))
         if name is not None:
             raise CaptureError(
                 f"the step uses {name} in a way that cannot be followed: through a tensor that shares its memory, "
                 "or inside a torch.autograd.Function that was not given it. Take it from the model or the batch."
             )
+
+
+def _memory(tensor: torch.Tensor) -> Any:
+    """Return where a tensor lies; another library may have made another storage there."""
+    storage = tensor.untyped_storage()
+    is_real = not isinstance(tensor, FakeTensor) and tensor.device.type != "meta" and storage.nbytes() > 0
+    return storage.data_ptr() if is_real else ("of", storage._cdata)
 
 
 def check_recomputed(module: fx.GraphModule) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch import eager_transforms, vmap
 from torch._functorch import utils as functorch_utils
 from torch.optim import optimizer as torch_optimizer
@@ -17,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from olla.errors import CaptureError
-from olla.pytorch import failures, known, optimizers
+from olla.pytorch import failures, known, optimizers, recurrent
 from olla.pytorch.exclusive import Capture, replaced
 from olla.pytorch.guards.modes import kernel_modes
 from olla.pytorch.guards.reads import Reads
@@ -32,8 +31,10 @@ _READ_VALUES = {
     torch.allclose,
 }  # fmt: skip
 _VERSION = torch.Tensor._version.__get__  # type: ignore[attr-defined]
-# What autograd.Function.apply, torch.func.grad and torch.func.vmap hand the tensors they are given.
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+# What scripted functions, autograd.Function.apply, torch.func.grad and torch.func.vmap hand the tensors they are given.
 _UNASKED = (
+    (torch._C.ScriptFunction, "__call__"), (torch._C.ScriptMethod, "__call__"),
     (functorch_utils, "unwrap_dead_wrappers"), (eager_transforms, "_wrap_for_grad"), (vmap, "_add_batch_dim"),
 )  # fmt: skip
 _OUR_HOOK = -1  # its key; those of torch count from 0
@@ -235,8 +236,7 @@ class Lent(TorchFunctionMode):
         return pytree.tree_map_only(torch.Tensor, self._stand_in, value, is_leaf=_is_shape)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func == _VERSION and id(args[0]) in self._stand_ins:
-            raise CaptureError("the step reads how often a tensor was changed (_version), which differs at every step.")
+        _refuse(func, args, self._stand_ins)
         args, kwargs = self.stand_ins_in((args, kwargs or {}))
         for argument in (*args, *kwargs.values()):
             if isinstance(argument, torch.Generator):
@@ -264,8 +264,7 @@ class Lent(TorchFunctionMode):
         sys.settrace(None)  # torch's own functions read nothing of the user's, and there is much code in them
         try:
             if func is torch.lstm:
-                with enable_python_dispatcher():  # see plain_recurrent_layers
-                    return func(*args, **kwargs)
+                return recurrent.lstm(*args, **kwargs)
             return func(*args, **kwargs)
         finally:
             sys.settrace(watching)
@@ -287,24 +286,34 @@ class Lent(TorchFunctionMode):
                     return run(*args, **kwargs)
 
             stack.enter_context(capture.replaced(autograd, "_engine_run_backward", backward))
+            stack.enter_context(capture.replaced(torch.utils.dlpack, "to_dlpack", torch.Tensor.__dlpack__))
             yield
 
     def _lent_to(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args: function(*self.stand_ins_in(args))
+        def lent(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = self.stand_ins_in((args, kwargs))
+            return function(*args, **kwargs)
+
+        return lent
+
+
+def _refuse(function: Any, args: Any, known: Container[int]) -> None:
+    """Raise a CaptureError for what no operator stands for."""
+    if function is torch.Tensor.__dlpack__:
+        raise CaptureError(
+            "the step hands the memory of a tensor to another library (DLPack): do that outside the step"
+        )
+    if function == _VERSION and id(args[0]) in known:
+        raise CaptureError("the step reads how often a tensor was changed (_version), which differs at every step")
+    if function == _SET_DATA and id(args[0]) in known:
+        raise CaptureError(
+            "the step gives a parameter, a buffer or the batch other memory (tensor.data = ...): write into it "
+            "(tensor.data.copy_(...)), or do that outside the step"
+        )
 
 
 def _is_shape(value: Any) -> bool:
     return isinstance(value, torch.Size)
-
-
-@contextlib.contextmanager
-def plain_recurrent_layers(capture: Capture) -> Iterator[None]:
-    """Keep LSTMs on a CPU from oneDNN, whose operator hands its backward a workspace no graph can carry.
-
-    Torch's kernel asks whether oneDNN is on for all threads; what torch has of the same in Python can be told so here.
-    """
-    with capture.replaced(torch._C, "_get_mkldnn_enabled", lambda: False):
-        yield
 
 
 @contextlib.contextmanager

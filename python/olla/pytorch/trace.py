@@ -16,10 +16,12 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
+from olla.errors import CaptureError
 from olla.pytorch import checks, costs, exclusive, failures, generator, known, optimizers
 from olla.pytorch.guards.reads import Reads
 from olla.pytorch.inputs import Fakes, Input, batch_leaves, step_device
-from olla.pytorch.loop import Body, Lent, Loop, Loss, lent_optimizer, ordinary, plain_recurrent_layers
+from olla.pytorch.loop import Body, Lent, Loop, Loss, lent_optimizer, ordinary
+from olla.pytorch.recurrent import plain_recurrent_layers
 from olla.pytorch.results import Structure
 from olla.pytorch.updates import TEMPLATE, Updates, copy_updates
 
@@ -234,9 +236,15 @@ def _run(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
             _enter_loop(step, tensors, parameters, stack)
         assert step.reads is not None
         lent = Lent(pairs, step.reads)
+        hooks = [_hooks(t) for _, t in pairs]
         stack.enter_context(lent.in_functions(step.capture))
         stack.enter_context(lent)
         result = lent.stand_ins_in(_call(step, batch))
+    if [_hooks(t) for _, t in pairs] != hooks:
+        raise CaptureError(
+            "the step registers a hook on a parameter, a buffer or the batch and leaves it there: register it before "
+            "the step, or remove it with handle.remove()"
+        )
     _mark("forward")
     step.reads.check(lambda value: known.is_constant(lent.stand_ins_in(value)))
     step.structure = Structure.of(result)
@@ -258,7 +266,7 @@ def _run(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
 
 def _call(step: _Step, batch: Any) -> Any:
     """Run the user's own code: it sees the user's own tensors, and their stand-ins do the work."""
-    before = dict(step.model.named_buffers())
+    before, parameters = dict(step.model.named_buffers()), dict(step.model.named_parameters())
     if step.body is not None:
         result = step.body(step.model, step.optimizer, batch)
     elif isinstance(batch, dict):
@@ -267,6 +275,9 @@ def _call(step: _Step, batch: Any) -> Any:
         result = step.model(*batch) if isinstance(batch, tuple | list) else step.model(batch)
     # A buffer the model replaced by a new tensor is written back, so that the step updates it in place.
     with torch.no_grad():
+        failures.check_replaced(
+            parameters, dict(step.model.named_parameters()), before, dict(step.model.named_buffers())
+        )
         for name, now in step.model.named_buffers():
             if now is not before[name]:
                 before[name].copy_(now)
@@ -308,6 +319,11 @@ def _enter_loop(
         step.updates = Updates(step.optimizer, step.inputs, tensors, names, lambda template: _mark("update", template))
         lent = lent_optimizer(step.optimizer, step.updates.groups, step.updates.state, step.loop.step)
         stack.enter_context(lent)
+
+
+def _hooks(tensor: torch.Tensor) -> list[int]:
+    tables = (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None))
+    return [key for table in tables for key in (table or {})]
 
 
 def _call_hook(hook: Callable[[torch.Tensor], None], parameter: torch.Tensor, stand_in: torch.Tensor) -> None:
