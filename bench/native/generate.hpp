@@ -2,7 +2,7 @@
 // end. The compact twin of bench/generate.py, for binaries without Python. And tangles, on which the search has to branch.
 #pragma once
 
-#include "olla/graph.hpp"
+#include "olla/graph/graph.hpp"
 
 namespace olla::bench {
 

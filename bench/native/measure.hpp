@@ -6,7 +6,7 @@
 #include <span>
 #include <string>
 
-#include "olla/types.hpp"
+#include "olla/base/types.hpp"
 
 namespace olla::bench {
 

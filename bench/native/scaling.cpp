@@ -14,16 +14,16 @@
 
 #include "generate.hpp"
 #include "measure.hpp"
-#include "olla/address_ilp.hpp"
-#include "olla/bestfit.hpp"
-#include "olla/ilp.hpp"
-#include "olla/inductor.hpp"
-#include "olla/joint_ilp.hpp"
-#include "olla/joint_program.hpp"
-#include "olla/layout.hpp"
-#include "olla/order.hpp"
-#include "olla/order_program.hpp"
-#include "olla/profile.hpp"
+#include "olla/graph/profile.hpp"
+#include "olla/ilp/address_ilp.hpp"
+#include "olla/ilp/joint_ilp.hpp"
+#include "olla/ilp/joint_program.hpp"
+#include "olla/ilp/order_ilp.hpp"
+#include "olla/ilp/order_program.hpp"
+#include "olla/layout/greedy/best_fit.hpp"
+#include "olla/layout/layout.hpp"
+#include "olla/order/list_schedules.hpp"
+#include "olla/order/order.hpp"
 
 namespace olla::bench {
 namespace {

@@ -10,7 +10,7 @@
 #include <random>
 
 #include "measure.hpp"
-#include "olla/layout.hpp"
+#include "olla/layout/layout.hpp"
 
 namespace olla::bench {
 namespace {

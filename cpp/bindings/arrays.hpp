@@ -4,8 +4,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
-#include "olla/control.hpp"
-#include "olla/types.hpp"
+#include "olla/base/control.hpp"
+#include "olla/base/types.hpp"
 
 namespace olla::bindings {
 

@@ -1,8 +1,8 @@
 #include <nanobind/stl/string.h>
 
 #include "ilp_figures.hpp"
-#include "olla/address_ilp.hpp"
-#include "olla/highs.hpp"
+#include "olla/ilp/address_ilp.hpp"
+#include "olla/ilp/highs.hpp"
 
 namespace olla::bindings {
 

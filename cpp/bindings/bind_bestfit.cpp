@@ -1,6 +1,6 @@
 #include "arrays.hpp"
-#include "olla/bestfit.hpp"
-#include "olla/error.hpp"
+#include "olla/base/error.hpp"
+#include "olla/layout/greedy/best_fit.hpp"
 
 namespace olla::bindings {
 namespace {

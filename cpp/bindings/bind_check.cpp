@@ -1,5 +1,5 @@
 #include "arrays.hpp"
-#include "olla/check.hpp"
+#include "olla/check/check.hpp"
 
 namespace olla::bindings {
 namespace {

@@ -5,10 +5,10 @@
 #include <algorithm>
 
 #include "ilp_figures.hpp"
-#include "olla/budget_ilp.hpp"
-#include "olla/evict.hpp"
-#include "olla/improve.hpp"
-#include "olla/spend.hpp"
+#include "olla/ilp/recompute_ilp.hpp"
+#include "olla/recompute/bound.hpp"
+#include "olla/recompute/evict.hpp"
+#include "olla/recompute/improve.hpp"
 
 namespace olla::bindings {
 namespace {
@@ -20,7 +20,7 @@ struct Search {
   Values values;
   std::vector<OpId> base;
   Evictor evictor;
-  Spending spending;
+  RecomputeBound bound;
 
   Search(const Graph& of, Rules given, std::vector<OpId> order)
       : graph(of),
@@ -28,7 +28,7 @@ struct Search {
         values(graph, rules),
         base(std::move(order)),
         evictor(graph, values, rules, base),
-        spending(graph, values, rules) {}
+        bound(graph, values, rules) {}
 
   // What the bounds of ops would drop at them to meet a target.
   std::vector<std::vector<Decision>> seeds(std::span<const OpId> ops, const Target& target, Control& control) {
@@ -36,12 +36,12 @@ struct Search {
     for (const OpId t : ops) {
       if (control.over()) break;
       if (target.least_time) {
-        spending.least_added_seconds(t, target.peak, control);
+        bound.least_added_seconds(t, target.peak, control);
       } else {
-        spending.least_peak(t, target.added_seconds, control);
+        bound.least_peak(t, target.added_seconds, control);
       }
       const auto step = static_cast<Step>(std::find(base.begin(), base.end(), t) - base.begin());
-      for (const auto& dropped : spending.around()) {
+      for (const auto& dropped : bound.around()) {
         std::vector<Decision> decisions;
         for (const ValueId x : dropped) decisions.push_back({{x, step}});
         if (!decisions.empty()) found.push_back(std::move(decisions));
@@ -68,14 +68,14 @@ bool limited(const char* stage, double time_limit, std::int64_t max_work, nb::ob
 
 nb::tuple solve(Search& self, bool least_time, Bytes peak, double added_seconds, const std::string& highs_library,
                 double time_limit, std::int32_t seed, std::int32_t num_threads, nb::object progress) {
-  BudgetIlpResult result;
+  RecomputeIlpResult result;
   IlpOptions options;
   options.seed = seed;
   options.num_threads = num_threads;
   const bool cancelled = limited("budget_ilp", time_limit, kAnyWork, std::move(progress), [&](Control& control) {
-    const BudgetTarget target{least_time, peak, added_seconds};
+    const RecomputeTarget target{least_time, peak, added_seconds};
     const Highs highs(highs_library);
-    result = budget_ilp(self.evictor, self.graph, self.values, self.rules, self.base, target, highs, options, control);
+    result = recompute_ilp(self.evictor, self.graph, self.values, self.rules, self.base, target, highs, options, control);
   });
   nb::dict info = dict_of(result.figures);
   info["cancelled"] = cancelled;
@@ -164,7 +164,7 @@ void bind_evict(nb::module_& m) {
             std::vector<Bytes> bounds;
             const bool cancelled = limited("bound", time_limit, kAnyWork, std::move(progress), [&](Control& control) {
               for (const OpId t : view(ops))
-                bounds.push_back(control.stop(0, 0) ? 0 : self.spending.least_peak(t, added_seconds, control));
+                bounds.push_back(control.stop(0, 0) ? 0 : self.bound.least_peak(t, added_seconds, control));
             });
             return nb::make_tuple(to_numpy(std::move(bounds)), cancelled);
           },
@@ -176,7 +176,7 @@ void bind_evict(nb::module_& m) {
             std::vector<double> bounds;
             const bool cancelled = limited("bound", time_limit, kAnyWork, std::move(progress), [&](Control& control) {
               for (const OpId t : view(ops))
-                bounds.push_back(control.stop(0, 0) ? 0 : self.spending.least_added_seconds(t, peak, control));
+                bounds.push_back(control.stop(0, 0) ? 0 : self.bound.least_added_seconds(t, peak, control));
             });
             return nb::make_tuple(to_numpy(std::move(bounds)), cancelled);
           },
@@ -220,7 +220,7 @@ void bind_evict(nb::module_& m) {
           [](Search& self, OpId op, double price, double time_limit) {
             std::vector<ValueId> values;
             limited("seed", time_limit, kAnyWork, nb::none(),
-                    [&](Control& control) { values = self.spending.made_again(op, price, control); });
+                    [&](Control& control) { values = self.bound.made_again(op, price, control); });
             return to_numpy(std::move(values));
           },
           "op"_a, "price"_a, "time_limit"_a,

@@ -1,7 +1,7 @@
 #include <nanobind/stl/tuple.h>
 
 #include "arrays.hpp"
-#include "olla/graph.hpp"
+#include "olla/graph/graph.hpp"
 
 namespace olla::bindings {
 namespace {

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "arrays.hpp"
-#include "olla/highs.hpp"
+#include "olla/ilp/highs.hpp"
 
 namespace olla::bindings {
 namespace {

@@ -1,7 +1,7 @@
 #include <nanobind/stl/string.h>
 
 #include "ilp_figures.hpp"
-#include "olla/ilp.hpp"
+#include "olla/ilp/order_ilp.hpp"
 
 namespace olla::bindings {
 namespace {

@@ -1,5 +1,5 @@
 #include "arrays.hpp"
-#include "olla/inductor.hpp"
+#include "olla/order/list_schedules.hpp"
 
 namespace olla::bindings {
 

@@ -1,8 +1,8 @@
 #include <nanobind/stl/string.h>
 
 #include "ilp_figures.hpp"
-#include "olla/joint_ilp.hpp"
-#include "olla/joint_program.hpp"
+#include "olla/ilp/joint_ilp.hpp"
+#include "olla/ilp/joint_program.hpp"
 
 namespace olla::bindings {
 

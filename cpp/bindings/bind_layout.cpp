@@ -1,8 +1,8 @@
 #include <nanobind/stl/optional.h>
 
 #include "arrays.hpp"
-#include "olla/error.hpp"
-#include "olla/layout.hpp"
+#include "olla/base/error.hpp"
+#include "olla/layout/layout.hpp"
 
 namespace olla::bindings {
 

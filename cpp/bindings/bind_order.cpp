@@ -1,7 +1,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "arrays.hpp"
-#include "olla/order.hpp"
+#include "olla/order/order.hpp"
 
 namespace olla::bindings {
 

@@ -1,7 +1,7 @@
 #include <nanobind/stl/tuple.h>
 
 #include "arrays.hpp"
-#include "olla/profile.hpp"
+#include "olla/graph/profile.hpp"
 
 namespace olla::bindings {
 

@@ -1,7 +1,7 @@
 #include <nanobind/stl/tuple.h>
 
 #include "arrays.hpp"
-#include "olla/spans.hpp"
+#include "olla/graph/spans.hpp"
 
 namespace olla::bindings {
 

@@ -1,6 +1,6 @@
 #include "arrays.hpp"
-#include "olla/error.hpp"
-#include "olla/swap_search.hpp"
+#include "olla/base/error.hpp"
+#include "olla/swap/search.hpp"
 
 namespace olla::bindings {
 namespace {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "arrays.hpp"
-#include "olla/ilp_search.hpp"
+#include "olla/ilp/ilp_search.hpp"
 
 namespace olla::bindings {
 

@@ -1,6 +1,6 @@
 #include <nanobind/nanobind.h>
 
-#include "olla/error.hpp"
+#include "olla/base/error.hpp"
 
 namespace nb = nanobind;
 

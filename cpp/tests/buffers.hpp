@@ -5,7 +5,7 @@
 #include <numeric>
 #include <random>
 
-#include "olla/layout.hpp"
+#include "olla/layout/layout.hpp"
 #include "test.hpp"
 
 namespace olla {

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <random>
 
-#include "olla/graph.hpp"
+#include "olla/graph/graph.hpp"
 
 namespace olla::test {
 

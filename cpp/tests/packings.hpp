@@ -2,8 +2,8 @@
 #pragma once
 
 #include "buffers.hpp"
-#include "olla/online.hpp"
-#include "olla/packing.hpp"
+#include "olla/layout/greedy/by_birth.hpp"
+#include "olla/layout/problem/packing.hpp"
 
 namespace olla {
 

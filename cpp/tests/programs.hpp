@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "olla/program.hpp"
+#include "olla/ilp/program.hpp"
 
 namespace olla::test {
 

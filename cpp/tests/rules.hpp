@@ -2,7 +2,7 @@
 #pragma once
 
 #include "graphs.hpp"
-#include "olla/values.hpp"
+#include "olla/graph/values.hpp"
 
 namespace olla::test {
 

@@ -20,7 +20,7 @@ Order = NDArray[np.int32]
 
 
 def inductor_schedules(core: _core.Graph) -> dict[str, Callable[[], Order]]:
-    """Return Inductor's list schedules by their names; see cpp/olla/inductor.hpp."""
+    """Return Inductor's list schedules by their names; see cpp/olla/order/list_schedules.hpp."""
     return {
         "least peak memory first": lambda: _core.least_peak_order(core),
         "breadth first": lambda: _core.breadth_first_order(core),

@@ -20,7 +20,7 @@ FORMAT = "olla-graph"
 VERSION = 1
 _COLUMNS = {f.column for f in TENSOR_FIELDS + OP_FIELDS}
 
-# Which of the ids of a GraphError are ops, by rule (see cpp/olla/graph.hpp).
+# Which of the ids of a GraphError are ops, by rule (see cpp/olla/graph/graph.hpp).
 _OPS_AMONG_IDS = {
     "ids": slice(0, -1),
     "two_writers": slice(1, None),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Rerun(IntEnum):
-    """How an op may run again; the same numbers as in cpp/olla/values.hpp."""
+    """How an op may run again; the same numbers as in cpp/olla/graph/values.hpp."""
 
     NEVER = 0  # it draws random numbers, or is marked as not recomputable
     WHOLE = 1  # as it is

@@ -42,7 +42,7 @@ class Joint:
         split: the first op of backward.
         late: ops before it that backward runs unless their results are saved; nothing in forward needs them.
         seconds, rerun, rerun_seconds, store_seconds, keep_seconds, fusion, unsaved: rules per op; see
-            cpp/olla/values.hpp.
+            cpp/olla/graph/values.hpp.
         draw_seconds: of op v, the part of its seconds that goes into drawing random numbers.
         flops: int64[num_ops], of matrix products, convolutions and attention.
     """

@@ -13,7 +13,7 @@ from olla.inductor import compat, fallback
 
 
 class Fusion(IntEnum):
-    """How an op shares a kernel with others; the same numbers as in cpp/olla/values.hpp."""
+    """How an op shares a kernel with others; the same numbers as in cpp/olla/graph/values.hpp."""
 
     KERNEL = 0  # what it reads and makes is in memory
     POINTWISE = 1  # computed by whoever reads it

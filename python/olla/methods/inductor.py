@@ -1,6 +1,7 @@
 """PyTorch Inductor's choice: the best of the present order and three list schedules.
 
-Source: torch/_inductor/memory.py, torch 2.13; the rules are its own, the implementation is ours (cpp/olla/inductor).
+Source: torch/_inductor/memory.py, torch 2.13; the rules are its own, the implementation is ours
+(cpp/olla/order/list_schedules).
 """
 
 from __future__ import annotations

@@ -1,0 +1,295 @@
+#include "olla/graph/graph.hpp"
+
+#include <algorithm>
+
+namespace olla {
+namespace {
+
+std::string list_of(std::span<const std::int64_t> ids, const char* separator) {
+  constexpr std::size_t kShown = 12;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(ids.size(), kShown); ++i) {
+    if (i > 0) text += separator;
+    text += std::to_string(ids[i]);
+  }
+  if (ids.size() > kShown) text += std::string(separator) + "... (" + std::to_string(ids.size()) + " in all)";
+  return text;
+}
+
+std::string known(const char* kind, std::int64_t limit) {
+  if (limit == 0) return std::string("but the graph has no ") + kind + "s";
+  return std::string("but the graph has ") + kind + "s 0 to " + std::to_string(limit - 1);
+}
+
+// list_of_op: "reads"; kind: what the ids stand for, "tensor" or "op".
+void check_lists(const char* list_of_op, const Csr<std::int32_t>& lists, std::int64_t num_ops, const char* kind,
+                 std::int64_t limit) {
+  const auto& offset = lists.offset;
+  if (lists.size() != num_ops || offset.front() != 0 || offset.back() != static_cast<std::int64_t>(lists.item.size()) ||
+      !std::is_sorted(offset.begin(), offset.end())) {
+    throw GraphError(std::string(list_of_op) + ": the offsets must rise from 0 to the number of items (" +
+                         std::to_string(lists.item.size()) + "), with one list for each of the " + std::to_string(num_ops) + " ops",
+                     "lengths", {});
+  }
+  for (std::int64_t v = 0; v < num_ops; ++v) {
+    for (std::int64_t i = offset[v]; i < offset[v + 1]; ++i) {
+      const std::int32_t id = lists.item[i];
+      if (id >= 0 && id < limit) continue;
+      throw GraphError("ops[" + std::to_string(v) + "]." + list_of_op + "[" + std::to_string(i - offset[v]) + "] is " +
+                           std::to_string(id) + ", " + known(kind, limit),
+                       "ids", {v, id});
+    }
+  }
+}
+
+void check_count(const char* what, std::size_t seen, std::size_t expected) {
+  if (seen == expected) return;
+  throw GraphError(std::string(what) + " has " + std::to_string(seen) + " entries, expected " + std::to_string(expected), "lengths",
+                   {});
+}
+
+void check_numbers(std::size_t num_ops, std::size_t num_tensors) {
+  constexpr std::size_t kMost = std::numeric_limits<std::int32_t>::max() - 1;
+  if (num_ops <= kMost && num_tensors <= kMost) return;
+  throw GraphError(std::to_string(num_ops) + " ops and " + std::to_string(num_tensors) + " tensors are too many: ids have 31 bits",
+                   "lengths", {});
+}
+
+void check_sizes(const char* list, const char* field, std::span<const Bytes> sizes, Bytes& sum) {
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const std::int64_t id = static_cast<std::int64_t>(i);
+    if (sizes[i] >= 0 && sizes[i] <= kMaxBytes - sum) {
+      sum += sizes[i];
+      continue;
+    }
+    const std::string seen = std::string(list) + "[" + std::to_string(i) + "]." + field + " is " + std::to_string(sizes[i]);
+    if (sizes[i] < 0) throw GraphError(seen + ", expected 0 or more", "sizes", {id});
+    throw GraphError(seen + ": the sum of all sizes passes 2^62 bytes there", "sizes", {id});
+  }
+}
+
+template <class T>
+void sort_unique(std::vector<T>& list) {
+  std::sort(list.begin(), list.end());
+  list.erase(std::unique(list.begin(), list.end()), list.end());
+}
+
+}  // namespace
+
+Graph::Graph(GraphData data) : data_(std::move(data)) {
+  check_numbers(data_.workspace_bytes.size(), data_.tensor_bytes.size());
+  check_count("donated", data_.donated.size(), data_.tensor_bytes.size());
+  check_count("random", data_.random.size(), data_.workspace_bytes.size());
+  check_lists("reads", data_.reads, num_ops(), "tensor", num_tensors());
+  check_lists("writes", data_.writes, num_ops(), "tensor", num_tensors());
+  check_lists("mutates", data_.mutates, num_ops(), "tensor", num_tensors());
+  check_lists("after", data_.after, num_ops(), "op", num_ops());
+  for (std::size_t i = 0; i < data_.outputs.size(); ++i) {
+    const TensorId t = data_.outputs[i];
+    if (t >= 0 && t < num_tensors()) continue;
+    throw GraphError("outputs[" + std::to_string(i) + "] is " + std::to_string(t) + ", " + known("tensor", num_tensors()), "ids",
+                     {t});
+  }
+  Bytes sum = 0;
+  check_sizes("tensors", "bytes", data_.tensor_bytes, sum);
+  check_sizes("ops", "workspace_bytes", data_.workspace_bytes, sum);
+  derive_tensors();
+  derive_dependencies();
+}
+
+Graph Graph::with_edges(std::span<const Edge> extra) const {
+  std::vector<Edge> edges;
+  for (OpId v = 0; v < num_ops(); ++v) {
+    for (const OpId u : preds(v)) edges.emplace_back(u, v);
+  }
+  for (const auto& [before, after] : extra) {
+    for (const OpId v : {before, after}) {
+      if (v >= 0 && v < num_ops()) continue;
+      throw GraphError("an extra precedence names op " + std::to_string(v) + ", " + known("op", num_ops()), "ids", {v});
+    }
+    edges.emplace_back(before, after);
+  }
+  Graph result = *this;
+  result.set_edges(std::move(edges));
+  return result;
+}
+
+Graph Graph::constrained(std::span<const Edge> extra) const {
+  Graph result = with_edges(extra);
+  result.reject_cycle();
+  return result;
+}
+
+std::optional<Graph> Graph::constrained_if_acyclic(std::span<const Edge> extra) const {
+  Graph result = with_edges(extra);
+  if (!result.find_cycle().empty()) return std::nullopt;
+  return result;
+}
+
+void Graph::derive_tensors() {
+  producer_.assign(num_tensors(), kNoOp);
+  output_.assign(num_tensors(), 0);
+  new_bytes_.assign(num_ops(), 0);
+  for (const TensorId t : data_.outputs) output_[t] = 1;
+
+  std::vector<std::int64_t> num_users(num_tensors() + 1, 0);
+  std::vector<TensorId> list;
+  for (OpId v = 0; v < num_ops(); ++v) {
+    list.assign(data_.mutates[v].begin(), data_.mutates[v].end());
+    sort_unique(list);
+    mutates_.push_back(list);
+  }
+  for (OpId v = 0; v < num_ops(); ++v) {
+    list.assign(data_.writes[v].begin(), data_.writes[v].end());
+    sort_unique(list);
+    for (const TensorId t : list) {
+      if (producer_[t] != kNoOp) {
+        throw GraphError("tensor " + std::to_string(t) + " is written by op " + std::to_string(producer_[t]) + " and by op " +
+                             std::to_string(v) + ": one writer is allowed, later changes are mutations",
+                         "two_writers", {t, producer_[t], v});
+      }
+      if (donated(t)) {
+        throw GraphError("tensor " + std::to_string(t) + " is donated and written by op " + std::to_string(v) +
+                             ": only tensors that no op writes can be donated",
+                         "writes_donated", {t, v});
+      }
+      producer_[t] = v;
+      new_bytes_[v] += bytes(t);
+    }
+    writes_.push_back(list);
+  }
+  for (OpId v = 0; v < num_ops(); ++v) {
+    list.assign(data_.reads[v].begin(), data_.reads[v].end());
+    list.insert(list.end(), data_.mutates[v].begin(), data_.mutates[v].end());
+    sort_unique(list);
+    for (const TensorId t : list) {
+      if (producer_[t] == v) {
+        throw GraphError("cycle: op " + std::to_string(v) + " uses tensor " + std::to_string(t) + ", which it writes itself",
+                         "cycle", {v});
+      }
+      ++num_users[t + 1];
+    }
+    uses_.push_back(list);
+  }
+  for (TensorId t = 0; t < num_tensors(); ++t) num_users[t + 1] += num_users[t];
+  users_.offset = num_users;
+  users_.item.resize(static_cast<std::size_t>(num_users.back()));
+  for (OpId v = 0; v < num_ops(); ++v) {
+    for (const TensorId t : uses_[v]) users_.item[num_users[t]++] = v;
+  }
+  for (TensorId t = 0; t < num_tensors(); ++t) {
+    if (!planned(t)) resident_bytes_ += bytes(t);
+  }
+}
+
+void Graph::derive_dependencies() {
+  std::vector<Edge> edges;
+  for (TensorId t = 0; t < num_tensors(); ++t) {
+    OpId mutator = kNoOp;       // the last mutation so far, in program order
+    std::vector<OpId> readers;  // uses since then
+    for (const OpId v : users(t)) {
+      if (producer_[t] != kNoOp) edges.emplace_back(producer_[t], v);
+      if (mutator != kNoOp) edges.emplace_back(mutator, v);
+      if (std::binary_search(mutates_[v].begin(), mutates_[v].end(), t)) {
+        for (const OpId u : readers) edges.emplace_back(u, v);
+        readers.clear();
+        mutator = v;
+      } else {
+        readers.push_back(v);
+      }
+    }
+  }
+  OpId last_random = kNoOp;
+  for (OpId v = 0; v < num_ops(); ++v) {
+    for (const OpId u : data_.after[v]) edges.emplace_back(u, v);
+    if (data_.random[v] == 0) continue;
+    if (last_random != kNoOp) edges.emplace_back(last_random, v);
+    last_random = v;
+  }
+  set_edges(std::move(edges));
+  reject_cycle();
+  for (OpId v = 0; v < num_ops(); ++v) {
+    for (const OpId u : preds(v)) {
+      if (u > v) {
+        throw GraphError("the program order breaks a dependency: op " + std::to_string(v) + " needs op " + std::to_string(u) +
+                             ", which stands later",
+                         "program_order", {u, v});
+      }
+    }
+  }
+}
+
+void Graph::set_edges(std::vector<Edge> edges) {
+  sort_unique(edges);
+  auto fill = [this, &edges](Csr<OpId>& lists, auto key, auto value) {
+    lists.offset.assign(num_ops() + 1, 0);
+    lists.item.resize(edges.size());
+    for (const Edge& e : edges) ++lists.offset[key(e) + 1];
+    for (OpId v = 0; v < num_ops(); ++v) lists.offset[v + 1] += lists.offset[v];
+    std::vector<std::int64_t> next(lists.offset.begin(), lists.offset.end() - 1);
+    for (const Edge& e : edges) lists.item[next[key(e)]++] = value(e);
+  };
+  auto before = [](const Edge& e) { return e.first; };
+  auto after = [](const Edge& e) { return e.second; };
+  fill(succs_, before, after);
+  fill(preds_, after, before);
+}
+
+std::vector<std::int64_t> Graph::find_cycle() const {
+  std::vector<std::int64_t> missing(num_ops());
+  std::vector<OpId> ready;
+  for (OpId v = 0; v < num_ops(); ++v) {
+    missing[v] = static_cast<std::int64_t>(preds(v).size());
+    if (missing[v] == 0) ready.push_back(v);
+  }
+  std::size_t done = 0;
+  while (!ready.empty()) {
+    const OpId v = ready.back();
+    ready.pop_back();
+    ++done;
+    for (const OpId w : succs(v)) {
+      if (--missing[w] == 0) ready.push_back(w);
+    }
+  }
+  if (done == static_cast<std::size_t>(num_ops())) return {};
+
+  // Every op left has a predecessor left: walking back must come round.
+  OpId v = 0;
+  while (missing[v] == 0) ++v;
+  std::vector<std::int64_t> path;
+  std::vector<std::int64_t> position(num_ops(), -1);
+  while (position[v] < 0) {
+    position[v] = static_cast<std::int64_t>(path.size());
+    path.push_back(v);
+    const auto before = preds(v);
+    v = *std::find_if(before.begin(), before.end(), [&](OpId u) { return missing[u] > 0; });
+  }
+  path.erase(path.begin(), path.begin() + position[v]);
+  std::reverse(path.begin(), path.end());
+  std::rotate(path.begin(), std::min_element(path.begin(), path.end()), path.end());
+  return path;
+}
+
+void Graph::reject_cycle() const {
+  const std::vector<std::int64_t> path = find_cycle();
+  if (path.empty()) return;
+  throw GraphError("cycle: each of these ops must run before the next and the last before the first: " + list_of(path, " -> "),
+                   "cycle", path);
+}
+
+bool Graph::is_order(std::span<const OpId> order) const {
+  if (order.size() != static_cast<std::size_t>(num_ops())) return false;
+  std::vector<Step> step(num_ops(), -1);
+  for (std::size_t s = 0; s < order.size(); ++s) {
+    if (order[s] < 0 || order[s] >= num_ops() || step[order[s]] >= 0) return false;
+    step[order[s]] = static_cast<Step>(s);
+  }
+  for (OpId v = 0; v < num_ops(); ++v) {
+    for (const OpId u : preds(v)) {
+      if (step[u] > step[v]) return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace olla

@@ -1,0 +1,81 @@
+#include "olla/graph/spans.hpp"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+
+namespace olla {
+namespace {
+
+constexpr std::size_t kWords = 8;  // columns per sweep: 8 * 64
+using Block = std::array<std::uint64_t, kWords>;
+
+std::vector<OpId> topological_order(const Graph& graph) {
+  std::vector<OpId> order;
+  order.reserve(graph.num_ops());
+  std::vector<std::size_t> missing(graph.num_ops());
+  for (OpId v = 0; v < graph.num_ops(); ++v) {
+    missing[v] = graph.preds(v).size();
+    if (missing[v] == 0) order.push_back(v);
+  }
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    for (const OpId w : graph.succs(order[i])) {
+      if (--missing[w] == 0) order.push_back(w);
+    }
+  }
+  return order;
+}
+
+// Of every op: how many others reach it through `before`. order lists the ops so that before(v) stand earlier than v.
+template <class Before>
+std::vector<Step> count_reaching(std::span<const OpId> order, Before before) {
+  const Step n = static_cast<Step>(order.size());
+  constexpr Step kColumns = kWords * 64;
+  std::vector<Step> count(n, 0);
+  std::vector<Block> reached(n, Block{});  // bit j of op v: order[column + j] reaches v, or is v
+  for (Step column = 0; column < n; column += kColumns) {
+    const Step end = std::min<Step>(n, column + kColumns);
+    for (Step i = column; i < n; ++i) {  // nothing inside the block reaches an op before it
+      const OpId v = order[i];
+      Block bits{};
+      for (const OpId u : before(v)) {
+        for (std::size_t w = 0; w < kWords; ++w) bits[w] |= reached[u][w];
+      }
+      for (const std::uint64_t word : bits) count[v] += std::popcount(word);
+      if (i < end) bits[static_cast<std::size_t>(i - column) / 64] |= std::uint64_t{1} << ((i - column) % 64);
+      reached[v] = bits;
+    }
+    for (Step i = column; i < end; ++i) reached[order[i]] = Block{};
+  }
+  return count;
+}
+
+}  // namespace
+
+Spans spans(const Graph& graph) {
+  std::vector<OpId> order = topological_order(graph);
+  Spans result;
+  result.earliest = count_reaching(order, [&](OpId v) { return graph.preds(v); });
+  std::reverse(order.begin(), order.end());
+  result.latest = count_reaching(order, [&](OpId v) { return graph.succs(v); });
+  for (Step& step : result.latest) step = graph.num_ops() - 1 - step;
+  return result;
+}
+
+Lifetime widest_lifetime(const Graph& graph, const Spans& spans, TensorId t) {
+  const Step first = graph.producer(t) == kNoOp ? 0 : spans.earliest[graph.producer(t)];
+  if (!graph.planned(t) || graph.output(t)) return {first, graph.num_ops()};
+  Step last = graph.producer(t) == kNoOp ? 0 : spans.latest[graph.producer(t)] + 1;
+  for (const OpId v : graph.users(t)) last = std::max(last, spans.latest[v] + 1);
+  return {first, last};
+}
+
+Lifetime certain_lifetime(const Graph& graph, const Spans& spans, TensorId t) {
+  const Step first = graph.producer(t) == kNoOp ? 0 : spans.latest[graph.producer(t)];
+  if (!graph.planned(t) || graph.output(t)) return {first, graph.num_ops()};
+  Step last = graph.producer(t) == kNoOp ? 0 : spans.earliest[graph.producer(t)] + 1;
+  for (const OpId v : graph.users(t)) last = std::max(last, spans.earliest[v] + 1);
+  return {first, last};
+}
+
+}  // namespace olla

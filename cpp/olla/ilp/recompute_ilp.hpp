@@ -1,0 +1,26 @@
+// What not to keep, by the recomputation program (recompute_program.hpp) and HiGHS: for one base order, the best there is.
+#pragma once
+
+#include "olla/ilp/ilp_search.hpp"
+#include "olla/ilp/recompute_program.hpp"
+#include "olla/recompute/evict.hpp"
+
+namespace olla {
+
+struct RecomputeIlpResult {
+  Status status = Status::kFeasible;  // kOptimal: proved for the base order; kInfeasible: proved, nothing fits the peak
+  double bound = 0;  // of the seconds or bytes minimised: no set of drops does better. Of a pruned program: none of its
+  bool pruned = false;
+  std::int64_t num_answers = 0;  // simulated
+  IlpFigures figures;
+};
+
+// Puts the best decisions found in force; they are never worse than those that were. An answer is simulated, and ruled out where it
+// needs more than the program says. lower_bound: proven, of what is minimised. Where a program of all values is too large, those
+// are taken that are idle above the target; where that is too large, none. Throws SolverError where HiGHS fails, or an answer adds
+// more time than claimed.
+RecomputeIlpResult recompute_ilp(Evictor& evictor, const Graph& graph, const Values& values, const Rules& rules,
+                                 std::span<const OpId> base, const RecomputeTarget& target, const Highs& highs,
+                                 const IlpOptions& options, Control& control);
+
+}  // namespace olla

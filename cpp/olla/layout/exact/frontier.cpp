@@ -1,0 +1,320 @@
+#include "olla/layout/exact/frontier.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <numeric>
+#include <tuple>
+
+#include "olla/base/hash.hpp"
+
+namespace olla {
+
+Frontier::Frontier(const Part& part, std::span<const Offset> fixed, const ExactRules& rules)
+    : part_(part),
+      rules_(rules),
+      fixed_(fixed.empty() ? std::vector<Offset>(part.items.size(), kUnplaced) : std::vector(fixed.begin(), fixed.end())),
+      lives_again_(!part.again.empty()),
+      shape_(part.items.size()),
+      work_(part.section_load.size()) {
+  for (ItemId i = 0; i < part.num_items(); ++i) {
+    if (fixed_[i] == kUnplaced) free_.push_back(i);
+  }
+  const auto key = [&](ItemId i) { return std::tuple(part.items[i].first, part.items[i].last, part.items[i].size); };
+  std::ranges::stable_sort(free_, {}, key);
+  for (std::size_t k = 0; k < free_.size(); ++k) {
+    const bool is_twin = !lives_again_ && k > 0 && key(free_[k]) == key(free_[k - 1]);
+    shape_[free_[k]] = is_twin ? shape_[free_[k - 1]] : static_cast<std::int32_t>(k);
+  }
+  if (lives_again_) find_meetings();
+}
+
+void Frontier::find_meetings() {
+  const std::size_t num_items = part_.items.size();
+  meetings_.assign(num_items * num_items, false);
+  std::vector<std::vector<ItemId>> alive(part_.section_load.size());
+  for (ItemId i = 0; i < part_.num_items(); ++i) {
+    const auto add = [&](const Stretch& life) {
+      for (Section s = life.first; s < life.last; ++s) alive[s].push_back(i);
+    };
+    add({part_.items[i].first, part_.items[i].last});
+    std::ranges::for_each(part_.again[i], add);
+  }
+  for (const std::vector<ItemId>& here : alive) {
+    for (const ItemId i : here) {
+      for (const ItemId j : here) meetings_[i * num_items + j] = true;
+    }
+  }
+}
+
+bool Frontier::is_alive(const Open& open, Section section) const {
+  if (open.first <= section && section < open.last) return true;
+  return lives_again_ && std::ranges::any_of(part_.again[open.item],
+                                             [&](const Stretch& life) { return life.first <= section && section < life.last; });
+}
+
+bool Frontier::start(Level capacity, Bytes unit, Group& all) {
+  capacity_ = capacity;
+  walls_.clear();
+  for (ItemId i = 0; i < part_.num_items(); ++i) {
+    if (fixed_[i] == kUnplaced) continue;
+    const Item& item = part_.items[i];
+    const auto begin = static_cast<Level>(std::min<Bytes>(fixed_[i] / unit, kMaxLevel));
+    const auto end = static_cast<Level>(std::min<Bytes>((fixed_[i] + item.size + unit - 1) / unit, kMaxLevel));
+    if (begin >= end) continue;
+    walls_.push_back({item.first, item.last, begin, end - begin});
+    if (!lives_again_) continue;
+    for (const Stretch& life : part_.again[i]) walls_.push_back({life.first, life.last, begin, end - begin});
+  }
+  std::ranges::stable_sort(walls_, {}, &Wall::offset);
+  const std::int32_t num_items = num_free();
+  reserve(4 * num_items + 4);
+  all = {0, num_items, num_items, 0, part_.num_sections(), 0, part_.num_sections(), {}};
+  for (std::int32_t k = 0; k < num_items; ++k) {
+    const Item& item = part_.items[free_[k]];
+    const auto size = static_cast<Level>(std::min<Bytes>((item.size + unit - 1) / unit, kMaxLevel));
+    open_[k] = {0, 0, size, item.first, item.last, free_[k], false};
+    order_[k] = k;
+  }
+  find_windows();
+  for (std::int32_t k = 0; k < num_items; ++k) {
+    open_[k].release = fit(open_[k].item, 0);
+    const StateHash own = hash(open_[k]);
+    all.hash = {all.hash.slot + own.slot, all.hash.check + own.check};
+    if (open_[k].release > capacity - open_[k].size) return false;
+  }
+  sort(all);
+  return !overfull(all, 0, part_.num_sections());
+}
+
+void Frontier::find_windows() {
+  windows_.clear();
+  first_window_.assign(1, 0);
+  if (walls_.empty()) return;
+  for (std::int32_t k = 0; k < num_free(); ++k) {
+    const Open& open = open_[k];
+    Level low = 0;
+    for (const Wall& wall : walls_) {
+      bool is_in_way = false;
+      each_life(open, wall.first, wall.last, [&](Section, Section) { is_in_way = true; });
+      if (!is_in_way) continue;
+      if (wall.offset - open.size >= low) windows_.push_back({low, wall.offset - open.size});
+      low = std::max(low, wall.offset + wall.size);
+    }
+    windows_.push_back({low, kNoLevel});
+    first_window_.push_back(static_cast<std::int32_t>(windows_.size()));
+  }
+}
+
+Level Frontier::fit(ItemId item, Level above) const {
+  if (walls_.empty()) return above;
+  const std::int32_t shape = shape_[item];
+  std::int32_t w = first_window_[shape];
+  while (windows_[w].end < above && w + 1 < first_window_[shape + 1]) ++w;
+  return std::max(above, windows_[w].begin);
+}
+
+Level Frontier::next_window(ItemId item, Level above) const {
+  if (walls_.empty()) return kNoLevel;
+  const std::int32_t shape = shape_[item];
+  for (std::int32_t w = first_window_[shape]; w < first_window_[shape + 1]; ++w) {
+    if (windows_[w].begin > above) return windows_[w].begin;
+  }
+  return kNoLevel;
+}
+
+StateHash Frontier::hash(const Open& open) const {
+  const std::uint64_t own = mixed(static_cast<std::uint64_t>(shape_[open.item] + 1) << 32 | static_cast<std::uint32_t>(open.base));
+  return {own, std::rotl(own, 32)};
+}
+
+void Frontier::reserve(std::size_t size) {
+  if (size <= open_.size()) return;
+  for (auto* values : {&order_, &group_of_}) values->resize(2 * size);
+  open_.resize(2 * size);
+  rose_.resize(2 * size);
+}
+
+// Insertion: nearly sorted already.
+void Frontier::sort(const Group& group) {
+  for (std::int32_t k = group.begin + 1; k < group.end; ++k) {
+    const std::int32_t x = order_[k];
+    const Level release = open_[x].release;
+    std::int32_t l = k;
+    for (; l > group.begin && open_[order_[l - 1]].release > release; --l) order_[l] = order_[l - 1];
+    order_[l] = x;
+  }
+}
+
+void Frontier::add_walls(WallCursor& cursor, Level release, Section first, Section last, std::vector<Level>& work) const {
+  while (cursor.num_left > 0 && walls_[cursor.num_left - 1].offset >= release) {
+    const Wall& wall = walls_[--cursor.num_left];
+    for (Section s = std::max(wall.first, first); s < std::min(wall.last, last); ++s) work[s] += wall.size;
+  }
+}
+
+// Whether items end above the capacity in some section of [first, last), whatever their order: those released at or after any time
+// follow each other from then on. Source: the one-machine problem with release times.
+bool Frontier::overfull(const Group& group, Section first, Section last) {
+  if (first >= last) return false;
+  std::fill(work_.begin() + first, work_.begin() + last, 0);
+  Level* const work = work_.data();
+  const Open* const open = open_.data();
+  WallCursor cursor = walls();
+  for (std::int32_t k = group.end - 1; k >= group.begin; --k) {
+    const Open& item = open[order_[k]];
+    const Level release = rules_.use_machine ? item.release : 0;
+    const Level size = item.size;
+    Level most = -1;
+    const auto put = [&](Section from, Section to) {
+      if (most < 0) add_walls(cursor, release, first, last, work_);
+      for (Section s = from; s < to; ++s) {
+        work[s] += size;
+        most = std::max(most, work[s]);
+      }
+    };
+    each_life(item, first, last, put);
+    if (most < 0 || most <= capacity_ - release) continue;
+    const auto find = [&](Section from, Section to) {
+      const Level* const found = std::find(work + from, work + to, most);
+      if (found != work + to) culprit_ = static_cast<Section>(found - work);
+    };
+    each_life(item, first, last, find);
+    return true;
+  }
+  return false;
+}
+
+bool Frontier::place(const Group& group, std::int32_t x, std::vector<Group>& rest) {
+  rest.clear();
+  culprit_ = -1;
+  const Group from = group;  // by value: rest may be where it stands
+  const Open placed = open_[x];
+  const Level top = placed.release + placed.size;
+  if (top > capacity_) return false;
+  const std::int32_t base = from.limit, limit = base + (from.end - from.begin - 1);
+  reserve(limit);
+  std::int32_t out = base;
+  Section reach = 0;
+  for (std::int32_t k = from.begin; k < from.end; ++k) {
+    if (k == x) continue;
+    Open& item = open_[out] = open_[k];
+    if (rest.empty() || (rules_.use_split && !lives_again_ && item.first >= reach)) {
+      rest.push_back({out, out, limit, item.first, item.last, part_.num_sections(), 0, {}});
+      reach = item.last;
+    }
+    Group& last = rest.back();
+    last.last = reach = std::max(reach, item.last);
+    rose_[out] = false;
+    if (meet(item, placed)) {
+      item.base = std::max(item.base, top);
+      item.postponed = false;
+      if (item.release < top) {
+        item.release = fit(item.item, top);
+        if (item.release > capacity_ - item.size) return false;
+        rose_[out] = true;
+        last.raised_first = lives_again_ ? 0 : std::min(last.raised_first, item.first);
+        last.raised_last = lives_again_ ? part_.num_sections() : std::max(last.raised_last, item.last);
+      }
+    }
+    const StateHash own = hash(item);
+    last.hash = {last.hash.slot + own.slot, last.hash.check + own.check};
+    group_of_[out] = static_cast<std::int32_t>(rest.size()) - 1;
+    last.end = ++out;
+  }
+  deal(from, x, base, rest);
+  for (const Group& g : rest) {
+    if (overfull(g, g.raised_first, g.raised_last)) return false;
+  }
+  return true;
+}
+
+// Merges the items that rose with the others, by release, and deals them to their groups.
+void Frontier::deal(const Group& group, std::int32_t x, std::int32_t base, std::span<Group> rest) {
+  risen_.clear();
+  calm_.clear();
+  for (std::int32_t k = group.begin; k < group.end; ++k) {
+    const std::int32_t old = order_[k];
+    if (old == x) continue;
+    const std::int32_t now = base + (old - group.begin) - (old > x);
+    (rose_[now] ? risen_ : calm_).push_back(now);
+  }
+  if (!walls_.empty()) std::ranges::stable_sort(risen_, {}, [&](std::int32_t k) { return open_[k].release; });
+  cursor_.clear();
+  for (const Group& g : rest) cursor_.push_back(g.begin);
+  const auto put = [&](std::int32_t k) { order_[cursor_[group_of_[k]]++] = k; };
+  std::size_t next = 0;
+  for (const std::int32_t k : calm_) {
+    while (next < risen_.size() && open_[risen_[next]].release < open_[k].release) put(risen_[next++]);
+    put(k);
+  }
+  while (next < risen_.size()) put(risen_[next++]);
+}
+
+// Where an item above its release goes that rests on a wall or, from rest on, on an item.
+Level Frontier::raised_release(const Open& open, Level rest, bool& on_wall) const {
+  const Level window = next_window(open.item, open.release);
+  const Level release = rest >= kNoLevel ? kNoLevel : fit(open.item, std::max(rest, open.release));
+  on_wall = window <= release && window < kNoLevel;
+  return std::min(window, release);
+}
+
+bool Frontier::postpone(const Group& group, std::int32_t x) {
+  const Open late = open_[x];
+  Level rest = kNoLevel;
+  for (std::int32_t k = group.begin; k < group.end; ++k) {
+    if (k != x && meet(open_[k], late)) rest = std::min(rest, open_[k].release + open_[k].size);
+  }
+  bool on_wall = false;
+  const Level release = raised_release(late, rest, on_wall);
+  if (release > capacity_ - late.size) return false;
+  for (std::int32_t k = group.begin; k < group.end; ++k) {
+    const bool is_twin = rules_.use_twins && shape_[open_[k].item] == shape_[late.item] && open_[k].release <= late.release;
+    if (k != x && !is_twin) continue;
+    open_[k].release = release;
+    open_[k].postponed = !on_wall;
+  }
+  sort(group);
+  return lives_again_ ? !overfull(group, 0, part_.num_sections()) : !overfull(group, late.first, late.last);
+}
+
+// From the lowest top an item can rest on upwards (Dijkstra): items that wait for each other alone never get a place.
+bool Frontier::settle(const Group& group) {
+  pending_.clear();
+  for (std::int32_t k = group.begin; k < group.end; ++k) {
+    if (!open_[k].postponed) continue;
+    Level rest = kNoLevel;
+    for (std::int32_t l = group.begin; l < group.end; ++l) {
+      if (!open_[l].postponed && meet(open_[k], open_[l])) rest = std::min(rest, open_[l].release + open_[l].size);
+    }
+    pending_.emplace_back(k, rest);
+  }
+  Section first = part_.num_sections(), last = 0;
+  while (!pending_.empty()) {
+    std::size_t best = 0;
+    Level best_release = kNoLevel + 1;
+    bool best_on_wall = false;
+    for (std::size_t p = 0; p < pending_.size(); ++p) {
+      bool on_wall = false;
+      const Level release = raised_release(open_[pending_[p].first], pending_[p].second, on_wall);
+      if (release < best_release) best = p, best_release = release, best_on_wall = on_wall;
+    }
+    Open& open = open_[pending_[best].first];
+    if (best_release > capacity_ - open.size) return false;
+    if (best_release > open.release) {
+      open.release = best_release;
+      open.postponed = !best_on_wall;
+      first = lives_again_ ? 0 : std::min(first, open.first);
+      last = lives_again_ ? part_.num_sections() : std::max(last, open.last);
+    }
+    pending_[best] = pending_.back();
+    pending_.pop_back();
+    for (auto& [k, rest] : pending_) {
+      if (meet(open_[k], open)) rest = std::min(rest, open.release + open.size);
+    }
+  }
+  sort(group);
+  return !overfull(group, first, last);
+}
+
+}  // namespace olla

@@ -1,0 +1,138 @@
+// The items a partial packing has not placed yet, and what is known of where they can go. The exact search works on it.
+#pragma once
+
+#include <algorithm>
+
+#include "olla/layout/problem/packing.hpp"
+
+namespace olla {
+
+// A height or size in units of the search: 32 bits, as many are handled at once.
+using Level = std::int32_t;
+inline constexpr Level kMaxLevel = 1 << 28;             // no capacity is above it
+inline constexpr Level kNoLevel = 4 * (kMaxLevel - 1);  // none is as high as this, nor is a sum of two capacities
+
+struct ExactRules {          // each of them prunes or reorders: answers do not depend on them
+  bool use_machine = true;   // the one-machine bound of every section; else only its load
+  bool use_table = true;     // failed states are remembered
+  bool use_split = true;     // groups of open items that no lifetime joins are solved one by one
+  bool use_twins = true;     // equal items are interchangeable
+  bool use_tightest = true;  // branch where the fewest items can come next; else always at the lowest offset
+};
+
+// base: the highest top below the item. release: a lower bound on its offset. A postponed item is known not to lie at the release
+// it had then; it will rest on an item that is still open, and cannot be placed before that.
+struct Open {
+  Level base, release, size;
+  Section first, last;
+  ItemId item;
+  bool postponed;
+};
+
+// Two sums over what determines the packings that complete a group: shape and base of every open item.
+struct StateHash {
+  std::uint64_t slot = 0, check = 0;
+  bool operator==(const StateHash&) const = default;
+};
+
+// Open items whose lifetimes hang together, at [begin, end) of the stack by first section.
+struct Group {
+  std::int32_t begin, end;
+  std::int32_t limit;  // the stack is free from there on
+  Section first, last;
+  Section raised_first, raised_last;  // sections where releases rose when the group came about
+  StateHash hash;
+};
+
+// Stack of groups. Placing an item at its release copies the rest of its group to the end of the stack, so that nothing has to be
+// undone. Every item rests on the floor, on another item or on a fixed one: a packing pushed down is a packing.
+class Frontier {
+ public:
+  // Items with a fixed offset (kUnplaced: free) stay there. Sizes are rounded up to the unit.
+  Frontier(const Part& part, std::span<const Offset> fixed, const ExactRules& rules);
+
+  // All free items, with nothing placed. False when they cannot fit.
+  bool start(Level capacity, Bytes unit, Group& all);
+
+  // The groups that are left after item x of the group (a position) went to its release; false when one of them cannot fit. Every
+  // item that overlaps x must end above that release at the earliest. O(items in the group + their widths).
+  bool place(const Group& group, std::int32_t x, std::vector<Group>& rest);
+
+  // No packing has x at its release, nor its twins: they rest on something else. False when the group cannot fit.
+  bool postpone(const Group& group, std::int32_t x);
+
+  // Raises the postponed items to the lowest top they can rest on. False when the group cannot fit.
+  bool settle(const Group& group);
+
+  std::int32_t num_free() const { return static_cast<std::int32_t>(free_.size()); }
+  const Open& open(std::int32_t x) const { return open_[x]; }
+  bool meet(const Open& a, const Open& b) const { return lives_again_ ? meet_again(a, b) : a.first < b.last && b.first < a.last; }
+  bool is_alive(const Open& open, Section section) const;
+
+  // Calls visit(first, last) for the lifetimes of the item, as far as they are in [first, last).
+  template <class Visit>
+  void each_life(const Open& open, Section first, Section last, const Visit& visit) const {
+    const Section from = std::max(open.first, first), to = std::min(open.last, last);
+    if (from < to) visit(from, to);
+    if (lives_again_) {
+      for (const Stretch& life : part_.again[open.item]) {
+        if (std::max(life.first, first) < std::min(life.last, last)) visit(std::max(life.first, first), std::min(life.last, last));
+      }
+    }
+  }
+
+  std::span<const std::int32_t> by_release(const Group& g) const { return {order_.data() + g.begin, order_.data() + g.end}; }
+  std::span<const ItemId> free_items() const { return free_; }
+  Section culprit() const { return culprit_; }  // where the last bound that failed did so, or -1
+
+  // Fixed items as jobs: from the one released last, adds those released at or after release to the sections of work.
+  struct WallCursor {
+    std::size_t num_left;
+  };
+  WallCursor walls() const { return {walls_.size()}; }
+  void add_walls(WallCursor& cursor, Level release, Section first, Section last, std::vector<Level>& work) const;
+
+ private:
+  struct Wall {
+    Section first, last;
+    Level offset, size;
+  };
+  struct Window {
+    Level begin, end;  // starts that keep clear of walls, both inclusive
+  };
+
+  void find_meetings();
+  bool meet_again(const Open& a, const Open& b) const { return meetings_[a.item * part_.items.size() + b.item]; }
+  void find_windows();
+  Level fit(ItemId item, Level above) const;          // lowest start at or above
+  Level next_window(ItemId item, Level above) const;  // lowest start above it that rests on a wall
+  StateHash hash(const Open& open) const;
+  void sort(const Group& group);
+  void deal(const Group& group, std::int32_t x, std::int32_t base, std::span<Group> rest);
+  bool overfull(const Group& group, Section first, Section last);
+  Level raised_release(const Open& open, Level rest, bool& on_wall) const;
+  void reserve(std::size_t size);
+
+  const Part& part_;
+  const ExactRules rules_;
+  const std::vector<Offset> fixed_;
+  const bool lives_again_;
+  std::vector<char> meetings_;  // where items live again: of items i and j, whether they are ever alive together
+  std::vector<ItemId> free_;
+  std::vector<std::int32_t> shape_;         // of an item; the same for items of equal lifetime and size
+  std::vector<Wall> walls_;                 // by offset
+  std::vector<std::int32_t> first_window_;  // of the item with shape k: from first_window_[k]
+  std::vector<Window> windows_;
+  Level capacity_ = 0;
+  Section culprit_ = -1;
+  // The stack: open items, per group their positions by release, and per position the group it is dealt to and whether it rose.
+  std::vector<Open> open_;
+  std::vector<std::int32_t> order_, group_of_;
+  std::vector<char> rose_;
+  // Scratch.
+  std::vector<Level> work_;
+  std::vector<std::int32_t> risen_, calm_, cursor_;
+  std::vector<std::pair<std::int32_t, Level>> pending_;
+};
+
+}  // namespace olla

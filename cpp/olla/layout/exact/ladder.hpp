@@ -1,0 +1,41 @@
+// The least height by a ladder of capacities, each decided by the exact search.
+#pragma once
+
+#include <memory>
+
+#include "olla/layout/exact/exact.hpp"
+
+namespace olla {
+
+struct LadderOptions {
+  std::uint64_t seed = 0;
+  int num_threads = 1;
+  bool is_decision = false;  // the lowest capacity is the only question
+};
+
+// Keeps its searches, and with them what they learned, from one call of lower() to the next.
+class Ladder {
+ public:
+  Ladder(const Part& part, const LadderOptions& options) : part_(part), options_(options), bound_(part.load) {}
+
+  // Lowers the packing until its height is at most enough, or proved least, or the nodes are used up, or stop says so: it is asked
+  // with the present height, by the calling thread alone. With one thread the same calls give the same packings.
+  void lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(Bytes)>& stop, Packing& best);
+
+  Bytes bound() const { return bound_; }  // proved: no packing is lower
+
+ private:
+  Fit decide(Bytes capacity, std::int64_t max_nodes, const std::function<bool()>& stop, Packing& best);
+  Fit decide_together(Bytes capacity, std::int64_t max_nodes, const std::function<bool()>& stop, std::size_t& winner);
+  ExactSearch& search(std::size_t thread);
+
+  const Part& part_;
+  const LadderOptions options_;
+  Bytes bound_;
+  std::int64_t rung_nodes_ = 4000;
+  int shift_ = 0;  // of the next step: its share of what there is to gain
+  std::int64_t num_nodes_ = 0;
+  std::vector<std::unique_ptr<ExactSearch>> searches_;  // of a thread
+};
+
+}  // namespace olla

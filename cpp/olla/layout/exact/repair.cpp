@@ -1,0 +1,104 @@
+#include "olla/layout/exact/repair.hpp"
+
+#include <algorithm>
+
+namespace olla {
+namespace {
+
+constexpr std::int64_t kNodesPerWindow = 1500;
+constexpr std::size_t kAhead = 30, kMoreBack = 10, kMaxFree = 160;  // items of a window; most of one that reaches back
+constexpr std::int64_t kNodesPerSetup = 50, kWallsPerNode = 10;     // what takes as long as a node
+
+Section position(std::span<const Section> times, Section time) {
+  return static_cast<Section>(std::ranges::lower_bound(times, time) - times.begin());
+}
+
+}  // namespace
+
+Fit Repair::place(std::span<const ItemId> free, Bytes target, const ExactBudget& budget, std::uint64_t seed,
+                  std::vector<Offset>& offsets) {
+  std::vector<Offset> fixed;
+  const Part part = sub_part(free, target, offsets, fixed);
+  ExactSearch search(part, fixed, {}, seed);
+  const Fit fit = search.decide(target, budget);
+  num_nodes_ += kNodesPerSetup + part.num_items() / kWallsPerNode + search.num_nodes();
+  if (fit != Fit::kFits) return fit;
+  for (std::size_t k = 0; k < free.size(); ++k) offsets[free[k]] = search.offsets()[k];
+  return fit;
+}
+
+bool Repair::extend(std::span<const ItemId> order, Bytes target, const ExactBudget& budget, std::mt19937_64& random,
+                    std::vector<Offset>& offsets) {
+  const std::int64_t end_nodes = num_nodes_ + budget.max_nodes;
+  std::vector<ItemId> fresh, free;
+  for (std::size_t next = 0; next < order.size();) {
+    fresh.clear();
+    const std::size_t count = kAhead / 2 + random() % kAhead;
+    std::size_t end = next;
+    for (; end < order.size() && fresh.size() < count; ++end) {
+      if (offsets[order[end]] == kUnplaced) fresh.push_back(order[end]);
+    }
+    if (fresh.empty()) return true;
+    for (std::size_t back = 0;; back += back / 2 + kMoreBack) {
+      free = fresh;
+      for (std::size_t k = end; k-- > 0 && free.size() < fresh.size() + back;) {
+        if (offsets[order[k]] != kUnplaced) free.push_back(order[k]);
+      }
+      const std::int64_t nodes = std::min(kNodesPerWindow, end_nodes - num_nodes_);
+      if (place(free, target, {nodes, budget.stop}, random(), offsets) == Fit::kFits) break;
+      const bool is_over = num_nodes_ >= end_nodes || budget.stop();
+      if (is_over || free.size() > kMaxFree || free.size() < fresh.size() + back) return false;
+    }
+    next = end;
+  }
+  return true;
+}
+
+// The free items between what the others leave them. Between two births or deaths of free items, what the others occupy at any time
+// is out of reach at all times: a free item alive then is alive throughout.
+Part Repair::sub_part(std::span<const ItemId> free, Bytes target, const std::vector<Offset>& offsets,
+                      std::vector<Offset>& fixed) const {
+  std::vector<Section> times;
+  for (const ItemId i : free) times.insert(times.end(), {part_.items[i].first, part_.items[i].last});
+  std::ranges::sort(times);
+  times.erase(std::ranges::unique(times).begin(), times.end());
+  Part part;
+  part.section_load.assign(times.size() - 1, 0);
+  for (const ItemId i : free) {
+    const Item& item = part_.items[i];
+    part.items.push_back({position(times, item.first), position(times, item.last), item.size});
+    for (Section s = part.items.back().first; s < part.items.back().last; ++s) part.section_load[s] += item.size;
+  }
+  fixed.assign(free.size(), kUnplaced);
+  std::vector<ItemId> others;
+  alive_.each(times.front(), times.back(), [&](ItemId i) {
+    if (offsets[i] != kUnplaced && offsets[i] < target) others.push_back(i);
+  });
+  for (const ItemId i : free) std::erase(others, i);
+  std::ranges::sort(others, {}, [&](ItemId i) { return offsets[i]; });
+  std::vector<std::vector<std::pair<Offset, Offset>>> taken(part.section_load.size());
+  for (const ItemId i : others) {
+    const Item& item = part_.items[i];
+    const Offset low = offsets[i], high = std::min(target, low + item.size);
+    const Section last = std::min(position(times, item.last), part.num_sections());
+    for (Section s = std::max(0, position(times, item.first + 1) - 1); s < last; ++s) {
+      if (part.section_load[s] == 0) continue;
+      if (taken[s].empty() || taken[s].back().second < low) {
+        taken[s].emplace_back(low, high);
+      } else {
+        taken[s].back().second = std::max(taken[s].back().second, high);
+      }
+    }
+  }
+  for (Section s = 0; s < std::ssize(taken); ++s) {
+    for (const auto& [low, high] : taken[s]) {
+      part.items.push_back({s, s + 1, high - low});
+      part.section_load[s] += high - low;
+      fixed.push_back(low);
+    }
+  }
+  part.load = std::ranges::max(part.section_load);
+  return part;
+}
+
+}  // namespace olla

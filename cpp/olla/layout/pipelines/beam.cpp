@@ -1,0 +1,170 @@
+#include "olla/layout/pipelines/beam.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <tuple>
+#include <unordered_set>
+
+#include "olla/base/hash.hpp"
+
+namespace olla {
+namespace {
+
+constexpr ItemId kMaxItems = 100'000;
+constexpr std::size_t kMinWidth = 25, kMaxWidth = 800, kMaxSteps = 8'000'000;
+constexpr std::array<double, 3> kRungs{1, 0.5, 0.125};
+constexpr std::array<double, 2> kNoise{0.01, 1};  // the first breaks ties
+constexpr std::size_t kCellsPerNode = 100;
+
+}  // namespace
+
+bool Beam::suits(const Part& part) { return part.fixed.empty() && part.num_items() <= kMaxItems; }
+
+Beam::Beam(const Part& part, const Floor& floor, std::uint64_t seed)
+    : part_(part), floor_(floor), random_(seed), width_(kMinWidth) {
+  for (ItemId i = 0; i < part.num_items(); ++i) {
+    if (floor_.offsets[i] == kUnplaced) order_.push_back(i);
+  }
+  std::ranges::stable_sort(order_, {}, [&](ItemId i) {
+    const Item& item = part.items[i];
+    return std::tuple(item.first, -item.last, -item.size);
+  });
+  for (Section s = 0; s <= part.num_sections(); ++s) level_.push_back(std::sqrt(s));
+}
+
+void Beam::lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(Bytes)>& stop, Packing& best) {
+  const std::int64_t end = num_nodes_ + max_nodes;
+  while (best.height > enough && num_nodes_ < end && !stop(best.height)) {
+    if (target_ < 0 || target_ >= best.height) {
+      const auto share = static_cast<Bytes>(kRungs[rung_] * static_cast<double>(best.height - enough));
+      begin(best.height - std::max<Bytes>(1, share));
+    }
+    bool is_alive = true;
+    while (is_alive && next_ < order_.size() && num_nodes_ < end && !stop(best.height)) is_alive = place();
+    const bool has_reached = is_alive && next_ == order_.size();
+    if (is_alive && !has_reached) return;
+    if (has_reached) take_best(best);
+    next_try(has_reached);
+  }
+}
+
+void Beam::begin(Bytes target) {
+  target_ = target;
+  noise_ = kNoise[num_rounds_ % kNoise.size()];
+  next_ = 0;
+  states_.assign(1, {});
+  steps_.clear();
+}
+
+// What succeeded is tried again from the new height. After the last rung, the search gets wider.
+void Beam::next_try(bool has_reached) {
+  target_ = -1;
+  if (has_reached || ++rung_ < kRungs.size()) return;
+  rung_ = 0;
+  if (++num_rounds_ % kNoise.size() > 0) return;
+  width_ = std::min({2 * width_, kMaxWidth, std::max(kMinWidth, kMaxSteps / order_.size())});
+}
+
+// False where the next item has no room in any packing.
+bool Beam::place() {
+  const Item& item = part_.items[order_[next_]];
+  const bool is_later = next_ == 0 || part_.items[order_[next_ - 1]].first < item.first;
+  choices_.clear();
+  for (std::size_t k = 0; k < states_.size(); ++k) {
+    if (is_later) bury(item.first, states_[k]);
+    expand(static_cast<std::int32_t>(k), item);
+    num_nodes_ += 1 + static_cast<std::int64_t>(states_[k].cells.size() / kCellsPerNode);
+  }
+  if (choices_.empty()) return false;
+  select(item);
+  ++next_;
+  return true;
+}
+
+void Beam::bury(Section now, State& state) {
+  std::erase_if(state.cells, [&](const Cell& cell) {
+    if (cell.death > now) return false;
+    state.signature -= signature(cell);
+    return true;
+  });
+}
+
+void Beam::expand(std::int32_t state, const Item& item) {
+  const auto& [cells, before] = states_[state];
+  const Bytes capacity = target_ - floor_.height;
+  const auto level_of = [&](std::size_t cell) { return level_[cells[cell].death - item.first]; };
+  const double own = level_[item.last - item.first];
+  const std::size_t first_choice = choices_.size();
+  double variation = 0;
+  for (std::size_t k = 0; k <= cells.size(); ++k) {
+    // The borders of memory add nothing: the hole next to one is broken up no further by it.
+    const bool has_left = k > 0, has_right = k < cells.size();
+    const Offset low = has_left ? cells[k - 1].last : 0, high = has_right ? cells[k].first : capacity;
+    const double left = has_left ? level_of(k - 1) : 0, right = has_right ? level_of(k) : 0;
+    if (high <= low) {
+      if (has_left && has_right) variation += std::abs(left - right);
+      continue;
+    }
+    variation += left + right;
+    const auto add = [&](Offset offset, double change) {
+      const Cell cell{offset, offset + item.size, item.last};
+      change += noise_ * std::exponential_distribution<double>()(random_);
+      choices_.push_back({change, state, static_cast<std::int32_t>(k), offset, before + signature(cell)});
+    };
+    const double beside_left = has_left ? std::abs(left - own) - left : 0,
+                 beside_right = has_right ? std::abs(right - own) - right : 0;
+    if (high - low == item.size) {
+      add(low, beside_left + beside_right);
+    } else if (high - low > item.size) {
+      add(low, beside_left + own);
+      add(high - item.size, beside_right + own);
+    }
+  }
+  for (std::size_t k = first_choice; k < choices_.size(); ++k) choices_[k].cost += variation;
+}
+
+void Beam::select(const Item& item) {
+  const auto by_cost = [](const Choice& a, const Choice& b) {
+    return std::tuple(a.cost, a.state, a.offset) < std::tuple(b.cost, b.state, b.offset);
+  };
+  successors_.clear();
+  std::vector<Step>& steps = steps_.emplace_back();
+  std::unordered_set<std::uint64_t> seen;
+  // The best ones are sorted, and more of them as long as too many were alike.
+  for (auto from = choices_.begin(); from != choices_.end() && successors_.size() < width_;) {
+    const auto to = from + std::min<std::ptrdiff_t>(choices_.end() - from, 2 * static_cast<std::ptrdiff_t>(width_));
+    if (to != choices_.end()) std::nth_element(from, to, choices_.end(), by_cost);
+    std::sort(from, to, by_cost);
+    for (; from != to && successors_.size() < width_; ++from) {
+      if (!seen.insert(from->signature).second) continue;
+      const std::vector<Cell>& cells = states_[from->state].cells;
+      State& successor = successors_.emplace_back();
+      successor.cells.reserve(cells.size() + 1);
+      successor.cells.assign(cells.begin(), cells.begin() + from->cell);
+      successor.cells.push_back({from->offset, from->offset + item.size, item.last});
+      successor.cells.insert(successor.cells.end(), cells.begin() + from->cell, cells.end());
+      successor.signature = from->signature;
+      steps.push_back({from->state, from->offset});
+    }
+  }
+  std::swap(states_, successors_);
+}
+
+void Beam::take_best(Packing& best) const {
+  best.offsets = floor_.offsets;
+  std::int32_t state = 0;
+  for (std::size_t k = order_.size(); k-- > 0;) {
+    const Step& step = steps_[k][state];
+    best.offsets[order_[k]] = floor_.height + step.offset;
+    state = step.parent;
+  }
+  best.height = height_of(part_, best.offsets);
+}
+
+std::uint64_t Beam::signature(const Cell& cell) {
+  return mixed(static_cast<std::uint64_t>(cell.first) +
+               mixed(static_cast<std::uint64_t>(cell.last) + mixed(static_cast<std::uint64_t>(cell.death) + 1)));
+}
+
+}  // namespace olla

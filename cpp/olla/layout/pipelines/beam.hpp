@@ -1,0 +1,75 @@
+// Beam search in the order of time: many partial packings side by side, the least fragmented are kept.
+#pragma once
+
+#include <functional>
+#include <random>
+
+#include "olla/layout/pipelines/floor.hpp"
+
+namespace olla {
+
+// Items are placed by birth, each at either end of a hole; of all partial packings that arise, the best `width` go on (Lowerre
+// 1976). Their cost is how often, over the times to come, free space would be broken up if nothing more were born: half the total
+// variation, along the addresses, of the square root of the time until death, free space counting as dead. So what dies together
+// comes to lie together, next to what is free, and one hole wanders through memory with what it is made of. That is what parts
+// whose items come and go in turns need, as in pipelines: a hole that stays where it is serves only its neighbours.
+class Beam {
+ public:
+  // Whether nothing is fixed and the part is not too large.
+  static bool suits(const Part& part);
+
+  Beam(const Part& part, const Floor& floor, std::uint64_t seed);
+
+  // Lowers the packing until its height is at most enough, or the nodes are used up, or stop says so, asked with the present
+  // height. The next call goes on from here.
+  void lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(Bytes)>& stop, Packing& best);
+
+ private:
+  struct Cell {
+    Offset first, last;
+    Section death;
+  };
+  struct State {
+    std::vector<Cell> cells;  // what is alive, by address
+    std::uint64_t signature = 0;
+  };
+  struct Step {
+    std::int32_t parent;  // position in the beam before
+    Offset offset;
+  };
+  struct Choice {
+    double cost;
+    std::int32_t state, cell;  // before which it lies
+    Offset offset;
+    std::uint64_t signature;
+  };
+
+  void begin(Bytes target);
+  void next_try(bool has_reached);
+  bool place();
+  void bury(Section now, State& state);
+  void expand(std::int32_t state, const Item& item);
+  void select(const Item& item);
+  void take_best(Packing& best) const;
+  static std::uint64_t signature(const Cell& cell);
+
+  const Part& part_;
+  const Floor floor_;
+  std::mt19937_64 random_;
+  std::vector<ItemId> order_;  // what does not lie on the floor, by birth
+  std::vector<double> level_;  // what a life that lasts so many sections more adds to the cost of its borders
+  std::int64_t num_nodes_ = 0;
+
+  std::size_t width_;
+  std::size_t rung_ = 0;  // how much of what there is to gain is tried for
+  int num_rounds_ = 0;    // of rungs without success
+
+  Bytes target_ = -1;  // of the present try; none where negative
+  double noise_ = 0;
+  std::size_t next_ = 0;  // to be placed, in the order
+  std::vector<State> states_, successors_;
+  std::vector<Choice> choices_;
+  std::vector<std::vector<Step>> steps_;  // for what is placed
+};
+
+}  // namespace olla

@@ -1,0 +1,152 @@
+#include "olla/layout/pipelines/tie.hpp"
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <set>
+#include <unordered_map>
+
+#include "olla/base/hash.hpp"
+
+namespace olla {
+namespace {
+
+constexpr std::size_t kMaxPlaces = 800, kMaxSections = 2000;
+constexpr std::array<Section, 4> kShortSections{4, 2, 8, 16};
+constexpr Bytes kMaxExcess = 50;  // the load of the places may be above that of the items by one in so many
+
+// Two sums over what is alive.
+struct Signature {
+  std::uint64_t first = 0, second = 0;
+  auto operator<=>(const Signature&) const = default;
+
+  void change(std::int32_t place, bool is_born) {
+    const std::uint64_t a = mixed(2 * static_cast<std::uint64_t>(place) + 1), b = mixed(a + 1);
+    first += is_born ? a : -a;
+    second += is_born ? b : -b;
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Tie> Tie::find(const Part& part, const Floor& floor, const LadderOptions& options) {
+  if (!part.fixed.empty()) return nullptr;
+  std::unique_ptr<Tie> tie(new Tie(part, floor, options));
+  for (const Section short_sections : kShortSections) {
+    if (!tie->tie(short_sections) || !tie->merge()) continue;
+    if (tie->floor_.height + tie->tied_.load > part.load + part.load / kMaxExcess) continue;
+    tie->ladder_ = std::make_unique<Ladder>(tie->tied_, options);
+    return tie;
+  }
+  return nullptr;
+}
+
+Tie::Place Tie::take_place(std::vector<Place>& alike, const Item& item) {
+  Place best = -1;
+  for (const Place place : alike) {
+    if (free_at_[place] > item.first || size_[place] != item.size) continue;
+    if (best < 0 || free_at_[place] > free_at_[best]) best = place;
+  }
+  if (best < 0) {
+    best = static_cast<Place>(size_.size());
+    alike.push_back(best);
+    size_.push_back(item.size);
+    free_at_.push_back(0);
+  }
+  free_at_[best] = item.last;
+  return best;
+}
+
+// False where there are too many places.
+bool Tie::tie(Section short_sections) {
+  place_of_.assign(part_.items.size(), -1);
+  size_.clear();
+  free_at_.clear();
+  std::unordered_map<std::uint64_t, std::vector<Place>> alike;
+  std::vector<std::uint64_t> taken(part_.section_load.size() + 1, 0);  // a sum over the places taken for long
+  const auto is_short = [&](const Item& item) { return item.last - item.first <= short_sections; };
+  for (ItemId i = 0; i < part_.num_items(); ++i) {
+    const Item& item = part_.items[i];
+    if (floor_.offsets[i] != kUnplaced || is_short(item)) continue;
+    place_of_[i] = take_place(alike[mixed(static_cast<std::uint64_t>(item.size))], item);
+    if (size_.size() > kMaxPlaces) return false;
+    taken[item.first] += mixed(static_cast<std::uint64_t>(place_of_[i]) + 1);
+    taken[item.last] -= mixed(static_cast<std::uint64_t>(place_of_[i]) + 1);
+  }
+  std::partial_sum(taken.begin(), taken.end(), taken.begin());
+  for (ItemId i = 0; i < part_.num_items(); ++i) {
+    const Item& item = part_.items[i];
+    if (floor_.offsets[i] != kUnplaced || !is_short(item)) continue;
+    std::uint64_t key = mixed(static_cast<std::uint64_t>(item.size)) + 1;
+    for (Section s = std::max(0, item.first - 1); s < item.last; ++s) key = mixed(key + taken[s]);
+    place_of_[i] = take_place(alike[key], item);
+    if (size_.size() > kMaxPlaces) return false;
+  }
+  return 2 * std::ssize(size_) <= part_.num_items();
+}
+
+// The part whose items are the places: sections where the same of them are taken are one. False where there are too many.
+bool Tie::merge() {
+  tied_ = {};
+  places_.clear();
+  std::vector<std::vector<Stretch>> lifetimes(size_.size());
+  std::set<Signature> known;
+  std::vector<ItemId> alive;
+  Signature signature;
+  for (ItemId next = 0, s = 0; s < part_.num_sections(); ++s) {
+    std::erase_if(alive, [&](ItemId i) {
+      if (part_.items[i].last > s) return false;
+      signature.change(place_of_[i], false);
+      return true;
+    });
+    for (; next < part_.num_items() && part_.items[next].first == s; ++next) {
+      if (floor_.offsets[next] != kUnplaced) continue;
+      alive.push_back(next);
+      signature.change(place_of_[next], true);
+    }
+    if (alive.empty() || !known.insert(signature).second) continue;
+    if (known.size() > kMaxSections) return false;
+    const Section section = tied_.num_sections();
+    tied_.section_load.push_back(0);
+    for (const ItemId i : alive) {
+      const Place place = place_of_[i];
+      std::vector<Stretch>& own = lifetimes[place];
+      tied_.section_load.back() += size_[place];
+      if (own.empty()) places_.push_back(place);
+      if (own.empty() || own.back().last < section) own.push_back({section, section});
+      ++own.back().last;
+    }
+  }
+  if (places_.empty()) return false;
+  for (const Place place : places_) {
+    const std::vector<Stretch>& own = lifetimes[place];
+    tied_.items.push_back({own[0].first, own[0].last, size_[place]});
+    tied_.again.emplace_back(own.begin() + 1, own.end());
+  }
+  tied_.load = tied_.bound = std::ranges::max(tied_.section_load);
+  return true;
+}
+
+void Tie::lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(Bytes)>& stop, Packing& best) {
+  const Bytes before = packing_.height = best.height - floor_.height;
+  const auto asked = [&](Bytes height) { return stop(std::min(best.height, floor_.height + height)); };
+  const Bytes enough_above = std::max<Bytes>(0, enough - floor_.height);
+  ladder_->lower(enough_above, max_nodes / 2, asked, packing_);
+  if (packing_.height > std::max(enough_above, ladder_->bound())) {
+    if (!peaks_) peaks_ = std::make_unique<Peaks>(tied_, options_);
+    peaks_->lower(enough_above, max_nodes / 2, asked, packing_);
+  }
+  if (packing_.height < before) untie(best);
+}
+
+void Tie::untie(Packing& best) const {
+  std::vector<Offset> offset_of(size_.size(), 0);
+  for (std::size_t k = 0; k < places_.size(); ++k) offset_of[places_[k]] = floor_.height + packing_.offsets[k];
+  best.offsets = floor_.offsets;
+  for (ItemId i = 0; i < part_.num_items(); ++i) {
+    if (best.offsets[i] == kUnplaced) best.offsets[i] = offset_of[place_of_[i]];
+  }
+  best.height = height_of(part_, best.offsets);
+}
+
+}  // namespace olla

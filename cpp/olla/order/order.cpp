@@ -1,0 +1,62 @@
+#include "olla/order/order.hpp"
+
+#include <algorithm>
+
+#include "olla/order/branch.hpp"
+#include "olla/order/refine.hpp"
+
+namespace olla {
+namespace {
+
+// Refines start; keeps it in best if it is better.
+void improve(Refiner& refiner, Schedule start, TieBreak tie, Schedule& best, Bytes& bound) {
+  constexpr int kMaxPasses = 50;
+  refiner.refine(start, bound, tie, kMaxPasses);
+  if (start.peak < best.peak) best = std::move(start);
+}
+
+}  // namespace
+
+OrderResult order(const Graph& graph, std::span<const std::vector<OpId>> starts, const OrderOptions& options, Control& control) {
+  if (starts.empty()) throw PlanError("ordering needs at least one order to start from", "order", {});
+  std::vector<Schedule> schedules;
+  for (std::size_t i = 0; i < starts.size(); ++i) {
+    if (!graph.is_order(starts[i])) {
+      throw PlanError("start " + std::to_string(i) + " breaks a dependency or is no permutation of the ops", "order",
+                      {static_cast<std::int64_t>(i)});
+    }
+    schedules.emplace_back(graph, starts[i]);
+  }
+  std::stable_sort(schedules.begin(), schedules.end(), [](const Schedule& a, const Schedule& b) { return a.peak < b.peak; });
+
+  Refiner refiner(graph, control, options.seed);
+  Schedule best = schedules.front();
+  OrderResult result;
+  result.bound = working_set_bound(graph);
+  auto open = [&] { return best.peak > result.bound && !control.stop(best.peak, result.bound); };
+  for (std::size_t i = 0; i < schedules.size() && open(); ++i) {
+    improve(refiner, schedules[i], TieBreak::kPrefix, best, result.bound);
+    if (open()) refiner.raise_bound(best, result.bound, graph.num_ops());
+  }
+  for (int i = 0; i < options.num_restarts && open(); ++i) {
+    improve(refiner, schedules[i % schedules.size()], i % 2 == 0 ? TieBreak::kRandom : TieBreak::kLargest, best, result.bound);
+    if (open()) refiner.raise_bound(best, result.bound, graph.num_ops());
+  }
+  if (open()) branch_and_bound(graph, options, control, best, result);
+  result.num_cuts += refiner.num_cuts();
+  result.peak = best.peak;
+  result.bound = std::min(result.bound, best.peak);
+  result.status = result.bound == result.peak ? Status::kOptimal : Status::kFeasible;
+  result.order = std::move(best.order);
+  return result;
+}
+
+Bytes lower_bound(const Graph& graph, std::vector<OpId> order, std::int64_t max_cuts, Control& control) {
+  if (!graph.is_order(order)) throw PlanError("the order breaks a dependency or is no permutation of the ops", "order", {});
+  const Schedule schedule(graph, std::move(order));
+  Bytes bound = working_set_bound(graph);
+  Refiner(graph, control, 0).raise_bound(schedule, bound, max_cuts);
+  return bound;
+}
+
+}  // namespace olla

@@ -1,0 +1,92 @@
+// What not to keep: greedy drops at the peak, re-simulated after every one. One run records the whole trade-off curve.
+#pragma once
+
+#include <random>
+#include <unordered_set>
+
+#include "olla/base/control.hpp"
+#include "olla/recompute/candidates.hpp"
+
+namespace olla {
+
+struct EvictLimits {
+  Bytes peak = 0;               // stop once the peak is this low
+  double added_seconds = 1e30;  // take no step beyond this
+};
+
+struct Point {
+  Bytes peak;
+  double added_seconds;
+  std::size_t num_decisions = 0;  // in force
+};
+
+// The state of a search: decisions in force and what they make of the base order.
+class Evictor {
+ public:
+  // All must outlive the evictor.
+  Evictor(const Graph& graph, const Values& values, const Rules& rules, std::span<const OpId> base);
+
+  // Greedy decisions until a limit is met or nothing lowers the peak. curve[i]: after the i-th of them. Deterministic unless time
+  // ends it; a unit of work is a run of one op list that is simulated.
+  void run(const EvictLimits& limits, Control& control);
+
+  const Rewrite& rewrite() const { return best_; }
+  const std::vector<Decision>& decisions() const { return decisions_; }
+  const std::vector<Point>& curve() const { return curve_; }
+  Rewritten rewritten();  // the graph that the decisions in force make
+
+  // Puts other decisions in force; false, and none are, if they do not make sense together.
+  bool reset(std::vector<Decision> decisions);
+  // Bytes that are in host memory while each base step runs; see Rewriter.
+  void set_absent(std::vector<Bytes> absent);
+  // Takes decisions back, dearest first, where the peak stays between the limits and no time is added.
+  void reverse(Bytes most, Control& control, Bytes least = 0);
+  // How the greedy weighs its candidates besides bytes per second.
+  struct Taste {
+    double noise = 0;   // multiplies scores by up to 1 + noise, at random
+    double spread = 0;  // multiplies them by up to 1 + spread, by the share of memory above `level` that they lie under
+    Bytes level = 0;
+    std::uint64_t seed = 0;
+  };
+  void set_taste(const Taste& taste);
+
+ private:
+  struct Effort {
+    double reach = 1;   // multiplies how far ancestors run again
+    bool deep = false;  // repair memory that a decision raises elsewhere by further ones
+    bool raise();       // false if there is no more
+  };
+  struct Candidate {
+    double score;
+    CopyId copy;
+    Bytes bytes;
+  };
+  bool step(const EvictLimits& limits, Control& control);
+  bool attempt_with_repairs(const Decision& decision, const EvictLimits& limits, Control& control);
+  static Bytes live_at(const Rewrite& r, OpId op, Step position);
+  void find_candidates(const Control& control);
+  bool attempt(const Decision& decision, double most_seconds);
+  double weight(CopyId copy);
+  bool take_back(std::span<const Drop> drops, Bytes most, Bytes least);
+
+  const Graph& graph_;
+  const Values& values_;
+  const Rules& rules_;
+  Rewriter rewriter_;
+  DropSet drops_;
+  IdleCopies idle_;
+  Rewrite best_, trial_;
+  std::vector<Decision> decisions_;
+  std::vector<Point> curve_;
+  RunId peak_ = 0;
+  Effort effort_;
+  bool repairing_ = false;
+  std::int64_t repair_work_ = 0;  // that may still be spent on repairs
+  std::vector<Candidate> candidates_;
+  Taste taste_;
+  std::vector<double> above_;  // memory above taste_.level, summed over the runs before run r
+  std::mt19937_64 random_;
+  std::unordered_set<std::uint64_t> tabu_;  // gaps whose drop was refused
+};
+
+}  // namespace olla

@@ -1,0 +1,103 @@
+#include "olla/recompute/improve.hpp"
+
+#include <random>
+
+namespace olla {
+namespace {
+
+constexpr double kNoise = 0.4;  // how far scores are blurred in a repair
+constexpr double kSpread = 4;   // how much more a repair likes what lies under several peaks
+constexpr int kMaxSettling = 4;
+
+struct State {
+  std::vector<Decision> decisions;
+  Point point;
+};
+
+State state_of(const Evictor& evictor) { return {evictor.decisions(), {evictor.rewrite().peak, evictor.rewrite().added_seconds}}; }
+
+bool better(const Point& a, const Point& b, const Target& target) {
+  if (target.least_time) return a.peak <= target.peak && a.added_seconds < b.added_seconds;
+  if (a.added_seconds > target.added_seconds) return false;
+  return a.peak < b.peak || (a.peak == b.peak && a.added_seconds < b.added_seconds);
+}
+
+// Without the last decisions that lowered nothing any more: they only met other peaks on the way to a lower one.
+void trim(Evictor& evictor) {
+  const auto& curve = evictor.curve();
+  std::size_t last = curve.size() - 1;
+  while (last > 0 && curve[last - 1].peak == curve.back().peak) --last;
+  auto decisions = evictor.decisions();
+  if (curve[last].num_decisions == decisions.size()) return;
+  decisions.resize(curve[last].num_decisions);
+  evictor.reset(std::move(decisions));
+}
+
+// Deletion and the greedy in turn, until neither gains.
+void settle(Evictor& evictor, const Target& target, Control& control) {
+  for (int i = 0; i < kMaxSettling && !control.stop(evictor.rewrite().peak, 0); ++i) {
+    const Bytes peak = evictor.rewrite().peak;
+    const double seconds = evictor.rewrite().added_seconds;
+    evictor.reverse(target.least_time ? target.peak : peak, control);
+    if (target.least_time) {
+      if (evictor.rewrite().peak > target.peak) evictor.run({target.peak, 1e30}, control);
+      if (evictor.rewrite().added_seconds >= seconds) return;
+    } else {
+      evictor.run({0, target.added_seconds}, control);
+      trim(evictor);
+      if (evictor.rewrite().peak >= peak) return;
+    }
+  }
+}
+
+}  // namespace
+
+void improve(Evictor& evictor, const Target& target, std::uint64_t seed, int max_rounds, Control& control,
+             std::span<const std::vector<Decision>> seeds) {
+  std::mt19937_64 random(seed);
+  const auto uniform = [&] { return static_cast<double>(random() >> 11) * 0x1p-53; };
+  State best = state_of(evictor);
+  auto keep = [&] {
+    const State found = state_of(evictor);
+    if (better(found.point, best.point, target)) best = found;
+  };
+  if (!target.least_time) trim(evictor);
+  keep();
+  settle(evictor, target, control);
+  keep();
+  for (const std::vector<Decision>& start : seeds) {
+    control.spend(evictor.rewrite().num_runs());
+    if (control.stop(best.point.peak, 0) || !evictor.reset(start)) continue;
+    keep();
+    evictor.run({target.least_time ? target.peak : 0, target.least_time ? best.point.added_seconds : target.added_seconds},
+                control);
+    keep();
+    settle(evictor, target, control);
+    keep();
+  }
+  evictor.reset(best.decisions);
+  for (int round = 0; round < max_rounds && !control.stop(best.point.peak, 0); ++round) {
+    const double share = uniform() < 0.2 ? 1.0 : 0.05 + 0.4 * uniform();
+    std::vector<Decision> rest;
+    for (const Decision& decision : best.decisions) {
+      if (uniform() >= share) rest.push_back(decision);
+    }
+    control.spend(evictor.rewrite().num_runs());
+    if (!evictor.reset(std::move(rest))) continue;  // some are valid only with what was taken away
+    const double spread = uniform() < 0.5 ? 0 : kSpread * uniform();
+    evictor.set_taste({kNoise * uniform(), spread, best.point.peak - best.point.peak / 50, random()});
+    evictor.run({target.least_time ? target.peak : 0, target.least_time ? best.point.added_seconds : target.added_seconds},
+                control);
+    evictor.set_taste({});
+    if (!target.least_time) trim(evictor);
+    keep();
+    const Point reached{evictor.rewrite().peak, evictor.rewrite().added_seconds};
+    const bool close = target.least_time ? reached.peak <= target.peak : reached.peak <= best.point.peak + best.point.peak / 100;
+    if (close) settle(evictor, target, control);
+    keep();
+  }
+  evictor.set_taste({});
+  evictor.reset(best.decisions);
+}
+
+}  // namespace olla
