@@ -16,8 +16,8 @@ import floor
 import generate
 import harness
 from olla import Graph, _core
-from olla.devices import profile_of
-from olla.operators import rules
+from olla.graph.devices import profile_of
+from olla.graph.operators import rules
 
 
 def program_order(graph: Any) -> Any:

@@ -9,9 +9,10 @@ import pytest
 
 import olla
 from olla import BudgetError, DeviceProfile, Graph
-from olla.budgets import Goal, parse_bytes
-from olla.devices import PROFILES, profile_of
-from olla.operators import Rerun, operator, rules
+from olla.base.text import parse_bytes
+from olla.graph.devices import PROFILES, profile_of
+from olla.graph.operators import Rerun, operator, rules
+from olla.plan.goal import Goal
 
 
 @pytest.mark.parametrize(

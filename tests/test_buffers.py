@@ -14,7 +14,7 @@ import pytest
 
 import bench_layout
 import buffers
-from olla.layout import layout, read_buffers
+from olla.layout.layout import layout, read_buffers
 from overlap import highest_end, overlapping
 
 BENCH = Path(buffers.__file__).parent

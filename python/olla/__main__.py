@@ -2,6 +2,6 @@
 
 import sys
 
-from olla.cli import main
+from olla.cli.parser import main
 
 sys.exit(main())

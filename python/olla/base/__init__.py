@@ -1,0 +1,1 @@
+"""What all folders may use: files, numbers as text, progress, rivals of a search."""

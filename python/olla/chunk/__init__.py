@@ -1,0 +1,1 @@
+"""Large losses in chunks of rows."""

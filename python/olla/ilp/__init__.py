@@ -1,0 +1,1 @@
+"""Integer programs by HiGHS: the order, the addresses, both at once."""

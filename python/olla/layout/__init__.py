@@ -1,0 +1,1 @@
+"""Where everything lies: offsets for given lifetimes."""

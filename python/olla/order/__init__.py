@@ -1,0 +1,1 @@
+"""When everything runs: what is asked of a method and what it answers, and our own orders."""

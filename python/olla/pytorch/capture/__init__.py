@@ -1,0 +1,1 @@
+"""One training step of a model, recorded as a graph."""

@@ -1,0 +1,1 @@
+"""Plans that copy tensors to host memory and back."""
