@@ -63,7 +63,7 @@ def plan_ilp(graph: olla.Graph) -> tuple[int, int]:
 
 def ilp_alone(graph: olla.Graph) -> tuple[int, int]:
     """Return the peak and the bound that the integer program finds from the program order and no bound at all."""
-    from olla.ilp.programs import highs_library
+    from olla.ilp import highs_library
 
     program = np.arange(graph.num_ops, dtype=np.int32)
     _, peak, bound, *_ = _core.order_ilp(graph.core, program, 0, highs_library(), 30.0, 0, 1, None)
@@ -97,7 +97,7 @@ def plan_joint(graph: olla.Graph, alignment: int) -> tuple[int, int]:
 
 def joint_alone(graph: olla.Graph, alignment: int) -> tuple[int, int]:
     """Return the arena and the bound that the joint program finds from the program order and no bound at all."""
-    from olla.ilp.programs import joint_ilp
+    from olla.ilp import joint_ilp
 
     found = joint_ilp(_core.arena_graph(graph.core, alignment), np.arange(graph.num_ops, dtype=np.int32))
     return found.arena_bytes, found.lower_bound_bytes
@@ -105,7 +105,7 @@ def joint_alone(graph: olla.Graph, alignment: int) -> tuple[int, int]:
 
 def check_buffers(seed: int) -> list[str]:
     """Return what disagrees on one random set of buffers."""
-    from olla.ilp.programs import address_ilp
+    from olla.ilp import address_ilp
 
     rng = random.Random(seed)
     alignment = rng.choice((1, 1, 4))

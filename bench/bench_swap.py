@@ -27,12 +27,12 @@ from bench_budget import GRAPHS
 from harness import Cell, Report, graph_files, graph_name
 from olla import _core
 from olla.check.swapped import check_swaps
-from olla.chunk.rewrite import chunked
-from olla.graph.devices import profile_of
-from olla.plan.swaps import PCIE3, Link, Swaps
+from olla.chunk import chunked
+from olla.graph import profile_of
+from olla.plan import Link, Swaps
+from olla.plan.swaps import PCIE3
+from olla.swap import plan_swaps, swapped_graph
 from olla.swap.autoswap import SCORES, AutoSwap
-from olla.swap.choose import plan_swaps
-from olla.swap.graph import swapped_graph
 
 SLOWDOWNS = (0.0, 0.02, 0.05, 0.1, 0.2)
 TARGETS = {0.05: 33.0, 0.10: 46.0}  # mean fall of the twelve graphs, chunked, on an a100 with a link of 25 GB/s

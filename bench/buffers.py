@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from olla.layout.layout import read_buffers
+from olla.layout import read_buffers
 
 Int64Array = npt.NDArray[np.int64]
 Row = tuple[int, int, int]  # lower, upper, size

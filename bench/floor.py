@@ -23,9 +23,7 @@ import numpy as np
 import olla
 from bench_budget import GRAPHS
 from harness import Cell, Report, graph_files, graph_name
-from olla.graph.columns import Lists
-from olla.graph.devices import profile_of
-from olla.graph.operators import Rules, rules
+from olla.graph import Lists, Rules, profile_of, rules
 from olla.swap.bound import working_sets
 
 _LEAST_GAP = 1.001  # of a peak to its working set, that is worth a proof

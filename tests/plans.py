@@ -10,7 +10,7 @@ import numpy as np
 import oracle
 
 from olla import Graph
-from olla.plan.plan import Plan, Status
+from olla.plan import Plan, Status
 
 
 def training_step() -> Graph:

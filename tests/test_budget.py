@@ -15,9 +15,7 @@ from strategies import graphs
 import olla
 from generate import random_graph
 from olla import BudgetError, BudgetPlan, Graph, PlanError, _core
-from olla.graph.columns import Lists
-from olla.graph.devices import PROFILES
-from olla.graph.operators import Rerun, rules
+from olla.graph import PROFILES, Lists, Rerun, rules
 from olla.order.base_orders import early_updates
 from olla.recompute.search import needed_bytes
 

@@ -15,8 +15,7 @@ from test_budget_bound import evictor, tiny
 import olla
 from olla import BudgetPlan, Graph, planner
 from olla.graph.operators import without_replays
-from olla.plan.goal import Goal
-from olla.plan.options import Options
+from olla.plan import Goal, Options
 from olla.recompute.ilp import solve_choice
 
 

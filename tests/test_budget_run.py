@@ -10,7 +10,7 @@ import pytest
 from steps import World, images, models, net, nn, printed_by_two_processes, same, square, tensors, torch
 
 import olla
-from olla.graph.operators import Rerun
+from olla.graph import Rerun
 from olla.pytorch.program.forms import overwriting
 
 pytestmark = pytest.mark.torch

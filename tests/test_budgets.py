@@ -9,10 +9,9 @@ import pytest
 
 import olla
 from olla import BudgetError, DeviceProfile, Graph
-from olla.base.text import parse_bytes
-from olla.graph.devices import PROFILES, profile_of
-from olla.graph.operators import Rerun, operator, rules
-from olla.plan.goal import Goal
+from olla.base import parse_bytes
+from olla.graph import PROFILES, Rerun, operator, profile_of, rules
+from olla.plan import Goal
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from strategies import graphs_with_order
 import olla
 from olla import Graph, PlanError, _core
 from olla.check.check import check
-from olla.plan.plan import Plan
+from olla.plan import Plan
 
 ORDER_RULES = {"dependency", "mutation_order", "random_order"}
 Mutation = tuple[Plan, set[str]]

@@ -12,10 +12,11 @@ import pytest
 import olla
 from olla import BudgetPlan, Graph, GraphError, PlanError, _core
 from olla.check.chunked import check_chunked
+from olla.chunk import chunked
 from olla.chunk.losses import regions
-from olla.chunk.rewrite import chunked
 from olla.cli import main
-from olla.plan.chunks import Chunked, Part
+from olla.plan import Chunked
+from olla.plan.chunks import Part
 
 ROWS, WIDTH, CLASSES = 64, 16, 4000
 LOGITS = 4 * ROWS * CLASSES

@@ -9,9 +9,9 @@ import pytest
 from steps import World, models, nn, printed_by_two_processes, same, square, tensors, torch
 
 import olla
+from olla.chunk import chunked
 from olla.chunk.losses import regions
-from olla.chunk.rewrite import chunked
-from olla.plan.swaps import Link
+from olla.plan import Link
 from olla.pytorch.program.chunks import suits, with_chunks
 
 pytestmark = pytest.mark.torch

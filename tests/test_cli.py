@@ -14,7 +14,7 @@ from plans import hard_graph, training_step
 import buffers
 import olla
 from olla.cli.parser import main
-from olla.plan.plan import Plan
+from olla.plan import Plan
 
 PLAN_KEYS = [
     *("graph", "num_ops", "num_tensors", "method", "status", "message", "peak_bytes", "lower_bound_bytes", "gap"),

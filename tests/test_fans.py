@@ -12,7 +12,7 @@ import olla
 from olla import Graph, _core
 from olla.order.base_orders import base_orders
 from olla.order.warm_starts import starts
-from olla.plan.options import METHODS
+from olla.plan import METHODS
 
 QUICK = ("auto", "inductor", "program", "smartpool")
 GOALS: dict[str, dict[str, Any]] = {

@@ -18,8 +18,8 @@ from test_graph_fuzz import VALUES, flip_bit, move_chunk, swap_token
 
 import olla
 from olla import Graph, OllaError, Plan
-from olla.layout import requests
-from olla.layout.layout import layout, read_buffers, write_offsets
+from olla.layout import read_buffers, requests, write_offsets
+from olla.layout.layout import layout
 from olla.layout.requests import NEVER, Trace
 from olla.plan.table import text
 

@@ -25,8 +25,8 @@ from samples import FULL
 
 import olla
 from olla import Graph, GraphError, OllaError, Plan, PlanError
-from olla.layout import requests
-from olla.layout.layout import Buffers, read_buffers, write_offsets
+from olla.layout import read_buffers, requests, write_offsets
+from olla.layout.layout import Buffers
 
 ONE = np.zeros(1, dtype=np.int64)
 TRACE = requests.Trace(np.array([100, 50]), np.array([1, 2]))

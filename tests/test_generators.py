@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from steps import World, nn, same, square, torch
 
-from olla.graph.operators import Rerun
+from olla.graph import Rerun
 from olla.pytorch.capture import generator
 from olla.pytorch.program import forms
 

@@ -13,7 +13,7 @@ import pytest
 
 from olla import _core
 from olla.errors import SolverError
-from olla.ilp.programs import highs_library
+from olla.ilp import highs_library
 
 NONE = np.zeros(0)
 

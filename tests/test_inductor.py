@@ -23,7 +23,7 @@ from olla.inductor.compat import compat
 from olla.inductor.saving import saving
 from olla.inductor.saving.joint import Joint
 from olla.inductor.settings import patches
-from olla.plan.goal import Goal
+from olla.plan import Goal
 
 pytestmark = pytest.mark.torch
 

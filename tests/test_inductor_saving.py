@@ -18,7 +18,7 @@ from olla.inductor.saving.joint import Joint
 from olla.inductor.saving.kinds import Fusion, is_drawn, is_truth
 from olla.inductor.settings import patches
 from olla.inductor.simulate.step import Replay, replay, sweep
-from olla.plan.goal import Goal
+from olla.plan import Goal
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")]
 

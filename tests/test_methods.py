@@ -18,10 +18,9 @@ from generate import random_graph, stack
 from olla import Graph, _core
 from olla.check.check import check
 from olla.methods.segments import assigned, links_of, merged, spine_of
-from olla.order.method import Answer, Problem
+from olla.order import Answer, Problem
 from olla.pipeline import solver
-from olla.plan.options import METHODS
-from olla.plan.plan import Plan, Status
+from olla.plan import METHODS, Plan, Status
 from olla.planner import plan
 
 OTHERS = [method for method in METHODS if method != "auto"]

@@ -20,9 +20,9 @@ from strategies import graphs, graphs_with_order
 
 from olla import Graph, GraphError, PlanError, _core
 from olla.check.check import check
-from olla.graph.precedences import nearest_order, updates_stay
-from olla.plan.options import Options
-from olla.plan.plan import Plan, Status
+from olla.graph import nearest_order
+from olla.graph.precedences import updates_stay
+from olla.plan import Options, Plan, Status
 from olla.planner import plan
 
 ARRAYS = ("order", "offsets", "workspace_offsets", "before", "after")

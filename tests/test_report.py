@@ -6,8 +6,9 @@ import pytest
 from plans import plan_of, training_step
 
 from olla import Graph
-from olla.base.text import human_bytes, percent
-from olla.plan.plan import LiveTensor, OpAt, Plan, Status
+from olla.base import human_bytes, percent
+from olla.plan import Plan, Status
+from olla.plan.plan import LiveTensor, OpAt
 from olla.planner import plan
 
 EXPECTED = """\

@@ -12,8 +12,7 @@ import olla
 from olla import Graph, SolverError, _core, pipeline
 from olla.base.rivals import LEFT_OUT
 from olla.methods import model
-from olla.order import base_orders, warm_starts
-from olla.order.method import Answer, Problem
+from olla.order import Answer, Problem, base_orders, warm_starts
 from olla.recompute import search
 from olla.swap import autoswap, combine
 

@@ -13,13 +13,12 @@ import olla
 from olla import _core
 from olla.check.swapped import check_swaps
 from olla.errors import BudgetError, PlanError
-from olla.graph.devices import profile_of
-from olla.graph.graph import Graph
-from olla.plan.swapped import SwapPlan
-from olla.plan.swaps import PCIE3, Link
+from olla.graph import Graph, profile_of
+from olla.plan import Link, SwapPlan
+from olla.plan.swaps import PCIE3
+from olla.swap import plan_swaps, swapped_graph
 from olla.swap.autoswap import SCORES, AutoSwap
-from olla.swap.choose import plan_swaps
-from olla.swap.graph import SWAP_IN, SWAP_OUT, swapped_graph
+from olla.swap.graph import SWAP_IN, SWAP_OUT
 from olla.swap.search import Search
 
 MB = 1_000_000

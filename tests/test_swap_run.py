@@ -23,8 +23,7 @@ from test_step import planned, runner_of
 
 import olla
 from olla import pipeline
-from olla.plan.swapped import SwapPlan
-from olla.plan.swaps import Link, Swaps
+from olla.plan import Link, SwapPlan, Swaps
 from olla.pytorch.memory import copies
 from olla.pytorch.memory.copies import Copies, HostMemory, Outline, whole
 from olla.pytorch.memory.requests import with_costs

@@ -24,16 +24,13 @@ from olla import _core
 from olla.check.swapped import check_copies, check_swaps
 from olla.cli.parser import main
 from olla.errors import BudgetError, PlanError
-from olla.graph.devices import DeviceProfile, profile_of
-from olla.graph.graph import Graph
-from olla.graph.operators import rules
+from olla.graph import DeviceProfile, Graph, profile_of, rules
+from olla.plan import Link, SwapPlan
 from olla.plan.recomputed import Decision
-from olla.plan.swapped import SwapDecision, SwapPlan
-from olla.plan.swaps import Link
+from olla.plan.swapped import SwapDecision
 from olla.recompute import search
-from olla.swap import combine
+from olla.swap import combine, swapped_graph
 from olla.swap.bound import SwapBound, working_sets
-from olla.swap.graph import swapped_graph
 from olla.swap.search import Search
 
 SECONDS = DeviceProfile(

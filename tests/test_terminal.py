@@ -19,7 +19,7 @@ import pytest
 from plans import training_step
 
 import olla
-from olla.base.text import visible
+from olla.base import visible
 from olla.cli.parser import main
 from olla.plan.plan import LiveTensor, OpAt
 from olla.plan.table import text

@@ -5,13 +5,10 @@ from typing import TYPE_CHECKING
 
 from olla.check.check import check
 from olla.errors import BudgetError, CaptureError, GraphError, OllaError, PlanError, ReplayError, SolverError
-from olla.graph.devices import DeviceProfile
-from olla.graph.graph import Graph
-from olla.layout.layout import Layout, layout
-from olla.plan.plan import Plan, Status
-from olla.plan.recomputed import BudgetPlan
-from olla.plan.swapped import SwapPlan
-from olla.plan.swaps import Link
+from olla.graph import DeviceProfile, Graph
+from olla.layout import Layout
+from olla.layout.layout import layout
+from olla.plan import BudgetPlan, Link, Plan, Status, SwapPlan
 from olla.planner import plan
 
 if TYPE_CHECKING:

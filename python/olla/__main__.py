@@ -2,6 +2,6 @@
 
 import sys
 
-from olla.cli.parser import main
+from olla.cli import main
 
 sys.exit(main())

@@ -12,16 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla import _core
-from olla.base import rivals
-from olla.base.progress import Progress, watched
+from olla.base import Progress, rivals, watched
 from olla.check.check import check
 from olla.errors import OllaError, PlanError, SolverError
-from olla.graph.graph import Graph
-from olla.graph.precedences import nearest_order, require_order, updates_stay
-from olla.layout.placement import ArenaBuffers, Placement, nothing_placed
-from olla.order.method import Answer, Problem
-from olla.plan.options import Options, Source, graph_of
-from olla.plan.plan import LiveTensor, OpAt, Plan, Status
+from olla.graph import Graph, nearest_order
+from olla.graph.precedences import require_order, updates_stay
+from olla.layout import ArenaBuffers, Placement, nothing_placed
+from olla.order import Answer, Problem
+from olla.plan import Options, Plan, Source, Status, graph_of
+from olla.plan.plan import LiveTensor, OpAt
 
 _NUM_PEAK_TENSORS = 10
 _LAYOUT_NODES = 200_000  # of the exact search: some seconds, where the greedy passes do not reach the load at once

@@ -9,21 +9,14 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from olla import pipeline
-from olla.base.progress import Progress
+from olla.base import Progress
 from olla.check.check import check
-from olla.graph.devices import DeviceProfile
-from olla.graph.graph import Graph
+from olla.graph import DeviceProfile, Graph
 from olla.graph.precedences import with_precedences
-from olla.plan.goal import Goal, Swapping
-from olla.plan.options import Options, Source, graph_of
-from olla.plan.plan import Plan
-from olla.plan.recomputed import BudgetPlan
-from olla.plan.swapped import SwapPlan
-from olla.plan.swaps import Link
+from olla.plan import BudgetPlan, Goal, Link, Options, Plan, Source, Swapping, SwapPlan, graph_of
 
 if TYPE_CHECKING:
-    from olla.graph.operators import Rules
+    from olla.graph import Rules
 
 _AnyPlan = TypeVar("_AnyPlan", BudgetPlan, SwapPlan)
 
@@ -131,6 +124,8 @@ def plan(
         return with_swaps(graph, options, goal, swapping, progress)
     if goal is not None:
         return recomputed(graph, options, goal, progress)
+    from olla import pipeline
+
     return pipeline.run(graph, options, progress)
 
 

@@ -7,12 +7,8 @@ from olla.check.chunked import check_chunked
 from olla.check.recomputed import check_equivalent
 from olla.check.swapped import check_copies, check_swaps
 from olla.errors import PlanError
-from olla.graph.devices import profile_of
-from olla.graph.graph import Graph
-from olla.graph.operators import rules
-from olla.plan.plan import Plan
-from olla.plan.recomputed import BudgetPlan
-from olla.plan.swapped import SwapPlan
+from olla.graph import Graph, profile_of, rules
+from olla.plan import BudgetPlan, Plan, SwapPlan
 
 
 def check(graph: Graph, plan: Plan) -> None:

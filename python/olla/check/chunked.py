@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla.errors import PlanError
-from olla.graph.operators import operator
+from olla.graph import operator
 
 if TYPE_CHECKING:
-    from olla.graph.graph import Graph
-    from olla.plan.chunks import Chunked
+    from olla.graph import Graph
+    from olla.plan import Chunked
 
 # What an op of each part may stand for, by `olla.plan.chunks.Part`.
 _TARGETS = {

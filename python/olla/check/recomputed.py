@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from olla.errors import PlanError
 
 if TYPE_CHECKING:
-    from olla.graph.graph import Graph
-    from olla.graph.operators import Rules
+    from olla.graph import Graph, Rules
 
 Ids = NDArray[np.int32]
 

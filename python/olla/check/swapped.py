@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla.errors import PlanError
-from olla.graph.graph import Graph
+from olla.graph import Graph
 
 if TYPE_CHECKING:
-    from olla.plan.swaps import Swaps
+    from olla.plan import Swaps
 
 _ROUNDING = 1e-9  # of sums of seconds, as a share
 _OUT, _IN = "olla::swap_out", "olla::swap_in"

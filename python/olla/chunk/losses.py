@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olla.graph.graph import Graph
-from olla.graph.operators import operator
+from olla.graph import Graph, operator
 
 LINEAR = ("aten.mm", "aten.addmm")
 NONE = -1

@@ -17,9 +17,9 @@ import numpy as np
 
 from olla import _core
 from olla.chunk.losses import NONE, Region, regions
-from olla.graph.graph import Graph
-from olla.graph.operators import operator
-from olla.plan.chunks import Chunked, Part
+from olla.graph import Graph, operator
+from olla.plan import Chunked
+from olla.plan.chunks import Part
 
 LEAST_SHARE = 0.001  # of the program's peak: smaller logits are left alone
 SHAPE_ONLY = frozenset({"aten.ones_like", "aten.zeros_like", "aten.full_like"})  # they read no element of their input

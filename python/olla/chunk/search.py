@@ -11,16 +11,13 @@ from olla import pipeline
 from olla.check.check import check
 from olla.chunk.losses import Region
 from olla.chunk.rewrite import chunked
-from olla.graph.graph import Graph
-from olla.plan.chunks import Chunked
-from olla.plan.goal import Goal
-from olla.plan.recomputed import BudgetPlan
-from olla.plan.swapped import SwapPlan
+from olla.graph import Graph
+from olla.plan import BudgetPlan, Chunked, Goal, SwapPlan
 
 if TYPE_CHECKING:
-    from olla.base.progress import Progress
-    from olla.graph.devices import DeviceProfile
-    from olla.plan.options import Options
+    from olla.base import Progress
+    from olla.graph import DeviceProfile
+    from olla.plan import Options
 
 _BASE_SHARE = 0.1  # of the time limit, for the best order of the original
 

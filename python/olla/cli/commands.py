@@ -14,16 +14,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from olla.base import files
+from olla.base import files, visible
 from olla.base.files import naming
-from olla.base.text import visible
 from olla.cli.interrupt import Interrupt
 from olla.errors import BudgetError, CaptureError, OllaError
 from olla.report.progress import ProgressLine
 
 if TYPE_CHECKING:
-    from olla.layout.layout import Layout
-    from olla.plan.plan import Plan
+    from olla.layout import Layout
+    from olla.plan import Plan
 
 OK, NOTHING_FITS, BAD_INPUT = 0, 1, 2  # exit statuses
 INTERRUPTED = 130  # as a shell reports the signal
@@ -39,9 +38,9 @@ def fail(message: str) -> int:
 def plan_graph(args: argparse.Namespace) -> int:
     """Run `olla plan`; return the exit status."""
     _require_place(args.output)
-    from olla.base.text import parse_bytes
-    from olla.graph.devices import profile_of
-    from olla.plan.goal import Goal, Swapping
+    from olla.base import parse_bytes
+    from olla.graph import profile_of
+    from olla.plan import Goal, Swapping
     from olla.planner import plan
 
     swap = False if args.no_swap else None
@@ -140,10 +139,10 @@ def _plan_summary(plan: Plan) -> dict[str, Any]:
 
 def check_plan(args: argparse.Namespace) -> int:
     """Run `olla check`; return the exit status."""
-    from olla.base.text import human_bytes
+    from olla.base import human_bytes
     from olla.check.check import check
-    from olla.graph.graph import Graph
-    from olla.plan.plan import Plan
+    from olla.graph import Graph
+    from olla.plan import Plan
 
     with ProgressLine(f"checking {args.plan}"):
         graph, plan = Graph.load(args.graph), Plan.load(args.plan)
@@ -161,7 +160,8 @@ def check_plan(args: argparse.Namespace) -> int:
 def lay_out_buffers(args: argparse.Namespace) -> int:
     """Run `olla layout`; return the exit status."""
     _require_place(args.output)
-    from olla.layout.layout import layout, read_buffers, write_offsets
+    from olla.layout import read_buffers, write_offsets
+    from olla.layout.layout import layout
 
     start = time.perf_counter()
     with Interrupt() as interrupt, ProgressLine(f"laying out {args.buffers}") as progress:
@@ -214,7 +214,7 @@ def _fits(layout: Layout, capacity: int | None) -> bool | None:
 
 
 def _print_layout(layout: Layout, capacity: int | None, seconds: float) -> None:
-    from olla.base.text import human_bytes, percent
+    from olla.base import human_bytes, percent
 
     height, load, fits = layout.height_bytes, layout.load_bytes, _fits(layout, capacity)
     print(f"{len(layout.offsets)} buffers: height {height} ({human_bytes(height)}), load {load} ({human_bytes(load)})")
@@ -239,7 +239,7 @@ _LAYOUT_MESSAGES = {
 
 def show_plan(args: argparse.Namespace) -> int:
     """Run `olla show`; return the exit status."""
-    from olla.plan.plan import Plan
+    from olla.plan import Plan
 
     _print_plan(Plan.load(args.plan), args.verbose)
     return OK
@@ -248,8 +248,8 @@ def show_plan(args: argparse.Namespace) -> int:
 def capture_step(args: argparse.Namespace) -> int:
     """Run `olla capture`; return the exit status."""
     _require_place(args.output)
-    from olla.base.text import human_bytes
-    from olla.graph.graph import Graph
+    from olla.base import human_bytes
+    from olla.graph import Graph
 
     with ProgressLine(f"capturing {args.source}"):
         made = _call(args.source)

@@ -14,11 +14,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from olla.base.text import visible
+from olla.base import visible
 from olla.cli import commands
 from olla.cli.commands import BAD_INPUT, INTERRUPTED, fail
 from olla.errors import OllaError
-from olla.plan.options import METHODS
+from olla.plan import METHODS
 
 READER_GONE = 141  # as a shell reports the signal
 

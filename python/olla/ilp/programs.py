@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from olla import _core
 from olla.errors import SolverError
-from olla.graph.precedences import nearest_order
+from olla.graph import nearest_order
 
 Progress = Callable[[str, float, int, int], bool | None]
 

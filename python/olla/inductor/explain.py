@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from olla.base.text import human_bytes, percent
-from olla.graph.devices import DeviceProfile
+from olla.base import human_bytes, percent
+from olla.graph import DeviceProfile
 from olla.inductor.compat import compat
 from olla.inductor.saving.partition import Partitioner
 from olla.inductor.saving.saving import Choice

@@ -5,12 +5,12 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any
 
-from olla.graph.devices import DeviceProfile
+from olla.graph import DeviceProfile
 from olla.inductor.compat import compat
 from olla.inductor.kernels import order
 from olla.inductor.saving import saved_inputs
 from olla.inductor.saving.partition import Partitioner
-from olla.plan.goal import Goal
+from olla.plan import Goal
 
 DEFAULT_SLOWDOWN = 0.05  # where no goal is given
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from olla import _core
 
 if TYPE_CHECKING:
-    from olla.graph.graph import Graph
+    from olla.graph import Graph
 
 Int64Array = NDArray[np.int64]
 

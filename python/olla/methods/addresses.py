@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla import _core
-from olla.ilp.programs import address_ilp
-from olla.layout.placement import ArenaBuffers, Placement
+from olla.ilp import address_ilp
+from olla.layout import ArenaBuffers, Placement
 from olla.order.search import Search
 
 _HEURISTIC_SHARE = 0.5  # of the time left

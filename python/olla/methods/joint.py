@@ -6,10 +6,10 @@ Source: Steiner et al., OLLA (arXiv 2210.12924), equation (9).
 from __future__ import annotations
 
 from olla import _core
-from olla.ilp.programs import joint_ilp
+from olla.ilp import joint_ilp
 from olla.methods.addresses import described, place
 from olla.methods.ilp import solve_order
-from olla.order.method import Answer, Problem
+from olla.order import Answer, Problem
 from olla.order.search import Search
 
 _SPLIT_SHARE = 0.5  # of the time limit, for the split answer that the joint program starts from

@@ -17,13 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla import _core
-from olla.graph.graph import Graph
-from olla.graph.precedences import nearest_order
-from olla.layout.placement import ArenaBuffers, Placement
+from olla.graph import Graph, nearest_order
+from olla.layout import ArenaBuffers, Placement
 from olla.methods.addresses import solve_addresses
 from olla.methods.ilp import solve_order
 from olla.methods.segments import Links, links_of
-from olla.order.method import Answer, Problem
+from olla.order import Answer, Problem
 from olla.order.search import Search
 
 _BOUND_SHARE = 0.2  # of the time to search

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla import _core
-from olla.layout.placement import ArenaBuffers, Placement
+from olla.layout import ArenaBuffers, Placement
 from olla.methods.segments import assigned, leaf_of_step, links_of, merged, spine_of
-from olla.order.method import Answer, Problem
+from olla.order import Answer, Problem
 from olla.order.search import Search
 from olla.order.window import window_graph
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from olla import _core
 
 if TYPE_CHECKING:
-    from olla.graph.graph import Graph
+    from olla.graph import Graph
 
 
 _NEARBY = 64  # ops of the path that an op of the spine may run beside

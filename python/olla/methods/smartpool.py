@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from olla import _core
-from olla.layout.placement import ArenaBuffers, Placement
-from olla.order.method import Answer, Problem
+from olla.layout import ArenaBuffers, Placement
+from olla.order import Answer, Problem
 from olla.order.search import Search
 
 

@@ -12,8 +12,7 @@ from olla import _core
 from olla.base import rivals
 
 if TYPE_CHECKING:
-    from olla.graph.columns import Lists
-    from olla.graph.graph import Graph
+    from olla.graph import Graph, Lists
 
 _NEXT_TO_NOTHING = 64  # times fewer bytes than an op reads
 

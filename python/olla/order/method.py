@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from olla import _core
-    from olla.base.progress import Progress
-    from olla.graph.graph import Graph
-    from olla.plan.options import Options
+    from olla.base import Progress
+    from olla.graph import Graph
+    from olla.plan import Options
 
 
 class Problem(NamedTuple):

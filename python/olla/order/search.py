@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from olla import _core
 from olla.base import rivals
 from olla.errors import SolverError
-from olla.layout.placement import Placement
+from olla.layout import Placement
 from olla.order.method import Answer, Problem
 
 _LAYOUT_SHARE = 0.2  # of the time limit, kept for the layout
@@ -116,7 +116,7 @@ class Search:
 
     def solve_ilp(self, core: _core.Graph, start: Order, bound: int, limit: float) -> tuple[Order, int]:
         """Run the order program on the graph or a window of it; return its order and bound."""
-        from olla.ilp.programs import order_ilp
+        from olla.ilp import order_ilp
 
         found = order_ilp(
             core,

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from olla.graph.graph import Graph
+    from olla.graph import Graph
 
 Order = npt.NDArray[np.int32]
 

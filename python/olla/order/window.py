@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from olla import _core
 
 if TYPE_CHECKING:
-    from olla.graph.graph import Graph
+    from olla.graph import Graph
 
 
 def window_graph(graph: Graph, core: _core.Graph, order: NDArray[np.int32], lo: int, hi: int) -> _core.Graph:

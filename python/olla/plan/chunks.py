@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla.errors import PlanError
-from olla.graph.graph import Graph
+from olla.graph import Graph
 from olla.plan import fields
 
 _COLUMNS: dict[str, type[np.integer[Any]]] = {"origin": np.int32, "part": np.uint8, "loss": np.int32, "chunk": np.int32}

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla.errors import GraphError, PlanError
+from olla.graph import Graph
 from olla.graph.columns import shown
-from olla.graph.graph import Graph
 
 _MAX_SECONDS = 1e18
 

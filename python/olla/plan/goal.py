@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from olla.base.text import parse_bytes
-from olla.graph.devices import DeviceProfile, profile_of
+from olla.base import parse_bytes
+from olla.graph import DeviceProfile, profile_of
 
 if TYPE_CHECKING:
     from olla.plan.swaps import Link

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from olla.graph.graph import Graph
+from olla.graph import Graph
 
 METHODS = (
     "auto",

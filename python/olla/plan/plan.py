@@ -12,8 +12,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from olla.base import percent
 from olla.base.files import naming, read_json, write_json
-from olla.base.text import percent
 from olla.errors import PlanError
 from olla.plan import fields, table
 

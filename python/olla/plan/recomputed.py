@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from olla.base.text import human_bytes, percent
+from olla.base import human_bytes, percent
 from olla.errors import GraphError, PlanError
-from olla.graph.graph import Graph
+from olla.graph import Graph
 from olla.plan import fields, table
 from olla.plan.chunks import Chunked
 from olla.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from olla.graph.operators import Rules
+    from olla.graph import Rules
 
 
 class Decision(NamedTuple):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from olla.base.text import human_bytes
+from olla.base import human_bytes
 from olla.errors import PlanError
-from olla.graph.graph import Graph
+from olla.graph import Graph
 from olla.plan import fields, table
 from olla.plan.chunks import Chunked
 from olla.plan.plan import Plan
@@ -19,7 +19,7 @@ from olla.plan.recomputed import BudgetPlan, Decision, with_rewriting
 from olla.plan.swaps import Swaps
 
 if TYPE_CHECKING:
-    from olla.graph.operators import Rules
+    from olla.graph import Rules
 
 
 class SwapDecision(NamedTuple):

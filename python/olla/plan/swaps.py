@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from olla.graph.devices import DeviceProfile
+from olla.graph import DeviceProfile
 
 
 @dataclass(frozen=True, kw_only=True)

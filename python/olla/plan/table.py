@@ -6,7 +6,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from olla.base.text import cells, human_bytes
+from olla.base import cells, human_bytes
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType

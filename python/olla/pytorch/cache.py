@@ -21,13 +21,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-import olla
 from olla.base import files
 from olla.base.folders import cache_folder, own_folder
 from olla.check.check import check
-from olla.graph.graph import Graph
-from olla.plan.plan import Plan
-from olla.pytorch.capture.capture import Captured
+from olla.graph import Graph
+from olla.plan import Plan
+from olla.pytorch.capture import Captured
 from olla.pytorch.memory.arrange import Arranged
 from olla.pytorch.memory.replay import Table
 
@@ -216,7 +215,7 @@ def identity(captured: Captured) -> str:
 def olla_digest() -> str:
     """Return a digest of this olla: another one may plan otherwise."""
     own = hashlib.sha256()
-    package = Path(olla.__file__).parent
+    package = Path(__file__).parents[1]
     for path in sorted([*package.rglob("*.py"), *package.glob("_core*.so")]):
         own.update(path.read_bytes())
     return own.hexdigest()

@@ -10,7 +10,7 @@ import torch
 
 from olla._core import same_objects
 from olla.pytorch import feeds
-from olla.pytorch.capture.capture import Captured
+from olla.pytorch.capture import Captured
 from olla.pytorch.checks import failures
 from olla.pytorch.guards.guard import Guard, TensorFacts
 

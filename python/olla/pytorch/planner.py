@@ -11,18 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla import planner
-from olla.base.progress import Progress
-from olla.chunk.search import Chunking, chunk
+from olla.base import Progress
+from olla.chunk import Chunking, chunk
 from olla.errors import BudgetError, PlanError
-from olla.graph.devices import DeviceProfile, profile_of
-from olla.graph.graph import Graph
-from olla.graph.operators import Rules, rules
-from olla.plan.goal import Goal, Swapping
-from olla.plan.options import Options
-from olla.plan.plan import Plan
-from olla.plan.recomputed import BudgetPlan
-from olla.plan.swapped import SwapPlan
-from olla.pytorch.capture.capture import Captured
+from olla.graph import DeviceProfile, Graph, Rules, profile_of, rules
+from olla.plan import BudgetPlan, Goal, Options, Plan, Swapping, SwapPlan
+from olla.pytorch.capture import Captured
 from olla.pytorch.program.chunks import suits, with_chunks
 from olla.pytorch.program.forms import narrowed
 from olla.pytorch.program.swapped import transfers

@@ -57,7 +57,7 @@ class PoolReport:
 
     def __str__(self) -> str:
         """Say it in two lines."""
-        from olla.base.text import human_bytes
+        from olla.base import human_bytes
 
         lines = [
             f"pool {self.state}: {self.num_iterations} iterations, {self.num_planned} planned, {self.num_plans} plans",

@@ -15,12 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from olla.graph.graph import Graph
-from olla.plan.plan import Plan
-from olla.plan.recomputed import BudgetPlan
-from olla.plan.swapped import SwapPlan
+from olla.graph import Graph
+from olla.plan import BudgetPlan, Plan, SwapPlan
 from olla.pytorch.cache import Known, Place
-from olla.pytorch.capture.capture import Captured
+from olla.pytorch.capture import Captured
 from olla.pytorch.cudagraph import Graphed
 from olla.pytorch.memory import arrange
 from olla.pytorch.memory.copies import Copies, HostMemory

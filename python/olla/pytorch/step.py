@@ -11,19 +11,18 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from olla.errors import PlanError, ReplayError
-from olla.graph.devices import profile_of
-from olla.plan.goal import Goal, Swapping
-from olla.plan.plan import Plan
+from olla.graph import profile_of
+from olla.plan import Goal, Plan, Swapping
 from olla.planner import plan
-from olla.pytorch.capture.capture import capture, require_choice
+from olla.pytorch.capture import require_choice
+from olla.pytorch.capture.capture import capture
 
 if TYPE_CHECKING:
     import torch
 
-    from olla.graph.devices import DeviceProfile
-    from olla.graph.graph import Graph
-    from olla.plan.swaps import Link
-    from olla.pytorch.capture.capture import Captured
+    from olla.graph import DeviceProfile, Graph
+    from olla.plan import Link
+    from olla.pytorch.capture import Captured
     from olla.pytorch.captures import Capture
     from olla.pytorch.memory.replay import Replay
     from olla.pytorch.planner import Planner
@@ -156,7 +155,7 @@ def _swapping(
     link: Link | float | None,
     host_budget: int | str | None,
 ) -> Swapping | None:
-    from olla.plan.swaps import Link
+    from olla.plan import Link
 
     if method not in ("auto", "autoswap"):
         raise ValueError(f"method is {method!r}, expected 'auto' or 'autoswap': the others plan, see olla.plan")

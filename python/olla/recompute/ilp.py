@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from olla.ilp.programs import highs_library
+from olla.ilp import highs_library
 
 if TYPE_CHECKING:
     from olla import _core

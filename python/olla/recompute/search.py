@@ -12,20 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla import _core, pipeline
-from olla.base import rivals
-from olla.base.progress import Progress, watched
+from olla.base import Progress, rivals, watched
 from olla.check.check import check
 from olla.errors import BudgetError, SolverError
-from olla.graph.columns import Lists
-from olla.graph.graph import Graph
-from olla.graph.operators import Rerun, Rules, rules, without_replays
+from olla.graph import Graph, Lists, Rerun, Rules, rules
+from olla.graph.operators import without_replays
 from olla.order.base_orders import base_orders, early_updates, induced
-from olla.plan.goal import Goal
-from olla.plan.recomputed import BudgetPlan
+from olla.plan import BudgetPlan, Goal
 
 if TYPE_CHECKING:
-    from olla.plan.options import Options
-    from olla.plan.plan import Plan
+    from olla.plan import Options, Plan
 
 # What a search may do is limited in work, so that its results are the same on every machine; time limits it only where
 # a caller leaves less than the work takes. A million units take about 10 ms of ordering, 60 ms of choosing.

@@ -10,13 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla import _core, pipeline
-from olla.base.progress import Progress
+from olla.base import Progress
 from olla.check.check import check
-from olla.graph.graph import Graph
-from olla.plan.options import Options
-from olla.plan.recomputed import BudgetPlan
-from olla.plan.swapped import SwapPlan
-from olla.plan.swaps import Swaps
+from olla.graph import Graph
+from olla.plan import BudgetPlan, Options, SwapPlan, Swaps
 from olla.swap.graph import swapped_graph
 
 

@@ -11,8 +11,9 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from olla.graph.graph import Graph
-from olla.plan.swaps import PCIE3, Link, Swaps
+from olla.graph import Graph
+from olla.plan import Link, Swaps
+from olla.plan.swaps import PCIE3
 from olla.swap.search import Search
 
 SCORES = ("DOA", "AOA", "WDOA", "SWDOA")

@@ -18,10 +18,8 @@ from olla import _core
 from olla.errors import SolverError
 
 if TYPE_CHECKING:
-    from olla.graph.graph import Graph
-    from olla.graph.operators import Rules
-    from olla.plan.swapped import SwapPlan
-    from olla.plan.swaps import Link
+    from olla.graph import Graph, Rules
+    from olla.plan import Link, SwapPlan
 
 _NUM_OPS = 12  # per source of ops whose cuts make a bound
 _NUM_FINE, _NUM_PARTS = 3, 8  # ops whose bound is refined, and into how many cases

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla.base import rivals
-from olla.graph.devices import DeviceProfile
-from olla.graph.graph import Graph
-from olla.plan.swaps import Link, Swaps
+from olla.graph import DeviceProfile, Graph
+from olla.plan import Link, Swaps
 from olla.swap.autoswap import SCORES, AutoSwap
 from olla.swap.search import ANY_WORK, MIN_BYTES, NUM_ROUNDS, Search
 

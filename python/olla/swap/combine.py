@@ -11,16 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from olla.base import rivals
-from olla.base.progress import Progress, watched
+from olla.base import Progress, rivals, watched
 from olla.errors import BudgetError
-from olla.graph.graph import Graph
-from olla.graph.operators import Rules, rules
-from olla.plan.goal import Goal
-from olla.plan.options import graph_of
-from olla.plan.recomputed import BudgetPlan
-from olla.plan.swapped import SwapDecision, SwapPlan
-from olla.plan.swaps import PCIE3, Link, Swaps
+from olla.graph import Graph, Rules, rules
+from olla.plan import BudgetPlan, Goal, Link, SwapPlan, Swaps, graph_of
+from olla.plan.swapped import SwapDecision
+from olla.plan.swaps import PCIE3
 from olla.recompute.search import Run, needed_bytes
 from olla.swap.assemble import with_swaps
 from olla.swap.autoswap import SCORES, AutoSwap
@@ -28,7 +24,7 @@ from olla.swap.bound import bounded, working_sets
 from olla.swap.choose import plan_swaps
 
 if TYPE_CHECKING:
-    from olla.plan.options import Options, Source
+    from olla.plan import Options, Source
 
 _SWAP_WORK = 10_000_000  # for one choice of swaps
 _LAST_WORK = 30_000_000  # for the last one

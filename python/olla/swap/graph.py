@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from olla.graph.graph import Graph
-from olla.plan.swaps import Swaps
+from olla.graph import Graph
+from olla.plan import Swaps
 
 SWAP_OUT, SWAP_IN = "olla::swap_out", "olla::swap_in"
 NO_OP = -1

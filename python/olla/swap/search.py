@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla import _core
-from olla.graph.graph import Graph
-from olla.plan.swaps import Link, Swaps
+from olla.graph import Graph
+from olla.plan import Link, Swaps
 
 MIN_BYTES = 1 << 18  # smaller blocks take the link mostly for its latency
 _NO_LIMIT = 1 << 62

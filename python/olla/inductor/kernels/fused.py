@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from olla.errors import CaptureError
-from olla.graph.graph import Graph
+from olla.graph import Graph
 from olla.inductor.kernels import scheduler as inductor
 
 

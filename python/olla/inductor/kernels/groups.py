@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olla import _core
-from olla.graph.graph import Graph
+from olla.graph import Graph
 from olla.inductor.kernels import scheduler as inductor
 
 

@@ -22,8 +22,8 @@ from olla.inductor.kernels.unfuse import LEAST_GAIN, Unfusing
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from olla.graph.graph import Graph
-    from olla.plan.plan import Plan
+    from olla.graph import Graph
+    from olla.plan import Plan
 
 TIME_LIMIT = 2.0  # seconds per graph; nearly all are proved in a small part of it
 _KEPT_RECORDS = 1000

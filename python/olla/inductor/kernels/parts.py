@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from olla.graph.columns import Lists
-from olla.graph.graph import Graph
+from olla.graph import Graph, Lists
 from olla.inductor.kernels import scheduler as inductor
 from olla.inductor.kernels.fused import Storages
 

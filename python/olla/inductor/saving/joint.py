@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import fx
 
 from olla import _core
-from olla.graph.devices import DeviceProfile
-from olla.graph.operators import Rerun, lists_of
+from olla.graph import DeviceProfile, Rerun
+from olla.graph.operators import lists_of
 from olla.inductor.compat import compat
 from olla.inductor.saving.kinds import (
     Fusion,

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import fx
 
-from olla.graph.devices import PROFILES
+from olla.graph import PROFILES
 from olla.inductor.compat import compat, fallback
 from olla.inductor.saving import joint, rebuild, saving, verify
-from olla.plan.goal import Goal
+from olla.plan import Goal
 
 _log = logging.getLogger(__name__)
 _LEFT = "olla leaves a compiled graph to torch's own partitioner"

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla.inductor.saving.kinds import Fusion
-from olla.plan.goal import Goal
+from olla.plan import Goal
 
 if TYPE_CHECKING:
     from olla import _core

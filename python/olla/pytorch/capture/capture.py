@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from olla.errors import CaptureError
-from olla.graph.graph import Graph
+from olla.graph import Graph
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from olla.errors import CaptureError
-from olla.graph.graph import Graph
+from olla.graph import Graph
 from olla.pytorch.capture import costs
 from olla.pytorch.capture.inputs import Input
 from olla.pytorch.capture.trace import KIND, Traced

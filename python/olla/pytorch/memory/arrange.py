@@ -12,10 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from olla import _core
-from olla.base.progress import Progress
-from olla.graph.graph import Graph
-from olla.plan.plan import Plan, Status
-from olla.plan.swapped import SwapPlan
+from olla.base import Progress
+from olla.graph import Graph
+from olla.plan import Plan, Status, SwapPlan
 from olla.planner import plan
 from olla.pytorch.memory.replay import Allocations, Table
 from olla.pytorch.memory.requests import rounded

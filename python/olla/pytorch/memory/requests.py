@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from olla.graph.graph import Graph
+from olla.graph import Graph
 from olla.pytorch.memory.replay import Allocations, Replay
 
 Int32 = NDArray[np.int32]

@@ -12,11 +12,13 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from olla.chunk.losses import NONE, Region, regions
+from olla.chunk import Region
+from olla.chunk.losses import NONE, regions
 from olla.chunk.rewrite import SHAPE_ONLY
 from olla.graph import operators
-from olla.plan.chunks import Chunked, Part
-from olla.pytorch.capture.capture import Captured
+from olla.plan import Chunked
+from olla.plan.chunks import Part
+from olla.pytorch.capture import Captured
 
 _MEAN = 1  # reductions of aten.nll_loss_forward; 0, a loss for each row, is no region
 _SUM = 2

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from olla.graph import operators
-from olla.graph.operators import Rerun, Rules
-from olla.pytorch.capture.capture import Captured
+from olla.graph import Rerun, Rules, operators
+from olla.pytorch.capture import Captured
 from olla.pytorch.capture.generator import Source, can_rewind
 from olla.pytorch.program.run import attribute
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from olla.pytorch.capture.capture import Captured
+from olla.pytorch.capture import Captured
 from olla.pytorch.capture.generator import Draws
 from olla.pytorch.checks.checks import CHECK, check
 from olla.pytorch.memory.copies import Copies, Outline

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from olla.graph.graph import Graph
-from olla.pytorch.capture.capture import Captured
+from olla.graph import Graph
+from olla.pytorch.capture import Captured
 
 
 def run(

@@ -7,12 +7,9 @@ from typing import NamedTuple
 
 from torch import fx
 
-from olla.graph.graph import Graph
-from olla.graph.operators import Rerun
-from olla.plan.plan import Plan
-from olla.plan.recomputed import BudgetPlan
-from olla.plan.swapped import SwapPlan
-from olla.pytorch.capture.capture import Captured
+from olla.graph import Graph, Rerun
+from olla.plan import BudgetPlan, Plan, SwapPlan
+from olla.pytorch.capture import Captured
 from olla.pytorch.program.swapped import Transfers, transfers
 
 

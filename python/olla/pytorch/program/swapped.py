@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla import _core
-from olla.plan.swapped import SwapPlan
-from olla.plan.swaps import Swaps
+from olla.plan import SwapPlan, Swaps
 
 _ALIGNMENT = 512  # bytes, of places in host memory
 _LAYOUT_SECONDS = 5.0  # the effort ends it earlier
