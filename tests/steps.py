@@ -87,7 +87,7 @@ class World:
             losses += tensors(result)
         return losses
 
-    def captured(self, step: olla.pytorch.capture.capture.Captured, order: Any = None, steps: int = STEPS) -> list[Any]:
+    def captured(self, step: olla.pytorch.capture.Captured, order: Any = None, steps: int = STEPS) -> list[Any]:
         torch.manual_seed(7)
         values = gather(step.inputs, self.model, self.batch, self.optimizer)
         return [t.clone() for _ in range(steps) for t in run(step, values, order)]

@@ -73,7 +73,7 @@ def test_the_least_peak_within_a_time_is_searched_for_too() -> None:
 def test_what_nothing_fits_is_said_to_be_proved() -> None:
     graph = training_chain(2)
     order = np.arange(graph.num_ops, dtype=np.int32)
-    r = olla.graph.operators.rules(graph, olla.graph.devices.PROFILES["a100"])
+    r = olla.graph.rules(graph, olla.graph.PROFILES["a100"])
     search = r.evictor(graph, order)
     found = solve_choice(search, peak_bytes=1_500_000, time_limit=20.0)
     assert found.status == "infeasible"

@@ -207,7 +207,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
 from torch._inductor import config
 import olla.inductor
-from olla.inductor import order
+from olla.inductor.kernels import order
 
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
 torch.manual_seed(0)

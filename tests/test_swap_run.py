@@ -57,7 +57,7 @@ def estimated_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is worth swapping does not depend on how busy the machine is."""
 
     def with_estimates(graph: olla.Graph, recorded: Any, seconds: Any, alignment: int) -> olla.Graph:
-        return with_costs(graph, recorded, olla.graph.devices.PROFILES["cpu"].op_seconds(graph), alignment)
+        return with_costs(graph, recorded, olla.graph.PROFILES["cpu"].op_seconds(graph), alignment)
 
     monkeypatch.setattr("olla.pytorch.runner.with_costs", with_estimates)
 
@@ -105,7 +105,7 @@ def test_without_an_arena_the_numbers_are_the_same() -> None:
     step, values = train(world_of("gpt2", "momentum"), link=FAST, method="autoswap", arena=False)
     assert same(values, unbudgeted("gpt2", "momentum")[1])
     graph = runner_of(step)._captured.graph
-    estimated = float(olla.graph.devices.PROFILES["cpu"].op_seconds(graph).sum())
+    estimated = float(olla.graph.PROFILES["cpu"].op_seconds(graph).sum())
     assert step.plan.swaps.base_seconds != pytest.approx(estimated, rel=1e-6)
     assert step.report().swap.num_swaps > 0
 
@@ -191,7 +191,7 @@ def test_copies_are_planned_anew_with_measured_seconds_once() -> None:
     runner = runner_of(step)
     graph = runner._captured.graph
     assert (graph.seconds == 0).all()
-    estimated = float(olla.graph.devices.PROFILES["cpu"].op_seconds(graph).sum())
+    estimated = float(olla.graph.PROFILES["cpu"].op_seconds(graph).sum())
     assert step.plan.recomputation.base_seconds != pytest.approx(estimated, rel=1e-6)
     chosen = step.plan.swaps
     planned(world, step, 3)

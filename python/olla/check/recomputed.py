@@ -30,7 +30,7 @@ def check_equivalent(
         original: the step as captured.
         rewritten: the graph a plan was made for.
         origin: int32[rewritten.num_ops], the op of the original each op stands for.
-        rerun: uint8[rewritten.num_ops], how it runs; see `olla.graph.operators.Rerun`.
+        rerun: uint8[rewritten.num_ops], how it runs; see `olla.graph.Rerun`.
         tensor_origin: int32[rewritten.num_tensors], the tensor of the original each tensor has size and start from.
         rules: what the operators of the original allow.
 

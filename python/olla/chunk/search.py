@@ -101,7 +101,7 @@ def chunk(
 
     Args:
         graph, options, goal, progress: as in `run`.
-        suits: see `olla.chunk.rewrite.chunked`.
+        suits: see `olla.chunk.chunked`.
     """
     assert goal.chunked_loss is not None
     chunks = chunked(graph, goal.chunked_loss, suits)

@@ -91,7 +91,7 @@ def enable(
             number. What lies outside of them (other graphs, an optimizer's state) comes on top.
         max_slowdown: the least peak for at most this share of added time, 0.05 for 5 %; the goal where none is given.
         minimise: "peak": the least peak at whatever time.
-        device: what seconds are estimated for: a name of `olla.graph.devices.PROFILES` or a profile; by default by the
+        device: what seconds are estimated for: a name of `olla.graph.PROFILES` or a profile; by default by the
             device of the graph.
         max_recomputed: beside any goal, or alone for the least peak: most flops of matrix products, convolutions and
             attention to run again, as a share of the graph's, 0.05 for 5 %; known exactly, as seconds are not.

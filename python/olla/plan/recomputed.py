@@ -45,7 +45,7 @@ class BudgetPlan(Plan, section="rewrite"):
             results of the op it stands for; where a pointwise result takes over an input, it mutates that input.
         source_digest: digest of the original graph.
         origin: int32[graph.num_ops], op of the original graph that op i stands for.
-        rerun: uint8[graph.num_ops], how op i runs; see `olla.graph.operators.Rerun`. 0: in its own place.
+        rerun: uint8[graph.num_ops], how op i runs; see `olla.graph.Rerun`. 0: in its own place.
         tensor_origin: int32[graph.num_tensors], tensor of the original whose size, name and start tensor t has.
         goal: what was asked for: budget_bytes, max_slowdown or minimise; device, in_place, recompute.
         base_peak_bytes: the peak of the best order found without rewriting.
@@ -111,7 +111,7 @@ class BudgetPlan(Plan, section="rewrite"):
 
         Args:
             source: the original graph; `chunked.graph`, where its losses are in chunks.
-            rules: of that graph; see `olla.graph.operators.rules`.
+            rules: of that graph; see `olla.graph.rules`.
 
         Complexity:
             O(ops log ops).

@@ -54,7 +54,7 @@ class SwapPlan(Plan, section="swap"):
     made from too: then it also proves that both compute the same.
 
     Attributes:
-        graph: the graph with swaps; see `olla.swap.graph.swapped_graph`.
+        graph: the graph with swaps; see `olla.swap.swapped_graph`.
         source_digest: digest of the original graph.
         origin: int32[graph.num_ops], op of the graph without swaps, which is the recomputation's where there is one;
             -1: a swap-out or a swap-in.
@@ -163,7 +163,7 @@ class SwapPlan(Plan, section="swap"):
 
         Args:
             source: the original graph; `chunked.graph`, where its losses are in chunks.
-            rules: of that graph; see `olla.graph.operators.rules`.
+            rules: of that graph; see `olla.graph.rules`.
 
         Returns:
             A `SwapDecision` for every tensor that is swapped, a `Decision` for every op that runs again or moves.

@@ -94,7 +94,7 @@ def compile(
         method: "auto", or "autoswap": the program order, tensors swapped by AutoSwap, with or without a budget.
         swap: whether a budget may copy tensors to host memory and back; default: where ``host_budget`` says how much of
             it there is. On CUDA that is built, not measured.
-        link: to host memory: an olla.plan.swaps.Link, or bytes per second both ways; by default that of ``plan_for``.
+        link: to host memory: an olla.Link, or bytes per second both ways; by default that of ``plan_for``.
         host_budget: the host memory there is for swapping, in bytes or as text.
         chunked_loss: with a goal: compute large linear layers with their cross-entropy in so many chunks of rows. This
             changes rounding, and is off unless asked for.

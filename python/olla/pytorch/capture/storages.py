@@ -24,7 +24,7 @@ _TENSOR_KIND = {"rate": "input"}  # other inputs keep their kind
 
 @dataclass
 class Folded:
-    """An olla graph and what ties it to the fx graph it was made from; see olla.pytorch.capture.capture.Captured."""
+    """An olla graph and what ties it to the fx graph it was made from; see olla.pytorch.capture.Captured."""
 
     graph: Graph
     nodes: list[tuple[fx.Node, ...]]

@@ -76,7 +76,7 @@ def narrowed(captured: Captured, device: str, rules: Rules, replays: bool = True
     Args:
         captured: the step, as olla.capture returned it.
         device: type of the device it runs on.
-        rules: of its graph; see olla.graph.operators.rules.
+        rules: of its graph; see olla.graph.rules.
         replays: whether the state of random number generators may be set during the step.
     """
     rerun, in_place = rules.rerun.copy(), rules.in_place.copy()
