@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from olla.base import Progress
 from olla.check.check import check
-from olla.graph import DeviceProfile, Graph
+from olla.graph import DeviceProfile, Graph, Rules
 from olla.graph.precedences import with_precedences
 from olla.plan import BudgetPlan, Goal, Link, Options, Plan, Source, Swapping, SwapPlan, graph_of
-
-if TYPE_CHECKING:
-    from olla.graph import Rules
 
 _AnyPlan = TypeVar("_AnyPlan", BudgetPlan, SwapPlan)
 

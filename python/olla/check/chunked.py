@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla.errors import PlanError
-from olla.graph import operator
+from olla.graph import Graph, operator
 
 if TYPE_CHECKING:
-    from olla.graph import Graph
     from olla.plan import Chunked
 
 # What an op of each part may stand for, by `olla.plan.chunks.Part`.

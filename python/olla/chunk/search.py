@@ -11,13 +11,11 @@ from olla import pipeline
 from olla.check.check import check
 from olla.chunk.losses import Region
 from olla.chunk.rewrite import chunked
-from olla.graph import Graph
-from olla.plan import BudgetPlan, Chunked, Goal, SwapPlan
+from olla.graph import DeviceProfile, Graph
+from olla.plan import BudgetPlan, Chunked, Goal, Options, SwapPlan
 
 if TYPE_CHECKING:
     from olla.base import Progress
-    from olla.graph import DeviceProfile
-    from olla.plan import Options
 
 _BASE_SHARE = 0.1  # of the time limit, for the best order of the original
 

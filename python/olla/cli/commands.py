@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from olla.base import files, visible
+from olla.base import files, human_bytes, parse_bytes, percent, visible
 from olla.base.files import naming
 from olla.cli.interrupt import Interrupt
 from olla.errors import BudgetError, CaptureError, OllaError
@@ -38,7 +38,6 @@ def fail(message: str) -> int:
 def plan_graph(args: argparse.Namespace) -> int:
     """Run `olla plan`; return the exit status."""
     _require_place(args.output)
-    from olla.base import parse_bytes
     from olla.graph import profile_of
     from olla.plan import Goal, Swapping
     from olla.planner import plan
@@ -139,7 +138,6 @@ def _plan_summary(plan: Plan) -> dict[str, Any]:
 
 def check_plan(args: argparse.Namespace) -> int:
     """Run `olla check`; return the exit status."""
-    from olla.base import human_bytes
     from olla.check.check import check
     from olla.graph import Graph
     from olla.plan import Plan
@@ -214,8 +212,6 @@ def _fits(layout: Layout, capacity: int | None) -> bool | None:
 
 
 def _print_layout(layout: Layout, capacity: int | None, seconds: float) -> None:
-    from olla.base import human_bytes, percent
-
     height, load, fits = layout.height_bytes, layout.load_bytes, _fits(layout, capacity)
     print(f"{len(layout.offsets)} buffers: height {height} ({human_bytes(height)}), load {load} ({human_bytes(load)})")
     words = f"fragmentation {percent(layout.fragmentation)}, "
@@ -248,7 +244,6 @@ def show_plan(args: argparse.Namespace) -> int:
 def capture_step(args: argparse.Namespace) -> int:
     """Run `olla capture`; return the exit status."""
     _require_place(args.output)
-    from olla.base import human_bytes
     from olla.graph import Graph
 
     with ProgressLine(f"capturing {args.source}"):

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from olla.base import human_bytes, percent
 from olla.errors import GraphError, PlanError
-from olla.graph import Graph
+from olla.graph import Graph, Rules
 from olla.plan import fields, table
 from olla.plan.chunks import Chunked
 from olla.plan.plan import Plan
-
-if TYPE_CHECKING:
-    from olla.graph import Rules
 
 
 class Decision(NamedTuple):

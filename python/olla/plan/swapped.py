@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from olla.base import human_bytes
 from olla.errors import PlanError
-from olla.graph import Graph
+from olla.graph import Graph, Rules
 from olla.plan import fields, table
 from olla.plan.chunks import Chunked
 from olla.plan.plan import Plan
 from olla.plan.recomputed import BudgetPlan, Decision, with_rewriting
 from olla.plan.swaps import Swaps
-
-if TYPE_CHECKING:
-    from olla.graph import Rules
 
 
 class SwapDecision(NamedTuple):

@@ -11,18 +11,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from olla.errors import PlanError, ReplayError
-from olla.graph import profile_of
-from olla.plan import Goal, Plan, Swapping
+from olla.graph import DeviceProfile, Graph, profile_of
+from olla.plan import Goal, Link, Plan, Swapping
 from olla.planner import plan
-from olla.pytorch.capture import require_choice
+from olla.pytorch.capture import Captured, require_choice
 from olla.pytorch.capture.capture import capture
 
 if TYPE_CHECKING:
     import torch
 
-    from olla.graph import DeviceProfile, Graph
-    from olla.plan import Link
-    from olla.pytorch.capture import Captured
     from olla.pytorch.captures import Capture
     from olla.pytorch.memory.replay import Replay
     from olla.pytorch.planner import Planner

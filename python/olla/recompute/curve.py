@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from olla.plan import Goal, Options, graph_of
+from olla.plan import Goal, Options, Source, graph_of
 from olla.recompute.search import Run
 
 if TYPE_CHECKING:
     from olla.base import Progress
-    from olla.plan import Source
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +18,7 @@ from olla.errors import BudgetError, SolverError
 from olla.graph import Graph, Lists, Rerun, Rules, rules
 from olla.graph.operators import without_replays
 from olla.order.base_orders import base_orders, early_updates, induced
-from olla.plan import BudgetPlan, Goal
-
-if TYPE_CHECKING:
-    from olla.plan import Options, Plan
+from olla.plan import BudgetPlan, Goal, Options, Plan
 
 # What a search may do is limited in work, so that its results are the same on every machine; time limits it only where
 # a caller leaves less than the work takes. A million units take about 10 ms of ordering, 60 ms of choosing.

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from olla.base import Progress, rivals, watched
 from olla.errors import BudgetError
 from olla.graph import Graph, Rules, rules
-from olla.plan import BudgetPlan, Goal, Link, SwapPlan, Swaps, graph_of
+from olla.plan import BudgetPlan, Goal, Link, Options, Source, SwapPlan, Swaps, graph_of
 from olla.plan.swapped import SwapDecision
 from olla.plan.swaps import PCIE3
 from olla.recompute.search import Run, needed_bytes
@@ -22,9 +22,6 @@ from olla.swap.assemble import with_swaps
 from olla.swap.autoswap import SCORES, AutoSwap
 from olla.swap.bound import bounded, working_sets
 from olla.swap.choose import plan_swaps
-
-if TYPE_CHECKING:
-    from olla.plan import Options, Source
 
 _SWAP_WORK = 10_000_000  # for one choice of swaps
 _LAST_WORK = 30_000_000  # for the last one
