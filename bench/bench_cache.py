@@ -67,7 +67,7 @@ def main() -> int:
     page = Report("Start of a training step, seconds", columns)
     wrong = False
     for name in options.names:
-        from olla.pytorch.folders import cache_folder
+        from olla.base.folders import cache_folder
 
         (cache_folder() / "replay").mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as cache:

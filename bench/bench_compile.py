@@ -38,11 +38,11 @@ import torch
 
 import compile_cases
 from harness import REPOSITORY, Cell, Report
-from olla.inductor.compat import code_digest, inductor_settings
-from olla.inductor.partition import Partitioner
-from olla.inductor.replay import Replay, replay
+from olla.inductor.compat.compat import code_digest, inductor_settings
+from olla.inductor.saving.partition import Partitioner
 from olla.inductor.settings import patches
-from olla.inductor.split import Split
+from olla.inductor.simulate.split import Split
+from olla.inductor.simulate.step import Replay, replay
 
 SWEEP = ("1.0", "0.5", "0.9", "0.3", "0.7", "0.1", "0.8", "0.6", "0.4", "0.2")
 OLLA = ("olla same", "olla peak", "olla 0 %", "olla 5 %", "olla least")

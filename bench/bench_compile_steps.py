@@ -46,7 +46,7 @@ import olla.inductor
 from bench_compile import MEBI, Case
 from compiled import MANY_STEPS, Compiled, compare, fresh_batches, spread
 from harness import REPOSITORY, Cell, Report
-from olla.inductor.saving import Choice
+from olla.inductor.saving.saving import Choice
 
 PARTS = ("check", "time")
 NUM_STEPS = 20
@@ -77,7 +77,7 @@ class Kept:
 
     def __init__(self, folder: Path, part: str, case: str) -> None:
         self.path = folder / f"{part} {hashlib.sha256(case.encode()).hexdigest()[:12]}.json"
-        self.stamp = f"{torch.__version__} {olla.inductor.compat.code_digest()} {torch.get_num_threads()}"
+        self.stamp = f"{torch.__version__} {olla.inductor.compat.compat.code_digest()} {torch.get_num_threads()}"
         kept = json.loads(self.path.read_text()) if self.path.is_file() else {}
         self.found: dict[str, Result] = kept.get("found", {})
         self.is_present = kept.get("stamp") == self.stamp

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from harness import Report
-from olla.devices import PROFILES
+from olla.graph import PROFILES
 
 NUM_ELEMENTS = 2**19
 LARGE = 2**25  # elements that no cache holds

@@ -21,8 +21,8 @@ from pathlib import Path
 import compile_cases
 import olla.inductor
 from harness import Cell, Report
-from olla.inductor import arena, order
-from olla.inductor.replay import Replay, replay
+from olla.inductor.kernels import arena, order
+from olla.inductor.simulate.step import Replay, replay
 
 COLUMNS = ["model", "kernels of backward", "with all fusions, MiB", "planned, MiB", "bound, MiB", "fusions taken back"]
 COLUMNS += ["replayed, MiB", "with an arena, MiB", "arena over its load, %", "allocations", "with an arena"]

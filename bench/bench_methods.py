@@ -21,7 +21,7 @@ from pathlib import Path
 import olla
 from generate import random_graph, stack
 from harness import Cell, Report, graph_files, graph_name, measure
-from olla.methods import METHODS
+from olla.plan import METHODS
 
 QUICK_OPS, QUICK_SECONDS = 500, 2.0  # --quick: at most so many ops, at most so long
 

@@ -22,9 +22,9 @@ import olla
 from bench_methods import geometric_mean
 from harness import Cell, Report, graph_files, graph_name, measure
 from olla import _core
+from olla.graph import nearest_order
 from olla.ilp import joint_ilp, order_ilp
 from olla.methods.model import control_edges
-from olla.precedences import nearest_order
 
 PROGRAMS = ("ilp", "model", "joint")
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from harness import Report, Timing
-from olla.pytorch.replay import Replay, Table, load
+from olla.pytorch.memory.replay import Replay, Table, load
 
 NUM_CALLS = 20_000
 NUM_LIVE = 1_000  # blocks in use while planned allocations are timed

@@ -34,7 +34,7 @@ import models
 import olla
 from harness import Cell, Report
 from olla.pytorch.feeds import Feed, flatten
-from olla.pytorch.program import compile_program
+from olla.pytorch.program.program import compile_program
 
 MODES = ("eager", "compile", "reduce-overhead", "program", "olla", "olla-graphs")
 PAIR = ("program", "olla")  # always measured

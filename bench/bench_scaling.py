@@ -28,7 +28,7 @@ from typing import NamedTuple
 import olla
 from generate import random_graph, stack
 from harness import Cell, Report, machine
-from olla.methods import METHODS
+from olla.plan import METHODS
 
 SIZES = {"convnet": (300, 1_000, 3_000, 10_000, 30_000, 100_000), "random": (8, 12, 16, 20, 24, 32, 48)}
 WORDS = {"convnet": "generated convnets", "random": "small random graphs"}

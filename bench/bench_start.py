@@ -32,7 +32,7 @@ print(json.dumps([seconds, [name for name in {HEAVY!r} if name in sys.modules]])
 WARM_STARTS = """
 import sys
 import olla
-from olla.warmstart import starts
+from olla.order.warm_starts import starts
 starts(olla.Graph.load(sys.argv[1]))
 """
 PLAN = """

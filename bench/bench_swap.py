@@ -26,11 +26,13 @@ import olla
 from bench_budget import GRAPHS
 from harness import Cell, Report, graph_files, graph_name
 from olla import _core
-from olla.autoswap import SCORES, AutoSwap
-from olla.chunked import chunked
-from olla.contract import check_swaps
-from olla.devices import profile_of
-from olla.swap import PCIE3, Link, Swaps, plan_swaps, swapped_graph
+from olla.check.swapped import check_swaps
+from olla.chunk import chunked
+from olla.graph import profile_of
+from olla.plan import Link, Swaps
+from olla.plan.swaps import PCIE3
+from olla.swap import plan_swaps, swapped_graph
+from olla.swap.autoswap import SCORES, AutoSwap
 
 SLOWDOWNS = (0.0, 0.02, 0.05, 0.1, 0.2)
 TARGETS = {0.05: 33.0, 0.10: 46.0}  # mean fall of the twelve graphs, chunked, on an a100 with a link of 25 GB/s

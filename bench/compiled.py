@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from models import Example
-from olla.inductor.split import Split, recorded
+from olla.inductor.simulate.split import Split, recorded
 
 Tensors = list[torch.Tensor]
 Configured = Callable[[], contextlib.AbstractContextManager[Any]]

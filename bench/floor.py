@@ -23,10 +23,8 @@ import numpy as np
 import olla
 from bench_budget import GRAPHS
 from harness import Cell, Report, graph_files, graph_name
-from olla.columns import Lists
-from olla.devices import profile_of
-from olla.operators import Rules, rules
-from olla.swapbound import working_sets
+from olla.graph import Lists, Rules, profile_of, rules
+from olla.swap.bound import working_sets
 
 _LEAST_GAP = 1.001  # of a peak to its working set, that is worth a proof
 _MOST_STATES = 2_000_000

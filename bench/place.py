@@ -41,7 +41,7 @@ Solver = Callable[[Task], Callable[[], Answer]]  # loads and prepares; what it r
 
 def olla(task: Task) -> Callable[[], Answer]:
     """Return ours."""
-    from olla.layout import layout
+    from olla.layout.layout import layout
 
     options: dict[str, Any] = {"time_limit": task.time_limit, "num_threads": task.threads, "seed": task.seed}
     if task.capacity:

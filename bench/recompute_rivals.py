@@ -35,10 +35,9 @@ from torch.utils._ordered_set import OrderedSet
 
 import olla
 from olla import _core
-from olla.budget import early_updates
-from olla.columns import Lists
-from olla.devices import profile_of
-from olla.operators import BATCH_NORMS, DROPOUTS, IN_PLACE, Rerun, operator, rules
+from olla.graph import Lists, Rerun, operator, profile_of, rules
+from olla.graph.operators import BATCH_NORMS, DROPOUTS, IN_PLACE
+from olla.recompute.search import early_updates
 
 BUDGETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _MOST_SEGMENTS = 64

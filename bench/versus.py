@@ -13,7 +13,7 @@ import olla
 import recompute_rivals
 from harness import Cell, Report, graph_name
 from olla import _core
-from olla.devices import profile_of
+from olla.graph import profile_of
 from recompute_rivals import Point
 
 _SHARES = (0.02, 0.05, 0.1, 0.2, 0.33, math.inf)  # of added time, for which a rival's best point is shown

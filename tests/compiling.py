@@ -14,7 +14,8 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._inductor.decomposition import select_decomp_table
 
 import olla.inductor
-from olla.inductor import arena, fallback, order
+from olla.inductor.compat import fallback
+from olla.inductor.kernels import arena, order
 
 NUM_STEPS = 20
 LEAST = {"minimise": "peak"}

@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 from torch import nn  # noqa: E402
 
 import models  # noqa: E402, F401
-from olla.pytorch.folders import cache_folder  # noqa: E402
-from olla.pytorch.inputs import gather  # noqa: E402
-from olla.pytorch.run import run  # noqa: E402
+from olla.base.folders import cache_folder  # noqa: E402
+from olla.pytorch.capture.inputs import gather  # noqa: E402
+from olla.pytorch.program.run import run  # noqa: E402
 
 STEPS = 3
 slow = pytest.mark.skipif("OLLA_SLOW" not in os.environ, reason="takes more than a few seconds: set OLLA_SLOW=1")

@@ -13,7 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from strategies import buffers
 
 from olla.errors import PlanError
-from olla.ilp import AddressIlp, address_ilp
+from olla.ilp import address_ilp
+from olla.ilp.programs import AddressIlp
 
 # Full at every step with 6 bytes, and no layout of 6 bytes holds them.
 TIGHT = ([0, 0, 1, 1, 2, 2, 3, 4], [1, 2, 3, 4, 3, 4, 5, 5], [3, 3, 2, 1, 1, 2, 3, 3])

@@ -16,8 +16,7 @@ import floor
 import generate
 import harness
 from olla import Graph, _core
-from olla.devices import profile_of
-from olla.operators import rules
+from olla.graph import profile_of, rules
 
 
 def program_order(graph: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from olla.pytorch.branches import Check, find_check
+from olla.pytorch.checks.branches import Check, find_check
 
 
 class Undecided(Exception):

@@ -15,10 +15,9 @@ from strategies import graphs
 import olla
 from generate import random_graph
 from olla import BudgetError, BudgetPlan, Graph, PlanError, _core
-from olla.baseorders import early_updates
-from olla.budget import needed_bytes
-from olla.devices import PROFILES
-from olla.operators import Rerun, rules
+from olla.graph import PROFILES, Lists, Rerun, rules
+from olla.order.base_orders import early_updates
+from olla.recompute.search import needed_bytes
 
 A100 = PROFILES["a100"]
 
@@ -91,9 +90,9 @@ def test_any_rewritten_graph_computes_the_same_and_needs_what_the_search_says(gr
             workspace_bytes=columns["workspace_bytes"],
             random=columns["random"].astype(bool),
             outputs=columns["outputs"],
-            **{name: olla.columns.Lists(*columns[name]) for name in names},
+            **{name: Lists(*columns[name]) for name in names},
         )
-        from olla.equivalence import check_equivalent
+        from olla.check.recomputed import check_equivalent
 
         check_equivalent(graph, rewritten, origin, rerun, tensor_origin, r)
         program = np.arange(rewritten.num_ops, dtype=np.int32)
@@ -144,7 +143,7 @@ def test_numbers_are_drawn_again_only_behind_the_run_that_drew_them() -> None:
     assert len(replays) > 0
     own = {int(v): i for i, v in enumerate(found.origin) if found.rerun[i] == Rerun.NEVER}
     assert all(own[int(found.origin[i])] in found.graph.after.of(i) for i in replays)
-    loose = replace(found.graph, after=olla.columns.Lists(0 * found.graph.after.offset, found.graph.after.item[:0]))
+    loose = replace(found.graph, after=Lists(0 * found.graph.after.offset, found.graph.after.item[:0]))
     kept = olla.plan(loose, order=found.order, layout=False)
     fields = {name: getattr(kept, name) for name in ("graph_digest", "peak_bytes", "lower_bound_bytes")}
     with pytest.raises(PlanError) as caught:

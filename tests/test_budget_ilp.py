@@ -13,11 +13,10 @@ from test_budget import training_chain
 from test_budget_bound import evictor, tiny
 
 import olla
-from olla import BudgetPlan, Graph, budget
-from olla.budgetilp import solve_choice
-from olla.budgets import Goal
-from olla.operators import without_replays
-from olla.pipeline import Options
+from olla import BudgetPlan, Graph, planner
+from olla.graph.operators import without_replays
+from olla.plan import Goal, Options
+from olla.recompute.ilp import solve_choice
 
 
 @settings(max_examples=40, deadline=None)
@@ -49,7 +48,9 @@ def test_the_method_ilp_proves_the_choice_for_the_base_order() -> None:
     base = olla.plan(graph, time_limit=2.0).peak_bytes
     goal = Goal.of(int(0.8 * base), None, None, "a100", True, True)
     assert goal is not None
-    greedy = budget.run(graph, Options(layout=False), goal, None, without_replays)  # the program repeats no draws
+    greedy = planner.recomputed(
+        graph, Options(layout=False), goal, None, without_replays
+    )  # the program repeats no draws
     exact = olla.plan(graph, budget=int(0.8 * base), method="ilp", time_limit=20.0, layout=False)
     assert isinstance(greedy, BudgetPlan)
     assert isinstance(exact, BudgetPlan)
@@ -72,7 +73,7 @@ def test_the_least_peak_within_a_time_is_searched_for_too() -> None:
 def test_what_nothing_fits_is_said_to_be_proved() -> None:
     graph = training_chain(2)
     order = np.arange(graph.num_ops, dtype=np.int32)
-    r = olla.operators.rules(graph, olla.devices.PROFILES["a100"])
+    r = olla.graph.rules(graph, olla.graph.PROFILES["a100"])
     search = r.evictor(graph, order)
     found = solve_choice(search, peak_bytes=1_500_000, time_limit=20.0)
     assert found.status == "infeasible"

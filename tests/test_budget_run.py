@@ -10,8 +10,8 @@ import pytest
 from steps import World, images, models, net, nn, printed_by_two_processes, same, square, tensors, torch
 
 import olla
-from olla.operators import Rerun
-from olla.pytorch.forms import overwriting
+from olla.graph import Rerun
+from olla.pytorch.program.forms import overwriting
 
 pytestmark = pytest.mark.torch
 

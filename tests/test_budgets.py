@@ -9,9 +9,9 @@ import pytest
 
 import olla
 from olla import BudgetError, DeviceProfile, Graph
-from olla.budgets import Goal, parse_bytes
-from olla.devices import PROFILES, profile_of
-from olla.operators import Rerun, operator, rules
+from olla.base import parse_bytes
+from olla.graph import PROFILES, Rerun, operator, profile_of, rules
+from olla.plan import Goal
 
 
 @pytest.mark.parametrize(

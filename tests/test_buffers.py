@@ -14,7 +14,8 @@ import pytest
 
 import bench_layout
 import buffers
-from olla.layout import layout, read_buffers
+from olla.layout import read_buffers
+from olla.layout.layout import layout
 from overlap import highest_end, overlapping
 
 BENCH = Path(buffers.__file__).parent

@@ -15,8 +15,8 @@ import pytest
 from steps import nn, square, torch
 
 import olla
+from olla.base.folders import cache_folder
 from olla.pytorch import cache
-from olla.pytorch.folders import cache_folder
 
 pytestmark = pytest.mark.torch
 

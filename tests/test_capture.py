@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import olla
 from olla import _core
-from olla.pytorch import optimizers
-from olla.pytorch.inputs import gather
-from olla.pytorch.run import run
+from olla.pytorch.capture import optimizers
+from olla.pytorch.capture.inputs import gather
+from olla.pytorch.program.run import run
 
 pytestmark = pytest.mark.torch
 

@@ -9,8 +9,8 @@ import pytest
 from steps import images, net, nn, square, torch
 
 import olla
-from olla.pytorch.inputs import gather
-from olla.pytorch.run import run
+from olla.pytorch.capture.inputs import gather
+from olla.pytorch.program.run import run
 
 pytestmark = pytest.mark.torch
 

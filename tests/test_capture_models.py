@@ -8,9 +8,9 @@ import pytest
 from steps import STEPS, World, capture, images, net, nn, same, square, torch
 
 import olla
-from olla.pytorch import optimizers
-from olla.pytorch.inputs import gather
-from olla.pytorch.run import run
+from olla.pytorch.capture import optimizers
+from olla.pytorch.capture.inputs import gather
+from olla.pytorch.program.run import run
 
 pytestmark = pytest.mark.torch
 

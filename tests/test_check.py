@@ -15,7 +15,7 @@ from strategies import graphs_with_order
 
 import olla
 from olla import Graph, PlanError, _core
-from olla.check import check
+from olla.check.check import check
 from olla.plan import Plan
 
 ORDER_RULES = {"dependency", "mutation_order", "random_order"}

@@ -10,7 +10,7 @@ from steps import World, nn, same, square, torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import olla
-from olla.pytorch import trace
+from olla.pytorch.capture import trace
 
 pytestmark = pytest.mark.torch
 

@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 
 import olla
-from olla import BudgetPlan, Graph, GraphError, PlanError, _core, cli
-from olla.chunkcheck import check_chunked
-from olla.chunked import Chunked, Part, chunked
-from olla.losses import regions
+from olla import BudgetPlan, Graph, GraphError, PlanError, _core
+from olla.check.chunked import check_chunked
+from olla.chunk import chunked
+from olla.chunk.losses import regions
+from olla.cli import main
+from olla.plan import Chunked
+from olla.plan.chunks import Part
 
 ROWS, WIDTH, CLASSES = 64, 16, 4000
 LOGITS = 4 * ROWS * CLASSES
@@ -256,11 +259,11 @@ def test_the_command_chunks_losses(tmp_path: Path, capsys: pytest.CaptureFixture
     path = str(tmp_path / "graph.json")
     LanguageModel().build().save(path)
     wanted = ["plan", path, "--max-slowdown", "9", "--time-limit", "2", "--json", "--chunked-loss", "8"]
-    assert cli.main([*wanted, "-o", str(tmp_path / "plan.json")]) == 0
+    assert main([*wanted, "-o", str(tmp_path / "plan.json")]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["num_chunked_losses"], shown["goal"]["chunked_loss"]) == (1, 8)
-    assert cli.main(["check", path, str(tmp_path / "plan.json")]) == 0
-    assert cli.main(["plan", path, "--chunked-loss", "8"]) == 2
+    assert main(["check", path, str(tmp_path / "plan.json")]) == 0
+    assert main(["plan", path, "--chunked-loss", "8"]) == 2
     assert "--chunked-loss is for a goal" in capsys.readouterr().err
 
 

@@ -9,10 +9,10 @@ import pytest
 from steps import World, models, nn, printed_by_two_processes, same, square, tensors, torch
 
 import olla
-from olla.chunked import chunked
-from olla.losses import regions
-from olla.pytorch.chunks import suits, with_chunks
-from olla.swap import Link
+from olla.chunk import chunked
+from olla.chunk.losses import regions
+from olla.plan import Link
+from olla.pytorch.program.chunks import suits, with_chunks
 
 pytestmark = pytest.mark.torch
 

@@ -13,7 +13,7 @@ from plans import hard_graph, training_step
 
 import buffers
 import olla
-from olla.cli import main
+from olla.cli.parser import main
 from olla.plan import Plan
 
 PLAN_KEYS = [
@@ -87,7 +87,7 @@ def test_plan_options_reach_the_planner(graph_file: str, capsys: pytest.CaptureF
 
 
 def test_an_unknown_gap_is_null_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from olla.commands import print_json
+    from olla.cli.commands import print_json
 
     print_json({"gap": float("inf"), "peak_bytes": 1})
     assert json.loads(capsys.readouterr().out) == {"gap": None, "peak_bytes": 1}

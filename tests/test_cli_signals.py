@@ -15,8 +15,8 @@ from fans import idle
 from plans import hard_graph
 
 import olla
-from olla.cli import main
-from olla.interrupt import Interrupt
+from olla.cli.interrupt import Interrupt
+from olla.cli.parser import main
 
 TERMINAL = {**os.environ, "TERM": "xterm"}
 
@@ -87,7 +87,7 @@ def test_a_full_disk_is_named_with_its_file(monkeypatch: pytest.MonkeyPatch, cap
     def full(_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device", "plan.json")
 
-    monkeypatch.setattr("olla.cli._silence_stdout", lambda: None)
-    monkeypatch.setattr("olla.commands.show_plan", full)
+    monkeypatch.setattr("olla.cli.parser._silence_stdout", lambda: None)
+    monkeypatch.setattr("olla.cli.commands.show_plan", full)
     assert main(["show", "plan.json"]) == 2
     assert "plan.json: cannot be written: the disk is full" in capfd.readouterr().err

@@ -14,7 +14,7 @@ import pytest
 from olla.errors import ReplayError
 
 torch = pytest.importorskip("torch")
-from olla.pytorch import extension  # noqa: E402
+from olla.pytorch.memory import extension  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -10,9 +10,9 @@ from fans import FANS, idle, readers, results
 
 import olla
 from olla import Graph, _core
-from olla.baseorders import base_orders
-from olla.methods import METHODS
-from olla.warmstart import starts
+from olla.order.base_orders import base_orders
+from olla.order.warm_starts import starts
+from olla.plan import METHODS
 
 QUICK = ("auto", "inductor", "program", "smartpool")
 GOALS: dict[str, dict[str, Any]] = {

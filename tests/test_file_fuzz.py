@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from test_graph_fuzz import VALUES, flip_bit, move_chunk, swap_token
 
 import olla
-from olla import Graph, OllaError, Plan, trace
-from olla.layout import layout, read_buffers, write_offsets
-from olla.report.text import text
-from olla.trace import NEVER, Trace
+from olla import Graph, OllaError, Plan
+from olla.layout import read_buffers, requests, write_offsets
+from olla.layout.layout import layout
+from olla.layout.requests import NEVER, Trace
+from olla.plan.table import text
 
 NUM_CASES = int(os.environ.get("OLLA_FUZZ", "200"))
 SEEDS = st.integers(0, 2**32 - 1)
@@ -39,7 +40,7 @@ def planned() -> list[tuple[Graph, dict[str, Any]]]:
     found = []
     for options in ({}, {"minimise": "peak"}, {"minimise": "peak", "swap": True}, {"method": "autoswap"}):
         plan = olla.plan(graph, time_limit=0.3, **options)
-        found.append((graph, plan._to_object()))
+        found.append((graph, plan.to_object()))
     return found
 
 
@@ -97,7 +98,7 @@ def test_a_damaged_plan_is_read_or_gives_one_clear_error(folder: Path) -> None:
         except OllaError as error:
             rules.add(require_clear(error, path, data))
             return
-        assert text(plan, True)
+        assert text(plan.rows(), True)
         plan.save(folder / "again.json")
         assert (folder / "again.json").read_bytes()
         try:
@@ -195,12 +196,12 @@ def test_a_damaged_trace_is_loaded_or_gives_one_clear_error(folder: Path) -> Non
         m = rng.randrange(6)
         freed = [rng.choice([NEVER, min(k + 1 + rng.randrange(2 * m), 2 * m - 1)]) for k in range(m)]
         sizes = np.array([rng.randrange(1, 200) for _ in range(m)], dtype=np.int64)
-        path = folder / "trace.csv"
+        path = folder / "requests.csv"
         Trace(sizes, np.array(freed, dtype=np.int64)).place(16, 0.05, 0).save(path)
         rows = list(csv.reader(path.read_text().splitlines()))
         path.write_bytes(data := damaged_table(rows, rng))
         try:
-            placed = trace.load(path, 16)
+            placed = requests.load(path, 16)
         except OllaError as error:
             rules.add(require_clear(error, path, data))
             return
@@ -211,7 +212,7 @@ def test_a_damaged_trace_is_loaded_or_gives_one_clear_error(folder: Path) -> Non
     assert {"valid", "file", "sizes", "alignment", "lifetimes"} <= rules
 
 
-def require_sound(placed: trace.Placed) -> None:
+def require_sound(placed: requests.Placed) -> None:
     """What the readers of a placed trace count on."""
     m = len(placed.num_bytes)
     alive = placed.upper > placed.lower
@@ -247,17 +248,17 @@ HEADER = "id,lower,upper,size,offset\n"
     ],
 )
 def test_a_trace_that_breaks_a_rule_is_refused_with_that_rule(tmp_path: Path, rows: str, rule: str, words: str) -> None:
-    path = tmp_path / "trace.csv"
+    path = tmp_path / "requests.csv"
     path.write_text(HEADER + rows)
     with pytest.raises(OllaError) as caught:
-        trace.load(path, 16)
+        requests.load(path, 16)
     assert caught.value.rule == rule
     assert str(caught.value).startswith(str(path))
     assert words in str(caught.value)
 
 
 def test_a_trace_without_offsets_says_how_to_get_them(tmp_path: Path) -> None:
-    path = tmp_path / "trace.csv"
+    path = tmp_path / "requests.csv"
     Trace(np.array([10]), np.array([1])).save(path)
     with pytest.raises(OllaError, match=r"olla layout .* --align 16"):
-        trace.load(path, 16)
+        requests.load(path, 16)

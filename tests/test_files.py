@@ -25,11 +25,11 @@ from samples import FULL
 
 import olla
 from olla import Graph, GraphError, OllaError, Plan, PlanError
-from olla import trace as traces
-from olla.layout import Buffers, read_buffers, write_offsets
+from olla.layout import read_buffers, requests, write_offsets
+from olla.layout.layout import Buffers
 
 ONE = np.zeros(1, dtype=np.int64)
-TRACE = traces.Trace(np.array([100, 50]), np.array([1, 2]))
+TRACE = requests.Trace(np.array([100, 50]), np.array([1, 2]))
 PLAN = olla.plan(training_step(), time_limit=1.0)
 SAVE: dict[str, Callable[[Path], None]] = {
     "graph": lambda path: training_step().save(path),
@@ -42,7 +42,7 @@ LOAD: dict[str, Callable[[str], Any]] = {
     "graph": Graph.load,
     "plan": Plan.load,
     "buffers": read_buffers,
-    "places": lambda path: traces.load(path, 64),
+    "places": lambda path: requests.load(path, 64),
 }
 every_kind = pytest.mark.parametrize("kind", SAVE)
 
@@ -150,7 +150,7 @@ def test_buffers_and_places_are_read_from_fifos_and_through_gzip(tmp_path: Path)
     assert data.startswith(b"\x1f\x8b")
     thread = write_soon(tmp_path / "fifo", gzip.decompress(data))
     for path in (tmp_path / "placed.csv.gz", tmp_path / "fifo"):
-        assert traces.load(path, 64).offsets.tolist() == placed.offsets.tolist()
+        assert requests.load(path, 64).offsets.tolist() == placed.offsets.tolist()
     thread.join()
     assert read_buffers(tmp_path / "placed.csv.gz").size.tolist() == [100, 50]
 

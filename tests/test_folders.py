@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from olla.pytorch.folders import NotTrusted, cache_folder, check_own, own_folder
+from olla.base.folders import NotTrusted, cache_folder, check_own, own_folder
 
 STRANGER = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
@@ -114,9 +114,7 @@ def without_home(program: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_without_a_home_folder_a_folder_of_the_process_is_used() -> None:
-    program = (
-        "from olla.pytorch.folders import *; c = cache_folder(); own_folder(c / 'x'); print(c, c == cache_folder())"
-    )
+    program = "from olla.base.folders import *; c = cache_folder(); own_folder(c / 'x'); print(c, c == cache_folder())"
     done = without_home(program)
     assert done.returncode == 0, done.stderr
     place, same = done.stdout.split()

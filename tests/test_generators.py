@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from steps import World, nn, same, square, torch
 
-from olla.operators import Rerun
-from olla.pytorch import forms, generator
+from olla.graph import Rerun
+from olla.pytorch.capture import generator
+from olla.pytorch.program import forms
 
 pytestmark = pytest.mark.torch
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from samples import FULL, SHARED, chain, changed
 
 from olla import Graph, GraphError, _core
-from olla.columns import Lists
+from olla.graph import Lists
 
 
 def test_every_key_of_a_file_becomes_a_column() -> None:

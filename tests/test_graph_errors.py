@@ -5,7 +5,7 @@ import pytest
 from samples import chain, changed, without
 
 from olla import Graph, GraphError
-from olla.columns import Lists
+from olla.graph import Lists
 
 
 def error_of(content: object) -> GraphError:

@@ -15,7 +15,8 @@ from samples import fork, scaled, wide_graph
 from generate import small_random_graph
 from olla import Graph, _core
 from olla.errors import PlanError, SolverError
-from olla.ilp import OrderIlp, highs_library, order_ilp
+from olla.ilp import highs_library, order_ilp
+from olla.ilp.programs import OrderIlp
 
 NUM_RANDOM = int(os.environ.get("OLLA_RANDOM", "200"))
 

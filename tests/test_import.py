@@ -27,3 +27,7 @@ def test_import_is_quick_and_loads_no_heavy_library() -> None:
 def test_all_names_are_there_and_the_version_is_the_installed_one() -> None:
     assert all(hasattr(olla, name) for name in olla.__all__)
     assert olla.__version__ == version("olla-planner")
+
+
+def test_dir_lists_the_public_names_and_nothing_else() -> None:
+    assert dir(olla) == sorted(olla.__all__)

@@ -18,11 +18,12 @@ from steps import nn, torch
 from torch.utils.checkpoint import checkpoint
 
 import olla.inductor
-from olla.budgets import Goal
 from olla.errors import BudgetError, CaptureError
-from olla.inductor import compat, saving
-from olla.inductor.joint import Joint
+from olla.inductor.compat import compat
+from olla.inductor.saving import saving
+from olla.inductor.saving.joint import Joint
 from olla.inductor.settings import patches
+from olla.plan import Goal
 
 pytestmark = pytest.mark.torch
 

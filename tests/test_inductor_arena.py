@@ -9,8 +9,9 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 import olla.inductor  # noqa: E402
-from olla.inductor import arena, compat_codegen, order  # noqa: E402
-from olla.inductor.replay import replay  # noqa: E402
+from olla.inductor.compat import codegen  # noqa: E402
+from olla.inductor.kernels import arena, order  # noqa: E402
+from olla.inductor.simulate.step import replay  # noqa: E402
 
 WIDTH = 16
 
@@ -79,7 +80,7 @@ def test_buffers_of_an_arena_never_overlap_while_in_use(monkeypatch):
     def check(groups, offsets, num_bytes, name, end):
         place(groups, offsets, num_bytes, name, end)
         spans = [
-            (g.live_range.begin, g.live_range.end, o, o + compat_codegen.static_bytes(g))
+            (g.live_range.begin, g.live_range.end, o, o + codegen.static_bytes(g))
             for g, o in zip(groups, offsets, strict=True)
         ]
         for i, (begin, end, low, high) in enumerate(spans):
@@ -88,8 +89,8 @@ def test_buffers_of_an_arena_never_overlap_while_in_use(monkeypatch):
                 assert end <= other[0] or other[1] <= begin or high <= other[2] or other[3] <= low
         seen.append(len(spans))
 
-    seen, place = [], compat_codegen.place_groups
-    monkeypatch.setattr(compat_codegen, "place_groups", check)
+    seen, place = [], codegen.place_groups
+    monkeypatch.setattr(codegen, "place_groups", check)
     with olla.inductor.enable(arena=True):
         replayed()
     assert len(seen) == 2
@@ -114,7 +115,7 @@ def test_symbolic_sizes_stay_outside():
 
 
 def test_a_planner_that_has_changed_is_named_and_buffers_stay_as_they_were(monkeypatch):
-    monkeypatch.setattr(compat_codegen, "_planning_module", "torch._inductor.codegen.gone")
+    monkeypatch.setattr(codegen, "_planning_module", "torch._inductor.codegen.gone")
     with olla.inductor.enable():
         usual = allocations(replayed().sources)
     with olla.inductor.enable(arena=True), pytest.warns(UserWarning, match="one by one: .*CaptureError") as caught:

@@ -16,22 +16,12 @@ from torch._dynamo.utils import counters
 
 import olla.inductor
 from olla.errors import PlanError
-from olla.inductor import (
-    arena,
-    compat,
-    compat_codegen,
-    fused,
-    joint,
-    order,
-    rebuild,
-    saving,
-    split,
-    sums,
-    unfuse,
-    verify,
-)
-from olla.inductor.replay import replay
+from olla.inductor.compat import codegen, compat
+from olla.inductor.kernels import arena, fused, order, unfuse
+from olla.inductor.saving import joint, rebuild, saving, split_sums, verify
 from olla.inductor.settings import patches
+from olla.inductor.simulate import split
+from olla.inductor.simulate.step import replay
 
 pytestmark = pytest.mark.torch
 
@@ -73,7 +63,7 @@ _PARTITION = [
     (saving, "_lower_bound"),
     (rebuild._Rebuilder, "run"),
     (rebuild._Rebuilder, "size"),
-    (sums, "keep_apart"),
+    (split_sums, "keep_apart"),
     (verify, "rewritten"),
     (compat, "split"),
     (verify, "halves"),
@@ -127,7 +117,7 @@ _CODE = [
     (order, "ends", "functions of kernels end", {}),
     (compat, "keep_strides_of_results", "layout torch gives them", {}),
     (arena, "_planned", "one by one", {"arena": True}),
-    (compat_codegen, "place_groups", "one by one", {"arena": True}),
+    (codegen, "place_groups", "one by one", {"arena": True}),
 ]
 
 
@@ -271,7 +261,7 @@ def test_what_was_warned_of_does_not_come_out_of_a_cache_in_silence(monkeypatch:
     assert (step(**LEAST), step(**LEAST)) == (0, 1)
     with one_warning("budget=1000 bytes"):
         assert step(budget=1000) == 0
-    olla.inductor.fallback.forget()
+    olla.inductor.compat.fallback.forget()
     with one_warning("budget=1000 bytes"):
         assert step(budget=1000) == 0
 

@@ -8,10 +8,10 @@ from compiling import LEAST, fresh  # noqa: F401
 from steps import nn, torch
 
 import olla.inductor
-from olla.inductor import given
-from olla.inductor.compat import inductor_settings
-from olla.inductor.replay import replay
+from olla.inductor.compat.compat import inductor_settings
+from olla.inductor.saving import saved_inputs
 from olla.inductor.settings import patches
+from olla.inductor.simulate.step import replay
 
 CHANNELS = 64
 WEIGHT_BYTES = CHANNELS * CHANNELS * 9 * 4
@@ -32,7 +32,7 @@ def test_weights_of_convolutions_are_in_memory_once() -> None:
     settings = patches(**LEAST)
     with inductor_settings(settings):
         once = replay(*network(), loss)
-    del settings[given.HOOK]
+    del settings[saved_inputs.HOOK]
     with inductor_settings(settings):
         twice = replay(*network(), loss)
     assert twice.peak_bytes - once.peak_bytes >= 2 * WEIGHT_BYTES
@@ -54,9 +54,9 @@ def test_the_numbers_are_those_of_torch_compile() -> None:
 def test_the_users_own_pass_is_left_in_force() -> None:
     called: list[torch.fx.Graph] = []
     model, x = network()
-    torch.compile(loss, backend="olla", options={**LEAST, given.HOOK: called.append})(model, x).backward()
+    torch.compile(loss, backend="olla", options={**LEAST, saved_inputs.HOOK: called.append})(model, x).backward()
     assert len(called) == 2
-    with torch._inductor.config.patch({given.HOOK: called.append}), olla.inductor.enable(**LEAST):
+    with torch._inductor.config.patch({saved_inputs.HOOK: called.append}), olla.inductor.enable(**LEAST):
         torch.compiler.reset()
         torch.compile(loss)(model, x).backward()
     assert len(called) == 4

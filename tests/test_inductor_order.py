@@ -18,9 +18,10 @@ from torch._inductor import config as inductor_config  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from olla import _core  # noqa: E402
-from olla.inductor import compat, fused, order, scheduler  # noqa: E402
-from olla.inductor.replay import replay  # noqa: E402
-from olla.inductor.wrappers import LiveBytes, watched_wrappers  # noqa: E402
+from olla.inductor.compat import compat  # noqa: E402
+from olla.inductor.kernels import fused, order, scheduler  # noqa: E402
+from olla.inductor.simulate.step import replay  # noqa: E402
+from olla.inductor.simulate.wrappers import LiveBytes, watched_wrappers  # noqa: E402
 
 
 class Mixed(torch.nn.Module):
@@ -206,7 +207,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
 from torch._inductor import config
 import olla.inductor
-from olla.inductor import order
+from olla.inductor.kernels import order
 
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
 torch.manual_seed(0)

@@ -10,9 +10,9 @@ from compile_programs import PROGRAMS, Compile, seeded
 from compiling import LEAST, fresh, without_kernels  # noqa: F401
 from steps import nn, torch
 
-from olla.inductor import compat
-from olla.inductor.replay import replay
+from olla.inductor.compat import compat
 from olla.inductor.settings import patches
+from olla.inductor.simulate.step import replay
 
 pytestmark = pytest.mark.torch
 

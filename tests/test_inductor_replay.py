@@ -10,8 +10,8 @@ from steps import torch
 
 import olla.inductor
 from olla.errors import CaptureError
-from olla.inductor.replay import replay, sweep
-from olla.inductor.wrappers import LiveBytes
+from olla.inductor.simulate.step import replay, sweep
+from olla.inductor.simulate.wrappers import LiveBytes
 
 pytestmark = [
     pytest.mark.torch,

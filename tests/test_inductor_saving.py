@@ -11,12 +11,14 @@ from compiling import fresh  # noqa: F401
 from steps import nn, torch
 
 import olla.inductor
-from olla.budgets import Goal
-from olla.inductor import compat, order, partition, saving, sums
-from olla.inductor.joint import Joint
-from olla.inductor.kinds import Fusion, is_drawn, is_truth
-from olla.inductor.replay import Replay, replay, sweep
+from olla.inductor.compat import compat
+from olla.inductor.kernels import order
+from olla.inductor.saving import partition, saving, split_sums
+from olla.inductor.saving.joint import Joint
+from olla.inductor.saving.kinds import Fusion, is_drawn, is_truth
 from olla.inductor.settings import patches
+from olla.inductor.simulate.step import Replay, replay, sweep
+from olla.plan import Goal
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")]
 
@@ -177,7 +179,7 @@ def test_the_choice_has_a_bound_above_what_is_resident(monkeypatch: pytest.Monke
 
 def test_the_gradient_of_tied_logits_does_not_wait_for_the_embeddings(monkeypatch: pytest.MonkeyPatch) -> None:
     apart = replayed(max_recomputed=0.0)
-    monkeypatch.setattr(sums, "keep_apart", lambda *_: 0)
+    monkeypatch.setattr(split_sums, "keep_apart", lambda *_: 0)
     together = replayed(max_recomputed=0.0)
     logits_bytes = 8 * 32 * VOCABULARY * 4
     assert apart.peak_bytes <= together.peak_bytes
@@ -195,9 +197,9 @@ def test_sums_kept_apart_are_the_same_numbers() -> None:
         return [p.grad for p in model.parameters() if p.grad is not None]
 
     rewritten: list[int] = []
-    keep_apart = sums.keep_apart
+    keep_apart = split_sums.keep_apart
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sums, "keep_apart", lambda *a: rewritten.append(keep_apart(*a)))
+        patch.setattr(split_sums, "keep_apart", lambda *a: rewritten.append(keep_apart(*a)))
         found = trained(backend="olla", options={"minimise": "peak"})
     assert rewritten == [1]
     torch.testing.assert_close(found, trained(backend="inductor"), rtol=1e-4, atol=1e-5)

@@ -21,7 +21,8 @@ import compile_cases
 import olla.inductor
 from compiled import Compiled, compare, fresh_batches, spread
 from models import Example
-from olla.inductor import compat, order
+from olla.inductor.compat import compat
+from olla.inductor.kernels import order
 from olla.inductor.settings import patches
 
 pytestmark = pytest.mark.torch

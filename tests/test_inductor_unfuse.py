@@ -13,10 +13,11 @@ from torch._inductor import config as inductor_config  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from olla import _core  # noqa: E402
-from olla.inductor import compat_codegen, order, scheduler  # noqa: E402
-from olla.inductor.fused import Storages  # noqa: E402
-from olla.inductor.parts import parts_of  # noqa: E402
-from olla.inductor.wrappers import LiveBytes, watched_wrappers  # noqa: E402
+from olla.inductor.compat import codegen  # noqa: E402
+from olla.inductor.kernels import order, scheduler  # noqa: E402
+from olla.inductor.kernels.fused import Storages  # noqa: E402
+from olla.inductor.kernels.parts import parts_of  # noqa: E402
+from olla.inductor.simulate.wrappers import LiveBytes, watched_wrappers  # noqa: E402
 
 HEIGHT, WIDTH = 512, 256
 
@@ -189,7 +190,7 @@ def test_functions_hold_as_many_kernels_as_before_where_the_peak_is_elsewhere():
 
 
 def test_kernels_that_cannot_be_taken_apart_are_still_ordered(monkeypatch):
-    monkeypatch.setattr(compat_codegen, "is_plain_fusion", lambda node: node.gone)
+    monkeypatch.setattr(codegen, "is_plain_fusion", lambda node: node.gone)
     with pytest.warns(UserWarning, match="fusions stay as they are: .*AttributeError"):
         found, _ = generated(twins, order.patches())
     [record] = order.records()

@@ -17,7 +17,8 @@ import olla
 from generate import small_random_graph
 from olla import Graph, _core
 from olla.errors import PlanError, SolverError
-from olla.ilp import JointIlp, joint_ilp
+from olla.ilp import joint_ilp
+from olla.ilp.programs import JointIlp
 
 NUM_RANDOM = int(os.environ.get("OLLA_RANDOM", "100"))
 

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olla.errors import GraphError, PlanError
-from olla.layout import Buffers, Layout, layout, read_buffers, write_offsets
+from olla.layout import Layout, read_buffers, write_offsets
+from olla.layout.layout import Buffers, layout
 
 Buffer = tuple[int, int, int]  # lower, upper, size
 

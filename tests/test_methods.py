@@ -16,10 +16,12 @@ from strategies import buffers, graphs, graphs_with_order
 
 from generate import random_graph, stack
 from olla import Graph, _core
-from olla.check import check
-from olla.methods import METHODS, Answer, Problem, solver
-from olla.plan import Plan, Status, plan
-from olla.segments import assigned, links_of, merged, spine_of
+from olla.check.check import check
+from olla.methods.segments import assigned, links_of, merged, spine_of
+from olla.order import Answer, Problem
+from olla.pipeline import solver
+from olla.plan import METHODS, Plan, Status
+from olla.planner import plan
 
 OTHERS = [method for method in METHODS if method != "auto"]
 QUICK = [method for method in OTHERS if method in ("roam", "smartpool", "inductor", "program")]
@@ -107,7 +109,7 @@ def test_an_answer_that_breaks_a_dependency_is_caught_by_the_checker(monkeypatch
     def wrong(problem: Problem) -> Answer:
         return Answer(np.ascontiguousarray(problem.order[::-1]))
 
-    monkeypatch.setattr("olla.methods.program.solve", wrong)
+    monkeypatch.setattr("olla.order.program.solve", wrong)
     with pytest.raises(Exception, match="op") as caught:
         plan(training_step(), method="program")
     assert type(caught.value).__name__ in ("PlanError", "SolverError")
@@ -299,7 +301,7 @@ def test_an_update_waits_where_it_would_raise_the_peak() -> None:
 
 
 def test_details_survive_a_file_and_are_printed_on_request(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    from olla.cli import main
+    from olla.cli.parser import main
 
     graph = stack(300, family="convnet")
     graph.save(tmp_path / "graph.json")
@@ -323,4 +325,4 @@ def test_plans_from_before_details_and_arena_bounds_are_still_read(tmp_path: Any
     path.write_text(json.dumps(content))
     loaded = Plan.load(path)
     assert (loaded.details, loaded.arena_lower_bound_bytes) == ((), 0)
-    loaded.verify(training_step())
+    check(training_step(), loaded)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import buffers
 from olla.errors import PlanError
-from olla.layout import Layout, layout
+from olla.layout import Layout
+from olla.layout.layout import layout
 from overlap import highest_end, overlapping
 
 Placed = tuple[int, int, int, int]  # lower, upper, size, offset: -1 where it is free

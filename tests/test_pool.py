@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import olla
-from olla.cli import main
+from olla.cli.parser import main
 
 torch = pytest.importorskip("torch")
 from steps import images, net  # noqa: E402

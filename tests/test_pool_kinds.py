@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import olla
-from olla.trace import Trace
+from olla.layout.requests import Trace
 
 torch = pytest.importorskip("torch")
 from test_pool import Loop, equal, halved  # noqa: E402

@@ -134,7 +134,7 @@ def test_a_child_forked_amid_a_recorded_step_neither_records_nor_fails() -> None
             torch.empty(16)
         return process_bytes() - before < 500_000
 
-    from olla.pytorch.replay import load
+    from olla.pytorch.memory.replay import load
 
     replay = load(torch.device("cpu"))
     replay.start_recording(1)
@@ -148,7 +148,7 @@ def test_a_child_forked_amid_a_recorded_step_neither_records_nor_fails() -> None
 
 @needs_fork
 def test_a_child_forked_while_the_allocator_is_loaded_loads_it_too() -> None:
-    from olla.pytorch import extension
+    from olla.pytorch.memory import extension
 
     extension.load_module("cpu")
 
@@ -310,7 +310,7 @@ def test_an_interrupted_layout_leaves_the_loop_going(monkeypatch: pytest.MonkeyP
 
 
 def test_a_loop_whose_arena_finds_no_room_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    from olla.pytorch.replay import Replay
+    from olla.pytorch.memory.replay import Replay
 
     def full(*_: Any) -> None:
         raise MemoryError("no room")

@@ -14,7 +14,7 @@ import pytest
 import olla
 
 torch = pytest.importorskip("torch")
-from olla.pytorch import replay as planned  # noqa: E402
+from olla.pytorch.memory import replay as planned  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,

@@ -11,7 +11,7 @@ from strategies import buffers, graphs
 
 import olla
 from olla import Graph
-from olla.check import check
+from olla.check.check import check
 from olla.methods.model import control_edges, pyramid
 
 

@@ -16,8 +16,8 @@ import pytest
 from olla.errors import ReplayError
 
 torch = pytest.importorskip("torch")
-from olla.pytorch import replay as planned  # noqa: E402
-from olla.pytorch.replay import Replay, Table  # noqa: E402
+from olla.pytorch.memory import replay as planned  # noqa: E402
+from olla.pytorch.memory.replay import Replay, Table  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -400,7 +400,7 @@ def test_a_thousand_steps_do_not_grow_the_process(replay: Replay) -> None:
 def test_tensors_in_an_arena_may_live_until_the_interpreter_ends() -> None:
     script = """
 import numpy as np, torch
-from olla.pytorch.replay import Table, load
+from olla.pytorch.memory.replay import Table, load
 replay = load(torch.device("cpu"))
 replay.activate(Table(128, np.array([0, 2]), np.array([64, 64]), np.array([0, 64])))
 replay.begin(0)

@@ -6,8 +6,10 @@ import pytest
 from plans import plan_of, training_step
 
 from olla import Graph
-from olla.plan import LiveTensor, OpAt, Plan, Status, plan
-from olla.report.text import human_bytes, percent, text
+from olla.base import human_bytes, percent
+from olla.plan import Plan, Status
+from olla.plan.plan import LiveTensor, OpAt
+from olla.planner import plan
 
 EXPECTED = """\
 two layers: 6 ops, 8 tensors
@@ -67,10 +69,10 @@ def test_the_planner_fills_the_table() -> None:
 def test_optimal_and_stopped_plans_never_print_the_same() -> None:
     optimal = small_plan()
     stopped = replace(optimal, status=Status.FEASIBLE, message=Status.FEASIBLE.message)
-    assert "Proved" in text(optimal)
-    assert "feasible" not in text(optimal)
-    assert "Not proved" in text(stopped)
-    assert "optimal" not in text(stopped)
+    assert "Proved" in str(optimal)
+    assert "feasible" not in str(optimal)
+    assert "Not proved" in str(stopped)
+    assert "optimal" not in str(stopped)
     assert len({status.message for status in Status}) == len(Status)
 
 
@@ -94,15 +96,15 @@ def test_names_that_look_like_markup_are_printed_as_they_are() -> None:
         message="see [/nothing]",
         peak_tensors=(LiveTensor(0, "layers[0][/red]", 1, "temporary", "add[1]"),),
     )
-    shown = text(named)
+    shown = str(named)
     for name in ("[bold]model[/]", "see [/nothing]", "tensor 0 layers[0][/red]", "written by add[1]"):
         assert name in shown
 
 
 def test_long_names_stay_within_the_width_and_no_colour_codes_appear() -> None:
     long = replace(small_plan(), peak_tensors=(LiveTensor(0, "n" * 150, 1, "temporary", "p" * 150),))
-    assert max(map(len, text(long).splitlines())) <= 100
-    assert "\x1b" not in text(long)
+    assert max(map(len, str(long).splitlines())) <= 100
+    assert "\x1b" not in str(long)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import pytest
 from test_step import compiled, planned, reference, runner_of, world_of
 
 import olla
-from olla.pytorch import recording
-from olla.pytorch.replay import Allocations
-from olla.pytorch.requests import Requests, with_costs, workspaces
+from olla.pytorch.memory import arrange
+from olla.pytorch.memory.replay import Allocations
+from olla.pytorch.memory.requests import Requests, with_costs, workspaces
 
 torch = pytest.importorskip("torch")
 from steps import same, topological  # noqa: E402
@@ -64,8 +64,8 @@ def test_workspaces_are_what_an_op_holds_above_what_it_writes() -> None:
 
 
 def test_load_is_what_the_layout_finds() -> None:
-    assert recording.load(RECORDED, 64) == 128 + 320
-    assert recording.arrange(RECORDED, 4, 64, 1.0, 0).load_bytes == 128 + 320
+    assert arrange.load(RECORDED, 64) == 128 + 320
+    assert arrange.arrange(RECORDED, 4, 64, 1.0, 0).load_bytes == 128 + 320
 
 
 def test_an_order_is_planned_again_where_workspaces_matter_and_never_gets_worse() -> None:
@@ -79,14 +79,14 @@ def test_an_order_is_planned_again_where_workspaces_matter_and_never_gets_worse(
     before = olla.plan(graph, layout=False)
     assert before.order.tolist() == [0, 1, 2]
     seconds = np.arange(3.0)
-    none = recording.planned_again(
+    none = arrange.planned_again(
         with_costs(graph, allocations((0, 0, 1000, 2, 2, 64), (1, 0, 10, 2, 2, 128)), seconds, 1), before
     )
     assert (none.order.tolist(), none.status) == ([0, 1, 2], olla.Status.OPTIMAL)
     recorded = allocations((0, 0, 1000, 2, 3, 64), (1, 0, 5000, 1, 2, 128), (1, 1, 10, 2, 3, 128))
     costly = with_costs(graph, recorded, seconds, 1)
     assert costly.workspace_bytes.tolist() == [0, 4990, 0]
-    after = recording.planned_again(costly, before)
+    after = arrange.planned_again(costly, before)
     assert after.order.tolist() == [1, 0, 2]
     assert after.peak_bytes == 5000 < olla.plan(costly, order=[0, 1, 2], layout=False).peak_bytes
     olla.check(costly, after)

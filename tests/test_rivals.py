@@ -9,9 +9,12 @@ import pytest
 from fans import clipped, idle
 
 import olla
-from olla import Graph, SolverError, _core, autoswap, baseorders, budget, combine, pipeline, warmstart
-from olla.methods import Answer, Problem, model
-from olla.rivals import LEFT_OUT
+from olla import Graph, SolverError, _core, pipeline
+from olla.base.rivals import LEFT_OUT
+from olla.methods import model
+from olla.order import Answer, Problem, base_orders, warm_starts
+from olla.recompute import search
+from olla.swap import autoswap, combine
 
 
 def raises(*_: Any, **__: Any) -> Any:
@@ -72,16 +75,16 @@ def test_a_broken_list_schedule_is_left_out(
 def test_a_broken_warm_start_is_left_out(
     monkeypatch: pytest.MonkeyPatch, graph: Graph, method: str, kernel: int, broken: Any
 ) -> None:
-    kernels = list(warmstart._kernels())
+    kernels = list(warm_starts._kernels())
     kernels[kernel] = lambda *_: broken(graph)
-    monkeypatch.setattr(warmstart, "_kernels", lambda: kernels)
+    monkeypatch.setattr(warm_starts, "_kernels", lambda: kernels)
     plan = olla.plan(graph, method=method, time_limit=0.1)
     olla.check(graph, plan)
     assert len(left_out(plan)) == 1, plan.details
 
 
 def test_without_any_heuristic_the_program_order_is_refined(monkeypatch: pytest.MonkeyPatch, graph: Graph) -> None:
-    monkeypatch.setattr(warmstart, "_kernels", raises)
+    monkeypatch.setattr(warm_starts, "_kernels", raises)
     for name in SCHEDULES:
         monkeypatch.setattr(_core, name, raises)
     plan = olla.plan(graph, time_limit=0.1)
@@ -96,7 +99,7 @@ def test_without_any_heuristic_the_program_order_is_refined(monkeypatch: pytest.
 def test_a_broken_base_order_is_left_out(
     monkeypatch: pytest.MonkeyPatch, rewritable: Graph, name: str, broken: Any
 ) -> None:
-    for module in (baseorders, budget) if name == "early_updates" else (_core,):
+    for module in (base_orders, search) if name == "early_updates" else (_core,):
         monkeypatch.setattr(module, name, broken)
     plan = olla.plan(rewritable, max_slowdown=0.05, time_limit=1.0)
     olla.check(rewritable, plan)
@@ -104,8 +107,8 @@ def test_a_broken_base_order_is_left_out(
 
 
 def test_a_rival_of_a_rewriting_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch, rewritable: Graph) -> None:
-    monkeypatch.setattr(budget, "induced", raises)
-    monkeypatch.setattr(budget.Run, "_close_enough", lambda *_: False)
+    monkeypatch.setattr(search, "induced", raises)
+    monkeypatch.setattr(search.Run, "_close_enough", lambda *_: False)
     plan = olla.plan(rewritable, max_slowdown=0.05, time_limit=1.0)
     olla.check(rewritable, plan)
     assert any("the order of the rewritten graph" in line for line in left_out(plan))

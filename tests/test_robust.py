@@ -17,8 +17,8 @@ import pytest
 from test_step import compiled, planned, reference, runner_of, world_of
 
 import olla
-from olla.pytorch import recording
-from olla.pytorch.requests import Requests
+from olla.pytorch.memory import arrange
+from olla.pytorch.memory.requests import Requests
 
 torch = pytest.importorskip("torch")
 from steps import World, num_interrupted, same, square, topological  # noqa: E402
@@ -182,7 +182,7 @@ def moved_plan(graph: olla.Graph, seed: int = 0) -> olla.Plan:
 def test_another_order_is_recorded_again_only_if_lifetimes_cannot_be_known(
     is_exact: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recording, "planned_again", lambda graph, before, progress: moved_plan(graph))
+    monkeypatch.setattr(arrange, "planned_again", lambda graph, before, progress: moved_plan(graph))
     if not is_exact:
         monkeypatch.setattr(Requests, "of", lambda recorded, addresses, graph: Requests.of_graph(graph))
     world = world_of("resnet50", "adamw")

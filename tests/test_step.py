@@ -12,9 +12,9 @@ import pytest
 from steps import World, images, models, net, nn, same, square, torch
 
 import olla
-from olla.pytorch import extension
-from olla.pytorch.inputs import gather
-from olla.pytorch.run import run
+from olla.pytorch.capture.inputs import gather
+from olla.pytorch.memory import extension
+from olla.pytorch.program.run import run
 
 pytestmark = pytest.mark.torch
 

@@ -11,13 +11,15 @@ from strategies import graphs_with_order
 
 import olla
 from olla import _core
-from olla.autoswap import SCORES, AutoSwap
-from olla.contract import check_swaps
-from olla.devices import profile_of
+from olla.check.swapped import check_swaps
 from olla.errors import BudgetError, PlanError
-from olla.graph import Graph
-from olla.swap import PCIE3, SWAP_IN, SWAP_OUT, Link, Search, plan_swaps, swapped_graph
-from olla.swapplan import SwapPlan
+from olla.graph import Graph, profile_of
+from olla.plan import Link, SwapPlan
+from olla.plan.swaps import PCIE3
+from olla.swap import plan_swaps, swapped_graph
+from olla.swap.autoswap import SCORES, AutoSwap
+from olla.swap.graph import SWAP_IN, SWAP_OUT
+from olla.swap.search import Search
 
 MB = 1_000_000
 SLOW = Link.of(10 * MB)

@@ -22,14 +22,16 @@ from test_robust import Saved, fail, failing, no_memory
 from test_step import planned, runner_of
 
 import olla
-from olla import autoswap, pipeline, swap
-from olla.pytorch import copies
-from olla.pytorch.budgeted import without_costs
-from olla.pytorch.copies import Copies, HostMemory, Outline, whole
-from olla.pytorch.requests import with_costs
-from olla.pytorch.swapped import Transfers, transfers
-from olla.swap import Link, Search, Swaps
-from olla.swapplan import SwapPlan, with_swaps
+from olla import pipeline
+from olla.plan import Link, SwapPlan, Swaps
+from olla.pytorch.memory import copies
+from olla.pytorch.memory.copies import Copies, HostMemory, Outline, whole
+from olla.pytorch.memory.requests import with_costs
+from olla.pytorch.planner import without_costs
+from olla.pytorch.program.swapped import Transfers, transfers
+from olla.swap import autoswap, choose
+from olla.swap.assemble import with_swaps
+from olla.swap.search import Search
 
 pytestmark = pytest.mark.torch
 
@@ -46,7 +48,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def small_tensors_are_swapped_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swap, "_MIN_BYTES", 512)
+    monkeypatch.setattr(choose, "MIN_BYTES", 512)
     monkeypatch.setattr(autoswap, "_MIN_BYTES", 512)
 
 
@@ -55,7 +57,7 @@ def estimated_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is worth swapping does not depend on how busy the machine is."""
 
     def with_estimates(graph: olla.Graph, recorded: Any, seconds: Any, alignment: int) -> olla.Graph:
-        return with_costs(graph, recorded, olla.devices.PROFILES["cpu"].op_seconds(graph), alignment)
+        return with_costs(graph, recorded, olla.graph.PROFILES["cpu"].op_seconds(graph), alignment)
 
     monkeypatch.setattr("olla.pytorch.runner.with_costs", with_estimates)
 
@@ -82,7 +84,7 @@ def test_five_steps_with_swaps_are_those_without_to_the_bit(name: str, optimizer
             ways[1]["budget"] = (plain.planned_peak_bytes + max(needed, report.planned_peak_bytes)) // 2
         assert report.planned_peak_bytes < plain.planned_peak_bytes or "method" in options
         captured = runner_of(step)._captured.graph
-        without_costs(step.plan, captured).verify(captured)
+        olla.check(captured, without_costs(step.plan, captured))
 
 
 def test_host_memory_stays_within_its_budget() -> None:
@@ -103,7 +105,7 @@ def test_without_an_arena_the_numbers_are_the_same() -> None:
     step, values = train(world_of("gpt2", "momentum"), link=FAST, method="autoswap", arena=False)
     assert same(values, unbudgeted("gpt2", "momentum")[1])
     graph = runner_of(step)._captured.graph
-    estimated = float(olla.devices.PROFILES["cpu"].op_seconds(graph).sum())
+    estimated = float(olla.graph.PROFILES["cpu"].op_seconds(graph).sum())
     assert step.plan.swaps.base_seconds != pytest.approx(estimated, rel=1e-6)
     assert step.report().swap.num_swaps > 0
 
@@ -189,7 +191,7 @@ def test_copies_are_planned_anew_with_measured_seconds_once() -> None:
     runner = runner_of(step)
     graph = runner._captured.graph
     assert (graph.seconds == 0).all()
-    estimated = float(olla.devices.PROFILES["cpu"].op_seconds(graph).sum())
+    estimated = float(olla.graph.PROFILES["cpu"].op_seconds(graph).sum())
     assert step.plan.recomputation.base_seconds != pytest.approx(estimated, rel=1e-6)
     chosen = step.plan.swaps
     planned(world, step, 3)

@@ -20,17 +20,18 @@ from test_swap import SLOW, chain, program
 
 import olla
 from generate import random_graph
-from olla import _core, budget, combine
-from olla.budgetplan import Decision
-from olla.cli import main
-from olla.contract import check_copies, check_swaps
-from olla.devices import DeviceProfile, profile_of
+from olla import _core
+from olla.check.swapped import check_copies, check_swaps
+from olla.cli.parser import main
 from olla.errors import BudgetError, PlanError
-from olla.graph import Graph
-from olla.operators import rules
-from olla.swap import Link, Search, swapped_graph
-from olla.swapbound import SwapBound, working_sets
-from olla.swapplan import SwapDecision, SwapPlan
+from olla.graph import DeviceProfile, Graph, profile_of, rules
+from olla.plan import Link, SwapPlan
+from olla.plan.recomputed import Decision
+from olla.plan.swapped import SwapDecision
+from olla.recompute import search
+from olla.swap import combine, swapped_graph
+from olla.swap.bound import SwapBound, working_sets
+from olla.swap.search import Search
 
 SECONDS = DeviceProfile(
     name="toy",
@@ -45,7 +46,7 @@ SECONDS = DeviceProfile(
 @pytest.fixture(autouse=True, scope="module")
 def small_blocks_are_swapped_too() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("olla.swap._MIN_BYTES", 1)
+        patch.setattr("olla.swap.choose.MIN_BYTES", 1)
         yield
 
 
@@ -99,7 +100,7 @@ def test_a_plan_that_swaps_comes_back_from_its_file_as_it_was(tmp_path: Path) ->
     plan.save(tmp_path / "plan.json.gz")
     loaded = olla.Plan.load(tmp_path / "plan.json.gz")
     assert isinstance(loaded, SwapPlan)
-    assert loaded._to_object() == plan._to_object()
+    assert loaded.to_object() == plan.to_object()
     assert loaded.recomputation is not None
     assert loaded.swaps.stall_seconds == plan.swaps.stall_seconds
     assert str(loaded) == str(plan)
@@ -110,10 +111,10 @@ def test_a_plan_that_swaps_comes_back_from_its_file_as_it_was(tmp_path: Path) ->
 def test_a_budget_with_swaps_is_met_where_one_without_is_and_no_later(seed: int) -> None:
     graph = random_graph(60, seed=seed, window=20, max_bytes=10_000_000)
     least = olla.plan(graph, minimise="peak", time_limit=5.0)
-    total = budget.needed_bytes(least.graph, least)
+    total = search.needed_bytes(least.graph, least)
     without = olla.plan(graph, budget=total, time_limit=5.0)
     found = olla.plan(graph, budget=total, swap=True, time_limit=10.0)
-    assert budget.needed_bytes(found.graph, found) <= total
+    assert search.needed_bytes(found.graph, found) <= total
     assert found.added_seconds <= without.added_seconds * (1 + 1e-9)
 
 
@@ -130,7 +131,7 @@ def test_swaps_go_with_losses_in_chunks_and_a_plan_of_both_survives_its_file(tmp
     assert "in 8 chunks of rows" in str(plan)
     plan.save(tmp_path / "plan.json.gz")
     loaded = olla.Plan.load(tmp_path / "plan.json.gz")
-    assert loaded._to_object() == plan._to_object()
+    assert loaded.to_object() == plan.to_object()
     olla.check(g, loaded)
     below = plan.recomputation
     assert below is not None
@@ -141,7 +142,7 @@ def test_swaps_go_with_losses_in_chunks_and_a_plan_of_both_survives_its_file(tmp
 
 
 def test_a_damaged_file_is_refused_with_the_key(tmp_path: Path) -> None:
-    whole = planned(chain())._to_object()
+    whole = planned(chain()).to_object()
     (tmp_path / "plan.json").write_text(json.dumps(whole))
 
     def refused(message: str, **changes: object) -> None:
@@ -285,7 +286,7 @@ def test_swaps_add_less_time_than_recomputation_alone_where_the_link_is_free() -
 def test_swaps_and_added_time_never_raise_the_peak_however_little_work_is_left(
     share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    works = {budget: ("_DROP_WORK", "_IMPROVE_WORK"), combine: ("_SWAP_WORK", "_TURN_WORK")}
+    works = {search: ("_DROP_WORK", "_IMPROVE_WORK"), combine: ("_SWAP_WORK", "_TURN_WORK")}
     for module, names in works.items():
         for name in names:
             monkeypatch.setattr(module, name, int(share * getattr(module, name)))

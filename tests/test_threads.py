@@ -17,7 +17,7 @@ from torch.optim import optimizer as torch_optimizer
 from torch.utils import checkpoint
 
 import olla
-from olla.pytorch import exclusive
+from olla.pytorch.capture import exclusive
 
 pytestmark = pytest.mark.torch
 

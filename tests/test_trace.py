@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olla.trace import NEVER, Placed, Trace
+from olla.layout.requests import NEVER, Placed, Trace
 
 
 @st.composite

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from strategies import graphs
 
 from olla import Graph, _core
-from olla.warmstart import starts
+from olla.order.warm_starts import starts
 
 
 @settings(max_examples=200)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import olla
 from generate import random_graph
 from olla import _core
-from olla.window import window_graph
+from olla.order.window import window_graph
 
 
 @settings(max_examples=200)
@@ -54,7 +54,7 @@ def test_a_large_graph_that_is_not_proved_in_time_is_improved_on_windows(monkeyp
         cut.append(inside.num_ops)
         return inside
 
-    monkeypatch.setattr("olla.methods.auto.window_graph", counted)
+    monkeypatch.setattr("olla.order.auto.window_graph", counted)
     graph = random_graph(12_000, seed=100, max_bytes=1 << 20)
     for layout in (False, True):
         cut.clear()

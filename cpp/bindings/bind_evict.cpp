@@ -279,7 +279,7 @@ void bind_evict(nb::module_& m) {
             values["rerun_makes"] = lists(Csr<ValueId>(self.values.rerun_makes));
             return values;
           },
-          "What tensors hold between two mutations; see cpp/olla/values.hpp.")
+          "What tensors hold between two mutations; see cpp/olla/graph/values.hpp.")
       .def_prop_ro("peak", [](const Search& self) { return self.evictor.rewrite().peak; })
       .def_prop_ro("added_seconds", [](const Search& self) { return self.evictor.rewrite().added_seconds; })
       .def(

@@ -95,7 +95,7 @@ void bind_swap(nb::module_& m) {
       },
       "live"_a.noconvert(), "seconds"_a.noconvert(), "bytes"_a.noconvert(), "ready"_a.noconvert(), "last"_a.noconvert(),
       "issue"_a.noconvert(), "next"_a.noconvert(), "link"_a.noconvert(), "limit"_a,
-      "When swaps run beside ops; see cpp/olla/swap.hpp.");
+      "When swaps run beside ops; see cpp/olla/swap/timeline.hpp.");
   m.def(
       "idle_blocks",
       [](const Graph& graph, Array<OpId> order, Bytes min_bytes, Array<TensorId> lasting) {

@@ -91,7 +91,7 @@ class Evictor:
 
     @property
     def values(self) -> dict:
-        """What tensors hold between two mutations; see cpp/olla/values.hpp."""
+        """What tensors hold between two mutations; see cpp/olla/graph/values.hpp."""
 
     @property
     def peak(self) -> int: ...
@@ -200,7 +200,7 @@ def order_ilp(graph: Graph, start: Annotated[NDArray[numpy.int32], dict(shape=(N
     """
 
 def swap_timeline(live: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], bytes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], ready: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], last: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], issue: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], next: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], link: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], limit: int) -> dict:
-    """When swaps run beside ops; see cpp/olla/swap.hpp."""
+    """When swaps run beside ops; see cpp/olla/swap/timeline.hpp."""
 
 def idle_blocks(graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], min_bytes: int, lasting: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple:
     """

@@ -2,107 +2,30 @@
 
 from __future__ import annotations
 
-import math
+import importlib
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from olla import _core, rivals
-from olla.check import check
+from olla import _core
+from olla.base import Progress, rivals, watched
+from olla.check.check import check
 from olla.errors import OllaError, PlanError, SolverError
-from olla.graph import Graph
-from olla.methods import METHODS, Answer, Problem, solver
-from olla.placement import ArenaBuffers, Placement, nothing_placed
-from olla.plan import LiveTensor, OpAt, Plan, Status
-from olla.precedences import nearest_order, require_order, updates_stay
-
-Progress = Callable[[str, float, int, int], bool | None]
+from olla.graph import Graph, nearest_order
+from olla.graph.precedences import require_order, updates_stay
+from olla.layout import ArenaBuffers, Placement, nothing_placed
+from olla.order import Answer, Problem
+from olla.plan import Options, Plan, Source, Status, graph_of
+from olla.plan.plan import LiveTensor, OpAt
 
 _NUM_PEAK_TENSORS = 10
 _LAYOUT_NODES = 200_000  # of the exact search: some seconds, where the greedy passes do not reach the load at once
 _QUICK_LAYOUT_NODES = 20_000  # where the order is limited in work too
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What a caller of `olla.plan` can choose; see there for the meaning.
-
-    Raises:
-        ValueError: an option is out of its range.
-    """
-
-    method: str = "auto"
-    time_limit: float = 15.0
-    seed: int = 0
-    alignment: int = 512
-    layout: bool = True
-    updates_may_move: bool = True
-    precedences: tuple[tuple[int, int], ...] = ()
-    order: NDArray[Any] | None = None
-    max_work: int | None = None  # of the search for an order, in units of `_core.order`; None: as time allows
-
-    def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise ValueError(f"method is {self.method!r}, expected one of {', '.join(METHODS)}")
-        if not 0 <= self.time_limit < math.inf:
-            raise ValueError(f"time_limit is {self.time_limit}, expected a finite number of seconds from 0 on")
-        if not 0 <= self.seed < 2**31:
-            raise ValueError(f"seed is {self.seed}, expected 0 to 2^31 - 1")
-        if not 1 <= self.alignment <= 2**30:
-            raise ValueError(f"alignment is {self.alignment}, expected 1 to 2^30 bytes")
-        if self.order is not None and (self.order.ndim != 1 or (self.order.size and self.order.dtype.kind != "i")):
-            raise ValueError(
-                f"order is an array of {self.order.dtype} with shape {self.order.shape}, expected one op id per step"
-            )
-
-    def record(self) -> dict[str, Any]:
-        """Return the options as a plan keeps them: numbers, text, true or false."""
-        return {
-            "method": self.method,
-            "time_limit": float(self.time_limit),
-            "seed": int(self.seed),
-            "alignment": int(self.alignment),
-            "layout": self.layout,
-            "updates_may_move": self.updates_may_move,
-            "num_precedences": len(self.precedences),
-            "order_given": self.order is not None,
-        }
-
-
-class Captured(Protocol):
-    """Anything that carries the graph of a training step."""
-
-    @property
-    def graph(self) -> Graph:
-        """The graph of the whole step."""
-
-
-Source = Graph | str | os.PathLike[str] | Captured
-
-
-def graph_of(source: Source) -> Graph:
-    """Return the graph: itself, loaded from its path, or of a captured step.
-
-    Raises:
-        GraphError: the file is no valid graph.
-        TypeError: source is none of these.
-    """
-    if isinstance(source, Graph):
-        return source
-    if isinstance(source, str | os.PathLike):
-        return Graph.load(source)
-    graph = getattr(source, "graph", None)
-    if isinstance(graph, Graph):
-        return graph
-    raise TypeError(
-        f"cannot plan a {type(source).__name__}: expected an olla.Graph, the path of a graph file, "
-        "or a captured step from olla.capture"
-    )
+_OURS = {"auto": "order.auto", "program": "order.program", "inductor": "order.list_schedules"}  # the rest: methods
 
 
 def run(source: Source, options: Options, progress: Progress | None) -> Plan:
@@ -124,7 +47,7 @@ class _Run:
         self.start = start
         self.graph = graph
         self.options = options
-        self.progress = rivals.watched(progress)
+        self.progress = watched(progress)
         self.seconds: dict[str, float] = {}
         self.interrupted = False
         self.layout_bound = 0  # no arena of the order is smaller
@@ -326,3 +249,17 @@ class _Run:
                     advice = "method 'auto' may find a tighter layout"
                 parts.append(f"The arena is {excess} bytes above its load: {advice}.")
         return " ".join([*parts, note]).strip()
+
+
+def solver(method: str) -> Callable[[Problem], Answer]:
+    """Return `solve` of a method, whose module is loaded when it is asked for.
+
+    Args:
+        method: one of `olla.plan.options.METHODS`.
+
+    Example:
+        >>> solver("program").__module__
+        'olla.order.program'
+    """
+    module = _OURS.get(method, f"methods.{method}")
+    return cast(Callable[[Problem], Answer], importlib.import_module(f"olla.{module}").solve)

@@ -2,7 +2,7 @@
 
 from olla.inductor.backend import backend
 from olla.inductor.explain import Explanation, explain
-from olla.inductor.partition import Partitioner
+from olla.inductor.saving.partition import Partitioner
 from olla.inductor.settings import disable, enable
 
 __all__ = ["Explanation", "Partitioner", "backend", "disable", "enable", "explain"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from olla.inductor import compat, given
+from olla.inductor.compat import compat
+from olla.inductor.saving import saved_inputs
 from olla.inductor.settings import patches
 
 _OURS = ("budget", "max_slowdown", "minimise", "device", "max_recomputed", "arena")
@@ -32,6 +33,6 @@ def backend(module: Any, inputs: Any, *, mode: str | None = None, options: Mappi
     others = {name: value for name, value in (options or {}).items() if name not in _OURS}
     mode = others.pop("mode", mode)
     decisions = patches(**ours)
-    if given.HOOK in others:  # the user's own pass
-        decisions.pop(given.HOOK, None)
+    if saved_inputs.HOOK in others:  # the user's own pass
+        decisions.pop(saved_inputs.HOOK, None)
     return compat.compile_graph(module, inputs, mode=mode, options=others, patches=decisions)

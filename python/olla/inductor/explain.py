@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from olla.devices import DeviceProfile
-from olla.inductor import compat
-from olla.inductor.partition import Partitioner
-from olla.inductor.replay import Replay, replay, sweep
-from olla.inductor.saving import Choice
+from olla.base import human_bytes, percent
+from olla.graph import DeviceProfile
+from olla.inductor.compat import compat
+from olla.inductor.saving.partition import Partitioner
+from olla.inductor.saving.saving import Choice
 from olla.inductor.settings import patches
-from olla.inductor.split import Split
-from olla.report.text import human_bytes, percent
+from olla.inductor.simulate.split import Split
+from olla.inductor.simulate.step import Replay, replay, sweep
 
 if TYPE_CHECKING:
     from rich.table import Table

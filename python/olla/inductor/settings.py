@@ -5,10 +5,12 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any
 
-from olla.budgets import Goal
-from olla.devices import DeviceProfile
-from olla.inductor import compat, given, order
-from olla.inductor.partition import Partitioner
+from olla.graph import DeviceProfile
+from olla.inductor.compat import compat
+from olla.inductor.kernels import order
+from olla.inductor.saving import saved_inputs
+from olla.inductor.saving.partition import Partitioner
+from olla.plan import Goal
 
 DEFAULT_SLOWDOWN = 0.05  # where no goal is given
 
@@ -36,7 +38,7 @@ def patches(
     goal = Goal.of(budget, max_slowdown, minimise, "a100" if device is None else device, True, True)
     assert goal is not None
     partitioner = Partitioner(goal, device_given=device is not None, max_recomputed=max_recomputed)
-    return {"custom_partitioner_fn": partitioner, **given.patches(), **order.patches(arena=bool(arena))}
+    return {"custom_partitioner_fn": partitioner, **saved_inputs.patches(), **order.patches(arena=bool(arena))}
 
 
 class Enabled:
@@ -89,7 +91,7 @@ def enable(
             number. What lies outside of them (other graphs, an optimizer's state) comes on top.
         max_slowdown: the least peak for at most this share of added time, 0.05 for 5 %; the goal where none is given.
         minimise: "peak": the least peak at whatever time.
-        device: what seconds are estimated for: a name of `olla.devices.PROFILES` or a profile; by default by the
+        device: what seconds are estimated for: a name of `olla.graph.PROFILES` or a profile; by default by the
             device of the graph.
         max_recomputed: beside any goal, or alone for the least peak: most flops of matrix products, convolutions and
             attention to run again, as a share of the graph's, 0.05 for 5 %; known exactly, as seconds are not.

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from olla import _core
 from olla.ilp import address_ilp
-from olla.methods.search import Search
-from olla.placement import ArenaBuffers, Placement
+from olla.layout import ArenaBuffers, Placement
+from olla.order.search import Search
 
 _HEURISTIC_SHARE = 0.5  # of the time left
 _MAX_BUFFERS = 20_000  # the address program compares every two of them

@@ -5,9 +5,9 @@ Source: Steiner et al., OLLA (arXiv 2210.12924), equations (14) and (15).
 
 from __future__ import annotations
 
-from olla.methods import Answer, Problem
 from olla.methods.addresses import place
-from olla.methods.search import Search
+from olla.order import Answer, Problem
+from olla.order.search import Search
 
 _BOUND_SHARE = 0.2  # of the time to search, before the integer program
 

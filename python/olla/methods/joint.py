@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from olla import _core
 from olla.ilp import joint_ilp
-from olla.methods import Answer, Problem
 from olla.methods.addresses import described, place
 from olla.methods.ilp import solve_order
-from olla.methods.search import Search
+from olla.order import Answer, Problem
+from olla.order.search import Search
 
 _SPLIT_SHARE = 0.5  # of the time limit, for the split answer that the joint program starts from
 

@@ -17,14 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla import _core
-from olla.graph import Graph
-from olla.methods import Answer, Problem
+from olla.graph import Graph, nearest_order
+from olla.layout import ArenaBuffers, Placement
 from olla.methods.addresses import solve_addresses
 from olla.methods.ilp import solve_order
-from olla.methods.search import Search
-from olla.placement import ArenaBuffers, Placement
-from olla.precedences import nearest_order
-from olla.segments import Links, links_of
+from olla.methods.segments import Links, links_of
+from olla.order import Answer, Problem
+from olla.order.search import Search
 
 _BOUND_SHARE = 0.2  # of the time to search
 _MAX_LATE_EDGES = 1_000_000  # an op may have many generators and many other predecessors: further pairs are left out

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla import _core
-from olla.methods import Answer, Problem
-from olla.methods.search import Search
-from olla.placement import ArenaBuffers, Placement
-from olla.segments import assigned, leaf_of_step, links_of, merged, spine_of
-from olla.window import window_graph
+from olla.layout import ArenaBuffers, Placement
+from olla.methods.segments import assigned, leaf_of_step, links_of, merged, spine_of
+from olla.order import Answer, Problem
+from olla.order.search import Search
+from olla.order.window import window_graph
 
 _LEAF_OPS = 100  # small enough for the exact search
 _MAX_LEAVES = 100  # larger graphs get larger leaves

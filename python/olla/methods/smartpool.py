@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from olla import _core
-from olla.methods import Answer, Problem
-from olla.methods.search import Search
-from olla.placement import ArenaBuffers, Placement
+from olla.layout import ArenaBuffers, Placement
+from olla.order import Answer, Problem
+from olla.order.search import Search
 
 
 def solve(problem: Problem) -> Answer:

@@ -1,1 +1,1 @@
-"""PyTorch in, graphs out. Nothing outside this package imports torch, and capture does so only when it is called."""
+"""PyTorch in, graphs out; plans in, steps out. torch is imported only when one of these is called."""

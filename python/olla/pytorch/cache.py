@@ -21,16 +21,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-import olla
-from olla import budgetplan, files, planfile, swapplan
-from olla.budgetplan import BudgetPlan
+from olla.base import files
+from olla.base.folders import cache_folder, own_folder
+from olla.check.check import check
 from olla.graph import Graph
 from olla.plan import Plan
 from olla.pytorch.capture import Captured
-from olla.pytorch.folders import cache_folder, own_folder
-from olla.pytorch.recording import Arranged
-from olla.pytorch.replay import Table
-from olla.swapplan import SwapPlan
+from olla.pytorch.memory.arrange import Arranged
+from olla.pytorch.memory.replay import Table
 
 MAX_BYTES, MAX_ENTRIES = 2**30, 512
 VERSION = 2
@@ -96,7 +94,7 @@ class Place:
         """Keep the plan of the captured graph."""
         self._made_for = _identity(plan)
         if self._name:
-            _write(self._plan_file, _to_object(plan))
+            _write(self._plan_file, plan.to_object())
 
     def load_known(self, graph: Graph) -> Known | None:
         """Return what an earlier process found out by recording the step.
@@ -116,7 +114,7 @@ class Place:
         arranged, table = known.arranged, known.arranged.table
         content = {
             "made_for": self._made_for,
-            "plan": planfile.to_object(known.plan),
+            "plan": Plan.to_object(known.plan),
             "workspace_bytes": known.graph.workspace_bytes.tolist(),
             "seconds": known.graph.seconds.tolist(),
             "eager_peak_bytes": int(known.eager_peak_bytes),
@@ -217,7 +215,7 @@ def identity(captured: Captured) -> str:
 def olla_digest() -> str:
     """Return a digest of this olla: another one may plan otherwise."""
     own = hashlib.sha256()
-    package = Path(olla.__file__).parent
+    package = Path(__file__).parents[1]
     for path in sorted([*package.rglob("*.py"), *package.glob("_core*.so")]):
         own.update(path.read_bytes())
     return own.hexdigest()
@@ -265,14 +263,8 @@ def _checked(content: Any, graph: Graph) -> Plan:
         OllaError: it is no plan of the graph.
     """
     plan = Plan.from_object(content)
-    plan.verify(graph)
+    check(graph, plan)
     return plan
-
-
-def _to_object(plan: Plan) -> dict[str, Any]:
-    if isinstance(plan, SwapPlan):
-        return swapplan.to_object(plan)
-    return budgetplan.to_object(plan) if isinstance(plan, BudgetPlan) else planfile.to_object(plan)
 
 
 def _identity(plan: Plan) -> str:

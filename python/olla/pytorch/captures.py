@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from olla._core import same_objects
-from olla.pytorch import failures, feeds
+from olla.pytorch import feeds
 from olla.pytorch.capture import Captured
+from olla.pytorch.checks import failures
 from olla.pytorch.guards.guard import Guard, TensorFacts, Wholes
 from olla.pytorch.guards.values import equal
 from olla.pytorch.guards.watched import Holds, Watched

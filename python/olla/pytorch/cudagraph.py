@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from olla.errors import ReplayError
-from olla.pytorch.inputs import Input
-from olla.pytorch.program import Program
+from olla.pytorch.capture.inputs import Input
+from olla.pytorch.program.program import Program
 
 Run = Callable[[], list[torch.Tensor]]
 

@@ -10,10 +10,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from olla._core import same_objects
-from olla.pytorch import optimizers
+from olla.pytorch.capture import optimizers
+from olla.pytorch.capture.inputs import Input, plain_batch
 from olla.pytorch.guards.modes import modes
 from olla.pytorch.guards.values import same
-from olla.pytorch.inputs import Input, plain_batch
 
 Sources = Callable[[Sequence[Any]], list[torch.Tensor]]
 

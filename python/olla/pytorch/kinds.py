@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from olla.pytorch.replay import Iteration, Replay, Table
-from olla.trace import NEVER, Placed, Trace
+from olla.layout.requests import NEVER, Placed, Trace
+from olla.pytorch.memory.replay import Iteration, Replay, Table
 
 Int64 = npt.NDArray[np.int64]
 

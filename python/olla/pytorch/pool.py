@@ -8,13 +8,13 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from olla import trace
 from olla.errors import ReplayError
+from olla.layout import requests
 
 if TYPE_CHECKING:
     import torch
 
-    from olla.pytorch.replay import Replay
+    from olla.pytorch.memory.replay import Replay
 
 _ALIGNMENT = {"cpu": 64}  # bytes; torch's allocators for accelerators align to 512
 _DEVIATION = 0.01  # of the bytes of an iteration: with more of them missed no plan fits it
@@ -57,7 +57,7 @@ class PoolReport:
 
     def __str__(self) -> str:
         """Say it in two lines."""
-        from olla.report.text import human_bytes
+        from olla.base import human_bytes
 
         lines = [
             f"pool {self.state}: {self.num_iterations} iterations, {self.num_planned} planned, {self.num_plans} plans",
@@ -127,7 +127,7 @@ class Pool:
         self._device = torch.device(device)
         alignment = _ALIGNMENT.get(self._device.type, 512)
         self._shared = self._device.type != "cpu"  # autograd allocates on a thread of its own
-        self._kinds = Kinds(alignment, time_limit, seed, None if plan is None else trace.load(plan, alignment))
+        self._kinds = Kinds(alignment, time_limit, seed, None if plan is None else requests.load(plan, alignment))
         self._replay: Replay | None = None  # None: the loop runs on torch's own allocator
         self._thread: threading.Thread | None = None  # inside the with block
         self._process = os.getpid()
@@ -141,7 +141,7 @@ class Pool:
         Raises:
             ReplayError: the pool was entered already, or the thread is inside another one or a compiled step.
         """
-        from olla.pytorch.replay import load
+        from olla.pytorch.memory.replay import load
 
         if self._thread is not None and self._process == os.getpid():
             raise ReplayError(f"the pool was entered already, by thread {self._thread.name!r}: leave it there first")

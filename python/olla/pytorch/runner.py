@@ -7,6 +7,7 @@ import dataclasses
 import statistics
 import time
 import traceback
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,23 +15,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from olla.budgetplan import BudgetPlan
 from olla.graph import Graph
-from olla.plan import Plan
-from olla.pytorch import recording
-from olla.pytorch.budgeted import Planner, budget_report, original_costs, swap_report, with_figures
+from olla.plan import BudgetPlan, Plan, SwapPlan
 from olla.pytorch.cache import Known, Place
 from olla.pytorch.capture import Captured
-from olla.pytorch.copies import Copies, HostMemory
 from olla.pytorch.cudagraph import Graphed
-from olla.pytorch.program import Program, compile_program
-from olla.pytorch.replay import Allocations, Counters, Miss, Replay
-from olla.pytorch.requests import Recorder, Requests, with_costs
-from olla.pytorch.results import gradients
-from olla.pytorch.script import Script, script
+from olla.pytorch.memory import arrange
+from olla.pytorch.memory.copies import Copies, HostMemory
+from olla.pytorch.memory.replay import Allocations, Counters, Miss, Replay
+from olla.pytorch.memory.requests import Recorder, Requests, with_costs
+from olla.pytorch.planner import Planner, budget_report, original_costs, swap_report, with_figures
+from olla.pytorch.program.program import Program, compile_program
+from olla.pytorch.program.script import Script, script
 from olla.report.progress import ProgressLine
 from olla.report.step import StepReport
-from olla.swapplan import SwapPlan
 
 _NUM_TIMES = 100  # latest calls whose median is reported
 _MAX_RECORDINGS = 3  # the first call makes requests that no later one does: caches of libraries
@@ -90,7 +88,7 @@ class Runner:
         host: HostMemory | None = None,
     ) -> None:
         self.structure = captured.structure
-        self.gradients = gradients(captured)
+        self.gradients = _gradients(captured)
         self._captured = captured
         self._planner = planner
         self._device = device_type(captured)
@@ -105,7 +103,7 @@ class Runner:
         self._cuda_graph = cuda_graph
         self._graphed: Graphed | None = None
         self._alignment = _ALIGNMENT.get(self._device, 512)
-        self._arranged: recording.Arranged | None = None
+        self._arranged: arrange.Arranged | None = None
         self._num_recordings = 0
         self._eager_peak_bytes = self._eager_peak(captured.graph)
         self._is_cached = place is not None and place.loaded
@@ -242,14 +240,14 @@ class Runner:
             recorded = replay.stop_recording()
         except BaseException as error:
             replay.abandon()
-            if recording.is_out_of_memory(error):
+            if arrange.is_out_of_memory(error):
                 self._arrange_unrecorded(replay)
             raise
         middle = time.perf_counter()
         self._num_recordings += 1
         self._arrange(replay, recorded)
         if self._device == "cpu":
-            recording.trim()
+            arrange.trim()
         self._seen = _Seen()
         self._seconds["record"] += middle - start
         self._seconds["plan"] += time.perf_counter() - middle
@@ -277,7 +275,7 @@ class Runner:
             self.graph = with_costs(plain, recorded, self._recorder.seconds, self._alignment)
             self._eager_peak_bytes = self._eager_peak(self._original_costs())
             before = self.plan
-            self.plan = self._same_rewriting(recording.planned_again(self.graph, before, progress))
+            self.plan = self._same_rewriting(arrange.planned_again(self.graph, before, progress))
             if not np.array_equal(self.plan.order, before.order):
                 requests = Requests.of(recorded, self._recorder.addresses, plain)
                 moved = requests.in_order(plain, self.plan.order)
@@ -300,7 +298,7 @@ class Runner:
     def _lay_out(self, replay: Replay, requests: Allocations, progress: ProgressLine | None) -> None:
         options = self.plan.options
         limit = _LAYOUT_SHARE * (self._planner.time_limit if self._planner else options["time_limit"])
-        arranged = recording.arrange(requests, self.graph.num_ops, self._alignment, limit, options["seed"], progress)
+        arranged = arrange.arrange(requests, self.graph.num_ops, self._alignment, limit, options["seed"], progress)
         if self._planner is not None and (tighter := self._tighter(self._planner, arranged, progress)) is not None:
             self._use(tighter)
             self._num_recordings = 0
@@ -312,7 +310,7 @@ class Runner:
         self.program = self._compile_arranged()
 
     def _tighter(
-        self, planner: Planner, arranged: recording.Arranged, progress: ProgressLine | None
+        self, planner: Planner, arranged: arrange.Arranged, progress: ProgressLine | None
     ) -> BudgetPlan | SwapPlan | None:
         """Return another plan where the arena does not fit the budget, or copies were planned by estimates."""
         needed = self.graph.resident_bytes + arranged.output_bytes + arranged.table.arena_bytes
@@ -322,7 +320,7 @@ class Runner:
     def _eager_peak(self, costs: Graph) -> int:
         """Return the peak of the program order; of losses that run in chunks, the whole ones count, unrecorded."""
         original = self._captured.original
-        return recording.program_peak(original.graph if original else costs, self._alignment)
+        return arrange.program_peak(original.graph if original else costs, self._alignment)
 
     def _original_costs(self) -> Graph:
         """Return the captured graph with what was recorded of the one that runs."""
@@ -331,7 +329,7 @@ class Runner:
         return self.graph
 
     def _run_in_arena(
-        self, replay: Replay, arranged: recording.Arranged, values: Sequence[torch.Tensor]
+        self, replay: Replay, arranged: arrange.Arranged, values: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
         try:
             if self._graphed is not None:
@@ -401,3 +399,14 @@ def device_type(captured: Captured) -> str:
     """Return where the step runs: a learning rate is on the CPU everywhere."""
     nodes = (n for n in captured.module.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor))
     return next((n.meta["val"].device.type for n in nodes if n.meta["val"].device.type != "cpu"), "cpu")
+
+
+def _gradients(captured: Captured) -> list[tuple[str, bool]]:
+    """Return, for each gradient among the outputs, its parameter and whether it alone holds its memory."""
+    output = next(n for n in reversed(captured.module.graph.nodes) if n.op == "output")
+    held = [captured.tensors[node] for node in output.args[0]]
+    count = Counter(t for tensors in held for t in tensors)
+    kinds = captured.graph.tensor_kinds
+    is_own = [all(count[t] == 1 and kinds[t] == "temporary" for t in tensors) for tensors in held]
+    names = [name.removeprefix("gradient of ") for name in captured.outputs]
+    return list(zip(names, is_own, strict=True))[captured.structure.num_tensors :]

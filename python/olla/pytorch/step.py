@@ -10,24 +10,21 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from olla.budgets import Goal, Swapping
-from olla.devices import profile_of
 from olla.errors import PlanError, ReplayError
-from olla.plan import Plan, plan
-from olla.pytorch.capture import capture, require_choice
+from olla.graph import DeviceProfile, Graph, profile_of
+from olla.plan import Goal, Link, Plan, Swapping
+from olla.planner import plan
+from olla.pytorch.capture import Captured, require_choice
+from olla.pytorch.capture.capture import capture
 
 if TYPE_CHECKING:
     import torch
 
-    from olla.devices import DeviceProfile
-    from olla.graph import Graph
-    from olla.pytorch.budgeted import Planner
-    from olla.pytorch.capture import Captured
     from olla.pytorch.captures import Capture
-    from olla.pytorch.replay import Replay
+    from olla.pytorch.memory.replay import Replay
+    from olla.pytorch.planner import Planner
     from olla.pytorch.runner import Runner
     from olla.report.step import StepReport
-    from olla.swap import Link
 
 _this_thread = threading.local()  # .running: whether a step runs on it
 _steps: weakref.WeakSet[Step] = weakref.WeakSet()
@@ -94,7 +91,7 @@ def compile(
         method: "auto", or "autoswap": the program order, tensors swapped by AutoSwap, with or without a budget.
         swap: whether a budget may copy tensors to host memory and back; default: where ``host_budget`` says how much of
             it there is. On CUDA that is built, not measured.
-        link: to host memory: an olla.swap.Link, or bytes per second both ways; by default that of ``plan_for``.
+        link: to host memory: an olla.Link, or bytes per second both ways; by default that of ``plan_for``.
         host_budget: the host memory there is for swapping, in bytes or as text.
         chunked_loss: with a goal: compute large linear layers with their cross-entropy in so many chunks of rows. This
             changes rounding, and is off unless asked for.
@@ -155,7 +152,7 @@ def _swapping(
     link: Link | float | None,
     host_budget: int | str | None,
 ) -> Swapping | None:
-    from olla.swap import Link
+    from olla.plan import Link
 
     if method not in ("auto", "autoswap"):
         raise ValueError(f"method is {method!r}, expected 'auto' or 'autoswap': the others plan, see olla.plan")
@@ -204,8 +201,8 @@ class Step:
         import torch
 
         from olla.pytorch.captures import Captures
-        from olla.pytorch.copies import HostMemory
         from olla.pytorch.feeds import device_of
+        from olla.pytorch.memory.copies import HostMemory
 
         if cache_size < 1:
             raise ValueError(f"cache_size is {cache_size}, expected 1 or more")
@@ -325,7 +322,7 @@ class Step:
         return latest.runner
 
     def _run(self, batch: Any) -> Any:
-        from olla.pytorch.exclusive import between
+        from olla.pytorch.capture.exclusive import between
         from olla.pytorch.feeds import batch_key, flatten
 
         leaves, spec = flatten(batch)
@@ -346,11 +343,11 @@ class Step:
         return self._give_back(capture, results)
 
     def _prepare(self, batch: Any, key: tuple[Any, ...], leaves: Sequence[Any]) -> Capture:
-        from olla.pytorch.budgeted import Planner
         from olla.pytorch.cache import find
+        from olla.pytorch.capture.exclusive import between
         from olla.pytorch.captures import Capture
-        from olla.pytorch.exclusive import between
         from olla.pytorch.feeds import Feed
+        from olla.pytorch.planner import Planner
         from olla.pytorch.runner import Runner, device_type
         from olla.report.progress import ProgressLine
 
@@ -395,7 +392,7 @@ class Step:
         if self._arena is None and self._device.type != "cpu":
             return None, f"Planned addresses are not measured on {self._device.type} yet: ask with arena=True."
         if self._replay is None and not self._note:
-            from olla.pytorch.replay import load
+            from olla.pytorch.memory.replay import load
 
             try:
                 self._replay = load(self._device)
@@ -408,8 +405,8 @@ class Step:
 
     def _give_back(self, capture: Capture, results: Sequence[torch.Tensor]) -> Any:
         """Leave gradients in .grad, and return what the loss function returned."""
-        from olla.pytorch.exclusive import between
-        from olla.pytorch.results import accumulate
+        from olla.pytorch.capture.exclusive import between
+        from olla.pytorch.capture.results import accumulate
 
         runner = capture.runner
         if self._optimizer is not None:

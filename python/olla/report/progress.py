@@ -7,7 +7,7 @@ import threading
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from olla.report.text import cells, human_bytes
+from olla.base import cells, human_bytes
 
 if TYPE_CHECKING:
     from rich.status import Status

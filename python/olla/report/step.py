@@ -6,7 +6,7 @@ import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from olla.report.text import cells, human_bytes, percent
+from olla.base import cells, human_bytes, percent
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -1,0 +1,1 @@
+"""What a captured step reads from Python, compared at every call."""

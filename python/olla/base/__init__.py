@@ -1,0 +1,14 @@
+"""What all folders may use: files, numbers as text, progress, rivals of a search."""
+
+from olla.base.progress import Progress, watched
+from olla.base.text import cells, human_bytes, parse_bytes, percent, visible
+
+__all__ = [
+    "Progress",
+    "cells",
+    "human_bytes",
+    "parse_bytes",
+    "percent",
+    "visible",
+    "watched",
+]

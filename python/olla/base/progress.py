@@ -1,0 +1,28 @@
+"""How a long search tells its caller how far it is, and hears that it should end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Progress = Callable[[str, float, int, int], bool | None]  # (stage, seconds, value, bound); False ends the search
+
+
+class Watched:
+    """A progress callback that remembers what it raised: that is its caller's, no failure of a rival."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.error: Exception | None = None
+        self._progress = progress
+
+    def __call__(self, stage: str, seconds: float, value: int, bound: int) -> bool | None:
+        """Ask the callback."""
+        try:
+            return self._progress(stage, seconds, value, bound)
+        except Exception as error:
+            self.error = error
+            raise
+
+
+def watched(progress: Progress | None) -> Progress | None:
+    """Return the callback so that `olla.base.rivals` knows its errors."""
+    return progress if progress is None or isinstance(progress, Watched) else Watched(progress)

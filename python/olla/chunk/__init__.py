@@ -1,0 +1,12 @@
+"""Large losses in chunks of rows."""
+
+from olla.chunk.losses import Region
+from olla.chunk.rewrite import chunked
+from olla.chunk.search import Chunking, chunk
+
+__all__ = [
+    "Chunking",
+    "Region",
+    "chunk",
+    "chunked",
+]

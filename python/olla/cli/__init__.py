@@ -1,0 +1,5 @@
+"""The `olla` command."""
+
+from olla.cli.parser import main
+
+__all__ = ["main"]

@@ -1,0 +1,316 @@
+"""What the commands of `olla` do."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from olla.base import files, human_bytes, parse_bytes, percent, visible
+from olla.base.files import naming
+from olla.cli.interrupt import Interrupt
+from olla.errors import BudgetError, CaptureError, OllaError
+from olla.report.progress import ProgressLine
+
+if TYPE_CHECKING:
+    from olla.layout import Layout
+    from olla.plan import Plan
+
+OK, NOTHING_FITS, BAD_INPUT = 0, 1, 2  # exit statuses
+INTERRUPTED = 130  # as a shell reports the signal
+
+
+def fail(message: str) -> int:
+    """Say what is wrong with the input, in one line."""
+    with suppress(OSError):  # the status says it too
+        print("olla: error:", visible(" ".join(message.split())), file=sys.stderr)
+    return BAD_INPUT
+
+
+def plan_graph(args: argparse.Namespace) -> int:
+    """Run `olla plan`; return the exit status."""
+    _require_place(args.output)
+    from olla.graph import profile_of
+    from olla.plan import Goal, Swapping
+    from olla.planner import plan
+
+    swap = False if args.no_swap else None
+    try:
+        device, budget = profile_of(args.device), None if args.budget is None else parse_bytes(args.budget, "--budget")
+        host_budget = None if args.host_budget is None else parse_bytes(args.host_budget, "--host-budget")
+        goal = Goal.of(budget, args.max_slowdown, args.minimise, device, True, True)
+        Swapping.of(swap, host_budget, None, args.method, goal, args.swap_state)
+    except (ValueError, BudgetError) as error:
+        return fail(str(error))
+    if args.chunked_loss and budget is args.max_slowdown is args.minimise is None:
+        return fail("--chunked-loss is for a goal: give --budget, --max-slowdown or --minimise with it")
+    with Interrupt() as interrupt, ProgressLine(f"planning {args.graph}") as progress, _nothing_fits() as refused:
+        result = plan(
+            args.graph,
+            method=args.method,
+            time_limit=args.time_limit,
+            seed=args.seed,
+            alignment=args.align,
+            layout=not args.order_only,
+            updates_may_move=not args.updates_stay,
+            budget=budget,
+            max_slowdown=args.max_slowdown,
+            minimise=args.minimise,
+            device=device,
+            in_place=not args.no_in_place,
+            recompute=not args.no_recompute,
+            swap=swap,
+            host_budget=host_budget,
+            chunked_loss=args.chunked_loss,
+            swap_state=args.swap_state,
+            progress=interrupt.ends(progress),
+        )
+    if refused:
+        print("olla:", visible(" ".join(str(refused[0]).split())), file=sys.stderr)
+        return _interrupted("before a plan was found") if interrupt.seen else NOTHING_FITS
+    if args.output:
+        result.save(args.output)
+    if args.json:
+        print_json(_plan_summary(result))
+    else:
+        _print_plan(result, args.verbose)
+    return _interrupted("the plan is the best found so far") if interrupt.seen else OK
+
+
+def _interrupted(what: str) -> int:
+    print("olla: interrupted:", what, file=sys.stderr)
+    return INTERRUPTED
+
+
+@contextmanager
+def _nothing_fits() -> Iterator[list[BudgetError]]:
+    """Collect the error of a budget that nothing fits: it is an answer, once the progress line is gone."""
+    refused: list[BudgetError] = []
+    try:
+        yield refused
+    except BudgetError as error:
+        refused.append(error)
+
+
+def _budget_summary(plan: Plan) -> dict[str, Any]:
+    goal = getattr(plan, "goal", None)  # of a BudgetPlan or a SwapPlan
+    if goal is None:
+        return {}
+    names = "base_peak_bytes base_seconds added_seconds added_seconds_lower_bound peak_lower_bound_bytes num_recomputed"
+    figures = {name: getattr(plan, name) for name in (*names.split(), "num_in_place")}
+    swapped = {name: getattr(plan, name, 0) for name in ("swapped_bytes", "host_bytes")}
+    chunked = getattr(plan, "chunked", None)
+    figures["num_chunked_losses"] = 0 if chunked is None else chunked.num_losses
+    return {**figures, **swapped, "goal": dict(goal)}
+
+
+def _plan_summary(plan: Plan) -> dict[str, Any]:
+    return {
+        "graph": plan.graph_name,
+        "num_ops": plan.num_ops,
+        "num_tensors": plan.num_tensors,
+        "method": plan.method,
+        "status": plan.status.value,
+        "message": plan.message,
+        "peak_bytes": plan.peak_bytes,
+        "lower_bound_bytes": plan.lower_bound_bytes,
+        "gap": plan.gap,
+        "program_peak_bytes": plan.program_peak_bytes,
+        "saved_bytes": plan.saved_bytes,
+        "resident_bytes": plan.resident_bytes,
+        "arena_bytes": plan.arena_bytes,
+        "load_bytes": plan.load_bytes,
+        "arena_lower_bound_bytes": plan.arena_lower_bound_bytes,
+        "fragmentation": plan.fragmentation,
+        "alignment": plan.alignment,
+        "seconds": {"capture": 0.0, "order": 0.0, "layout": 0.0, **plan.seconds},
+        **_budget_summary(plan),
+    }
+
+
+def check_plan(args: argparse.Namespace) -> int:
+    """Run `olla check`; return the exit status."""
+    from olla.check.check import check
+    from olla.graph import Graph
+    from olla.plan import Plan
+
+    with ProgressLine(f"checking {args.plan}"):
+        graph, plan = Graph.load(args.graph), Plan.load(args.plan)
+        try:
+            check(graph, plan)
+        except OllaError as error:
+            raise type(error)(
+                f"{args.plan} breaks rule {error.rule!r}: {error}", rule=error.rule, ids=error.ids
+            ) from error
+    peak, arena = human_bytes(plan.peak_bytes), human_bytes(plan.arena_bytes)
+    print(f"ok: valid for {visible(graph.name or args.graph)}, peak {peak}, arena {arena}")
+    return OK
+
+
+def lay_out_buffers(args: argparse.Namespace) -> int:
+    """Run `olla layout`; return the exit status."""
+    _require_place(args.output)
+    from olla.layout import read_buffers, write_offsets
+    from olla.layout.layout import layout
+
+    start = time.perf_counter()
+    with Interrupt() as interrupt, ProgressLine(f"laying out {args.buffers}") as progress:
+        buffers = read_buffers(args.buffers)
+        with naming(args.buffers):
+            result = layout(
+                buffers.lower,
+                buffers.upper,
+                buffers.size,
+                alignment=args.align,
+                fixed=buffers.fixed,
+                preferred=buffers.preferred,
+                capacity=args.capacity or None,
+                num_threads=args.threads,
+                time_limit=args.time_limit,
+                seed=args.seed,
+                progress=interrupt.ends(progress),
+            )
+    seconds = time.perf_counter() - start
+    fits = _fits(result, args.capacity)
+    if args.output and (fits or args.capacity is None):
+        write_offsets(args.output, buffers, result.offsets)
+    if args.json:
+        status = {None: "unknown", False: "infeasible", True: result.status}[fits]
+        summary = {
+            "status": status if args.capacity is not None else result.status,
+            "height": result.height_bytes,
+            "load": result.load_bytes,
+            "bound": result.bound_bytes,
+            "num_buffers": len(result.offsets),
+            "seconds": seconds,
+            "capacity": args.capacity,
+            "fits": fits,
+        }
+        print_json(summary)
+    else:
+        _print_layout(result, args.capacity, seconds)
+    if interrupt.seen:
+        return _interrupted("the layout is the best found so far")
+    return OK if fits or args.capacity is None else NOTHING_FITS
+
+
+def _fits(layout: Layout, capacity: int | None) -> bool | None:
+    """Whether a layout fits the capacity; None where that is not known, or not asked."""
+    if capacity is None:
+        return None
+    if layout.height_bytes <= capacity:
+        return True
+    return False if layout.bound_bytes > capacity else None
+
+
+def _print_layout(layout: Layout, capacity: int | None, seconds: float) -> None:
+    height, load, fits = layout.height_bytes, layout.load_bytes, _fits(layout, capacity)
+    print(f"{len(layout.offsets)} buffers: height {height} ({human_bytes(height)}), load {load} ({human_bytes(load)})")
+    words = f"fragmentation {percent(layout.fragmentation)}, "
+    if fits:
+        words += f"a layout that fits {capacity} bytes"
+    elif fits is False:
+        words = f"no layout fits {capacity} bytes: proved, none is below {layout.bound_bytes}"
+    elif capacity is not None:
+        advice = "a longer --time-limit or another --seed may find one"
+        words = f"none found within {seconds:.1f} s that fits {capacity} bytes; not proved: {advice}"
+    else:
+        words += _LAYOUT_MESSAGES[layout.status]
+    print(words)
+
+
+_LAYOUT_MESSAGES = {
+    "optimal": "optimal: no layout is lower",
+    "feasible": "feasible: a lower layout may exist; a longer --time-limit or another --seed may find it",
+}
+
+
+def show_plan(args: argparse.Namespace) -> int:
+    """Run `olla show`; return the exit status."""
+    from olla.plan import Plan
+
+    _print_plan(Plan.load(args.plan), args.verbose)
+    return OK
+
+
+def capture_step(args: argparse.Namespace) -> int:
+    """Run `olla capture`; return the exit status."""
+    _require_place(args.output)
+    from olla.graph import Graph
+
+    with ProgressLine(f"capturing {args.source}"):
+        made = _call(args.source)
+        if isinstance(made, tuple):
+            if len(made) != 4:
+                raise CaptureError(
+                    f"{args.source} returned {len(made)} values, expected (model, batch, optimizer, loss)"
+                )
+            from olla.pytorch.capture.capture import capture
+
+            model, batch, optimizer, loss = made
+            made = capture(model, batch, optimizer=optimizer, loss=loss)
+        graph = getattr(made, "graph", None)
+        if not isinstance(graph, Graph):
+            expected = "(model, batch, optimizer, loss) or a captured step"
+            raise CaptureError(f"{args.source} returned a {type(made).__name__}, expected {expected}")
+    graph.save(args.output)
+    resident = human_bytes(graph.resident_bytes)
+    figures = f"{graph.num_ops:,} ops, {graph.num_tensors:,} tensors, {resident} resident"
+    print(visible(f"{args.output}: {graph.name}, {figures}"))
+    return OK
+
+
+def _call(source: str) -> Any:
+    """Import MODULE, also from the working directory, and call FUNCTION."""
+    module_name, colon, function_name = source.partition(":")
+    if not colon or not module_name or not function_name:
+        raise CaptureError(f"{source!r} names no function: write MODULE:FUNCTION, for example train:step")
+    sys.path.insert(0, os.getcwd())
+    try:
+        function = getattr(importlib.import_module(module_name), function_name, None)
+        if not callable(function):
+            raise CaptureError(f"module {module_name} has no function {function_name}")
+        return function()
+    except (OllaError, BrokenPipeError, MemoryError):
+        raise
+    except ModuleNotFoundError as error:
+        raise CaptureError(f"{source}: {error}; install it, or run olla where {module_name} can be imported") from error
+    except (Exception, SystemExit) as error:  # whatever the user's own code raises
+        raise CaptureError(f"{source} failed with {type(error).__name__}: {error}") from error
+
+
+def _require_place(path: str | None) -> None:
+    """Refuse an output path that cannot work before the long work, not after it."""
+    if path is None or files.stream_of(path) is not None:
+        return
+    place = Path(os.path.realpath(path))  # a symbolic link stays, what it leads to is written
+    if not place.parent.is_dir():
+        raise OllaError(f"{path}: cannot be written: there is no folder {Path(path).parent}")
+    if place.is_dir() or not files.may_write(place.parent):
+        raise OllaError(f"{path}: cannot be written: it is a folder, or lies in one that cannot be written")
+    if place.exists() and not files.may_write(place):
+        raise OllaError(f"{path}: cannot be written: Permission denied")
+
+
+def print_json(summary: dict[str, Any]) -> None:
+    finite = {key: None if isinstance(value, float) and math.isinf(value) else value for key, value in summary.items()}
+    print(json.dumps(finite, allow_nan=False))
+
+
+def _print_plan(plan: Plan, verbose: bool) -> None:
+    from olla.plan.table import render, text
+
+    if not sys.stdout.isatty():
+        print(text(plan.rows(), verbose))
+        return
+    from rich.console import Console
+
+    Console().print(render(plan.rows(), verbose))

@@ -1,0 +1,203 @@
+"""The `olla` command.
+
+Exit status: 0 done; 1 valid input, but nothing fits; 2 bad usage or input, said in one line; 130 interrupted, what is
+printed and written is the best found so far.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import math
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from olla.base import visible
+from olla.cli import commands
+from olla.cli.commands import BAD_INPUT, INTERRUPTED, fail
+from olla.errors import OllaError
+from olla.plan import METHODS
+
+READER_GONE = 141  # as a shell reports the signal
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        argv: the arguments after the program's name; those of the process by default.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        SystemExit: the arguments ask for help or the version (0), or are wrong (2).
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller: what is printed goes nowhere, the status is the answer
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+    for stream in (sys.stdout, sys.stderr):  # names may hold what the terminal's encoding does not
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    args = _parser().parse_args(argv)
+    try:
+        status: int = args.run(args)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        _silence_stdout()
+        return READER_GONE
+    except OllaError as error:
+        return fail(str(error))
+    except OSError as error:
+        where = error.filename or "standard output"
+        if error.errno == errno.ENOSPC:
+            _silence_stdout()  # which it is, unless the error names a file
+            return fail(f"{where}: cannot be written: the disk is full; free some space, or write elsewhere")
+        return fail(f"{where}: {error.strerror or error}")
+    except MemoryError:
+        return fail("not enough memory for this input")
+    except KeyboardInterrupt:
+        fail("interrupted")
+        return INTERRUPTED
+
+
+def _silence_stdout() -> None:
+    """Drop what could not be written: Python's own flush at exit would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong in one line, without the usage."""
+        self.exit(BAD_INPUT, visible(f"{self.prog}: error: {message} (see {self.prog} --help)") + "\n")
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        """Look the version up only when it is asked for."""
+        import olla
+
+        print("olla", olla.__version__)
+        parser.exit()
+
+
+def _number(convert: Callable[[str], Any], least: float, most: float, expected: str) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        try:
+            value = convert(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
+        return value
+
+    return parse
+
+
+_seconds = _number(float, 0, 1e9, "a number of seconds from 0 to 1e9")
+_alignment = _number(int, 1, 2**30, "a number of bytes from 1 to 2^30")
+_seed = _number(int, 0, 2**31 - 1, "a whole number from 0 to 2^31 - 1")
+_threads = _number(int, 1, 1024, "a number of threads from 1 to 1024")
+_slowdown = _number(float, 0, 1e6, "a share of the step's time from 0 on, such as 0.1 for 10 %")
+_chunks = _number(int, 1, 4096, "a number of chunks from 1 to 4096")
+_capacity = _number(int, 0, 2**62, "a number of bytes from 0 to 2^62")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="olla", description="Plan the memory of PyTorch training steps.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    plan = subparsers.add_parser("plan", help="order and lay out a graph", description="Order and lay out a graph.")
+    plan.add_argument("graph", metavar="GRAPH", help="graph file (.json or .json.gz)")
+    plan.add_argument("-o", "--output", metavar="PLAN", help="write the plan there (.json or .json.gz)")
+    _add_search_options(plan, time_limit=15.0, alignment=512)
+    plan.add_argument("--order-only", action="store_true", help="lay out nothing")
+    plan.add_argument("--method", choices=(*METHODS, "autoswap"), default="auto", help="how to plan (default: auto)")
+    plan.add_argument("--updates-stay", action="store_true", help="keep weight updates at the end of the step")
+    _add_verbose(plan)
+    _add_budget_options(plan)
+    plan.set_defaults(run=commands.plan_graph)
+
+    check = subparsers.add_parser(
+        "check", help="check a plan against its graph", description="Check a plan against its graph."
+    )
+    check.add_argument("graph", metavar="GRAPH", help="graph file")
+    check.add_argument("plan", metavar="PLAN", help="plan file")
+    check.set_defaults(run=commands.check_plan)
+
+    layout = subparsers.add_parser(
+        "layout", help="lay out buffers", description="Find offsets for buffers with given lifetimes."
+    )
+    layout.add_argument(
+        "buffers", metavar="BUFFERS.csv", help="columns id,lower,upper,size, and if wanted fixed,preferred"
+    )
+    layout.add_argument("-o", "--output", metavar="OUT.csv", help="write the buffers there, with a column offset")
+    layout.add_argument(
+        "--capacity", type=_capacity, metavar="N", help="stop at a layout that fits; exit status 1 where none was found"
+    )
+    layout.add_argument("--threads", type=_threads, metavar="N", help="of the search (default: one per core, up to 8)")
+    _add_search_options(layout, time_limit=15.0, alignment=1)
+    layout.set_defaults(run=commands.lay_out_buffers)
+
+    show = subparsers.add_parser("show", help="print a plan", description="Print a plan.")
+    show.add_argument("plan", metavar="PLAN", help="plan file")
+    _add_verbose(show)
+    show.set_defaults(run=commands.show_plan)
+
+    capture = subparsers.add_parser(
+        "capture",
+        help="write the graph of a PyTorch training step",
+        description="Write the graph of a PyTorch training step. FUNCTION() returns (model, batch, optimizer, loss), "
+        "the arguments of olla.capture, or a captured step.",
+    )
+    capture.add_argument("source", metavar="MODULE:FUNCTION", help="for example train:step, for step() in train.py")
+    capture.add_argument(
+        "-o", "--output", metavar="GRAPH", required=True, help="write the graph there (.json or .json.gz)"
+    )
+    capture.set_defaults(run=commands.capture_step)
+    return parser
+
+
+def _add_budget_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "budget",
+        "rewrite the graph as well: run ops again, let results take over inputs; exit status 1 if nothing fits",
+    )
+    goal = group.add_mutually_exclusive_group()
+    goal.add_argument("--budget", metavar="BYTES", help="memory there is (16GB, 16GiB, bytes): least added time")
+    goal.add_argument("--max-slowdown", type=_slowdown, metavar="X", help="share of added time (0.1): least peak")
+    goal.add_argument("--minimise", choices=("peak",), help="least peak at whatever time")
+    group.add_argument("--device", default="a100", metavar="NAME", help="what time is estimated for (default: a100)")
+    group.add_argument("--no-in-place", action="store_true", help="let no result take over an input's storage")
+    group.add_argument("--no-recompute", action="store_true", help="run no op again")
+    group.add_argument(
+        "--host-budget", metavar="BYTES", help="swap tensors to this much host memory (64GB, 64GiB, bytes)"
+    )
+    group.add_argument(
+        "--swap-state", action="store_true", help="swap optimizer state too: it waits in host memory between steps"
+    )
+    group.add_argument("--no-swap", action="store_true", help="swap nothing, whatever --host-budget says")
+    group.add_argument(
+        "--chunked-loss",
+        type=_chunks,
+        metavar="K",
+        help="linear layers and their loss in K chunks of rows: other rounding",
+    )
+
+
+def _add_search_options(parser: argparse.ArgumentParser, *, time_limit: float, alignment: int) -> None:
+    add = parser.add_argument
+    add(
+        "--time-limit", type=_seconds, default=time_limit, metavar="S", help=f"seconds in all (default: {time_limit:g})"
+    )
+    add("--align", type=_alignment, default=alignment, metavar="N", help=f"alignment in bytes (default: {alignment})")
+    add("--seed", type=_seed, default=0, metavar="N", help="for random choices (default: 0)")
+    add("--json", action="store_true", help="print one JSON object")
+
+
+def _add_verbose(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-v", "--verbose", action="store_true", help="print what the method says about its parts")

@@ -1,0 +1,20 @@
+"""The training step as a graph: tensors, ops, what they cost, what they allow."""
+
+from olla.graph.columns import Lists
+from olla.graph.devices import PROFILES, DeviceProfile, profile_of
+from olla.graph.graph import Graph
+from olla.graph.operators import Rerun, Rules, operator, rules
+from olla.graph.precedences import nearest_order
+
+__all__ = [
+    "PROFILES",
+    "DeviceProfile",
+    "Graph",
+    "Lists",
+    "Rerun",
+    "Rules",
+    "nearest_order",
+    "operator",
+    "profile_of",
+    "rules",
+]

@@ -1,0 +1,112 @@
+"""What a step costs on a device: seconds per op, measured or estimated, and the speed of the link to host memory."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from olla.graph.graph import Graph
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceProfile:
+    """A roofline: an op takes as long as its arithmetic or its memory traffic, whichever is longer, and its launches.
+
+    Attributes:
+        name: what the device is called.
+        flops_per_second: of matrix products, convolutions and attention, the only ops whose arithmetic is counted.
+        bytes_per_second: bandwidth of the device's memory.
+        launch_seconds: of starting one kernel.
+        draw_seconds: of drawing one random number in fused code, beyond its memory traffic.
+        truth_seconds: of writing and reading one truth value in fused code, the same.
+        to_host_bytes_per_second, from_host_bytes_per_second: speed of the link in each direction, both busy at once.
+
+    Source:
+        Williams, Waterman, Patterson, "Roofline: an insightful visual performance model" (2009).
+
+    Example:
+        >>> PROFILES["a100"].bytes_per_second
+        1500000000000.0
+    """
+
+    name: str
+    flops_per_second: float
+    bytes_per_second: float
+    launch_seconds: float
+    to_host_bytes_per_second: float
+    from_host_bytes_per_second: float
+    draw_seconds: float = 0.0
+    truth_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field, value in vars(self).items():
+            least = 0.0 if field in ("draw_seconds", "truth_seconds") else sys.float_info.min
+            if field != "name" and not least <= value < float("inf"):
+                expected = "a finite number above 0" if least else "a finite number, 0 or more"
+                raise ValueError(f"{field} of device profile {self.name!r} is {value}, expected {expected}")
+
+    def op_seconds(self, graph: Graph) -> NDArray[np.float64]:
+        """Return the seconds of every op.
+
+        Returns:
+            float64[num_ops], seconds: of op i, as recorded in the graph, else estimated.
+        """
+        return np.where(graph.seconds > 0, graph.seconds, self.estimate(graph.flops, graph.moved_bytes, graph.launches))
+
+    def estimate(
+        self, flops: NDArray[np.int64], moved_bytes: NDArray[np.int64], launches: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Return the seconds of ops with these counts, one per op."""
+        arithmetic, traffic = flops / self.flops_per_second, moved_bytes / self.bytes_per_second
+        return np.asarray(np.maximum(arithmetic, traffic) + launches * self.launch_seconds, dtype=np.float64)
+
+
+def _profile(
+    name: str, teraflops: float, gigabytes: float, launch_microseconds: float, link: float, **fused: float
+) -> DeviceProfile:
+    return DeviceProfile(
+        name=name,
+        flops_per_second=teraflops * 1e12,
+        bytes_per_second=gigabytes * 1e9,
+        launch_seconds=launch_microseconds * 1e-6,
+        to_host_bytes_per_second=link * 1e9,
+        from_host_bytes_per_second=link * 1e9,
+        **fused,
+    )
+
+
+# Published peaks: dense TF32 arithmetic, memory bandwidth; the link is what pinned copies reach over the card's bus.
+# gtx1080: what that card reached in published steps of VGG-16 and ResNet-50 (github.com/jcjohnson/cnn-benchmarks: 232.6
+# and 153.9 ms for 16 images), 0.7 of its peak arithmetic and half its bandwidth.
+# cpu: Inductor's vector code draws random numbers, and packs and unpacks truth values, one by one:
+# sixteen cores as bench/bench_fused_costs.py finds them.
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        _profile("h100", 494.0, 3350.0, 5.0, 50.0),
+        _profile("h200", 494.0, 4800.0, 5.0, 50.0),
+        _profile("a100", 156.0, 1500.0, 5.0, 25.0),
+        _profile("rtx4090", 82.6, 1008.0, 5.0, 25.0),
+        _profile("gtx1080ti", 11.3, 484.0, 5.0, 12.0),
+        _profile("gtx1080", 6.5, 155.0, 5.0, 12.0),
+        _profile("cpu", 1.0, 100.0, 1.0, 10.0, draw_seconds=0.8e-9, truth_seconds=1.2e-9),
+    )
+}
+
+
+def profile_of(device: str | DeviceProfile) -> DeviceProfile:
+    """Return a profile by name, or the profile itself.
+
+    Raises:
+        ValueError: no profile has that name.
+    """
+    if isinstance(device, DeviceProfile):
+        return device
+    if device not in PROFILES:
+        raise ValueError(f"device is {device!r}, expected a DeviceProfile or one of {', '.join(PROFILES)}")
+    return PROFILES[device]

@@ -1,0 +1,372 @@
+"""The dataflow graph of one training step: columns of arrays, a builder, files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from olla import _core
+from olla.base import files
+from olla.errors import GraphError
+from olla.graph import columns
+from olla.graph.columns import OP_FIELDS, TENSOR_FIELDS, Field, Lists, reject, shown
+
+FORMAT = "olla-graph"
+VERSION = 1
+_COLUMNS = {f.column for f in TENSOR_FIELDS + OP_FIELDS}
+
+# Which of the ids of a GraphError are ops, by rule (see cpp/olla/graph/graph.hpp).
+_OPS_AMONG_IDS = {
+    "ids": slice(0, -1),
+    "two_writers": slice(1, None),
+    "writes_donated": slice(1, None),
+    "cycle": slice(None),
+    "program_order": slice(None),
+}
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Graph:
+    """What runs in a training step: n ops in program order, and the T tensors (storages) they read, write and mutate.
+
+    Make one with `Graph.builder`, `Graph.from_arrays`, `Graph.from_dict` or `Graph.load`; all of them check everything.
+    Index i of a tensor column (op column) is tensor (op) i. Arrays are read-only.
+
+    Attributes:
+        name: what the graph is called.
+        tensor_bytes: int64[T], size of each storage.
+        tensor_kinds: T times parameter, buffer, optimizer_state, input, constant or temporary.
+        tensor_names: T names, empty where unknown.
+        donated: bool[T], resident tensors that the step may overwrite or free after their last use.
+        op_names, op_kinds: n names; n times forward, backward, update or other.
+        targets: n operators called, such as aten.add.Tensor; empty where unknown.
+        reads, writes, mutates: tensors each op reads, creates, changes in place. A tensor no op writes is resident.
+        after: further ops each op must come after.
+        workspace_bytes: int64[n], memory an op needs while it runs only.
+        seconds: float64[n], measured time; 0 where unknown.
+        flops, moved_bytes, launches: int64[n], arithmetic operations, bytes read and written, kernels started.
+        random: bool[n], draws from a generator: random ops keep their program order among themselves.
+        recomputable: bool[n], whether running the op again gives the same values.
+        shapes: n shapes, of the first output.
+        outputs: int32[k], tensors live to the end of the step.
+        core: the same graph in the C++ core, with all dependencies derived.
+
+    Raises:
+        GraphError: the message names the place and what was expected; `rule` and `ids` name the broken rule.
+
+    Complexity:
+        O(size of the graph), apart from sorting each op's lists.
+
+    Example:
+        >>> b = Graph.builder("tiny")
+        >>> weight, x = b.tensor(400, kind="parameter"), b.tensor(100)
+        >>> forward = b.op("forward", reads=[weight], writes=[x])
+        >>> update = b.op("update", reads=[x], mutates=[weight], kind="update")
+        >>> b.build()
+        <olla.Graph 'tiny': 2 ops, 2 tensors, 400 resident bytes>
+    """
+
+    name: str
+    tensor_bytes: NDArray[np.int64]
+    tensor_kinds: list[str]
+    tensor_names: list[str]
+    donated: NDArray[np.bool_]
+    op_names: list[str]
+    op_kinds: list[str]
+    reads: Lists
+    writes: Lists
+    mutates: Lists
+    after: Lists
+    workspace_bytes: NDArray[np.int64]
+    seconds: NDArray[np.float64]
+    flops: NDArray[np.int64]
+    moved_bytes: NDArray[np.int64]
+    launches: NDArray[np.int64]
+    random: NDArray[np.bool_]
+    recomputable: NDArray[np.bool_]
+    targets: list[str]
+    shapes: list[tuple[int, ...]]
+    outputs: NDArray[np.int32]
+    core: _core.Graph = field(init=False)
+
+    def __post_init__(self) -> None:
+        for value in vars(self).values():
+            for array in value if isinstance(value, Lists) else (value,):
+                if isinstance(array, np.ndarray):
+                    array.setflags(write=False)
+        try:
+            core = _core.Graph(
+                self.tensor_bytes,
+                self.donated.view(np.uint8),
+                *self.reads,
+                *self.writes,
+                *self.mutates,
+                *self.after,
+                self.workspace_bytes,
+                self.random.view(np.uint8),
+                self.outputs,
+            )
+        except GraphError as error:
+            raise self._with_op_names(error) from None
+        object.__setattr__(self, "core", core)
+
+    def _with_op_names(self, error: GraphError) -> GraphError:
+        ops = error.ids[_OPS_AMONG_IDS.get(error.rule, slice(0, 0))][:12]
+        names = ", ".join(f"op {v} is {shown(self.op_names[v])}" for v in dict.fromkeys(ops) if self.op_names[v])
+        return GraphError(f"{error} ({names})" if names else str(error), rule=error.rule, ids=error.ids)
+
+    @property
+    def num_ops(self) -> int:
+        """How many ops there are."""
+        return len(self.workspace_bytes)
+
+    @property
+    def num_tensors(self) -> int:
+        """How many tensors there are."""
+        return len(self.tensor_bytes)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of the tensors that are live throughout: neither written by an op nor donated."""
+        return self.core.resident_bytes
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256, as hex, of all that matters to a plan; names, kinds and the order of ids inside a list do not."""
+        digest = hashlib.sha256(f"{FORMAT} {VERSION} {self.num_tensors} {self.num_ops}".encode())
+        parts = [self.tensor_bytes, self.donated, self.workspace_bytes, self.random, np.unique(self.outputs)]
+        for lists in (self.reads, self.writes, self.mutates, self.after):
+            owner = np.repeat(np.arange(self.num_ops, dtype=np.int64), np.diff(lists.offset))
+            parts.append(np.unique(owner << 32 | lists.item))
+        for part in parts:
+            digest.update(f" {len(part)}:".encode())
+            digest.update(part.astype(part.dtype.newbyteorder("<")).tobytes())
+        return digest.hexdigest()
+
+    def __reduce__(self) -> tuple[Any, ...]:  # the core does not pickle; a copy in another process builds its own
+        return Graph.from_dict, (self.to_dict(),)
+
+    def __repr__(self) -> str:
+        return (
+            f"<olla.Graph {self.name!r}: {self.num_ops:,} ops, {self.num_tensors:,} tensors, "
+            f"{self.resident_bytes:,} resident bytes>"
+        )
+
+    @staticmethod
+    def builder(name: str = "") -> Builder:
+        """Return an empty builder."""
+        return Builder(name)
+
+    @classmethod
+    def from_arrays(cls, *, name: str = "", outputs: object = (), **values: Any) -> Graph:
+        """Make a graph from columns, named and meant like the attributes of `Graph`.
+
+        Args:
+            name: what the graph is called.
+            outputs: whole numbers[k], tensors live to the end of the step.
+            values: columns as one-dimensional arrays or lists, which are copied; reads, writes, mutates and after as
+                `Lists` or as one list of ids per op; shapes as one list per op. All but tensor_bytes, reads and writes
+                may be left out.
+
+        Raises:
+            GraphError: see `Graph`.
+            TypeError: a column is unknown, or one that is needed is missing.
+
+        Example:
+            >>> Graph.from_arrays(tensor_bytes=[8, 4], reads=[[], [0]], writes=[[0], [1]]).num_ops
+            2
+        """
+        if unknown := values.keys() - _COLUMNS:
+            raise TypeError(f"unknown columns: {', '.join(sorted(unknown))}; known are {', '.join(sorted(_COLUMNS))}")
+        if missing := {"tensor_bytes", "reads", "writes"} - values.keys():
+            raise TypeError(f"missing columns: {', '.join(sorted(missing))}")
+        with files.naming("graph"):
+            num_tensors = columns.num_rows(values["tensor_bytes"], "tensor_bytes")
+            num_ops = columns.num_rows(values["reads"], "reads")
+            for fields, num in ((TENSOR_FIELDS, num_tensors), (OP_FIELDS, num_ops)):
+                for f in fields:
+                    values.setdefault(f.column, [f.default] * num)
+            return cls._of_columns(name, values, num_tensors, num_ops, outputs)
+
+    @classmethod
+    def from_dict(cls, content: object) -> Graph:
+        """Make a graph from the content of a graph file.
+
+        Raises:
+            GraphError: see `Graph`.
+
+        Example:
+            >>> rows = {"tensors": [{"bytes": 8}], "ops": [{"reads": [], "writes": [0]}]}
+            >>> Graph.from_dict({"format": "olla-graph", "version": 1, **rows}).num_tensors
+            1
+        """
+        with files.naming("graph"):
+            return cls._of_content(content)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Graph:
+        """Read a graph file, version 1, plain or gzip.
+
+        Raises:
+            GraphError: the file is missing, unreadable, or not a valid graph. The message starts with the path.
+        """
+        with files.naming(os.fsdecode(path)):
+            return cls._of_content(files.read_json(path, GraphError))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a graph file, version 1, through gzip where the name ends in `.gz`.
+
+        The same graph gives the same bytes.
+
+        Raises:
+            GraphError: the file cannot be written. The message starts with the path.
+        """
+        with files.naming(os.fsdecode(path)):
+            files.write_json(path, self.to_dict(), GraphError)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of a graph file; what equals its default is left out."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "name": self.name,
+            "tensors": self._rows(TENSOR_FIELDS, self.num_tensors),
+            "ops": self._rows(OP_FIELDS, self.num_ops),
+            "outputs": self.outputs.tolist(),
+        }
+
+    def _rows(self, fields: Iterable[Field], num: int) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = [{} for _ in range(num)]
+        for f in fields:
+            values = getattr(self, f.column)
+            if isinstance(values, Lists):
+                values = values.to_lists()
+            elif isinstance(values, np.ndarray):
+                values = values.tolist()
+            elif f.default == ():
+                values = list(map(list, values))
+            default = [] if f.default == () else f.default
+            key = f.key.removesuffix("[]")
+            for row, value in zip(rows, values, strict=True):
+                if value != default:
+                    row[key] = value
+        return rows
+
+    @classmethod
+    def _of_content(cls, content: object) -> Graph:
+        if not isinstance(content, dict):
+            reject("the content", content, f'an object with "format": "{FORMAT}"')
+        if content.get("format") != FORMAT:
+            reject('"format"', content.get("format"), repr(FORMAT))
+        version = content.get("version")
+        if type(version) is not int or version != VERSION:
+            raise GraphError(
+                f'"version" is {shown(version)}, expected {VERSION}, the one this olla reads', rule="version"
+            )
+        values: dict[str, object] = {}
+        num_rows = {}
+        for place, fields in (("tensors", TENSOR_FIELDS), ("ops", OP_FIELDS)):
+            if place not in content:
+                raise GraphError(f"has no {place!r}, expected a list of objects", rule="missing")
+            rows = columns.rows_of(content[place], place)
+            num_rows[place] = len(rows)
+            for f in fields:
+                values[f.column] = columns.column_of(rows, f.key.removesuffix("[]"), f.default, place)
+        return cls._of_columns(
+            content.get("name", ""), values, num_rows["tensors"], num_rows["ops"], content.get("outputs", ())
+        )
+
+    @classmethod
+    def _of_columns(
+        cls, name: object, values: dict[str, object], num_tensors: int, num_ops: int, outputs: object
+    ) -> Graph:
+        converted = {}
+        for prefix, fields, num in (("tensors[].", TENSOR_FIELDS, num_tensors), ("ops[].", OP_FIELDS, num_ops)):
+            for f in fields:
+                converted[f.column] = f.convert(values[f.column], prefix + f.key, num)
+        (checked_name,) = columns.texts([name], "name")
+        return cls(name=checked_name, outputs=columns.ids(outputs, "outputs[]"), **converted)
+
+
+class Builder:
+    """Collects tensors and ops one by one, in program order; `build` checks them all.
+
+    Example:
+        >>> b = Builder("one op")
+        >>> t = b.tensor(16)
+        >>> v = b.op("fill", writes=[t])
+        >>> b.output(t)
+        >>> b.build().outputs.tolist()
+        [0]
+    """
+
+    def __init__(self, name: str = "") -> None:
+        self._content: dict[str, Any] = {"format": FORMAT, "version": VERSION, "name": name}
+        self._tensors: list[dict[str, Any]] = []
+        self._ops: list[dict[str, Any]] = []
+        self._outputs: list[int] = []
+
+    def tensor(self, bytes: int, *, kind: str = "temporary", donated: bool = False, name: str = "") -> int:
+        """Add a tensor (one storage) and return its id."""
+        self._tensors.append({"bytes": bytes, "kind": kind, "donated": donated, "name": name})
+        return len(self._tensors) - 1
+
+    def op(
+        self,
+        name: str,
+        *,
+        reads: Iterable[int] = (),
+        writes: Iterable[int] = (),
+        mutates: Iterable[int] = (),
+        after: Iterable[int] = (),
+        kind: str = "other",
+        workspace_bytes: int = 0,
+        seconds: float = 0.0,
+        flops: int = 0,
+        moved_bytes: int = 0,
+        launches: int = 1,
+        random: bool = False,
+        recomputable: bool = True,
+        target: str = "",
+        shape: Iterable[int] = (),
+    ) -> int:
+        """Add an op after those added so far and return its id. Arguments are meant like the attributes of `Graph`."""
+        self._ops.append(
+            {
+                "name": name,
+                "kind": kind,
+                "reads": list(reads),
+                "writes": list(writes),
+                "mutates": list(mutates),
+                "after": list(after),
+                "workspace_bytes": workspace_bytes,
+                "seconds": seconds,
+                "flops": flops,
+                "moved_bytes": moved_bytes,
+                "launches": launches,
+                "random": random,
+                "recomputable": recomputable,
+                "target": target,
+                "shape": list(shape),
+            }
+        )
+        return len(self._ops) - 1
+
+    def output(self, tensor: int) -> None:
+        """Keep a tensor live to the end of the step."""
+        self._outputs.append(tensor)
+
+    def build(self) -> Graph:
+        """Return the graph of all tensors and ops added so far.
+
+        Raises:
+            GraphError: see `Graph`.
+        """
+        return Graph.from_dict({**self._content, "tensors": self._tensors, "ops": self._ops, "outputs": self._outputs})

@@ -1,0 +1,168 @@
+"""What the planner may do with an operator: overwrite an input with its result, run it again, and from what."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from olla import _core
+from olla.graph.columns import Lists
+
+if TYPE_CHECKING:
+    from olla.graph.devices import DeviceProfile
+    from olla.graph.graph import Graph
+
+
+class Rerun(IntEnum):
+    """How an op may run again; the same numbers as in cpp/olla/graph/values.hpp."""
+
+    NEVER = 0  # it draws random numbers, or is marked as not recomputable
+    WHOLE = 1  # as it is
+    FIRST_RESULT = 2  # its first result alone, from results it saved
+    REPLAY = 3  # as it is, with the random numbers of its own run; or FIRST_RESULT where what it saved is there
+
+
+class Rules(NamedTuple):
+    """What may be done with each op of a graph; index v is op v.
+
+    Attributes:
+        seconds: float64[n], of one run.
+        rerun: uint8[n], a `Rerun`. An op that changes what lasts beyond the step never runs again, whatever this says.
+        rerun_seconds, rerun_moved_bytes: float64[n], int64[n], of running it again.
+        rerun_reads: tensors that a FIRST_RESULT rerun reads, some of which the op itself wrote; also of a REPLAY.
+        in_place: uint8[n], 1 where the one result may take over the storage of an input that dies there.
+    """
+
+    seconds: NDArray[np.float64]
+    rerun: NDArray[np.uint8]
+    rerun_seconds: NDArray[np.float64]
+    rerun_moved_bytes: NDArray[np.int64]
+    rerun_reads: Lists
+    in_place: NDArray[np.uint8]
+
+    def evictor(self, graph: Graph, order: NDArray[np.int32]) -> _core.Evictor:
+        """Return a search over what not to keep, on an order of the graph that the rules are of."""
+        reads = self.rerun_reads
+        return _core.Evictor(
+            graph.core,
+            order,
+            self.seconds,
+            self.rerun,
+            self.rerun_seconds,
+            reads.offset,
+            reads.item,
+            self.in_place,
+        )
+
+
+# Element i of the result depends on element i of the inputs alone: the result may overwrite an input of its size.
+_POINTWISE = """
+    abs acos acosh add addcdiv addcmul asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or bitwise_xor ceil
+    celu clamp clamp_max clamp_min copysign cos cosh div elu elu_backward erf erfc exp exp2 expm1 floor fmod gelu
+    gelu_backward hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward leaky_relu
+    leaky_relu_backward lerp log log10 log1p log2 log_sigmoid_backward logical_and logical_not logical_or masked_fill
+    maximum minimum mish mish_backward mul native_dropout_backward neg pow reciprocal relu remainder round rsqrt rsub
+    sigmoid sigmoid_backward sign silu silu_backward sin sinh softplus softplus_backward sqrt square sub tan tanh
+    tanh_backward threshold threshold_backward trunc where xlogy
+"""
+POINTWISE = frozenset(f"aten.{name}" for name in _POINTWISE.split())
+
+# These read a row before they write it; torch gives the same bits when the result is the input's own storage.
+_ROWWISE = ("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data")
+IN_PLACE = POINTWISE | {f"aten.{name}" for name in _ROWWISE}
+
+# Results: the normalised tensor, its mean and its inverse deviation; running statistics are updated on the way.
+BATCH_NORMS = frozenset(
+    f"aten.{name}"
+    for name in (
+        "native_batch_norm",
+        "_native_batch_norm_legit",
+        "_native_batch_norm_legit_functional",
+        "_batch_norm_with_update",
+        "cudnn_batch_norm",
+        "miopen_batch_norm",
+    )
+)
+# Results: the tensor with zeros, and the mask.
+DROPOUTS = frozenset({"aten.native_dropout"})
+# What they draw is settled by the state of their generator and the shape alone.
+_DRAWS = "bernoulli bernoulli_ exponential_ normal_ rand rand_like randn randn_like uniform_"
+DRAWS = DROPOUTS | {f"aten.{name}" for name in _DRAWS.split()}
+
+
+def operator(target: str) -> str:
+    """Return ``"aten.add"`` for ``"aten.add.Tensor"``."""
+    return ".".join(target.split(".")[:2])
+
+
+def rules(graph: Graph, device: DeviceProfile, *, in_place: bool = True, recompute: bool = True) -> Rules:
+    """Return what may be done with each op, by its operator.
+
+    Norms run again from their saved statistics and update no buffer twice. Random numbers are drawn again from the
+    state that their generator had; dropout runs again from its mask where that is there. Which input a pointwise
+    result overwrites is left to the planner; sizes in bytes must agree.
+
+    Args:
+        graph: the training step.
+        device: what seconds are estimated for.
+        in_place: whether results may take over inputs at all.
+        recompute: whether ops may run again at all.
+
+    Complexity:
+        O(graph).
+    """
+    seconds = device.op_seconds(graph)
+    rerun = np.where(graph.recomputable & ~graph.random, Rerun.WHOLE, Rerun.NEVER).astype(np.uint8)
+    saved_bytes = np.zeros(graph.num_ops, dtype=np.int64)  # that running it again does not move
+    reads: list[list[int]] = [[] for _ in range(graph.num_ops)]
+    overwrites = np.zeros(graph.num_ops, dtype=np.uint8)
+    for v, name in enumerate(map(operator, graph.targets)):
+        written = graph.writes.of(v)
+        if name in DRAWS:
+            rerun[v] = Rerun.REPLAY
+        if name in DROPOUTS and len(written) == 2:
+            rerun[v] = Rerun.REPLAY
+            reads[v] = [*graph.reads.of(v).tolist(), int(written[1])]
+        elif name in BATCH_NORMS and len(written) >= 3 and graph.tensor_bytes[written[1]] > 0:
+            rerun[v] = Rerun.FIRST_RESULT
+            changed = set(graph.mutates.of(v).tolist())
+            lasting = {t for t in graph.reads.of(v).tolist() if graph.tensor_kinds[t] == "buffer"}
+            reads[v] = [t for t in graph.reads.of(v).tolist() if t not in changed | lasting]
+            reads[v] += [int(written[1]), int(written[2])]
+            saved_bytes[v] = graph.tensor_bytes[written[0]]  # the pass over the input that finds the statistics
+        overwrites[v] = in_place and _may_overwrite(graph, v, name)
+    if not recompute:
+        rerun[:] = Rerun.NEVER
+        reads = [[] for _ in reads]
+    moved = np.maximum(graph.moved_bytes - saved_bytes, 0)
+    shorter = device.estimate(graph.flops, moved, graph.launches)
+    full = device.estimate(graph.flops, graph.moved_bytes, graph.launches)
+    share = np.divide(shorter, full, out=np.ones_like(full), where=full > 0)
+    return Rules(seconds, rerun, seconds * share, moved, lists_of(reads), overwrites)
+
+
+def without_replays(given: Rules) -> Rules:
+    """Return the rules without drawing random numbers again: a dropout runs again from its mask."""
+    again = np.where(np.diff(given.rerun_reads.offset) > 0, Rerun.FIRST_RESULT, Rerun.NEVER)
+    return given._replace(rerun=np.where(given.rerun == Rerun.REPLAY, again, given.rerun).astype(np.uint8))
+
+
+def _may_overwrite(graph: Graph, v: int, name: str) -> bool:
+    """Whether an op's result may overwrite an input, or it changes the whole of one tensor and may write elsewhere."""
+    written, changed = graph.writes.of(v), graph.mutates.of(v)
+    if name in IN_PLACE:
+        return len(written) == 1 and len(changed) == 0
+    if name.endswith("_") and name[:-1] in POINTWISE:
+        whole = len(changed) == 1 and bool(graph.moved_bytes[v] >= 2 * graph.tensor_bytes[changed[0]])
+        return len(written) == 0 and whole
+    return False
+
+
+def lists_of(lists: list[list[int]]) -> Lists:
+    """Return lists of ids, one after the other."""
+    offset = np.zeros(len(lists) + 1, dtype=np.int64)
+    np.cumsum([len(items) for items in lists], out=offset[1:])
+    return Lists(offset, np.array([item for items in lists for item in items], dtype=np.int32))

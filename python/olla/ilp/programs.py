@@ -1,0 +1,310 @@
+"""OLLA's integer programs, solved by HiGHS: the order, the addresses, and both in one."""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from olla import _core
+from olla.errors import SolverError
+from olla.graph import nearest_order
+
+Progress = Callable[[str, float, int, int], bool | None]
+
+_REMEDY = 'install it: pip install "highspy>=1.15"'
+_PATTERNS = ("libhighs.so*", "libhighs*.dylib")
+_FOLDERS = (".", "lib", "lib64", ".libs", "../highspy.libs")
+
+
+class OrderIlp(NamedTuple):
+    """What the ordering program found and proved.
+
+    Attributes:
+        order: int32[ops], the op that runs at step i; valid, and never worse than the start.
+        peak_bytes: its simulated peak, resident memory included.
+        lower_bound_bytes: no order of the graph has a lower peak.
+        status: ``"optimal"`` exactly when peak and bound meet, else ``"feasible"``: a limit came first, or the program
+            was too large.
+        info: num_columns, num_rows, num_nonzeros, num_nodes, seconds_build, seconds_solve, cancelled, and message, why
+            it ended.
+    """
+
+    order: npt.NDArray[np.int32]
+    peak_bytes: int
+    lower_bound_bytes: int
+    status: str
+    info: dict[str, int | float | str]
+
+
+class AddressIlp(NamedTuple):
+    """What the address program found and proved.
+
+    Attributes:
+        offsets: int64[m], bytes: where buffer i begins; 0 where it is never alive or has no bytes.
+        height_bytes: the largest end of a buffer, sizes rounded up to the alignment.
+        load_bytes: most bytes alive at once, of the same sizes.
+        lower_bound_bytes: no layout that keeps the fixed offsets is lower.
+        status: ``"optimal"`` exactly when height and bound meet, else ``"feasible"``.
+        cancelled: whether the progress callback, or Ctrl-C, stopped the search.
+        info: num_columns, num_rows, num_nonzeros, num_nodes, seconds_build, seconds_solve and message, why it ended.
+    """
+
+    offsets: npt.NDArray[np.int64]
+    height_bytes: int
+    load_bytes: int
+    lower_bound_bytes: int
+    status: str
+    cancelled: bool
+    info: dict[str, int | float | str]
+
+
+class JointIlp(NamedTuple):
+    """What the joint program found and proved.
+
+    Attributes:
+        order: int32[ops], the op that runs at step i.
+        offsets: int64[tensors], bytes: where tensor i begins in the arena; -1 where no op writes it.
+        workspace_offsets: int64[ops], bytes: where the workspace of op i begins; -1 where it has none.
+        arena_bytes: the largest end of a tensor or workspace.
+        lower_bound_bytes: no order and layout have a smaller arena.
+        status: ``"optimal"`` exactly when arena and bound meet, else ``"feasible"``.
+        cancelled: whether the progress callback, or Ctrl-C, stopped the search.
+        info: num_columns, num_rows, num_nonzeros, num_nodes, seconds_build, seconds_solve and message, why it ended.
+    """
+
+    order: npt.NDArray[np.int32]
+    offsets: npt.NDArray[np.int64]
+    workspace_offsets: npt.NDArray[np.int64]
+    arena_bytes: int
+    lower_bound_bytes: int
+    status: str
+    cancelled: bool
+    info: dict[str, int | float | str]
+
+
+def highs_library() -> str:
+    """Find the HiGHS shared library inside the installed highspy package, without importing highspy.
+
+    Returns:
+        Its path.
+
+    Raises:
+        SolverError: highspy is not installed, or is older than 1.15 and brings no library.
+
+    Example:
+        >>> "highs" in highs_library()
+        True
+    """
+    spec = importlib.util.find_spec("highspy")
+    if spec is None or spec.origin is None:
+        raise SolverError(f"the package highspy, which brings the HiGHS solver, is not installed; {_REMEDY}")
+    package = Path(spec.origin).parent
+    for folder in _FOLDERS:
+        for pattern in _PATTERNS:
+            for path in sorted((package / folder).glob(pattern)):
+                return str(path.resolve())
+    raise SolverError(
+        f"no HiGHS library ({' or '.join(_PATTERNS)}) in {package}: highspy older than 1.15 has none; {_REMEDY}"
+    )
+
+
+def order_ilp(
+    graph: _core.Graph,
+    start: npt.NDArray[np.int32] | None = None,
+    *,
+    lower_bound_bytes: int = 0,
+    time_limit: float = 60.0,
+    seed: int = 0,
+    num_threads: int = 1,
+    progress: Progress | None = None,
+) -> OrderIlp:
+    """Find the order of least peak by OLLA's lifetime program with exactly one op per step.
+
+    First it asks for an order that meets the lower bound, then, in the time left, for the best one, with the start as
+    incumbent. Safe moves, precedences and steps that the peak asked for rules out are left out of the program. Every
+    answer is simulated again. A program of more than two million entries is not built: the start comes back.
+
+    Args:
+        graph: the core graph.
+        start: int32[ops], a valid order; its peak is what the program must beat. Default: the program order, or the
+            valid order nearest to it.
+        lower_bound_bytes: a proven lower bound of the peak, or 0.
+        time_limit: seconds, for building and solving.
+        seed: of HiGHS.
+        num_threads: of HiGHS.
+        progress: called with (stage, seconds, peak, bound) about ten times a second; False stops with the best order
+            so far.
+
+    Returns:
+        The order, its peak, the bound and the status; see OrderIlp.
+
+    Raises:
+        PlanError: start is no order of the graph.
+        SolverError: HiGHS is missing or failed, its answer does not hold, or the lower bound is above a peak that was
+            reached.
+
+    Complexity:
+        One integer variable for each op and each step of its span but one: up to ops squared, far less in deep graphs.
+
+    Source:
+        Steiner et al., OLLA (arXiv 2210.12924), equations (1)-(5) and (10)-(14).
+
+    Example:
+        >>> import numpy as np
+        >>> none = np.zeros(3, np.int64), np.zeros(0, np.int32)
+        >>> writes = np.array([0, 1, 2], np.int64), np.array([0, 1], np.int32)
+        >>> graph = _core.Graph(  # two ops that write 4 and 6 bytes for nobody
+        ...     np.array([4, 6], np.int64), np.zeros(2, np.uint8), *none, *writes, *none, *none,
+        ...     np.zeros(2, np.int64), np.zeros(2, np.uint8), np.zeros(0, np.int32))
+        >>> order_ilp(graph, np.array([0, 1], np.int32)).peak_bytes
+        6
+    """
+    if start is None:
+        start = nearest_order(graph, np.arange(graph.num_ops, dtype=np.int32))
+    return OrderIlp(
+        *_core.order_ilp(graph, start, lower_bound_bytes, highs_library(), time_limit, seed, num_threads, progress)
+    )
+
+
+def address_ilp(
+    lower: npt.NDArray[np.int64],
+    upper: npt.NDArray[np.int64],
+    size: npt.NDArray[np.int64],
+    *,
+    alignment: int = 1,
+    fixed: npt.NDArray[np.int64] | None = None,
+    start: npt.NDArray[np.int64] | None = None,
+    lower_bound_bytes: int = 0,
+    time_limit: float = 60.0,
+    seed: int = 0,
+    num_threads: int = 1,
+    progress: Progress | None = None,
+) -> AddressIlp:
+    """Find the layout of least height for given lifetimes by OLLA's address program.
+
+    First it asks for a layout that meets the bound, then, in the time left, for the best one. Sizes count units: their
+    common divisor. Every answer is simulated again. A program of more than two million entries, or of a height of more
+    than 2^26 units, is not built: the start comes back.
+
+    Args:
+        lower: int64[m], first step at which buffer i is alive.
+        upper: int64[m], first step at which it no longer is.
+        size: int64[m], bytes, rounded up to the alignment.
+        alignment: bytes; every offset is a multiple of it.
+        fixed: int64[m], bytes: an offset that buffer i keeps, or -1.
+        start: int64[m], bytes: a layout that keeps the fixed offsets; without one, a first fit is made.
+        lower_bound_bytes: a proven lower bound of the height, or 0; the load is known anyway.
+        time_limit: seconds, for building and solving.
+        seed: of HiGHS.
+        num_threads: of HiGHS.
+        progress: called with ("address", seconds, height, bound) about ten times a second; False stops the search.
+
+    Returns:
+        The layout, its height, the bound and the status; see AddressIlp.
+
+    Raises:
+        PlanError: sizes, fixed offsets or the start are no valid input.
+        SolverError: HiGHS is missing or failed, or its answer does not hold.
+
+    Complexity:
+        One integer variable for every two buffers alive together that either one may lie below.
+
+    Source:
+        Steiner et al., OLLA (arXiv 2210.12924), equations (6)-(8) and (15).
+
+    Example:
+        >>> import numpy as np
+        >>> lower, upper, size = np.array([[0, 0, 1], [1, 2, 2], [4, 8, 2]])
+        >>> address_ilp(lower, upper, size).height_bytes
+        12
+    """
+    none = np.zeros(0, dtype=np.int64)
+    return AddressIlp(
+        *_core.address_ilp(
+            lower,
+            upper,
+            size,
+            alignment,
+            none if fixed is None else fixed,
+            none if start is None else start,
+            lower_bound_bytes,
+            highs_library(),
+            time_limit,
+            seed,
+            num_threads,
+            progress,
+        )
+    )
+
+
+def joint_ilp(
+    arena: _core.Graph,
+    order: npt.NDArray[np.int32],
+    *,
+    offsets: npt.NDArray[np.int64] | None = None,
+    workspace_offsets: npt.NDArray[np.int64] | None = None,
+    lower_bound_bytes: int = 0,
+    time_limit: float = 60.0,
+    seed: int = 0,
+    num_threads: int = 1,
+    progress: Progress | None = None,
+) -> JointIlp:
+    """Find the order and the layout of the smallest arena by OLLA's joint program.
+
+    First it asks for an arena that meets the bound, then, in the time left, for the smallest one, with the start as
+    incumbent. Every answer is simulated again. A program of more than two million entries is not built: the start
+    comes back.
+
+    Args:
+        arena: the graph that `_core.arena_graph` makes for an alignment; its sizes are rounded already.
+        order: int32[ops], a valid order to start from.
+        offsets: int64[tensors], bytes: its layout, as in JointIlp; without one, a first fit is made.
+        workspace_offsets: int64[ops], bytes: the same for workspaces; given exactly where offsets is.
+        lower_bound_bytes: a proven lower bound of the arena, or 0.
+        time_limit: seconds, for building and solving.
+        seed: of HiGHS.
+        num_threads: of HiGHS.
+        progress: called with ("joint", seconds, arena, bound) about ten times a second; False stops the search.
+
+    Returns:
+        The order, the layout, the arena, the bound and the status; see JointIlp.
+
+    Raises:
+        PlanError: the start is no order, or no layout of it.
+        SolverError: HiGHS is missing or failed, its answer does not hold, or the lower bound is above an arena that
+            was reached.
+
+    Complexity:
+        The variables of the order program, and up to four for every two buffers that some order has alive together.
+
+    Source:
+        Steiner et al., OLLA (arXiv 2210.12924), equation (9).
+
+    Example:
+        >>> import numpy as np, olla
+        >>> builder = olla.Graph.builder("fork")
+        >>> a, b = builder.tensor(100), builder.tensor(10)
+        >>> _ = builder.op("large", writes=[a]), builder.op("small", writes=[b]), builder.op("use", reads=[a])
+        >>> arena = _core.arena_graph(builder.build().core, 1)
+        >>> found = joint_ilp(arena, np.arange(3, dtype=np.int32))
+        >>> found.arena_bytes, found.status
+        (100, 'optimal')
+    """
+    none = np.zeros(0, dtype=np.int64)
+    return JointIlp(
+        *_core.joint_ilp(
+            arena,
+            order,
+            none if offsets is None else offsets,
+            none if workspace_offsets is None else workspace_offsets,
+            lower_bound_bytes,
+            highs_library(),
+            time_limit,
+            seed,
+            num_threads,
+            progress,
+        )
+    )

@@ -1,0 +1,1 @@
+"""Every private name of torch that is used, and what happens where one fails."""

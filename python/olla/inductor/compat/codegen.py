@@ -1,0 +1,176 @@
+"""Every private name of torch that olla uses where Inductor generates code: fusions, functions, allocations.
+
+The rest, and the guard, are in `compat`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import torch
+
+from olla.inductor.compat import fallback
+from olla.inductor.compat.compat import inductor_ir, inductor_settings, private, scheduler_classes, virtualized
+
+_OUTER_LOOPS = "OuterLoopFusedSchedulerNode"  # of the CPU backend: kernels that share outer loops
+
+
+def is_plain_fusion(node: Any) -> bool:
+    """Whether a scheduler node is a fusion of loops, and no template, list of kernels, or mix of reductions."""
+    fused = scheduler_classes().FusedSchedulerNode
+    return (type(node) is fused or type(node).__name__ == _OUTER_LOOPS) and not node.is_template()
+
+
+def fused_again(backend: Any, parts: list[Any], whole: Any) -> Any:
+    """Return a fusion of some nodes of a fused node, of the same kind; None where the backend would not fuse these."""
+    if type(whole).__name__ != _OUTER_LOOPS:
+        return _fused_loops(backend, parts)
+    chosen = [[part for part in parts if part in node.get_nodes()] for node in whole.get_outer_nodes()]
+    loops = [_fused_loops(backend, inner) for inner in chosen if inner]
+    if len(loops) == 1 or None in loops:
+        return None if None in loops else loops[0]
+    return type(whole)(whole.scheduler, loops, whole.outer_loop_fusion_depth)
+
+
+def _fused_loops(backend: Any, parts: list[Any]) -> Any:
+    found, *others = sorted(parts, key=lambda part: not part.is_reduction())  # loops around a reduction fit to it alone
+    if not others:
+        return found
+    make = scheduler_classes().FusedSchedulerNode
+    for part in others:
+        if not any(backend.can_fuse_horizontal(*pair) for pair in ((found, part), (part, found))):
+            return None
+        found = make(found.scheduler, [*found.get_nodes(), part])
+    return make(found.scheduler, parts)
+
+
+def groups_kernels(backend: Any) -> bool:
+    """Whether a backend puts kernels that follow each other into one function, as that of the CPU does."""
+    return isinstance(backend, private("torch._inductor.codegen.cpp", "CppScheduling"))
+
+
+def end_groups(scheduler: Any, device: torch.device, behind: Collection[str]) -> None:
+    """Let the backend of a device end its functions behind the nodes of these names, for the graph being compiled."""
+    backend = scheduler.get_backend(device)
+    usual = backend.ready_to_flush
+
+    def ready() -> bool:  # asked after every node
+        node = getattr(scheduler, "current_node", None)
+        return bool(usual() or (node is not None and node.get_name() in behind))
+
+    backend.ready_to_flush = ready
+
+
+_wrapper_module = "torch._inductor.codegen.wrapper"
+_planning_module = "torch._inductor.codegen.memory_planning"
+
+
+def before_reuse(wrapper: Any, change: Callable[[list[Any]], list[Any]], consequence: str) -> None:
+    """Change the lines of a wrapper once they are there, right before Inductor plans which buffers to reuse.
+
+    Args:
+        wrapper: of the graph being compiled.
+        change: lines -> lines; whatever it raises, the lines stay, and a warning says so.
+        consequence: of that, for the warning.
+    """
+    if type(wrapper) is not private(_wrapper_module, "PythonWrapperCodegen"):
+        fallback.warn(f"{consequence}: a {type(wrapper).__name__} is not known")
+        return
+    usual = wrapper.run_wrapper_ir_passes
+
+    def passes(is_inference: bool) -> None:
+        try:
+            nested = private(_wrapper_module, "EnterSubgraphLine")
+            if any(isinstance(line, nested) for line in wrapper.lines):
+                fallback.warn(f"{consequence}: a graph holds others")
+            else:
+                wrapper.lines = change(wrapper.lines)
+        except Exception as error:
+            fallback.failed(consequence, error)
+        with inductor_settings({"memory_planning": False}):  # Inductor's own, which is for inference only
+            usual(is_inference)
+
+    wrapper.run_wrapper_ir_passes = passes
+
+
+def memory_planner(wrapper: Any, choose: Callable[[list[Any]], list[Any]]) -> Any:
+    """Return Inductor's planner of pools for a wrapper, for the groups of buffers that are chosen among those it finds.
+
+    A group is what shares memory because one kernel overwrites what another made. Those that are not freed while the
+    code runs, and what is no plain buffer, are not offered.
+    """
+    planner = private(_planning_module, "MemoryPlanner")(wrapper)
+    find = planner.compute_buffer_groups
+    lines_of = {name: private(_wrapper_module, name) for name in ("AllocateLine", "FreeIfNotReusedLine")}
+
+    def compute(lines: list[Any]) -> dict[str, Any]:
+        by_name = find(lines)
+        removed = virtualized.graph.removed_buffers
+        freed = {line.node.get_name() for line in lines if isinstance(line, lines_of["FreeIfNotReusedLine"])}
+        shared = {line.node.get_name() for line in lines if getattr(line, "comm_buffer", False)}
+        offered = [
+            group
+            for group in planner.buffer_groups
+            if isinstance(group.node, inductor_ir.Buffer)
+            and removed.isdisjoint(group.names)
+            and shared.isdisjoint(group.names)
+            and not freed.isdisjoint(group.names)
+            and not group.is_output
+        ]
+        planner.buffer_groups = choose(offered)
+        chosen = {id(group) for group in planner.buffer_groups}
+        return {name: group for name, group in by_name.items() if id(group) in chosen}
+
+    planner.compute_buffer_groups = compute
+    return planner
+
+
+def pool_lines(planner: Any, lines: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+    """Return the lines with the planner's groups taken from pools, and these groups with their lifetimes."""
+    planned = list(lines)
+    planner.convert_to_pool_lines(planned)
+    planner.compute_live_ranges(planned)
+    return planned, planner.buffer_groups
+
+
+def static_bytes(group: Any) -> int:
+    """Return the bytes of a group of buffers; 0 where that is no number."""
+    num_bytes = group.sym_nbytes()
+    return int(num_bytes) if isinstance(num_bytes, int) or num_bytes.is_number else 0
+
+
+class _Layout:
+    """Stands for the tree in which Inductor's planner arranges a pool."""
+
+    allocations = ()
+
+    def __init__(self, num_bytes: int, end: int) -> None:
+        self.num_bytes, self.end = num_bytes, end
+
+    def get_symbolic_size(self) -> Any:
+        """Return the bytes of the pool."""
+        return private("sympy", "Integer")(self.num_bytes)
+
+    def get_live_ranges(self) -> Any:
+        """Return when it is in use."""
+        return private(_planning_module, "LiveRanges")([private(_planning_module, "LiveRange")(0, self.end)])
+
+
+def place_groups(groups: list[Any], offsets: list[int], num_bytes: int, name: str, end: int) -> None:
+    """Put groups of buffers of one device at offsets of one pool.
+
+    Args:
+        groups: as `pool_lines` returned them.
+        offsets: of each, in bytes.
+        num_bytes: of the pool.
+        name: of the pool, in the generated code.
+        end: when the last group is freed, in the planner's time.
+    """
+    pool = private(_planning_module, "AllocationPool")(groups[0].node.get_device(), _Layout(num_bytes, end))
+    pool.name = name
+    pool.names_to_del.append(name)
+    for group, offset in zip(groups, offsets, strict=True):
+        group.make_allocation()
+        group.allocation.mark_allocated()
+        group.allocation.finalize(pool, private("sympy", "Integer")(offset))

@@ -1,0 +1,386 @@
+"""Every name of torch that is private or a prototype and that olla uses inside torch.compile.
+
+Supported: torch 2.11 to 2.15. Where a name is gone, the error says which, and in which torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import hashlib
+import importlib
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from olla.errors import CaptureError
+
+OLDEST = (2, 11)
+NEWEST_TESTED = (2, 15)
+
+
+def private(module: str, name: str) -> Any:
+    """Return a name of a torch module.
+
+    Raises:
+        CaptureError: rule "torch_version"; this torch has it no more, or not yet.
+    """
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        oldest, newest = (".".join(map(str, version)) for version in (OLDEST, NEWEST_TESTED))
+        raise CaptureError(
+            f"olla.inductor needs {module}.{name}, which torch {torch.__version__} does not have; it works with torch "
+            f"{oldest} to {newest}: install one of those, or compile with backend='inductor'",
+            rule="torch_version",
+        ) from error
+
+
+CustomGraphPass: Any = private("torch._inductor.custom_graph_pass", "CustomGraphPass")
+CustomPartitionerFn: Any = private("torch._inductor.custom_graph_pass", "CustomPartitionerFn")
+CustomSchedulerPass: Any = (  # 2.13; a plain callable does before, but bypasses the cache of compiled graphs
+    private("torch._inductor.custom_graph_pass", "CustomSchedulerPass")
+    if hasattr(importlib.import_module("torch._inductor.custom_graph_pass"), "CustomSchedulerPass")
+    else object
+)
+_partitioners = "torch._functorch.partitioners"
+min_cut_partition: Any = private(_partitioners, "min_cut_rematerialization_partition")
+must_recompute: Any = private(_partitioners, "must_recompute")
+size_of: Any = private(_partitioners, "_size_of")
+is_tangent: Any = private("torch._functorch._aot_autograd.utils", "_is_tangent")
+is_symbolic: Any = private("torch.fx.experimental.proxy_tensor", "is_sym_node")
+uncacheable: Any = private("torch._inductor.codecache", "BypassFxGraphCache")
+clone = torch.ops.aten.clone.default
+
+
+def is_tensor(value: object) -> bool:
+    """Whether a node's value is a tensor."""
+    return isinstance(value, torch.Tensor)
+
+
+def is_getitem(node: torch.fx.Node) -> bool:
+    """Whether a node takes an element of a tuple."""
+    return node.target is operator.getitem
+
+
+def is_operator(target: object) -> bool:
+    """Whether a node's target runs kernels."""
+    return isinstance(target, torch._ops.OpOverload | torch._ops.HigherOrderOperator)
+
+
+def must_save(node: torch.fx.Node) -> bool:
+    """Whether the user, or torch on behalf of what has effects, wants a node's result saved."""
+    return bool(node.meta.get("recompute") == torch.utils.checkpoint.CheckpointPolicy.MUST_SAVE)
+
+
+def hint(value: Any) -> Any:
+    """Return a size as a plain number, without making a guard of it."""
+    if not isinstance(value, torch.SymInt):
+        return value
+    module = "torch.fx.experimental.symbolic_shapes"
+    new = hasattr(importlib.import_module(module), "optimization_hint")  # its name since torch 2.13
+    return private(module, "optimization_hint" if new else "size_hint")(value, fallback=4096)
+
+
+def hinted(value: Any) -> Any:
+    """Return what a flop formula takes for a value: plain numbers, the sizes of a tensor for the tensor."""
+    if isinstance(value, torch.Tensor):
+        return torch.Size(hint(size) for size in value.shape)
+    if isinstance(value, tuple | list):
+        return type(value)(hinted(item) for item in value)
+    return hint(value)
+
+
+def devices(module: torch.fx.GraphModule) -> set[torch.device]:
+    """Return the devices of a graph's tensors."""
+    values = (node.meta.get("val") for node in module.graph.nodes)
+    return {value.device for value in values if isinstance(value, torch.Tensor)}
+
+
+def is_whole_number(node: torch.fx.Node) -> bool:
+    """Whether a symbolic node is an integer, which forward hands to backward; others are computed from those."""
+    return isinstance(node.meta.get("val"), torch.SymInt | int)
+
+
+def obstacle(module: torch.fx.GraphModule) -> str:
+    """Return why a joint graph is left to torch's partitioner; empty where olla can take it."""
+    primal = private("torch._functorch._aot_autograd.utils", "_is_primal")
+    for node in module.graph.nodes:
+        if node.op == "placeholder" and not (primal(node) or is_tangent(node)):
+            return f"its input {node.name} is neither an argument nor a gradient"
+        if node.op != "call_function":
+            continue
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            return f"it calls {node.target}, which holds a graph of its own or has effects"
+        if must_recompute(node) and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            return f"{node.target} draws random numbers and is to run again"
+        if is_symbolic(node) and not all(is_symbolic(n) or n.op == "placeholder" for n in node.all_input_nodes):
+            return f"the size {node.name} depends on data"
+    return ""
+
+
+def copied(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Return a graph module whose nodes, their order and their notes can be changed without changing those given."""
+    graph = torch.fx.Graph()
+    copied_output: Any = graph.graph_copy(module.graph, {}, return_output_node=True)
+    results, output = copied_output
+    graph.output(results).meta.update(output.meta)
+    new = torch.fx.GraphModule(module, graph)
+    new.meta.update(module.meta)
+    return new
+
+
+def changed_inputs(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """Return the inputs of a joint graph that forward changes: inside, or right behind it."""
+    descriptions = graph.output_node().meta.get("desc") or ()
+    behind = {described.mutated_input for described in descriptions if hasattr(described, "mutated_input")}
+    inside = {node.args[0] for node in graph.nodes if is_operator(node.target) and _changes(node)}
+    given = graph.find_nodes(op="placeholder")
+    return {node for node in given if node in inside or node.meta.get("desc") in behind}
+
+
+def _changes(node: torch.fx.Node) -> bool:
+    return bool(node.args) and isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def keep_in(node: torch.fx.Node, *, backward: bool) -> None:
+    """Let a node run in one of the two graphs only: torch keeps what has effects or draws wherever it could run."""
+    node.meta["partitioner_tag"] = "must_be_in_backward" if backward else "must_be_in_forward"
+
+
+def prepare(module: torch.fx.GraphModule, static_indices: list[int] | None, num_forward_outputs: int) -> Any:
+    """Do with a joint graph what torch's partitioner does before it decides; returns how it classifies the nodes.
+
+    None where nothing in the graph belongs to backward.
+    """
+    config = private("torch._functorch", "config")
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    if config.cse:
+        module.graph = private(_partitioners, "fx_graph_cse")(module.graph)
+    if private(_partitioners, "has_recomputable_ops")(module):
+        private(_partitioners, "cleanup_recompute_tags")(module, is_default_partition=False)
+    if not config.unsafe_allow_optimization_of_collectives:
+        private(_partitioners, "force_save_collectives")(module)
+    private(_partitioners, "force_save_effectful_ops")(module)
+    private(_partitioners, "force_save_bw_mutation_src")(module)
+    info = private(_partitioners, "classify_nodes")(module, static_indices or [], num_forward_outputs)
+    return info if info.required_bw_nodes else None
+
+
+def split(
+    module: torch.fx.GraphModule, saved: list[Any], saved_sizes: list[Any], static: Any, num_forward_outputs: int
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """Return forward and backward of a joint graph that hands the saved nodes from one to the other."""
+    extract = private(_partitioners, "_extract_fwd_bwd_modules")
+    ordered = private("torch.utils._ordered_set", "OrderedSet")
+    forward, backward = extract(
+        module,
+        saved,
+        saved_sym_nodes=saved_sizes,
+        num_fwd_outputs=num_forward_outputs,
+        static_lifetime_input_nodes=ordered(static),
+    )
+    raise_getitems = private(_partitioners, "raise_getitems")
+    return raise_getitems(forward), raise_getitems(backward)
+
+
+# --- Inductor's scheduler: order.py, fused.py, scheduler.py -----------------------------------------------------------
+inductor_ir: Any = importlib.import_module("torch._inductor.ir")
+virtualized: Any = private("torch._inductor.virtualized", "V")
+prepare_planning_info: Any = private("torch._inductor.memory", "prepare_planning_info")
+can_match_buffer_size: Any = private("torch._inductor.codegen.wrapper", "can_match_buffer_size")
+is_nonfreeable_buffers: Any = private("torch._inductor.utils", "is_nonfreeable_buffers")
+is_collective: Any = private("torch._inductor.utils", "contains_collective")
+is_wait: Any = private("torch._inductor.utils", "contains_wait")
+graph_being_compiled: Any = private("torch._functorch._aot_autograd.logging_utils", "get_aot_graph_name")
+OrderedSet: Any = private("torch.utils._ordered_set", "OrderedSet")
+_SCHEDULER_MEMBERS = {
+    "BaseSchedulerNode": ("get_outputs", "get_nodes", "get_name", "get_device", "used_or_aliased_buffer_names"),
+    "SchedulerBuffer": ("get_name", "get_aliases", "can_free"),
+    "Scheduler": (
+        "can_buffer_be_removed_through_fusion",
+        "compute_last_usage",
+        "get_backend",
+        "get_donated_buffers",
+        "get_fused_node",
+    ),
+    "SchedulerNode": (),
+    "FusedSchedulerNode": (),
+    "ExternKernelSchedulerNode": (),
+    "NopKernelSchedulerNode": (),
+    "OutputNode": (),
+}
+
+
+@functools.cache
+def scheduler_classes() -> Any:
+    """Return the module of Inductor's scheduler, its classes checked for the members that olla uses."""
+    for owner, members in _SCHEDULER_MEMBERS.items():
+        found = private("torch._inductor.scheduler", owner)
+        for member in members:
+            if not hasattr(found, member):
+                private("torch._inductor.scheduler", f"{owner}.{member}")
+    return importlib.import_module("torch._inductor.scheduler")
+
+
+def before_codegen(scheduler: Any, call: Callable[[Sequence[Any]], None]) -> None:
+    """Have a function called with the kernels of a graph once their order is final.
+
+    Passes behind olla's note the sizes of buffers anew: one that overlaps communication, and since torch 2.14 another
+    in every graph.
+    """
+    compute_last_usage = scheduler.compute_last_usage  # what comes next
+
+    def called() -> None:
+        del scheduler.compute_last_usage
+        call(scheduler.nodes)
+        compute_last_usage()
+
+    scheduler.compute_last_usage = called
+
+
+def size_hint(graph: Any, size: Any) -> int:
+    """Return a size as a number; what stands for a symbol is the value it was traced with."""
+    sizes = graph.sizevars
+    hint = sizes.optimization_hint if hasattr(sizes, "optimization_hint") else sizes.size_hint  # 2.12 renamed it
+    return int(hint(size, fallback=0))
+
+
+def overwrites(graph: Any, device: Any) -> bool:
+    """Return whether kernels on a device may write their results over their inputs."""
+    features = private("torch._inductor.codegen.common", "BackendFeature")
+    config = private("torch._inductor", "config")
+    return bool(config.inplace_buffers and graph.has_feature(device, features.INPLACE_BUFFERS))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class _Shared:
+    """A variable that all threads share, with the interface of a ContextVar."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def get(self) -> Any:
+        return self._value
+
+    def set(self, value: Any) -> None:
+        self._value = value
+
+
+def variable_like_config(name: str, value: Any) -> Any:
+    """Return a variable that is a thread's own where Inductor's configuration is (torch 2.13), else everybody's."""
+    entry = private("torch._inductor", "config")._config.get("custom_partitioner_fn")
+    own = isinstance(getattr(entry, "user_override", None), contextvars.ContextVar)
+    return contextvars.ContextVar(name, default=value) if own else _Shared(value)
+
+
+def set_config(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Set names of Inductor's configuration; returns what they were before."""
+    config = private("torch._inductor", "config")
+    before = {name: getattr(config, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(config, name, value)
+    except BaseException:
+        for name, value in before.items():
+            setattr(config, name, value)
+        raise
+    return before
+
+
+def keep_strides_of_results(graph: torch.fx.Graph, kept: Callable[[torch.fx.Node], bool]) -> None:
+    """Have Inductor return some results of forward with the strides they have in the graph, as it does for users'."""
+    (output,) = graph.find_nodes(op="output")
+    visible = output.meta.get("user_visible_output_idxs")
+    if not visible or len(output.meta.get("original_output_strides", ())) != len(output.args[0]):
+        return
+    also = [i for i, result in enumerate(output.args[0]) if isinstance(result, torch.fx.Node) and kept(result)]
+    output.meta["user_visible_output_idxs"] = sorted({*visible, *also})
+
+
+def compile_graph(
+    module: Any, inputs: Any, *, mode: str | None, options: Mapping[str, Any], patches: Mapping[str, Any]
+) -> Any:
+    """Compile with Inductor under a mode, options by name, and patches of its configuration."""
+    inductor = private("torch", "_TorchCompileInductorWrapper")(mode, dict(options), None)
+    inductor.config.update(patches)  # its own argument for patches exists since torch 2.13 only
+    return inductor(module, inputs)
+
+
+@functools.cache
+def code_digest() -> str:
+    """Return a digest of the package's Python code and compiled core: decisions may change with either."""
+    root = Path(__file__).parents[2]
+    digest = hashlib.sha256()
+    for path in sorted((*root.rglob("*.py"), *root.glob("_core*"))):
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+_PATCHABLE = {  # what is replaced for a while: module, path in it
+    "AsyncCompile": ("torch._inductor.async_compile", "AsyncCompile"),
+    "load_wrapper": ("torch._inductor.codecache", "PyCodeCache.load_by_key_path"),
+    "partition_fn": ("torch._inductor.compile_fx", "partition_fn"),
+}
+
+
+@contextlib.contextmanager
+def patched(name: str, value: Any) -> Iterator[Any]:
+    """Replace one of the names of _PATCHABLE in a block; yields what it was."""
+    module, path = _PATCHABLE[name]
+    owner, _, attribute = path.rpartition(".")
+    holder = private(module, owner) if owner else importlib.import_module(module)
+    private(module, path.partition(".")[0])
+    before = vars(holder)[attribute]
+    setattr(holder, attribute, value)
+    try:
+        yield before
+    finally:
+        setattr(holder, attribute, before)
+
+
+@contextlib.contextmanager
+def uncached() -> Iterator[None]:
+    """Compile everything anew in a block, in this process: nothing is read from or written to caches.
+
+    Kernels for the CPU are generated without vector instructions, which takes half as long and no compiler.
+    """
+    config = private("torch._inductor", "config")
+    settings = {"force_disable_caches": True, "compile_threads": 1, "benchmark_harness": False, "cpp.simdlen": 1}
+    with config.patch(settings):
+        yield
+
+
+def flop_formula(target: Any) -> Callable[..., int] | None:
+    """Return what counts the flops of an operator, or None where it is no product of matrices and no convolution."""
+    registry = private("torch.utils.flop_counter", "flop_registry")
+    packet = getattr(target, "overloadpacket", target)
+    name = str(packet).removesuffix("_for_cpu").removesuffix("_for_cpu_backward")
+    if name != str(packet):  # attention on the CPU: same arguments first, but without an entry of its own
+        backward = "_backward" if str(packet).endswith("_backward") else ""
+        packet = getattr(torch.ops.aten, name.removeprefix("aten.") + backward)
+    formula: Callable[..., int] | None = registry.get(packet)
+    return formula
+
+
+@contextlib.contextmanager
+def memory_budget(share: float) -> Iterator[None]:
+    """Let torch's own partitioner, and no other, divide graphs in a block, with ``activation_memory_budget=share``."""
+    inductor, functorch = private("torch._inductor", "config"), private("torch._functorch", "config")
+    with inductor.patch(custom_partitioner_fn=None), functorch.patch(activation_memory_budget=share):
+        yield
+
+
+def inductor_settings(values: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
+    """Set names of Inductor's configuration for a block."""
+    config = private("torch._inductor", "config")
+    changed: contextlib.AbstractContextManager[Any] = config.patch(dict(values))
+    return changed

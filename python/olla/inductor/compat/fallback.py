@@ -1,0 +1,58 @@
+"""Where a decision of olla's fails while a graph is compiled: torch's own stands, and one warning says why."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+import warnings
+from pathlib import Path
+
+import torch
+
+_log = logging.getLogger("olla.inductor")
+_FOLDER = Path(__file__).parents[1]
+_warned: set[str] = set()
+
+
+def warn(message: str, *, about: str | None = None) -> None:
+    """Say something once in this process.
+
+    Args:
+        message: for a person.
+        about: what counts as the same; the message itself where it is left out.
+    """
+    key = message if about is None else about
+    if key in _warned:
+        return
+    _warned.add(key)
+    warnings.warn(message, stacklevel=3)
+
+
+def failed(consequence: str, error: Exception) -> None:
+    """Say once what stays as torch has it because olla failed there, where it failed, and how to report that.
+
+    Args:
+        consequence: what torch decides now.
+        error: as it was caught.
+    """
+    place, name = _place(error), type(error).__name__
+    _log.debug("%s", consequence, exc_info=error)
+    warn(
+        f"{consequence}: {place} failed with {name}: {error}. What is compiled computes the same. If torch "
+        f"{torch.__version__} is a version olla supports, this is a defect of olla: please report it with this message "
+        "and the traceback, which the logger 'olla.inductor' has at level DEBUG",
+        about=f"{consequence}: {place} {name}",
+    )
+
+
+def forget() -> None:
+    """Say again what was said already."""
+    _warned.clear()
+
+
+def _place(error: Exception) -> str:
+    """Return the innermost function of this package that an error went through: "olla.inductor.saving.joint.build"."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _FOLDER in Path(frame.filename).parents]
+    inner = frames[-1]
+    module = ".".join(Path(inner.filename).relative_to(_FOLDER).with_suffix("").parts)
+    return f"olla.inductor.{module}.{inner.name}, line {inner.lineno},"

@@ -1,0 +1,196 @@
+"""The fused nodes of Inductor's scheduler and the memory their code will take, as a Graph.
+
+A tensor is a storage that the generated code allocates or frees: a buffer, several of them (views, the parts of a
+concatenation, buffers that one kernel overwrites in place), or an input that the code may free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from olla.errors import CaptureError
+from olla.graph import Graph
+from olla.inductor.kernels import scheduler as inductor
+
+
+def graph_of(nodes: Sequence[Any], name: str = "") -> Graph:
+    """Return the graph of Inductor's fused nodes, in the order given.
+
+    Inputs that the code cannot free (parameters, tangents, saved views of parameters) are no part of it: they cost
+    the same in every order. Buffers inside of a fused kernel cost nothing. Sizes of symbolic shapes are hints. Where
+    there is an accelerator, only its memory counts.
+
+    Args:
+        nodes: scheduler nodes, while Inductor compiles their graph; op i of the result is node i.
+        name: what the graph is called.
+
+    Raises:
+        CaptureError: rule "inductor_graph"; the nodes are something this model does not cover.
+        GraphError: the nodes are not in an order they can run in.
+
+    Complexity:
+        O(nodes + dependencies + buffers), apart from Inductor's own preparation.
+    """
+    return Storages(nodes).graph(name)
+
+
+class Storages:
+    """What is known of the buffers of Inductor's fused nodes; see `graph_of`."""
+
+    def __init__(self, nodes: Sequence[Any]) -> None:
+        if inductor.uses_streams():
+            raise CaptureError("its kernels run on several streams", rule="inductor_graph")
+        self.nodes = nodes
+        self.owner: dict[str, int] = {}  # of a buffer: the node that writes it
+        self.buffers: dict[str, Any] = {}
+        self.aside: dict[str, str] = {}  # of a buffer without memory of its own: where it lies
+        self.tensor: dict[str, int] = {}  # of a buffer or an input that has memory of its own
+        self.tensor_bytes: list[int] = []
+        self.tensor_names: list[str] = []
+        self.donated: list[bool] = []
+        self.writes: list[list[int]] = [[] for _ in nodes]
+        self.reads: list[set[int]] = [set() for _ in nodes]
+        self.after: list[set[int]] = [set() for _ in nodes]
+        self.used = [list(inductor.used_names(node)) for node in nodes]  # by every node; Inductor takes long to say
+        self.taken: dict[str, str] = {}  # of a buffer or input that a kernel overwrites: the buffer it then is
+        for i, node in enumerate(nodes):
+            for buffer in node.get_outputs():
+                self.owner[buffer.get_name()] = i
+                self.buffers[buffer.get_name()] = buffer
+
+    def graph(self, name: str) -> Graph:
+        """Put the graph together."""
+        self.aside = {part: whole for part, b in self.buffers.items() if (whole := inductor.whole_of(b)) is not None}
+        parts = list(self.aside)
+        self.aside |= inductor.mutated()
+        self._storages()
+        for i, node in enumerate(self.nodes):
+            self.after[i].update(self.owner[dep] for dep in inductor.dependencies(node) if dep in self.owner)
+        self._share_wholes(parts)
+        self._share_in_place()
+        for reads, used in zip(self.reads, self.used, strict=True):
+            reads.update(self._tensors(used))
+        self._hold_results()
+        self._keep_overlap()
+        return Graph.from_arrays(
+            name=name,
+            tensor_bytes=self.tensor_bytes,
+            tensor_names=self.tensor_names,
+            donated=self.donated,
+            reads=[sorted(reads.difference(writes)) for reads, writes in zip(self.reads, self.writes, strict=True)],
+            writes=self.writes,
+            after=[sorted(before - {i}) for i, before in enumerate(self.after)],
+            op_names=[node.get_name() for node in self.nodes],
+            random=[inductor.keeps_order(node) for node in self.nodes],
+            outputs=sorted(set(self._tensors(inductor.output_names()))),
+        )
+
+    def tell(self, ordered: Sequence[Any]) -> None:
+        """Let Inductor count as this does: no bytes inside of kernels, none for what is written over an input.
+
+        It lets buffers wait for others to take over their memory as long as that stays below what it takes for the
+        peak.
+
+        Args:
+            ordered: the nodes in the order in which they will run.
+        """
+        for name in self.buffers.keys() & set(inductor.output_names()):
+            inductor.set_bytes(self.buffers[name], free=0)  # torch 2.11 takes results to be freed at the start
+        following = dict(zip((node.get_name() for node in ordered), ordered[1:], strict=False))
+        for name, buffer in self.buffers.items():
+            if name not in self.tensor and name not in self.aside and inductor.has_storage(buffer):
+                inductor.set_bytes(buffer, alloc=0, free=0)
+        for old, new in self.taken.items():
+            if old in self.buffers:
+                inductor.set_bytes(self.buffers[old], free=0)
+                inductor.set_bytes(self.buffers[new], alloc=0)
+                continue
+            # An input counts as freed behind the kernel that overwrites it: the result counts from the next one on.
+            behind = following.get(self.nodes[self.owner[new]].get_name())
+            if behind is not None and behind.get_outputs():
+                inductor.move_alloc(self.buffers[new], behind.get_outputs()[0])
+
+    def _root(self, name: str) -> str:
+        while name in self.aside:
+            name = self.aside[name]
+        return name
+
+    def _tensors(self, names: Iterable[str]) -> Iterator[int]:
+        """Yield the tensors that buffers lie in; inputs that stay have none."""
+        return (self.tensor[root] for root in map(self._root, names) if root in self.tensor)
+
+    def _storages(self) -> None:
+        """Make a tensor of every input that is freed and of every buffer with memory of its own."""
+        device = inductor.planned_device(self.buffers.values())
+        used = {self._root(name) for names in self.used for name in names}
+        for name, buffer in inductor.freed_inputs():
+            if name in used:  # the code does not free what no kernel reads
+                self._add(name, inductor.input_bytes(buffer, device), None)
+        for name, buffer in self.buffers.items():
+            if name in self.aside or not inductor.has_storage(buffer):
+                continue
+            parent = inductor.parent_name(buffer)  # a kernel with several results makes them all at once
+            writer = self.owner[name if parent is None else parent]
+            if not inductor.is_inside(self.nodes[writer], buffer):
+                self._add(name, inductor.buffer_bytes(buffer, device), writer)
+
+    def _add(self, name: str, num_bytes: int, writer: int | None) -> None:
+        self.tensor[name] = len(self.tensor_bytes)
+        self.tensor_bytes.append(num_bytes)
+        self.tensor_names.append(name)
+        self.donated.append(writer is None)
+        if writer is not None:
+            self.writes[writer].append(self.tensor[name])
+
+    def _share_wholes(self, parts: list[str]) -> None:
+        """The first kernel to write a part of a concatenation allocates the whole; it stays the first of them."""
+        first: dict[str, int] = {}
+        for part in parts:
+            root = self._root(part)
+            first[root] = min(first.get(root, self.owner[part]), self.owner[part])
+        for whole, maker in first.items():
+            if whole in self.tensor:
+                self.writes[self.owner[whole]].remove(self.tensor[whole])
+                self.writes[maker].append(self.tensor[whole])
+                self.after[self.owner[whole]].add(maker)
+        for part in parts:
+            self.after[self.owner[part]].add(first[self._root(part)])
+
+    def _share_in_place(self) -> None:
+        """A kernel that is the last reader of a buffer in every order, and may overwrite it, takes over its memory."""
+        for i, node in enumerate(self.nodes):
+            for old, new in self._overwritten(node):
+                if old in self.taken or old not in self.tensor or self.tensor.get(new, -1) not in self.writes[i]:
+                    continue
+                self.taken[old] = new
+                self.writes[i].remove(self.tensor[new])
+                self.tensor_bytes[self.tensor[new]] = 0  # nobody's now
+                self.tensor[new] = self.tensor[old]
+
+    def _overwritten(self, node: Any) -> Iterator[tuple[str, str]]:
+        """Yield what a kernel writes over, and with what."""
+        return inductor.overwritten(node)
+
+    def _hold_results(self) -> None:
+        """The results of one kernel live at least until the last of them has been taken out."""
+        for name, buffer in self.buffers.items():
+            parent = inductor.parent_name(buffer)
+            if parent is None or name not in self.tensor:
+                continue
+            for user in inductor.user_nodes(self.buffers[parent]):
+                for taken in user.get_outputs():
+                    self.reads[self.owner[taken.get_name()]].add(self.tensor[name])
+
+    def _keep_overlap(self) -> None:
+        """What ran between a collective and its wait still does, so that communication stays hidden."""
+        started: dict[str, int] = {}
+        for i, node in enumerate(self.nodes):
+            names = {self._root(name) for name in self.used[i]}
+            if inductor.is_wait(node):
+                start = max((started[name] for name in names if name in started), default=i)
+                for between in range(start + 1, i):
+                    self.after[between].add(start)
+                    self.after[i].add(between)
+            elif inductor.is_collective(node):
+                started.update(dict.fromkeys(names, i))

@@ -1,0 +1,233 @@
+"""The order of the fused kernels: Inductor's scheduler asks, olla plans, and says how good the answer is."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from olla.errors import CaptureError
+from olla.inductor.compat import compat, fallback
+from olla.inductor.kernels import arena, scheduler
+from olla.inductor.kernels.fused import Storages
+from olla.inductor.kernels.groups import ends
+from olla.inductor.kernels.unfuse import LEAST_GAIN, Unfusing
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from olla.graph import Graph
+    from olla.plan import Plan
+
+TIME_LIMIT = 2.0  # seconds per graph; nearly all are proved in a small part of it
+_KEPT_RECORDS = 1000
+_UNORDERED = "kernels stay in torch's own order"
+_MAX_ROUNDS = 4  # of taking fusions back; two are nearly always enough
+
+_log = logging.getLogger("olla.inductor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderRecord:
+    """What became of the order of one compiled graph.
+
+    All bytes are those of inputs that the code frees and of what it allocates; what stays throughout is left out.
+
+    Attributes:
+        name: the graph, and whether it is a forward, a backward or an inference graph.
+        num_kernels: fused nodes that were ordered.
+        given_peak_bytes: the peak of the order that fusion left.
+        fused_peak_bytes: the peak of the best order found with all fusions.
+        peak_bytes: the peak of the order that was taken.
+        lower_bound_bytes: no order has a lower peak, with the fusions that are left.
+        num_unfused: fusions taken back because they raised the peak.
+        seconds: wall-clock time it took.
+    """
+
+    name: str
+    num_kernels: int
+    given_peak_bytes: int
+    fused_peak_bytes: int
+    peak_bytes: int
+    lower_bound_bytes: int
+    num_unfused: int
+    seconds: float
+
+    @property
+    def gap(self) -> float:
+        """How far the peak can be from the best: (peak - bound) / bound."""
+        difference = self.peak_bytes - self.lower_bound_bytes
+        return difference / self.lower_bound_bytes if difference else 0.0
+
+    def __str__(self) -> str:
+        """Say it on one line."""
+        values = (self.given_peak_bytes, self.peak_bytes, self.lower_bound_bytes, self.fused_peak_bytes)
+        mib = [f"{value / 2**20:.1f}" for value in values]
+        unfused = f"{self.num_unfused} fusions taken back (peak {mib[3]} MiB with them), " if self.num_unfused else ""
+        return (
+            f"{self.name}: {self.num_kernels} kernels, peak {mib[0]} MiB before and {mib[1]} MiB after, bound {mib[2]} "
+            f"MiB, gap {self.gap:.2%}, {unfused}{self.seconds:.2f} s"
+        )
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """Kernels, what is known of their buffers, and the plan of their order."""
+
+    nodes: Sequence[Any]
+    storages: Storages
+    graph: Graph
+    plan: Plan
+
+    def order(self) -> npt.NDArray[np.int32]:
+        """Return the ops of the graph in planned order."""
+        if self.plan.peak_bytes == self.plan.program_peak_bytes:  # the order fusion left has its reasons
+            return np.arange(len(self.nodes), dtype=np.int32)
+        return self.plan.order
+
+    def ordered(self) -> list[Any]:
+        """Return the kernels in planned order."""
+        return [self.nodes[op] for op in self.order()]
+
+
+_records: deque[OrderRecord] = deque(maxlen=_KEPT_RECORDS)
+
+
+def records() -> list[OrderRecord]:
+    """Return what became of the graphs compiled so far in this process, oldest first.
+
+    Graphs that came out of Inductor's cache were ordered when they were compiled, and are not among them.
+    """
+    return list(_records)
+
+
+def forget() -> None:
+    """Forget these records."""
+    _records.clear()
+
+
+class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
+    """Orders the fused kernels of every graph that Inductor compiles by their peak.
+
+    Args:
+        time_limit: seconds per graph. What is not proved by then is the best order found, never worse than the one
+            fusion left.
+        arena: also let buffers lie in one arena per graph.
+    """
+
+    def __init__(self, time_limit: float = TIME_LIMIT, arena: bool = False) -> None:
+        self.time_limit = time_limit
+        self.arena = arena
+
+    def __call__(self, nodes: list[Any]) -> list[Any]:
+        """Return the nodes in an order of the least peak found; in torch's own, with a warning, where that fails."""
+        try:
+            return self._ordered(nodes)
+        except CaptureError as error:
+            fallback.warn(f"{_UNORDERED}: {error}")
+        except Exception as error:
+            fallback.failed(_UNORDERED, error)
+        try:
+            scheduler.name_kernels(nodes)  # as they were
+            return scheduler.torchs_order(nodes)
+        except Exception as error:
+            fallback.failed("kernels stay in the order in which torch.compile fuses them", error)
+            return nodes
+
+    def _ordered(self, nodes: Sequence[Any]) -> list[Any]:
+        start = time.perf_counter()
+        name = scheduler.graph_name()
+        given = self._plan(nodes, name)
+        taken = given
+        with _left_out("fusions stay as they are"):
+            taken = self._unfused(given, name)
+            taken = self._fused_anew(given, taken, name)
+        record = OrderRecord(
+            name=name,
+            num_kernels=len(taken.nodes),
+            given_peak_bytes=given.plan.program_peak_bytes,
+            fused_peak_bytes=given.plan.peak_bytes,
+            peak_bytes=taken.plan.peak_bytes,
+            lower_bound_bytes=taken.plan.lower_bound_bytes,
+            num_unfused=len(taken.nodes) - len(nodes),
+            seconds=time.perf_counter() - start,
+        )
+        ordered = taken.ordered()
+        alone = not any(scheduler.is_collective(node) for node in ordered)
+        scheduler.name_kernels(ordered)  # also where better ones were sought
+        scheduler.prepare(ordered)
+        _log.info("%s", record)
+        _records.append(record)
+        compat.before_codegen(scheduler.scheduler(), lambda final: _tell(taken.storages, final))
+        with _left_out("functions of kernels end where they do"):
+            scheduler.end_functions(ordered, ends(ordered, taken.graph, taken.order()))
+        if self.arena and alone:
+            arena.install(name)
+        return ordered
+
+    def _plan(self, nodes: Sequence[Any], name: str) -> _Planned:
+        from olla.planner import plan
+
+        scheduler.name_kernels(nodes)
+        scheduler.prepare(nodes)
+        storages = Storages(nodes)
+        graph = storages.graph(name)
+        return _Planned(nodes, storages, graph, plan(graph, layout=False, time_limit=self.time_limit))
+
+    def _unfused(self, planned: _Planned, name: str) -> _Planned:
+        """Take fusions back as long as that lowers the peak."""
+        for _ in range(_MAX_ROUNDS):
+            nodes = Unfusing(planned.ordered(), planned.storages).search()
+            if nodes is None:
+                break
+            better = self._plan(nodes, name)
+            if better.plan.peak_bytes >= planned.plan.peak_bytes:
+                break
+            planned = better
+        return planned
+
+    def _fused_anew(self, given: _Planned, best: _Planned, name: str) -> _Planned:
+        """Take all fusions back and fuse again what may be, where that lowers the peak by more than single ones do."""
+        search = Unfusing(given.ordered(), given.storages)
+        nodes = search.apart()
+        if len(nodes) == len(given.nodes):
+            return best
+        apart = self._plan(nodes, name)
+        if apart.plan.peak_bytes > best.plan.peak_bytes * (1 - 2 * LEAST_GAIN):
+            return best
+        found = self._plan(search.together(apart.order().tolist()), name)
+        return found if found.plan.peak_bytes < best.plan.peak_bytes else best
+
+    def __getstate__(self) -> object:
+        """Return what pickles: torch before 2.13 hashes that, not `uuid`, as a part of its configuration."""
+        return {"time_limit": self.time_limit, "arena": self.arena, "code": compat.code_digest()}
+
+    def uuid(self) -> tuple[str, float, bool]:
+        """Return what identifies the decisions, for Inductor's caches."""
+        return compat.code_digest(), self.time_limit, self.arena
+
+
+def _tell(storages: Storages, ordered: Sequence[Any]) -> None:
+    """Let Inductor count the bytes of buffers as olla does; it may go on with its own figures."""
+    with _left_out("buffers are reused by torch's own figures"):
+        storages.tell(ordered)
+
+
+@contextlib.contextmanager
+def _left_out(consequence: str) -> Iterator[None]:
+    """Go on, with a warning, where something fails: code is right without what is done here."""
+    try:
+        yield
+    except Exception as error:
+        fallback.failed(consequence, error)
+
+
+def patches(time_limit: float = TIME_LIMIT, arena: bool = False) -> Mapping[str, Any]:
+    """Return what this changes in Inductor's configuration, by name; its own search for an order is not needed then."""
+    return {"_post_fusion_custom_pass": KernelOrder(time_limit, arena), "reorder_for_peak_memory": False}

@@ -1,0 +1,142 @@
+"""Fused kernels as the parts they were fused from, so that the memory of other fusions can be computed quickly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from olla.graph import Graph, Lists
+from olla.inductor.kernels import scheduler as inductor
+from olla.inductor.kernels.fused import Storages
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a graph's kernels consist of.
+
+    Attributes:
+        nodes: scheduler nodes; part i is `nodes[i]`.
+        kernel: int64[num_parts], the fused node a part came in.
+        movable: bool[num_parts], whether it may leave that.
+        graph: parts as ops.
+        writer: int64[num_tensors], the part that makes a tensor; -1 for an input that the code frees.
+        readers: of every tensor, the parts that need it.
+        before, behind: of every part, the parts that must run before, and after it.
+        inner: bool[num_tensors], whether a tensor is never in memory where one kernel holds all parts that use it.
+        kept: bool[num_tensors], whether the graph returns it.
+    """
+
+    nodes: list[Any]
+    kernel: Ints
+    movable: NDArray[np.bool_]
+    graph: Graph
+    writer: Ints
+    readers: Lists
+    before: list[set[int]]
+    behind: list[set[int]]
+    inner: NDArray[np.bool_]
+    kept: NDArray[np.bool_]
+
+    def live_bytes(self, step: Ints) -> Ints:
+        """Return the bytes alive at every step.
+
+        Args:
+            step: int64[num_parts], when the kernel runs that a part is in: kernels have steps of their own.
+
+        Complexity:
+            O(parts + reads), vectorized.
+        """
+        first, last = self.lifetimes(step)
+        num_bytes = np.where(self.inner & (first == last), 0, self.graph.tensor_bytes)
+        change = np.zeros(int(step.max()) + 2, dtype=np.int64)
+        np.add.at(change, first, num_bytes)
+        np.subtract.at(change, last + 1, num_bytes)
+        return np.cumsum(change[:-1])
+
+    def lifetimes(self, step: Ints) -> tuple[Ints, Ints]:
+        """Return the first and last step of every tensor."""
+        first = np.where(self.writer >= 0, step[self.writer], 0)
+        last = first.copy()
+        read = np.flatnonzero(np.diff(self.readers.offset))
+        if read.size:
+            starts = self.readers.offset[:-1][read]
+            last[read] = np.maximum(first[read], np.maximum.reduceat(step[self.readers.item], starts))
+        last[self.kept] = step.max()
+        return first, last
+
+
+class _Unfused(Storages):
+    """Kernels taken apart, which write over their inputs no more than they do together."""
+
+    def __init__(self, nodes: Sequence[Any], taken: dict[str, str]) -> None:
+        super().__init__(nodes)
+        self._allowed = taken
+        self._takers = set(taken.values())
+
+    def _overwritten(self, node: Any) -> Iterator[tuple[str, str]]:
+        if self._takers.isdisjoint(buffer.get_name() for buffer in node.get_outputs()):
+            return  # asking costs more than anything else here
+        yield from ((old, new) for old, new in super()._overwritten(node) if self._allowed.get(old) == new)
+
+
+def parts_of(fused: Sequence[Any], storages: Storages) -> Parts:
+    """Take the kernels of a graph apart.
+
+    Args:
+        fused: scheduler nodes, in an order they can run in.
+        storages: what is known of them.
+    """
+    nodes: list[Any] = []
+    kernel: list[int] = []
+    movable: list[bool] = []
+    rigid = inductor.mutable_names()
+    for i, node in enumerate(fused):
+        parts = inductor.parts_of(node)
+        nodes += parts
+        kernel += [i] * len(parts)
+        movable += [len(parts) > 1 and rigid.isdisjoint(inductor.touched_names(part)) for part in parts]
+    unfused = _Unfused(nodes, storages.taken)
+    graph = unfused.graph("parts")
+    writer = np.full(graph.num_tensors, -1, dtype=np.int64)
+    before: list[set[int]] = [set() for _ in nodes]
+    behind: list[set[int]] = [set() for _ in nodes]
+    for i in range(len(nodes)):
+        writer[graph.writes.of(i)] = i
+    readers: list[list[int]] = [[] for _ in range(graph.num_tensors)]
+    for i in range(len(nodes)):
+        for tensor in graph.reads.of(i):
+            readers[tensor].append(i)
+            if writer[tensor] >= 0:
+                before[i].add(int(writer[tensor]))
+        before[i].update(map(int, graph.after.of(i)))
+        before[i].discard(i)
+        for other in before[i]:
+            behind[other].add(i)
+    inner = np.zeros(graph.num_tensors, dtype=bool)
+    for name, buffer in unfused.buffers.items():
+        tensor = unfused.tensor.get(name)
+        if tensor is not None and writer[tensor] >= 0 and name not in storages.tensor:
+            inner[tensor] = inductor.is_inside(fused[kernel[int(writer[tensor])]], buffer)
+    kept = np.zeros(graph.num_tensors, dtype=bool)
+    kept[graph.outputs] = True
+    lengths = np.fromiter(map(len, readers), dtype=np.int64, count=len(readers))
+    return Parts(
+        nodes=nodes,
+        kernel=np.array(kernel, dtype=np.int64),
+        movable=np.array(movable, dtype=bool),
+        graph=graph,
+        writer=writer,
+        readers=Lists(
+            np.concatenate([[0], np.cumsum(lengths)]), np.array([i for r in readers for i in r], dtype=np.int64)
+        ),
+        before=before,
+        behind=behind,
+        inner=inner,
+        kept=kept,
+    )

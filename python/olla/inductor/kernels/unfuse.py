@@ -1,0 +1,253 @@
+"""Fusions that raise the peak, taken back: one kernel makes at once what is needed at different times.
+
+Values that a plan makes twice, so that they need not wait in memory, come from the same inputs: Inductor makes both in
+one kernel, and the second waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from olla.inductor.kernels import scheduler as inductor
+from olla.inductor.kernels.fused import Storages
+from olla.inductor.kernels.parts import Ints, Parts, parts_of
+
+_MAX_TRIALS = 3000  # whose memory is computed, per graph
+_MAX_TENSORS = 48  # at the peak, the largest, whose makers and users are looked at
+_LEAST_SHARE = 1e-3  # of the peak, that is looked at
+LEAST_GAIN = 1 / 200  # of the peak: what a set of splits has to lower it by; the last of that is left for fewer splits
+_HIGH_SHARE = 15 / 16  # of the peak: what lies above counts where two ways have the same peak
+
+Key = tuple[int, int]  # the peak, and what lies above a threshold
+
+
+@dataclass
+class _State:
+    """Which parts are one kernel, and when kernels run.
+
+    Attributes:
+        kernel: int64[num_parts], the kernel a part is in.
+        order: kernels in the order in which they run.
+    """
+
+    kernel: Ints
+    order: list[int]
+
+    def step(self) -> Ints:
+        """Return when the kernel of every part runs."""
+        place = np.zeros(max(self.order) + 1, dtype=np.int64)
+        place[self.order] = np.arange(len(self.order))
+        steps: Ints = place[self.kernel]
+        return steps
+
+
+class Unfusing:
+    """A search for the fusions to take back.
+
+    Args:
+        fused: Inductor's fused nodes, in the order in which they run.
+        storages: what is known of them.
+    """
+
+    def __init__(self, fused: Sequence[Any], storages: Storages) -> None:
+        self.fused = fused
+        self.parts: Parts = parts_of(fused, storages)
+        self.state = _State(self.parts.kernel.copy(), list(range(len(fused))))
+        self.origin = list(range(len(fused)))  # of a kernel, the fused node whose parts it has
+        self.trials = 0
+        self._kernels: dict[tuple[int, ...], Any] = {}
+
+    def search(self) -> list[Any] | None:
+        """Return the nodes after fusions were taken back, in an order with a lower peak; None where none was found."""
+        start = self._peak()
+        while self.trials < _MAX_TRIALS and (better := self._best_split()) is not None:
+            self.state = better
+        slack = int(start * LEAST_GAIN)
+        peak = self._peak() + slack
+        if peak >= start:
+            return None
+        self._fuse_again(peak)
+        return self._nodes()
+
+    def apart(self) -> list[Any]:
+        """Take all kernels apart into what does not flow into each other.
+
+        Returns:
+            The nodes, in an order they can run in.
+        """
+        order: list[int] = []
+        for whole in self.state.order:
+            order.append(whole)
+            members = self._members(self.state, whole)
+            if len(members) == 1 or not self.parts.movable[members].all():
+                continue
+            first, *others = self._independent(members)
+            if any(self._kernel(group, whole) is None for group in (first, *others)):
+                continue
+            for group in others:
+                order.append(len(self.origin))
+                self.state.kernel[group] = len(self.origin)
+                self.origin.append(whole)
+        self.state.order = order
+        return self._nodes()
+
+    def together(self, order: Sequence[int]) -> list[Any]:
+        """Fuse again what was taken apart, as far as the peak allows it.
+
+        Args:
+            order: in which the nodes run that `apart` returned, by their places there.
+
+        Returns:
+            The nodes, in an order they can run in.
+        """
+        self.state.order = [self.state.order[place] for place in order]
+        self._fuse_again(int(self._peak() * (1 + LEAST_GAIN)))
+        return self._nodes()
+
+    def _nodes(self) -> list[Any]:
+        return [self._kernel(self._members(self.state, k), self.origin[k]) for k in self.state.order]
+
+    def _independent(self, members: Sequence[int]) -> list[list[int]]:
+        """Return the parts of a kernel in groups between which nothing flows."""
+        left, groups = list(members), []
+        while left:
+            group = self._reach(left[:1], members, True, True)
+            groups.append(sorted(group))
+            left = [i for i in left if i not in group]
+        return groups
+
+    def _peak(self) -> int:
+        return int(self.parts.live_bytes(self.state.step()).max())
+
+    def _key(self, state: _State, threshold: int) -> Key:
+        self.trials += 1
+        live = self.parts.live_bytes(state.step())
+        return int(live.max()), int(np.maximum(live - threshold, 0).sum())
+
+    def _members(self, state: _State, kernel: int) -> list[int]:
+        return np.flatnonzero(state.kernel == kernel).tolist()
+
+    def _kernel(self, members: Sequence[int], origin: int) -> Any:
+        """Return the node of some parts of a fused node; None where they are no kernel."""
+        key = tuple(members)
+        if key not in self._kernels:
+            whole = self.fused[origin]
+            nodes = [self.parts.nodes[i] for i in members]
+            all_of_it = len(members) == int((self.parts.kernel == origin).sum())
+            self._kernels[key] = whole if all_of_it else inductor.fuse(nodes, whole)
+        return self._kernels[key]
+
+    def _best_split(self) -> _State | None:
+        """Return the best that one split makes of the present state; None where none lowers the peak."""
+        state = self.state
+        step = state.step()
+        live = self.parts.live_bytes(step)
+        threshold = int(live.max() * _HIGH_SHARE)
+        key, best = self._key(state, threshold), None
+        for early, late in self._splits(step, int(live.argmax())):
+            for tried in self._placements(step, early, late):
+                tried_key = self._key(tried, threshold)
+                if tried_key < key:
+                    key, best = tried_key, tried
+            if self.trials >= _MAX_TRIALS:
+                break
+        if best is not None:
+            self.origin.append(self.origin[self._source(best)])
+        return best
+
+    def _source(self, state: _State) -> int:
+        """Return the kernel from which the newest one was split off."""
+        newest = int(np.flatnonzero(state.kernel == len(self.origin))[0])
+        return int(self.state.kernel[newest])
+
+    def _splits(self, step: Ints, peak_step: int) -> Iterator[tuple[list[int], list[int]]]:
+        """Yield the parts of a kernel that would run first and those that would follow, for what is alive at a step."""
+        parts, kernel = self.parts, self.state.kernel
+        first, last = parts.lifetimes(step)
+        num_bytes = np.where(parts.inner & (first == last), 0, parts.graph.tensor_bytes)
+        alive = np.flatnonzero((first <= peak_step) & (peak_step <= last) & (num_bytes > 0))
+        alive = alive[np.argsort(-num_bytes[alive], kind="stable")][:_MAX_TENSORS]
+        floor = _LEAST_SHARE * num_bytes[alive].sum()
+        seen: set[tuple[int, ...]] = set()
+        for tensor in alive[num_bytes[alive] >= floor].tolist():
+            writer = int(parts.writer[tensor])
+            users = [] if parts.kept[tensor] else [int(i) for i in parts.readers.of(tensor) if step[i] == last[tensor]]
+            for seeds, onward in (([writer] if writer >= 0 else [], True), (users, False)):
+                if not seeds or not parts.movable[seeds[0]]:
+                    continue
+                members = self._members(self.state, int(kernel[seeds[0]]))
+                for moved in (self._reach(seeds, members, onward, not onward), self._reach(seeds, members, True, True)):
+                    rest = [i for i in members if i not in moved]
+                    early, late = (rest, sorted(moved)) if onward else (sorted(moved), rest)
+                    if rest and tuple(early) not in seen:
+                        seen.add(tuple(early))
+                        yield early, late
+
+    def _reach(self, seeds: Sequence[int], members: Sequence[int], onward: bool, backward: bool) -> set[int]:
+        """Return the parts of a kernel that have to follow, or precede, some of them."""
+        inside, found, waiting = set(members), set(seeds), list(seeds)
+        while waiting:
+            part = waiting.pop()
+            near = (self.parts.behind[part] if onward else set()) | (self.parts.before[part] if backward else set())
+            new = (near & inside) - found
+            found |= new
+            waiting += new
+        return found
+
+    def _placements(self, step: Ints, early: list[int], late: list[int]) -> Iterator[_State]:
+        """Yield a split with either part where the kernel was, as early or as late as it can be."""
+        origin = self.origin[int(self.state.kernel[early[0]])]
+        if self._kernel(early, origin) is None or self._kernel(late, origin) is None:
+            return
+        here, new = int(step[early[0]]), len(self.origin)
+        old = self.state.order[here]
+        kernel = self.state.kernel.copy()
+        kernel[late] = new
+        soonest = (
+            max((int(step[i]) for part in early for i in self.parts.before[part] if step[i] < here), default=-1) + 1
+        )
+        latest = min((int(step[i]) for part in late for i in self.parts.behind[part] if step[i] > here), default=None)
+        if latest is None:
+            latest = len(self.state.order)
+        for first in {soonest, here}:
+            for then in {here + 1, latest}:
+                order = self.state.order.copy()
+                order.insert(then, new)
+                del order[here]
+                order.insert(first, old)
+                yield _State(kernel, order)
+
+    def _fuse_again(self, peak: int) -> None:
+        """Undo the splits that the peak does not need, the newest first."""
+        for new in range(len(self.origin) - 1, len(self.fused) - 1, -1):
+            for old in [k for k in self.state.order if self.origin[k] == self.origin[new] and k != new]:
+                merged = self._merged(old, new, peak)
+                if merged is not None:
+                    self.state = merged
+                    break
+
+    def _merged(self, old: int, new: int, peak: int) -> _State | None:
+        """Return the state with two kernels as one, if that can run and the peak stays."""
+        step = self.state.step()
+        members = sorted(self._members(self.state, old) + self._members(self.state, new))
+        if self._kernel(members, self.origin[old]) is None:
+            return None
+        inside = set(members)
+        places = [int(step[self.state.kernel == k][0]) for k in (old, new)]
+        earliest = max((int(step[i]) for m in members for i in self.parts.before[m] - inside), default=-1)
+        latest = min((int(step[i]) for m in members for i in self.parts.behind[m] - inside), default=len(step))
+        for place in places:
+            if not earliest < place < latest:
+                continue
+            kernel = self.state.kernel.copy()
+            kernel[members] = old
+            order = [k for k in self.state.order if k not in (old, new)]
+            order.insert(place - sum(other < place for other in places), old)
+            merged = _State(kernel, order)
+            if self._key(merged, 0)[0] <= peak:
+                return merged
+        return None

@@ -1,0 +1,1 @@
+"""What to save for backward and what to run again."""

@@ -1,0 +1,352 @@
+"""A joint graph of forward and backward as a graph of olla: kernels, what is fused into them, and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import fx
+
+from olla import _core
+from olla.graph import DeviceProfile, Rerun
+from olla.graph.operators import lists_of
+from olla.inductor.compat import compat
+from olla.inductor.saving.kinds import (
+    Fusion,
+    changes_inputs,
+    fusion_of,
+    is_drawn,
+    is_truth,
+    is_view,
+    may_run_again,
+    node_flops,
+    num_elements,
+)
+
+_FUSED_SHARE = 0.25  # of a fused op's inputs and results that pass through memory, about
+_ARITHMETIC_SHARE = 0.02  # of that traffic's time that a fused op takes where its inputs are at hand anyway
+
+
+@dataclass(frozen=True)
+class Joint:
+    """What the planner sees of a joint graph.
+
+    Attributes:
+        graph: the core's graph. Op v is `nodes[v]`; a view is no op, what reads it reads the tensor it looks at.
+        start_graphs: the same, with other sizes of what pointwise operators make; see `starting`.
+        nodes: fx node of op v, in base order: those of forward, then those of backward. None: the tangents arrive.
+        tensor: of every fx node that holds one tensor: the graph's tensor, for a view the one it looks at.
+        split: the first op of backward.
+        late: ops before it that backward runs unless their results are saved; nothing in forward needs them.
+        seconds, rerun, rerun_seconds, store_seconds, keep_seconds, fusion, unsaved: rules per op; see
+            cpp/olla/graph/values.hpp.
+        draw_seconds: of op v, the part of its seconds that goes into drawing random numbers.
+        flops: int64[num_ops], of matrix products, convolutions and attention.
+    """
+
+    graph: _core.Graph
+    start_graphs: list[_core.Graph]
+    nodes: list[fx.Node | None]
+    tensor: dict[fx.Node, int]
+    split: int
+    late: NDArray[np.int32]
+    seconds: NDArray[np.float64]
+    rerun: NDArray[np.uint8]
+    rerun_seconds: NDArray[np.float64]
+    store_seconds: NDArray[np.float64]
+    keep_seconds: NDArray[np.float64]
+    draw_seconds: NDArray[np.float64]
+    fusion: NDArray[np.uint8]
+    unsaved: NDArray[np.uint8]
+    flops: NDArray[np.int64]
+
+    @property
+    def step_seconds(self) -> float:
+        """Estimated seconds of forward and backward with everything saved."""
+        return float(self.seconds.sum())
+
+    def evictor(self) -> _core.Evictor:
+        """Return a search over what to save and what to run again."""
+        return self._evictor(self.rerun, self.rerun_seconds)
+
+    def by_traffic(self) -> Joint:
+        """Return the same with random numbers and truth values that cost what they move, and no more."""
+        if not (self.draw_seconds.any() or self.keep_seconds.any()):
+            return self
+        return replace(
+            self,
+            start_graphs=self.start_graphs[:1],
+            seconds=np.maximum(self.seconds - self.draw_seconds, 0.0),
+            rerun_seconds=np.maximum(self.rerun_seconds - self.draw_seconds, 0.0),
+            store_seconds=np.maximum(self.store_seconds - self.keep_seconds, 0.0),
+            keep_seconds=np.zeros_like(self.keep_seconds),
+            draw_seconds=np.zeros_like(self.draw_seconds),
+        )
+
+    def starting(self) -> list[_core.Evictor]:
+        """Return searches for minimum cuts at which the greedy may start.
+
+        In the first, what a pointwise operator makes counts twice: to be saved it is written beside what it was made
+        from, which forward may need further on. In the second, only kernels of their own take time to run again. In a
+        third, on devices where truth values take long to write and read, they count as what could be moved meanwhile.
+        """
+        free = np.where(self.fusion == Fusion.KERNEL, self.rerun_seconds, 0.0)
+        twice, *dear = [self._evictor(self.rerun, self.rerun_seconds, graph) for graph in self.start_graphs]
+        return [twice, self._evictor(self.rerun, free), *dear]
+
+    def bounding(self) -> tuple[_core.Evictor, NDArray[np.float64]]:
+        """Return a search whose lower bounds hold for fused code, and the seconds it counts per op that runs again.
+
+        Whoever reads a pointwise result may compute it from what that was made from: it need not be in memory, for
+        which these bounds let it be made again, forward's or not, at no cost. A reduction may run again for nothing
+        where it may at all, and so may what forward does not need, which can wait for backward.
+        """
+        pointwise = self.fusion == Fusion.POINTWISE
+        seconds = np.where(self.fusion == Fusion.KERNEL, self.rerun_seconds, 0.0)
+        seconds[self.late] = 0
+        rerun = np.where(pointwise, np.uint8(Rerun.WHOLE), self.rerun)
+        return self._evictor(rerun, seconds), seconds
+
+    def _evictor(
+        self, rerun: NDArray[np.uint8], rerun_seconds: NDArray[np.float64], graph: _core.Graph | None = None
+    ) -> _core.Evictor:
+        num_ops = len(self.nodes)
+        return _core.Evictor(
+            self.graph if graph is None else graph,
+            np.arange(num_ops, dtype=np.int32),
+            self.seconds,
+            rerun,
+            rerun_seconds,
+            np.zeros(num_ops + 1, dtype=np.int64),
+            np.zeros(0, dtype=np.int32),
+            np.array(self.fusion != Fusion.KERNEL, dtype=np.uint8),
+            self.fusion,
+            self.store_seconds,
+            self.keep_seconds,
+            self.unsaved,
+            self.split,
+        )
+
+
+def is_tensor_node(node: fx.Node) -> bool:
+    """Whether a node's value is one tensor."""
+    return compat.is_tensor(node.meta.get("val"))
+
+
+def nodes_in(value: Any) -> list[fx.Node]:
+    """Return the nodes in one argument."""
+    found: list[fx.Node] = []
+    fx.node.map_arg(value, found.append)
+    return found
+
+
+class _Builder:
+    def __init__(self, info: Any) -> None:
+        self.info = info
+        self.tensor: dict[fx.Node, int] = {}
+        self.bytes: list[int] = []
+        self.producer: list[int] = []
+        self.reads: list[list[int]] = []
+        self.writes: list[list[int]] = []
+        self.nodes: list[fx.Node | None] = []
+
+    def add_tensor(self, num_bytes: int, producer: int) -> int:
+        self.bytes.append(num_bytes)
+        self.producer.append(producer)
+        return len(self.bytes) - 1
+
+    def add_tangents(self, tangents: list[fx.Node]) -> None:
+        """Let one op bring the tangents when backward begins."""
+        op = len(self.nodes)
+        self.nodes.append(None)
+        self.reads.append([])
+        for node in tangents:
+            self.tensor[node] = self.add_tensor(compat.size_of(node), op)
+        self.writes.append([self.tensor[node] for node in tangents])
+
+    def add(self, node: fx.Node) -> None:
+        """Append a node that computes: a view and an element of a tuple name what is there already."""
+        source = aliased(node)
+        if source is not None and source in self.tensor:
+            self.tensor[node] = self.tensor[source]
+            return
+        if compat.is_getitem(node):
+            return  # named where its tuple was made
+        if changes_inputs(node):
+            self.nodes.append(node)
+            self.reads.append(self.inputs(node))
+            self.writes.append([])
+            if isinstance(node.args[0], fx.Node) and node.args[0] in self.tensor:
+                self.tensor[node] = self.tensor[node.args[0]]
+            return
+        if not is_tensor_node(node) and not computes(node):
+            return
+        op = len(self.nodes)
+        self.nodes.append(node)
+        self.reads.append(self.inputs(node))
+        if is_tensor_node(node):
+            self.tensor[node] = self.add_tensor(compat.size_of(node), op)
+            self.writes.append([self.tensor[node]])
+            return
+        written = []
+        for user in elements(node):
+            if is_tensor_node(user):
+                self.tensor[user] = self.add_tensor(compat.size_of(user), op)
+                written.append(self.tensor[user])
+        self.writes.append(written)
+
+    def inputs(self, node: fx.Node) -> list[int]:
+        return sorted({t for n in node.all_input_nodes for t in self.tensors_of(n)})
+
+    def tensors_of(self, node: fx.Node) -> list[int]:
+        if node in self.tensor:
+            return [self.tensor[node]]
+        return [self.tensor[user] for user in elements(node) if user in self.tensor]  # a tuple that is read whole
+
+
+def elements(node: fx.Node) -> Iterator[fx.Node]:
+    """Yield the nodes that take one element of what a node returns."""
+    return (user for user in node.users if compat.is_getitem(user) and user.args[0] is node)
+
+
+def computes(node: fx.Node) -> bool:
+    """Whether a node runs an operator on tensors, rather than Python arithmetic on sizes."""
+    return node.op == "call_function" and compat.is_operator(node.target) and not compat.is_symbolic(node)
+
+
+def aliased(node: fx.Node) -> fx.Node | None:
+    """Return the node whose memory a view, or an element of a tuple of views, looks at; None for everything else."""
+    if compat.is_getitem(node):
+        parent = node.args[0]
+        return aliased(parent) if isinstance(parent, fx.Node) and is_view(parent) else None
+    if is_view(node) and isinstance(node.args[0], fx.Node):
+        return node.args[0]
+    return None
+
+
+def base_order(graph: fx.Graph, info: Any) -> tuple[list[fx.Node], list[fx.Node], list[fx.Node]]:
+    """Return the nodes of forward and those of backward, and which of forward's run in backward unless saved.
+
+    What neither needs the tangents nor serves forward's results may run on either side. It stands in forward as soon as
+    it can, so that its result may be saved in place of larger ones; the planner moves it where that helps.
+    """
+    forward: list[fx.Node] = []
+    backward: list[fx.Node] = []
+    either: list[tuple[int, fx.Node]] = []
+    ready: dict[fx.Node, int] = {}  # how many of forward's nodes must have run
+    begun = False
+    for node in graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        begun = begun or (node in info.tangents_closure and not info.is_required_fw(node))
+        if info.is_required_fw(node) or (not begun and node not in info.tangents_closure):
+            forward.append(node)
+            ready[node] = len(forward)
+            continue
+        inputs = [n for n in node.all_input_nodes if n.op != "placeholder"]
+        free = is_view(node) or compat.is_getitem(node) or compat.is_symbolic(node) or may_run_again(node)
+        if node in info.tangents_closure or not free or not all(n in ready for n in inputs):
+            backward.append(node)
+            continue
+        ready[node] = max((ready[n] for n in inputs), default=0)
+        either.append((ready[node], node))
+    late = [*(node for node in forward if not info.is_required_fw(node)), *(node for _, node in either)]
+    placed = [(i + 1, node) for i, node in enumerate(forward)] + either
+    return [node for _, node in sorted(placed, key=lambda p: p[0])], backward, late
+
+
+def build(graph: fx.Graph, info: Any, num_forward: int, device: DeviceProfile) -> Joint:
+    """Return what the planner needs to know of a joint graph.
+
+    Args:
+        graph: the joint graph, functional but for copies into its inputs; sizes are taken at their hints.
+        info: torch's classification of its nodes.
+        num_forward: results of the joint graph that are forward's.
+        device: what seconds are estimated for.
+
+    Complexity:
+        O(nodes + edges).
+    """
+    b = _Builder(info)
+    for node in graph.find_nodes(op="placeholder"):
+        if is_tensor_node(node) and not compat.is_tangent(node):
+            b.tensor[node] = b.add_tensor(compat.size_of(node), -1)
+    forward, backward, late = base_order(graph, info)
+    for node in forward:
+        b.add(node)
+    split = len(b.nodes)
+    ops = {node: op for op, node in enumerate(b.nodes)}
+    moved = np.array([ops[node] for node in late if node in ops], dtype=np.int32)
+    b.add_tangents([node for node in graph.find_nodes(op="placeholder") if compat.is_tangent(node)])
+    for node in backward:
+        b.add(node)
+    (output,) = graph.find_nodes(op="output")
+    outputs = sorted({t for n in nodes_in(output.args) for t in b.tensors_of(n) if b.producer[t] >= 0})
+    results = {t for n in nodes_in(output.args[0][:num_forward]) for t in b.tensors_of(n)}
+    return _with_rules(b, outputs, results, split, moved, device)
+
+
+def _with_rules(
+    b: _Builder, outputs: list[int], results: set[int], split: int, late: NDArray[np.int32], device: DeviceProfile
+) -> Joint:
+    sizes = np.array(b.bytes, dtype=np.int64)
+    fusion = np.array([Fusion.KERNEL if n is None else fusion_of(n) for n in b.nodes], dtype=np.uint8)
+    again = [  # forward's results are there anyway, and have to be forward's
+        n is not None and v < split and may_run_again(n) and results.isdisjoint(b.writes[v])
+        for v, n in enumerate(b.nodes)
+    ]
+    flops = np.array([0 if n is None else node_flops(n) for n in b.nodes], dtype=np.int64)
+    moved = np.array([sizes[r].sum() + sizes[w].sum() for r, w in zip(b.reads, b.writes, strict=True)], dtype=np.int64)
+    kernel = fusion == Fusion.KERNEL
+    seconds = device.estimate(flops, np.where(kernel, moved, moved * _FUSED_SHARE).astype(np.int64), kernel * 1)
+    made = np.array([sizes[w].sum() for w in b.writes], dtype=np.int64)
+    traffic = device.estimate(flops * 0, moved, kernel * 0)
+    rerun_seconds = np.select([kernel, fusion == Fusion.REDUCTION], [seconds, traffic], traffic * _ARITHMETIC_SHARE)
+    truths = np.where(fusion == Fusion.POINTWISE, [num_elements(n, is_truth) for n in b.nodes], 0)
+    keep_seconds = truths * device.truth_seconds
+    store_seconds = device.estimate(flops * 0, 2 * made, kernel * 0 + 1) + keep_seconds
+    draw_seconds = device.draw_seconds * np.array([num_elements(n, is_drawn) for n in b.nodes], dtype=np.float64)
+    unsaved = np.array([n is not None and compat.must_recompute(n) for n in b.nodes], dtype=np.uint8)
+    doubled = sizes.copy()
+    doubled[[t for v in np.flatnonzero(fusion == Fusion.POINTWISE).tolist() for t in b.writes[v]]] *= 2
+    start_sizes = [doubled]
+    if keep_seconds.any():
+        start_sizes.append(doubled.copy())
+        for v in np.flatnonzero(keep_seconds).tolist():
+            start_sizes[1][b.writes[v]] = int(keep_seconds[v] * device.bytes_per_second)
+    return Joint(
+        graph=_graph(b, sizes, outputs),
+        start_graphs=[_graph(b, those, outputs) for those in start_sizes],
+        nodes=b.nodes,
+        tensor=b.tensor,
+        split=split,
+        late=late,
+        seconds=seconds + draw_seconds,
+        rerun=np.where(again, Rerun.WHOLE, Rerun.NEVER).astype(np.uint8),
+        rerun_seconds=rerun_seconds + draw_seconds,
+        store_seconds=store_seconds,
+        keep_seconds=keep_seconds,
+        draw_seconds=draw_seconds,
+        fusion=fusion,
+        unsaved=unsaved,
+        flops=flops,
+    )
+
+
+def _graph(b: _Builder, sizes: NDArray[np.int64], outputs: list[int]) -> _core.Graph:
+    num_ops = len(b.nodes)
+    empty = lists_of([[] for _ in range(num_ops)])
+    return _core.Graph(
+        sizes,
+        np.zeros(len(sizes), dtype=np.uint8),
+        *lists_of(b.reads),
+        *lists_of(b.writes),
+        *empty,
+        *empty,
+        np.zeros(num_ops, dtype=np.int64),
+        np.zeros(num_ops, dtype=np.uint8),
+        np.array(outputs, dtype=np.int32),
+    )

@@ -1,0 +1,134 @@
+"""What Inductor makes of one operator: a kernel of its own or part of others; what may run again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import fx
+
+from olla.inductor.compat import compat, fallback
+
+
+class Fusion(IntEnum):
+    """How an op shares a kernel with others; the same numbers as in cpp/olla/graph/values.hpp."""
+
+    KERNEL = 0  # what it reads and makes is in memory
+    POINTWISE = 1  # computed by whoever reads it
+    REDUCTION = 2  # computes what it reads itself; its result is in memory
+
+
+# Inductor writes these as loops over their result, though torch does not call them pointwise.
+_ATEN_LOOPS = """
+    _adaptive_avg_pool2d_backward _to_copy arange avg_pool2d_backward cat clone constant_pad_nd embedding empty
+    empty_like empty_strided flip full full_like gather index index_select lift_fresh_copy masked_fill
+    native_dropout_backward new_empty new_full new_ones new_zeros nll_loss_backward ones ones_like repeat roll
+    scalar_tensor select_scatter slice_scatter tril triu where zeros zeros_like
+"""
+_ATEN_REDUCTIONS = """
+    _grad_sum_to_size all amax amin any argmax argmin linalg_vector_norm logsumexp max mean min norm prod std std_mean
+    sum sum_to_size var var_mean
+"""
+_LOOPS = frozenset("aten::" + name for name in _ATEN_LOOPS.split()) | {
+    "prims::convert_element_type",
+    "prims::iota",
+    "prims::inductor_lookup_seed",
+    "prims::inductor_random",
+    "prims::inductor_randint",
+    "prims::fma",
+    "prims::_low_memory_max_pool_offsets_to_indices",
+}
+_REDUCTIONS = frozenset("aten::" + name for name in _ATEN_REDUCTIONS.split()) | {
+    "prims::sum",
+    "prims::var",
+    "prims::prepare_softmax_online",
+    "prims::xor_sum",
+}
+# Views that their schema does not call so, once Inductor has them.
+_VIEWS = frozenset({"aten::_unsafe_view", "aten::reshape", "prims::view_of", "prims::broadcast_in_dim"})
+
+
+def name_of(node: fx.Node) -> str:
+    """Return ``"aten::add"`` for ``aten.add.Tensor``; empty for what is no torch operator."""
+    return node.target._schema.name if isinstance(node.target, torch._ops.OpOverload) else ""
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether a node's results look at the memory of its first input."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    schema = node.target._schema
+    if schema.name in _VIEWS:
+        return True
+    aliases = [returned.alias_info for returned in schema.returns]
+    return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
+
+
+def changes_inputs(node: fx.Node) -> bool:
+    """Whether an operator writes into what it is given."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def fusion_of(node: fx.Node) -> Fusion:
+    """Return how Inductor fuses a node."""
+    name = name_of(node)
+    if not name or changes_inputs(node):
+        return Fusion.KERNEL
+    if name in _REDUCTIONS:
+        return Fusion.REDUCTION
+    pointwise = torch.Tag.pointwise in node.target.tags and not is_random(node)  # type: ignore[union-attr]
+    return Fusion.POINTWISE if pointwise or name in _LOOPS else Fusion.KERNEL
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether a node draws from a generator; what Inductor computes from a stored seed does not."""
+    return (
+        isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+    ) or name_of(node) in ("prims::inductor_seed", "prims::inductor_seeds")
+
+
+def is_drawn(node: fx.Node) -> bool:
+    """Whether a node computes random numbers from a stored seed, element by element."""
+    return name_of(node) in ("prims::inductor_random", "prims::inductor_randint")
+
+
+def is_truth(node: fx.Node) -> bool:
+    """Whether a node makes one tensor of truth values."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype == torch.bool
+
+
+def num_elements(node: fx.Node | None, kind: Callable[[fx.Node], bool]) -> int:
+    """Return how many elements a node's one tensor has, if the node is of a kind; 0 otherwise."""
+    return int(compat.hinted(node.meta["val"]).numel()) if node is not None and kind(node) else 0
+
+
+def may_run_again(node: fx.Node) -> bool:
+    """Whether backward may run a node of forward once more.
+
+    Not what is random or changes memory, what the user wants saved, what other processes take part in, and no
+    operator that torch does not know by heart, whose effects are its own affair.
+    """
+    if compat.must_recompute(node):
+        return True
+    known = name_of(node).split("::")[0] in ("aten", "prims")
+    return known and not (is_random(node) or changes_inputs(node) or compat.must_save(node))
+
+
+def node_flops(node: fx.Node) -> int:
+    """Return the floating-point operations of a matrix product, convolution or attention, 0 for everything else."""
+    formula = compat.flop_formula(node.target) if isinstance(node.target, torch._ops.OpOverload) else None
+    if formula is None:
+        return 0
+
+    def value(argument: fx.Node) -> Any:
+        return compat.hinted(argument.meta.get("val"))
+
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
+    try:
+        return int(formula(*args, **kwargs, out_val=value(node)))
+    except Exception as error:  # an estimate: the step computes the same without
+        fallback.failed(f"the flops of {node.target} are left out", error)
+        return 0

@@ -1,0 +1,201 @@
+"""The joint graph that a choice makes: forward, then backward with what it runs again in the place it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from olla.inductor.compat import compat
+from olla.inductor.saving import split_sums, verify
+from olla.inductor.saving.joint import Joint, elements, is_tensor_node
+from olla.inductor.saving.kinds import changes_inputs
+
+
+@dataclass
+class Rebuilt:
+    """A rewritten joint graph.
+
+    Attributes:
+        graph: every run a node of its own; whoever reads a value reads the run that makes it for him.
+        saved, saved_sizes: nodes of forward that backward reads: tensors, and numbers.
+        static: inputs that live longer than the step.
+    """
+
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    saved: dict[fx.Node, None] = field(default_factory=dict)
+    saved_sizes: dict[fx.Node, None] = field(default_factory=dict)
+    static: list[fx.Node] = field(default_factory=list)
+    origin: dict[fx.Node, fx.Node] = field(default_factory=dict)  # the old node that a new one stands for
+
+
+class _Rebuilder:
+    def __init__(self, old: fx.Graph, joint: Joint, values: Mapping[str, Any]) -> None:
+        self.old, self.joint = old, joint
+        self.value_tensor = values["tensor"].tolist()
+        self.result = Rebuilt()
+        self.backward = False
+        self.forward_nodes: set[fx.Node] = set()
+        self.given: dict[fx.Node, fx.Node] = {}  # inputs and constants
+        self.changed = compat.changed_inputs(old)
+        self.kept: dict[fx.Node, fx.Node] = {}  # of an input that forward changes: what it was before, for backward
+        self.present: dict[int, fx.Node] = {}  # of tensor: the node that makes it for the run at hand, or made it last
+        self.seen: dict[tuple[fx.Node, fx.Node, bool], fx.Node] = {}  # views, by what they look at
+        self.sizes: dict[fx.Node, fx.Node] = {}
+        self.tuples: dict[fx.Node, fx.Node] = {}  # of a node that returns several values: its last run
+        self.roots: dict[int, fx.Node] = {}
+        for node, tensor in joint.tensor.items():
+            self.roots.setdefault(tensor, node)
+
+    def run(self, runs: Mapping[str, Any], num_forward: int) -> Rebuilt:
+        for node in self.old.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                self.given[node] = self.copy(node)
+        read_offset, reads = runs["reads"][0].tolist(), runs["reads"][1].tolist()
+        make_offset, makes = runs["makes"][0].tolist(), runs["makes"][1].tolist()
+        tensors = [self.value_tensor[value] for value in runs["value"].tolist()]  # of copy c
+        made: dict[int, fx.Node] = {}
+        (output,) = self.old.find_nodes(op="output")
+        results = output.args[0]
+        forward_results: list[Any] = []
+        for r, (op, position) in enumerate(zip(runs["op"].tolist(), runs["position"].tolist(), strict=True)):
+            node = self.joint.nodes[op]
+            if not self.backward and position >= self.joint.split:
+                forward_results = [self.mapped(item) for item in results[:num_forward]]
+                self.forward_nodes = set(self.result.graph.nodes)
+                self.backward = True
+            if node is None:
+                continue
+            for c in reads[read_offset[r] : read_offset[r + 1]]:
+                if c in made:
+                    self.present[tensors[c]] = made[c]
+            self.emit(node)
+            for c in makes[make_offset[r] : make_offset[r + 1]]:
+                made[c] = self.present[tensors[c]]
+        out = self.result.graph.output((*forward_results, *(self.mapped(item) for item in results[num_forward:])))
+        out.meta.update(output.meta)
+        self.result.origin[out] = output
+        return self.result
+
+    def copy(self, node: fx.Node) -> fx.Node:
+        return self.put(node, self.resolve)
+
+    def put(self, node: fx.Node, argument: Callable[[fx.Node], fx.Node]) -> fx.Node:
+        """Append a copy of a node; what would be kept without a reader stays on the side it is put on."""
+        new = self.result.graph.node_copy(node, argument)
+        self.result.origin[new] = node
+        if node.op == "call_function" and new.is_impure():
+            compat.keep_in(new, backward=self.backward)
+        return new
+
+    def emit(self, node: fx.Node) -> None:
+        """Append one run of a node, and the elements of the tuple it returns."""
+        new = self.change(node) if changes_inputs(node) else self.copy(node)
+        if is_tensor_node(node):
+            if node in self.joint.tensor:
+                self.present[self.joint.tensor[node]] = new
+            return
+        self.tuples[node] = new
+        for user in elements(node):
+            if is_tensor_node(user):
+                self.present[self.joint.tensor[user]] = self.put(user, lambda n: new if n is node else self.resolve(n))
+
+    def change(self, node: fx.Node) -> fx.Node:
+        """Append what changes an input: the input itself, not what is kept of it."""
+        return self.put(
+            node, lambda n: self.read(self.given[n]) if n is node.args[0] and n in self.given else self.resolve(n)
+        )
+
+    def before(self, node: fx.Node) -> fx.Node:
+        """Return what an input was before forward changed it: a copy that is saved, made before anything else runs."""
+        if node not in self.kept:
+            first = next(n for n in self.result.graph.nodes if n.op not in ("placeholder", "get_attr"))
+            with self.result.graph.inserting_before(first):
+                new = self.result.graph.call_function(compat.clone, (self.given[node],))
+            new.meta["val"] = node.meta["val"]
+            self.kept[node], self.result.origin[new] = new, node
+            self.forward_nodes.add(new)
+        return self.kept[node]
+
+    def mapped(self, item: Any) -> Any:
+        return self.read(self.resolve(item)) if isinstance(item, fx.Node) else item
+
+    def read(self, new: fx.Node) -> fx.Node:
+        """Note what backward reads of forward."""
+        if self.backward and new in self.forward_nodes and not compat.is_tangent(new):
+            saved = self.result.saved_sizes if compat.is_symbolic(new) else self.result.saved
+            saved[new] = None
+        return new
+
+    def input(self, node: fx.Node) -> fx.Node:
+        return self.before(node) if self.backward and node in self.changed else self.given[node]
+
+    def resolve(self, node: fx.Node) -> fx.Node:
+        """Return the new node that stands for an old one where the graph has got to."""
+        if node in self.given:
+            return self.read(self.input(node))
+        if compat.is_symbolic(node):
+            return self.size(node)
+        chain = []
+        while node not in self.given and self.roots.get(self.joint.tensor.get(node, -1)) is not node:
+            if node in self.tuples and node not in self.joint.tensor:
+                return self.read(self.tuples[node])
+            chain.append(node)
+            node = node.args[0]  # type: ignore[assignment]
+        new = self.read(self.input(node) if node in self.given else self.present[self.joint.tensor[node]])
+        for view in reversed(chain):
+            key = (view, new, self.backward)
+            if key not in self.seen:
+                source = view.args[0]
+                self.seen[key] = self.put(
+                    view,
+                    lambda n, source=source, new=new: new if n is source else self.resolve(n),  # type: ignore[misc]
+                )
+            new = self.seen[key]
+        return new
+
+    def size(self, node: fx.Node) -> fx.Node:
+        """Return a number computed from sizes; backward gets whole numbers saved, and computes others from those."""
+        stack = [node]
+        while stack:
+            top = stack[-1]
+            missing = [n for n in top.all_input_nodes if compat.is_symbolic(n) and n not in self.sizes | self.given]
+            if top in self.sizes or not missing:
+                stack.pop()
+                if top not in self.sizes:
+                    before, self.backward = self.backward, False
+                    self.sizes[top] = self.put(top, lambda n: self.sizes.get(n) or self.resolve(n))
+                    self.backward = before
+                    self.forward_nodes.add(self.sizes[top])
+            stack += missing
+        new = self.sizes[node]
+        if self.backward and not compat.is_whole_number(node):
+            for n in node.all_input_nodes:
+                self.resolve(n)
+            return new
+        return self.read(new)
+
+
+def rebuild(
+    old: fx.Graph, joint: Joint, values: Mapping[str, Any], runs: Mapping[str, Any], num_forward: int, static: Any
+) -> Rebuilt:
+    """Return the joint graph in which every run of a choice is a node.
+
+    Args:
+        old: the joint graph.
+        joint: its model.
+        values, runs: of the core's Evictor.
+        num_forward: results of the joint graph that are forward's.
+        static: inputs that live longer than the step.
+
+    Raises:
+        PlanError: what came out would not compute what the joint graph does.
+    """
+    rebuilder = _Rebuilder(old, joint, values)
+    result = rebuilder.run(runs, num_forward)
+    verify.rewritten(old, result.graph, result.origin)
+    split_sums.keep_apart(result.graph, rebuilder.forward_nodes)
+    result.static = [rebuilder.given[node] for node in static]
+    return result

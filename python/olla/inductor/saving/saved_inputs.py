@@ -1,0 +1,37 @@
+"""What forward is given and saves, saved as it is: Inductor would save a copy in the layout convolutions like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import fx
+
+from olla.inductor.compat import compat, fallback
+
+HOOK = "post_grad_custom_post_pass"
+
+
+class SavedAsGiven(compat.CustomGraphPass):  # type: ignore[misc]
+    """Has forward return parameters and inputs that backward needs as they are; they are in memory anyway.
+
+    Inductor turns what flows into convolutions to channels-last once, and what is also a result of the graph lives
+    on as that copy: all weights of convolutions a second time. Backward turns them again, one after the other.
+    """
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Mark the results of a graph that are its inputs: their strides are not to change."""
+        try:
+            compat.keep_strides_of_results(graph, lambda node: node.op == "placeholder")
+        except Exception as error:
+            fallback.failed("parameters and inputs are saved in the layout torch gives them", error)
+
+    def uuid(self) -> str:
+        """Return what identifies the pass, for Inductor's caches."""
+        return compat.code_digest()
+
+
+def patches() -> Mapping[str, Any]:
+    """Return what this changes in Inductor's configuration, by name: nothing where the user has a pass there."""
+    taken = getattr(compat.private("torch._inductor", "config"), HOOK)
+    return {} if taken and not isinstance(taken, SavedAsGiven) else {HOOK: SavedAsGiven()}

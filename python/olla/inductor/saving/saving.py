@@ -1,0 +1,188 @@
+"""The choice: what forward saves for backward, and what backward runs again, by the peak of both as they are fused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from olla.inductor.saving.kinds import Fusion
+from olla.plan import Goal
+
+if TYPE_CHECKING:
+    from olla import _core
+    from olla.inductor.saving.joint import Joint
+
+_UNLIMITED = 1e30
+_SEED_SECONDS = 1.0  # of one minimum cut; a guard, it takes a thousandth
+_RUN_SECONDS = 10.0  # of one greedy, the same
+_RUN_WORK = 800_000  # of the greedy from one start, in runs simulated; it goes on from the lowest peak alone
+_LAST_WORK = 8_000_000
+_NUM_BOUNDS = 16  # kernels at which the lower bound is sought
+_BOUND_SECONDS = 2.0  # a guard again; a bound that is not found by then is left out
+# Prices of time for the cuts the greedy starts from, as multiples of (bytes all saved) / (seconds of the step).
+_PRICES = 2.0 ** np.arange(-4, 13)
+_PRICE_STEPS = (1, 2, 2)  # of each search for cuts: how many of the prices it takes
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen, as the planner sees it.
+
+    Attributes:
+        peak_bytes: most memory live at once in forward and backward, with inputs and gradients.
+        added_seconds: estimated, of what runs again beyond what the user has run again; less what truth values take
+            that are no longer kept.
+        values, runs: of the core's Evictor: what runs, in order.
+        recomputed_flops: of matrix products, convolutions and attention that run again.
+        saved_peak_bytes: the peak with everything saved.
+        lower_bound_bytes: no plan in which kernels run again for as long as in this one, or shorter, has a lower peak,
+            by the same model of what is fused; whatever its order within forward and within backward.
+    """
+
+    peak_bytes: int
+    added_seconds: float
+    values: dict[str, Any]
+    runs: dict[str, Any]
+    recomputed_flops: int
+    saved_peak_bytes: int
+    lower_bound_bytes: int
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A plan on some curve: its figures, and the drops that make it."""
+
+    peak: int
+    added: float
+    values: NDArray[np.int32]
+    steps: NDArray[np.int32]
+
+
+def choose(joint: Joint, goal: Goal, max_recomputed: float | None = None) -> Choice:
+    """Return the best plan for a goal among the curves of all starts.
+
+    The plans that are compared depend on the kind of goal alone; where none of these fits a budget, more are. So less
+    memory asked for never takes more, and more time allowed never needs more memory. Where none fits at all, the one of
+    least peak is returned.
+
+    Args:
+        joint: what is planned.
+        goal: what is asked for.
+        max_recomputed: most flops of matrix products, convolutions and attention to run again, as a share of them all.
+
+    Complexity:
+        A few thousand simulations, each O(nodes + edges).
+    """
+    evictor = joint.evictor()
+    points = _points(joint, evictor)
+    by_traffic = joint.by_traffic()
+    fits = goal.budget_bytes is None or any(point.peak <= goal.budget_bytes for point in points)
+    if (goal.minimise or not fits) and by_traffic is not joint:  # time is no matter: measured otherwise, other plans
+        points += _points(by_traffic, by_traffic.evictor())
+    most_again = math.inf if max_recomputed is None else max_recomputed
+    best = _pick(points, joint, evictor, goal, most_again)
+    _clear(best, points, joint, evictor, most_again)
+    return Choice(
+        peak_bytes=evictor.peak,
+        added_seconds=evictor.added_seconds - points[0].added,
+        values=evictor.values,
+        runs=evictor.runs(),
+        recomputed_flops=_flops_again(joint, evictor),
+        saved_peak_bytes=points[0].peak,
+        lower_bound_bytes=_lower_bound(joint, evictor.runs()),
+    )
+
+
+def _lower_bound(joint: Joint, runs: dict[str, Any]) -> int:
+    """Return the best bound that the kernels tell at which a plan needs most memory."""
+    bounding, seconds = joint.bounding()
+    added = float(seconds[runs["op"]].sum() - seconds.sum())
+    kernel = (joint.fusion[runs["op"]] == Fusion.KERNEL) & (runs["again"] == 0)
+    highest = np.argsort(-np.where(kernel, runs["live"], 0), kind="stable")[:_NUM_BOUNDS]
+    ops = runs["op"][highest[kernel[highest]]]
+    if not len(ops):
+        return joint.graph.resident_bytes
+    bounds, _ = bounding.least_peak(ops, max(added, 0.0), _BOUND_SECONDS, None)
+    return max(int(bounds.max()), joint.graph.resident_bytes)
+
+
+def _flops_again(joint: Joint, evictor: _core.Evictor) -> int:
+    return int(joint.flops[evictor.runs()["op"]].sum() - joint.flops.sum())
+
+
+def _pick(points: list[_Point], joint: Joint, evictor: _core.Evictor, goal: Goal, most_again: float) -> _Point:
+    """Return the first plan, in the order of preference that the goal means, which runs no more flops again."""
+    by_peak = sorted(points, key=lambda p: (p.peak, p.added))
+    order = by_peak
+    if goal.max_slowdown is not None:
+        limit = points[0].added + goal.max_slowdown * joint.step_seconds  # beyond what the user has run again
+        order = [p for p in by_peak if p.added <= limit]
+    elif goal.budget_bytes is not None:
+        fitting = sorted((p for p in points if p.peak <= goal.budget_bytes), key=lambda p: (p.added, p.peak))
+        order = [*fitting, *by_peak]
+    if most_again == math.inf:
+        return order[0]
+    most_flops = _most_flops(joint, most_again)
+    for point in order:
+        evictor.reset(point.values, point.steps)
+        if _flops_again(joint, evictor) <= most_flops:
+            return point
+    return points[0]
+
+
+def _most_flops(joint: Joint, share: float) -> float:
+    return share * (1 + 1e-12) * int(joint.flops.sum())
+
+
+def _clear(best: _Point, points: list[_Point], joint: Joint, evictor: _core.Evictor, most_again: float) -> None:
+    """Put a plan in force without the drops that a start brought along and that do not lower its peak.
+
+    The peak may fall thereby, not below that of the plan which the next lower budget takes.
+    """
+    lower = min((p for p in points if p.peak < best.peak), key=lambda p: (p.added, p.peak), default=None)
+    evictor.reset(best.values, best.steps)
+    evictor.reverse(best.peak, lower.peak if lower else 0, _RUN_SECONDS, _LAST_WORK)
+    if _flops_again(joint, evictor) > _most_flops(joint, most_again):
+        evictor.reset(best.values, best.steps)
+
+
+def _points(joint: Joint, evictor: _core.Evictor) -> list[_Point]:
+    """Return the plans on the greedy's curves from every start: forward's values kept, minimum cuts.
+
+    The first is the one that keeps what the joint graph has forward make.
+    """
+    starts = [_made_late(joint, evictor)]
+    scale = evictor.peak / joint.step_seconds
+    for cuts, step in zip(joint.starting(), _PRICE_STEPS, strict=False):
+        starts += [cuts.made_again(joint.split, price, _SEED_SECONDS) for price in (_PRICES[::step] * scale).tolist()]
+    points: list[_Point] = []
+    for start in {tuple(start.tolist()): start for start in starts}.values():
+        last = np.full(len(start), joint.split - 1, dtype=np.int32)
+        if evictor.reset(start, last):
+            points += _curve(evictor, _RUN_WORK)
+    lowest = min(points, key=lambda p: (p.peak, p.added))
+    evictor.reset(lowest.values, lowest.steps)
+    return points + _curve(evictor, _LAST_WORK)
+
+
+def _curve(evictor: _core.Evictor, max_work: int) -> list[_Point]:
+    """Return the plans on the greedy's way from the drops in force."""
+    evictor.run(0, _UNLIMITED, _RUN_SECONDS, None, max_work)
+    peaks, seconds, num_decisions = evictor.curve()
+    values, steps, offset = evictor.decisions()
+    ends = offset[num_decisions].tolist()
+    return [
+        _Point(peak, added, values[:end], steps[:end])
+        for peak, added, end in zip(peaks.tolist(), seconds.tolist(), ends, strict=True)
+    ]
+
+
+def _made_late(joint: Joint, evictor: _core.Evictor) -> NDArray[np.int32]:
+    """Return the values that backward makes itself though forward could: no start saves them for nothing."""
+    offset, made = evictor.values["makes"]
+    values = [made[offset[op] : offset[op + 1]] for op in joint.late]
+    return np.concatenate(values) if values else np.zeros(0, dtype=np.int32)

@@ -1,0 +1,131 @@
+"""Whether a rewritten joint graph computes what the old one does, and whether its two halves fit together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from torch import fx
+
+from olla.errors import PlanError
+from olla.inductor.compat import compat
+from olla.inductor.saving.kinds import changes_inputs, is_random, is_view
+
+
+def rewritten(old: fx.Graph, new: fx.Graph, origin: Mapping[fx.Node, fx.Node]) -> None:
+    """Check that every node of a graph runs the operator of a node of another on what stands for its arguments.
+
+    Then it computes the same, as long as nothing reads an input behind what changes it, and as what draws random
+    numbers or changes an input runs once: this is checked too.
+
+    Args:
+        old: the graph as it came.
+        new: every run of an operator a node.
+        origin: of a new node, the old one it stands for.
+
+    Raises:
+        PlanError: rule "inductor_graph"; the node is named.
+
+    Complexity:
+        O(nodes + edges).
+    """
+    new.lint()  # nothing is used before it is there
+    for node in new.nodes:
+        before: Any = origin.get(node)
+        if before is None:
+            raise _error(f"{node.name} stands for nothing")
+        if is_kept_input(node, before):
+            if origin[node.args[0]] is not before:
+                raise _error(f"{node.name} keeps another input than {before.name}")
+            continue
+        if node.op == "placeholder" and before.op == "placeholder":
+            continue
+        args: Any = fx.node.map_arg((node.args, node.kwargs), origin.__getitem__)
+        if node.op == before.op == "output":
+            if list(args[0][0]) != list(before.args[0]):
+                raise _error("the results are not those of the joint graph")
+            continue
+        if node.op != before.op or node.target != before.target or args != (before.args, before.kwargs):
+            raise _error(f"{node.name} does not compute what {before.name} does")
+    runs = Counter(origin[node] for node in new.nodes if not is_kept_input(node, origin[node]))
+    for node in old.nodes:
+        if (node.op == "placeholder" or is_random(node) or changes_inputs(node)) and runs[node] != 1:
+            raise _error(f"{node.name} runs {runs[node]} times, expected once")
+    _unchanged(new)
+
+
+def is_kept_input(node: fx.Node, before: fx.Node) -> bool:
+    """Return whether a new node is a copy of an input that forward changes later."""
+    return node.target is compat.clone and before.op == "placeholder"
+
+
+def _unchanged(graph: fx.Graph) -> None:
+    """Check that nothing reads an input that has been changed, but what changes it once more."""
+    changed: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "output":
+            return  # what was given is returned as it then is
+        target = node.args[0] if changes_inputs(node) and node.args else None
+        for read in node.all_input_nodes:
+            if read is not target and root(read) in changed:
+                raise _error(f"{node.name} reads {root(read).name} behind what changes it")
+        if isinstance(target, fx.Node):
+            changed.add(root(target))
+
+
+def root(node: fx.Node) -> fx.Node:
+    """Return the node whose memory a chain of views looks at."""
+    while is_view(node) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
+
+
+def halves(forward: Any, backward: Any, joint: fx.Graph, num_forward: int) -> None:
+    """Check that forward returns its results and what backward takes, and backward the rest of the results.
+
+    Args:
+        forward, backward: graph modules.
+        joint: what they were made of.
+        num_forward: results of the joint graph that are forward's.
+
+    Raises:
+        PlanError: rule "inductor_graph".
+
+    Complexity:
+        O(nodes + edges).
+    """
+    for half in (forward, backward):
+        half.graph.lint()
+    results: Any = joint.output_node().args[0]
+    first, second = (half.graph.output_node().args[0] for half in (forward, backward))
+    if not _alike(first[:num_forward], results[:num_forward]) or not _alike(second, results[num_forward:]):
+        raise _error("the two graphs do not return what the joint graph returns")
+    saved = {_name(node) for node in first[num_forward:]}
+    taken = {node.name for node in backward.graph.find_nodes(op="placeholder") if not compat.is_tangent(node)}
+    if saved != taken:
+        raise _error(
+            f"forward saves {sorted(saved - taken)} beside what backward takes, and not {sorted(taken - saved)}"
+        )
+
+
+def _alike(found: Any, expected: Any) -> bool:
+    """Return whether results are of the same kinds, shapes and types, in order."""
+    return len(found) == len(expected) and all(map(_same_kind, found, expected))
+
+
+def _same_kind(a: Any, b: Any) -> bool:
+    if not (isinstance(a, fx.Node) and isinstance(b, fx.Node)):
+        return a is b or (not isinstance(a, fx.Node) and not isinstance(b, fx.Node) and bool(a == b))
+    first, second = a.meta.get("val"), b.meta.get("val")
+    if not (compat.is_tensor(first) and compat.is_tensor(second)):
+        return type(first) is type(second)
+    return bool(first.dtype == second.dtype and compat.hinted(first) == compat.hinted(second))  # type: ignore[union-attr]
+
+
+def _name(node: Any) -> str:
+    return node.name if isinstance(node, fx.Node) else repr(node)
+
+
+def _error(reason: str) -> PlanError:
+    return PlanError(f"the divided graph is not the one that was given: {reason}", rule="inductor_graph")

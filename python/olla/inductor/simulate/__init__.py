@@ -1,0 +1,1 @@
+"""Compiled steps on fake tensors: live bytes, peaks, what a partitioner saved."""

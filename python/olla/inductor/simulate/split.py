@@ -1,0 +1,141 @@
+"""What a partitioner made of a joint graph, in figures."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from olla.inductor.compat import compat, fallback
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """One graph, divided into forward and backward.
+
+    Attributes:
+        num_ops: of the graph before it was divided; elements of tuples are no ops.
+        num_recomputed: runs of ops beyond those of the graph, in forward and backward together, operator by operator:
+            what a pass left out does not make up for what runs again.
+        num_saved: values the forward graph hands to the backward graph, parameters and inputs left out.
+        saved_bytes: of their storages; views of parameters and inputs cost nothing, and no storage counts twice.
+        flops: of matrix products and convolutions before the graph was divided, attention included.
+        recomputed_flops: of those run beyond that.
+        seconds: processor time of the partitioner and of the passes before it.
+        digest: equal for equal pairs of graphs.
+    """
+
+    num_ops: int
+    num_recomputed: int
+    num_saved: int
+    saved_bytes: int
+    flops: int
+    recomputed_flops: int
+    seconds: float
+    digest: str
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a graph computes: how often it runs which operator, and the flops of matrix products and convolutions."""
+
+    ops: Counter[Any]
+    flops: int
+
+
+def figures(graph: fx.Graph) -> Figures:
+    """Count what a graph computes; inner graphs of control flow are left out."""
+    ops: Counter[Any] = Counter()
+    total = 0
+    for node in graph.nodes:
+        if node.op != "call_function" or compat.is_getitem(node):
+            continue
+        ops[node.target] += 1
+        formula = compat.flop_formula(node.target)
+        if formula is not None:
+            total += _flops(node, formula)
+    return Figures(ops, total)
+
+
+def _flops(node: fx.Node, formula: Callable[..., Any]) -> int:
+    try:
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
+        return int(compat.hint(formula(*args, **kwargs, out_val=node.meta["val"])))
+    except Exception as error:  # a figure in a report, and no reason to end a compilation
+        fallback.failed(f"the flops of {node.target} are left out", error)
+        return 0
+
+
+def split_of(given: Figures, joint: fx.Graph, forward: Any, backward: Any, num_outputs: int, seconds: float) -> Split:
+    """Describe a divided graph.
+
+    Args:
+        given: the joint graph as it came.
+        joint: the joint graph after the passes that simplified it, or added copies to it.
+        forward, backward: graph modules; the first ``num_outputs`` outputs of forward are not saved values.
+        seconds: processor time of dividing it.
+    """
+    after = figures(joint)
+    flops = min(given.flops, after.flops)
+    ops = Counter({op: min(given.ops.get(op, n), n) for op, n in after.ops.items()})  # passes leave out, and replace
+    parts = figures(forward.graph), figures(backward.graph)
+    num_saved, saved_bytes = _saved(forward.graph, num_outputs)
+    return Split(
+        num_ops=ops.total(),
+        num_recomputed=(parts[0].ops + parts[1].ops - ops).total(),
+        num_saved=num_saved,
+        saved_bytes=saved_bytes,
+        flops=flops,
+        recomputed_flops=max(0, sum(part.flops for part in parts) - flops),
+        seconds=seconds,
+        digest=hashlib.sha256(f"{forward.graph}\n{backward.graph}".encode()).hexdigest(),
+    )
+
+
+@contextlib.contextmanager
+def recorded(splits: list[Split], watch: Callable[[Split], None] | None = None) -> Iterator[None]:
+    """Note in a block what becomes of every joint graph that Inductor divides; what comes out of caches is not seen.
+
+    Args:
+        splits: receives them, in the order of compilation.
+        watch: is told of every one.
+    """
+
+    def partition(joint: Any, inputs: Any, **kwargs: Any) -> Any:
+        given = figures(joint.graph)
+        start = time.process_time()
+        forward, backward = divide(joint, inputs, **kwargs)
+        seconds = time.process_time() - start
+        splits.append(split_of(given, joint.graph, forward, backward, kwargs["num_fwd_outputs"], seconds))
+        if watch is not None:
+            watch(splits[-1])
+        return forward, backward
+
+    with compat.patched("partition_fn", partition) as divide:
+        yield
+
+
+def _saved(forward: fx.Graph, num_outputs: int) -> tuple[int, int]:
+    """Return how many values a forward graph saves, and the bytes of their storages."""
+    given = {_storage(node) for node in forward.nodes if node.op == "placeholder"}
+    saved = {}
+    num_saved = 0
+    for node in forward.output_node().args[0][num_outputs:]:  # type: ignore[index, union-attr]
+        if isinstance(node, fx.Node) and node.op != "placeholder" and isinstance(node.meta.get("val"), torch.Tensor):
+            key = _storage(node)
+            if key not in given:
+                num_saved += 1
+                saved[key] = int(compat.hint(node.meta["val"].untyped_storage().nbytes()))
+    return num_saved, sum(saved.values())
+
+
+def _storage(node: fx.Node) -> int | None:
+    value = node.meta.get("val")
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None

@@ -1,0 +1,129 @@
+"""The Python that Inductor generates around its kernels, loaded so that its allocations can be watched."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from olla.inductor.compat import compat
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
+    """Counts the bytes of storages that are alive, and the most there were, while the mode is active.
+
+    What an operator allocates and frees before it returns (workspaces of kernels) is not seen.
+
+    Attributes:
+        paused: while set, what is new is not counted.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self.paused = False
+        self._alive: dict[int, weakref.ref[Any]] = {}
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch.compile's code run under this mode."""
+        return True
+
+    def add(self, value: Any) -> None:
+        """Count the storage of a value from now on, if it is a tensor whose storage is not known yet."""
+        if not isinstance(value, torch.Tensor):
+            return
+        storage = value.untyped_storage()
+        key, num_bytes = storage._cdata, storage.nbytes()
+        if key in self._alive:
+            return
+
+        def gone(_: Any) -> None:
+            del self._alive[key]
+            self.live_bytes -= num_bytes
+
+        self._alive[key] = weakref.ref(storage, gone)
+        self.live_bytes += num_bytes
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not self.paused:
+            for value in pytree.tree_leaves(result):
+                self.add(value)
+        return result
+
+
+class _Idle:
+    """A kernel that does nothing, however it is launched."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    run = __call__
+
+
+class _NoCompiler:
+    """Stands in for what compiles kernels: gives idle ones, for whatever language."""
+
+    def __getattr__(self, language: str) -> Callable[..., _Idle]:
+        return lambda *_, **__: _Idle()
+
+    def wait(self, scope: Any) -> None:
+        """Return at once: nothing is compiled in the background."""
+
+
+def _empty(device: str) -> Callable[..., torch.Tensor]:
+    return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+
+def _reinterpret(tensor: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
+    return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
+
+
+def _from_pool(pool: torch.Tensor, offset: int, dtype: torch.dtype, size: Any, stride: Any) -> torch.Tensor:
+    return torch.as_strided(pool.view(dtype), size, stride, offset // dtype.itemsize)
+
+
+# The wrappers' own functions go around the dispatcher: no fake tensor and no mode would notice them.
+_DISPATCHED: dict[str, Callable[..., Any]] = {
+    "empty_strided_cpu": _empty("cpu"),
+    "empty_strided_cpu_pinned": _empty("cpu"),
+    "empty_strided_cuda": _empty("cuda"),
+    "reinterpret_tensor": _reinterpret,
+    "alloc_from_pool": _from_pool,
+}
+_CHECKS = ("assert_size_stride", "assert_alignment")
+
+
+@contextlib.contextmanager
+def watched_wrappers(loaded: list[str], *, kernels: bool = False) -> Iterator[None]:
+    """Make code that is compiled in this block allocate through the dispatcher.
+
+    Args:
+        loaded: receives the source of every wrapper.
+        kernels: whether they are compiled and run; else kernels do nothing, and the wrappers run on fake tensors.
+    """
+
+    def load(_: Any, key: str, path: str, linemap: Any = None, attrs: Any = None) -> types.ModuleType:
+        source = Path(path).read_text()
+        module = types.ModuleType(f"olla_watched_{key}")
+        module.__dict__.update(attrs or {}, __file__=path, key=key)
+        with contextlib.nullcontext() if kernels else compat.patched("AsyncCompile", _NoCompiler):
+            exec(compile(source, path, "exec"), module.__dict__)
+        module.__dict__.update(attrs or {}, **_DISPATCHED)
+        if not kernels:
+            module.__dict__.update(dict.fromkeys(_CHECKS, lambda *_, **__: None))
+        loaded.append(source)
+        return module
+
+    with compat.patched("load_wrapper", classmethod(load)):
+        yield

@@ -1,0 +1,143 @@
+"""What the searching methods share: the best order and bound so far, the time they took, and what ended them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from olla import _core
+from olla.base import rivals
+from olla.errors import SolverError
+from olla.layout import Placement
+from olla.order.method import Answer, Problem
+
+_LAYOUT_SHARE = 0.2  # of the time limit, kept for the layout
+_ANY_WORK = 2**62
+
+Order = NDArray[np.int32]
+
+
+class Search:
+    """A search under way; every stage leaves its best order and bound here, so that Ctrl-C loses nothing.
+
+    Attributes:
+        problem: what is asked.
+        order: the best order so far.
+        peak: its peak, in bytes.
+        bound: no valid order has a lower peak.
+        interrupted: Ctrl-C, or the progress callback, ended the search.
+        note: a sentence for the plan's message.
+        details: lines on what the parts of the search found.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.order = problem.order
+        self.peak = self.peak_of(problem.order)
+        self.bound: int = problem.core.resident_bytes
+        self.interrupted = False
+        self.note = ""
+        self.details: list[str] = []
+        self._seconds: dict[str, float] = {}
+        self._order_share = 1.0 - _LAYOUT_SHARE if problem.options.layout else 1.0
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether the bound has met the peak."""
+        return self.peak == self.bound
+
+    def left(self) -> float:
+        """Seconds left to order the ops; none once interrupted."""
+        return 0.0 if self.interrupted else self.problem.left(self._order_share)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time a stage that Ctrl-C ends early: what was found before stays."""
+        start = time.perf_counter()
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.interrupted = True
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def peak_of(self, order: Order) -> int:
+        """Return the peak of an order."""
+        peak: int = _core.profile(self.problem.core, order)[3]
+        return peak
+
+    def keep(self, order: Order) -> None:
+        """Take the order if it is better than the best so far.
+
+        Raises:
+            SolverError: it is no valid order.
+        """
+        if rivals.valid(self.problem.core, order) is None:
+            raise SolverError("a search returned no valid order of the ops: this is a defect of olla, please report it")
+        peak = self.peak_of(order)
+        if peak < self.peak:
+            self.order, self.peak = order, peak
+
+    def orders(self, schedules: Mapping[str, Callable[[], Order]]) -> dict[str, Order]:
+        """Run heuristics; those that fail are left out, with a line in the details."""
+        return rivals.orders(self.problem.core, schedules, self.details)
+
+    def warm_starts(self) -> list[Order]:
+        """Return list schedules, as long as nothing interrupted the search."""
+        if self.interrupted:
+            return []
+        from olla.order import warm_starts
+
+        schedules = warm_starts.schedules(self.problem.graph, self.problem.core, self.problem.order)  # they load numba
+        return list(self.orders(schedules).values())
+
+    def raise_bound(self, limit: float) -> None:
+        """Raise the bound by minimum cuts around the ops of the best order."""
+        core = self.problem.core
+        bound, cancelled = _core.lower_bound(core, self.order, core.num_ops, limit, self.problem.progress)
+        self.interrupted |= cancelled
+        self.bound = max(self.bound, bound)
+
+    def refine(self, starts: list[Order], limit: float) -> None:
+        """Refine the starts, then branch and bound."""
+        problem = self.problem
+        options = problem.options
+        max_work = _ANY_WORK if options.max_work is None else options.max_work
+        order, _, bound, _, _, _, cancelled = _core.order(
+            problem.core, starts, limit, options.seed, problem.progress, max_work
+        )
+        self.interrupted |= cancelled
+        self.bound = max(self.bound, bound)
+        self.keep(order)
+
+    def solve_ilp(self, core: _core.Graph, start: Order, bound: int, limit: float) -> tuple[Order, int]:
+        """Run the order program on the graph or a window of it; return its order and bound."""
+        from olla.ilp import order_ilp
+
+        found = order_ilp(
+            core,
+            start,
+            lower_bound_bytes=bound,
+            time_limit=limit,
+            seed=self.problem.options.seed,
+            progress=self.problem.progress,
+        )
+        self.interrupted |= bool(found.info.get("cancelled", False))
+        return found.order, found.lower_bound_bytes
+
+    def answer(self, placement: Placement | None = None) -> Answer:
+        """Return the best order and bound, with its layout if there is one."""
+        return Answer(
+            self.order,
+            self.bound,
+            offsets=placement.offsets if placement else None,
+            workspace_offsets=placement.workspace_offsets if placement else None,
+            seconds=self._seconds,
+            note=self.note,
+            details=tuple(self.details),
+            interrupted=self.interrupted,
+        )

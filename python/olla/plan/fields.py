@@ -1,0 +1,141 @@
+"""Dataclasses as JSON objects, by a table: field -> what reads its JSON value, or says what is wrong with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from olla.errors import GraphError, PlanError
+from olla.graph import Graph
+from olla.graph.columns import shown
+
+_MAX_SECONDS = 1e18
+
+Table = Mapping[str, Callable[[str, Any], Any]]
+
+
+def reject(key: str, value: object, expected: str, rule: str = "type") -> PlanError:
+    """Return the error for a value that is not what its key needs."""
+    return PlanError(f"{key} is {shown(value)}, expected {expected}", rule=rule)
+
+
+def text(key: str, value: object) -> str:
+    """Read text."""
+    if not isinstance(value, str) or value.encode("utf-8", "replace").decode("utf-8") != value:
+        raise reject(key, value, "text without lone surrogates")
+    return value
+
+
+def integer(key: str, value: object, *, least: int = -(2**63), most: int = 2**63 - 1) -> int:
+    """Read a whole number within limits."""
+    if type(value) is not int or not least <= value <= most:
+        raise reject(key, value, f"a whole number from {least} to {most}")
+    return value
+
+
+def count(key: str, value: object) -> int:
+    """Read a whole number from 0 on."""
+    return integer(key, value, least=0)
+
+
+def integers(dtype: type[np.integer[Any]]) -> Callable[[str, object], NDArray[Any]]:
+    """Return a reader of a list of whole numbers."""
+    limits = np.iinfo(dtype)
+
+    def read(key: str, value: object) -> NDArray[Any]:
+        if not isinstance(value, list):
+            raise reject(key, value, "a list of whole numbers")
+        if not all(type(item) is int and limits.min <= item <= limits.max for item in value):
+            for i, item in enumerate(value):
+                integer(f"{key}[{i}]", item, least=int(limits.min), most=int(limits.max))
+        return np.array(value, dtype=dtype)
+
+    return read
+
+
+def seconds(key: str, value: object) -> float:
+    """Read a finite number of seconds from 0 on."""
+    if type(value) not in (int, float) or not 0 <= value <= _MAX_SECONDS:  # type: ignore[operator]
+        raise reject(key, value, "a finite number of seconds from 0 on")
+    return float(value)  # type: ignore[arg-type]
+
+
+def seconds_list(key: str, value: object) -> NDArray[np.float64]:
+    """Read a list of seconds."""
+    if not isinstance(value, list):
+        raise reject(key, value, "a list of seconds")
+    return np.array([seconds(f"{key}[{i}]", item) for i, item in enumerate(value)], dtype=np.float64)
+
+
+def section(key: str, value: object, names: Iterable[str]) -> dict[str, Any]:
+    """Read an object that must hold these names."""
+    if not isinstance(value, dict):
+        raise PlanError(f"{key} is a JSON {type(value).__name__}, expected an object", rule="type")
+    for name in names:
+        if name not in value:
+            raise PlanError(f"has no {name!r} in {key!r}: was the file cut or edited?", rule="missing")
+    return value
+
+
+def graph(key: str, value: object) -> Graph:
+    """Read the graph of a section."""
+    try:
+        return Graph.from_dict(value)
+    except GraphError as error:
+        raise PlanError(f"the graph in {key!r} is invalid: {error}", rule="type") from error
+
+
+def stage_seconds(key: str, value: object) -> dict[str, float]:
+    """Read an object of seconds per stage."""
+    if not isinstance(value, dict):
+        raise reject(key, value, "an object of seconds per stage")
+    return {stage: seconds(f"{key}[{text(key, stage)!r}]", spent) for stage, spent in value.items()}
+
+
+def options(key: str, value: object) -> dict[str, Any]:
+    """Read an object of numbers, text, true and false."""
+    if not isinstance(value, dict):
+        raise reject(key, value, "an object")
+    for name, option in value.items():
+        if not isinstance(option, bool | int | float | str) or (
+            isinstance(option, float) and not math.isfinite(option)
+        ):
+            raise reject(f"{key}[{name!r}]", option, "a finite number, text, true or false")
+    return value
+
+
+def lines(key: str, value: object) -> tuple[str, ...]:
+    """Read a list of lines."""
+    if not isinstance(value, list):
+        raise reject(key, value, "a list of lines")
+    return tuple(text(f"{key}[{i}]", line) for i, line in enumerate(value))
+
+
+def to_object(value: object, table: Table) -> dict[str, Any]:
+    """Return the fields of a table as what `json.dumps` takes; arrays are lists."""
+    return {name: _json(getattr(value, name)) for name in table}
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return value.value if isinstance(value, Enum) else value
+
+
+def from_object(content: Mapping[str, Any], table: Table, place: str = "") -> dict[str, Any]:
+    """Return field -> value for the fields of a table that the object holds; unknown keys are ignored.
+
+    Args:
+        content: what `to_object` returned.
+        table: the fields.
+        place: where the object stands in its file, with a dot, for messages.
+
+    Raises:
+        PlanError: rule "type", naming the key and the value seen.
+    """
+    return {name: read(place + name, content[name]) for name, read in table.items() if name in content}

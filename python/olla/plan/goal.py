@@ -1,0 +1,149 @@
+"""What a caller asks for besides an order: the one goal among several, and whether to swap."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from olla.base import parse_bytes
+from olla.graph import DeviceProfile, profile_of
+
+if TYPE_CHECKING:
+    from olla.plan.swaps import Link
+
+MOST_CHUNKS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What `olla.plan` is asked for besides an order; exactly one of budget, max_slowdown and minimise is set.
+
+    Attributes:
+        budget_bytes: the least added time with which everything fits these bytes.
+        max_slowdown: the least peak within this share of the step's time, 0.05 for 5 %.
+        minimise: "peak": the least peak at whatever time.
+        device: what seconds are estimated for.
+        in_place, recompute: which levers may be used.
+        chunked_loss: chunks of rows for linear layers with their cross-entropy; None: they stay whole.
+    """
+
+    budget_bytes: int | None = None
+    max_slowdown: float | None = None
+    minimise: str | None = None
+    device: DeviceProfile
+    in_place: bool = True
+    recompute: bool = True
+    chunked_loss: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        budget: int | str | None,
+        max_slowdown: float | None,
+        minimise: str | None,
+        device: str | DeviceProfile,
+        in_place: bool,
+        recompute: bool,
+        chunked_loss: int | None = None,
+    ) -> Goal | None:
+        """Check the options of `olla.plan`; None where no goal is given.
+
+        Raises:
+            BudgetError: the budget is no number of bytes.
+            ValueError: an option is out of its range, or two goals are given.
+        """
+        given = [
+            name
+            for name, value in (("budget", budget), ("max_slowdown", max_slowdown), ("minimise", minimise))
+            if value is not None
+        ]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} are given, expected one of them: each is a goal of its own")
+        profile = profile_of(device)
+        if chunked_loss is not None and (
+            isinstance(chunked_loss, bool) or not isinstance(chunked_loss, int) or not 1 <= chunked_loss <= MOST_CHUNKS
+        ):
+            raise ValueError(f"chunked_loss is {chunked_loss!r}, expected 1 to {MOST_CHUNKS} chunks, or None")
+        if not given:
+            if chunked_loss is not None:
+                raise ValueError("chunked_loss is for a goal: give budget, max_slowdown or minimise with it")
+            return None
+        if max_slowdown is not None and (
+            isinstance(max_slowdown, bool)
+            or not isinstance(max_slowdown, int | float)
+            or not 0 <= max_slowdown < math.inf
+        ):
+            raise ValueError(f"max_slowdown is {max_slowdown!r}, expected a share of the step's time: 0.05 for 5 %")
+        if minimise not in (None, "peak"):
+            raise ValueError(f"minimise is {minimise!r}, expected 'peak'")
+        return cls(
+            budget_bytes=None if budget is None else parse_bytes(budget),
+            max_slowdown=None if max_slowdown is None else float(max_slowdown),
+            minimise=minimise,
+            device=profile,
+            in_place=bool(in_place),
+            recompute=bool(recompute),
+            chunked_loss=chunked_loss,
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Return the goal as a plan keeps it: what is set, as numbers, text, true or false."""
+        values = {**vars(self), "device": self.device.name}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def record_with(self, link: Link, host_bytes: int | None) -> dict[str, Any]:
+        """Return the goal with a link to host memory, and how much of that there is."""
+        speeds = {f"link_{name}": value for name, value in vars(link).items()}
+        host = {} if host_bytes is None else {"host_budget_bytes": host_bytes}
+        return {**self.record(), **speeds, **host}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Swapping:
+    """Whether and how tensors may be swapped to host memory.
+
+    Attributes:
+        link: to host memory; None: the device's, and for AutoSwap what its authors saw.
+        host_bytes: host memory there is; None: as much as it takes.
+        state: whether optimizer state may wait in host memory from step to step.
+    """
+
+    link: Link | float | None = None
+    host_bytes: int | None = None
+    state: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        swap: bool | None,
+        host_budget: int | str | None,
+        link: Link | float | None,
+        method: str,
+        goal: Goal | None,
+        state: bool = False,
+    ) -> Swapping | None:
+        """Check the options of `olla.plan`; None where nothing may be swapped.
+
+        Swapping is on where it is asked for (`swap=True`, method "autoswap") or host memory is granted (`host_budget`),
+        unless `swap=False` forbids it.
+
+        Raises:
+            BudgetError: the host budget is no number of bytes.
+            ValueError: the options contradict each other.
+        """
+        host_bytes = None if host_budget is None else parse_bytes(host_budget, "host_budget")
+        autoswap = method == "autoswap"
+        if swap is False and autoswap:
+            raise ValueError("swap is False, but method 'autoswap' does nothing else: choose another method")
+        if not (autoswap or (host_budget is not None if swap is None else swap)):
+            if (link is not None or state) and swap is None:
+                name = "swap_state" if state else "link"
+                raise ValueError(f"{name} is given, but nothing may be swapped: give host_budget, or swap=True")
+            return None
+        if goal is None and not autoswap:
+            name = "swap" if swap else "host_budget"
+            raise ValueError(f"{name} is for a goal: give budget, max_slowdown or minimise too, or method 'autoswap'")
+        if state and autoswap:
+            raise ValueError("swap_state is not for method 'autoswap', which swaps activations: choose another method")
+        return cls(link=link, host_bytes=host_bytes, state=bool(state))

@@ -1,0 +1,122 @@
+"""A plan as text: what `print(plan)` and `olla show` show."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from olla.base import cells, human_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+    from rich.table import Table
+
+_WIDTH = 100
+
+
+class Figure(NamedTuple):
+    """A number of bytes by name; None where there is none."""
+
+    name: str
+    num_bytes: int | None
+    remark: str
+
+
+class Live(NamedTuple):
+    """A tensor, or a workspace, that is live at the peak."""
+
+    num_bytes: int
+    name: str
+    kind: str
+    source: str
+
+
+class Rows(NamedTuple):
+    """What a plan says of itself.
+
+    Attributes:
+        title: of which graph it is.
+        figures: bytes by name.
+        remarks: lines below them.
+        peak: where the peak is; empty where there is none.
+        live: the largest tensors live there.
+        details: lines for a reader who wants to know more.
+        seconds: wall-clock time per stage.
+    """
+
+    title: str
+    figures: Sequence[Figure]
+    remarks: Sequence[str]
+    peak: str
+    live: Sequence[Live]
+    details: Sequence[str]
+    seconds: Mapping[str, float]
+
+
+def text(rows: Rows, verbose: bool = False) -> str:
+    """Return the rows as plain text, without colour codes.
+
+    Args:
+        rows: of a plan.
+        verbose: whether to add the plan's details.
+
+    Returns:
+        Lines of at most 100 columns: the figures, what is remarked about them, where the peak is and what lives there,
+        seconds per stage.
+    """
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, force_terminal=False, legacy_windows=False)
+    with console.capture() as capture:
+        console.print(render(rows, verbose))
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def render(rows: Rows, verbose: bool = False) -> Group:
+    """Return the rows for a rich console, which decides about width and colour."""
+    from rich.console import Group
+
+    parts: list[RenderableType] = [*cells(rows.title, style="bold"), _figures(rows), *cells(*rows.remarks)]
+    if rows.peak:
+        parts += cells("", rows.peak)
+    if rows.live:
+        parts.append(_live(rows))
+    if verbose and rows.details:
+        parts += cells("", *rows.details)
+    parts += [*cells(""), *cells(_stages(rows), style="dim")]
+    return Group(*parts)
+
+
+def _table() -> Table:
+    from rich.table import Table
+
+    return Table(box=None, show_header=False, padding=(0, 2, 0, 2), pad_edge=True)
+
+
+def _figures(rows: Rows) -> Table:
+    table = _table()
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(justify="right", style="dim")
+    table.add_column()
+    for name, num_bytes, remark in rows.figures:
+        number = ("none", "") if num_bytes is None else (human_bytes(num_bytes), f"{num_bytes:,}")
+        table.add_row(*cells(name, *number, remark))
+    return table
+
+
+def _live(rows: Rows) -> Table:
+    table = _table()
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_column()
+    table.add_column(overflow="fold")
+    for live in rows.live:
+        table.add_row(*cells(human_bytes(live.num_bytes), live.name, live.kind, live.source))
+    return table
+
+
+def _stages(rows: Rows) -> str:
+    stages = [f"{name} {seconds:.2f} s" for name, seconds in rows.seconds.items()]
+    return "Time: " + ", ".join(stages) if stages else "Time: not recorded"

@@ -1,0 +1,95 @@
+"""What a capture replaces in the process while it lasts: one capture at a time, and everything is back after it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+from olla.pytorch.capture.signals import deferred
+
+_lock = threading.RLock()
+_replaced: list[tuple[Any, str, Any, Any]] = []  # by the captures that run: owner, name, original, stand-in
+
+
+class Capture:
+    """A capture that is under way, and no other beside it.
+
+    Attributes:
+        mode: the mode that records it, once it records.
+        check: runs the handlers of the signals that came since it was called last; they may raise.
+    """
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        self.mode: Any = None
+        self.check = check
+        self.is_over = False
+        self._thread = threading.get_ident()
+
+    def is_here(self) -> bool:
+        """Whether the caller is captured: on the thread of the capture, or where autograd goes on with it."""
+        if self.is_over:
+            return False
+        return threading.get_ident() == self._thread or (self.mode is not None and get_proxy_mode() is self.mode)
+
+    @contextlib.contextmanager
+    def replaced(self, owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+        """Replace a function of the process for what is captured; all other callers reach the original."""
+        original = getattr(owner, name)
+
+        def choose(*args: Any, **kwargs: Any) -> Any:
+            return (function if self.is_here() else original)(*args, **kwargs)
+
+        with replaced(owner, name, choose):
+            yield
+
+
+@contextlib.contextmanager
+def capture() -> Iterator[Capture]:
+    """Wait until no other thread captures; inside, signals wait for ``check``."""
+    with _lock, deferred() as check:
+        found = Capture(check)
+        try:
+            yield found
+        finally:
+            found.is_over = True
+
+
+@contextlib.contextmanager
+def between() -> Iterator[None]:
+    """Wait until no other thread captures: modules that it captures hold fake tensors meanwhile."""
+    with _lock:
+        yield
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace an attribute of a module for all threads; what another one puts there meanwhile stays."""
+    original = getattr(owner, name)
+    _replaced.append((owner, name, original, value))
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        _restore(*_replaced.pop())
+
+
+def _restore(owner: Any, name: str, original: Any, value: Any) -> None:
+    if getattr(owner, name) is value:
+        setattr(owner, name, original)
+
+
+def _after_fork() -> None:
+    """Give a child what its parent had before the capture that another thread of the parent was busy with."""
+    global _lock
+    _lock = threading.RLock()
+    while _replaced:
+        _restore(*_replaced.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,160 @@
+"""What a captured step takes: fake stand-ins while tracing, the user's own tensors when it runs."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from olla.errors import CaptureError
+from olla.pytorch.capture import optimizers
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input of a captured step.
+
+    Attributes:
+        kind: ``parameter``, ``buffer``, ``optimizer_state``, ``rate`` (of a group) or ``input``.
+        name: for people: ``"head.weight"``, ``"exp_avg of head.weight"``, ``"lr of group 0"``, ``"batch[input_ids]"``.
+        key: name of the parameter or buffer in the model; for ``rate`` and ``input`` the position of the group or of
+            the batch leaf.
+        entry: for ``optimizer_state``, the entry of ``optimizer.state[parameter]``; for ``rate``, ``lr`` or
+            ``momentum``, which stands for the first beta where there are betas.
+        exists: False for optimizer state that the optimizer has not created yet.
+    """
+
+    kind: str
+    name: str
+    key: str | int
+    entry: str = ""
+    exists: bool = True
+
+
+class Fakes:
+    """Fake tensors for real, meta or foreign fake ones: same shape, strides and type, no memory. One per tensor object.
+
+    Args:
+        mode: the mode every fake belongs to.
+        device: where meta tensors are taken to live.
+    """
+
+    def __init__(self, mode: FakeTensorMode, device: torch.device) -> None:
+        self._mode = mode
+        self._device = device
+        self._fakes: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the fake that stands for ``tensor``, the same one every time."""
+        known = self._fakes.get(id(tensor))
+        if known is not None:
+            return known[1]
+        device = self._device if tensor.device.type == "meta" else tensor.device
+        with self._mode:
+            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+        fake.requires_grad_(tensor.requires_grad)
+        self._fakes[id(tensor)] = (tensor, fake)  # keeping the tensor keeps its id from being given away
+        return fake
+
+
+def plain_batch(batch: Any) -> Any:
+    """Return a batch with a dict in place of another mapping, such as a tokenizer's answer."""
+    is_mapping = isinstance(batch, collections.UserDict | Mapping) and type(batch) is not dict
+    return dict(batch) if is_mapping else batch
+
+
+def batch_leaves(batch: Any) -> tuple[list[Any], pytree.TreeSpec, list[str]]:
+    """Flatten a batch into leaves, their structure and their names.
+
+    Raises:
+        CaptureError: a leaf is neither a tensor nor a constant (None, bool, str).
+    """
+    with_paths, spec = pytree.tree_flatten_with_path(plain_batch(batch))
+    names = ["batch" + pytree.keystr(path).replace("'", "") for path, _ in with_paths]
+    leaves = [leaf for _, leaf in with_paths]
+    for name, leaf in zip(names, leaves, strict=True):
+        if isinstance(leaf, torch.Tensor) or leaf is None or isinstance(leaf, bool | str):
+            continue
+        if not isinstance(leaf, int | float | complex):
+            raise CaptureError(
+                f"{name} is a {type(leaf).__name__}: expected tensors in dicts, lists and tuples. Pass what it holds."
+            )
+        raise CaptureError(
+            f"{name} is a {type(leaf).__name__} ({leaf!r:.60}): its value would be frozen into the captured step. "
+            "Make it a tensor, for example torch.tensor(value), or fix it inside the loss function."
+        )
+    return leaves, spec, names
+
+
+def step_device(tensors: Iterable[tuple[str, torch.Tensor]], device: torch.device | None) -> torch.device:
+    """Return the one device the step runs on; meta tensors go where the others are, or to ``device``, or to the CPU.
+
+    Raises:
+        CaptureError: tensors on two devices, or a kind of tensor that cannot be captured.
+    """
+    seen: dict[torch.device, str] = {}
+    for name, tensor in tensors:
+        if type(tensor) not in _PLAIN or tensor.layout != torch.strided or tensor.is_quantized:
+            what = type(tensor).__name__ if type(tensor) not in _PLAIN else f"{tensor.layout} tensor"
+            raise CaptureError(
+                f"{name} is a {what}: only plain dense tensors can be captured. Convert it before the capture."
+            )
+        if tensor.device.type != "meta":
+            seen.setdefault(tensor.device, name)
+    if len(seen) > 1:
+        places = ", ".join(f"{name} on {where}" for where, name in seen.items())
+        raise CaptureError(
+            f"the step uses {len(seen)} devices ({places}); one is supported. Move model and batch to one device."
+        )
+    where = next(iter(seen), device or torch.device("cpu"))
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if where.type != "cpu" and (accelerator is None or accelerator.type != where.type):
+        # Autograd asks the device itself even for fake tensors, and ends the process where there is none.
+        raise CaptureError(
+            f"the step is meant for {where}, and PyTorch finds no such device here. "
+            "Capture on a machine that has one, or for the CPU: sizes are the same, some operators are not."
+        )
+    return where
+
+
+def gather(
+    inputs: Sequence[Input], model: torch.nn.Module, batch: Any, optimizer: torch.optim.Optimizer | None
+) -> list[torch.Tensor]:
+    """Return the tensors a captured step takes, in its order: the user's own, so that the step changes them in place.
+
+    Optimizer state that does not exist yet is created in the optimizer, as the optimizer's first step would.
+
+    Args:
+        inputs: of the captured step.
+        model: the captured model, or another one with the same parameters.
+        batch: same structure, shapes and types as the captured one.
+        optimizer: the captured optimizer, or None if there was none.
+
+    Returns:
+        Tensor i is for input i.
+    """
+    leaves, _, _ = batch_leaves(batch)
+    parameters = dict(model.named_parameters())
+    buffers = dict(model.named_buffers())
+    values: list[torch.Tensor] = []
+    for i in inputs:
+        if i.kind == "parameter":
+            values.append(parameters[str(i.key)])
+        elif i.kind == "buffer":
+            values.append(buffers[str(i.key)])
+        elif i.kind == "input":
+            values.append(leaves[int(i.key)])
+        elif optimizer is None:
+            raise ValueError(f"the captured step takes {i.name}: pass the optimizer")
+        elif i.kind == "rate":
+            values.append(optimizers.rate_tensor(optimizer.param_groups[int(i.key)], i.entry))
+        else:
+            values.append(optimizers.parameter_state(optimizer, parameters[str(i.key)])[i.entry])
+    return values

@@ -1,0 +1,356 @@
+"""The body of a training loop under trace: backward(), zero_grad() and optimizer.step() work on lent tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Container, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._functorch import eager_transforms, vmap
+from torch._functorch import utils as functorch_utils
+from torch.optim import optimizer as torch_optimizer
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from olla.errors import CaptureError
+from olla.pytorch.capture import known, optimizers, recurrent
+from olla.pytorch.capture.exclusive import Capture, replaced
+from olla.pytorch.checks import failures
+from olla.pytorch.guards.modes import kernel_modes
+from olla.pytorch.guards.reads import Reads
+
+Loss = Callable[[Any, Any], Any]
+Body = Callable[[Any, Any, Any], Any]
+Gradients = dict[str, torch.Tensor]
+# They take values of tensors out of the step; of one that is no input nothing else would say so.
+_READ_VALUES = {
+    torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__bool__, torch.Tensor.__int__,
+    torch.Tensor.__float__, torch.Tensor.__index__, torch.Tensor.__array__, torch.Tensor.__contains__, torch.equal,
+    torch.allclose,
+}  # fmt: skip
+_VERSION = torch.Tensor._version.__get__  # type: ignore[attr-defined]
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+# What scripted functions, autograd.Function.apply, torch.func.grad and torch.func.vmap hand the tensors they are given.
+_UNASKED = (
+    (torch._C.ScriptFunction, "__call__"), (torch._C.ScriptMethod, "__call__"),
+    (functorch_utils, "unwrap_dead_wrappers"), (eager_transforms, "_wrap_for_grad"), (vmap, "_add_batch_dim"),
+)  # fmt: skip
+_OUR_HOOK = -1  # its key; those of torch count from 0
+_ENTERING = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)  # run the user's hooks
+
+
+def ordinary(loss: Loss) -> Body:
+    """Return the body of the ordinary loop around a loss function: backward and, with an optimizer, its step."""
+
+    def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, batch: Any) -> Any:
+        result = loss(model, batch)
+        first = result[0] if isinstance(result, tuple | list) else result
+        wanted = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        failures.check_loss(first, wanted)
+        first.backward()
+        failures.check_gradients({name: p.grad for name, p in wanted.items()})
+        if optimizer is not None:
+            optimizer.step()
+        return result
+
+    return train
+
+
+class Loop:
+    """One pass through the body of a loop.
+
+    Gradients that the pass before might have left are stood for by ``stale`` tensors: a body that adds to them is
+    refused unless it leaves none, because gradients of a captured step live inside the step.
+
+    Args:
+        parameters: name -> the tensor that stands for the parameter.
+        stale: name -> a tensor of the parameter's shape; empty if the body is not the user's own.
+        update: traces the optimizer's update with these gradients.
+        mark: called with a kind for all nodes recorded since its last call.
+        capture: that runs the body.
+    """
+
+    def __init__(
+        self,
+        parameters: dict[str, torch.Tensor],
+        stale: Gradients,
+        update: Callable[[Gradients], None],
+        mark: Callable[[str], None],
+        capture: Capture,
+    ) -> None:
+        self.phase = "forward"
+        self.num_updates = 0
+        self._parameters = parameters
+        self._stale = stale
+        self._added_to: set[str] = set()
+        self._update = update
+        self._mark = mark
+        self._capture = capture
+        self._depth = 0
+
+    @contextlib.contextmanager
+    def run(self) -> Iterator[None]:
+        """Run the body inside this context.
+
+        Raises:
+            CaptureError: the body does what a captured step cannot do.
+        """
+        for name, gradient in self._stale.items():
+            self._parameters[name].grad = gradient
+        with self._watched_backward(), self._watched_optimizers():
+            yield
+        self._mark("backward" if self.phase == "backward" else "forward")
+        self._check_end()
+
+    def gradients(self) -> Gradients:
+        """Return the gradients there are, in the order of the parameters."""
+        found = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
+        failures.check_gradients(found)
+        return found
+
+    def step(self, *_: Any, **__: Any) -> None:
+        """Stand in for the optimizer's step."""
+        if self._depth:
+            raise CaptureError("the optimizer steps inside backward(): step it after backward() instead")
+        if any(self._is_stale(name) for name in self._parameters) and self.phase == "forward":
+            raise CaptureError(
+                "optimizer.step() comes before any backward(): it would use gradients of the step before. "
+                "Let the step function begin with the forward pass."
+            )
+        self._drop_stale()
+        found = self.gradients()
+        if not found:
+            raise CaptureError("optimizer.step() finds no gradient: call loss.backward() before it")
+        self._mark("backward")
+        self.phase = "update"
+        self._update(found)
+        self._mark("update")
+        self.num_updates += 1
+
+    @contextlib.contextmanager
+    def _watched_backward(self) -> Iterator[None]:
+        original = torch.autograd.backward
+
+        def backward(*args: Any, **kwargs: Any) -> None:
+            if self._depth:  # recomputation calls it from inside
+                return original(*args, **kwargs)
+            self._mark("forward")
+            self._added_to |= {name for name in self._stale if self._is_stale(name)}
+            self._drop_stale()
+            self.phase = "backward"
+            self._depth += 1
+            try:
+                original(*args, **kwargs)
+            finally:
+                self._depth -= 1
+            self._mark("backward")
+
+        with self._capture.replaced(torch.autograd, "backward", backward):
+            yield
+
+    @contextlib.contextmanager
+    def _watched_optimizers(self) -> Iterator[None]:
+        """Refuse the step of an optimizer that was not lent: it would find none of the gradients."""
+        ours = {id(p) for p in self._parameters.values()}
+
+        def refuse(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            if self._capture.is_here() and not all(
+                id(p) in ours for group in optimizer.param_groups for p in group["params"]
+            ):
+                raise CaptureError(
+                    f"the step function steps a second optimizer ({type(optimizer).__name__}), which the captured step "
+                    "knows nothing of. Pass the one optimizer of all parameters as optimizer=..., or make a step each."
+                )
+
+        # Hooks of all optimizers: another thread's may be going through them, so they stay as they are.
+        hooks = torch_optimizer._global_optimizer_pre_hooks
+        with_ours = OrderedDict({**hooks, _OUR_HOOK: refuse})
+        try:
+            with replaced(torch_optimizer, "_global_optimizer_pre_hooks", with_ours):
+                yield
+        finally:
+            hooks.update({key: hook for key, hook in with_ours.items() if key != _OUR_HOOK})
+
+    def _is_stale(self, name: str) -> bool:
+        return name in self._stale and self._parameters[name].grad is self._stale[name]
+
+    def _drop_stale(self) -> None:
+        for name, gradient in self._stale.items():
+            if gradient._version:
+                raise CaptureError(
+                    "the step function changes gradients of the step before: call zero_grad(), which drops them, "
+                    "and not zero_grad(set_to_none=False)"
+                )
+            if self._is_stale(name):
+                self._parameters[name].grad = None
+
+    def _check_end(self) -> None:
+        self._drop_stale()
+        if not self._stale:
+            return
+        if self.num_updates == 0:
+            raise CaptureError(
+                "the step function never calls optimizer.step(): call it, or pass loss=... to leave gradients in .grad"
+            )
+        left = [name for name in sorted(self._added_to) if self._parameters[name].grad is not None]
+        if left:
+            raise CaptureError(
+                f"gradients would add up over steps ({', '.join(left[:3])}{', ...' if left[3:] else ''}): "
+                "the step function must call model.zero_grad() before backward() or after optimizer.step()"
+            )
+
+
+def _changes(function: Any, named: Any) -> bool:
+    """Whether a function of torch may change its arguments."""
+    name = getattr(function, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    return (
+        in_place or name.startswith("__i") or name in ("__setitem__", "__set__", "batch_norm") or "out" in (named or ())
+    )
+
+
+class Lent(TorchFunctionMode):
+    """Lets stand-ins do the work of tensors: Python sees the tensors themselves, and torch's functions never do.
+
+    So a step that asks what a parameter is (its identity, its class, its attributes) gets the answer it always gets.
+
+    Args:
+        pairs: tensors, each with the one that stands for it.
+        reads: what the step reads from Python.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], reads: Reads) -> None:
+        super().__init__()
+        self._pairs = pairs  # what is kept keeps its id
+        self._stand_ins = {id(tensor): stand_in for tensor, stand_in in pairs}
+        self._originals = {id(stand_in): tensor for tensor, stand_in in pairs}
+        self._reads = reads
+        self._device_type = "cuda" if torch.cuda.is_available() else "cpu"
+        self._modes = kernel_modes(self._device_type)
+
+    def stand_ins_in(self, value: Any) -> Any:
+        """Return a value of any structure with the stand-ins of the tensors in it."""
+        # A shape stays what it is: Tensor.new would take a tuple for data.
+        return pytree.tree_map_only(torch.Tensor, self._stand_in, value, is_leaf=_is_shape)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        _refuse(func, args, self._stand_ins)
+        args, kwargs = self.stand_ins_in((args, kwargs or {}))
+        for argument in (*args, *kwargs.values()):
+            if isinstance(argument, torch.Generator):
+                self._reads.draws_from(argument)
+        result = self._run(func, args, kwargs)
+        return self._originals.get(id(result), result)
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self._modes != kernel_modes(self._device_type):
+            raise CaptureError(
+                "the step changes settings of torch that its kernels read (torch.backends, the precision of matrix "
+                "products, deterministic algorithms): set them around the step, not in it."
+            )
+        if _changes(func, kwargs):
+            for tensor in pytree.tree_leaves((args, kwargs)):
+                if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+                    self._reads.save(tensor)
+        if func in known.READS and (value := known.value(args[0])) is not None:
+            return func(value)
+        if func in _READ_VALUES and args and type(args[0]) in (torch.Tensor, torch.nn.Parameter):
+            self._reads.value_of(args[0])
+        if func in _ENTERING or any(callable(a) for a in args):
+            return func(*args, **kwargs)
+        watching = sys.gettrace()
+        sys.settrace(None)  # torch's own functions read nothing of the user's, and there is much code in them
+        try:
+            if func is torch.lstm:
+                return recurrent.lstm(*args, **kwargs)
+            return func(*args, **kwargs)
+        finally:
+            sys.settrace(watching)
+
+    def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._stand_ins.get(id(tensor), tensor)
+
+    @contextlib.contextmanager
+    def in_functions(self, capture: Capture) -> Iterator[None]:
+        """Put stand-ins into what torch calls without asking a mode: autograd.Function, transforms of torch.func."""
+        with contextlib.ExitStack() as stack:
+            for module, name in _UNASKED:
+                stack.enter_context(capture.replaced(module, name, self._lent_to(getattr(module, name))))
+            autograd: Any = torch.autograd
+            run = autograd._engine_run_backward
+
+            def backward(*args: Any, **kwargs: Any) -> Any:
+                with self:  # for hooks, and for what is computed again
+                    return run(*args, **kwargs)
+
+            stack.enter_context(capture.replaced(autograd, "_engine_run_backward", backward))
+            stack.enter_context(capture.replaced(torch.utils.dlpack, "to_dlpack", torch.Tensor.__dlpack__))
+            yield
+
+    def _lent_to(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def lent(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = self.stand_ins_in((args, kwargs))
+            return function(*args, **kwargs)
+
+        return lent
+
+
+def _refuse(function: Any, args: Any, known: Container[int]) -> None:
+    """Raise a CaptureError for what no operator stands for."""
+    if function is torch.Tensor.__dlpack__:
+        raise CaptureError(
+            "the step hands the memory of a tensor to another library (DLPack): do that outside the step"
+        )
+    if function == _VERSION and id(args[0]) in known:
+        raise CaptureError("the step reads how often a tensor was changed (_version), which differs at every step")
+    if function == _SET_DATA and id(args[0]) in known:
+        raise CaptureError(
+            "the step gives a parameter, a buffer or the batch other memory (tensor.data = ...): write into it "
+            "(tensor.data.copy_(...)), or do that outside the step"
+        )
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, torch.Size)
+
+
+@contextlib.contextmanager
+def lent_optimizer(
+    optimizer: torch.optim.Optimizer | None,
+    groups: list[dict[str, Any]],
+    state: dict[torch.Tensor, dict[str, Any]],
+    step: Callable[..., None],
+) -> Iterator[None]:
+    """Lend the user's optimizer other parameter groups, another state and another step.
+
+    Raises:
+        CaptureError: the settings of a group were changed meanwhile.
+    """
+    if optimizer is None:
+        yield
+        return
+    saved: dict[str, Any] = {
+        k: optimizer.__dict__[k] for k in ("param_groups", "state", "step") if k in optimizer.__dict__
+    }
+    before = [dict(group) for group in groups]
+    lent = optimizers.state_of(state) if optimizer.state else optimizers.NoState()
+    optimizer.__dict__ |= {"param_groups": groups, "state": lent, "step": step}
+    try:
+        yield
+        changed = [
+            key
+            for group, old in zip(optimizer.param_groups, before, strict=False)
+            for key in group
+            if key not in old or group[key] is not old[key]
+        ]
+        if changed or len(optimizer.param_groups) != len(before):
+            raise CaptureError(
+                f"the step function changes settings of the optimizer ({', '.join(changed) or 'its groups'}): "
+                "change them between steps; call schedule.step() after the compiled step"
+            )
+    finally:
+        del optimizer.__dict__["step"]
+        optimizer.__dict__.update(saved)

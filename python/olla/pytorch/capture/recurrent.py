@@ -1,0 +1,47 @@
+"""LSTMs on a CPU without oneDNN, whose operator hands its backward a workspace that no graph can carry."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+
+from olla.pytorch.capture.exclusive import Capture
+
+
+@contextlib.contextmanager
+def plain_recurrent_layers(capture: Capture) -> Iterator[None]:
+    """Let what torch has of LSTMs in Python believe that oneDNN is off; its kernel asks for all threads."""
+    with capture.replaced(torch._C, "_get_mkldnn_enabled", lambda: False):
+        yield
+
+
+def lstm(data: torch.Tensor, second: Any, third: Any, *rest: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Do what torch.lstm does, by operators; its arguments are those of one of the two overloads of that function.
+
+    Layers with dropout between them run one by one: torch's decomposition leaves the dropout out.
+    """
+    is_packed = isinstance(second, torch.Tensor)
+    hidden, parameters = (third, rest[0]) if is_packed else (second, third)
+    has_biases, num_layers, dropout, trains, bidirectional, *batch_first = rest[is_packed:]
+    with enable_python_dispatcher():
+        if num_layers == 1 or dropout == 0 or not trains:
+            return torch.lstm(data, second, third, *rest)
+        if any(batch_first):
+            data = data.transpose(0, 1)  # the order in which dropout draws
+        per_layer, directions = len(parameters) // num_layers, 1 + bidirectional
+        last: list[Sequence[torch.Tensor]] = []
+        for i in range(num_layers):
+            own = [h[i * directions : (i + 1) * directions] for h in hidden]
+            weights = parameters[i * per_layer : (i + 1) * per_layer]
+            given = (data, second, own, weights) if is_packed else (data, own, weights)
+            settings = (has_biases, 1, 0.0, trains, bidirectional, *([] if is_packed else [False]))
+            data, *states = torch.lstm(*given, *settings)
+            last.append(states)
+            if i < num_layers - 1:
+                data = torch.dropout(data, dropout, True)
+        hidden_state, cell_state = (torch.cat(list(states)) for states in zip(*last, strict=True))
+        return data.transpose(0, 1) if any(batch_first) else data, hidden_state, cell_state

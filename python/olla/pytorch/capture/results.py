@@ -1,0 +1,108 @@
+"""What a step gives back: the structure that the loss function or the model returned, around the step's own tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from olla.errors import CaptureError
+
+_SYMBOLS = ("SymFloat", "SymInt", "SymBool")  # Python numbers that stand for values of tensors
+_CONSTANTS = (bool, int, float, complex, str, type(None))
+
+
+class _Tensor:
+    """Stands where a tensor goes."""
+
+
+class _Foreign:
+    """Stands for a value that belongs to the trace and means nothing at run time, such as a cache of fake tensors."""
+
+    def __init__(self, path: str, value: Any) -> None:
+        self.path = path
+        self.kind = type(value).__name__
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A value in which tensors have been taken out of their places; numbers, strings and None are part of it.
+
+    Example:
+        >>> one, two = torch.ones(1), torch.ones(2)
+        >>> Structure.of({"a": one, "b": (two, "text")}).fill([two, one])
+        {'a': tensor([1., 1.]), 'b': (tensor([1.]), 'text')}
+    """
+
+    spec: pytree.TreeSpec
+    leaves: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, value: Any) -> Structure:
+        """Return the structure of a value."""
+        with_paths, spec = pytree.tree_flatten_with_path(value)
+        leaves = [
+            _Tensor() if isinstance(leaf, torch.Tensor)
+            else leaf if type(leaf) in _CONSTANTS
+            else _Foreign(pytree.keystr(path), leaf)
+            for path, leaf in with_paths
+        ]  # fmt: skip
+        return cls(spec, tuple(leaves))
+
+    @property
+    def num_tensors(self) -> int:
+        """How many tensors the structure takes."""
+        return sum(isinstance(leaf, _Tensor) for leaf in self.leaves)
+
+    @staticmethod
+    def tensor() -> Any:
+        """Return the leaf that stands for a tensor."""
+        return _Tensor()
+
+    @staticmethod
+    def is_tensor(leaf: Any) -> bool:
+        """Whether a leaf stands for a tensor."""
+        return isinstance(leaf, _Tensor)
+
+    def check(self) -> None:
+        """Raise a CaptureError if the value holds what a step cannot give back."""
+        for leaf in self.leaves:
+            if isinstance(leaf, _Foreign) and leaf.kind in _SYMBOLS:
+                raise CaptureError(
+                    f"the step returns a number read from a tensor (.item(), or a learning rate) at "
+                    f"{leaf.path or 'its top'}: it is not known yet. Return the tensor, and read it after the step."
+                )
+            if isinstance(leaf, _Foreign):
+                raise CaptureError(
+                    f"the step returns a {leaf.kind} at {leaf.path or 'its top'}: expected tensors in dicts, lists and "
+                    "tuples, or constants. Return what is needed of it from the loss function, or switch it off "
+                    "(use_cache=False for a transformers model)."
+                )
+
+    def fill(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """Return the value with tensors in their places, in order."""
+        if self.spec.is_leaf() and len(tensors) == 1:
+            return tensors[0]
+        waiting = iter(tensors)
+        return pytree.tree_unflatten(
+            [next(waiting) if isinstance(leaf, _Tensor) else leaf for leaf in self.leaves], self.spec
+        )
+
+
+def accumulate(parameter: torch.Tensor, gradient: torch.Tensor, is_own: bool) -> None:
+    """Leave a gradient in ``parameter.grad`` as autograd does: added to what is there, in the parameter's layout.
+
+    Args:
+        parameter: the parameter.
+        gradient: its gradient.
+        is_own: whether nothing else holds the gradient's memory, so that it can be kept as it is.
+    """
+    if parameter.grad is not None:
+        parameter.grad.add_(gradient)
+    elif is_own and gradient.stride() == parameter.stride():
+        parameter.grad = gradient
+    else:
+        parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(gradient)

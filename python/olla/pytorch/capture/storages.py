@@ -1,0 +1,300 @@
+"""An fx graph of ATen operators -> an olla.Graph: views folded into storages, mutations and random operators marked.
+
+Source: storage identity of node.meta["val"], and the alias annotations of the operator schemas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from olla.errors import CaptureError
+from olla.graph import Graph
+from olla.pytorch.capture import costs
+from olla.pytorch.capture.inputs import Input
+from olla.pytorch.capture.trace import KIND, Traced
+from olla.pytorch.checks.checks import CHECK, is_check
+
+_TENSOR_KIND = {"rate": "input"}  # other inputs keep their kind
+
+
+@dataclass
+class Folded:
+    """An olla graph and what ties it to the fx graph it was made from; see olla.pytorch.capture.Captured."""
+
+    graph: Graph
+    nodes: list[tuple[fx.Node, ...]]
+    prologue: tuple[fx.Node, ...]
+    tensors: dict[fx.Node, tuple[int, ...]]
+
+
+@dataclass
+class _Op:
+    """One operator with a kernel; ids are positions in _Folder.tensors."""
+
+    node: fx.Node
+    reads: list[int]
+    writes: list[int]
+    mutates: list[int]
+    random: bool
+    followers: list[fx.Node] = field(default_factory=list)  # nodes without kernel that derive from it
+
+    @property
+    def checks(self) -> bool:
+        """Whether it may raise an error by the values it reads."""
+        return is_check(self.node) or any(map(is_check, self.followers))
+
+
+@dataclass
+class _Tensor:
+    kind: str
+    name: str
+    values: list[torch.Tensor]  # at least one; keeps the storage, and with it its identity, alive
+
+
+class _Folder:
+    def __init__(self, traced: Traced) -> None:
+        self.module = traced.module
+        self.inputs = list(traced.inputs)
+        self.tensors: list[_Tensor] = []
+        self.ops: list[_Op] = []
+        self.prologue: list[fx.Node] = []
+        self.held: dict[fx.Node, tuple[int, ...]] = {}  # tensors a node's value lives in
+        self.op_of: dict[fx.Node, int] = {}  # the op a node's value comes from; absent for inputs
+        self._by_storage: dict[int, int] = {}
+        self._rates: set[str] = set()
+
+    def read(self) -> None:
+        """Sort every node into tensors, ops and followers, in program order."""
+        waiting = iter(self.inputs)
+        for node in self.module.graph.nodes:
+            if node.op == "placeholder":
+                entry = next(waiting)
+                if entry.kind == "rate":
+                    self._rates.add(node.name)
+                self._resident(node, node.meta["val"], _TENSOR_KIND.get(entry.kind, entry.kind), entry.name)
+            elif node.op == "get_attr":
+                self._constant(node)
+            elif node.op == "call_function":
+                self._call(node)
+
+    def _resident(self, node: fx.Node, value: torch.Tensor, kind: str, name: str) -> None:
+        known = self._by_storage.get(_storage(value))
+        if known is None:
+            known = self._new(kind, name, value)
+        self.held[node] = (known,)
+
+    def _constant(self, node: fx.Node) -> None:
+        value: Any = self.module
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        if isinstance(value, torch.Tensor):
+            self._resident(node, value, "constant", str(node.target))
+        else:
+            self.held[node] = ()
+
+    def _call(self, node: fx.Node) -> None:
+        sources = node.all_input_nodes
+        arguments = _unique(t for n in sources for t in self.held[n])
+        outputs = _tensors(node.meta.get("val"))
+        self._adopt_aliases(node)
+        fresh = list({_storage(o): o for o in outputs if _storage(o) not in self._by_storage}.values())
+        changed = _unique(t for n in costs.mutated(node) for t in self.held[n])
+        kernel = bool(fresh or changed) or (costs.is_operator(node) and not outputs and node.target is not CHECK)
+        if costs.reads_number(node) and sources[0].name in self._rates:
+            kernel = False  # a learning rate is read once, before the step
+        producers = _unique(self.op_of[n] for n in sources if n in self.op_of)
+        if not kernel and len(producers) < 2:
+            self.held[node] = tuple(_unique(self._by_storage[_storage(o)] for o in outputs)) or tuple(arguments)
+            self._follow(node, producers)
+            return
+        many = len(outputs) > 1
+        writes = [self._new("temporary", f"{node.name}[{i}]" if many else node.name, v) for i, v in enumerate(fresh)]
+        if not outputs:
+            writes.append(self._new("temporary", node.name, None))  # a Python number
+        self.op_of[node] = len(self.ops)
+        self.ops.append(_Op(node, arguments, writes, changed, costs.is_random(node)))
+        self.held[node] = tuple(_unique(self._by_storage[_storage(o)] for o in outputs)) or tuple(writes)
+
+    def _adopt_aliases(self, node: fx.Node) -> None:
+        """Give outputs that alias a constant its tensor: the constant's fake has a storage of its own."""
+        if len(node.all_input_nodes) != 1 or node.all_input_nodes[0].op != "get_attr":
+            return
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and any(r.alias_info is not None for r in schema.returns):
+            for output in _tensors(node.meta.get("val")):
+                self._by_storage[_storage(output)] = self.held[node.all_input_nodes[0]][0]
+
+    def _follow(self, node: fx.Node, producers: list[int]) -> None:
+        """Place a view, an item of a tuple or arithmetic on numbers right after the op it derives from."""
+        if producers:
+            self.op_of[node] = producers[0]
+            self.ops[producers[0]].followers.append(node)
+        else:
+            self.prologue.append(node)
+
+    def _new(self, kind: str, name: str, value: torch.Tensor | None) -> int:
+        self.tensors.append(_Tensor(kind, name, [] if value is None else [value]))
+        if value is not None:
+            self._by_storage[_storage(value)] = len(self.tensors) - 1
+        return len(self.tensors) - 1
+
+    def drop_dead(self) -> None:
+        """Remove ops without effect from the fx graph and from the lists, and state the optimizer would never create.
+
+        An op has an effect if it draws random numbers, changes what outlives the step, checks values, or feeds an op
+        that has one.
+        """
+        output = next(n for n in reversed(self.module.graph.nodes) if n.op == "output")
+        needed = {t for n in output.all_input_nodes for t in self.held[n]}
+        needed |= {i for i, t in enumerate(self.tensors) if t.kind != "temporary"}
+        alive = set()
+        for op in reversed(self.ops):
+            if op.random or op.checks or not needed.isdisjoint(op.writes) or not needed.isdisjoint(op.mutates):
+                alive.add(op.node)
+                needed.update(op.reads)
+        kernels = {op.node for op in self.ops}
+        for node in reversed(list(self.module.graph.nodes)):
+            dead = node not in alive if node in kernels else not (node.users or is_check(node))
+            if node.op in ("call_function", "get_attr") and dead:
+                self.module.graph.erase_node(node)
+                del self.held[node]
+        self.ops = [op for op in self.ops if op.node in alive]
+        for op in self.ops:
+            op.followers = [n for n in op.followers if n in self.held]
+        self.prologue = [n for n in self.prologue if n in self.held]
+        self._drop_unused_state()
+
+    def _drop_unused_state(self) -> None:
+        placeholders = [n for n in self.module.graph.nodes if n.op == "placeholder"]
+        kept = []
+        for node, entry in zip(placeholders, self.inputs, strict=True):
+            if entry.exists or node.users:
+                kept.append(entry)
+            else:
+                self.module.graph.erase_node(node)
+                del self.held[node]
+        self.inputs = kept
+
+    def build(self, name: str) -> Folded:
+        """Make the olla graph from what is left, with ids in program order."""
+        builder = Graph.builder(name)
+        new_id: dict[int, int] = {}
+        used = {t for held in self.held.values() for t in held} | {t for op in self.ops for t in op.writes}
+        for old in sorted(used):
+            tensor = self.tensors[old]
+            size = max((_nbytes(v, tensor.name) for v in tensor.values), default=0)
+            new_id[old] = builder.tensor(size, kind=tensor.kind, name=tensor.name)
+        checked = -1  # the last op that checks values: those after it, and what outlives the step, wait for it
+        for number, op in enumerate(self.ops):
+            waits = op.checks or any(self.tensors[t].kind != "temporary" for t in op.mutates)
+            self._add_op(builder, op, new_id, [checked] if waits and checked >= 0 else [])
+            checked = number if op.checks else checked
+        output = next(n for n in reversed(self.module.graph.nodes) if n.op == "output")
+        for t in _unique(t for n in output.all_input_nodes for t in self.held[n]):
+            builder.output(new_id[t])
+        self.module.recompile()
+        tensors = {node: tuple(new_id[t] for t in held) for node, held in self.held.items()}
+        return Folded(builder.build(), [(op.node, *op.followers) for op in self.ops], tuple(self.prologue), tensors)
+
+    def _add_op(self, builder: Any, op: _Op, new_id: dict[int, int], after: list[int]) -> None:
+        node = op.node
+        changed = [v for n in costs.mutated(node) for v in _tensors(n.meta.get("val"))]
+        arguments = changed + [v for n in node.all_input_nodes for v in _tensors(n.meta.get("val"))]
+        results = [v for t in op.writes for v in self.tensors[t].values]
+        outputs = _tensors(node.meta.get("val"))
+        builder.op(
+            node.name,
+            reads=[new_id[t] for t in op.reads],
+            writes=[new_id[t] for t in op.writes],
+            mutates=[new_id[t] for t in op.mutates],
+            after=after,
+            kind=node.meta.get(KIND, "other"),
+            flops=costs.flops(node),
+            moved_bytes=costs.moved_bytes(node, arguments, results, len(changed)),
+            launches=costs.num_launches(node),
+            random=op.random,
+            recomputable=not op.random
+            and not op.checks
+            and all(self.tensors[t].kind == "temporary" for t in op.mutates),
+            target=costs.target_name(node),
+            shape=tuple(int(n) for n in outputs[0].shape) if outputs else (),
+        )
+
+
+def fold(traced: Traced, name: str) -> tuple[Folded, list[Input]]:
+    """Turn a traced step into an olla graph, cleaning its fx graph of what has no effect.
+
+    Args:
+        traced: the step; its module is changed in place.
+        name: of the graph.
+
+    Returns:
+        The graph with its ties to the module, and the inputs the module still takes.
+
+    Complexity: O(nodes + edges).
+    """
+    _make_views_pure(traced.module)
+    folder = _Folder(traced)
+    folder.read()
+    folder.drop_dead()
+    return folder.build(name), folder.inputs
+
+
+def _make_views_pure(module: fx.GraphModule) -> None:
+    """Replace in-place changes of shape (squeeze_, t_) by views: they move no data.
+
+    Raises:
+        CaptureError: a storage is resized or replaced.
+    """
+    for node in module.graph.nodes:
+        if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.inplace_view not in node.target.tags:
+            continue
+        view = _view_of(node.target)
+        if view is None:
+            raise CaptureError(
+                f"the step calls {node.target}, which gives a tensor another storage. "
+                "Allocate a new tensor instead of resizing one."
+            )
+        node.target = view
+
+
+def _view_of(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    """Return the operator that does to a view what ``target`` does in place: transpose for transpose_."""
+    packet = getattr(torch.ops.aten, target._schema.name.removeprefix("aten::").removesuffix("_"), None)
+    wanted = [(a.name, str(a.type)) for a in target._schema.arguments]
+    for name in packet.overloads() if packet is not None else ():
+        candidate: torch._ops.OpOverload = getattr(packet, name)
+        schema = candidate._schema
+        if [(a.name, str(a.type)) for a in schema.arguments] == wanted and schema.returns[0].alias_info is not None:
+            return candidate
+    return None
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _nbytes(tensor: torch.Tensor, name: str) -> int:
+    size = tensor.untyped_storage().nbytes()
+    if not isinstance(size, int):
+        raise CaptureError(
+            f"the size of {name} depends on the values of tensors ({size} bytes). Use shapes known in advance."
+        )
+    return size
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, tuple | list):
+        return [t for item in value for t in _tensors(item)]
+    return []
+
+
+def _unique(items: Iterable[int]) -> list[int]:
+    return list(dict.fromkeys(items))

@@ -1,0 +1,387 @@
+"""One training step as a flat ATen graph: forward, autograd.grad and the stock optimizer, recorded on fake tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.utils import _pytree as pytree
+from torch.utils import checkpoint
+
+from olla.errors import CaptureError
+from olla.pytorch.capture import costs, exclusive, generator, known, optimizers
+from olla.pytorch.capture.inputs import Fakes, Input, batch_leaves, step_device
+from olla.pytorch.capture.loop import Body, Lent, Loop, Loss, lent_optimizer, ordinary
+from olla.pytorch.capture.recurrent import plain_recurrent_layers
+from olla.pytorch.capture.results import Structure
+from olla.pytorch.capture.updates import TEMPLATE, Updates, copy_updates
+from olla.pytorch.checks import checks, failures
+from olla.pytorch.guards.reads import Reads
+
+_Tensors = tuple[torch.Tensor, ...]
+KIND = "olla_kind"  # key of node.meta: forward, backward or update
+
+
+@dataclass
+class Traced:
+    """A recorded step: placeholder i of the module takes inputs[i], element i of its result is called outputs[i].
+
+    The first outputs fill `structure`, what the loss function or the model returned; `reads` is what the step read from
+    Python.
+    """
+
+    module: fx.GraphModule
+    inputs: list[Input]
+    outputs: list[str]
+    structure: Structure
+    reads: Reads
+
+
+@dataclass
+class _Step:
+    """Everything the traced function needs, by name, beside its tensors."""
+
+    capture: exclusive.Capture
+    model: torch.nn.Module
+    body: Body | None  # None: inference
+    is_ordinary: bool  # the body is not the user's own
+    optimizer: torch.optim.Optimizer | None
+    batch: list[Any]  # leaves; tensors among them are replaced by inputs
+    batch_spec: pytree.TreeSpec
+    inputs: list[Input] = field(default_factory=list)
+    fakes: list[torch.Tensor] = field(default_factory=list)
+    stale: dict[str, torch.Tensor] = field(default_factory=dict)  # see Loop
+    outputs: list[str] = field(default_factory=list)
+    structure: Structure | None = None
+    loop: Loop | None = None
+    updates: Updates | None = None
+    reads: Reads | None = None
+
+    @property
+    def phase(self) -> str:
+        return "forward" if self.loop is None else self.loop.phase
+
+    def add(self, entry: Input, fake: torch.Tensor) -> None:
+        self.inputs.append(entry)
+        self.fakes.append(fake)
+
+    def values(self, tensors: _Tensors, kind: str) -> dict[str | int, torch.Tensor]:
+        return {i.key: t for i, t in zip(self.inputs, tensors, strict=True) if i.kind == kind}
+
+
+def trace(
+    model: torch.nn.Module,
+    batch: Any,
+    loss: Loss | None,
+    optimizer: torch.optim.Optimizer | None,
+    device: torch.device | None,
+    body: Body | None = None,
+    run_checks: bool = True,
+) -> Traced:
+    """Record one step without running it: no memory is allocated, nothing the user owns is changed.
+
+    In-place operations stay what they are, and Python numbers read from tensors (Adam's step counter, learning rates)
+    are recorded as scalars, so that the graph computes what the ordinary step computes, to the bit.
+
+    Args:
+        model, batch, loss, optimizer, device, body: see olla.capture, which calls the last one ``step``.
+        run_checks: whether the recorded step makes the checks of values that the step makes.
+
+    One thread captures at a time, and signals such as Ctrl-C wait for the next operator.
+
+    Raises:
+        CaptureError: see olla.capture.
+    """
+    with exclusive.capture() as capture:
+        return _trace(capture, model, batch, loss, optimizer, device, body, run_checks)
+
+
+@functools.cache
+def _makes_tensors(func: Any) -> bool:
+    """Whether an operator is more than a question; torch ends the process where its questions (a device) raise."""
+    return any(isinstance(result.type, torch.TensorType) for result in func._schema.returns)
+
+
+class _Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """Fake tensors at whose operators signals are handled."""
+
+    check: Callable[[], None]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _makes_tensors(func):
+            self.check()
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def _trace(
+    capture: exclusive.Capture,
+    model: torch.nn.Module,
+    batch: Any,
+    loss: Loss | None,
+    optimizer: torch.optim.Optimizer | None,
+    device: torch.device | None,
+    body: Body | None,
+    run_checks: bool,
+) -> Traced:
+    leaves, spec, leaf_names = batch_leaves(batch)
+    failures.check_modes(loss is not None or body is not None)
+    failures.check_modules(model)
+    failures.check_memory((name, t, True) for name, t in (*model.named_parameters(), *model.named_buffers()))
+    step = _Step(capture, model, ordinary(loss) if loss is not None else body, body is None, optimizer, leaves, spec)
+    named = [*model.named_parameters(), *model.named_buffers()]
+    named += [(n, leaf) for n, leaf in zip(leaf_names, leaves, strict=True) if isinstance(leaf, torch.Tensor)]
+    where = step_device(named, device)
+    if step.body is not None:
+        failures.check_inputs(zip(leaf_names, leaves, strict=True))
+    shapes = checks.Shapes(_run.__code__, run_checks, lambda: step.phase)
+    mode = _Mode(shape_env=shapes, static_shapes=True, allow_non_fake_inputs=True)
+    mode.check = capture.check
+    fakes = Fakes(mode, where)
+    _add_inputs(step, fakes, mode, leaf_names)
+    step.reads = reads = _reads(step, loss)
+    if body is not None:
+        with mode:
+            step.stale = {n: torch.empty_like(fakes.of(p)) for n, p in model.named_parameters() if p.requires_grad}
+    with contextlib.ExitStack() as stack:
+        no_code = _use_lazy_graph_module(True)  # nobody needs the module's Python code
+        for context in (_unchanged(model), _checkpoints(capture), plain_recurrent_layers(capture), no_code):
+            stack.enter_context(context)
+        stack.enter_context(known.told_to_transformers(capture))
+        stack.enter_context(failures.explained(lambda: step.phase, model))
+        stack.enter_context(generator.traced(capture))
+        stack.enter_context(checks.traced())
+        stack.enter_context(reads.undone())
+        stack.enter_context(_metadata_restored())
+        with reads.recording(capture.is_here):
+            module = make_fx(lambda *tensors: _run(step, tensors), tracing_mode="fake")(*step.fakes)
+        if shapes.refused is not None:
+            raise shapes.refused
+        generator.drop_unneeded(module, costs.is_random)
+        if not run_checks:
+            checks.drop(module)
+        _fix_types(module)
+        failures.check_constants(module, named)
+        failures.check_recomputed(module)
+        stack.enter_context(mode)
+        copy_updates(module, step.updates.made if step.updates else [], len(step.outputs))
+    assert step.structure is not None
+    reads.forget()
+    return Traced(module, step.inputs, step.outputs, step.structure, reads)
+
+
+def _reads(step: _Step, loss: Loss | None) -> Reads:
+    """Begin to note what the step reads from Python."""
+    roots: dict[str, Any] = {"model": step.model, "the optimizer": step.optimizer}
+    roots |= {"the loss function": loss} if step.is_ordinary else {"the step function": step.body}
+    states = step.optimizer.state.values() if step.optimizer is not None else ()
+    state = [t for entries in states for t in entries.values() if isinstance(t, torch.Tensor)]
+    inputs = [*step.model.parameters(), *step.model.buffers(), *state]
+    return Reads(step.model, roots, [*inputs, *(leaf for leaf in step.batch if isinstance(leaf, torch.Tensor))])
+
+
+def _add_inputs(step: _Step, fakes: Fakes, mode: FakeTensorMode, leaf_names: list[str]) -> None:
+    for name, parameter in step.model.named_parameters():
+        step.add(Input("parameter", name, name), fakes.of(parameter))
+    for name, buffer in step.model.named_buffers():
+        step.add(Input("buffer", name, name), fakes.of(buffer))
+    if step.optimizer is not None:
+        _add_optimizer_inputs(step, step.optimizer, fakes, mode)
+    seen: set[int] = set()
+    for i, leaf in enumerate(step.batch):
+        if isinstance(leaf, torch.Tensor) and id(leaf) not in seen:
+            seen.add(id(leaf))
+            step.add(Input("input", leaf_names[i], i), fakes.of(leaf))
+
+
+def _add_optimizer_inputs(step: _Step, optimizer: torch.optim.Optimizer, fakes: Fakes, mode: FakeTensorMode) -> None:
+    names = {id(p): n for n, p in step.model.named_parameters()}
+    optimizers.check(optimizer, names)
+    for number, group in enumerate(optimizer.param_groups):
+        for entry in optimizers.rates(group):
+            fake = fakes.of(optimizers.rate_tensor(group, entry))
+            step.add(Input("rate", f"{entry} of group {number}", number, entry), fake)
+        for parameter in group["params"]:
+            if not parameter.requires_grad:
+                continue
+            name = names[id(parameter)]
+            state = optimizers.existing_state(optimizer, parameter, name)
+            exists = bool(state)
+            if not exists:
+                with mode:
+                    state = optimizers.first_state(optimizer, group, fakes.of(parameter))
+            for entry, value in state.items():
+                if value is not None:
+                    fake = fakes.of(value) if exists else value
+                    step.add(Input("optimizer_state", f"{entry} of {name}", name, entry, exists), fake)
+
+
+def _run(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
+    """The traced function: one step on the given tensors, in the order of step.inputs."""
+    step.capture.mode = get_proxy_mode()
+    parameters = {str(name): p for name, p in step.values(tensors, "parameter").items()}
+    stand_ins: dict[Any, torch.Tensor] = {**parameters, **step.values(tensors, "buffer")}
+    batch = pytree.tree_unflatten(step.batch, step.batch_spec)
+    pairs = [(t, stand_ins[name]) for name, t in (*step.model.named_parameters(), *step.model.named_buffers())]
+    pairs += [(step.batch[int(i)], t) for i, t in step.values(tensors, "input").items()]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(step.body is not None))
+        if step.body is not None:
+            _enter_loop(step, tensors, parameters, stack)
+        assert step.reads is not None
+        lent = Lent(pairs, step.reads)
+        hooks = [_hooks(t) for _, t in pairs]
+        stack.enter_context(lent.in_functions(step.capture))
+        stack.enter_context(lent)
+        result = lent.stand_ins_in(_call(step, batch))
+    if [_hooks(t) for _, t in pairs] != hooks:
+        raise CaptureError(
+            "the step registers a hook on a parameter, a buffer or the batch and leaves it there: register it before "
+            "the step, or remove it with handle.remove()"
+        )
+    _mark("forward")
+    step.reads.check(lambda value: known.is_constant(lent.stand_ins_in(value)))
+    step.structure = Structure.of(result)
+    if step.loop is None:
+        return _outputs(step, result)
+    if step.is_ordinary:
+        first, *rest = result if isinstance(result, tuple | list) else (result,)
+        step.outputs.append("loss")
+        outputs = [first.detach(), *_outputs(step, rest)]
+    else:
+        outputs = _outputs(step, result)
+    if step.optimizer is None:
+        found = step.loop.gradients()
+        step.outputs += [f"gradient of {name}" for name in found]
+        return [*outputs, *found.values()]
+    assert step.updates is not None
+    return [*outputs, *step.updates.gradients]
+
+
+def _call(step: _Step, batch: Any) -> Any:
+    """Run the user's own code: it sees the user's own tensors, and their stand-ins do the work."""
+    before, parameters = dict(step.model.named_buffers()), dict(step.model.named_parameters())
+    if step.body is not None:
+        result = step.body(step.model, step.optimizer, batch)
+    elif isinstance(batch, dict):
+        result = step.model(**batch)
+    else:
+        result = step.model(*batch) if isinstance(batch, tuple | list) else step.model(batch)
+    # A buffer the model replaced by a new tensor is written back, so that the step updates it in place.
+    with torch.no_grad():
+        failures.check_replaced(
+            parameters, dict(step.model.named_parameters()), before, dict(step.model.named_buffers())
+        )
+        for name, now in step.model.named_buffers():
+            if now is not before[name]:
+                before[name].copy_(now)
+    return result
+
+
+def _fix_types(module: fx.GraphModule) -> None:
+    """Write the type into operators that would take torch's default one, which may be another when they run."""
+    for node in module.graph.nodes:
+        if not isinstance(node.target, torch._ops.OpOverload) or not isinstance(node.meta.get("val"), torch.Tensor):
+            continue
+        names = [a.name for a in node.target._schema.arguments]
+        if "dtype" not in names or any(isinstance(n.meta.get("val"), torch.Tensor) for n in node.all_input_nodes):
+            continue
+        at = names.index("dtype")
+        if (node.args[at] if at < len(node.args) else node.kwargs.get("dtype")) is None and at >= len(node.args):
+            node.kwargs = {**node.kwargs, "dtype": node.meta["val"].dtype}
+
+
+def _enter_loop(
+    step: _Step, tensors: _Tensors, parameters: dict[str, torch.Tensor], stack: contextlib.ExitStack
+) -> None:
+    """Watch the body of the loop, and lend it the optimizer; the user's hooks on gradients run in it."""
+    names = {id(p): n for n, p in step.model.named_parameters()}
+
+    def update(gradients: dict[str, torch.Tensor]) -> None:
+        assert step.updates is not None
+        step.updates.trace(gradients)
+
+    for name, original in step.model.named_parameters():
+        for hook in (original._backward_hooks or {}).values():
+            parameters[name].register_hook(hook)  # type: ignore[no-untyped-call]
+        for hook in (original._post_accumulate_grad_hooks or {}).values():
+            of_original = functools.partial(_call_hook, hook, original)
+            parameters[name].register_post_accumulate_grad_hook(of_original)  # type: ignore[no-untyped-call]
+    step.loop = Loop(parameters, step.stale, update, _mark, step.capture)
+    stack.enter_context(step.loop.run())
+    if step.optimizer is not None:
+        step.updates = Updates(step.optimizer, step.inputs, tensors, names, lambda template: _mark("update", template))
+        lent = lent_optimizer(step.optimizer, step.updates.groups, step.updates.state, step.loop.step)
+        stack.enter_context(lent)
+
+
+def _hooks(tensor: torch.Tensor) -> list[int]:
+    tables = (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None))
+    return [key for table in tables for key in (table or {})]
+
+
+def _call_hook(hook: Callable[[torch.Tensor], None], parameter: torch.Tensor, stand_in: torch.Tensor) -> None:
+    hook(parameter)
+
+
+def _outputs(step: _Step, result: Any, name: str = "output") -> list[torch.Tensor]:
+    """Detach the tensors in a result of any structure, and note what they are called."""
+    with_paths, _ = pytree.tree_flatten_with_path(result)
+    found = [
+        (name + pytree.keystr(path).replace("'", ""), t.detach())
+        for path, t in with_paths
+        if isinstance(t, torch.Tensor)
+    ]
+    step.outputs += [n for n, _ in found]
+    return [t for _, t in found]
+
+
+def _mark(kind: str, template: int | None = None) -> None:
+    """Give every node recorded since the last call its kind, and the template it belongs to."""
+    mode = get_proxy_mode()
+    assert mode is not None
+    for node in reversed(mode.tracer.graph.nodes):
+        if KIND in node.meta:
+            break
+        node.meta[KIND] = kind
+        if template is not None:
+            node.meta[TEMPLATE] = template
+
+
+@contextlib.contextmanager
+def _checkpoints(capture: exclusive.Capture) -> Iterator[None]:
+    """Let selective activation checkpointing save and recompute, which only marks nodes where it sees a trace."""
+    with contextlib.ExitStack() as stack:
+        if hasattr(checkpoint, "_is_compiling"):
+            stack.enter_context(capture.replaced(checkpoint, "_is_compiling", lambda *_: False))
+        yield
+
+
+def _metadata_restored() -> contextlib.AbstractContextManager[None]:
+    """Put back what torch writes into every node it records from now on: checkpoints leave their policy there."""
+    return fx.traceback.preserve_node_meta(fx.traceback.should_preserve_node_meta)
+
+
+@contextlib.contextmanager
+def _unchanged(model: torch.nn.Module) -> Iterator[None]:
+    """Undo what a forward pass on fake tensors leaves in the modules: caches, replaced buffers, counters."""
+    tables = [t for m in model.modules() for t in (m.__dict__, m._buffers, m._parameters, m._modules)]
+    saved = [dict(table) for table in tables]
+    gradients = [(p, p.grad) for p in model.parameters()]
+    try:
+        yield
+    finally:
+        for parameter, gradient in gradients:
+            if isinstance(parameter.grad, FakeTensor):
+                parameter.grad = gradient
+        for table, before in zip(tables, saved, strict=True):
+            if list(table) != list(before) or any(table[key] is not before[key] for key in before):
+                table.clear()
+                table.update(before)

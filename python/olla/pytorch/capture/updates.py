@@ -1,0 +1,189 @@
+"""Trace the update of one parameter of each kind and copy it for the others: layers repeat, and so do their updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+from torch.utils import _pytree as pytree
+
+from olla.pytorch.capture import optimizers
+from olla.pytorch.capture.inputs import Input
+
+TEMPLATE = "olla_template"  # key of node.meta: number of the template whose update the node belongs to
+
+
+@dataclass
+class Update:
+    """The update of one parameter: what it works on, and which template has its operators.
+
+    Attributes:
+        nodes: names of the nodes that stand for the parameter, its state and its gradient when it is updated.
+        template: number of the template.
+        traced: whether this is the update the template was traced from.
+    """
+
+    nodes: list[str]
+    template: int
+    traced: bool
+
+
+class Updates:
+    """The user's optimizer over the tensors of a trace, and the updates it made.
+
+    Args:
+        optimizer: the user's.
+        inputs: of the step.
+        tensors: tensor i stands for input i.
+        names: id of each parameter of the user's -> its name.
+        mark: called with a template for all nodes recorded since its last call.
+
+    Attributes:
+        groups, state: what to lend the optimizer, by the user's own parameters.
+        made: in the optimizer's order.
+        gradients: gradient i belongs to made[i].
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        inputs: Sequence[Input],
+        tensors: Sequence[torch.Tensor],
+        names: dict[int, str],
+        mark: Callable[[int], None],
+    ) -> None:
+        self.made: list[Update] = []
+        self.gradients: list[torch.Tensor] = []
+        self._optimizer = optimizer
+        self._inputs = inputs
+        self._tensors = tensors
+        self._mark = mark
+        self._num_templates = 0
+        self._positions: dict[str | int, list[int]] = {}  # of each parameter and its state, the parameter first
+        rates: dict[str | int, dict[str, torch.Tensor]] = {}
+        for position, i in enumerate(inputs):
+            if i.kind in ("parameter", "optimizer_state"):
+                self._positions.setdefault(i.key, []).append(position)
+            elif i.kind == "rate":
+                rates.setdefault(i.key, {})[i.entry] = tensors[position]
+        self._names = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+        self.groups: list[dict[str, Any]] = []
+        for number, group in enumerate(optimizer.param_groups):
+            settings = optimizers.with_rates(optimizers.one_by_one(group), rates[number])
+            self.groups.append({**settings, "params": list(group["params"])})
+        self.state = {
+            parameter: {inputs[e].entry: tensors[e] for e in self._positions[name][1:]}
+            for group, names_in in zip(optimizer.param_groups, self._names, strict=True)
+            for parameter, name in zip(group["params"], names_in, strict=True)
+        }
+
+    def trace(self, gradients: dict[str, torch.Tensor]) -> None:
+        """Trace one step of the optimizer; where it treats parameters one by one, one update of each kind only."""
+        members = [[name for name in names_in if name in gradients] for names_in in self._names]
+        if not optimizers.updates_are_independent(self._optimizer):
+            self._run([(g, [self._positions[n] for n in m]) for g, m in zip(self.groups, members, strict=True)])
+            return
+        templates: dict[Any, int] = {}
+        for number, group in enumerate(self.groups):
+            for name in members[number]:
+                positions = self._positions[name]
+                entries = [self._inputs[p].entry for p in positions]
+                used = [*(self._tensors[p] for p in positions), gradients[name]]
+                key = signature(number, used, entries)
+                traced = key not in templates
+                template = templates.setdefault(key, self._num_templates)
+                self.made.append(Update([_node_name(t) for t in used], template, traced))
+                self.gradients.append(gradients[name])
+                if traced:
+                    self._num_templates += 1
+                    self._run([(group, [positions])])
+                    self._mark(template)
+
+    def _run(self, members: list[tuple[dict[str, Any], list[list[int]]]]) -> None:
+        """Let the optimizer update some parameters: those whose positions stand beside each group's settings."""
+        groups = [{**group, "params": [self._tensors[p[0]] for p in positions]} for group, positions in members]
+        state = self._state([p for _, positions in members for p in positions])
+        optimizers.run_stand_in(self._optimizer, groups, state)
+
+    def _state(self, members: list[list[int]]) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+        return {self._tensors[p]: {self._inputs[e].entry: self._tensors[e] for e in rest} for p, *rest in members}
+
+
+def signature(group: int, tensors: list[torch.Tensor], entries: list[str]) -> tuple[Any, ...]:
+    """Return what two parameters must have in common for the same operators to update both."""
+    layout = tuple((tuple(t.shape), t.stride(), t.dtype, str(t.device)) for t in tensors)
+    return (group, layout, tuple(entries))
+
+
+def copy_updates(module: fx.GraphModule, updates: list[Update], num_outputs: int) -> None:
+    """Give every parameter its update, in the optimizer's order.
+
+    Args:
+        module: its outputs are num_outputs of the step, then one gradient per update, which keeps its operators. It is
+            changed in place, and the gradients are outputs no more.
+        updates: in the order of the optimizer.
+        num_outputs: of the step.
+
+    Complexity: O(nodes copied).
+    """
+    graph = module.graph
+    named = {n.name: n for n in graph.nodes}
+    output = next(n for n in reversed(graph.nodes) if n.op == "output")
+    output.args = (list(output.args[0])[:num_outputs],)
+    traced: dict[int, tuple[list[fx.Node], list[fx.Node]]] = {}
+    for node in graph.nodes:
+        if TEMPLATE in node.meta and not str(node.target).startswith("profiler."):
+            traced.setdefault(node.meta[TEMPLATE], ([], []))[1].append(node)
+    end: fx.Node | None = None
+    for update in updates:
+        bound = [named[name] for name in update.nodes]
+        if update.traced:
+            template = traced.setdefault(update.template, ([], []))
+            template[0].extend(bound)
+            end = template[1][-1] if template[1] else end
+            continue
+        sources, nodes = traced[update.template]
+        if nodes:
+            assert end is not None
+            end = _copy(graph, nodes, dict(zip(sources, bound, strict=True)), end)
+
+
+def _node_name(tensor: torch.Tensor) -> str:
+    """Return the node that stands for a tensor now: the last operator that changed it in place, if there is one."""
+    mode = get_proxy_mode()
+    assert mode is not None
+    name: str = get_proxy_slot(tensor, mode.tracer).proxy.node.name
+    return name
+
+
+def _copy(graph: fx.Graph, nodes: list[fx.Node], other: dict[fx.Node, fx.Node], end: fx.Node) -> fx.Node:
+    """Append copies of nodes after ``end``, with other inputs; return the last copy."""
+    bases = {_storage(old.meta["val"]): new.meta["val"] for old, new in other.items()}
+    for node in nodes:
+        with graph.inserting_after(end):
+            end = graph.node_copy(node, lambda n: other.get(n, n))
+        other[node] = end
+        end.meta["val"] = pytree.tree_map_only(torch.Tensor, lambda t: _fake_like(t, bases), node.meta.get("val"))
+    return end
+
+
+def _fake_like(tensor: torch.Tensor, bases: dict[int, torch.Tensor]) -> torch.Tensor:
+    """Return a fake of the same shape; on the storage that stands for the tensor's, or on a new one."""
+    base = bases.get(_storage(tensor))
+    if base is None:
+        base = bases[_storage(tensor)] = torch.empty_like(tensor)
+        return base
+    same = base.dtype == tensor.dtype and base.shape == tensor.shape and base.stride() == tensor.stride()
+    return (
+        base
+        if same
+        else base.detach().view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    )
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

@@ -1,0 +1,1 @@
+"""Checks of values that a captured step keeps, and why a step cannot be captured."""

@@ -1,0 +1,147 @@
+"""From one recorded step to places in the arena: every request of every operator, workspaces of kernels included."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from olla import _core
+from olla.base import Progress
+from olla.graph import Graph
+from olla.plan import Plan, Status, SwapPlan
+from olla.planner import plan
+from olla.pytorch.memory.replay import Allocations, Table
+from olla.pytorch.memory.requests import rounded
+
+Int64 = NDArray[np.int64]
+
+
+class Arranged(NamedTuple):
+    """Where all requests of a step go.
+
+    Attributes:
+        table: for olla.pytorch.memory.replay; what outlives the step is left to torch's own allocator.
+        load_bytes: most bytes of the arena in use at once.
+        output_bytes: what outlives the step.
+    """
+
+    table: Table
+    load_bytes: int
+    output_bytes: int
+
+
+def arrange(
+    recorded: Allocations, num_ops: int, alignment: int, time_limit: float, seed: int, progress: Progress | None = None
+) -> Arranged:
+    """Lay the requests of a recorded step out in an arena.
+
+    Time is counted in requests: one that is freed before the next one is made can give it its place, even inside one
+    operator. So the load is what will be in use, to the byte.
+
+    Args:
+        recorded: the step; what was alive when the recording stopped outlives the step.
+        num_ops: of the step.
+        alignment: bytes; sizes are rounded up to it.
+        time_limit: seconds for the layout.
+        seed: for its random choices.
+        progress: see olla.plan.
+
+    Example:
+        >>> ids = np.zeros(2, np.int32)
+        >>> index, size, freed_at = np.arange(2, dtype=np.int32), np.array([100, 50]), np.array([1, 2])
+        >>> recorded = Allocations(ids, index, size, ids, freed_at, np.array([4096, 4096]))
+        >>> arranged = arrange(recorded, 1, 64, 1.0, 0)
+        >>> arranged.load_bytes, arranged.table.offsets.tolist()
+        (128, [0, 0])
+    """
+    size = rounded(recorded.num_bytes, alignment)
+    offsets = np.full(len(size), -1, dtype=np.int64)
+    dies = np.flatnonzero(recorded.freed_at >= 0)
+    arena_bytes = load_bytes = 0
+    if len(dies):
+        offsets[dies], arena_bytes, load_bytes, _, _ = _core.layout(
+            dies.astype(np.int64), recorded.freed_at[dies], size[dies], alignment, time_limit, seed, progress
+        )
+    by_op = np.lexsort((recorded.index, recorded.op))
+    op_offset = np.zeros(num_ops + 1, dtype=np.int64)
+    np.cumsum(np.bincount(recorded.op, minlength=num_ops), out=op_offset[1:])
+    table = Table(arena_bytes, op_offset, recorded.num_bytes[by_op], offsets[by_op], alignment)
+    return Arranged(table, load_bytes, int(size.sum() - size[dies].sum()))
+
+
+def planned_again(graph: Graph, before: Plan, progress: Progress | None = None) -> Plan:
+    """Plan a step whose workspaces have become known; its order changes only if a better one was found.
+
+    The order of a plan that swaps stays: its copies were chosen for it.
+
+    Args:
+        graph: the step with workspaces.
+        before: its plan without them; their lower bound still holds.
+        progress: see olla.plan.
+    """
+    options = {name: before.options[name] for name in ("seed", "updates_may_move")}
+    kept = plan(graph, order=before.order, layout=False, time_limit=0.0, **options)
+    bound = max(kept.lower_bound_bytes, before.lower_bound_bytes)
+    if kept.peak_bytes > bound and not isinstance(before, SwapPlan):
+        limit = before.options["time_limit"]
+        found = plan(graph, layout=False, time_limit=limit, progress=progress, **options)
+        if found.peak_bytes < kept.peak_bytes:
+            return found
+        bound = max(bound, found.lower_bound_bytes)
+    status = Status.OPTIMAL if kept.peak_bytes == bound else Status.FEASIBLE
+    return dataclasses.replace(
+        kept,
+        lower_bound_bytes=bound,
+        status=status,
+        message=status.message,
+        method=before.method,
+        options=before.options,
+    )
+
+
+def load(recorded: Allocations, alignment: int) -> int:
+    """Return the most bytes that the requests which do not outlive the step hold at once.
+
+    Args:
+        recorded: the step.
+        alignment: bytes; sizes are rounded up to it.
+    """
+    size = np.where(recorded.freed_at >= 0, rounded(recorded.num_bytes, alignment), 0)
+    change = np.append(size, 0)
+    np.subtract.at(change, recorded.freed_at[recorded.freed_at >= 0], size[recorded.freed_at >= 0])
+    return int(np.cumsum(change).max())
+
+
+def program_peak(graph: Graph, alignment: int) -> int:
+    """Return the peak of the program order in bytes.
+
+    Args:
+        graph: with workspaces.
+        alignment: bytes; sizes are rounded up to it.
+    """
+    sizes = graph.tensor_bytes.copy()
+    written = graph.writes.item
+    sizes[written] = rounded(sizes[written], alignment)
+    whole = dataclasses.replace(graph, tensor_bytes=sizes)
+    peak: int = _core.profile(whole.core, np.arange(graph.num_ops, dtype=np.int32))[3]
+    return peak
+
+
+def trim() -> None:
+    """Give free memory back to the system: glibc would keep what the recorded step took, beside the arena."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether there was no memory: torch's allocator for CPUs says so in words only."""
+    words = ("can't allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(w in str(error) for w in words)
+    )

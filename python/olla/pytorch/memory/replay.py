@@ -1,0 +1,334 @@
+"""Answer every allocation of an op with its planned address: windows, recordings, tables."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from olla.errors import ReplayError
+from olla.pytorch.memory.extension import load_module
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+
+
+class Allocations(NamedTuple):
+    """Every allocation made inside a window, in the order of the requests. Requests of no bytes do not count.
+
+    Attributes:
+        op: int32[m], in whose window it was made.
+        index: int32[m], it was the op's request of this number.
+        num_bytes: int64[m].
+        freed_in: int32[m], the op that ran, or had run last, when it was freed; -1: alive when the recording stopped.
+        freed_at: int64[m], how many requests had been made when it was freed; -1: alive when the recording stopped.
+        address: int64[m], of its first byte; 0 where nothing tells when it is freed.
+    """
+
+    op: Int32
+    index: Int32  # type: ignore[assignment]  # hides tuple.index
+    num_bytes: Int64
+    freed_in: Int32
+    freed_at: Int64
+    address: Int64
+
+
+class Table(NamedTuple):
+    """Where the requests of all ops go. Those of op v are op_offset[v] to op_offset[v + 1] - 1.
+
+    Attributes:
+        arena_bytes: size of the arena.
+        op_offset: int64[num_ops + 1], rising from 0 to m.
+        num_bytes: int64[m], size of each request, at least 1.
+        offsets: int64[m], its first byte in the arena; -1: the default allocator answers, on purpose.
+        alignment: bytes; every offset is a multiple of it, and Counters count sizes rounded up to it.
+    """
+
+    arena_bytes: int
+    op_offset: Int64
+    num_bytes: Int64
+    offsets: Int64
+    alignment: int = 64
+
+
+class Miss(NamedTuple):
+    """A request that did not go to its planned address.
+
+    Attributes:
+        op: in whose window it was made.
+        index: it was the op's request of this number.
+        num_bytes: its size.
+        reason: ``"size"``: the op has no such request left, ``"unplanned"``: it has none at all left, ``"occupied"``:
+            an earlier tensor still overlaps the place, ``"stream"`` (CUDA): made on another stream than the table's.
+    """
+
+    op: int
+    index: int  # type: ignore[assignment]  # hides tuple.index
+    num_bytes: int
+    reason: str
+
+
+class Counters(NamedTuple):
+    """What happened to the requests while a table was active.
+
+    Attributes:
+        num_hits: requests answered from the arena.
+        num_misses: requests that the default allocator had to answer instead.
+        missed_bytes: their sum.
+        peak_bytes: most arena bytes in use at once, every size rounded up to the table's alignment.
+        high_water_bytes: the largest end of a block in the arena, rounded likewise.
+        misses: the first thousand of them.
+        requested_bytes: sum of all requests in windows.
+        hit_bytes: sum of those answered from the arena.
+    """
+
+    num_hits: int
+    num_misses: int
+    missed_bytes: int
+    peak_bytes: int
+    high_water_bytes: int
+    misses: list[Miss]
+    requested_bytes: int
+    hit_bytes: int
+
+
+class Iteration(NamedTuple):
+    """What an iteration of a loop asked for, and what became of it so far.
+
+    Attributes:
+        start: how many requests the loop had made before it.
+        num_bytes: int64[m].
+        freed_inside: bool[m], whether the block was freed before the iteration ended.
+        freed_at: int64[m], how many requests the loop had made when it was freed; -1: it is alive, or unknown.
+    """
+
+    start: int
+    num_bytes: Int64
+    freed_inside: npt.NDArray[np.bool_]
+    freed_at: Int64
+
+
+class Replay:
+    """The planned memory of a device; see load().
+
+    Recording, table and window belong to the thread that opens them: other threads, code outside the windows, and
+    threads that an op starts inside its window keep using the default allocator. Tensors may outlive all of them and
+    be freed anywhere.
+
+    Attributes:
+        begin: begin(op) opens the window of an op. ReplayError: one is open, no table is active, no such op.
+        end: end() closes it; nothing happens where none is open. A pair of both takes about 0.1 microseconds.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self.begin = module.begin
+        self.end = module.end
+
+    def start_recording(self, num_ops: int, *, shared: bool = False) -> None:
+        """Record every allocation that this thread makes inside windows of ops 0 to num_ops - 1.
+
+        Args:
+            num_ops: see above.
+            shared: whether the windows of this thread are open for all threads that have none of their own: on a GPU,
+                autograd allocates on a thread of its own.
+
+        Raises:
+            ReplayError: this thread already records a step or has an active table, or another thread shares its own.
+        """
+        self._module.start_recording(num_ops, shared)
+
+    def recorded(self) -> Allocations:
+        """Return the recording so far, which goes on.
+
+        Raises:
+            ReplayError: this thread does not record.
+        """
+        return _allocations(self._module.recorded())
+
+    def stop_recording(self) -> Allocations:
+        """End the recording, and the window where one is open.
+
+        Returns:
+            Entry i is the i-th request.
+
+        Raises:
+            ReplayError: this thread does not record.
+        """
+        return _allocations(self._module.stop_recording())
+
+    def activate(self, table: Table, *, shared: bool = False) -> None:
+        """Take the arena from the default allocator, and answer the requests of this thread's windows from it.
+
+        A request takes the first planned place of its size that the op has not passed, so that one request more or
+        less does not shift those after it.
+
+        Args:
+            table: copied.
+            shared: see start_recording.
+
+        Raises:
+            ReplayError: the table does not hold together, this thread already records or has an active table, or there
+                is no room for the arena.
+
+        Complexity:
+            O(m) here, O(log blocks in use) for each request and each tensor that is freed.
+        """
+        self._module.activate(table.arena_bytes, table.alignment, *_arrays(table), shared)
+
+    def deactivate(self, *, keep_arena: bool = False) -> Counters:
+        """End the table, and the window where one is open. Tensors in the arena stay readable.
+
+        Args:
+            keep_arena: hold the arena for the next table that fits in, until release(); fresh pages cost about as much
+                time as writing them. Otherwise it goes back when the last tensor in it is freed.
+
+        Raises:
+            ReplayError: this thread has no active table.
+        """
+        return _counters(self._module.deactivate(keep_arena))
+
+    def abandon(self) -> None:
+        """End the window, the recording and the table that an interrupted step left open on this thread, if any."""
+        self._module.abandon()
+
+    def open_loop(self, *, shared: bool = False) -> None:
+        """Begin a loop on this thread: window i is iteration i, numbers rise, and all their requests are recorded.
+
+        A step that records or activates a table inside the loop suspends it until that ends.
+
+        Args:
+            shared: see start_recording.
+
+        Raises:
+            ReplayError: this thread is inside a loop or a step, or another thread shares its own.
+        """
+        self._module.open_loop(shared)
+
+    def plan_loop(self, table: Table, held: Int64) -> None:
+        """Answer the iterations that follow from an arena. Call it between windows.
+
+        Op v of the table is a kind of iteration. The first request of an iteration takes it for the kind that expects
+        what is in use of the arena then; one that does not go on so, for the first kind that begins alike and does.
+        After that, a request of another size than the next planned one counts as one more than planned, unless it and
+        the one before show where the sequence goes on.
+
+        Args:
+            table: copied.
+            held: int64[num_ops], bytes of the arena in use when the first request of a kind comes.
+
+        Raises:
+            ReplayError: the table does not hold together, this thread is in no loop, or there is no room for the
+                arena: then the loop goes on without a plan.
+            MemoryError: the same, of the CPU's.
+        """
+        self._module.plan_loop(table.arena_bytes, table.alignment, *_arrays(table), np.ascontiguousarray(held))
+
+    def loop_counters(self) -> Counters:
+        """Return what happened in the loop since the last call.
+
+        Raises:
+            ReplayError: this thread is in no loop.
+        """
+        return _counters(self._module.loop_counters())
+
+    def last_iteration(self) -> tuple[int, Int64]:
+        """Return how the plan took the iteration that ended last.
+
+        Returns:
+            The op of the table that it followed, -1 without a plan or a request; and int64[n, 3], rows of offset, end
+            and kind of the blocks that were in the arena when its first request came.
+
+        Raises:
+            ReplayError: this thread is in no loop.
+        """
+        kind, rows = self._module.loop_row()
+        return kind, np.frombuffer(rows, np.int64).reshape(-1, 3)
+
+    def iteration(self, number: int) -> Iteration:
+        """Return what an iteration asked for, unless it was forgotten: empty.
+
+        Raises:
+            ReplayError: this thread is in no loop.
+        """
+        rows = np.frombuffer(self._module.iteration(number), np.int64).reshape(-1, 4)
+        made_at, num_bytes, freed_in, freed_at = (np.ascontiguousarray(column) for column in rows.T)
+        return Iteration(int(made_at[0]) if len(rows) else 0, num_bytes, freed_in == number, freed_at)
+
+    def forget(self, number: int) -> None:
+        """Drop what an iteration asked for.
+
+        Raises:
+            ReplayError: this thread is in no loop.
+        """
+        self._module.forget(number)
+
+    def close_loop(self) -> None:
+        """End the loop of this thread, if it is in one, and what is open inside it. Tensors in the arena stay valid."""
+        self._module.close_loop()
+
+    def release(self) -> None:
+        """Give the arenas back that deactivate() kept."""
+        self._module.release()
+
+    @property
+    def arena(self) -> tuple[int, int]:
+        """Address and bytes of this thread's arena; zeros without an active table."""
+        address, num_bytes = self._module.arena()
+        return int(address or 0), int(num_bytes)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all arenas of the process: active, kept, or waiting for their last tensor to be freed."""
+        return int(self._module.held_bytes())
+
+
+def _arrays(table: Table) -> tuple[Int64, Int64, Int64]:
+    arrays = (table.op_offset, table.num_bytes, table.offsets)
+    for name, array in zip(("op_offset", "num_bytes", "offsets"), arrays, strict=True):
+        if array.dtype != np.int64 or array.ndim != 1 or not array.flags.c_contiguous:
+            raise ReplayError(f"table: {name} is {array.dtype}{list(array.shape)}, expected a contiguous list of int64")
+    return arrays
+
+
+def _counters(row: tuple[Any, ...]) -> Counters:
+    counts = Counters(*row)
+    return counts._replace(misses=[Miss(*miss) for miss in counts.misses])
+
+
+def _allocations(rows: bytes) -> Allocations:
+    columns = np.frombuffer(rows, np.int64).reshape(-1, 6).T
+    op, index, num_bytes, freed_in, *others = (np.ascontiguousarray(column) for column in columns)
+    return Allocations(op.astype(np.int32), index.astype(np.int32), num_bytes, freed_in.astype(np.int32), *others)
+
+
+def load(device: torch.device) -> Replay:
+    """Return the planned memory of a device. Its allocator is compiled at first use and kept in the user's cache.
+
+    Args:
+        device: where the step runs.
+
+    Raises:
+        ReplayError: the allocator cannot be compiled or loaded; the message says what to install.
+
+    Example:
+        >>> import numpy as np, torch
+        >>> replay = load(torch.device("cpu"))
+        >>> replay.start_recording(num_ops=1)
+        >>> replay.begin(0)
+        >>> ones = torch.ones(16)
+        >>> replay.end()
+        >>> replay.stop_recording().num_bytes.tolist()
+        [64]
+        >>> replay.activate(Table(128, np.array([0, 1]), np.array([64]), np.array([64])))
+        >>> replay.begin(0)
+        >>> ones = torch.ones(16)
+        >>> replay.end()
+        >>> ones.data_ptr() - replay.arena[0]
+        64
+        >>> replay.deactivate().num_hits
+        1
+    """
+    return Replay(load_module(device.type))

@@ -1,0 +1,1 @@
+"""A captured step in planned order, as a program that runs."""

@@ -1,0 +1,290 @@
+"""A captured step in planned order as one flat Python function: what runs at every step of training."""
+
+from __future__ import annotations
+
+import keyword
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from olla.pytorch.capture import Captured
+from olla.pytorch.capture.generator import Draws
+from olla.pytorch.checks.checks import CHECK, check
+from olla.pytorch.memory.copies import Copies, Outline
+from olla.pytorch.program.forms import drawn_from, dropout_again, is_dropout, mask_of, norm_again, overwriting
+from olla.pytorch.program.run import attribute, last_steps
+from olla.pytorch.program.script import Call, Script
+from olla.pytorch.program.swapped import Transfers
+
+Program = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+Window = Callable[[int], None]
+Note = Callable[[int, torch.Tensor], None]
+_Key = tuple[Any, ...]  # a node, and the tensors its value lives in
+_NAME = "olla_step"  # of the generated function, as tracebacks show it
+_LITERALS = (bool, int, str, type(None))
+
+
+def compile_program(
+    captured: Captured,
+    order: Sequence[int],
+    *,
+    script: Script | None = None,
+    begin: Window | None = None,
+    end: Callable[[], None] | None = None,
+    windows: Collection[int] = (),
+    note: Note | None = None,
+    copies: Copies | None = None,
+) -> Program:
+    """Write the step as a Python function and compile it: no dictionary, no dispatch of ours between two operators.
+
+    A value is deleted right after the step in which the plan lets its tensor die.
+
+    Args:
+        captured: the step.
+        order: int[num_ops], ops of the script in the order to run them.
+        script: what runs; the captured ops themselves if not given.
+        begin: called with the op before its kernel.
+        end: called after its kernel.
+        windows: the ops to call begin and end for.
+        note: called with each tensor that an op writes, and a value that lives in it.
+        copies: of a script that swaps.
+
+    Returns:
+        A function of the values of ``captured.inputs`` that returns those of ``captured.outputs``. To be called without
+        gradients being recorded.
+
+    Complexity: O(nodes + edges).
+
+    Example:
+        >>> import olla
+        >>> from olla.pytorch.capture.inputs import gather
+        >>> model, batch = torch.nn.Linear(2, 1), torch.ones(3, 2)
+        >>> captured = olla.capture(model, batch)
+        >>> program = compile_program(captured, range(captured.graph.num_ops))
+        >>> with torch.no_grad():
+        ...     [output] = program(gather(captured.inputs, model, batch, None))
+        >>> bool((output == model(batch)).all())
+        True
+    """
+    if script is None:
+        script = Script(captured.graph, [Call(nodes) for nodes in captured.nodes])
+    writer = _Writer(captured, script, order)
+    writer.constants |= {"begin": begin, "end": end, "note": note}
+    if copies is not None:
+        writer.constants |= {"out": copies.out, "back": copies.back, "wait": copies.wait, "outline": Outline.of}
+    writer.write_inputs()
+    writer.write_all(captured.prologue)
+    opened = frozenset(windows)
+    for step, op in enumerate(order):
+        writer.write_op(int(op), int(op) in opened, note is not None)
+        writer.delete_after(step)
+    writer.write_return()
+    return writer.compile()
+
+
+class _Writer:
+    """The lines of the function, and the operators and constants they name.
+
+    A value goes by its node and the tensors it lives in: where ops run again, a node has several at once.
+    """
+
+    def __init__(self, captured: Captured, script: Script, order: Sequence[int]) -> None:
+        self.captured = captured
+        self.script = script
+        self.lines = [f"def {_NAME}(values):"]
+        self.constants: dict[str, Any] = {}
+        self._names: dict[_Key, str] = {}
+        self._in_tensor: dict[int, list[_Key]] = {}  # values that live in one tensor alone
+        self._outlines: dict[int, list[tuple[fx.Node, str]]] = {}  # swap -> values that are in host memory
+        self._known: dict[Any, str] = {}
+        self._place: Mapping[int, int] | None = None  # of the op that is written
+        self._last = last_steps(script.graph, order)
+        self._freed: list[list[_Key]] = [[] for _ in order]
+        self._lasts = [kind != "temporary" for kind in captured.graph.tensor_kinds]  # beyond the step
+
+    def write_inputs(self) -> None:
+        inputs = []
+        for node in self.captured.module.graph.nodes:
+            if node.op == "placeholder":
+                self._names[self._key(node)] = f"v{len(self._names)}"
+                inputs.append(self._names[self._key(node)])
+            elif node.op == "get_attr":
+                self._names[self._key(node)] = self._constant(attribute(self.captured.module, str(node.target)))
+        self._line(f"[{', '.join(inputs)}] = values")
+
+    def write_op(self, op: int, window: bool, note: bool) -> None:
+        call = self.script.calls[op]
+        if (transfers := self.script.transfers) is not None:
+            for swap in transfers.starts.get(op, ()):
+                living = self._living(transfers.tensor[swap])
+                self._line(f"out({swap}, {self._names[living[0]]})")
+            for swap in transfers.waits.get(op, ()):
+                self._line(f"wait({swap})")
+            if not call.nodes:
+                self._write_transfer(op, transfers, window, note)
+                return
+        kernel, *followers = call.nodes
+        self._place = call.place
+        if call.draw >= 0:
+            action = "rewind" if call.replay else "save"
+            source = self._text(drawn_from(self.captured.module, kernel))
+            self._line(f"draws.{action}({call.draw}, {source})")
+        if window:
+            self._line(f"begin({op})")
+        self._write_kernel(call)
+        if window:
+            self._line("end()")
+        if call.replay:
+            self._line("draws.resume()")
+        self.write_all(followers)
+        if note:
+            self._note(op, call)
+        if isinstance(kernel.meta.get("val"), tuple | list) and (
+            call.again or all(user in followers for user in kernel.users)
+        ):
+            self._delete([self._key(kernel)])  # it would keep all its tensors alive as long as the last of them
+
+    def _write_transfer(self, op: int, transfers: Transfers, window: bool, note: bool) -> None:
+        """Write a swap-out: the end of its copy; or a swap-in: new memory, and the tensors in it."""
+        if (swap := transfers.outs.get(op, -1)) >= 0:
+            self._line(f"wait({swap})")
+            values = [(key[0], self._names[key]) for key in self._living(transfers.tensor[swap])]
+            self._outlines[swap] = [(node, f"o{swap}_{name}") for node, name in values]
+            for (_, name), (_, kept) in zip(values, self._outlines[swap], strict=True):
+                self._line(f"{kept} = outline({name})")
+            return
+        swap, tensor = transfers.backs[op], int(self.script.graph.writes.of(op)[0])
+        if window:
+            self._line(f"begin({op})")
+        self._line(f"m{swap} = back({swap})")
+        if window:
+            self._line("end()")
+        if note:
+            self._line(f"note({tensor}, m{swap})")
+        outlines = self._outlines.pop(swap)
+        for node, kept in outlines:
+            key = (node, tensor)
+            self._names[key] = f"v{tensor}_{node.name}"
+            self._in_tensor.setdefault(tensor, []).append(key)
+            self._line(f"{self._names[key]} = {kept}.within(m{swap})")
+            if tensor in self._last:
+                self._freed[self._last[tensor]].append(key)
+        self._line(f"del {', '.join([f'm{swap}', *(kept for _, kept in outlines)])}")
+
+    def _living(self, tensor: int) -> list[_Key]:
+        """Return the values that live in a tensor: only tensors do so beyond their op."""
+        keys = self._in_tensor.get(tensor, ())
+        return [key for key in keys if key in self._names and isinstance(key[0].meta.get("val"), torch.Tensor)]
+
+    def _note(self, op: int, call: Call) -> None:
+        written = set(self.script.graph.writes.of(op).tolist())
+        for node in call.nodes:
+            lives_in = self._tensors(node)
+            single = len(lives_in) == 1 and isinstance(node.meta.get("val"), torch.Tensor)
+            if single and self._key(node) in self._names and lives_in[0] in written:
+                written.remove(lives_in[0])
+                self._line(f"note({lives_in[0]}, {self._names[self._key(node)]})")
+
+    def write_all(self, nodes: Sequence[fx.Node]) -> None:
+        for node in nodes:
+            self._write(node, _kernel(node.target), node.args, node.kwargs)
+
+    def _write_kernel(self, call: Call) -> None:
+        kernel = call.nodes[0]
+        if call.over >= 0:
+            self._write_over(kernel, call.over)
+        elif call.again and is_dropout(kernel):
+            self._write(kernel, dropout_again, (kernel.args[0], mask_of(kernel), kernel.args[1]), {})
+        elif call.again:
+            self._write(kernel, _kernel(kernel.target), *norm_again(kernel))
+        else:
+            self.write_all([kernel])
+
+    def _write_over(self, kernel: fx.Node, over: int) -> None:
+        """Write an op whose result takes over the memory of the argument that lives in a tensor."""
+        taken = next(n for n in kernel.all_input_nodes if over in self.captured.tensors[n])
+        form = overwriting(kernel.target, kernel.meta["val"].device.type)
+        assert form is not None
+        result = {form.keyword: taken} if form.keyword else {}
+        self._write(kernel, _kernel(form.target), kernel.args, {**kernel.kwargs, **result})
+
+    def delete_after(self, step: int) -> None:
+        """Delete what dies in a step of the order."""
+        self._delete(self._freed[step])
+
+    def _delete(self, keys: Sequence[_Key]) -> None:
+        names = [self._names.pop(key) for key in keys if key in self._names]
+        if names:
+            self._line(f"del {', '.join(names)}")
+
+    def write_return(self) -> None:
+        output = next(n for n in reversed(self.captured.module.graph.nodes) if n.op == "output")
+        self._place = self.script.outputs
+        self._line(f"return {self._text(list(output.args[0]))}")
+
+    def compile(self) -> Program:
+        code = compile("\n".join(self.lines), f"<{self.captured.graph.name}>", "exec")
+        draws = self.constants["draws"] = Draws() if any(call.replay for call in self.script.calls) else None
+        exec(code, self.constants)
+        program: Program = self.constants[_NAME]
+        return draws.guarded(program) if draws else program
+
+    def _line(self, text: str) -> None:
+        self.lines.append(f"  {text}")
+
+    def _tensors(self, node: fx.Node) -> Sequence[int]:
+        """Return the tensors of the graph that runs that a node's value lives in, without those that last."""
+        tensors = [t for t in self.captured.tensors[node] if not self._lasts[t]]
+        return tensors if self._place is None else [self._place[t] for t in tensors]
+
+    def _key(self, node: fx.Node) -> _Key:
+        return (node, *self._tensors(node))
+
+    def _write(self, node: fx.Node, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Write a call whose result is the value of a node."""
+        arguments = [self._text(a) for a in args]
+        named = {k: self._text(a) for k, a in kwargs.items()}
+        arguments += [f"{k}={text}" for k, text in named.items() if not keyword.iskeyword(k)]
+        arguments += [f"**{{{k!r}: {text}}}" for k, text in named.items() if keyword.iskeyword(k)]
+        call = f"{self._constant(target)}({', '.join(arguments)})"
+        if node.users:
+            tensors, key = self._tensors(node), self._key(node)
+            copy = "" if self._place is None else "_".join(map(str, tensors))
+            self._names[key] = f"v{copy}_{node.name}"
+            if len(tensors) == 1 and self.script.transfers is not None:
+                self._in_tensor.setdefault(tensors[0], []).append(key)
+            call = f"{self._names[key]} = {call}"
+            if ends := [self._last[t] for t in tensors if t in self._last]:
+                self._freed[min(ends)].append(key)
+        self._line(call)
+
+    def _text(self, value: Any) -> str:
+        """Return an argument of an operator as Python source."""
+        if isinstance(value, fx.Node):
+            return self._names[self._key(value)]
+        if type(value) in _LITERALS or (type(value) is float and math.isfinite(value)):
+            return repr(value)
+        if type(value) is tuple or isinstance(value, list):  # an fx list is a kind of list
+            items = "".join(f"{self._text(item)}, " for item in value)
+            return f"({items})" if type(value) is tuple else f"[{items}]"
+        if isinstance(value, slice):
+            return f"slice({', '.join(self._text(p) for p in (value.start, value.stop, value.step))})"
+        return self._constant(value)
+
+    def _constant(self, value: Any) -> str:
+        """Return the name the function knows a value by; the value stays alive with it, and so does its id."""
+        name = self._known.get(id(value))
+        if name is None:
+            name = self._known[id(value)] = f"c{len(self._known)}"
+            self.constants[name] = value
+        return name
+
+
+def _kernel(target: Any) -> Any:
+    """Return what to call: a torch operator without the Python method around it, a check without the operator."""
+    if target is CHECK:
+        return check
+    return target._op if isinstance(target, torch._ops.OpOverload) else target

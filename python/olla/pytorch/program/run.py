@@ -1,0 +1,97 @@
+"""Run a captured step op by op, in any order its graph allows, on torch's own allocator: the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from olla.graph import Graph
+from olla.pytorch.capture import Captured
+
+
+def run(
+    captured: Captured,
+    values: Sequence[torch.Tensor],
+    order: Sequence[int] | None = None,
+    observe: Callable[[int, dict[fx.Node, Any]], None] | None = None,
+) -> list[torch.Tensor]:
+    """Run one step: parameters, buffers and optimizer state change in place, tensors are freed after their last use.
+
+    Args:
+        captured: the step.
+        values: tensor i is for ``captured.inputs[i]``; see olla.pytorch.capture.inputs.gather.
+        order: int[num_ops], ops in the order to run them; program order if not given.
+        observe: called as observe(step, values of all nodes alive) after each op, before anything is freed.
+
+    Returns:
+        Tensor i is ``captured.outputs[i]``.
+
+    Example:
+        >>> import torch, olla
+        >>> from olla.pytorch.capture.inputs import gather
+        >>> model, batch = torch.nn.Linear(2, 1), torch.ones(3, 2)
+        >>> captured = olla.capture(model, batch)
+        >>> [output] = run(captured, gather(captured.inputs, model, batch, None))
+        >>> bool((output == model(batch)).all())
+        True
+    """
+    steps = range(len(captured.nodes)) if order is None else [int(op) for op in order]
+    values_of: dict[fx.Node, Any] = {}
+    arguments = iter(values)
+    for node in captured.module.graph.nodes:
+        if node.op == "placeholder":
+            values_of[node] = next(arguments)
+        elif node.op == "get_attr":
+            values_of[node] = attribute(captured.module, str(node.target))
+    freed = freed_after(captured, steps)
+    output = next(n for n in reversed(captured.module.graph.nodes) if n.op == "output")
+    with torch.no_grad():
+        _call(captured.prologue, values_of)
+        for step, op in enumerate(steps):
+            _call(captured.nodes[op], values_of)
+            if observe is not None:
+                observe(step, values_of)
+            for node in freed[step]:
+                values_of.pop(node, None)
+        results: list[torch.Tensor] = fx.node.map_arg(output.args[0], values_of.__getitem__)
+    return list(results)
+
+
+def _call(nodes: Sequence[fx.Node], values_of: dict[fx.Node, Any]) -> None:
+    for node in nodes:
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), values_of.__getitem__)
+        assert callable(node.target)
+        values_of[node] = node.target(*args, **kwargs)
+    # A tuple would keep all its tensors alive as long as the last of them.
+    if nodes and isinstance(values_of[nodes[0]], tuple | list):
+        del values_of[nodes[0]]
+
+
+def freed_after(captured: Captured, steps: Sequence[int]) -> list[list[fx.Node]]:
+    """Return, for each step, the nodes whose value is not needed after it."""
+    last = last_steps(captured.graph, steps)
+    freed: list[list[fx.Node]] = [[] for _ in steps]
+    for node, tensors in captured.tensors.items():
+        if ends := [last[t] for t in tensors if t in last]:
+            freed[min(ends)].append(node)
+    return freed
+
+
+def last_steps(graph: Graph, steps: Sequence[int]) -> dict[int, int]:
+    """Return, for each tensor that does not outlive the step, the last step that uses it."""
+    last: dict[int, int] = {}
+    for step, op in enumerate(steps):
+        for lists in (graph.reads, graph.writes, graph.mutates):
+            last.update((int(t), step) for t in lists.of(op))
+    kept = set(graph.outputs.tolist())
+    return {t: step for t, step in last.items() if graph.tensor_kinds[t] == "temporary" and t not in kept}
+
+
+def attribute(module: torch.nn.Module, path: str) -> Any:
+    value: Any = module
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value

@@ -1,0 +1,135 @@
+"""AutoSwap: blocks idle across the peak, by one of four scores, until the peak fits.
+
+Source: Zhang et al., Efficient memory management for GPU-based deep learning systems (arXiv 1903.06631), section 4.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from olla.graph import Graph
+from olla.plan import Link, Swaps
+from olla.plan.swaps import PCIE3
+from olla.swap.search import Search
+
+SCORES = ("DOA", "AOA", "WDOA", "SWDOA")
+_MIN_BYTES = 1_000_000
+_NUM_LIMITS = 32  # tried, from the peak down, where none is given
+
+
+class AutoSwap:
+    """AutoSwap for one order.
+
+    Args:
+        graph: the training step.
+        order: int32[n], kept.
+        seconds: float64[n], of op v.
+        link: to host memory; what the paper saw by default.
+        host_bytes: host memory there is.
+        deadline: by `time.perf_counter`: past it, what was found is the answer.
+
+    Example:
+        >>> import olla
+        >>> b = olla.Graph.builder("gap")
+        >>> x, y, z, w = b.tensor(2000000), b.tensor(2000000), b.tensor(8), b.tensor(8)
+        >>> _ = b.op("make", writes=[x], seconds=1.0), b.op("wait", writes=[z], seconds=1.0)
+        >>> _ = b.op("large", reads=[z], writes=[y], seconds=1.0)
+        >>> _ = b.op("rest", reads=[y], writes=[w], seconds=1.0), b.op("more", reads=[w], seconds=1.0)
+        >>> _ = b.op("use", reads=[x], seconds=1.0)
+        >>> g = b.build()
+        >>> AutoSwap(g, np.arange(6, dtype=np.int32), g.seconds).least_peak("SWDOA").peak_bytes
+        2000008
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        order: NDArray[np.int32],
+        seconds: NDArray[np.float64],
+        link: Link = PCIE3,
+        host_bytes: int | None = None,
+        deadline: float = math.inf,
+    ) -> None:
+        self.search = Search(
+            graph, order, seconds, link, host_bytes=host_bytes, min_bytes=_MIN_BYTES, early_copies=False
+        )
+        self.host_bytes = math.inf if host_bytes is None else host_bytes
+        self.deadline = deadline
+        b, live = self.search.blocks, self.search.live
+        peak_step = int(np.argmax(live)) if len(live) else 0
+        self.candidates = np.flatnonzero((b.last < peak_step) & (peak_step < b.next))
+        self.peak_bytes = int(live.max(initial=graph.resident_bytes))
+        self.begin = np.concatenate([[0.0], np.cumsum(self.search.seconds)])
+        self.out_seconds = b.num_bytes / link.out_bytes_per_second + link.out_latency_seconds
+        self.in_seconds = b.num_bytes / link.in_bytes_per_second + link.in_latency_seconds
+        # Steps between which a block is away, if all copies ran at once.
+        self.gone = np.searchsorted(self.begin, self.begin[b.last + 1] + self.out_seconds)
+        self.back = np.searchsorted(self.begin, self.begin[b.next] - self.in_seconds, side="right") - 1
+
+    def score(self, name: str, blocks: NDArray[np.int64], load: NDArray[np.int64], limit: int) -> NDArray[np.float64]:
+        """Return the score of blocks.
+
+        Args:
+            name: one of SCORES; WDOA and SWDOA differ in the load that they are asked for.
+            blocks: int64[m], ids of blocks.
+            load: int64[n], bytes live at step s.
+            limit: bytes.
+
+        Returns:
+            float64[m], higher is better.
+        """
+        b = self.search.blocks
+        last, after = b.last[blocks], b.next[blocks]
+        if name in ("WDOA", "SWDOA"):
+            area = np.concatenate([[0.0], np.cumsum((load - limit) * self.search.seconds)])
+            return np.asarray(area[after] - area[last + 1])
+        absence = self.begin[after] - self.begin[last + 1] - self.out_seconds[blocks] - self.in_seconds[blocks]
+        if name == "DOA":
+            return np.asarray(absence)
+        num_bytes = b.num_bytes[blocks]
+        return np.asarray(np.where(absence >= 0, absence * num_bytes, absence / num_bytes))
+
+    def select(self, name: str, limit: int) -> NDArray[np.int32]:
+        """Return blocks in the order of their score until, if all copies ran at once, the peak would fit the limit."""
+        num_bytes, load = self.search.blocks.num_bytes, self.search.live.copy()
+        left, chosen = self.candidates, list[int]()
+        scores = self.score(name, left, load, limit)
+        ranked = iter(left[np.argsort(-scores, kind="stable")].tolist())
+        while len(chosen) < len(self.candidates) and load.max() > limit and not self._late():
+            if name == "SWDOA":  # by the load that remains
+                best = int(np.argmax(self.score(name, left, load, limit)))
+                i, left = int(left[best]), np.delete(left, best)
+            else:
+                i = next(ranked)
+            chosen.append(i)
+            if self.gone[i] < self.back[i]:
+                load[self.gone[i] : self.back[i]] -= num_bytes[i]
+        return np.array(chosen, dtype=np.int32)
+
+    def at_limit(self, name: str, limit: int) -> Swaps:
+        """Stick to a limit: stall where needed. The peak is above the limit where the blocks do not suffice."""
+        return self.search.evaluate(self.select(name, limit), limit)
+
+    def least_peak(self, name: str, max_slowdown: float = 0.0) -> Swaps:
+        """Return the least peak at no overhead, or within a share of the ops' time, over limits from the peak down."""
+        most_stall = max_slowdown * self.search.base_seconds + 1e-9
+        best = self.search.evaluate(np.zeros(0, dtype=np.int32))
+        for limit in np.linspace(self.peak_bytes, 0, _NUM_LIMITS, endpoint=False).astype(np.int64).tolist():
+            if self._late():
+                break
+            blocks = self.select(name, limit)
+            trials = [self.search.evaluate(blocks)]
+            if max_slowdown > 0.0:
+                trials.append(self.search.evaluate(blocks, limit))
+            for swaps in trials:
+                allowed = swaps.stall_seconds <= most_stall and swaps.host_bytes <= self.host_bytes
+                if allowed and swaps.peak_bytes < best.peak_bytes:
+                    best = swaps
+        return best
+
+    def _late(self) -> bool:
+        return time.perf_counter() >= self.deadline

@@ -1,0 +1,184 @@
+"""What no plan that recomputes and swaps can go below: the bounds of `spend`, less what a link can carry meanwhile.
+
+When an op t starts for the first time, what is needed later lies on the device, lies in host memory, or is made again.
+What lies in host memory was copied out before, and is copied in after. All that t needs has run by then once, nothing
+that needs t has; so the link had at most the rest of the step's time to copy out, and has at most the rest of it to
+copy in. That many bytes, and no more, come off the minimum cut that bounds the peak without swaps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from olla import _core
+from olla.errors import SolverError
+
+if TYPE_CHECKING:
+    from olla.graph import Graph, Rules
+    from olla.plan import Link, SwapPlan
+
+_NUM_OPS = 12  # per source of ops whose cuts make a bound
+_NUM_FINE, _NUM_PARTS = 3, 8  # ops whose bound is refined, and into how many cases
+_SECONDS = 1.0  # for the cuts of one kind
+_ROUNDING = 1e-9  # of floating-point sums of seconds
+
+
+class SwapBound:
+    """Lower bounds for one graph, whatever the order, the reruns and the swaps of what ops write.
+
+    Args:
+        graph: the training step.
+        rules: of that graph.
+        link: to host memory.
+        host_bytes: host memory there is; None: as much as it takes.
+        lasting: resident tensors that may wait in host memory from step to step.
+
+    Complexity:
+        One walk over the graph and some minimum cuts per op that is asked for.
+    """
+
+    def __init__(
+        self, graph: Graph, rules: Rules, link: Link, host_bytes: int | None = None, lasting: Any = ()
+    ) -> None:
+        self._cuts = rules.evictor(graph, np.arange(graph.num_ops, dtype=np.int32))
+        self.graph, self.seconds, self.link = graph, rules.seconds, link
+        self.host_bytes = float("inf") if host_bytes is None else host_bytes
+        self.lasting_bytes = int(graph.tensor_bytes[np.asarray(lasting, dtype=np.int32)].sum())
+        self._before, self._after = self._dependencies(self._cuts.values)
+
+    def _dependencies(self, values: dict[str, Any]) -> tuple[list[list[int]], list[list[int]]]:
+        """Return the ops that make what each op uses, and the converse: these precede it in every rewriting."""
+        before: list[list[int]] = [[] for _ in range(self.graph.num_ops)]
+        after: list[list[int]] = [[] for _ in range(self.graph.num_ops)]
+        producer = values["producer"]
+        for offset, item in (values["reads"], values["overwrites"]):
+            made_by = producer[item]
+            for v in range(self.graph.num_ops):
+                for u in set(made_by[offset[v] : offset[v + 1]].tolist()) - {-1}:
+                    before[v].append(u)
+                    after[u].append(v)
+        return before, after
+
+    def _reached(self, t: int, lists: list[list[int]]) -> float:
+        """Return the seconds of all ops reached from op t, itself included."""
+        seen, queue = {t}, [t]
+        while queue:
+            for u in lists[queue.pop()]:
+                if u not in seen:
+                    seen.add(u)
+                    queue.append(u)
+        return float(self.seconds[list(seen)].sum())
+
+    def capacity(self, t: int, added_before: float, added_after: float) -> float:
+        """Return the most bytes that can be in host memory when op t first runs, with time added before and after."""
+        total = float(self.seconds.sum()) * (1 + _ROUNDING)
+        out = max(0.0, total - self._reached(t, self._after) + added_before - self.link.out_latency_seconds)
+        back = max(0.0, total - self._reached(t, self._before) + added_after - self.link.in_latency_seconds)
+        out, back = out * self.link.out_bytes_per_second, back * self.link.in_bytes_per_second
+        # Of what ops write, `both` bytes go out before t and come in after it; what lasts takes one of the two copies.
+        both = min(max(0.0, (out + back - self.lasting_bytes) / 2), out, back)
+        return min(both + self.lasting_bytes, out + back - both, self.host_bytes)
+
+    def _cut(self, t: int, added_seconds: float) -> float:
+        peaks, _ = self._cuts.least_peak(np.array([t], dtype=np.int32), added_seconds, _SECONDS, None)
+        return float(peaks[0])
+
+    def least_peak(self, ops: NDArray[np.int32], added_seconds: float) -> int:
+        """Return bytes: no plan that adds at most these seconds has a lower peak. More ops make a better bound."""
+        if len(ops) == 0:
+            return self.graph.resident_bytes - self.lasting_bytes
+        cuts, _ = self._cuts.least_peak(ops, added_seconds, _SECONDS, None)
+        rough = cuts - np.array([self.capacity(t, added_seconds, added_seconds) for t in ops.tolist()])
+        best = float(rough.max())
+        parts = added_seconds * np.arange(_NUM_PARTS + 1) / _NUM_PARTS
+        for i in np.argsort(-rough, kind="stable")[:_NUM_FINE].tolist():
+            t = int(ops[i])
+            # Time added before t makes more room for copies out, and leaves less for what runs again after it.
+            cases = (
+                self._cut(t, added_seconds - least) - self.capacity(t, most, added_seconds)
+                for least, most in zip(parts[:-1].tolist(), parts[1:].tolist(), strict=True)
+            )
+            best = max(best, min(cases))
+        return max(self.graph.resident_bytes - self.lasting_bytes, int(np.floor(best)))
+
+    def least_added_seconds(self, ops: NDArray[np.int32], peak_bytes: int, reached_seconds: float) -> float:
+        """Return seconds: no plan with at most this peak adds less.
+
+        Args:
+            ops: int32[k]; more ops make a better bound.
+            peak_bytes: which some plan reaches.
+            reached_seconds: that this plan adds. A plan that adds less gives the link no more time than this one.
+        """
+        best = 0.0
+        for t in ops.tolist():
+            room = peak_bytes + int(np.ceil(self.capacity(t, reached_seconds, reached_seconds)))
+            found, _ = self._cuts.least_added_seconds(np.array([t], dtype=np.int32), room, _SECONDS, None)
+            best = max(best, float(found[0]))
+        return min(best, reached_seconds)
+
+
+def bounded(graph: Graph, plan: SwapPlan, rules: Rules, link: Link, lasting: Any = ()) -> SwapPlan:
+    """Return the plan with what is proved about every other one.
+
+    Args:
+        graph: the original graph.
+        plan: for it.
+        rules: of that graph.
+        link: that the plan swaps over.
+        lasting: resident tensors that may be swapped.
+
+    Raises:
+        SolverError: the plan is below its bound.
+    """
+    bound = SwapBound(graph, rules, link, plan.goal.get("host_budget_bytes"), lasting)
+    ops = _busiest_ops(graph, plan)
+    peak_bound = bound.least_peak(ops, plan.added_seconds)
+    peak_bytes = plan.goal.get("budget_bytes", plan.peak_bytes)
+    seconds_bound = bound.least_added_seconds(ops, peak_bytes, plan.added_seconds)
+    if peak_bound > plan.peak_bytes:
+        raise SolverError(
+            f"a plan with {plan.peak_bytes} bytes is below its lower bound of {peak_bound} bytes: this is a defect of "
+            "olla, please report it"
+        )
+    return replace(plan, peak_lower_bound_bytes=peak_bound, added_seconds_lower_bound=seconds_bound)
+
+
+def _busiest_ops(graph: Graph, plan: SwapPlan) -> NDArray[np.int32]:
+    """Return ops of the graph with most live memory, in program order and in the plan without its swaps."""
+    live = _core.profile(graph.core, np.arange(graph.num_ops, dtype=np.int32))[2]
+    ops = np.argsort(-live, kind="stable")[:_NUM_OPS].tolist()
+    own = plan.origin[plan.origin >= 0]
+    if plan.recomputation is not None:
+        live = _core.profile(plan.recomputation.graph.core, own)[2]
+        ops += plan.recomputation.origin[own[np.argsort(-live, kind="stable")[:_NUM_OPS]]].tolist()
+    return np.array(list(dict.fromkeys(ops)), dtype=np.int32)
+
+
+def working_sets(graph: Graph, rules: Rules, lasting: Any = ()) -> NDArray[np.int64]:
+    """Return what every op needs at least while it runs, whatever else is dropped or swapped.
+
+    Args:
+        graph: the training step.
+        rules: of that graph.
+        lasting: resident tensors that may be swapped.
+
+    Returns:
+        int64[num_ops], bytes: resident tensors, workspace, what it uses and what it writes over nothing.
+    """
+    planned = graph.tensor_bytes.copy()
+    made = np.zeros(graph.num_tensors, dtype=np.bool_)
+    made[graph.writes.item] = True
+    resident = ~made & ~graph.donated
+    resident[np.asarray(lasting, dtype=np.int32)] = False
+    planned[resident] = 0
+    least = np.empty(graph.num_ops, dtype=np.int64)
+    for v in range(graph.num_ops):
+        used = np.union1d(graph.reads.of(v), graph.mutates.of(v))
+        written = int(planned[graph.writes.of(v)].sum())
+        may = rules.in_place[v] and bool(np.any(made[used] & (graph.tensor_bytes[used] == written)))
+        least[v] = planned[used].sum() + (0 if may else written)
+    return np.asarray(least + graph.tensor_bytes[resident].sum() + graph.workspace_bytes)

@@ -1,0 +1,130 @@
+"""Swaps for one order: how given ones turn out, and which are best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from olla import _core
+from olla.graph import Graph
+from olla.plan import Link, Swaps
+
+MIN_BYTES = 1 << 18  # smaller blocks take the link mostly for its latency
+_NO_LIMIT = 1 << 62
+ANY_WORK = (1 << 63) - 1
+NUM_ROUNDS = 30  # of the local search; on large graphs, time ends it earlier
+
+
+class Blocks(NamedTuple):
+    """Tensors idle between two uses; item b of every column is block b.
+
+    Attributes:
+        tensor: int32[m]; made, last, next: int32[m], steps: made there, used last before the gap, used next after it.
+        num_bytes: int64[m].
+    """
+
+    tensor: NDArray[np.int32]
+    made: NDArray[np.int32]
+    last: NDArray[np.int32]
+    next: NDArray[np.int32]
+    num_bytes: NDArray[np.int64]
+
+
+class Search:
+    """Swaps for one order: how given ones turn out, and which are best.
+
+    Args:
+        graph: the training step.
+        order: int32[n], valid.
+        seconds: float64[n], of op v.
+        link: see `Link`.
+        host_bytes: host memory there is; None: as much as it takes.
+        min_bytes: smaller tensors stay.
+        early_copies: copy out as soon as a value is made, not only once it is idle.
+        lasting: int32[m], resident tensors that may wait in host memory from their last use to their first one in the
+            next step.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        order: NDArray[np.int32],
+        seconds: NDArray[np.float64],
+        link: Link,
+        *,
+        host_bytes: int | None = None,
+        min_bytes: int = MIN_BYTES,
+        early_copies: bool = True,
+        lasting: NDArray[np.int32] | None = None,
+    ) -> None:
+        self.live: NDArray[np.int64] = _core.profile(graph.core, order)[2]
+        self.seconds = np.ascontiguousarray(seconds[order])
+        kept = np.zeros(0, dtype=np.int32) if lasting is None else lasting
+        tensor, made, last, after = _core.idle_blocks(graph.core, order, min_bytes, kept)
+        self.blocks = Blocks(tensor, made if early_copies else last, last, after, graph.tensor_bytes[tensor])
+        b = self.blocks
+        most_host = _NO_LIMIT if host_bytes is None else host_bytes
+        self._core = _core.SwapSearch(
+            self.live, self.seconds, b.tensor, b.num_bytes, b.made, b.last, b.next, link.numbers(), most_host
+        )
+        self.base_seconds = float(self.seconds.sum())
+
+    def evaluate(self, blocks: NDArray[np.int32], limit: int | None = None, *, by_last: bool = True) -> Swaps:
+        """Simulate the swaps of these blocks. With a limit, ops wait while more is live; blocks that cannot go stay."""
+        bound = _NO_LIMIT if limit is None else limit
+        return self._swaps(self._core.evaluate(blocks, bound, limit is not None, by_last))
+
+    def fit(
+        self,
+        limit: int,
+        most_stall_seconds: float,
+        time_limit: float,
+        progress: Any = None,
+        max_work: int = ANY_WORK,
+    ) -> Swaps:
+        """Choose swaps with which the peak is at most the limit, or the lowest that was found."""
+        return self._swaps(self._core.fit(limit, most_stall_seconds, time_limit, progress, max_work))
+
+    def least_peak(
+        self,
+        most_stall_seconds: float,
+        time_limit: float,
+        *,
+        starts: Sequence[NDArray[np.int32]] = (),
+        seed: int = 0,
+        num_rounds: int = NUM_ROUNDS,
+        progress: Any = None,
+        max_work: int = ANY_WORK,
+    ) -> Swaps:
+        """Choose swaps of least peak for that stall, no worse than with the blocks of any of `starts`."""
+        return self._swaps(
+            self._core.least_peak(most_stall_seconds, list(starts), seed, num_rounds, time_limit, progress, max_work)
+        )
+
+    def chosen(self, swaps: Swaps) -> NDArray[np.int32]:
+        """Return the blocks of swaps that this search answered."""
+        gaps = zip(self.blocks.tensor.tolist(), self.blocks.last.tolist(), strict=True)
+        index = {gap: b for b, gap in enumerate(gaps)}
+        pairs = zip(swaps.tensor.tolist(), swaps.last.tolist(), strict=True)
+        return np.array([index[pair] for pair in pairs if pair[1] >= 0], dtype=np.int32)
+
+    def _swaps(self, answer: tuple[Any, ...]) -> Swaps:
+        chosen, columns, t = answer
+        b = self.blocks
+        figures = {name: t[name] for name in ("freed", "out_start", "out_end", "in_start", "in_end")}
+        useless = (t["freed"] >= columns["issue"]) & (columns["next"] < len(self.seconds))
+        used = ~np.isin(chosen, chosen[useless])
+        sizes = b.num_bytes[chosen][used & (columns["next"] < len(self.seconds))]
+        return Swaps(
+            tensor=b.tensor[chosen][used],
+            start=t["start"],
+            **{name: values[used] for name, values in (columns | figures).items()},
+            peak_bytes=t["peak_bytes"],
+            stall_seconds=t["stall_seconds"],
+            host_bytes=t["host_bytes"],
+            swapped_bytes=int(sizes.sum()),
+            base_seconds=self.base_seconds,
+        )
