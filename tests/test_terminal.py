@@ -255,12 +255,15 @@ def test_a_file_of_another_format_is_one_line_that_names_it(
     assert good[given] in refused(args, capsys)
 
 
+FULL = "olla: error: standard output: cannot be written: the disk is full; free some space, or write elsewhere\n"
+
+
 @pytest.mark.parametrize(
     ("where", "given", "status", "said"),
     [
         (">&-", "graph", 0, ""),
         (">&-", "none", 2, "olla: error: {none}: cannot be read: No such file or directory\n"),
-        (">{full}", "graph", 2, "olla: error: standard output: No space left on device\n"),
+        (">{full}", "graph", 2, FULL),
         ("2>&-", "graph", 0, None),
         ("2>&-", "none", 2, None),
         ("2>{full}", "graph", 0, None),

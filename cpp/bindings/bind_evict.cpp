@@ -88,7 +88,7 @@ nb::tuple solve(Search& self, bool least_time, Bytes peak, double added_seconds,
 }  // namespace
 
 void bind_evict(nb::module_& m) {
-  nb::class_<Search>(m, "Evictor", "Which values not to keep, on top of a base order; see olla.budget.")
+  nb::class_<Search>(m, "Evictor", "Which values not to keep, on top of a base order; see olla.recompute.")
       .def(
           "__init__",
           [](Search* self, const Graph& graph, Array<OpId> order, Array<double> seconds, Array<std::uint8_t> rerun,
@@ -143,7 +143,7 @@ void bind_evict(nb::module_& m) {
           "Take drops back, dearest first, where the peak stays between the limits and no time is added.")
       .def("solve", &solve, "least_time"_a, "peak"_a, "added_seconds"_a, "highs_library"_a, "time_limit"_a, "seed"_a,
            "num_threads"_a, "progress"_a.none(),
-           "(status, bound, info): the best decisions for the base order by integer program; see olla.budgetilp.")
+           "(status, bound, info): the best decisions for the base order by integer program; see olla.recompute.ilp.")
       .def(
           "curve",
           [](const Search& self) {

@@ -20,7 +20,7 @@ def smartpool(lower: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='
     """
 
 class Evictor:
-    """Which values not to keep, on top of a base order; see olla.budget."""
+    """Which values not to keep, on top of a base order; see olla.recompute."""
 
     def __init__(self, graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], rerun: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], rerun_seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], rerun_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rerun_reads: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], in_place: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], fusion: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, store_seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, keep_seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, unsaved: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, split: int = 0) -> None: ...
 
@@ -41,7 +41,7 @@ class Evictor:
 
     def solve(self, least_time: bool, peak: int, added_seconds: float, highs_library: str, time_limit: float, seed: int, num_threads: int, progress: object | None) -> tuple:
         """
-        (status, bound, info): the best decisions for the base order by integer program; see olla.budgetilp.
+        (status, bound, info): the best decisions for the base order by integer program; see olla.recompute.ilp.
         """
 
     def curve(self) -> tuple:
