@@ -338,6 +338,17 @@ def a_batch_that_goes_through_dlpack() -> Loop:
     return train(loss=lambda model, x: square(model, back(to(x)) * 2))
 
 
+@odd
+def a_batch_that_is_given_an_attribute_in_the_step() -> Loop:
+    held = rows(0)
+
+    def loss(model: Any, x: Any) -> Any:
+        x.mine = x * 0.5
+        return square(model, x.mine)
+
+    return train(loss=loss, batch=lambda i: held, seen=lambda: "Fake" in type(getattr(held, "mine", held)).__name__)
+
+
 @must
 def a_scripted_function_of_a_parameter() -> Loop:
     with warnings.catch_warnings():

@@ -152,7 +152,7 @@ def _trace(
             step.stale = {n: torch.empty_like(fakes.of(p)) for n, p in model.named_parameters() if p.requires_grad}
     with contextlib.ExitStack() as stack:
         no_code = _use_lazy_graph_module(True)  # nobody needs the module's Python code
-        for context in (_unchanged(model), _checkpoints(capture), plain_recurrent_layers(capture), no_code):
+        for context in (_unchanged(model, leaves), _checkpoints(capture), plain_recurrent_layers(capture), no_code):
             stack.enter_context(context)
         stack.enter_context(known.told_to_transformers(capture))
         stack.enter_context(failures.explained(lambda: step.phase, model))
@@ -370,9 +370,10 @@ def _metadata_restored() -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def _unchanged(model: torch.nn.Module) -> Iterator[None]:
-    """Undo what a forward pass on fake tensors leaves in the modules: caches, replaced buffers, counters."""
+def _unchanged(model: torch.nn.Module, leaves: list[Any]) -> Iterator[None]:
+    """Undo what a forward pass on fake tensors leaves in modules and batch: caches, replaced buffers, attributes."""
     tables = [t for m in model.modules() for t in (m.__dict__, m._buffers, m._parameters, m._modules)]
+    tables += [vars(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
     saved = [dict(table) for table in tables]
     gradients = [(p, p.grad) for p in model.parameters()]
     try:
