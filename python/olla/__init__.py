@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from olla import inductor as inductor
     from olla.graph.measure import device_profile as device_profile
     from olla.pytorch.capture.capture import capture as capture
+    from olla.pytorch.compile import compile as compile
     from olla.pytorch.pool import pool as pool
     from olla.pytorch.step import Step as Step
-    from olla.pytorch.step import compile as compile
     from olla.recompute.curve import Curve as Curve
     from olla.recompute.curve import pareto as pareto
 
@@ -55,7 +55,7 @@ _MODULES = {  # of names that are loaded when they are asked for; all but the cu
     "Curve": "olla.recompute.curve",
     "Step": "olla.pytorch.step",
     "capture": "olla.pytorch.capture.capture",
-    "compile": "olla.pytorch.step",
+    "compile": "olla.pytorch.compile",
     "device_profile": "olla.graph.measure",
     "pareto": "olla.recompute.curve",
     "pool": "olla.pytorch.pool",

@@ -91,7 +91,9 @@ class Evictor:
 
     @property
     def values(self) -> dict:
-        """What tensors hold between two mutations; see cpp/olla/graph/values.hpp."""
+        """
+        What tensors hold between two mutations; see cpp/olla/graph/values.hpp.
+        """
 
     @property
     def peak(self) -> int: ...

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import builtins
 import collections
-import contextlib
 import functools
 import gc
 import logging
 import operator
 import queue
-import sys
 import threading
 import types
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from olla.pytorch.guards import clocks
 from olla.pytorch.guards.code import is_foundation, module_origin, origin
 from olla.pytorch.guards.generators import Generators
+from olla.pytorch.guards.inside import (
+    code_origin,
+    is_closed,
+    is_scope,
+    no_modes,
+    of_this_thread,
+    own_attributes,
+    parts_of,
+    slots,
+)
 from olla.pytorch.guards.values import MISSING, closed_state, is_plain
 from olla.pytorch.guards.watched import HOOK_TABLES, Holds, Probe, Watched, cell_reader, cell_writer
 
@@ -46,7 +52,6 @@ _BESIDE = {
 }  # fmt: skip
 _WITHIN = ("torch.nn.", "torch.optim.", "torch.distributions.", "torch.utils.data.", "torch.amp.", "torch.cuda.amp.")
 _LOGGED = operator.attrgetter("level", "disabled", "manager.disable", "parent")
-_VIEWS: Any = type({}.keys()) | type({}.values()) | type({}.items())
 _CONTAINERS = (list, dict, tuple, set, frozenset, collections.deque)
 
 
@@ -150,7 +155,7 @@ class Objects:
             self._layer(value, path)
         elif clocks.is_clock(value):
             self.problems.append(f"{clocks.WHAT} ({path})")
-        elif parts := _parts(value):
+        elif parts := parts_of(value):
             for part in parts:
                 self._reach(part, path)
         else:
@@ -254,12 +259,12 @@ class Objects:
         if kind.__module__.partition(".")[0] in _BESIDE and not kind.__module__.startswith(_WITHIN):
             return
         if isinstance(value, list | dict):
-            if not _is_scope(value):  # the globals of a module count by name
+            if not is_scope(value):  # the globals of a module count by name
                 self._watch(value, Holds.ITEMS, path)
                 self._all(value, path)
         elif isinstance(value, tuple | frozenset):
             self._all(value, path)
-        elif _is_closed(kind):
+        elif is_closed(kind):
             state = closed_state(value)
             if state is not None:
                 self.probes.append(Probe(state, state(), path))
@@ -268,11 +273,11 @@ class Objects:
             elif isinstance(value, queue.SimpleQueue):
                 self._all(gc.get_referents(value), path)
         if isinstance(value, threading.local):
-            of_thread = functools.partial(_of_this_thread, value)
+            of_thread = functools.partial(of_this_thread, value)
             self.probes.append(Probe(of_thread, of_thread(), path))
             self._all(dict(value.__dict__), path)
             return
-        attributes = _own_attributes(value)
+        attributes = own_attributes(value)
         if attributes is not None and (attributes or not isinstance(value, _CONTAINERS)):
             if isinstance(value, torch.optim.Optimizer):
                 self._optimizer(value, path)
@@ -284,7 +289,7 @@ class Objects:
         if kind.__flags__ & (1 << 9):
             self.objects.append((value, attributes))
             for part in kind.__mro__:
-                for name in _slots(part):
+                for name in slots(part):
                     self._slot(value, part, name, path)
             self._class(kind, path)
 
@@ -322,81 +327,3 @@ class Objects:
                 self._reach(value, f"{path}.{name}")
             elif not is_plain(value):
                 self._wait(name, functools.partial(attributes.get, name), path)
-
-
-@contextlib.contextmanager
-def no_modes() -> Iterator[None]:
-    """Compute with real tensors in the middle of a trace."""
-    with torch._C.DisableTorchFunction(), _disable_current_modes():
-        yield
-
-
-def values_of(tensor: torch.Tensor) -> Any:
-    with no_modes():
-        return tensor.detach().tolist()
-
-
-def code_origin(code: types.CodeType, scope: dict[str, Any]) -> str:
-    """Return the origin of code that runs; where it was generated, that of the module it was generated for."""
-    if code.co_filename != "<string>":
-        return origin(code.co_filename)
-    name = str(scope.get("__name__", ""))
-    return "stdlib" if name.startswith("namedtuple_") else module_origin(name)
-
-
-def _is_scope(value: Any) -> bool:
-    """Whether a dict holds the globals of a module."""
-    if not isinstance(value, dict) or "__builtins__" not in value:
-        return False
-    module = sys.modules.get(str(value.get("__name__")))
-    return module is not None and vars(module) is value
-
-
-def _is_closed(kind: type) -> bool:
-    """Whether objects of a class hold something that Python code does not see."""
-    slots = sum(len(_slots(base)) for base in kind.__mro__)
-    plain = 8 * (slots + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0))
-    return kind.__basicsize__ > object.__basicsize__ + plain
-
-
-def _slots(kind: type) -> tuple[str, ...]:
-    found = vars(kind).get("__slots__", ())
-    return (found,) if isinstance(found, str) else tuple(found)
-
-
-def _of_this_thread(local: threading.local) -> tuple[Any, ...]:
-    return tuple(local.__dict__.items())
-
-
-def _own_attributes(value: Any) -> dict[str, Any] | None:
-    """Return the dict of an object, whatever its class does to attributes."""
-    try:
-        found = object.__getattribute__(value, "__dict__")
-    except (AttributeError, TypeError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _parts(value: Any) -> tuple[Any, ...]:
-    """Return what makes up a method, a descriptor, a partial function or a reference; empty for everything else."""
-    if isinstance(value, types.MethodType):
-        return (value.__self__, value.__func__)
-    if isinstance(value, types.BuiltinMethodType) and not isinstance(value.__self__, types.ModuleType | type(None)):
-        return (value.__self__,)
-    if isinstance(value, property):
-        return (value.fget, value.fset, value.fdel)
-    if isinstance(value, staticmethod | classmethod):
-        return (value.__func__,)
-    if isinstance(value, functools.cached_property):
-        return (value.func,)
-    if isinstance(value, functools.partial | functools.partialmethod):
-        return (value.func, value.args, value.keywords)
-    if isinstance(value, functools._lru_cache_wrapper):
-        return (value.__wrapped__,)
-    if isinstance(value, types.MappingProxyType | _VIEWS):
-        return tuple(d for d in gc.get_referents(value) if isinstance(d, dict))
-    if isinstance(value, weakref.ref):
-        return (value(), None)
-    if isinstance(value, slice):
-        return (value.start, value.stop, value.step)
-    return ()

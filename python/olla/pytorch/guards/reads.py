@@ -26,7 +26,8 @@ from olla.pytorch.guards import clocks
 from olla.pytorch.guards.code import module_origin, named, origin
 from olla.pytorch.guards.firstuse import FirstUse
 from olla.pytorch.guards.generators import SETTERS
-from olla.pytorch.guards.objects import Objects, code_origin, no_modes, values_of
+from olla.pytorch.guards.inside import code_origin, no_modes, values_of
+from olla.pytorch.guards.objects import Objects
 from olla.pytorch.guards.values import MISSING, is_plain, same
 from olla.pytorch.guards.watched import Holds, Probe, Watched
 

@@ -1,0 +1,144 @@
+"""olla.compile: a training step that runs in its planned order, in one arena. Importing this does not import torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from olla.graph import DeviceProfile, profile_of
+from olla.plan import Goal, Link, Swapping
+from olla.pytorch.step import Step
+
+if TYPE_CHECKING:
+    import torch
+
+
+def compile(
+    model: torch.nn.Module,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    loss: Callable[[Any, Any], Any] | None = None,
+    step: Callable[[Any, Any, Any], Any] | None = None,
+    device: torch.device | str | None = None,
+    time_limit: float = 15.0,
+    seed: int = 0,
+    updates_may_move: bool = True,
+    arena: bool | None = None,
+    cache_size: int = 8,
+    cuda_graph: bool = False,
+    disk_cache: bool = True,
+    budget: int | str | None = None,
+    max_slowdown: float | None = None,
+    minimise: str | None = None,
+    plan_for: str | DeviceProfile | None = None,
+    in_place: bool = True,
+    recompute: bool = True,
+    method: str = "auto",
+    swap: bool | None = None,
+    link: Link | float | None = None,
+    host_budget: int | str | None = None,
+    chunked_loss: int | None = None,
+    checks: str = "run",
+) -> Step:
+    """Turn a training step into one that runs in planned order, in one arena; the first call captures and plans it.
+
+    Parameters, buffers and optimizer state stay the user's own tensors: state_dict, checkpoints, param_groups, learning
+    rate schedules and ``model.eval()`` work as before.
+
+    Args:
+        model: the model to train.
+        optimizer: see olla.capture. None: the gradients are left in ``.grad``, added to those already there.
+        loss: ``loss(model, batch)`` returns the loss, or a tuple that starts with it. None: inference.
+        step: ``step(model, optimizer, batch)``, the body of a training loop, in place of ``loss``: see olla.capture.
+        device: where the model must be; not checked if not given.
+        time_limit: seconds to search for an order; a fifth of it more for the layout.
+        seed: for every random choice of the searches.
+        updates_may_move: whether weight updates may run early, in the backward pass.
+        arena: whether to run at planned addresses, or in planned order on torch's own allocator. None: on a CPU only;
+            the allocator for CUDA is built, but has not been measured yet, so there it must be asked for.
+        cache_size: captures to keep, the latest used. A batch of other shapes or types, and another value of whatever
+            the step reads from Python (a mode, a number in a closure, a hook, a setting of the optimizer, but not its
+            learning rate) need one each.
+        cuda_graph: whether to capture the planned step in a CUDA graph and to replay that: from the third call on, and
+            anew when a learning rate changes, unless that is a tensor on the GPU. Built, not measured.
+        disk_cache: whether plans and recorded requests are kept on disk and found there again by later processes that
+            capture the same step; see docs/step.md.
+        budget: the memory there is, "16GB", "16GiB" or bytes, for resident tensors, outputs and the arena: ops run
+            again, and results take over inputs that die, until the step fits, in the least added time. Results stay
+            the same to the bit.
+        max_slowdown: in place of a budget: the least peak within this share of added time; 0.05 is 5 %.
+        minimise: "peak", in place of a budget: the least peak at whatever time.
+        plan_for: what added time is estimated for, see olla.plan; by default "cpu" or "a100", by where the model is.
+        in_place: whether a budget may let results take over inputs.
+        recompute: whether a budget may run ops again.
+        method: "auto", or "autoswap": the program order, tensors swapped by AutoSwap, with or without a budget.
+        swap: whether a budget may copy tensors to host memory and back; default: where ``host_budget`` says how much of
+            it there is. On CUDA that is built, not measured.
+        link: to host memory: an olla.Link, or bytes per second both ways; by default that of ``plan_for``.
+        host_budget: the host memory there is for swapping, in bytes or as text.
+        chunked_loss: with a goal: compute large linear layers with their cross-entropy in so many chunks of rows. This
+            changes rounding, and is off unless asked for.
+        checks: "run", or "skip" what the step checks of values only to raise an error; see olla.capture. On a GPU each
+            check waits for the kernels before it.
+
+    Returns:
+        The step: ``step(batch)`` runs it and returns what ``loss`` or ``step`` returned.
+
+    Raises:
+        ReplayError: the model is elsewhere than ``device``, or not on a GPU with ``cuda_graph=True``.
+        BudgetError: the budget is no number of bytes. A call of the step raises it where nothing fits the budget.
+        ValueError: cache_size is below 1, an option of the budget is out of its range, or the method or checks unknown.
+
+    Example:
+        >>> import torch, olla
+        >>> model = torch.nn.Linear(8, 4)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> loss = lambda model, x: model(x).square().mean()
+        >>> step = olla.compile(model, optimizer=optimizer, loss=loss, arena=False)
+        >>> losses = [float(step(torch.ones(2, 8))) for _ in range(3)]
+        >>> losses[2] < losses[1] < losses[0]
+        True
+    """
+    profile = _profile(model, plan_for)
+    goal = Goal.of(budget, max_slowdown, minimise, profile, in_place, recompute, chunked_loss)
+    return Step(
+        model,
+        optimizer,
+        loss,
+        step,
+        device,
+        {"time_limit": time_limit, "seed": seed, "updates_may_move": updates_may_move},
+        arena,
+        cache_size,
+        cuda_graph,
+        disk_cache,
+        goal,
+        _swapping(profile, goal, method, swap, link, host_budget),
+        method == "autoswap",
+        profile,
+        checks,
+    )
+
+
+def _profile(model: torch.nn.Module, plan_for: str | DeviceProfile | None) -> DeviceProfile:
+    if plan_for is None:
+        tensors = [*model.parameters(), *model.buffers()]
+        plan_for = "a100" if any(t.device.type == "cuda" for t in tensors) else "cpu"
+    return profile_of(plan_for)
+
+
+def _swapping(
+    profile: DeviceProfile,
+    goal: Goal | None,
+    method: str,
+    swap: bool | None,
+    link: Link | float | None,
+    host_budget: int | str | None,
+) -> Swapping | None:
+    from olla.plan import Link
+
+    if method not in ("auto", "autoswap"):
+        raise ValueError(f"method is {method!r}, expected 'auto' or 'autoswap': the others plan, see olla.plan")
+    found = Swapping.of(swap, host_budget, link, method, goal)
+    return found and dataclasses.replace(found, link=Link.of(profile if link is None else link))

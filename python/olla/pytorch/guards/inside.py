@@ -1,0 +1,98 @@
+"""What objects are made of: their attributes, slots and parts, and whether they hold what Python code does not see."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from olla.pytorch.guards.code import module_origin, origin
+
+_VIEWS: Any = type({}.keys()) | type({}.values()) | type({}.items())
+
+
+@contextlib.contextmanager
+def no_modes() -> Iterator[None]:
+    """Compute with real tensors in the middle of a trace."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
+
+
+def values_of(tensor: torch.Tensor) -> Any:
+    with no_modes():
+        return tensor.detach().tolist()
+
+
+def code_origin(code: types.CodeType, scope: dict[str, Any]) -> str:
+    """Return the origin of code that runs; where it was generated, that of the module it was generated for."""
+    if code.co_filename != "<string>":
+        return origin(code.co_filename)
+    name = str(scope.get("__name__", ""))
+    return "stdlib" if name.startswith("namedtuple_") else module_origin(name)
+
+
+def is_scope(value: Any) -> bool:
+    """Whether a dict holds the globals of a module."""
+    if not isinstance(value, dict) or "__builtins__" not in value:
+        return False
+    module = sys.modules.get(str(value.get("__name__")))
+    return module is not None and vars(module) is value
+
+
+def is_closed(kind: type) -> bool:
+    """Whether objects of a class hold something that Python code does not see."""
+    num_slots = sum(len(slots(base)) for base in kind.__mro__)
+    plain = 8 * (num_slots + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0))
+    return kind.__basicsize__ > object.__basicsize__ + plain
+
+
+def slots(kind: type) -> tuple[str, ...]:
+    found = vars(kind).get("__slots__", ())
+    return (found,) if isinstance(found, str) else tuple(found)
+
+
+def of_this_thread(local: threading.local) -> tuple[Any, ...]:
+    return tuple(local.__dict__.items())
+
+
+def own_attributes(value: Any) -> dict[str, Any] | None:
+    """Return the dict of an object, whatever its class does to attributes."""
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except (AttributeError, TypeError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def parts_of(value: Any) -> tuple[Any, ...]:
+    """Return what makes up a method, a descriptor, a partial function or a reference; empty for everything else."""
+    if isinstance(value, types.MethodType):
+        return (value.__self__, value.__func__)
+    if isinstance(value, types.BuiltinMethodType) and not isinstance(value.__self__, types.ModuleType | type(None)):
+        return (value.__self__,)
+    if isinstance(value, property):
+        return (value.fget, value.fset, value.fdel)
+    if isinstance(value, staticmethod | classmethod):
+        return (value.__func__,)
+    if isinstance(value, functools.cached_property):
+        return (value.func,)
+    if isinstance(value, functools.partial | functools.partialmethod):
+        return (value.func, value.args, value.keywords)
+    if isinstance(value, functools._lru_cache_wrapper):
+        return (value.__wrapped__,)
+    if isinstance(value, types.MappingProxyType | _VIEWS):
+        return tuple(d for d in gc.get_referents(value) if isinstance(d, dict))
+    if isinstance(value, weakref.ref):
+        return (value(), None)
+    if isinstance(value, slice):
+        return (value.start, value.stop, value.step)
+    return ()
