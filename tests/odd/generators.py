@@ -84,6 +84,19 @@ def a_generator_set_back_after_its_draw() -> Loop:
 
 
 @odd
+def a_generator_of_an_object_seeded_in_a_method() -> Loop:
+    class Noise:
+        def __init__(self) -> None:
+            self.generator = torch.Generator().manual_seed(7)
+
+        def draw(self) -> Any:
+            self.generator.manual_seed(7)
+            return noise(self.generator)
+
+    return train(loss=noisy(Noise().draw))
+
+
+@odd
 def a_copy_of_a_generator() -> Loop:
     generator = torch.Generator()
     return train(loss=noisy(lambda: noise(generator.clone_state())))

@@ -7,6 +7,7 @@ import itertools
 import torch
 
 from olla.errors import CaptureError
+from olla.pytorch.guards.inside import no_modes
 
 SETTERS = frozenset({"manual_seed", "seed", "set_state", "graphsafe_set_state", "set_offset"})
 
@@ -23,22 +24,24 @@ class Generators:
         self._own: dict[int, torch.Generator] = {}
         self._before: dict[int, torch.Tensor] = {}  # of those that are watched
         self._ours: dict[int, torch.Tensor] = {}
-        self._watches = False
+        self._begun = self._watches = False
         self._seeds = itertools.count(0x5EED_0F_011A)
 
     def add(self, generator: torch.Generator) -> None:
         """Note a generator that is there before the step draws."""
         if id(generator) not in self._known:
             self._known[id(generator)] = self._own[id(generator)] = generator
-            if self._watches:
-                self._set(generator)
+            self._set_new()
+
+    def begin(self) -> None:
+        """Note that the trace begins: until ``restore`` states may be others."""
+        self._begun = True
+        self._set_new()
 
     def watch(self) -> None:
-        """Find out from now on whether the step sets the state of one of them."""
-        if not self._watches:
-            self._watches = True
-            for generator in self._own.values():
-                self._set(generator)
+        """Find out whether the step sets the state of one of them."""
+        self._watches = True
+        self._set_new()
 
     def draws(self, generator: torch.Generator) -> None:
         """Note that an operator of the step draws from a generator.
@@ -58,7 +61,9 @@ class Generators:
     def check(self) -> None:
         """Raise a CaptureError if the step has set the state of a generator."""
         for key, ours in self._ours.items():
-            if not torch.equal(self._own[key].get_state(), ours):
+            with no_modes():
+                is_ours = torch.equal(self._own[key].get_state(), ours)
+            if not is_ours:
                 raise CaptureError(
                     "the step seeds a random number generator or sets its state, which a planned step would not do "
                     "again: do that before the step is called"
@@ -66,15 +71,22 @@ class Generators:
 
     def restore(self) -> None:
         """Give the generators the states back that they had."""
-        for key, state in self._before.items():
-            self._own[key].set_state(state)
+        with no_modes():
+            for key, state in self._before.items():
+                self._own[key].set_state(state)
         self._before.clear()
         self._ours.clear()
 
+    def _set_new(self) -> None:
+        for key, generator in self._own.items():
+            if self._begun and self._watches and key not in self._before:
+                self._set(generator)
+
     def _set(self, generator: torch.Generator) -> None:
-        self._before.setdefault(id(generator), generator.get_state())
-        generator.manual_seed(next(self._seeds))
-        self._ours[id(generator)] = generator.get_state()
+        with no_modes():
+            self._before.setdefault(id(generator), generator.get_state())
+            generator.manual_seed(next(self._seeds))
+            self._ours[id(generator)] = generator.get_state()
 
 
 def _of_devices() -> tuple[torch.Generator, ...]:

@@ -84,6 +84,7 @@ class Reads(Objects):
                 return self._see_clocks
             return before(frame, event, argument) if before is not None else None
 
+        self.generators.begin()
         with self._first_use.watching(is_here):
             sys.settrace(entered)
             try:
@@ -98,8 +99,7 @@ class Reads(Objects):
         Raises:
             CaptureError: the step has made it, or set its state.
         """
-        with no_modes():
-            self.generators.draws(generator)
+        self.generators.draws(generator)
 
     def value_of(self, tensor: torch.Tensor) -> None:
         """Note that the step reads the values of a tensor that is no input."""
@@ -120,8 +120,7 @@ class Reads(Objects):
                 f"the step reads {self.problems[0]}, which would be frozen into the captured step. Read it before the "
                 "step, and pass it in with the batch, as a tensor."
             )
-        with no_modes():
-            self.generators.check()
+        self.generators.check()
         for watched in self.watched:
             self._check_own(watched, is_constant)
         for probe in self.probes:
@@ -163,8 +162,8 @@ class Reads(Objects):
                     watched.undo()
             for probe in self.probes:
                 probe.undo()
+            self.generators.restore()
             with no_modes(), torch.no_grad():
-                self.generators.restore()
                 for tensor, before in self._saved.values():
                     if not torch.equal(tensor, before):
                         tensor.copy_(before)
@@ -193,8 +192,7 @@ class Reads(Objects):
                 self._scopes.append(scope)
             self._clocks |= clocks.offsets(code, scope) if where == "user" else {}
         if where in ("user", "installed") and names.loaded & SETTERS:
-            with no_modes():
-                self.generators.watch()
+            self.generators.watch()
         for function, path in self._functions.get(code, ()):
             self._closure(function, path)
         self._learn(names.loaded)
