@@ -296,12 +296,28 @@ HELD: list[Any] = []
 
 def test_what_is_read_behind_the_back_of_the_step_is_refused() -> None:
     model = linear()
-    HELD[:] = [model[0].bias]
+    HELD[:] = [model[0].bias.detach()]
     with pytest.raises(
         olla.CaptureError, match=r"uses 0.bias in a way that cannot be followed.*Take it from the model"
     ):
         olla.capture(model, batch(), loss=hidden_in_function)
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_parameter_that_something_else_holds_is_followed_into_a_function_of_the_users_own() -> None:
+    model = linear()
+
+    def loss(model: Any, x: Any) -> Any:
+        return Scale.apply(model(x), held[0]).sum()
+
+    eager, planned = (World(m, torch.optim.SGD(m.parameters(), lr=0.1), batch(), loss) for m in (model, linear()))
+    planned.model.load_state_dict(eager.model.state_dict())
+    results = []
+    for world, run in ((eager, lambda: eager.eager(3)), (planned, lambda: planned.planned(planned.compiled(), 3))):
+        held = [world.model[0].bias]  # type: ignore[index]
+        results.append(run())
+    assert same(*results)
+    assert same(planned.values(), eager.values())
 
 
 @pytest.mark.parametrize(
