@@ -70,6 +70,8 @@ class Planned:
 
     def __call__(self, batch: Any) -> Any:
         self.number += 1
+        if self.number == 3 and self.wrong is refuse_at_once:
+            refuse("the loss reads a file, which is not compared: read it before the step")
         result = self.loop.plain(batch)
         return self.wrong(self.loop, result) if self.number == 3 else result
 
@@ -79,6 +81,10 @@ class Planned:
 
 def refuse(message: str) -> Any:
     raise olla.CaptureError(message)
+
+
+def refuse_at_once(loop: Loop, result: Any) -> Any:
+    """Stands for a step that is refused before it has changed anything."""
 
 
 def add_to_a_parameter(loop: Loop, result: Any) -> Any:
@@ -97,7 +103,8 @@ def add_to_a_parameter(loop: Loop, result: Any) -> Any:
         (lambda loop, result: result.double(), "WRONG"),
         (lambda loop, result: torch.rand(()) * 0 + result, "WRONG"),  # moves torch's random state
         (add_to_a_parameter, "WRONG"),
-        (lambda loop, result: refuse("the loss reads a file, which is not compared: read it before the step"), "error"),
+        (refuse_at_once, "error"),
+        (lambda loop, result: refuse("the loss reads a file, which is not compared: read it before the step"), "WRONG"),
         (lambda loop, result: refuse("no"), "RAW"),
         (lambda loop, result: {}["gone"], "RAW"),
     ],

@@ -162,7 +162,7 @@ def test_without_memory_to_record_the_step_is_planned_without_workspaces() -> No
     planned(world, step, 2)
     saved = Saved(world, step)
     runner = runner_of(step)
-    runner.__init__(runner._captured, runner.plan, runner._sources, runner._replay, "")
+    runner.__init__(runner._captured, runner.plan, runner._replay, "")
     with failing(runner.program, 40, no_memory), pytest.raises(RuntimeError, match="allocate memory"):
         step(world.batch)
     saved.restore()
