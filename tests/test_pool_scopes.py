@@ -78,6 +78,7 @@ def in_child(body: Callable[[], bool]) -> bool:
         child = os.fork()
     if child == 0:
         result = False
+        torch.set_num_threads(1)  # the threads that kernels share are not in the child
         try:
             result = body()
         finally:

@@ -313,16 +313,22 @@ def test_a_capture_interrupted_at_any_moment_leaves_the_process_and_the_model_as
 def test_a_second_interrupt_ends_a_capture_that_waits_for_something() -> None:
     model = nn.Linear(2, 2)
 
+    began = threading.Lock()
+    began.acquire()
+
     def stuck(model: Any, x: Any) -> Any:
+        began.release()
         time.sleep(20)
         return square(model, x)
 
     def twice() -> None:
+        began.acquire(timeout=60)
         for _ in range(2):
             time.sleep(0.3)
             os.kill(os.getpid(), 2)
 
     thread = threading.Thread(target=twice)
+    olla.capture(model, torch.ones(1, 2), loss=square)  # torch loads parts of itself at first use
     start = time.perf_counter()
     with untouched():
         thread.start()

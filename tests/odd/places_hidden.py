@@ -23,10 +23,8 @@ import types
 import weakref
 from typing import Any
 
-from steps import torch
-
 from . import settings as helper
-from .loops import cleanup, number_at, of_process, patch
+from .loops import number_at, of_process, patch
 from .places_exotic import either
 from .places_usual import Place
 
@@ -364,12 +362,6 @@ def in_the_level_of_a_logger() -> Place:
     logger = logging.getLogger("odd")
     patch(logger, "level", logging.NOTSET)
     return lambda value: logger.setLevel(int(10 * value)), lambda: 2.0 if logger.isEnabledFor(13) else 1.0
-
-
-@either
-def in_how_many_threads_torch_uses() -> Place:
-    cleanup.callback(torch.set_num_threads, torch.get_num_threads())
-    return lambda value: torch.set_num_threads(1 + (value > 1.3)), torch.get_num_threads
 
 
 @either
