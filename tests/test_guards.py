@@ -305,6 +305,18 @@ def test_an_attribute_that_a_function_is_given_later_is_captured_anew() -> None:
     assert run(True) == run(False)
 
 
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")  # raised half-way, it would leave oneDNN switched off
+def test_a_setting_that_the_step_changes_for_a_while_is_as_it_was_after_the_capture() -> None:
+    def loss(model: nn.Module, x: Any) -> Any:
+        with torch.backends.mkldnn.flags(enabled=False):
+            return square(model, x)
+
+    before = torch.backends.mkldnn.enabled
+    with pytest.raises(olla.CaptureError, match="changes settings of torch that its kernels read"):
+        compiled(layers(), loss)(rows())
+    assert torch.backends.mkldnn.enabled == before
+
+
 class Lazy(nn.Module):
     """Makes a table at its first use, and writes into it: numbers, or something of the batch."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,19 +12,28 @@ from torch._dispatch.python import enable_python_dispatcher
 
 from olla.pytorch.capture.exclusive import Capture
 
+_here = threading.local()  # .in_lstm: whether an LSTM is traced on this thread
+
 
 @contextlib.contextmanager
 def plain_recurrent_layers(capture: Capture) -> Iterator[None]:
     """Let what torch has of LSTMs in Python believe that oneDNN is off; its kernel asks for all threads."""
-    with capture.replaced(torch._C, "_get_mkldnn_enabled", lambda: False):
+    enabled = torch._C._get_mkldnn_enabled
+    with capture.replaced(torch._C, "_get_mkldnn_enabled", lambda: enabled() and not getattr(_here, "in_lstm", False)):
         yield
 
 
-def lstm(data: torch.Tensor, second: Any, third: Any, *rest: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Do what torch.lstm does, by operators; its arguments are those of one of the two overloads of that function.
+def lstm(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Do what torch.lstm does, by operators; its arguments are those of one of the two overloads of that function."""
+    _here.in_lstm = True
+    try:
+        return _layers(*args)
+    finally:
+        _here.in_lstm = False
 
-    Layers with dropout between them run one by one: torch's decomposition leaves the dropout out.
-    """
+
+def _layers(data: torch.Tensor, second: Any, third: Any, *rest: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Run layers with dropout between them one by one: torch's decomposition leaves the dropout out."""
     is_packed = isinstance(second, torch.Tensor)
     hidden, parameters = (third, rest[0]) if is_packed else (second, third)
     has_biases, num_layers, dropout, trains, bidirectional, *batch_first = rest[is_packed:]
