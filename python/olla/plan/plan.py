@@ -288,8 +288,8 @@ class Plan:
 
     @classmethod
     def _fields_of_section(cls, content: object) -> dict[str, Any]:
-        """Return the fields that this kind of plan adds, from its section of a plan file."""
-        raise NotImplementedError
+        """Return the fields that this kind of plan adds, from its section of a plan file; a plain plan adds none."""
+        return {}
 
     def __repr__(self) -> str:
         """Say the essentials on one line."""

@@ -275,7 +275,7 @@ class Lent(TorchFunctionMode):
 
     @contextlib.contextmanager
     def in_functions(self, capture: Capture) -> Iterator[None]:
-        """Put stand-ins into what torch calls without asking a mode: autograd.Function, transforms of torch.func."""
+        """Put stand-ins into what asks no mode (scripted and autograd functions, torch.func); enter it in backward."""
         with contextlib.ExitStack() as stack:
             for module, name in _UNASKED:
                 stack.enter_context(capture.replaced(module, name, self._lent_to(getattr(module, name))))
