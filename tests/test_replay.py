@@ -22,15 +22,22 @@ from olla.pytorch.memory.replay import Replay, Table  # noqa: E402
 pytestmark = pytest.mark.torch
 
 
+def collect() -> None:
+    """Collect until nothing is left: a cycle through tensors in C++ ends only in the pass after theirs."""
+    while gc.collect():
+        pass
+
+
 @pytest.fixture
 def replay() -> Iterator[Replay]:
     replay = planned.load(torch.device("cpu"))
-    gc.collect()
+    collect()
     before = replay.held_bytes
     yield replay
     replay.release()
-    gc.collect()
-    assert replay.held_bytes == before
+    collect()
+    # What other tests of this process left may end meanwhile: it counts for less, never for more.
+    assert replay.held_bytes <= before
 
 
 def table(requests: Sequence[Sequence[tuple[int, int]]], arena_bytes: int) -> Table:
@@ -364,15 +371,16 @@ def test_out_of_memory_inside_a_window_leaves_the_process_healthy(replay: Replay
 
 def test_two_tables_run_alternately_in_arenas_that_are_kept(replay: Replay) -> None:
     tables = [table([[(64, 0)]], 64), table([[(128, 64)], [(64, 0)]], 192)]
+    held = replay.held_bytes
     for i in range(100):
         replay.activate(tables[i % 2])
         [tensor] = ones(replay, 0, 16 + 16 * (i % 2))
         assert offset(replay, tensor) == 64 * (i % 2)
         del tensor
         assert replay.deactivate(keep_arena=True)[:2] == (1, 0)
-    assert replay.held_bytes == 192
+    assert replay.held_bytes == held + 192
     replay.release()
-    assert replay.held_bytes == 0
+    assert replay.held_bytes == held
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="needs /proc")
@@ -390,11 +398,11 @@ def test_a_thousand_steps_do_not_grow_the_process(replay: Replay) -> None:
 
     for _ in range(50):
         cycle()
-    before = process_bytes()
+    held, before = replay.held_bytes, process_bytes()
     for _ in range(1000):
         cycle()
     assert process_bytes() - before < 8 << 20  # a leak of one arena in each step would be 2 GiB
-    assert replay.held_bytes == 0
+    assert replay.held_bytes == held
 
 
 def test_tensors_in_an_arena_may_live_until_the_interpreter_ends() -> None:
