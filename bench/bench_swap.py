@@ -102,8 +102,6 @@ def with_recomputation(
             start = time.process_time()
             plan = olla.plan(graph, chunked_loss=chunks, link=link, swap=True, swap_state=state, **goal)  # type: ignore[arg-type]
             seconds = time.process_time() - start
-            assert isinstance(alone, olla.BudgetPlan)
-            assert isinstance(plan, olla.SwapPlan)
             olla.check(graph, plan)
             if plan.peak_bytes > alone.peak_bytes or plan.slowdown > slowdown * (1 + 1e-9):
                 raise olla.PlanError(

@@ -24,7 +24,6 @@ def run(device: str, time_limit: float, strict: bool, outs: list[Path]) -> int:
         graph, name = olla.Graph.load(path), graph_name(path)
         wall, cpu = time.perf_counter(), time.process_time()
         plan = olla.plan(graph, max_slowdown=_SLOWDOWN, device=device, time_limit=time_limit)
-        assert isinstance(plan, olla.BudgetPlan)
         cpu, seconds[name] = time.process_time() - cpu, time.perf_counter() - wall
         reduction, most = (
             100 * (1 - peak / plan.base_peak_bytes) for peak in (plan.peak_bytes, plan.peak_lower_bound_bytes)

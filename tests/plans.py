@@ -71,6 +71,10 @@ def plan_of(graph: Graph, order: Sequence[int], *, alignment: int = 8, layout: b
         peak_op=None,
         peak_tensors=(),
         options={},
+        source_digest=graph.digest,
+        goal={},
+        base_peak_bytes=oracle.peak(graph, order),
+        peak_lower_bound_bytes=resident,
     )
     return replace(with_layout(graph, plan) if layout else plan, **fields)
 

@@ -27,10 +27,10 @@ PLANNING = {
     "order": "base graph plan ilp layout",
     "methods": "base graph plan ilp layout order",
     "check": "graph plan",
-    "pipeline": "base graph plan layout order check",
-    "chunk": "base graph plan check pipeline",
-    "recompute": "base graph plan ilp order check pipeline",
-    "swap": "base graph plan check pipeline recompute",
+    "pipeline": "base graph plan layout order",
+    "chunk": "base graph plan pipeline",
+    "recompute": "base graph plan ilp order pipeline",
+    "swap": "base graph plan pipeline recompute",
     "planner": "base graph plan check pipeline chunk recompute swap",
 }
 PYTORCH = {

@@ -103,7 +103,6 @@ def test_a_budget_that_everything_fits_adds_no_time() -> None:
     b.op("write", writes=[x])
     b.op("read", reads=[x])
     found = olla.plan(b.build(), budget="1MB", time_limit=1.0)
-    assert isinstance(found, olla.BudgetPlan)
     assert (found.peak_bytes, found.added_seconds, found.num_recomputed) == (100, 0.0, 0)
     assert np.array_equal(found.origin, [0, 1])
 
@@ -119,7 +118,6 @@ def test_a_measured_profile_describes_this_machine_and_plans() -> None:
     tensor = builder.tensor(8)
     builder.op("make", writes=[tensor], moved_bytes=8)
     plan = olla.plan(builder.build(), max_slowdown=0.1, device=profile)
-    assert isinstance(plan, olla.BudgetPlan)
     assert plan.base_seconds == pytest.approx(8 / profile.bytes_per_second + profile.launch_seconds)
 
 

@@ -21,7 +21,7 @@ from olla import Graph, OllaError, Plan
 from olla.layout import read_buffers, requests, write_offsets
 from olla.layout.layout import layout
 from olla.layout.requests import NEVER, Trace
-from olla.plan.table import text
+from olla.plan.table import rows, text
 
 NUM_CASES = int(os.environ.get("OLLA_FUZZ", "200"))
 SEEDS = st.integers(0, 2**32 - 1)
@@ -98,7 +98,7 @@ def test_a_damaged_plan_is_read_or_gives_one_clear_error(folder: Path) -> None:
         except OllaError as error:
             rules.add(require_clear(error, path, data))
             return
-        assert text(plan.rows(), True)
+        assert text(rows(plan), True)
         plan.save(folder / "again.json")
         assert (folder / "again.json").read_bytes()
         try:

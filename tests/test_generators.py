@@ -56,7 +56,7 @@ def test_draws_of_own_generators_are_those_of_the_ordinary_loop_within_any_goal(
     found = [*planned.planned(step, NUM_STEPS), *planned.values(), *planned.model.states()]
     assert same(found, wanted)
     if goal:
-        again = {step.graph.targets[i] for i in (step.plan.rerun == Rerun.REPLAY).nonzero()[0]}
+        again = {step.graph.targets[i] for i in (step.plan.recomputed.rerun == Rerun.REPLAY).nonzero()[0]}
         assert {"aten.randn.generator", "aten.rand.generator"} <= again
 
 
@@ -72,5 +72,5 @@ def test_a_generator_whose_state_cannot_be_set_is_never_drawn_from_again(monkeyp
     wanted = [*eager.eager(), *eager.values(), *eager.model.states()]
     step = planned.compiled(minimise="peak", disk_cache=False)
     assert same([*planned.planned(step), *planned.values(), *planned.model.states()], wanted)
-    again = {step.graph.targets[i] for i in (step.plan.rerun == Rerun.REPLAY).nonzero()[0]}
+    again = {step.graph.targets[i] for i in (step.plan.recomputed.rerun == Rerun.REPLAY).nonzero()[0]}
     assert not {target for target in again if target.endswith(".generator")}

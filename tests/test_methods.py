@@ -313,16 +313,3 @@ def test_details_survive_a_file_and_are_printed_on_request(tmp_path: Any, capsys
     loaded = Plan.load(tmp_path / "plan.json")
     assert any("segment 0" in line for line in loaded.details)
     assert loaded.arena_lower_bound_bytes > 0
-
-
-def test_plans_from_before_details_and_arena_bounds_are_still_read(tmp_path: Any) -> None:
-    import json
-
-    path = tmp_path / "plan.json"
-    plan(training_step()).save(path)
-    content = json.loads(path.read_text())
-    del content["details"], content["arena_lower_bound_bytes"]
-    path.write_text(json.dumps(content))
-    loaded = Plan.load(path)
-    assert (loaded.details, loaded.arena_lower_bound_bytes) == ((), 0)
-    check(training_step(), loaded)

@@ -108,22 +108,24 @@ def test_a_broken_base_order_is_left_out(
 
 def test_a_rival_of_a_rewriting_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch, rewritable: Graph) -> None:
     monkeypatch.setattr(search, "induced", raises)
-    monkeypatch.setattr(search.Run, "_close_enough", lambda *_: False)
+    monkeypatch.setattr(search.RecomputeSearch, "_close_enough", lambda *_: False)
     plan = olla.plan(rewritable, max_slowdown=0.05, time_limit=1.0)
     olla.check(rewritable, plan)
     assert any("the order of the rewritten graph" in line for line in left_out(plan))
 
 
-@pytest.mark.parametrize("way", ["_without_swaps", "_fitted_with_swaps"])
+WAYS = [search.RecomputeSearch, combine.CombinedSearch]
+
+
+@pytest.mark.parametrize("way", [0, 1])
 def test_of_plans_with_and_without_swaps_one_may_fail(
-    monkeypatch: pytest.MonkeyPatch, rewritable: Graph, way: str
+    monkeypatch: pytest.MonkeyPatch, rewritable: Graph, way: int
 ) -> None:
     budget_bytes = 2 * olla.plan(rewritable, minimise="peak", time_limit=1.0).peak_bytes
-    monkeypatch.setattr(combine._Combined, way, raises)
+    monkeypatch.setattr(WAYS[way], "within", raises)
     plan = olla.plan(rewritable, budget=budget_bytes, host_budget="1GiB", time_limit=1.0)
     olla.check(rewritable, plan)
-    other = {"_without_swaps": "_fitted_with_swaps"}.get(way, "_without_swaps")
-    monkeypatch.setattr(combine._Combined, other, raises)
+    monkeypatch.setattr(WAYS[1 - way], "within", raises)
     with pytest.raises(RuntimeError, match="planted"):
         olla.plan(rewritable, budget=budget_bytes, host_budget="1GiB", time_limit=1.0)
 

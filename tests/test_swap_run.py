@@ -22,15 +22,12 @@ from test_robust import Saved, fail, failing, no_memory
 from test_step import planned, runner_of
 
 import olla
-from olla import pipeline
-from olla.plan import Link, SwapPlan, Swaps
+from olla.plan import Link, Swapped, Swaps
 from olla.pytorch.memory import copies
 from olla.pytorch.memory.copies import Copies, HostMemory, Outline, whole
 from olla.pytorch.memory.requests import with_costs
-from olla.pytorch.planner import without_costs
 from olla.pytorch.program.swapped import Transfers, transfers
-from olla.swap import autoswap, choose
-from olla.swap.assemble import with_swaps
+from olla.swap import autoswap, choose, swapped_graph
 from olla.swap.search import Search
 
 pytestmark = pytest.mark.torch
@@ -72,8 +69,7 @@ def test_five_steps_with_swaps_are_those_without_to_the_bit(name: str, optimizer
         assert same(swapped, values)
         report = step.report()
         require_as_planned(report)
-        assert isinstance(step.plan, SwapPlan)
-        assert report.swap.num_swaps == len(step.plan.swaps.tensor)
+        assert report.swap.num_swaps == len(step.plan.swapped.swaps.tensor)
         # Behind recomputation, nothing is left to swap in the ResNet: its peak is the memory of one op.
         assert report.swap.num_swaps > 0 or (name, "swap" in options) == ("resnet50", True)
         assert (report.swap.host_bytes > 0) == (report.swap.num_swaps > 0)
@@ -84,7 +80,7 @@ def test_five_steps_with_swaps_are_those_without_to_the_bit(name: str, optimizer
             ways[1]["budget"] = (plain.planned_peak_bytes + max(needed, report.planned_peak_bytes)) // 2
         assert report.planned_peak_bytes < plain.planned_peak_bytes or "method" in options
         captured = runner_of(step)._captured.graph
-        olla.check(captured, without_costs(step.plan, captured))
+        olla.check(captured, step.plan)
 
 
 def test_host_memory_stays_within_its_budget() -> None:
@@ -106,7 +102,7 @@ def test_without_an_arena_the_numbers_are_the_same() -> None:
     assert same(values, unbudgeted("gpt2", "momentum")[1])
     graph = runner_of(step)._captured.graph
     estimated = float(olla.graph.PROFILES["cpu"].op_seconds(graph).sum())
-    assert step.plan.swaps.base_seconds != pytest.approx(estimated, rel=1e-6)
+    assert step.plan.swapped.swaps.base_seconds != pytest.approx(estimated, rel=1e-6)
     assert step.report().swap.num_swaps > 0
 
 
@@ -192,10 +188,10 @@ def test_copies_are_planned_anew_with_measured_seconds_once() -> None:
     graph = runner._captured.graph
     assert (graph.seconds == 0).all()
     estimated = float(olla.graph.PROFILES["cpu"].op_seconds(graph).sum())
-    assert step.plan.recomputation.base_seconds != pytest.approx(estimated, rel=1e-6)
-    chosen = step.plan.swaps
+    assert step.plan.base_seconds != pytest.approx(estimated, rel=1e-6)
+    chosen = step.plan.swapped.swaps
     planned(world, step, 3)
-    assert step.plan.swaps is chosen
+    assert step.plan.swapped.swaps is chosen
 
 
 @pytest.mark.parametrize(
@@ -336,7 +332,7 @@ def test_a_later_process_finds_the_swaps_on_disk(tmp_path: Path) -> None:
     assert first[1] == second[1]
 
 
-def required(t: Transfers, plan: SwapPlan) -> None:
+def required(t: Transfers, plan: Swapped) -> None:
     """Walk the program: nothing in host memory is written over before it is back, or by a copy that does not wait."""
     out_at_host: set[int] = set()
     queue: list[int] = []  # copies back, as issued
@@ -379,7 +375,7 @@ def test_copies_of_any_choice_of_blocks_keep_out_of_each_others_way(
     search = Search(g, order, seconds, Link.of(float(max(1, g.tensor_bytes.max(initial=1)))), min_bytes=1)
     blocks = np.flatnonzero(rng.random(len(search.blocks.tensor)) < 0.8).astype(np.int32)
     limit = int(search.live.max(initial=0) * share) if share else None
-    plan = with_swaps(g, order, search.evaluate(blocks, limit), pipeline.Options(layout=False, time_limit=0.1), None)
+    plan = swapped_graph(g, order, search.evaluate(blocks, limit))
     required(transfers(plan), plan)
 
 
@@ -393,7 +389,7 @@ def test_a_tensor_that_leaves_twice_goes_out_again_once_it_is_back() -> None:
     program = np.arange(g.num_ops, dtype=np.int32)
     search = Search(g, program, g.seconds, Link.of(2e6), min_bytes=1 << 19)
     swaps: Swaps = search.evaluate(np.arange(2, dtype=np.int32))
-    plan = with_swaps(g, program, swaps, pipeline.Options(layout=False, time_limit=0.1), None)
+    plan = swapped_graph(g, program, swaps)
     t = transfers(plan)
     assert swaps.tensor.tolist() == [x, x]
     assert t.tensor[0] == x != t.tensor[1]

@@ -25,9 +25,10 @@ from olla.check.swapped import check_copies, check_swaps
 from olla.cli.parser import main
 from olla.errors import BudgetError, PlanError
 from olla.graph import DeviceProfile, Graph, profile_of, rules
-from olla.plan import Link, SwapPlan
+from olla.plan import Link, Plan
 from olla.plan.recomputed import Decision
 from olla.plan.swapped import SwapDecision
+from olla.planner import needed_bytes
 from olla.recompute import search
 from olla.swap import combine, swapped_graph
 from olla.swap.bound import SwapBound, working_sets
@@ -50,20 +51,17 @@ def small_blocks_are_swapped_too() -> Iterator[None]:
         yield
 
 
-def planned(graph: Graph, **options: Any) -> SwapPlan:
+def planned(graph: Graph, **options: Any) -> Plan:
     given: dict[str, Any] = {"max_slowdown": 0.1, "swap": True, "link": SLOW, "time_limit": 1.0}
-    plan = olla.plan(graph, **(given | options))
-    assert isinstance(plan, SwapPlan)
-    return plan
+    return olla.plan(graph, **(given | options))
 
 
 def test_swapping_is_on_where_host_memory_is_granted_or_it_is_asked_for() -> None:
     g = chain()
-    assert isinstance(olla.plan(g, max_slowdown=0.1, host_budget="64GB", time_limit=1.0), SwapPlan)
-    assert isinstance(olla.plan(g, max_slowdown=0.1, swap=True, time_limit=1.0), SwapPlan)
-    assert isinstance(olla.plan(g, max_slowdown=0.1, time_limit=1.0), olla.BudgetPlan)
-    off = olla.plan(g, max_slowdown=0.1, host_budget="64GB", swap=False, time_limit=1.0)
-    assert isinstance(off, olla.BudgetPlan)
+    assert olla.plan(g, max_slowdown=0.1, host_budget="64GB", time_limit=1.0).swapped is not None
+    assert olla.plan(g, max_slowdown=0.1, swap=True, time_limit=1.0).swapped is not None
+    assert olla.plan(g, max_slowdown=0.1, time_limit=1.0).swapped is None
+    assert olla.plan(g, max_slowdown=0.1, host_budget="64GB", swap=False, time_limit=1.0).swapped is None
 
 
 @pytest.mark.parametrize(
@@ -99,10 +97,9 @@ def test_a_plan_that_swaps_comes_back_from_its_file_as_it_was(tmp_path: Path) ->
     plan = planned(g)
     plan.save(tmp_path / "plan.json.gz")
     loaded = olla.Plan.load(tmp_path / "plan.json.gz")
-    assert isinstance(loaded, SwapPlan)
     assert loaded.to_object() == plan.to_object()
-    assert loaded.recomputation is not None
-    assert loaded.swaps.stall_seconds == plan.swaps.stall_seconds
+    assert [rewrite.kind for rewrite in loaded.rewrites] == ["recomputed", "swapped"]
+    assert loaded.swapped.swaps.stall_seconds == plan.swapped.swaps.stall_seconds
     assert str(loaded) == str(plan)
     olla.check(g, loaded)
 
@@ -111,10 +108,10 @@ def test_a_plan_that_swaps_comes_back_from_its_file_as_it_was(tmp_path: Path) ->
 def test_a_budget_with_swaps_is_met_where_one_without_is_and_no_later(seed: int) -> None:
     graph = random_graph(60, seed=seed, window=20, max_bytes=10_000_000)
     least = olla.plan(graph, minimise="peak", time_limit=5.0)
-    total = search.needed_bytes(least.graph, least)
+    total = needed_bytes(least)
     without = olla.plan(graph, budget=total, time_limit=5.0)
     found = olla.plan(graph, budget=total, swap=True, time_limit=10.0)
-    assert search.needed_bytes(found.graph, found) <= total
+    assert needed_bytes(found) <= total
     assert found.added_seconds <= without.added_seconds * (1 + 1e-9)
 
 
@@ -125,7 +122,8 @@ def test_swaps_go_with_losses_in_chunks_and_a_plan_of_both_survives_its_file(tmp
     assert plan.chunked is not None
     assert (plan.source_digest, plan.goal["chunked_loss"], plan.goal["max_slowdown"]) == (g.digest, 8, 9.0)
     assert plan.slowdown <= 9.0
-    assert (plan.base_seconds, plan.base_peak_bytes) == (whole.base_seconds, whole.base_peak_bytes)
+    assert plan.base_seconds == pytest.approx(whole.base_seconds)
+    assert plan.base_peak_bytes == whole.base_peak_bytes
     assert plan.peak_lower_bound_bytes <= plan.peak_bytes < whole.peak_bytes
     assert plan.added_seconds_lower_bound <= plan.added_seconds
     assert "in 8 chunks of rows" in str(plan)
@@ -133,9 +131,7 @@ def test_swaps_go_with_losses_in_chunks_and_a_plan_of_both_survives_its_file(tmp
     loaded = olla.Plan.load(tmp_path / "plan.json.gz")
     assert loaded.to_object() == plan.to_object()
     olla.check(g, loaded)
-    below = plan.recomputation
-    assert below is not None
-    unchunked = replace(plan, recomputation=replace(below, chunked=None))
+    unchunked = replace(plan, rewrites=plan.rewrites[1:])
     with pytest.raises(PlanError):
         olla.check(g, unchunked)
     olla.check(plan.chunked.graph, replace(unchunked, source_digest=plan.chunked.graph.digest))
@@ -146,24 +142,24 @@ def test_a_damaged_file_is_refused_with_the_key(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(json.dumps(whole))
 
     def refused(message: str, **changes: object) -> None:
-        content = {**whole, "swap": {**whole["swap"], **changes}}
-        content["swap"] = {key: value for key, value in content["swap"].items() if value is not ...}
-        (tmp_path / "damaged.json").write_text(json.dumps(content))
+        first, last = whole["rewrites"]
+        last = {key: value for key, value in {**last, **changes}.items() if value is not ...}
+        (tmp_path / "damaged.json").write_text(json.dumps({**whole, "rewrites": [first, last]}))
         with pytest.raises(PlanError, match=message):
             olla.Plan.load(tmp_path / "damaged.json")
 
-    copies = whole["swap"]["copies"]
-    refused("'copies' in 'swap'", copies=...)
-    refused(r"swap\.copies\.out_end\[0\]", copies={**copies, "out_end": ["soon"]})
-    refused("different lengths", copies={**copies, "last": [*copies["last"], 1]})
-    refused("recomputation is no plan", recomputation={**whole, "swap": whole["swap"]})
-    refused("the graph in 'swap' is invalid", graph={})
+    swaps = whole["rewrites"][1]["swaps"]
+    refused(r"'swaps' in 'rewrites\[1\]'", swaps=...)
+    refused(r"rewrites\[1\]\.swaps\.out_end\[0\]", swaps={**swaps, "out_end": ["soon"]})
+    refused("different lengths", swaps={**swaps, "last": [*swaps["last"], 1]})
+    refused("kind is 'given', expected one of", kind="given")
+    refused(r"the graph in 'rewrites\[1\]\.graph' is invalid", graph={})
 
 
 def test_figures_that_the_copies_do_not_bear_out_are_refused() -> None:
     g = chain()
     plan = planned(g)
-    s = plan.swaps
+    s = plan.swapped.swaps
     assert len(s.tensor) > 1
     for changed in (
         replace(s, out_start=s.out_end, out_end=s.out_start),
@@ -175,7 +171,7 @@ def test_figures_that_the_copies_do_not_bear_out_are_refused() -> None:
         replace(s, start=s.start - 1.0),
     ):
         with pytest.raises(PlanError) as error:
-            olla.check(g, replace(plan, swaps=changed))
+            olla.check(g, replace(plan, rewrites=(plan.rewrites[0], replace(plan.swapped, swaps=changed))))
         assert error.value.rule == "swap_times"
 
 
@@ -184,7 +180,7 @@ def test_decisions_say_what_was_swapped_and_what_runs_again_and_at_what_price() 
     plan = planned(g, max_slowdown=0.2)
     found = plan.decisions(g, rules(g, profile_of("a100")))
     swapped = [d for d in found if isinstance(d, SwapDecision)]
-    assert sorted(d.tensor for d in swapped) == sorted(plan.swaps.tensor.tolist())
+    assert sorted(d.tensor for d in swapped) == sorted(plan.swapped.swaps.tensor.tolist())
     assert all(d.absent_seconds > 0 and d.rerun_seconds == 1.0 and "forward" in d.made_by for d in swapped)
     assert sum(isinstance(d, Decision) for d in found) == plan.num_recomputed
     assert any("in host memory for" in line for line in plan.details)
@@ -224,7 +220,7 @@ def test_no_choice_of_reruns_and_swaps_is_below_the_bound(
     plan = olla.plan(
         graph, max_slowdown=slowdown, swap=True, link=link, device=SECONDS, in_place=in_place, time_limit=0.2
     )
-    assert isinstance(plan, SwapPlan)  # bounded within, over some ops; here over all
+    # The plan is bounded over some ops; here over all.
     bound, ops = SwapBound(graph, may, link), np.arange(graph.num_ops, dtype=np.int32)
     added = max(slowdown * plan.base_seconds, plan.added_seconds)
     assert bound.least_peak(ops, added) <= plan.peak_bytes
@@ -249,7 +245,7 @@ def test_no_choice_of_swaps_alone_is_below_the_bound_in_any_order(
         blocks = np.flatnonzero(random.random(len(search.blocks.tensor)) < 0.7).astype(np.int32)
         swaps = search.evaluate(blocks, int(search.live.max() * share) if stall else None)
         assert bound.least_peak(np.arange(g.num_ops, dtype=np.int32), swaps.stall_seconds) <= swaps.peak_bytes
-        swapped, _ = swapped_graph(g, order, swaps)
+        swapped = swapped_graph(g, order, swaps).graph
         assert _core.profile(swapped.core, program(swapped))[3] == swaps.peak_bytes
 
 
@@ -263,8 +259,7 @@ def test_a_plan_is_within_its_budgets_or_refused(graph: Graph, budget: int, host
     except BudgetError:
         event("refused")
         return
-    assert isinstance(plan, SwapPlan)
-    event(f"swaps: {len(plan.swaps.tensor) > 0}")
+    event(f"swaps: {plan.swapped_bytes > 0}")
     assert plan.peak_bytes <= budget
     assert plan.host_bytes <= host_budget
     olla.check(graph, plan)
@@ -277,7 +272,6 @@ def test_swaps_add_less_time_than_recomputation_alone_where_the_link_is_free() -
         budget = int(share * peak)
         alone = olla.plan(g, budget=budget, time_limit=1.0)
         both = planned(g, max_slowdown=None, budget=budget)
-        assert isinstance(alone, olla.BudgetPlan)
         assert both.added_seconds_lower_bound <= both.added_seconds <= alone.added_seconds
         assert both.peak_bytes <= budget
 
@@ -306,14 +300,15 @@ def test_swaps_and_added_time_never_raise_the_peak_however_little_work_is_left(
             olla.plan(g, budget=least, **given),
             planned(g, max_slowdown=None, budget=least, link=25e9, **given),
         )
-        assert isinstance(alone, olla.BudgetPlan)
         assert both.added_seconds <= alone.added_seconds
 
 
 def test_an_impossible_budget_names_the_op_that_forces_it() -> None:
     g = chain()
     least = int(working_sets(g, rules(g, profile_of("a100"))).max())
-    with pytest.raises(BudgetError, match=rf"no plan fits it.*op \d+ \(.*{least} bytes") as error:
+    with pytest.raises(
+        BudgetError, match=rf"no plan fits it: every one needs at least {least} bytes; op \d+ \("
+    ) as error:
         planned(g, max_slowdown=None, budget=least - 1)
     assert error.value.ids
 
@@ -394,7 +389,7 @@ def with_state(num_layers: int = 4, num_bytes: int = 4 << 20) -> Graph:
 def test_optimizer_state_waits_in_host_memory_only_where_that_is_asked_for(tmp_path: Path) -> None:
     g = with_state()
     plain, hosted = planned(g, link=Link.of(8e6)), planned(g, link=Link.of(8e6), swap_state=True)
-    assert "optimizer_state" not in {plain.graph.tensor_kinds[t] for t in plain.swaps.tensor}
+    assert "optimizer_state" not in {plain.graph.tensor_kinds[t] for t in plain.swapped.swaps.tensor}
     assert hosted.goal["swap_state"] is True
     assert hosted.peak_lower_bound_bytes <= hosted.peak_bytes < plain.peak_bytes
     assert any("written by the step before" in line for line in hosted.details)
@@ -405,7 +400,7 @@ def test_optimizer_state_waits_in_host_memory_only_where_that_is_asked_for(tmp_p
     assert stores
     stores[0]["mutates"] = [0]
     with pytest.raises(PlanError) as error:
-        check_swaps(hosted.recomputation.graph, Graph.from_dict(lost), hosted.origin)  # type: ignore[union-attr]
+        check_swaps(hosted.recomputed.graph, Graph.from_dict(lost), hosted.swapped.origin)
     assert error.value.rule == "swap_copy"
 
 
@@ -424,9 +419,10 @@ def test_any_choice_with_lasting_tensors_gives_a_valid_graph_with_the_simulated_
     search = Search(g, order, seconds, speed, min_bytes=1, lasting=np.flatnonzero(lasting).astype(np.int32))
     blocks = np.flatnonzero(random.random(len(search.blocks.tensor)) < 0.7).astype(np.int32)
     swaps = search.evaluate(blocks, int(search.live.max(initial=0) * 0.8) if stall else None)
-    swapped, origin = swapped_graph(g, order, swaps)
-    check_swaps(g, swapped, origin)
-    check_copies(g, swapped, origin, swaps)
+    found = swapped_graph(g, order, swaps)
+    swapped = found.graph
+    check_swaps(g, swapped, found.origin)
+    check_copies(g, swapped, found.origin, swaps)
     event(f"lasting: {bool(np.any(swaps.last < 0))}")
     if g.num_ops:
         assert _core.profile(swapped.core, program(swapped))[3] == swaps.peak_bytes

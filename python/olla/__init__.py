@@ -8,7 +8,7 @@ from olla.errors import BudgetError, CaptureError, GraphError, OllaError, PlanEr
 from olla.graph import DeviceProfile, Graph
 from olla.layout import Layout
 from olla.layout.layout import layout
-from olla.plan import BudgetPlan, Link, Plan, Status, SwapPlan
+from olla.plan import Link, Plan, Status
 from olla.planner import plan
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BudgetError",
-    "BudgetPlan",
     "CaptureError",
     "Curve",
     "DeviceProfile",
@@ -38,7 +37,6 @@ __all__ = [
     "SolverError",
     "Status",
     "Step",
-    "SwapPlan",
     "__version__",
     "capture",
     "check",

@@ -1,26 +1,27 @@
-"""The way from a graph to a plan: constrain, ask the method, lay out, check."""
+"""The way of one graph, which stays as it is, to a plan: constrain, ask the method, lay out."""
 
 from __future__ import annotations
 
 import importlib
-import os
 import time
 from collections.abc import Callable
-from typing import cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from olla import _core
 from olla.base import Progress, rivals, watched
-from olla.check.check import check
-from olla.errors import OllaError, PlanError, SolverError
+from olla.errors import OllaError, SolverError
 from olla.graph import Graph, nearest_order
 from olla.graph.precedences import require_order, updates_stay
 from olla.layout import ArenaBuffers, Placement, nothing_placed
 from olla.order import Answer, Problem
-from olla.plan import Options, Plan, Source, Status, graph_of
+from olla.plan import Options, Plan, Status
 from olla.plan.plan import LiveTensor, OpAt
+
+if TYPE_CHECKING:
+    from olla._core import Graph as CoreGraph
 
 _NUM_PEAK_TENSORS = 10
 _LAYOUT_NODES = 200_000  # of the exact search: some seconds, where the greedy passes do not reach the load at once
@@ -28,23 +29,59 @@ _QUICK_LAYOUT_NODES = 20_000  # where the order is limited in work too
 _OURS = {"auto": "order.auto", "program": "order.program", "inductor": "order.list_schedules"}  # the rest: methods
 
 
-def run(source: Source, options: Options, progress: Progress | None) -> Plan:
-    """Plan a graph; see `olla.plan`."""
-    start = time.perf_counter()
-    graph = graph_of(source)
-    search = _Run(graph, options, progress, start)
-    if isinstance(source, str | os.PathLike):
-        search.seconds["read"] = time.perf_counter() - start
-    elif graph is not source:
-        search.seconds["capture"] = float(sum(getattr(source, "seconds", {}).values()))
-    return search.run()
+class Ordered(NamedTuple):
+    """An order of a graph's ops, and what is known about it.
+
+    Attributes:
+        core: the core graph, extra precedences included.
+        before, after: int32[k], these: op before[i] runs before op after[i].
+        answer: of the method: the order and its proof.
+        peak_bytes: of the order.
+        lower_bound_bytes: no valid order has a lower peak.
+        is_interrupted: Ctrl-C or the progress callback ended the search.
+    """
+
+    core: CoreGraph
+    before: NDArray[np.int32]
+    after: NDArray[np.int32]
+    answer: Answer
+    peak_bytes: int
+    lower_bound_bytes: int
+    is_interrupted: bool
+
+    @property
+    def order(self) -> NDArray[np.int32]:
+        """int32[n], the op that runs at step i."""
+        return self.answer.order
+
+
+def find_order(graph: Graph, options: Options, progress: Progress | None) -> Ordered:
+    """Order a graph's ops; nothing is laid out.
+
+    Args:
+        graph: a training step.
+        options: of `olla.plan`.
+        progress: as in `olla.plan`.
+    """
+    return _Run(graph, options, progress).ordered()
+
+
+def run(graph: Graph, options: Options, progress: Progress | None) -> Plan:
+    """Order a graph's ops and lay out its tensors; that the plan holds is for `olla.check` to say.
+
+    Args:
+        graph: a training step.
+        options: of `olla.plan`.
+        progress: as in `olla.plan`.
+    """
+    return _Run(graph, options, progress).plan()
 
 
 class _Run:
-    """One call of `olla.plan`."""
+    """One graph on its way to a plan."""
 
-    def __init__(self, graph: Graph, options: Options, progress: Progress | None, start: float) -> None:
-        self.start = start
+    def __init__(self, graph: Graph, options: Options, progress: Progress | None) -> None:
+        self.start = time.perf_counter()
         self.graph = graph
         self.options = options
         self.progress = watched(progress)
@@ -53,22 +90,25 @@ class _Run:
         self.layout_bound = 0  # no arena of the order is smaller
         self.before, self.after = self._precedences()
         self.core = graph.core.constrained(self.before, self.after) if len(self.before) else graph.core
-        program = np.arange(graph.num_ops, dtype=np.int32)
-        self.program_peak: int = _core.profile(graph.core, program)[3]
-        self.order = nearest_order(self.core, program)
+        self.order = nearest_order(self.core, np.arange(graph.num_ops, dtype=np.int32))
         if options.order is not None:
             self.order = options.order.astype(np.int32)
             require_order(self.core, self.order)
 
-    def run(self) -> Plan:
+    def ordered(self) -> Ordered:
         answer = self._ask()
         self.order = answer.order
         peak: int = _core.profile(self.core, self.order)[3]
         bound = max(answer.lower_bound_bytes, self.core.resident_bytes)
+        return Ordered(self.core, self.before, self.after, answer, peak, bound, self.interrupted)
+
+    def plan(self) -> Plan:
+        *_, answer, peak, bound, _ = self.ordered()
+        program_peak: int = _core.profile(self.graph.core, np.arange(self.graph.num_ops, dtype=np.int32))[3]
         placement = self._place(answer)
         status = Status.OPTIMAL if peak == bound else Status.FEASIBLE
         peak_op, peak_tensors = self._peak()
-        plan = Plan(
+        return Plan(
             graph_name=self.graph.name,
             graph_digest=self.graph.digest,
             num_ops=self.graph.num_ops,
@@ -80,23 +120,22 @@ class _Run:
             alignment=self.options.alignment,
             peak_bytes=peak,
             lower_bound_bytes=bound,
-            program_peak_bytes=self.program_peak,
+            program_peak_bytes=program_peak,
             resident_bytes=self.graph.resident_bytes,
             arena_lower_bound_bytes=self._arena_bound(answer, bound),
             before=self.before,
             after=self.after,
-            seconds=self.seconds,  # the check is still to come
+            seconds=self.seconds,
             peak_op=peak_op,
             peak_tensors=peak_tensors,
             details=answer.details,
             options=self.options.record(),
+            source_digest=self.graph.digest,
+            goal={},
+            base_peak_bytes=peak,
+            peak_lower_bound_bytes=bound,
             **placement._asdict(),
         )
-        start = time.perf_counter()
-        self._check(plan, answer)
-        self.seconds["check"] = time.perf_counter() - start
-        self.seconds["total"] = self._elapsed()
-        return plan
 
     def _elapsed(self) -> float:
         return time.perf_counter() - self.start
@@ -144,15 +183,6 @@ class _Run:
         if isinstance(error, OllaError):
             raise type(error)(f"method {method!r} failed: {error}", rule=error.rule, ids=error.ids) from error
         raise SolverError(f"method {method!r} failed: {why}; please report it, or choose another method") from error
-
-    def _check(self, plan: Plan, answer: Answer) -> None:
-        try:
-            check(self.graph, plan)
-        except PlanError as error:
-            if answer.offsets is None:
-                raise
-            why = f"its layout breaks rule {error.rule!r}: {error}"
-            raise SolverError(f"method {plan.method!r} failed: {why}", rule=error.rule, ids=error.ids) from error
 
     def _place(self, answer: Answer) -> Placement:
         if not self.options.layout:

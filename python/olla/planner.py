@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+import os
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from olla.base import Progress
+from olla import pipeline
+from olla.base import Progress, rivals
 from olla.check.check import check
-from olla.graph import DeviceProfile, Graph, Rules
+from olla.errors import BudgetError, PlanError, SolverError
+from olla.graph import DeviceProfile, Rules, rules
 from olla.graph.precedences import with_precedences
-from olla.plan import BudgetPlan, Goal, Link, Options, Plan, Source, Swapping, SwapPlan, graph_of
+from olla.plan import Chunked, Costs, Goal, Link, Options, Plan, Request, Rewrite, Source, asked, graph_of
+from olla.plan.swapped import SwapDecision
 
-_AnyPlan = TypeVar("_AnyPlan", BudgetPlan, SwapPlan)
+_MAX_LAYOUTS = 6  # rewritten graphs laid out until the arena fits a budget
+_ROUNDED_UP = 1 + 1e-12  # sums of seconds depend on their order
 
 
 def plan(
@@ -45,7 +52,8 @@ def plan(
     """Plan the memory of a training step: order its ops, lay out its tensors, prove how good that is.
 
     With `budget`, `max_slowdown` or `minimise` the graph is rewritten as well: ops run again instead of keeping what
-    they make, and pointwise results take over inputs that die. The answer is then a `BudgetPlan`.
+    they make, pointwise results take over inputs that die, and tensors wait in host memory where that is allowed. The
+    plan then belongs to the last graph of `plan.rewrites`.
 
     The plan has passed the independent checker. It is never worse than the program order, unless extra precedences
     forbid that order or another one was given. Ctrl-C returns the best plan so far.
@@ -57,7 +65,7 @@ def plan(
             and addresses in one program), "model" (MODeL's devices), "roam" (segments at narrow waists, ordered and
             laid out one by one), "smartpool" (the program order; best fit by falling size), "inductor" (the best of
             PyTorch Inductor's four orders), "program" (the program order, our layout). See docs/model.md.
-            "autoswap": the program order, tensors swapped to host memory by AutoSwap; the answer is a `SwapPlan`.
+            "autoswap": the program order, tensors swapped to host memory by AutoSwap.
         time_limit: seconds for the whole call; what is not proved by then ends as FEASIBLE with its gap.
         seed: for every random choice. Same input, options and seed give the same plan, time-limited stages aside.
         alignment: every offset is a multiple of it, in bytes; 512 on CUDA.
@@ -74,9 +82,9 @@ def plan(
             "cpu" or a `DeviceProfile`.
         in_place, recompute: which levers a rewriting may use.
         chunked_loss: with a goal: compute large linear layers with their cross-entropy in so many chunks of rows. This
-            changes rounding. See `BudgetPlan.chunked`.
-        swap: whether a rewriting may swap tensors to host memory; the answer is then a `SwapPlan`. Default: where
-            `host_budget` says how much of it there is. True without that: as much as it takes.
+            changes rounding. See `olla.plan.Chunked`.
+        swap: whether a rewriting may swap tensors to host memory. Default: where `host_budget` says how much of it
+            there is. True without that: as much as it takes.
         link: to host memory: a `Link`, or bytes per second both ways; default: the device's, and for "autoswap" PCIe 3.
         host_budget: the host memory there is for swapping, "64GB", "64GiB" or bytes.
         swap_state: whether optimizer state may wait in host memory from one step to the next as well. Such a plan is
@@ -102,9 +110,9 @@ def plan(
         >>> plan.program_peak_bytes, plan.peak_bytes, plan.gap
         (110, 100, 0.0)
     """
-    autoswap = method == "autoswap"  # keeps the order, and rewrites the graph
+    start = time.perf_counter()
     options = Options(
-        method="program" if autoswap else method,
+        method="program" if method == "autoswap" else method,
         time_limit=time_limit,
         seed=seed,
         alignment=alignment,
@@ -113,112 +121,275 @@ def plan(
         precedences=tuple(precedences),
         order=None if order is None else np.array(order),
     )
-    goal = Goal.of(budget, max_slowdown, minimise, device, in_place, recompute, chunked_loss)
-    swapping = Swapping.of(swap, host_budget, link, method, goal, swap_state)
-    if swapping is not None and (autoswap or goal is None):
-        return by_autoswap(graph, options, goal, swapping, progress, device=device)
-    if swapping is not None and goal is not None:
-        return with_swaps(graph, options, goal, swapping, progress)
-    if goal is not None:
-        return recomputed(graph, options, goal, progress)
-    from olla import pipeline
-
-    return pipeline.run(graph, options, progress)
-
-
-def recomputed(
-    source: Source,
-    options: Options,
-    goal: Goal,
-    progress: Progress | None,
-    narrow: Callable[[Rules], Rules] | None = None,
-) -> BudgetPlan:
-    """Plan towards a goal by recomputation and in-place results.
-
-    Args:
-        source, options, goal, progress: as in `plan`.
-        narrow: takes away what whoever runs the plan cannot do.
-
-    Raises:
-        BudgetError: no plan was found that fits the budget.
-    """
-    from olla.recompute.search import Run
-
-    graph = graph_of(source)
-    if options.precedences:
-        bound = with_precedences(graph, options.precedences)
-        plan = recomputed(bound, replace(options, precedences=()), goal, progress, narrow)
-        plan = replace(plan, source_digest=graph.digest, options={**plan.options, **options.record()})
-        check(graph, plan)
-        return plan
-
-    def search(graph: Graph, options: Options, goal: Goal) -> BudgetPlan:
-        return Run(graph, options, goal, progress, narrow).run()
-
-    return _chunked(graph, options, goal, progress, search)
+    goal, swapping = asked(
+        budget=budget,
+        max_slowdown=max_slowdown,
+        minimise=minimise,
+        device=device,
+        in_place=in_place,
+        recompute=recompute,
+        chunked_loss=chunked_loss,
+        swap=swap,
+        host_budget=host_budget,
+        link=link,
+        method=method,
+        swap_state=swap_state,
+    )
+    found = graph_of(graph)
+    seconds: dict[str, float] = {}
+    if isinstance(graph, str | os.PathLike):
+        seconds["read"] = time.perf_counter() - start
+    elif found is not graph:
+        seconds["capture"] = float(sum(getattr(graph, "seconds", {}).values()))
+    return run(Request(graph=found, options=options, goal=goal, swapping=swapping, progress=progress, seconds=seconds))
 
 
-def with_swaps(
-    source: Source,
-    options: Options,
-    goal: Goal,
-    swapping: Swapping,
-    progress: Progress | None,
-    narrow: Callable[[Rules], Rules] | None = None,
-) -> SwapPlan:
-    """Plan towards a goal by recomputation, in-place results and swaps.
-
-    Args:
-        source, options, goal, progress: as in `plan`.
-        swapping: how tensors may be swapped.
-        narrow: takes away what whoever runs the plan cannot do.
+def run(request: Request) -> Plan:
+    """Plan what is asked for, and check the answer.
 
     Raises:
         BudgetError: no plan was found that fits the budget.
     """
-    from olla.swap import combine
+    start = time.perf_counter()
+    if request.goal is None:
+        plan = pipeline.run(request.graph, request.options, request.progress)
+    else:
+        plan = _Rewriting(request, request.goal).plan()
+    middle = time.perf_counter()
+    try:
+        check(request.graph, plan)
+    except PlanError as error:
+        if plan.method in ("auto", "program", "inductor", "given", "autoswap"):
+            raise
+        why = f"its layout breaks rule {error.rule!r}: {error}"
+        raise SolverError(f"method {plan.method!r} failed: {why}", rule=error.rule, ids=error.ids) from error
+    end = time.perf_counter()
+    before = request.seconds or {}
+    total = end - start + before.get("read", 0.0)
+    return replace(plan, seconds={**before, **plan.seconds, "check": end - middle, "total": total})
 
-    def search(graph: Graph, options: Options, goal: Goal) -> SwapPlan:
-        return combine.run(
-            graph,
-            options,
-            goal,
-            link=swapping.link,
-            host_bytes=swapping.host_bytes,
-            state=swapping.state,
-            progress=progress,
-            narrow=narrow,
+
+class Search(Protocol):
+    """A search for rewritings of one graph. It orders where it has to, but lays out nothing and makes no plan."""
+
+    base_peak_bytes: int
+    base_seconds: float
+    lowest_bytes: int
+
+    @property
+    def details(self) -> tuple[str, ...]:
+        """Lines for a reader who wants to know more."""
+
+    def least(self, added_seconds: float, /) -> Sequence[Rewrite]:
+        """Find the least peak that adds at most so many seconds."""
+
+    def within(self, peak_bytes: int, /) -> Sequence[Rewrite] | None:
+        """Find the least added time for a peak; None where that is not reached."""
+
+    def last_resort(self, budget_bytes: int, /) -> Sequence[Rewrite] | None:
+        """Find the least peak at whatever time, where nothing was found within a budget and something may be."""
+
+    def final_options(self) -> Options:
+        """Return the options by which the graph that was found is ordered and laid out."""
+
+    def bounds(self, plan: Plan, added_seconds: float, peak_bytes: int, /) -> tuple[int, float]:
+        """Return the least peak of every plan within an added time, and the least added time within a peak."""
+
+    def refused(self, budget_bytes: int, /) -> BudgetError:
+        """Return the error for a budget that nothing was found for."""
+
+
+class _Rewriting:
+    """One request with a goal."""
+
+    def __init__(self, request: Request, goal: Goal) -> None:
+        self.start = time.perf_counter()
+        self.request, self.goal, self.options = request, goal, request.options
+        self.graph = request.graph  # that is rewritten by a search
+        if self.options.precedences:
+            self.graph = with_precedences(self.graph, self.options.precedences)
+            self.options = replace(self.options, precedences=())
+        self.left_out: list[str] = []
+        self.note = ""
+        self.base_peak_bytes: int | None = None
+        self.chunked = self._chunk()
+        # What the graph with chunks takes beyond the original, and what it takes itself: as estimated.
+        self.extra_seconds = self.chunked_seconds = 0.0
+        if self.chunked is not None:
+            self.graph, self.extra_seconds = self.chunked.graph, self.chunked.added_seconds
+            self.chunked_seconds = float(goal.device.op_seconds(self.graph).sum())
+        if request.costs is not None:
+            self.graph = request.costs.on(self.graph)
+        self.rules = self._rules()
+        self.search, self.candidates = self._searches()
+
+    def plan(self) -> Plan:
+        budget = self.goal.budget_bytes
+        plan = self._made(self.search, self.search.least(self._most_seconds())) if budget is None else self._fit(budget)
+        return self._without_costs(self._bounded(plan))
+
+    def _chunk(self) -> Chunked | None:
+        """Put losses in chunks, where the goal asks for that and it serves it."""
+        if self.goal.chunked_loss is None:
+            return None
+        if self.request.chunked is not None:
+            return self.request.chunked
+        from olla.chunk import chunk
+
+        found = chunk(self.graph, self.options, self.goal, self.request.progress, self.request.suits)
+        if isinstance(found, str):
+            self.note = f"No loss was chunked: {found}. "
+            return None
+        chunked, self.base_peak_bytes = found
+        return chunked
+
+    def _rules(self) -> Rules:
+        """Return what may be done with the ops of the graph that is rewritten."""
+        if self.request.swapping is not None and self.request.swapping.by_autoswap:
+            return rules(self.graph, self.goal.device, in_place=False, recompute=False)
+        goal, restrict = self.goal, self.request.restrict
+        allowed = rules(self.graph, goal.device, in_place=goal.in_place, recompute=goal.recompute)
+        return allowed if restrict is None else restrict(allowed, self.chunked)
+
+    def _searches(self) -> tuple[Search, dict[str, Search]]:
+        """Return the search for the goal, and those that are tried for a budget in turn."""
+        request, goal = self.request, self.goal
+        left = max(0.0, self.options.time_limit - (time.perf_counter() - self.start))
+        options = replace(self.options, time_limit=left)
+        if request.swapping is None:
+            from olla.recompute.search import RecomputeSearch
+
+            search: Search = RecomputeSearch(self.graph, self.rules, options, request.progress)
+        elif request.swapping.by_autoswap:
+            from olla.swap.alone import AutoSwapSearch
+
+            search = AutoSwapSearch(self.graph, self.rules, options, request.swapping)
+        else:
+            from olla.swap.combine import CombinedSearch
+
+            search = CombinedSearch(self.graph, self.rules, options, request.swapping, request.progress)
+            if goal.budget_bytes is not None:
+                return search, {"a plan without swaps": search.alone(), "a plan with swaps": search}
+        return search, {"a plan": search}
+
+    def _most_seconds(self) -> float:
+        """Return what a search may add to the graph that it rewrites."""
+        slowdown = self.goal.max_slowdown
+        if slowdown is None:
+            return math.inf
+        if self.chunked is not None:
+            estimated = self.chunked_seconds
+            slowdown = (slowdown * (estimated - self.extra_seconds) - self.extra_seconds) / estimated
+        return slowdown * self.search.base_seconds * _ROUNDED_UP
+
+    def _fit(self, budget_bytes: int) -> Plan:
+        """Return the plan of least added time, of all searches, with which everything fits."""
+        if len(self.candidates) == 1:
+            found = self._lowered(self.search, budget_bytes)
+            if found is None:
+                raise self.search.refused(budget_bytes)
+            return found
+        best, failed = None, list[Exception]()
+        for name, search in self.candidates.items():
+            found = None
+            with rivals.optional(name, self.left_out, self.request.progress) as errors:
+                found = self._lowered(search, budget_bytes)
+            failed += errors
+            self.search.lowest_bytes = min(self.search.lowest_bytes, search.lowest_bytes)
+            if found is not None and (best is None or found.added_seconds < best.added_seconds):
+                best = found
+            if best is not None and best.added_seconds == 0:
+                break
+        if best is None:
+            raise failed[0] if failed else self.search.refused(budget_bytes)
+        return best
+
+    def _lowered(self, search: Search, budget_bytes: int) -> Plan | None:
+        """Lower the peak until the arena fits as well: fragmentation and rounding come on top of the peak."""
+        target = budget_bytes
+        for _ in range(_MAX_LAYOUTS):
+            rewrites = search.within(target)
+            if rewrites is None:
+                break
+            plan = self._made(search, rewrites)
+            excess = needed_bytes(plan) - budget_bytes
+            if excess <= 0:
+                return plan
+            target = min(target, plan.peak_bytes) - excess
+        rewrites = search.last_resort(budget_bytes)
+        if rewrites is None:
+            return None
+        plan = self._made(search, rewrites)
+        search.lowest_bytes = min(search.lowest_bytes, needed_bytes(plan))
+        return plan if needed_bytes(plan) <= budget_bytes else None
+
+    def _made(self, search: Search, rewrites: Sequence[Rewrite]) -> Plan:
+        """Order and lay out the last graph."""
+        request, options = self.request, search.final_options()
+        last = rewrites[-1]
+        swaps = last.kind == "swapped"
+        if swaps:
+            options = replace(options, order=np.arange(last.graph.num_ops, dtype=np.int32))
+        figures = pipeline.run(last.graph, options, request.progress)
+        added = math.fsum(rewrite.added_seconds for rewrite in rewrites)
+        of_graph = "graph that swaps" if swaps else "rewritten graph"
+        goal = {**self.goal.record(), **(request.swapping.record() if request.swapping else {})}
+        base = self.base_peak_bytes
+        return replace(
+            figures,
+            method="autoswap" if request.swapping and request.swapping.by_autoswap else request.options.method,
+            message=f"{self.note}Of the {of_graph}: {figures.message}",
+            details=(*figures.details, *search.details, *self.left_out),
+            options=request.options.record(),
+            rewrites=(*((self.chunked,) if self.chunked else ()), *rewrites),
+            source_digest=request.graph.digest,
+            goal=goal,
+            base_peak_bytes=search.base_peak_bytes if base is None else base,
+            base_seconds=search.base_seconds - self.extra_seconds,
+            added_seconds=max(0.0, added + self.extra_seconds),
         )
 
-    return _chunked(graph_of(source), options, goal, progress, search)
+    def _bounded(self, plan: Plan) -> Plan:
+        """Return the plan with what is proved about every other one, and a line on every tensor that is swapped."""
+        own = [rewrite.added_seconds for rewrite in plan.rewrites if rewrite is not self.chunked]
+        added = max(0.0, math.fsum(own))
+        reached = max(self.goal.budget_bytes or 0, plan.peak_bytes)
+        peak_bytes, seconds = self.search.bounds(plan, added, reached)
+        if peak_bytes > plan.peak_bytes or seconds > added:
+            raise SolverError(
+                f"a plan with {plan.peak_bytes} bytes and {added} added seconds is below its lower bounds "
+                f"({peak_bytes} bytes, {seconds} seconds): this is a defect of olla, please report it"
+            )
+        found = plan.decisions(self.graph, self.rules) if plan.swapped else []
+        swapped = (str(line) for line in found if isinstance(line, SwapDecision))
+        return replace(
+            plan,
+            peak_lower_bound_bytes=peak_bytes,
+            added_seconds_lower_bound=max(0.0, seconds + self.extra_seconds),
+            details=(*plan.details, *swapped),
+        )
+
+    def _without_costs(self, plan: Plan) -> Plan:
+        """Return the plan with the figures of the graphs as they were before anything was measured."""
+        if self.request.costs is None:
+            return plan
+        graph = self.request.graph if self.chunked is None else self.chunked.graph
+        costs, rewrites = Costs.of(graph), list[Rewrite]()
+        for rewrite in plan.rewrites:
+            if rewrite is self.chunked:
+                rewrites.append(rewrite)
+                continue
+            costs = costs.through(rewrite)
+            rewrites.append(replace(rewrite, graph=costs.on(rewrite.graph)))
+        last = rewrites[-1].graph
+        may_move = self.options.updates_may_move or plan.swapped is not None  # swaps keep the order in any case
+        options = Options(layout=False, order=plan.order, time_limit=0.0, updates_may_move=may_move)
+        figures = pipeline.run(last, options, None)
+        figures = replace(figures, method=plan.method, options=plan.options, seconds=plan.seconds, details=plan.details)
+        return replace(plan, rewrites=tuple(rewrites)).with_figures(figures, last)
 
 
-def by_autoswap(
-    source: Source,
-    options: Options,
-    goal: Goal | None,
-    swapping: Swapping,
-    progress: Progress | None,
-    *,
-    device: str | DeviceProfile,
-) -> SwapPlan:
-    """Plan by AutoSwap; see `olla.swap.combine.autoswap`. The device counts where there is no goal."""
-    from olla.swap import combine
-
-    link, host_bytes = swapping.link, swapping.host_bytes
-    return combine.autoswap(source, options, goal, device=device, link=link, host_bytes=host_bytes, progress=progress)
-
-
-def _chunked(
-    graph: Graph,
-    options: Options,
-    goal: Goal,
-    progress: Progress | None,
-    search: Callable[[Graph, Options, Goal], _AnyPlan],
-) -> _AnyPlan:
-    """Search in the graph with its losses in chunks, where the goal asks for that."""
-    if goal.chunked_loss is None:
-        return search(graph, options, goal)
-    from olla.chunk.search import run
-
-    return run(graph, options, goal, progress, search)
+def needed_bytes(plan: Plan) -> int:
+    """Return what a plan takes in all: its arena and what lies outside of it; the peak where nothing was laid out."""
+    donated = int(plan.graph.tensor_bytes[plan.graph.donated].sum()) if plan.graph else 0
+    return max(plan.peak_bytes, plan.arena_bytes + plan.resident_bytes + donated if plan.arena_bytes else 0)

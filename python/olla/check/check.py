@@ -8,14 +8,15 @@ from olla.check.recomputed import check_equivalent
 from olla.check.swapped import check_copies, check_swaps
 from olla.errors import PlanError
 from olla.graph import Graph, profile_of, rules
-from olla.plan import BudgetPlan, Plan, SwapPlan
+from olla.plan import Chunked, Plan, Recomputed, Rewrite, Swapped
 
 
 def check(graph: Graph, plan: Plan) -> None:
     """Raise PlanError unless the plan is valid for the graph and reports true figures.
 
-    A plan made with a budget belongs to its rewritten graph, and to the original one: given the latter, both are proved
-    to compute the same values first; with a loss in chunks, up to the inside of that loss (see `olla.check.chunked`).
+    A plan with rewritings belongs to its last graph, and to the one that was given: for the latter every rewriting is
+    first proved to compute the same values; with a loss in chunks, up to the inside of that loss (see
+    `olla.check.chunked`).
 
     Args:
         graph: the training step the plan was made for.
@@ -31,16 +32,10 @@ def check(graph: Graph, plan: Plan) -> None:
     Complexity:
         O(m log m) for m = ops + tensors + uses.
     """
-    if isinstance(plan, BudgetPlan | SwapPlan) and plan.source_digest == graph.digest:
-        if isinstance(plan, BudgetPlan):
-            _check_rewriting(graph, plan)
-        else:
-            if plan.recomputation is not None:
-                _check_rewriting(graph, plan.recomputation)
-                graph = plan.recomputation.graph
-            check_swaps(graph, plan.graph, plan.origin)
-            check_copies(graph, plan.graph, plan.origin, plan.swaps)
-        graph = plan.graph
+    if plan.source_digest == graph.digest:
+        for rewrite in plan.rewrites:
+            _check_rewrite(graph, rewrite)
+            graph = rewrite.graph
     if plan.graph_digest != graph.digest:
         raise PlanError(
             f"the plan was made for graph {plan.graph_name!r} with {plan.num_ops} ops and {plan.num_tensors} tensors "
@@ -74,9 +69,14 @@ def check(graph: Graph, plan: Plan) -> None:
         )
 
 
-def _check_rewriting(graph: Graph, plan: BudgetPlan) -> None:
-    if plan.chunked is not None:
-        check_chunked(graph, plan.chunked)
-        graph = plan.chunked.graph
-    allowed = rules(graph, profile_of("a100"))  # what may be done does not depend on the device
-    check_equivalent(graph, plan.graph, plan.origin, plan.rerun, plan.tensor_origin, allowed)
+def _check_rewrite(graph: Graph, rewrite: Rewrite) -> None:
+    if isinstance(rewrite, Chunked):
+        check_chunked(graph, rewrite)
+    elif isinstance(rewrite, Recomputed):
+        allowed = rules(graph, profile_of("a100"))  # what may be done does not depend on the device
+        check_equivalent(graph, rewrite.graph, rewrite.origin, rewrite.rerun, rewrite.tensor_origin, allowed)
+    elif isinstance(rewrite, Swapped):
+        check_swaps(graph, rewrite.graph, rewrite.origin)
+        check_copies(graph, rewrite.graph, rewrite.origin, rewrite.swaps)
+    else:
+        raise PlanError(f"a rewriting is a {type(rewrite).__name__}, which no check is known for", rule="rewrite")

@@ -2,10 +2,9 @@
 
 from olla.chunk.losses import Region
 from olla.chunk.rewrite import chunked
-from olla.chunk.search import Chunking, chunk
+from olla.chunk.search import chunk
 
 __all__ = [
-    "Chunking",
     "Region",
     "chunk",
     "chunked",

@@ -35,7 +35,8 @@ def chunked(graph: Graph, num_chunks: int, suits: Callable[[Region], bool] | Non
         suits: whether a loss may be chunked, where the graph alone does not say so.
 
     Returns:
-        The graph and its origins; with no loss, the graph as it was, where none is found or all logits are small.
+        The graph and its origins; with no loss, the graph as it was, where none is found or all logits are small. What
+        the chunks add to the time of a step is not estimated here.
 
     Complexity:
         O(graph * losses).
@@ -51,6 +52,7 @@ def chunked(graph: Graph, num_chunks: int, suits: Callable[[Region], bool] | Non
         graph=graph,
         num_chunks=num_chunks,
         origin=ids,
+        added_seconds=0.0,
         part=np.zeros(graph.num_ops, dtype=np.uint8),
         loss=none,
         chunk=none.copy(),
@@ -94,6 +96,7 @@ def _apply(before: Chunked, region: Region) -> Chunked | None:
         graph=Graph.from_dict({**content, "ops": rows}),
         num_chunks=before.num_chunks,
         origin=np.array(origin, dtype=np.int32),
+        added_seconds=0.0,
         part=np.array(parts, dtype=np.uint8),
         loss=np.array(losses, dtype=np.int32),
         chunk=np.array(chunks, dtype=np.int32),

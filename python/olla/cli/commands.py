@@ -39,15 +39,23 @@ def plan_graph(args: argparse.Namespace) -> int:
     """Run `olla plan`; return the exit status."""
     _require_place(args.output)
     from olla.graph import profile_of
-    from olla.plan import Goal, Swapping
+    from olla.plan import asked
     from olla.planner import plan
 
     swap = False if args.no_swap else None
     try:
         device, budget = profile_of(args.device), None if args.budget is None else parse_bytes(args.budget, "--budget")
         host_budget = None if args.host_budget is None else parse_bytes(args.host_budget, "--host-budget")
-        goal = Goal.of(budget, args.max_slowdown, args.minimise, device, True, True)
-        Swapping.of(swap, host_budget, None, args.method, goal, args.swap_state)
+        asked(
+            budget=budget,
+            max_slowdown=args.max_slowdown,
+            minimise=args.minimise,
+            device=device,
+            swap=swap,
+            host_budget=host_budget,
+            method=args.method,
+            swap_state=args.swap_state,
+        )
     except (ValueError, BudgetError) as error:
         return fail(str(error))
     if args.chunked_loss and budget is args.max_slowdown is args.minimise is None:
@@ -100,16 +108,12 @@ def _nothing_fits() -> Iterator[list[BudgetError]]:
         refused.append(error)
 
 
-def _budget_summary(plan: Plan) -> dict[str, Any]:
-    goal = getattr(plan, "goal", None)  # of a BudgetPlan or a SwapPlan
-    if goal is None:
+def _goal_summary(plan: Plan) -> dict[str, Any]:
+    if not plan.goal:
         return {}
     names = "base_peak_bytes base_seconds added_seconds added_seconds_lower_bound peak_lower_bound_bytes num_recomputed"
-    figures = {name: getattr(plan, name) for name in (*names.split(), "num_in_place")}
-    swapped = {name: getattr(plan, name, 0) for name in ("swapped_bytes", "host_bytes")}
-    chunked = getattr(plan, "chunked", None)
-    figures["num_chunked_losses"] = 0 if chunked is None else chunked.num_losses
-    return {**figures, **swapped, "goal": dict(goal)}
+    figures = {name: getattr(plan, name) for name in (*names.split(), "num_in_place", "swapped_bytes", "host_bytes")}
+    return {**figures, "num_chunked_losses": plan.chunked.num_losses if plan.chunked else 0, "goal": dict(plan.goal)}
 
 
 def _plan_summary(plan: Plan) -> dict[str, Any]:
@@ -132,7 +136,7 @@ def _plan_summary(plan: Plan) -> dict[str, Any]:
         "fragmentation": plan.fragmentation,
         "alignment": plan.alignment,
         "seconds": {"capture": 0.0, "order": 0.0, "layout": 0.0, **plan.seconds},
-        **_budget_summary(plan),
+        **_goal_summary(plan),
     }
 
 
@@ -306,11 +310,11 @@ def print_json(summary: dict[str, Any]) -> None:
 
 
 def _print_plan(plan: Plan, verbose: bool) -> None:
-    from olla.plan.table import render, text
+    from olla.plan.table import render, rows, text
 
     if not sys.stdout.isatty():
-        print(text(plan.rows(), verbose))
+        print(text(rows(plan), verbose))
         return
     from rich.console import Console
 
-    Console().print(render(plan.rows(), verbose))
+    Console().print(render(rows(plan), verbose))

@@ -65,6 +65,13 @@ def seconds(key: str, value: object) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
+def number(key: str, value: object) -> float:
+    """Read a finite number."""
+    if type(value) not in (int, float) or not -_MAX_SECONDS <= value <= _MAX_SECONDS:  # type: ignore[operator]
+        raise reject(key, value, "a finite number")
+    return float(value)  # type: ignore[arg-type]
+
+
 def seconds_list(key: str, value: object) -> NDArray[np.float64]:
     """Read a list of seconds."""
     if not isinstance(value, list):
@@ -124,6 +131,8 @@ def to_object(value: object, table: Table) -> dict[str, Any]:
 def _json(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
+    if isinstance(value, Graph):
+        return value.to_dict()
     return value.value if isinstance(value, Enum) else value
 
 

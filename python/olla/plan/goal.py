@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from olla.base import parse_bytes
 from olla.graph import DeviceProfile, profile_of
-
-if TYPE_CHECKING:
-    from olla.plan.swaps import Link
+from olla.plan.swaps import PCIE3, Link
 
 MOST_CHUNKS = 4096
 
@@ -92,26 +90,22 @@ class Goal:
         values = {**vars(self), "device": self.device.name}
         return {name: value for name, value in values.items() if value is not None}
 
-    def record_with(self, link: Link, host_bytes: int | None) -> dict[str, Any]:
-        """Return the goal with a link to host memory, and how much of that there is."""
-        speeds = {f"link_{name}": value for name, value in vars(link).items()}
-        host = {} if host_bytes is None else {"host_budget_bytes": host_bytes}
-        return {**self.record(), **speeds, **host}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Swapping:
     """Whether and how tensors may be swapped to host memory.
 
     Attributes:
-        link: to host memory; None: the device's, and for AutoSwap what its authors saw.
+        link: to host memory.
         host_bytes: host memory there is; None: as much as it takes.
         state: whether optimizer state may wait in host memory from step to step.
+        by_autoswap: by AutoSwap, which keeps the order, in place of our search.
     """
 
-    link: Link | float | None = None
+    link: Link
     host_bytes: int | None = None
     state: bool = False
+    by_autoswap: bool = False
 
     @classmethod
     def of(
@@ -121,12 +115,13 @@ class Swapping:
         link: Link | float | None,
         method: str,
         goal: Goal | None,
+        device: DeviceProfile,
         state: bool = False,
     ) -> Swapping | None:
         """Check the options of `olla.plan`; None where nothing may be swapped.
 
         Swapping is on where it is asked for (`swap=True`, method "autoswap") or host memory is granted (`host_budget`),
-        unless `swap=False` forbids it.
+        unless `swap=False` forbids it. The link is by default the device's, and for AutoSwap what its authors saw.
 
         Raises:
             BudgetError: the host budget is no number of bytes.
@@ -146,4 +141,43 @@ class Swapping:
             raise ValueError(f"{name} is for a goal: give budget, max_slowdown or minimise too, or method 'autoswap'")
         if state and autoswap:
             raise ValueError("swap_state is not for method 'autoswap', which swaps activations: choose another method")
-        return cls(link=link, host_bytes=host_bytes, state=bool(state))
+        default = PCIE3 if autoswap else device
+        speed = Link.of(default if link is None else link)
+        return cls(link=speed, host_bytes=host_bytes, state=bool(state), by_autoswap=autoswap)
+
+    def record(self) -> dict[str, Any]:
+        """Return it as a plan keeps it, with its goal: numbers, true or false."""
+        speeds = {f"link_{name}": value for name, value in vars(self.link).items()}
+        host = {} if self.host_bytes is None else {"host_budget_bytes": self.host_bytes}
+        return {**speeds, **host, "swap_state": self.state}
+
+
+def asked(
+    *,
+    budget: int | str | None = None,
+    max_slowdown: float | None = None,
+    minimise: str | None = None,
+    device: str | DeviceProfile = "a100",
+    in_place: bool = True,
+    recompute: bool = True,
+    chunked_loss: int | None = None,
+    swap: bool | None = None,
+    host_budget: int | str | None = None,
+    link: Link | float | None = None,
+    method: str = "auto",
+    swap_state: bool = False,
+) -> tuple[Goal | None, Swapping | None]:
+    """Check what is asked for besides an order; the arguments are those of `olla.plan`.
+
+    AutoSwap without a goal looks for the least peak at no overhead.
+
+    Raises:
+        BudgetError: a budget is no number of bytes.
+        ValueError: an option is out of its range, or two contradict each other.
+    """
+    profile = profile_of(device)
+    goal = Goal.of(budget, max_slowdown, minimise, profile, in_place, recompute, chunked_loss)
+    swapping = Swapping.of(swap, host_budget, link, method, goal, profile, swap_state)
+    if goal is None and swapping is not None:
+        goal = Goal(max_slowdown=0.0, device=profile, in_place=False, recompute=False)
+    return goal, swapping

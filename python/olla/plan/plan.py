@@ -5,20 +5,26 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from olla.base import percent
 from olla.base.files import naming, read_json, write_json
 from olla.errors import PlanError
+from olla.graph import Graph, Rules
 from olla.plan import fields, table
+from olla.plan.chunks import Chunked
+from olla.plan.recomputed import Decision, Recomputed
+from olla.plan.rewrite import Rewrite, composed, read_rewrites
+from olla.plan.swapped import SwapDecision, Swapped
 
 FORMAT = "olla-plan"
-VERSION = 1
+VERSION = 2
+
+_AnyRewrite = TypeVar("_AnyRewrite", bound=Rewrite)
 
 
 class Status(Enum):
@@ -118,8 +124,25 @@ _FIELDS: fields.Table = {
     "peak_tensors": _peak_tensors,
     "options": fields.options,
     "details": fields.lines,
+    "rewrites": read_rewrites,
+    "source_digest": fields.text,
+    "goal": fields.options,
+    "base_peak_bytes": fields.count,
+    "base_seconds": fields.seconds,
+    "added_seconds": fields.seconds,
+    "added_seconds_lower_bound": fields.seconds,
+    "peak_lower_bound_bytes": fields.count,
 }
-_OPTIONAL = ("arena_lower_bound_bytes", "details")  # files made before these keys existed do without
+# What a plan says of the request and of all its rewritings; the rest is about the last graph alone.
+_OF_REQUEST = (
+    "source_digest",
+    "goal",
+    "base_peak_bytes",
+    "base_seconds",
+    "added_seconds",
+    "added_seconds_lower_bound",
+    "peak_lower_bound_bytes",
+)
 
 
 def _fields_of(content: object) -> dict[str, Any]:
@@ -131,22 +154,17 @@ def _fields_of(content: object) -> dict[str, Any]:
     if type(version) is not int or version != VERSION:
         raise fields.reject("version", version, f"{VERSION}: make the plan again, or update olla", rule="version")
     for name in _FIELDS:
-        if name not in content and name not in _OPTIONAL:
+        if name not in content:
             raise PlanError(f"has no {name!r}, which every plan needs: was the file cut or edited?", rule="missing")
     return fields.from_object(content, _FIELDS)
-
-
-def _where(tensor: LiveTensor) -> tuple[str, str, str]:
-    """Say where a tensor of the peak comes from: itself, its kind, its producer."""
-    if tensor.id < 0:
-        return "", tensor.kind, f"of {tensor.producer}"
-    name = f"tensor {tensor.id}" + (f" {tensor.name}" if tensor.name else "")
-    return name, tensor.kind, f"written by {tensor.producer}" if tensor.producer else ""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Plan:
     """When every op of a training step runs, where every tensor lies, and how good that is.
+
+    Where the graph that was given had to be rewritten, everything is about the last graph of `rewrites`; `olla.check`
+    accepts the plan with either graph, and given the first one also proves that both compute the same.
 
     All byte figures include resident memory, except `arena_bytes` and `load_bytes`: these cover the arena, in which
     lies what ops write, and their workspaces. A plan made without a layout has no arena: all offsets are -1.
@@ -178,6 +196,15 @@ class Plan:
         peak_tensors: the largest tensors live at the peak that are not resident, largest first.
         options: the options the plan was made with.
         details: lines for a reader who wants to know more, such as the status of every part that a method solved.
+        rewrites: from the graph that was given to the one that is planned, one behind the other.
+        source_digest: digest of the graph that was given.
+        goal: what was asked for: budget_bytes, max_slowdown or minimise; device, in_place, recompute, and where tensors
+            may be swapped the link and host_budget_bytes. Empty where only an order was.
+        base_peak_bytes: the peak of the best order found without rewriting.
+        base_seconds: estimated time of the ops of the graph that was given; 0 without a goal.
+        added_seconds: estimated time that the rewritings add.
+        added_seconds_lower_bound: no rewriting that reaches this plan's peak (the budget, if one was given) adds less.
+        peak_lower_bound_bytes: no rewriting with this plan's added time has a lower peak, in any order.
 
     Example:
         >>> import olla
@@ -216,18 +243,74 @@ class Plan:
     peak_tensors: tuple[LiveTensor, ...]
     options: Mapping[str, Any]
     details: tuple[str, ...] = ()
-
-    _kinds: ClassVar[dict[str, type[Plan]]] = {}  # section of a plan file -> the kind of plan that it makes of it
-
-    def __init_subclass__(cls, section: str, **kwargs: Any) -> None:
-        """Register a kind of plan, and the section of the file that is its own."""
-        super().__init_subclass__(**kwargs)
-        Plan._kinds[section] = cls
+    rewrites: tuple[Rewrite, ...] = ()
+    source_digest: str
+    goal: Mapping[str, Any]
+    base_peak_bytes: int
+    base_seconds: float = 0.0
+    added_seconds: float = 0.0
+    added_seconds_lower_bound: float = 0.0
+    peak_lower_bound_bytes: int
 
     def __post_init__(self) -> None:
         """Make the arrays read-only, like the rest."""
         for array in (self.order, self.offsets, self.workspace_offsets, self.before, self.after):
             array.flags.writeable = False
+
+    @property
+    def graph(self) -> Graph | None:
+        """The graph that is planned, where it is a rewritten one."""
+        return self.rewrites[-1].graph if self.rewrites else None
+
+    @property
+    def origin(self) -> NDArray[np.int32]:
+        """int32[num_ops], op of the graph that was given that op i stands for; -1: a copy to host memory or back."""
+        num_ops = int(self.rewrites[0].origin.max(initial=-1)) + 1 if self.rewrites else self.num_ops
+        return composed(self.rewrites, num_ops)
+
+    def rewrite(self, kind: type[_AnyRewrite]) -> _AnyRewrite | None:
+        """Return the rewriting of a kind, or None."""
+        return next((rewrite for rewrite in self.rewrites if isinstance(rewrite, kind)), None)
+
+    @property
+    def chunked(self) -> Chunked | None:
+        """The rewriting that puts losses in chunks, if there is one."""
+        return self.rewrite(Chunked)
+
+    @property
+    def recomputed(self) -> Recomputed | None:
+        """The rewriting that runs ops again, if there is one."""
+        return self.rewrite(Recomputed)
+
+    @property
+    def swapped(self) -> Swapped | None:
+        """The rewriting that copies tensors to host memory, if there is one."""
+        return self.rewrite(Swapped)
+
+    @property
+    def num_recomputed(self) -> int:
+        """Runs of ops beyond one of each."""
+        return self.recomputed.num_recomputed if self.recomputed else 0
+
+    @property
+    def num_in_place(self) -> int:
+        """Results that take over an input's storage."""
+        return self.recomputed.num_in_place if self.recomputed else 0
+
+    @property
+    def swapped_bytes(self) -> int:
+        """Copied to host memory in all."""
+        return self.swapped.swaps.swapped_bytes if self.swapped else 0
+
+    @property
+    def host_bytes(self) -> int:
+        """Most host memory in use at once."""
+        return self.swapped.swaps.host_bytes if self.swapped else 0
+
+    @property
+    def slowdown(self) -> float:
+        """Added time as a share of the step's own."""
+        return self.added_seconds / self.base_seconds if self.base_seconds > 0 else 0.0
 
     @property
     def gap(self) -> float:
@@ -257,10 +340,10 @@ class Plan:
         """Return the plan as what `json.dumps` takes.
 
         Returns:
-            "format" and "version", then one key per field of `Plan`; arrays are lists. Kinds of plans that say more add
-            a section of their own.
+            "format" and "version", then one key per attribute; arrays are lists.
         """
-        return {"format": FORMAT, "version": VERSION, **fields.to_object(self, _FIELDS)}
+        content = {"format": FORMAT, "version": VERSION, **fields.to_object(self, _FIELDS)}
+        return {**content, "rewrites": [rewrite.to_object() for rewrite in self.rewrites]}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
@@ -280,16 +363,41 @@ class Plan:
             PlanError: it is no plan, damaged, or of an unknown version: rule "format", "version", "missing" or "type",
                 naming the key and the value seen.
         """
-        values = _fields_of(content)
-        for section, kind in Plan._kinds.items():
-            if section in content:
-                return kind(**values, **kind._fields_of_section(content[section]))
-        return cls(**values)
+        return cls(**_fields_of(content))
 
-    @classmethod
-    def _fields_of_section(cls, content: object) -> dict[str, Any]:
-        """Return the fields that this kind of plan adds, from its section of a plan file; a plain plan adds none."""
-        return {}
+    def with_figures(self, figures: Plan, graph: Graph) -> Plan:
+        """Return this plan with the order and figures of another plan of its last graph, and that graph's costs."""
+        if not self.rewrites:
+            return figures
+        rewrites = (*self.rewrites[:-1], replace(self.rewrites[-1], graph=graph))
+        return replace(figures, rewrites=rewrites, **{name: getattr(self, name) for name in _OF_REQUEST})
+
+    def of_last_graph(self) -> Plan:
+        """Return what the plan says of its last graph alone, as if that had been given."""
+        return replace(self, rewrites=(), source_digest=self.graph_digest)
+
+    def decisions(self, graph: Graph, rules: Rules) -> list[Decision | SwapDecision]:
+        """Say what was chosen for each tensor, and at what price, most bytes first.
+
+        Args:
+            graph: that was given; `chunked.graph`, where its losses are in chunks.
+            rules: of that graph; see `olla.graph.rules`.
+
+        Returns:
+            A `Decision` for every op that runs again or moves, then a `SwapDecision` for every tensor that is swapped.
+
+        Complexity:
+            O(ops log ops + swaps^2).
+        """
+        recomputed, swapped = self.recomputed, self.swapped
+        before, origin = graph, np.arange(graph.num_ops, dtype=np.int32)
+        found: list[Decision | SwapDecision] = []
+        if recomputed is not None:
+            before, origin = recomputed.graph, recomputed.origin
+            found += recomputed.decisions(graph, rules)
+        if swapped is not None:
+            found += swapped.decisions(before, origin, graph, rules)
+        return found
 
     def __repr__(self) -> str:
         """Say the essentials on one line."""
@@ -300,43 +408,7 @@ class Plan:
 
     def __str__(self) -> str:
         """Return the plan as the table a person wants."""
-        return table.text(self.rows())
-
-    def rows(self) -> table.Rows:
-        """Return what the plan says of itself to a reader."""
-        saved = self.saved_bytes / self.program_peak_bytes if self.program_peak_bytes else 0.0
-        figures = [
-            table.Figure("peak before", self.program_peak_bytes, "in program order"),
-            table.Figure("peak after", self.peak_bytes, f"method {self.method}"),
-            table.Figure("saved", self.saved_bytes, percent(saved)),
-            table.Figure("lower bound", self.lower_bound_bytes, f"gap {percent(self.gap)}, {self.status.value}"),
-            table.Figure("resident", self.resident_bytes, "live throughout, outside the arena"),
-        ]
-        if self.arena_bytes > 0:
-            figures += [
-                table.Figure("arena", self.arena_bytes, f"fragmentation {percent(self.fragmentation)}"),
-                table.Figure("load", self.load_bytes, f"offsets are multiples of {self.alignment}"),
-            ]
-            if self.arena_lower_bound_bytes > 0:
-                bound = self.arena_lower_bound_bytes
-                figures.append(table.Figure("arena bound", bound, "no order has a smaller arena"))
-        else:
-            figures.append(table.Figure("arena", None, "nothing was laid out"))
-        return table.Rows(
-            title=f"{self.graph_name or 'unnamed graph'}: {self.num_ops:,} ops, {self.num_tensors:,} tensors",
-            figures=figures,
-            remarks=[self.message],
-            peak=self._peak_line(),
-            live=[table.Live(tensor.bytes, *_where(tensor)) for tensor in self.peak_tensors],
-            details=self.details,
-            seconds=self.seconds,
-        )
-
-    def _peak_line(self) -> str:
-        if self.peak_op is None:
-            return ""
-        who = ". Largest live there besides resident memory:" if self.peak_tensors else ", with resident memory alone."
-        return f"The peak is at op {self.peak_op.id} ({self.peak_op.name or 'unnamed'}){who}"
+        return table.text(table.rows(self))
 
 
 def _ratio(difference: int, base: int) -> float:

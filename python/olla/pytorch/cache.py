@@ -114,7 +114,7 @@ class Place:
         arranged, table = known.arranged, known.arranged.table
         content = {
             "made_for": self._made_for,
-            "plan": Plan.to_object(known.plan),
+            "plan": known.plan.of_last_graph().to_object(),
             "workspace_bytes": known.graph.workspace_bytes.tolist(),
             "seconds": known.graph.seconds.tolist(),
             "eager_peak_bytes": int(known.eager_peak_bytes),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from olla.graph import DeviceProfile, profile_of
-from olla.plan import Goal, Link, Swapping
+from olla.plan import Link, asked
 from olla.pytorch.step import Step
 
 if TYPE_CHECKING:
@@ -100,8 +100,24 @@ def compile(
         >>> losses[2] < losses[1] < losses[0]
         True
     """
+    if method not in ("auto", "autoswap"):
+        raise ValueError(f"method is {method!r}, expected 'auto' or 'autoswap': the others plan, see olla.plan")
     profile = _profile(model, plan_for)
-    goal = Goal.of(budget, max_slowdown, minimise, profile, in_place, recompute, chunked_loss)
+    goal, swapping = asked(
+        budget=budget,
+        max_slowdown=max_slowdown,
+        minimise=minimise,
+        device=profile,
+        in_place=in_place,
+        recompute=recompute,
+        chunked_loss=chunked_loss,
+        swap=swap,
+        host_budget=host_budget,
+        link=link,
+        method=method,
+    )
+    if swapping is not None and link is None:
+        swapping = dataclasses.replace(swapping, link=Link.of(profile))
     return Step(
         model,
         optimizer,
@@ -114,9 +130,7 @@ def compile(
         cuda_graph,
         disk_cache,
         goal,
-        _swapping(profile, goal, method, swap, link, host_budget),
-        method == "autoswap",
-        profile,
+        swapping,
         checks,
     )
 
@@ -126,19 +140,3 @@ def _profile(model: torch.nn.Module, plan_for: str | DeviceProfile | None) -> De
         tensors = [*model.parameters(), *model.buffers()]
         plan_for = "a100" if any(t.device.type == "cuda" for t in tensors) else "cpu"
     return profile_of(plan_for)
-
-
-def _swapping(
-    profile: DeviceProfile,
-    goal: Goal | None,
-    method: str,
-    swap: bool | None,
-    link: Link | float | None,
-    host_budget: int | str | None,
-) -> Swapping | None:
-    from olla.plan import Link
-
-    if method not in ("auto", "autoswap"):
-        raise ValueError(f"method is {method!r}, expected 'auto' or 'autoswap': the others plan, see olla.plan")
-    found = Swapping.of(swap, host_budget, link, method, goal)
-    return found and dataclasses.replace(found, link=Link.of(profile if link is None else link))

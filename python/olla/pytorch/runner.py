@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from olla.graph import Graph
-from olla.plan import BudgetPlan, Plan, SwapPlan
+from olla.plan import Costs, Plan
 from olla.pytorch.cache import Known, Place
 from olla.pytorch.capture import Captured
 from olla.pytorch.cudagraph import Graphed
@@ -24,9 +24,10 @@ from olla.pytorch.memory import arrange
 from olla.pytorch.memory.copies import Copies, HostMemory
 from olla.pytorch.memory.replay import Allocations, Counters, Miss, Replay
 from olla.pytorch.memory.requests import Recorder, Requests, with_costs
-from olla.pytorch.planner import Planner, budget_report, original_costs, swap_report, with_figures
+from olla.pytorch.planner import Planner, captured_costs
 from olla.pytorch.program.program import Program, compile_program
 from olla.pytorch.program.script import Script, script
+from olla.pytorch.reports import budget_report, swap_report
 from olla.report.progress import ProgressLine
 from olla.report.step import StepReport
 
@@ -116,7 +117,7 @@ class Runner:
         self._is_known = known is not None
         if known is not None:
             self.graph, found, self._arranged, self._eager_peak_bytes = known
-            self.plan = self._same_rewriting(found)
+            self.plan = self.plan.with_figures(found, self.graph)
             self.program = self._compile_arranged()
         elif replay is not None:
             self.program = self._compile_recorded()
@@ -135,10 +136,6 @@ class Runner:
         if (t := self._script.transfers) is not None:
             device = torch.device(self._device)
             self._copies = Copies(t.num_bytes, t.places, t.after, self._host, t.host_bytes, device)
-
-    def _same_rewriting(self, found: Plan) -> Plan:
-        """Return a plan of the graph that runs as one that knows what was rewritten, if anything was."""
-        return with_figures(self.plan, self.graph, found) if isinstance(self.plan, BudgetPlan | SwapPlan) else found
 
     def run(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
         """Run the step on the tensors of its inputs, and return the captured outputs."""
@@ -262,7 +259,7 @@ class Runner:
         results = program(values)
         self.graph = dataclasses.replace(self._plain, seconds=clock.seconds)
         with ProgressLine(f"choosing copies of {self._plain.name}") as progress:
-            found = planner.again(self._captured, self._original_costs(), self._device, 0, 0, progress)
+            found = planner.again(self._captured, self._costs(), self._device, 0, 0, progress)
         self._use(self.plan if found is None else found)
         order = self.plan.order.tolist()
         self.program = compile_program(self._captured, order, script=self._script, copies=self._copies)
@@ -273,9 +270,9 @@ class Runner:
         plain = self._plain
         with ProgressLine(f"laying out {plain.name}") as progress:
             self.graph = with_costs(plain, recorded, self._recorder.seconds, self._alignment)
-            self._eager_peak_bytes = self._eager_peak(self._original_costs())
+            self._eager_peak_bytes = self._eager_peak(self._costs().on(self._captured.graph))
             before = self.plan
-            self.plan = self._same_rewriting(arrange.planned_again(self.graph, before, progress))
+            self.plan = before.with_figures(arrange.planned_again(self.graph, before, progress), self.graph)
             if not np.array_equal(self.plan.order, before.order):
                 requests = Requests.of(recorded, self._recorder.addresses, plain)
                 moved = requests.in_order(plain, self.plan.order)
@@ -309,24 +306,20 @@ class Runner:
         self._arranged = arranged
         self.program = self._compile_arranged()
 
-    def _tighter(
-        self, planner: Planner, arranged: arrange.Arranged, progress: ProgressLine | None
-    ) -> BudgetPlan | SwapPlan | None:
+    def _tighter(self, planner: Planner, arranged: arrange.Arranged, progress: ProgressLine | None) -> Plan | None:
         """Return another plan where the arena does not fit the budget, or copies were planned by estimates."""
         needed = self.graph.resident_bytes + arranged.output_bytes + arranged.table.arena_bytes
         peak = self.plan.peak_bytes
-        return planner.again(self._captured, self._original_costs(), self._device, needed, peak, progress)
+        return planner.again(self._captured, self._costs(), self._device, needed, peak, progress)
 
     def _eager_peak(self, costs: Graph) -> int:
         """Return the peak of the program order; of losses that run in chunks, the whole ones count, unrecorded."""
         original = self._captured.original
         return arrange.program_peak(original.graph if original else costs, self._alignment)
 
-    def _original_costs(self) -> Graph:
-        """Return the captured graph with what was recorded of the one that runs."""
-        if isinstance(self.plan, BudgetPlan | SwapPlan):
-            return original_costs(self._captured.graph, self.graph, self.plan)
-        return self.graph
+    def _costs(self) -> Costs:
+        """Return what was recorded, of the ops of the captured graph."""
+        return captured_costs(self._captured.graph, self.graph, self.plan)
 
     def _run_in_arena(
         self, replay: Replay, arranged: arrange.Arranged, values: Sequence[torch.Tensor]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from olla.errors import PlanError, ReplayError
-from olla.graph import DeviceProfile, Graph
+from olla.graph import Graph
 from olla.plan import Goal, Plan, Swapping
 from olla.planner import plan
 from olla.pytorch.capture import Captured, require_choice
@@ -36,7 +36,7 @@ def _acceptor(planner: Planner | None, captured: Captured) -> Callable[[Plan], N
     def accept(found: Plan) -> None:
         if planner is not None:
             planner.accept(captured, device_type(captured), found)
-        elif type(found) is not Plan:
+        elif found.rewrites:
             raise PlanError("the plan is for another goal", rule="plan")
 
     return accept
@@ -63,8 +63,6 @@ class Step:
         disk_cache: bool,
         goal: Goal | None = None,
         swapping: Swapping | None = None,
-        by_autoswap: bool = False,
-        profile: str | DeviceProfile = "a100",
         checks: str = "run",
     ) -> None:
         import torch
@@ -88,8 +86,6 @@ class Step:
         self._disk_cache = disk_cache
         self._goal = goal
         self._swapping = swapping
-        self._by_autoswap = by_autoswap
-        self._profile = profile
         self._checks = checks
         self._host = HostMemory(self._device.type)
         self._captures = Captures(cache_size)
@@ -221,10 +217,9 @@ class Step:
         from olla.report.progress import ProgressLine
 
         planner, options = None, self._options
-        if self._goal is not None or self._swapping is not None:
-            by: dict[str, Any] = {"by_autoswap": self._by_autoswap, "device": self._profile}
-            planner = Planner(self._goal, self._options, self._swapping, **by, replays=not self._cuda_graph)
-            options = {**self._options, "goal": self._goal, "swapping": self._swapping, **by}
+        if self._goal is not None:
+            planner = Planner(self._goal, self._options, self._swapping, replays=not self._cuda_graph)
+            options = {**self._options, "goal": self._goal, "swapping": self._swapping}
         with ProgressLine(f"compiling {type(self._model).__name__}") as progress:
             captured = capture(
                 self._model,

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from olla.plan import Goal, Options, Source, graph_of
-from olla.recompute.search import Run
+from olla.graph import profile_of, rules
+from olla.plan import Options, Source, graph_of
+from olla.recompute.search import RecomputeSearch
 
 if TYPE_CHECKING:
     from olla.base import Progress
@@ -86,9 +87,9 @@ def pareto(
         >>> olla.pareto(builder.build()).peak_bytes.tolist()
         [210, 110]
     """
-    goal = Goal.of(None, None, "peak", device, in_place, recompute)
-    assert goal is not None
-    search = Run(graph_of(graph), Options(time_limit=time_limit), goal, progress)
+    found = graph_of(graph)
+    may = rules(found, profile_of(device), in_place=in_place, recompute=recompute)
+    search = RecomputeSearch(found, may, Options(time_limit=time_limit), progress)
     search.choose(0, math.inf)
     curves = [start.evictor.curve() for start in search.starts]
     peak, seconds = (np.concatenate(column) for column in list(zip(*curves, strict=True))[:2])

@@ -1,24 +1,24 @@
-"""The way from a graph and a goal to a plan of a rewritten graph: order, drop, improve, order again, lay out, check."""
+"""What to recompute, and what to write in place: drop values on base orders, improve the choice, order again."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from olla import _core, pipeline
+from olla import _core
 from olla.base import Progress, rivals, watched
-from olla.check.check import check
-from olla.errors import BudgetError, SolverError
-from olla.graph import Graph, Lists, Rerun, Rules, rules
+from olla.errors import BudgetError
+from olla.graph import Graph, Lists, Rerun, Rules
 from olla.graph.operators import without_replays
 from olla.order.base_orders import base_orders, early_updates, induced
-from olla.plan import BudgetPlan, Goal, Options, Plan
+from olla.pipeline import Ordered, find_order
+from olla.plan import Options, Plan, Recomputed
+from olla.recompute.refusal import refusal
 
 # What a search may do is limited in work, so that its results are the same on every machine; time limits it only where
 # a caller leaves less than the work takes. A million units take about 10 ms of ordering, 60 ms of choosing.
@@ -39,8 +39,6 @@ _CLOSE = 0.002  # a peak this near to its bound is not searched for further
 _MAX_ROUNDS = 1000  # of the local search; work ends it earlier on all but small graphs
 _NUM_SEED_OPS = 3  # whose bounds the local search starts from, too
 _NUM_BOUND_OPS = 12  # per source of ops whose cuts make a bound
-_ROUNDED_UP = 1 + 1e-12  # sums of seconds depend on their order
-_MAX_LAYOUTS = 6  # rewritten graphs laid out until the arena fits
 
 
 class _Start(NamedTuple):
@@ -50,38 +48,72 @@ class _Start(NamedTuple):
     evictor: _core.Evictor
 
 
-class Run:
-    """One call of `olla.plan` with a goal."""
+class Base(NamedTuple):
+    """A graph before it is rewritten.
+
+    Attributes:
+        found: the best order, and its proof.
+        first_order: int32[n], the base order that choices start from.
+    """
+
+    found: Ordered
+    first_order: NDArray[np.int32]
+
+
+class RecomputeSearch:
+    """What to recompute and what to write in place in one graph.
+
+    Args:
+        graph: the training step.
+        rules: what may be done with its ops.
+        options: of `olla.plan`; its time limit counts from here on.
+        progress: as in `olla.plan`.
+        base: what another search found for the same graph and options.
+
+    Attributes:
+        base_peak_bytes: of the best order without rewriting.
+        base_seconds: estimated time of the ops.
+        interrupted: whether Ctrl-C or the progress callback ended it.
+        lowest_bytes: the lowest peak that was reached towards a budget.
+        left_out: notes on heuristics that failed.
+    """
 
     def __init__(
-        self,
-        graph: Graph,
-        options: Options,
-        goal: Goal,
-        progress: Progress | None,
-        narrow: Callable[[Rules], Rules] | None = None,
+        self, graph: Graph, rules: Rules, options: Options, progress: Progress | None, base: Base | None = None
     ) -> None:
         self.start = time.perf_counter()
-        self.graph, self.options, self.goal, self.progress = graph, options, goal, watched(progress)
-        self.rules: Rules = rules(graph, goal.device, in_place=goal.in_place, recompute=goal.recompute)
-        if narrow is not None:
-            self.rules = narrow(self.rules)
-        if options.method == "ilp":  # the integer program knows no draws that are repeated
-            self.rules = without_replays(self.rules)
+        self.graph, self.options, self.progress = graph, options, watched(progress)
+        # The integer program knows no draws that are repeated.
+        self.rules = without_replays(rules) if options.method == "ilp" else rules
         self.base_seconds = float(self.rules.seconds.sum())
         self.interrupted = False
         self.lowest_bytes = 2**62
         self.improve_work = min(_IMPROVE_WORK, _IMPROVE_RUNS * graph.num_ops)
         self.notes: tuple[str, ...] = ()  # on the choice, for the plan's details
         self.left_out: list[str] = []
-        limit = _BASE_SHARE * options.time_limit
-        # An integer program chooses what to drop; the order it starts from is the best there is in either case.
-        method = "auto" if options.method == "ilp" else options.method
-        quick = replace(options, method=method, layout=False, time_limit=limit, max_work=_BASE_WORK)
-        self.base: Plan = pipeline.run(graph, quick, self.progress)
-        self.left_out += [line for line in self.base.details if line.startswith(rivals.LEFT_OUT)]
-        self.first_order = self._base_order()
+        self.base = self._base() if base is None else base
+        self.base_peak_bytes = self.base.found.peak_bytes
+        self.first_order = self.base.first_order
         self.starts = [self._start(self.first_order)]  # after a choice: the best first
+        self._has_chosen = False
+        self._latest: tuple[Any, Recomputed] | None = None  # decisions, and the graph that they make
+
+    def _base(self) -> Base:
+        """Return the best order, and the same with weight updates early where that costs no memory: gradients then go
+        at once.
+        """
+        limit = _BASE_SHARE * self.options.time_limit
+        # An integer program chooses what to drop; the order it starts from is the best there is in either case.
+        method = "auto" if self.options.method == "ilp" else self.options.method
+        quick = replace(self.options, method=method, layout=False, time_limit=limit, max_work=_BASE_WORK)
+        found = find_order(self.graph, quick, self.progress)
+        self.left_out += [line for line in found.answer.details if line.startswith(rivals.LEFT_OUT)]
+        if not self._movable:
+            return Base(found, found.order.copy())
+        schedule = {"the best order with early updates": lambda: early_updates(self.graph, found.order)}
+        early = list(rivals.orders(self.graph.core, schedule, self.left_out).values()) or [found.order]
+        order, peak, *_ = _core.order(self.graph.core, early, limit, self.options.seed, self.progress, _ORDER_WORK)
+        return Base(found, order if peak <= found.peak_bytes else found.order.copy())
 
     @property
     def order(self) -> NDArray[np.int32]:
@@ -100,16 +132,6 @@ class Run:
     def _movable(self) -> bool:
         """Whether any valid order will do as a base order."""
         return self.options.order is None and self.options.updates_may_move
-
-    def _base_order(self) -> NDArray[np.int32]:
-        """Return the best order, with weight updates early where that costs no memory: gradients then go at once."""
-        if not self._movable:
-            return self.base.order.copy()
-        name, limit = "the best order with early updates", _BASE_SHARE * self.options.time_limit
-        schedule = {name: lambda: early_updates(self.graph, self.base.order)}
-        early = list(rivals.orders(self.graph.core, schedule, self.left_out).values()) or [self.base.order]
-        order, peak, *_ = _core.order(self.graph.core, early, limit, self.options.seed, self.progress, _ORDER_WORK)
-        return order if peak <= self.base.peak_bytes else self.base.order.copy()
 
     def _left(self, share: float = 1.0) -> float:
         passed = time.perf_counter() - self.start
@@ -131,7 +153,7 @@ class Run:
             return
         goal = None if peak_bytes > 0 else added_seconds
         starts = self.starts
-        for order in base_orders(self.graph, self.base.order, self.left_out):
+        for order in base_orders(self.graph, self.base.found.order, self.left_out):
             if self.interrupted or self._left(_DROP_SHARE) <= 0.0 or self._close_enough(peak_bytes, goal):
                 break
             with rivals.optional("a base order", self.left_out, self.progress):
@@ -182,9 +204,9 @@ class Run:
             return
         before = self.starts
         with rivals.optional("the order of the rewritten graph", self.left_out, self.progress) as failed:
-            graph, origin, *_ = self.rewritten()
+            found = self.rewritten()
             options = replace(self.options, layout=False, time_limit=self._until(_IMPROVE_SHARE), max_work=_ORDER_WORK)
-            order = induced(self.graph, pipeline.run(graph, options, self.progress).order, origin)
+            order = induced(self.graph, find_order(found.graph, options, self.progress).order, found.origin)
             if order is None or np.array_equal(order, self.order):
                 return
             self.starts = [self._start(order)]
@@ -233,129 +255,97 @@ class Run:
         seconds, _ = self.evictor.least_added_seconds(self._busiest_ops(), peak_bytes, self._bound_seconds(), None)
         return float(seconds.max(initial=0.0))
 
-    def run(self) -> BudgetPlan:
-        goal = self.goal
-        if goal.budget_bytes is not None:
-            return self._fit(goal.budget_bytes)
-        added = math.inf if goal.max_slowdown is None else goal.max_slowdown * self.base_seconds * _ROUNDED_UP
-        self.choose(0, added)
-        self.improve(0, added)
-        self._solve(0, added)
-        return self.finish()
+    def least(self, added_seconds: float) -> tuple[Recomputed]:
+        """Find the least peak that adds at most so many seconds."""
+        self.choose(0, added_seconds)
+        self.improve(0, added_seconds)
+        self._solve(0, added_seconds)
+        return (self.rewritten(),)
 
-    def _fit(self, budget_bytes: int) -> BudgetPlan:
-        """Lower the peak until the arena fits as well: fragmentation and rounding come on top of the peak."""
-        target = budget_bytes
-        for i in range(_MAX_LAYOUTS):
-            self.drop(target, math.inf)
-            if i == 0 or self.evictor.peak > target:
-                self.choose(target, math.inf)
-            if self.evictor.peak > target and self.least_peak(math.inf) <= target:
-                self.improve(0, math.inf)  # the greedy stopped above what may be there
-            if self.evictor.peak <= target:
-                self.improve(target, None)
-            self._solve(target, None)
-            self.lowest_bytes = min(self.lowest_bytes, self.evictor.peak)
-            if self.evictor.peak > target:
-                break
-            plan = self.finish()
-            excess = needed_bytes(plan.graph, plan) - budget_bytes
-            if excess <= 0:
-                return plan
-            target = min(target, plan.peak_bytes) - excess
-        if self.least_peak(math.inf) <= budget_bytes:
-            plan = self._least()
-            if needed_bytes(plan.graph, plan) <= budget_bytes:
-                return plan
-        raise self._error(budget_bytes)
+    def within(self, peak_bytes: int) -> tuple[Recomputed] | None:
+        """Find the least added time for a peak; None where that is not reached."""
+        self.drop(peak_bytes, math.inf)
+        if not self._has_chosen or self.evictor.peak > peak_bytes:
+            self.choose(peak_bytes, math.inf)
+        self._has_chosen = True
+        if self.evictor.peak > peak_bytes and self.least_peak(math.inf) <= peak_bytes:
+            self.improve(0, math.inf)  # the greedy stopped above what may be there
+        if self.evictor.peak <= peak_bytes:
+            self.improve(peak_bytes, None)
+        self._solve(peak_bytes, None)
+        self.lowest_bytes = min(self.lowest_bytes, self.evictor.peak)
+        return (self.rewritten(),) if self.evictor.peak <= peak_bytes else None
 
-    def _least(self) -> BudgetPlan:
-        """Return the plan of least peak, whatever time it adds, with what is proved for the budget."""
-        goal = replace(self.goal, budget_bytes=None, minimise="peak")
+    def last_resort(self, budget_bytes: int) -> tuple[Recomputed] | None:
+        """Find the least peak at whatever time, where nothing was found within a budget and something may be."""
+        if self.least_peak(math.inf) > budget_bytes:
+            return None
         rest = replace(self.options, time_limit=self._left())
-        plan = Run(self.graph, rest, goal, self.progress, lambda _: self.rules).run()
-        self.lowest_bytes = min(self.lowest_bytes, needed_bytes(plan.graph, plan))
-        return self._bounded(replace(plan, goal=self.goal.record()))
+        search = RecomputeSearch(self.graph, self.rules, rest, self.progress, self.base)
+        found = search.least(math.inf)
+        self.interrupted |= search.interrupted
+        self.left_out += search.left_out
+        return found
 
-    def _error(self, budget_bytes: int) -> BudgetError:
+    def final_options(self) -> Options:
+        """Return the options by which the graph that was found is ordered and laid out."""
+        return replace(self.options, order=None, time_limit=self._until(1.0), max_work=_ORDER_WORK)
+
+    @property
+    def details(self) -> tuple[str, ...]:
+        """Lines for a reader who wants to know more."""
+        return (*self.notes, *self.left_out)
+
+    def refused(self, budget_bytes: int) -> BudgetError:
+        """Return the error for a budget that nothing was found for."""
         ops = self._busiest_ops()
         bounds, _ = self.evictor.least_peak(ops, math.inf, self._bound_seconds(), None)
-        bound = max(int(bounds.max(initial=0)), self.graph.resident_bytes)
-        forcing = ops[np.argsort(-bounds, kind="stable")][:3]
-        names = ", ".join(
-            f"op {v} ({self.graph.op_names[v]})" for v in forcing[bounds[np.argsort(-bounds)][:3] > budget_bytes]
-        )
-        if bound > budget_bytes:
-            reason = f"no plan fits it: every one needs at least {bound} bytes"
-            reason += f", {self.graph.resident_bytes} of them for resident tensors" if self.graph.resident_bytes else ""
-            reason += f"; {names} forces this" if names else ""
-            remedy = "a smaller batch, fewer resident bytes, or another device"
-        else:
-            reason = f"no plan was found that fits it; none needs less than {bound} bytes"
-            remedy = f"{self.lowest_bytes} bytes, a longer time limit, or more levers"
-        message = (
-            f"the budget is {budget_bytes} bytes, and {reason}. The lowest found is {self.lowest_bytes}: try {remedy}"
-        )
-        return BudgetError(message, rule="budget", ids=tuple(map(int, forcing)))
+        by_bound = np.argsort(-bounds, kind="stable")[:3]
+        return refusal(self.graph, budget_bytes, self.lowest_bytes, ops[by_bound], bounds[by_bound], "more levers")
 
     def _bound_seconds(self) -> float:
         return max(0.05, min(self._left(), _BOUND_SHARE * self.options.time_limit))
 
-    def _busiest_ops(self, plan: BudgetPlan | None = None) -> NDArray[np.int32]:
-        """Return ops of the graph with most live memory, in the base order and in a plan: their cuts bound best."""
+    def _busiest_ops(self, origin: NDArray[np.int32] | None = None) -> NDArray[np.int32]:
+        """Return ops of the graph with most live memory: their cuts bound best.
+
+        Args:
+            origin: op of the graph that each op of a plan stands for, most live memory first; None: the base order's.
+        """
         live = _core.profile(self.graph.core, self.order)[2]
         ops = [self.order[np.argsort(-live, kind="stable")][:_NUM_BOUND_OPS]]
-        if plan is not None:
-            live = _core.profile(plan.graph.core, plan.order)[2]
-            ops.append(plan.origin[plan.order[np.argsort(-live, kind="stable")]][:_NUM_BOUND_OPS])
+        if origin is not None:
+            ops.append(origin[:_NUM_BOUND_OPS])
         return np.array(list(dict.fromkeys(np.concatenate(ops).tolist())), dtype=np.int32)
 
-    def _bounded(self, plan: BudgetPlan) -> BudgetPlan:
-        """Return the plan with what is proved about every other one."""
-        ops = self._busiest_ops(plan)
-        peaks, _ = self.evictor.least_peak(ops, plan.added_seconds, self._bound_seconds(), self.progress)
-        budget_bytes = max(self.goal.budget_bytes or 0, plan.peak_bytes)
-        seconds, _ = self.evictor.least_added_seconds(ops, budget_bytes, self._bound_seconds(), self.progress)
-        peak_bound = max(int(peaks.max(initial=0)), self.graph.resident_bytes)
-        seconds_bound = float(seconds.max(initial=0.0))
-        if peak_bound > plan.peak_bytes or seconds_bound > plan.added_seconds:
-            raise SolverError(
-                f"a plan with {plan.peak_bytes} bytes and {plan.added_seconds} added seconds is below its lower bounds "
-                f"({peak_bound} bytes, {seconds_bound} seconds): this is a defect of olla, please report it"
-            )
-        return replace(plan, peak_lower_bound_bytes=peak_bound, added_seconds_lower_bound=seconds_bound)
+    def bounds(self, plan: Plan, added_seconds: float, peak_bytes: int) -> tuple[int, float]:
+        """Return what is proved about every other plan.
 
-    def finish(self) -> BudgetPlan:
-        graph, origin, rerun, tensor_origin = self.rewritten()
-        options = replace(self.options, order=None, time_limit=self._until(1.0), max_work=_ORDER_WORK)
-        plan = pipeline.run(graph, options, self.progress)
-        again = rerun != Rerun.NEVER
-        seconds, rerun_seconds = self.rules.seconds, self.rules.rerun_seconds
-        added = math.fsum((*seconds[origin[~again]], *rerun_seconds[origin[again]], *-seconds))
-        written = np.diff(self.graph.writes.offset)[origin]
-        stages = {**plan.seconds, "total": time.perf_counter() - self.start}
-        fields = {**vars(plan), "seconds": stages, "message": f"Of the rewritten graph: {plan.message}"}
-        fields["details"] = (*plan.details, *self.notes, *self.left_out)
-        budget_plan = BudgetPlan(
-            **fields,
-            graph=graph,
-            source_digest=self.graph.digest,
-            origin=origin,
-            rerun=rerun,
-            tensor_origin=tensor_origin,
-            goal=self.goal.record(),
-            base_peak_bytes=self.base.peak_bytes,
-            base_seconds=self.base_seconds,
-            added_seconds=max(0.0, added),
-            added_seconds_lower_bound=0.0,
-            peak_lower_bound_bytes=graph.resident_bytes,
-            num_recomputed=graph.num_ops - self.graph.num_ops,
-            num_in_place=int(np.sum((np.diff(graph.writes.offset) < written) & (rerun != Rerun.FIRST_RESULT))),
-        )
-        check(self.graph, budget_plan)
-        return self._bounded(budget_plan)
+        Args:
+            plan: of what was found.
+            added_seconds: that it adds to the graph.
+            peak_bytes: which it reaches.
 
-    def rewritten(self) -> tuple[Graph, NDArray[np.int32], NDArray[np.uint8], NDArray[np.int32]]:
+        Returns:
+            The least peak within its added time, in bytes; the least added time within `peak_bytes`, in seconds.
+        """
+        assert plan.graph is not None
+        assert plan.recomputed is not None
+        live = _core.profile(plan.graph.core, plan.order)[2]
+        ops = self._busiest_ops(plan.recomputed.origin[plan.order[np.argsort(-live, kind="stable")]])
+        peaks, _ = self.evictor.least_peak(ops, added_seconds, self._bound_seconds(), self.progress)
+        seconds, _ = self.evictor.least_added_seconds(ops, peak_bytes, self._bound_seconds(), self.progress)
+        return max(int(peaks.max(initial=0)), self.graph.resident_bytes), float(seconds.max(initial=0.0))
+
+    def rewritten(self) -> Recomputed:
+        """Return the graph that the decisions in force make."""
+        order, drops = self.starts[0].order, self.evictor.drops
+        decisions = (order.tobytes(), *(column.tobytes() for column in drops))
+        if self._latest is None or self._latest[0] != decisions:
+            self._latest = decisions, self._rewrite()
+        return self._latest[1]
+
+    def _rewrite(self) -> Recomputed:
         columns, origin, rerun, tensor_origin = self.evictor.rewritten()
         old, r = self.graph, self.rules
         again = rerun != Rerun.NEVER
@@ -379,10 +369,14 @@ class Run:
             **numbers,
             **texts,
         )
-        return graph, origin, rerun, tensor_origin
-
-
-def needed_bytes(graph: Graph, plan: Plan) -> int:
-    """Return what a plan takes in all: its arena and what lies outside of it; the peak where nothing was laid out."""
-    outside = graph.resident_bytes + int(graph.tensor_bytes[graph.donated].sum())
-    return max(plan.peak_bytes, plan.arena_bytes + outside if plan.arena_bytes else 0)
+        written = np.diff(old.writes.offset)[origin]
+        added = math.fsum((*r.seconds[origin[~again]], *r.rerun_seconds[origin[again]], *-r.seconds))
+        return Recomputed(
+            graph=graph,
+            origin=origin,
+            rerun=rerun,
+            tensor_origin=tensor_origin,
+            added_seconds=max(0.0, added),
+            num_recomputed=graph.num_ops - old.num_ops,
+            num_in_place=int(np.sum((np.diff(graph.writes.offset) < written) & (rerun != Rerun.FIRST_RESULT))),
+        )

@@ -8,18 +8,16 @@ copy in. That many bytes, and no more, come off the minimum cut that bounds the 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from olla import _core
-from olla.errors import SolverError
 
 if TYPE_CHECKING:
     from olla.graph import Graph, Rules
-    from olla.plan import Link, SwapPlan
+    from olla.plan import Link, Plan
 
 _NUM_OPS = 12  # per source of ops whose cuts make a bound
 _NUM_FINE, _NUM_PARTS = 3, 8  # ops whose bound is refined, and into how many cases
@@ -120,42 +118,29 @@ class SwapBound:
             best = max(best, float(found[0]))
         return min(best, reached_seconds)
 
+    def of(self, plan: Plan, added_seconds: float, peak_bytes: int) -> tuple[int, float]:
+        """Return what is proved about every other plan.
 
-def bounded(graph: Graph, plan: SwapPlan, rules: Rules, link: Link, lasting: Any = ()) -> SwapPlan:
-    """Return the plan with what is proved about every other one.
+        Args:
+            plan: of the graph, or of a rewriting of it.
+            added_seconds: that it adds to the graph.
+            peak_bytes: which it reaches.
 
-    Args:
-        graph: the original graph.
-        plan: for it.
-        rules: of that graph.
-        link: that the plan swaps over.
-        lasting: resident tensors that may be swapped.
+        Returns:
+            The least peak within its added time, in bytes; the least added time within `peak_bytes`, in seconds.
+        """
+        ops = self._busiest_ops(plan)
+        return self.least_peak(ops, added_seconds), self.least_added_seconds(ops, peak_bytes, added_seconds)
 
-    Raises:
-        SolverError: the plan is below its bound.
-    """
-    bound = SwapBound(graph, rules, link, plan.goal.get("host_budget_bytes"), lasting)
-    ops = _busiest_ops(graph, plan)
-    peak_bound = bound.least_peak(ops, plan.added_seconds)
-    peak_bytes = plan.goal.get("budget_bytes", plan.peak_bytes)
-    seconds_bound = bound.least_added_seconds(ops, peak_bytes, plan.added_seconds)
-    if peak_bound > plan.peak_bytes:
-        raise SolverError(
-            f"a plan with {plan.peak_bytes} bytes is below its lower bound of {peak_bound} bytes: this is a defect of "
-            "olla, please report it"
-        )
-    return replace(plan, peak_lower_bound_bytes=peak_bound, added_seconds_lower_bound=seconds_bound)
-
-
-def _busiest_ops(graph: Graph, plan: SwapPlan) -> NDArray[np.int32]:
-    """Return ops of the graph with most live memory, in program order and in the plan without its swaps."""
-    live = _core.profile(graph.core, np.arange(graph.num_ops, dtype=np.int32))[2]
-    ops = np.argsort(-live, kind="stable")[:_NUM_OPS].tolist()
-    own = plan.origin[plan.origin >= 0]
-    if plan.recomputation is not None:
-        live = _core.profile(plan.recomputation.graph.core, own)[2]
-        ops += plan.recomputation.origin[own[np.argsort(-live, kind="stable")[:_NUM_OPS]]].tolist()
-    return np.array(list(dict.fromkeys(ops)), dtype=np.int32)
+    def _busiest_ops(self, plan: Plan) -> NDArray[np.int32]:
+        """Return ops of the graph with most live memory, in program order and in the plan without its swaps."""
+        live = _core.profile(self.graph.core, np.arange(self.graph.num_ops, dtype=np.int32))[2]
+        ops = np.argsort(-live, kind="stable")[:_NUM_OPS].tolist()
+        if plan.recomputed is not None:
+            own = plan.order if plan.swapped is None else plan.swapped.origin[plan.swapped.origin >= 0]
+            live = _core.profile(plan.recomputed.graph.core, own)[2]
+            ops += plan.recomputed.origin[own[np.argsort(-live, kind="stable")[:_NUM_OPS]]].tolist()
+        return np.array(list(dict.fromkeys(ops)), dtype=np.int32)
 
 
 def working_sets(graph: Graph, rules: Rules, lasting: Any = ()) -> NDArray[np.int64]:

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
 from olla.graph import Graph
-from olla.plan import Swaps
+from olla.plan import Swapped, Swaps
+from olla.plan.rewrite import COPY
 
 SWAP_OUT, SWAP_IN = "olla::swap_out", "olla::swap_in"
-NO_OP = -1
-
-
-class Swapped(NamedTuple):
-    """A graph that swaps.
-
-    Attributes:
-        graph: its program order is the order that the swaps were chosen for.
-        origin: int32[num_ops], op of the graph it was made from; NO_OP where op i is a swap-out or a swap-in.
-    """
-
-    graph: Graph
-    origin: NDArray[np.int32]
 
 
 def swapped_graph(graph: Graph, order: NDArray[np.int32], swaps: Swaps) -> Swapped:
-    """Return the graph in which the swaps are ordinary ops.
+    """Return the graph in which the swaps are ordinary ops; its program order is the order they were chosen for.
+
+    Args:
+        graph: the training step.
+        order: int32[n], valid.
+        swaps: of that order.
 
     A swap-out reads a tensor and writes a handle of no bytes: the copy in host memory. It stands where the copy has
     ended. A swap-in reads the handle and writes a new tensor, which later ops use; it stands where the copy is issued.
@@ -55,7 +46,7 @@ def swapped_graph(graph: Graph, order: NDArray[np.int32], swaps: Swaps) -> Swapp
             t = int(swaps.tensor[i])
             lasts = bool(swaps.next[i] == n)
             written, changed = ([], [t]) if lasts else ([parts.handle[i]], [])
-            parts.add(NO_OP, f"swap_out {graph.tensor_names[t] or t}", [now[t]], written, changed, before)
+            parts.add(COPY, f"swap_out {graph.tensor_names[t] or t}", [now[t]], written, changed, before)
             now[t] = t if lasts else now[t]
 
     for s, v in enumerate(order.tolist()):
@@ -66,13 +57,14 @@ def swapped_graph(graph: Graph, order: NDArray[np.int32], swaps: Swaps) -> Swapp
             t = int(swaps.tensor[i])
             now[t] = parts.device[i]
             name = f"swap_in {graph.tensor_names[t] or t}"
-            issued.append(parts.add(NO_OP, name, [parts.handle[i]], [now[t]], [], before))
+            issued.append(parts.add(COPY, name, [parts.handle[i]], [now[t]], [], before))
         after = [place[u] for u in graph.after.of(v).tolist()]
         used, changed = ([now[t] for t in column.of(v).tolist()] for column in (graph.reads, graph.mutates))
         place[v] = parts.add(v, graph.op_names[v], used, graph.writes.of(v).tolist(), changed, after + issued)
     if n and k:
         leave(n, [place[int(order[n - 1])]])
-    return Swapped(parts.assemble(now), np.array(parts.origin, dtype=np.int32))
+    origin = np.array(parts.origin, dtype=np.int32)
+    return Swapped(graph=parts.assemble(now), origin=origin, added_seconds=swaps.stall_seconds, swaps=swaps)
 
 
 class _Parts:
@@ -111,13 +103,13 @@ class _Parts:
         """Return the graph; now: the tensor that holds at the end what tensor t would."""
         graph, origin = self.graph, self.origin
         of = np.array(origin)
-        own = of != NO_OP
+        own = of != COPY
         numbers = {}
         for name in ("workspace_bytes", "seconds", "flops", "moved_bytes", "launches", "random", "recomputable"):
             column = getattr(graph, name)
             numbers[name] = np.where(own, column[of], np.zeros(1, dtype=column.dtype)) if graph.num_ops else column
         targets = [
-            graph.targets[v] if v != NO_OP else SWAP_OUT if name.startswith("swap_out ") else SWAP_IN
+            graph.targets[v] if v != COPY else SWAP_OUT if name.startswith("swap_out ") else SWAP_IN
             for v, name in zip(origin, self.names, strict=True)
         ]
         sizes, kinds, names = zip(*self.tensors, strict=True) if self.tensors else ((), (), ())
@@ -128,9 +120,9 @@ class _Parts:
             tensor_kinds=[*graph.tensor_kinds, *kinds],
             tensor_names=[*graph.tensor_names, *names],
             op_names=self.names,
-            op_kinds=[graph.op_kinds[v] if v != NO_OP else "other" for v in origin],
+            op_kinds=[graph.op_kinds[v] if v != COPY else "other" for v in origin],
             targets=targets,
-            shapes=[graph.shapes[v] if v != NO_OP else () for v in origin],
+            shapes=[graph.shapes[v] if v != COPY else () for v in origin],
             outputs=[now[t] for t in graph.outputs.tolist()],
             **self.lists,
             **numbers,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from olla import _core
 from olla.base import Progress
 from olla.graph import Graph
-from olla.plan import Plan, Status, SwapPlan
+from olla.plan import Plan, Status
 from olla.planner import plan
 from olla.pytorch.memory.replay import Allocations, Table
 from olla.pytorch.memory.requests import rounded
@@ -88,7 +88,7 @@ def planned_again(graph: Graph, before: Plan, progress: Progress | None = None) 
     options = {name: before.options[name] for name in ("seed", "updates_may_move")}
     kept = plan(graph, order=before.order, layout=False, time_limit=0.0, **options)
     bound = max(kept.lower_bound_bytes, before.lower_bound_bytes)
-    if kept.peak_bytes > bound and not isinstance(before, SwapPlan):
+    if kept.peak_bytes > bound and before.swapped is None:
         limit = before.options["time_limit"]
         found = plan(graph, layout=False, time_limit=limit, progress=progress, **options)
         if found.peak_bytes < kept.peak_bytes:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import fx
 
 from olla.graph import Graph, Rerun
-from olla.plan import BudgetPlan, Plan, SwapPlan
+from olla.plan import Plan, Recomputed, Swapped
 from olla.pytorch.capture import Captured
 from olla.pytorch.program.swapped import Transfers, transfers
 
@@ -55,14 +55,18 @@ def script(captured: Captured, plan: Plan) -> Script:
 
     Args:
         captured: the step.
-        plan: of its graph; a BudgetPlan or a SwapPlan for a rewriting of it.
+        plan: of its graph; where its losses are in chunks, the step has them too.
 
     Complexity: O(ops + uses).
     """
-    if isinstance(plan, SwapPlan):
-        return _swapping(captured, plan)
-    if not isinstance(plan, BudgetPlan):
-        return Script(captured.graph, [Call(nodes) for nodes in captured.nodes])
+    found = Script(captured.graph, [Call(nodes) for nodes in captured.nodes])
+    if plan.recomputed is not None:
+        found = _recomputing(captured, plan.recomputed)
+    return found if plan.swapped is None else _swapping(found, plan.swapped)
+
+
+def _recomputing(captured: Captured, plan: Recomputed) -> Script:
+    """Return the script of a step that runs ops again or writes in place, with each value in the tensor it is in."""
     original, graph = captured.graph, plan.graph
     held = plan.tensor_origin.tolist()  # tensor of the captured graph that each tensor stands for so far
     calls = []
@@ -86,11 +90,8 @@ def script(captured: Captured, plan: Plan) -> Script:
     return Script(graph, calls, outputs)
 
 
-def _swapping(captured: Captured, plan: SwapPlan) -> Script:
-    """Return the script of the plan below the swaps, with each value in the tensor that holds it by then."""
-    below = Script(captured.graph, [Call(nodes) for nodes in captured.nodes])
-    if plan.recomputation is not None:
-        below = script(captured, plan.recomputation)
+def _swapping(below: Script, plan: Swapped) -> Script:
+    """Return the script below the swaps, with each value in the tensor that holds it by then."""
     original, graph = below.graph, plan.graph
     calls = []
     for i, v in enumerate(plan.origin.tolist()):

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla import _core
-from olla.plan import SwapPlan, Swaps
+from olla.plan import Swapped, Swaps
 
 _ALIGNMENT = 512  # bytes, of places in host memory
 _LAYOUT_SECONDS = 5.0  # the effort ends it earlier
@@ -41,24 +41,24 @@ class Transfers(NamedTuple):
     backs: Mapping[int, int]
 
 
-def transfers(plan: SwapPlan) -> Transfers:
+def transfers(swapped: Swapped) -> Transfers:
     """Return the copies of a plan.
 
     A copy out is issued when the ops reach the point at which the timeline starts it, so that its place in host memory
     can be free by then.
 
     Args:
-        plan: its order is the program order of its graph.
+        swapped: runs in the program order of its graph.
 
     Complexity: O(ops + swaps^2).
     """
-    swaps, graph = plan.swaps, plan.graph
-    own = np.flatnonzero(plan.origin >= 0)  # the op at step s of the order without swaps is op own[s]
+    swaps, graph = swapped.swaps, swapped.graph
+    own = np.flatnonzero(swapped.origin >= 0)  # the op at step s of the order without swaps is op own[s]
     num = len(swaps.tensor)
     first_handle = graph.num_tensors - 2 * num  # handle and new tensor of every swap follow the others
     swap_of = {first_handle + 2 * i: i for i in range(num)}
     outs, backs = {}, {}
-    for i in np.flatnonzero(plan.origin < 0).tolist():
+    for i in np.flatnonzero(swapped.origin < 0).tolist():
         written, read = int(graph.writes.of(i)[0]), int(graph.reads.of(i)[0])
         if written in swap_of:
             outs[i] = swap_of[written]

@@ -1,0 +1,90 @@
+"""A rewriting of a graph as data: the graph it ends in, and where its ops come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from olla.graph import Graph
+from olla.plan import fields
+
+COPY = -1  # origin of an op that stands for none: a copy to host memory or back
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Rewrite:
+    """One step from the graph that was given to the graph that is planned.
+
+    Attributes:
+        graph: the graph behind it.
+        origin: int32[graph.num_ops], op of the graph before it that op i stands for; COPY: none.
+        added_seconds: estimated time that it adds to the step; below 0 where it saves some.
+    """
+
+    graph: Graph
+    origin: NDArray[np.int32]
+    added_seconds: float
+
+    kind: ClassVar[str]
+    table: ClassVar[fields.Table]  # of the attributes of the kind, besides those above
+    kinds: ClassVar[dict[str, type[Rewrite]]] = {}
+
+    def __init_subclass__(cls, kind: str, **kwargs: Any) -> None:
+        """Register a kind of rewriting under its name in plan files."""
+        super().__init_subclass__(**kwargs)
+        cls.kind = kind
+        Rewrite.kinds[kind] = cls
+
+    def __post_init__(self) -> None:
+        """Make the arrays read-only."""
+        for value in vars(self).values():
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
+
+    def line(self) -> str:
+        """Say in one line what was rewritten."""
+        raise NotImplementedError
+
+    def to_object(self) -> dict[str, Any]:
+        """Return it as what `json.dumps` takes: its kind, then a key per attribute."""
+        return {"kind": self.kind, **fields.to_object(self, {**_FIELDS, **self.table})}
+
+
+_FIELDS: fields.Table = {
+    "graph": fields.graph,
+    "origin": fields.integers(np.int32),
+    "added_seconds": fields.number,
+}
+
+
+def read_rewrites(key: str, value: object) -> tuple[Rewrite, ...]:
+    """Read a list of rewritings."""
+    if not isinstance(value, list):
+        raise fields.reject(key, value, "a list of rewritings")
+    return tuple(_read(f"{key}[{i}]", item) for i, item in enumerate(value))
+
+
+def _read(key: str, value: object) -> Rewrite:
+    content = fields.section(key, value, ("kind",))
+    kind = Rewrite.kinds.get(fields.text(f"{key}.kind", content["kind"]))
+    if kind is None:
+        raise fields.reject(f"{key}.kind", content["kind"], f"one of {', '.join(Rewrite.kinds)}")
+    table = {**_FIELDS, **kind.table}
+    return kind(**fields.from_object(fields.section(key, value, table), table, f"{key}."))
+
+
+def composed(rewrites: Iterable[Rewrite], num_ops: int) -> NDArray[np.int32]:
+    """Return the op that each op of the last graph stands for in the first one; COPY: none.
+
+    Args:
+        rewrites: one behind the other.
+        num_ops: of the first graph.
+    """
+    origin = np.arange(num_ops, dtype=np.int32)
+    for rewrite in rewrites:
+        origin = np.where(rewrite.origin < 0, np.int32(COPY), origin[rewrite.origin])
+    return origin

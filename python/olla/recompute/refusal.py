@@ -1,0 +1,41 @@
+"""The error for a budget that nothing was found for: what forces it, and what to try."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from olla.errors import BudgetError
+from olla.graph import Graph
+
+
+def refusal(
+    graph: Graph,
+    budget_bytes: int,
+    lowest_bytes: int,
+    ops: NDArray[np.int32],
+    needs: NDArray[np.int64],
+    lever: str,
+) -> BudgetError:
+    """Return the error for a budget that nothing was found for.
+
+    Args:
+        graph: the training step.
+        budget_bytes: the budget.
+        lowest_bytes: the lowest peak that was found.
+        ops: int32[k], which need most, the first most of all.
+        needs: int64[k], bytes that every plan needs while op i runs.
+        lever: what else may help.
+    """
+    bound = max(int(needs.max(initial=0)), graph.resident_bytes)
+    if bound > budget_bytes:
+        names = ", ".join(f"op {v} ({graph.op_names[v]})" for v in ops[needs > budget_bytes])
+        reason = f"no plan fits it: every one needs at least {bound} bytes"
+        reason += f", {graph.resident_bytes} of them for resident tensors" if graph.resident_bytes else ""
+        reason += f"; {names} forces this" if names else ""
+        remedy = "a smaller batch, fewer resident bytes, or another device"
+    else:
+        reason = f"no plan was found that fits it; none needs less than {bound} bytes"
+        remedy = f"{lowest_bytes} bytes, a longer time limit, or {lever}"
+    message = f"the budget is {budget_bytes} bytes, and {reason}. The lowest found is {lowest_bytes}: try {remedy}"
+    return BudgetError(message, rule="budget", ids=tuple(map(int, ops)))

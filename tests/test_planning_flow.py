@@ -1,0 +1,13 @@
+"""One request in, one plan out: every stage runs once."""
+
+from test_budget import training_chain
+
+from planning_flow import count
+
+
+def test_a_plan_with_two_budgets_lays_out_twice_checks_once_and_builds_no_graph_twice() -> None:
+    plan, counts = count(training_chain(), time_limit=5.0)
+    assert plan.recomputed is not None
+    assert counts["pipeline"] <= 2 * counts["targets"]
+    assert counts["check"] == 1
+    assert counts["built"] == counts["distinct"] > 0
