@@ -8,7 +8,7 @@ from plans import plan_of, training_step
 from olla import Graph
 from olla.base import human_bytes, percent
 from olla.plan import Plan, Status
-from olla.plan.plan import LiveTensor, OpAt
+from olla.plan.peak import LiveTensor, OpAt
 from olla.planner import plan
 
 EXPECTED = """\

@@ -21,7 +21,7 @@ from plans import training_step
 import olla
 from olla.base import visible
 from olla.cli.parser import main
-from olla.plan.plan import LiveTensor, OpAt
+from olla.plan.peak import LiveTensor, OpAt
 from olla.plan.table import rows, text
 from olla.report.step import StepReport
 

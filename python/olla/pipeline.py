@@ -18,7 +18,7 @@ from olla.graph.precedences import require_order, updates_stay
 from olla.layout import ArenaBuffers, Placement, nothing_placed
 from olla.order import Answer, Problem
 from olla.plan import Options, Plan, Status
-from olla.plan.plan import LiveTensor, OpAt
+from olla.plan.peak import LiveTensor, OpAt
 
 if TYPE_CHECKING:
     from olla._core import Graph as CoreGraph

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from olla.errors import PlanError
 from olla.graph import Graph, Rules
 from olla.plan import fields, table
 from olla.plan.chunks import Chunked
+from olla.plan.peak import LiveTensor, OpAt, read_op, read_tensors
 from olla.plan.recomputed import Decision, Recomputed
 from olla.plan.rewrite import Rewrite, composed, read_rewrites
 from olla.plan.swapped import SwapDecision, Swapped
@@ -45,56 +46,12 @@ _STATUS_MESSAGES = {
 }
 
 
-class LiveTensor(NamedTuple):
-    """A tensor, or the workspace of the op itself (id -1), that is live at the peak."""
-
-    id: int
-    name: str
-    bytes: int
-    kind: str  # as in the graph file, or "workspace"
-    producer: str  # name of the op that writes it; empty if none does
-
-
-class OpAt(NamedTuple):
-    """An op by position and name."""
-
-    id: int
-    name: str
-
-
 def _status(key: str, value: object) -> Status:
     name = fields.text(key, value)
     try:
         return Status(name)
     except ValueError as cause:
         raise PlanError(f"{key}: {cause}; expected one of {[s.value for s in Status]}", rule="type") from None
-
-
-def _peak_op(key: str, value: object) -> OpAt | None:
-    if value is None:
-        return None
-    if not isinstance(value, list) or len(value) != 2:
-        raise fields.reject(key, value, "[id, name] or null")
-    return OpAt(fields.count(f"{key}[0]", value[0]), fields.text(f"{key}[1]", value[1]))
-
-
-def _peak_tensors(key: str, value: object) -> tuple[LiveTensor, ...]:
-    if not isinstance(value, list):
-        raise fields.reject(key, value, "a list")
-    tensors = []
-    for i, row in enumerate(value):
-        place = f"{key}[{i}]"
-        if not isinstance(row, list) or len(row) != 5:
-            raise fields.reject(place, row, "[id, name, bytes, kind, producer]")
-        tensor = LiveTensor(
-            fields.integer(place, row[0], least=-1),
-            fields.text(place, row[1]),
-            fields.count(place, row[2]),
-            fields.text(place, row[3]),
-            fields.text(place, row[4]),
-        )
-        tensors.append(tensor)
-    return tuple(tensors)
 
 
 # Field -> what turns its JSON value into the field's.
@@ -120,8 +77,8 @@ _FIELDS: fields.Table = {
     "before": fields.integers(np.int32),
     "after": fields.integers(np.int32),
     "seconds": fields.stage_seconds,
-    "peak_op": _peak_op,
-    "peak_tensors": _peak_tensors,
+    "peak_op": read_op,
+    "peak_tensors": read_tensors,
     "options": fields.options,
     "details": fields.lines,
     "rewrites": read_rewrites,

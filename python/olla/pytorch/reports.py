@@ -1,12 +1,35 @@
-"""What a goal and swaps made of a step, for its report."""
+"""What became of a step, for its report: in the arena, by its goal, by swaps."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from olla.plan import Plan
+from olla.pytorch.memory.replay import Counters, Miss
 from olla.report.step import BudgetReport, SwapReport
+
+_NUM_MISSES = 5  # named in the report
+
+
+@dataclass
+class Seen:
+    """What happened in the arena since the step was recorded."""
+
+    num_steps: int = 0
+    peak_bytes: int = 0  # in the arena and missed
+    num_misses: int = 0
+    missed_bytes: int = 0
+    misses: tuple[Miss, ...] = ()
+
+    def add(self, step: Counters) -> None:
+        self.num_steps += 1
+        self.peak_bytes = max(self.peak_bytes, step.peak_bytes + step.missed_bytes)
+        self.num_misses += step.num_misses
+        self.missed_bytes += step.missed_bytes
+        self.misses = (*self.misses, *step.misses)[:_NUM_MISSES]
 
 
 def added_seconds(seconds: NDArray[np.float64], found: Plan) -> float:

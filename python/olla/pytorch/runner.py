@@ -9,7 +9,6 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,39 +21,20 @@ from olla.pytorch.capture import Captured
 from olla.pytorch.cudagraph import Graphed
 from olla.pytorch.memory import arrange
 from olla.pytorch.memory.copies import Copies, HostMemory
-from olla.pytorch.memory.replay import Allocations, Counters, Miss, Replay
+from olla.pytorch.memory.replay import Allocations, Replay
 from olla.pytorch.memory.requests import Recorder, Requests, with_costs
 from olla.pytorch.planner import Planner, captured_costs
 from olla.pytorch.program.program import Program, compile_program
 from olla.pytorch.program.script import Script, script
-from olla.pytorch.reports import budget_report, swap_report
+from olla.pytorch.reports import Seen, budget_report, swap_report
 from olla.report.progress import ProgressLine
 from olla.report.step import StepReport
 
 _NUM_TIMES = 100  # latest calls whose median is reported
 _MAX_RECORDINGS = 3  # the first call makes requests that no later one does: caches of libraries
 _LAYOUT_SHARE = 0.2  # of the time limit
-_NUM_MISSES = 5  # named in the report
 _NUM_SLOWEST = 5  # the same
 _ALIGNMENT = {"cpu": 64}  # bytes; torch's allocators for accelerators align to 512
-
-
-@dataclass
-class _Seen:
-    """What happened in the arena since the step was recorded."""
-
-    num_steps: int = 0
-    peak_bytes: int = 0  # in the arena and missed
-    num_misses: int = 0
-    missed_bytes: int = 0
-    misses: tuple[Miss, ...] = ()
-
-    def add(self, step: Counters) -> None:
-        self.num_steps += 1
-        self.peak_bytes = max(self.peak_bytes, step.peak_bytes + step.missed_bytes)
-        self.num_misses += step.num_misses
-        self.missed_bytes += step.missed_bytes
-        self.misses = (*self.misses, *step.misses)[:_NUM_MISSES]
 
 
 class Runner:
@@ -112,7 +92,7 @@ class Runner:
         self._seconds["plan"] *= not self._is_cached
         self._times: collections.deque[float] = collections.deque(maxlen=_NUM_TIMES)
         self._num_steps = 0
-        self._seen = _Seen()
+        self._seen = Seen()
         known = place.load_known(self._plain) if place is not None and replay is not None else None
         self._is_known = known is not None
         if known is not None:
@@ -245,7 +225,7 @@ class Runner:
         self._arrange(replay, recorded)
         if self._device == "cpu":
             arrange.trim()
-        self._seen = _Seen()
+        self._seen = Seen()
         self._seconds["record"] += middle - start
         self._seconds["plan"] += time.perf_counter() - middle
         return results

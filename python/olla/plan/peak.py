@@ -1,0 +1,53 @@
+"""What is live at the peak of a plan."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from olla.plan import fields
+
+
+class LiveTensor(NamedTuple):
+    """A tensor, or the workspace of the op itself (id -1), that is live at the peak."""
+
+    id: int
+    name: str
+    bytes: int
+    kind: str  # as in the graph file, or "workspace"
+    producer: str  # name of the op that writes it; empty if none does
+
+
+class OpAt(NamedTuple):
+    """An op by position and name."""
+
+    id: int
+    name: str
+
+
+def read_op(key: str, value: object) -> OpAt | None:
+    """Read an op by position and name."""
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != 2:
+        raise fields.reject(key, value, "[id, name] or null")
+    return OpAt(fields.count(f"{key}[0]", value[0]), fields.text(f"{key}[1]", value[1]))
+
+
+def read_tensors(key: str, value: object) -> tuple[LiveTensor, ...]:
+    """Read the tensors that are live at a peak."""
+    if not isinstance(value, list):
+        raise fields.reject(key, value, "a list")
+    tensors = []
+    for i, row in enumerate(value):
+        place = f"{key}[{i}]"
+        if not isinstance(row, list) or len(row) != 5:
+            raise fields.reject(place, row, "[id, name, bytes, kind, producer]")
+        tensor = LiveTensor(
+            fields.integer(place, row[0], least=-1),
+            fields.text(place, row[1]),
+            fields.count(place, row[2]),
+            fields.text(place, row[3]),
+            fields.text(place, row[4]),
+        )
+        tensors.append(tensor)
+    return tuple(tensors)
