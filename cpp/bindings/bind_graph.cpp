@@ -1,7 +1,8 @@
 #include <nanobind/stl/tuple.h>
 
 #include "arrays.hpp"
-#include "olla/graph/graph.hpp"
+#include "olla/graph/profile.hpp"
+#include "olla/graph/spans.hpp"
 
 namespace olla::bindings {
 namespace {
@@ -71,6 +72,34 @@ void bind_graph(nb::module_& m) {
       .def(
           "is_order", [](const Graph& self, Array<OpId> order) { return self.is_order(view(order)); }, "order"_a.noconvert(),
           "Whether order is a permutation of the ops that respects every dependency.");
+  m.def(
+      "profile",
+      [](const Graph& graph, Array<OpId> order) {
+        const std::vector<OpId> checked = copy(order);  // of our own: the caller's may change while the GIL is released
+        Profile p;
+        {
+          nb::gil_scoped_release release;
+          if (!graph.is_order(checked))
+            throw PlanError("the order breaks a dependency or is no permutation of the ops", "order", {});
+          p = profile(graph, checked);
+        }
+        return std::make_tuple(to_numpy(std::move(p.lifetimes.first)), to_numpy(std::move(p.lifetimes.last)),
+                               to_numpy(std::move(p.live)), p.peak, p.peak_step);
+      },
+      "graph"_a, "order"_a.noconvert(),
+      "(first, last, live, peak, peak_step): half-open lifetime [first[t], last[t]) of tensor t, live bytes during step s, their maximum "
+      "and where it is reached first.");
+  m.def(
+      "spans",
+      [](const Graph& graph) {
+        Spans s;
+        {
+          nb::gil_scoped_release release;
+          s = spans(graph);
+        }
+        return std::make_tuple(to_numpy(std::move(s.earliest)), to_numpy(std::move(s.latest)));
+      },
+      "graph"_a, "(earliest, latest) step of every op when one op runs per step.");
 }
 
 }  // namespace olla::bindings

@@ -1,6 +1,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "arrays.hpp"
+#include "olla/order/list_schedules.hpp"
 #include "olla/order/order.hpp"
 
 namespace olla::bindings {
@@ -41,6 +42,22 @@ void bind_order(nb::module_& m) {
       },
       "graph"_a, "order"_a.noconvert(), "max_cuts"_a, "time_limit"_a, "progress"_a.none(),
       "(bound, cancelled): no order needs less than bound, from the cuts of at most max_cuts ops of one order.");
+  const auto bind = [&m](const char* name, std::vector<OpId> (*schedule)(const Graph&), const char* doc) {
+    m.def(
+        name,
+        [schedule](const Graph& graph) {
+          std::vector<OpId> order;
+          {
+            nb::gil_scoped_release release;
+            order = schedule(graph);
+          }
+          return to_numpy(std::move(order));
+        },
+        "graph"_a, doc);
+  };
+  bind("least_peak_order", least_peak_order, "Inductor's list schedule: least peak memory first.");
+  bind("breadth_first_order", breadth_first_order, "Inductor's list schedule: first in, first out.");
+  bind("depth_first_order", depth_first_order, "Inductor's list schedule: what an op needs right before it.");
 }
 
 }  // namespace olla::bindings

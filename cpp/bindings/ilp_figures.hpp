@@ -6,9 +6,6 @@
 
 namespace olla::bindings {
 
-void bind_address_ilp(nb::module_& m);  // called by bind_ilp
-void bind_joint_ilp(nb::module_& m);
-
 inline const char* name_of(Status status) { return status == Status::kOptimal ? "optimal" : "feasible"; }
 
 inline nb::dict dict_of(const IlpFigures& figures) {

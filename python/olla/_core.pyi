@@ -19,6 +19,101 @@ def smartpool(lower: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='
     (offsets, height, cancelled): best fit of what outlives the iteration, then by falling size.
     """
 
+def check(graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], workspace_offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], alignment: int, figures: dict[str, int], before: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], after: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+    """
+    Raise PlanError with the broken rule unless the plan is valid: order, offsets (-1: not in the arena), workspace offsets, alignment, the figures it reports, and the extra precedences before[i] -> after[i].
+    """
+
+class Graph:
+    """Dataflow graph of a training step; see olla.Graph."""
+
+    def __init__(self, tensor_bytes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], donated: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], reads_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], reads: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], writes_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], writes: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], mutates_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], mutates: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], after_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], after: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], workspace_bytes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], random: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], outputs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+
+    def constrained(self, before: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], after: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Graph:
+        """The same graph with precedences before[i] -> after[i] added."""
+
+    @property
+    def num_ops(self) -> int: ...
+
+    @property
+    def num_tensors(self) -> int: ...
+
+    @property
+    def resident_bytes(self) -> int: ...
+
+    def preds(self, op: int) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]:
+        """Direct dependencies of an op, sorted."""
+
+    def precedences(self) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C')], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]]:
+        """
+        Direct dependencies of all ops as (offset, item): op v comes after item[offset[v]:offset[v + 1]].
+        """
+
+    def is_order(self, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> bool:
+        """
+        Whether order is a permutation of the ops that respects every dependency.
+        """
+
+def profile(graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')], Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C')], int, int]:
+    """
+    (first, last, live, peak, peak_step): half-open lifetime [first[t], last[t]) of tensor t, live bytes during step s, their maximum and where it is reached first.
+    """
+
+def spans(graph: Graph) -> tuple[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]]:
+    """(earliest, latest) step of every op when one op runs per step."""
+
+def highs_version(path: str) -> str:
+    """Version of the HiGHS library at path."""
+
+def solve_mip(cost: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], lower: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], upper: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], integer: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], row_lower: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], row_upper: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], row_start: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], index: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], value: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], start: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], highs_library: str, time_limit: float, seed: int, num_threads: int, progress: object | None) -> tuple:
+    """
+    (status, objective, bound, values, num_nodes) of: minimise cost x, row_lower <= A x <= row_upper, lower <= x <= upper, with A by rows. start: a value per column, or empty.
+    """
+
+def order_ilp(graph: Graph, start: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], lower_bound: int, highs_library: str, time_limit: float, seed: int, num_threads: int, progress: object | None, reduce: bool = True) -> tuple:
+    """
+    (order, peak, lower_bound, status, info): the order of least peak by OLLA's lifetime program; see olla.ilp.order_ilp. reduce=False leaves every op at every step of its span.
+    """
+
+def address_ilp(lower: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], upper: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], alignment: int, fixed: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], start: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], lower_bound: int, highs_library: str, time_limit: float, seed: int, num_threads: int, progress: object | None) -> tuple:
+    """
+    (offsets, height, load, bound, status, cancelled, info): the layout of least height by OLLA's address program; see olla.ilp.address_ilp.
+    """
+
+def arena_graph(graph: Graph, alignment: int) -> Graph:
+    """
+    The graph whose peaks are the loads of the arena: tensors no op writes have no bytes, all other sizes are rounded up.
+    """
+
+def joint_ilp(arena: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], workspace_offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], lower_bound: int, highs_library: str, time_limit: float, seed: int, num_threads: int, progress: object | None) -> tuple:
+    """
+    (order, offsets, workspace_offsets, arena, lower_bound, status, cancelled, info): the order and layout of the smallest arena by OLLA's joint program; see olla.ilp.joint_ilp.
+    """
+
+def layout(lower: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], upper: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], alignment: int, time_limit: float, seed: int, progress: object | None, capacity: int = 0, num_threads: int = 1, fixed: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, preferred: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, max_nodes: int = -1, max_placements: int = -1) -> tuple:
+    """
+    (offsets, height, load, bound, cancelled): offset of buffer i, alive during [lower[i], upper[i]), after rounding sizes up to the alignment; no height is below bound. Any height up to a capacity above 0 is enough. Buffer i must lie at fixed[i], and lies at preferred[i] where that costs no height; -1: anywhere. The exact search places max_nodes items at most, the other searches max_placements or what takes as long; -1: as the core has it.
+    """
+
+def order(graph: Graph, starts: Sequence[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], time_limit: float, seed: int, progress: object | None, max_work: int = 9223372036854775807) -> tuple:
+    """
+    (order, peak, lower_bound, num_nodes, num_cuts, optimal, cancelled): the best order found from the given ones, and its proof. Work: ops of the windows cut, and nodes of the networks at every phase of their flows.
+    """
+
+def lower_bound(graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], max_cuts: int, time_limit: float, progress: object | None) -> tuple:
+    """
+    (bound, cancelled): no order needs less than bound, from the cuts of at most max_cuts ops of one order.
+    """
+
+def least_peak_order(graph: Graph) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]:
+    """Inductor's list schedule: least peak memory first."""
+
+def breadth_first_order(graph: Graph) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]:
+    """Inductor's list schedule: first in, first out."""
+
+def depth_first_order(graph: Graph) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]:
+    """Inductor's list schedule: what an op needs right before it."""
+
 class Evictor:
     """Which values not to keep, on top of a base order; see olla.recompute."""
 
@@ -105,101 +200,6 @@ class Evictor:
         """
         (columns, origin, rerun, tensor_origin) of the graph that the decisions in force make.
         """
-
-def check(graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], workspace_offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], alignment: int, figures: dict[str, int], before: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], after: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
-    """
-    Raise PlanError with the broken rule unless the plan is valid: order, offsets (-1: not in the arena), workspace offsets, alignment, the figures it reports, and the extra precedences before[i] -> after[i].
-    """
-
-class Graph:
-    """Dataflow graph of a training step; see olla.Graph."""
-
-    def __init__(self, tensor_bytes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], donated: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], reads_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], reads: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], writes_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], writes: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], mutates_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], mutates: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], after_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], after: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], workspace_bytes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], random: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], outputs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
-
-    def constrained(self, before: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], after: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Graph:
-        """The same graph with precedences before[i] -> after[i] added."""
-
-    @property
-    def num_ops(self) -> int: ...
-
-    @property
-    def num_tensors(self) -> int: ...
-
-    @property
-    def resident_bytes(self) -> int: ...
-
-    def preds(self, op: int) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]:
-        """Direct dependencies of an op, sorted."""
-
-    def precedences(self) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C')], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]]:
-        """
-        Direct dependencies of all ops as (offset, item): op v comes after item[offset[v]:offset[v + 1]].
-        """
-
-    def is_order(self, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> bool:
-        """
-        Whether order is a permutation of the ops that respects every dependency.
-        """
-
-def least_peak_order(graph: Graph) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]:
-    """Inductor's list schedule: least peak memory first."""
-
-def breadth_first_order(graph: Graph) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]:
-    """Inductor's list schedule: first in, first out."""
-
-def depth_first_order(graph: Graph) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]:
-    """Inductor's list schedule: what an op needs right before it."""
-
-def layout(lower: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], upper: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], alignment: int, time_limit: float, seed: int, progress: object | None, capacity: int = 0, num_threads: int = 1, fixed: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, preferred: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, max_nodes: int = -1, max_placements: int = -1) -> tuple:
-    """
-    (offsets, height, load, bound, cancelled): offset of buffer i, alive during [lower[i], upper[i]), after rounding sizes up to the alignment; no height is below bound. Any height up to a capacity above 0 is enough. Buffer i must lie at fixed[i], and lies at preferred[i] where that costs no height; -1: anywhere. The exact search places max_nodes items at most, the other searches max_placements or what takes as long; -1: as the core has it.
-    """
-
-def order(graph: Graph, starts: Sequence[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], time_limit: float, seed: int, progress: object | None, max_work: int = 9223372036854775807) -> tuple:
-    """
-    (order, peak, lower_bound, num_nodes, num_cuts, optimal, cancelled): the best order found from the given ones, and its proof. Work: ops of the windows cut, and nodes of the networks at every phase of their flows.
-    """
-
-def lower_bound(graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], max_cuts: int, time_limit: float, progress: object | None) -> tuple:
-    """
-    (bound, cancelled): no order needs less than bound, from the cuts of at most max_cuts ops of one order.
-    """
-
-def profile(graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')], Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C')], int, int]:
-    """
-    (first, last, live, peak, peak_step): half-open lifetime [first[t], last[t]) of tensor t, live bytes during step s, their maximum and where it is reached first.
-    """
-
-def spans(graph: Graph) -> tuple[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]]:
-    """(earliest, latest) step of every op when one op runs per step."""
-
-def highs_version(path: str) -> str:
-    """Version of the HiGHS library at path."""
-
-def solve_mip(cost: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], lower: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], upper: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], integer: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], row_lower: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], row_upper: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], row_start: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], index: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], value: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], start: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], highs_library: str, time_limit: float, seed: int, num_threads: int, progress: object | None) -> tuple:
-    """
-    (status, objective, bound, values, num_nodes) of: minimise cost x, row_lower <= A x <= row_upper, lower <= x <= upper, with A by rows. start: a value per column, or empty.
-    """
-
-def address_ilp(lower: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], upper: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], alignment: int, fixed: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], start: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], lower_bound: int, highs_library: str, time_limit: float, seed: int, num_threads: int, progress: object | None) -> tuple:
-    """
-    (offsets, height, load, bound, status, cancelled, info): the layout of least height by OLLA's address program; see olla.ilp.address_ilp.
-    """
-
-def arena_graph(graph: Graph, alignment: int) -> Graph:
-    """
-    The graph whose peaks are the loads of the arena: tensors no op writes have no bytes, all other sizes are rounded up.
-    """
-
-def joint_ilp(arena: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], workspace_offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], lower_bound: int, highs_library: str, time_limit: float, seed: int, num_threads: int, progress: object | None) -> tuple:
-    """
-    (order, offsets, workspace_offsets, arena, lower_bound, status, cancelled, info): the order and layout of the smallest arena by OLLA's joint program; see olla.ilp.joint_ilp.
-    """
-
-def order_ilp(graph: Graph, start: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], lower_bound: int, highs_library: str, time_limit: float, seed: int, num_threads: int, progress: object | None, reduce: bool = True) -> tuple:
-    """
-    (order, peak, lower_bound, status, info): the order of least peak by OLLA's lifetime program; see olla.ilp.order_ilp. reduce=False leaves every op at every step of its span.
-    """
 
 def swap_timeline(live: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], bytes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], ready: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], last: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], issue: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], next: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], link: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], limit: int) -> dict:
     """When swaps run beside ops; see cpp/olla/swap/timeline.hpp."""

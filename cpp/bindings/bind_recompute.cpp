@@ -87,7 +87,7 @@ nb::tuple solve(Search& self, bool least_time, Bytes peak, double added_seconds,
 
 }  // namespace
 
-void bind_evict(nb::module_& m) {
+void bind_recompute(nb::module_& m) {
   nb::class_<Search>(m, "Evictor", "Which values not to keep, on top of a base order; see olla.recompute.")
       .def(
           "__init__",
