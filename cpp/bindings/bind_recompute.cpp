@@ -2,54 +2,12 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
-
 #include "ilp_figures.hpp"
 #include "olla/ilp/recompute_ilp.hpp"
-#include "olla/recompute/bound.hpp"
-#include "olla/recompute/evict.hpp"
-#include "olla/recompute/improve.hpp"
+#include "olla/recompute/recompute.hpp"
 
 namespace olla::bindings {
 namespace {
-
-// Owns what an Evictor only refers to. Python keeps the graph alive.
-struct Search {
-  const Graph& graph;
-  Rules rules;
-  Values values;
-  std::vector<OpId> base;
-  Evictor evictor;
-  RecomputeBound bound;
-
-  Search(const Graph& of, Rules given, std::vector<OpId> order)
-      : graph(of),
-        rules(std::move(given)),
-        values(graph, rules),
-        base(std::move(order)),
-        evictor(graph, values, rules, base),
-        bound(graph, values, rules) {}
-
-  // What the bounds of ops would drop at them to meet a target.
-  std::vector<std::vector<Decision>> seeds(std::span<const OpId> ops, const Target& target, Control& control) {
-    std::vector<std::vector<Decision>> found;
-    for (const OpId t : ops) {
-      if (control.over()) break;
-      if (target.least_time) {
-        bound.least_added_seconds(t, target.peak, control);
-      } else {
-        bound.least_peak(t, target.added_seconds, control);
-      }
-      const auto step = static_cast<Step>(std::find(base.begin(), base.end(), t) - base.begin());
-      for (const auto& dropped : bound.around()) {
-        std::vector<Decision> decisions;
-        for (const ValueId x : dropped) decisions.push_back({{x, step}});
-        if (!decisions.empty()) found.push_back(std::move(decisions));
-      }
-    }
-    return found;
-  }
-};
 
 nb::tuple lists(Csr<std::int32_t> csr) { return nb::make_tuple(to_numpy(std::move(csr.offset)), to_numpy(std::move(csr.item))); }
 
@@ -66,7 +24,7 @@ bool limited(const char* stage, double time_limit, std::int64_t max_work, nb::ob
   return control.cancelled();
 }
 
-nb::tuple solve(Search& self, bool least_time, Bytes peak, double added_seconds, const std::string& highs_library,
+nb::tuple solve(RecomputeSearch& self, bool least_time, Bytes peak, double added_seconds, const std::string& highs_library,
                 double time_limit, std::int32_t seed, std::int32_t num_threads, nb::object progress) {
   RecomputeIlpResult result;
   IlpOptions options;
@@ -75,7 +33,7 @@ nb::tuple solve(Search& self, bool least_time, Bytes peak, double added_seconds,
   const bool cancelled = limited("budget_ilp", time_limit, kAnyWork, std::move(progress), [&](Control& control) {
     const RecomputeTarget target{least_time, peak, added_seconds};
     const Highs highs(highs_library);
-    result = recompute_ilp(self.evictor, self.graph, self.values, self.rules, self.base, target, highs, options, control);
+    result = recompute_ilp(self.evictor(), self.graph(), self.values(), self.rules(), self.base(), target, highs, options, control);
   });
   nb::dict info = dict_of(result.figures);
   info["cancelled"] = cancelled;
@@ -88,14 +46,13 @@ nb::tuple solve(Search& self, bool least_time, Bytes peak, double added_seconds,
 }  // namespace
 
 void bind_recompute(nb::module_& m) {
-  nb::class_<Search>(m, "Evictor", "Which values not to keep, on top of a base order; see olla.recompute.")
+  nb::class_<RecomputeSearch>(m, "Evictor", "Which values not to keep, on top of a base order; see olla.recompute.")
       .def(
           "__init__",
-          [](Search* self, const Graph& graph, Array<OpId> order, Array<double> seconds, Array<std::uint8_t> rerun,
+          [](RecomputeSearch* self, const Graph& graph, Array<OpId> order, Array<double> seconds, Array<std::uint8_t> rerun,
              Array<double> rerun_seconds, Array<std::int64_t> rerun_offset, Array<TensorId> rerun_reads,
              Array<std::uint8_t> in_place, std::optional<Array<std::uint8_t>> fusion, std::optional<Array<double>> store_seconds,
              std::optional<Array<double>> keep_seconds, std::optional<Array<std::uint8_t>> unsaved, Step split) {
-            if (!graph.is_order(view(order))) throw GraphError("the base order is no order of the graph", "program_order", {});
             Rules rules{copy(seconds),
                         copy(rerun),
                         copy(rerun_seconds),
@@ -106,7 +63,7 @@ void bind_recompute(nb::module_& m) {
                         keep_seconds ? copy(*keep_seconds) : std::vector<double>{},
                         unsaved ? copy(*unsaved) : std::vector<std::uint8_t>{},
                         split};
-            new (self) Search(graph, std::move(rules), copy(order));
+            new (self) RecomputeSearch(graph, std::move(rules), copy(order));
           },
           nb::keep_alive<1, 2>(), "graph"_a, "order"_a.noconvert(), "seconds"_a.noconvert(), "rerun"_a.noconvert(),
           "rerun_seconds"_a.noconvert(), "rerun_offset"_a.noconvert(), "rerun_reads"_a.noconvert(), "in_place"_a.noconvert(),
@@ -114,19 +71,19 @@ void bind_recompute(nb::module_& m) {
           "keep_seconds"_a.noconvert() = nb::none(), "unsaved"_a.noconvert() = nb::none(), "split"_a = 0)
       .def(
           "run",
-          [](Search& self, Bytes peak, double added_seconds, double time_limit, nb::object progress, std::int64_t max_work) {
+          [](RecomputeSearch& self, Bytes peak, double added_seconds, double time_limit, nb::object progress,
+             std::int64_t max_work) {
             return limited("budget", time_limit, max_work, std::move(progress),
-                           [&](Control& control) { self.evictor.run({peak, added_seconds}, control); });
+                           [&](Control& control) { self.evictor().run({peak, added_seconds}, control); });
           },
           "peak"_a, "added_seconds"_a, "time_limit"_a, "progress"_a.none(), "max_work"_a = kAnyWork,
           "Drop greedily until the peak is reached or a limit is met; whether it was cancelled.")
       .def(
           "improve",
-          [](Search& self, bool least_time, Bytes peak, double added_seconds, std::uint64_t seed, int max_rounds, double time_limit,
-             nb::object progress, std::int64_t max_work, const std::vector<OpId>& ops) {
+          [](RecomputeSearch& self, bool least_time, Bytes peak, double added_seconds, std::uint64_t seed, int max_rounds,
+             double time_limit, nb::object progress, std::int64_t max_work, const std::vector<OpId>& ops) {
             return limited("improve", time_limit, max_work, std::move(progress), [&](Control& control) {
-              const Target target{least_time, peak, added_seconds};
-              improve(self.evictor, target, seed, max_rounds, control, self.seeds(ops, target, control));
+              self.improve({least_time, peak, added_seconds}, seed, max_rounds, ops, control);
             });
           },
           "least_time"_a, "peak"_a, "added_seconds"_a, "seed"_a, "max_rounds"_a, "time_limit"_a, "progress"_a.none(),
@@ -135,9 +92,9 @@ void bind_recompute(nb::module_& m) {
           "peak within the time; whether cancelled.")
       .def(
           "reverse",
-          [](Search& self, Bytes most, Bytes least, double time_limit, std::int64_t max_work) {
+          [](RecomputeSearch& self, Bytes most, Bytes least, double time_limit, std::int64_t max_work) {
             return limited("reverse", time_limit, max_work, nb::none(),
-                           [&](Control& control) { self.evictor.reverse(most, control, least); });
+                           [&](Control& control) { self.evictor().reverse(most, control, least); });
           },
           "most"_a, "least"_a, "time_limit"_a, "max_work"_a = kAnyWork,
           "Take drops back, dearest first, where the peak stays between the limits and no time is added.")
@@ -146,11 +103,11 @@ void bind_recompute(nb::module_& m) {
            "(status, bound, info): the best decisions for the base order by integer program; see olla.recompute.ilp.")
       .def(
           "curve",
-          [](const Search& self) {
+          [](const RecomputeSearch& self) {
             std::vector<Bytes> peak;
             std::vector<double> seconds;
             std::vector<std::int64_t> num_decisions;
-            for (const Point& point : self.evictor.curve()) {
+            for (const Point& point : self.evictor().curve()) {
               peak.push_back(point.peak);
               seconds.push_back(point.added_seconds);
               num_decisions.push_back(static_cast<std::int64_t>(point.num_decisions));
@@ -160,133 +117,92 @@ void bind_recompute(nb::module_& m) {
           "(peak, added_seconds, num_decisions in force) after every step of the greedy.")
       .def(
           "least_peak",
-          [](Search& self, Array<OpId> ops, double added_seconds, double time_limit, nb::object progress) {
+          [](RecomputeSearch& self, Array<OpId> ops, double added_seconds, double time_limit, nb::object progress) {
             std::vector<Bytes> bounds;
-            const bool cancelled = limited("bound", time_limit, kAnyWork, std::move(progress), [&](Control& control) {
-              for (const OpId t : view(ops))
-                bounds.push_back(control.stop(0, 0) ? 0 : self.bound.least_peak(t, added_seconds, control));
-            });
+            const bool cancelled = limited("bound", time_limit, kAnyWork, std::move(progress),
+                                           [&](Control& control) { bounds = self.least_peak(view(ops), added_seconds, control); });
             return nb::make_tuple(to_numpy(std::move(bounds)), cancelled);
           },
           "ops"_a.noconvert(), "added_seconds"_a, "time_limit"_a, "progress"_a.none(),
           "(bounds, cancelled): no rewriting that adds at most added_seconds has a lower peak than any of the bounds, one per op.")
       .def(
           "least_added_seconds",
-          [](Search& self, Array<OpId> ops, Bytes peak, double time_limit, nb::object progress) {
+          [](RecomputeSearch& self, Array<OpId> ops, Bytes peak, double time_limit, nb::object progress) {
             std::vector<double> bounds;
-            const bool cancelled = limited("bound", time_limit, kAnyWork, std::move(progress), [&](Control& control) {
-              for (const OpId t : view(ops))
-                bounds.push_back(control.stop(0, 0) ? 0 : self.bound.least_added_seconds(t, peak, control));
-            });
+            const bool cancelled = limited("bound", time_limit, kAnyWork, std::move(progress),
+                                           [&](Control& control) { bounds = self.least_added_seconds(view(ops), peak, control); });
             return nb::make_tuple(to_numpy(std::move(bounds)), cancelled);
           },
           "ops"_a.noconvert(), "peak"_a, "time_limit"_a, "progress"_a.none(),
           "(bounds, cancelled): no rewriting with at most this peak adds less than any of the bounds, one per op.")
       .def(
           "reset",
-          [](Search& self, Array<ValueId> values, Array<Step> steps) {
-            const auto dropped = view(values);
-            const auto last = view(steps);
-            if (dropped.size() != last.size()) throw GraphError("drops need one step per value", "lengths", {});
-            Decision decision;
-            for (std::size_t i = 0; i < dropped.size(); ++i) {
-              if (dropped[i] < 0 || dropped[i] >= self.values.num_values()) throw GraphError("a drop names no value", "ids", {});
-              decision.push_back({dropped[i], last[i]});
-            }
-            return self.evictor.reset({decision});
-          },
+          [](RecomputeSearch& self, Array<ValueId> values, Array<Step> steps) { return self.reset(view(values), view(steps)); },
           "values"_a.noconvert(), "steps"_a.noconvert(),
           "Put other drops in force: value i is not kept past steps[i]; false, and none are, if one can neither be kept nor made.")
       .def(
-          "set_absent",
-          [](Search& self, Array<Bytes> absent) {
-            if (absent.size() != self.base.size()) throw GraphError("absent bytes need one entry per base step", "lengths", {});
-            self.evictor.set_absent(copy(absent));
-          },
-          "absent"_a.noconvert(), "Bytes that are in host memory while each base step runs, and count nothing.")
+          "set_absent", [](RecomputeSearch& self, Array<Bytes> absent) { self.set_absent(copy(absent)); }, "absent"_a.noconvert(),
+          "Bytes that are in host memory while each base step runs, and count nothing.")
       .def_prop_ro(
           "drops",
-          [](const Search& self) {
-            std::vector<ValueId> values;
-            std::vector<Step> steps;
-            for (const Decision& decision : self.evictor.decisions()) {
-              for (const Drop& drop : decision) values.push_back(drop.value), steps.push_back(drop.step);
-            }
-            return nb::make_tuple(to_numpy(std::move(values)), to_numpy(std::move(steps)));
+          [](const RecomputeSearch& self) {
+            Decisions all = self.decisions();
+            return nb::make_tuple(to_numpy(std::move(all.values)), to_numpy(std::move(all.steps)));
           },
           "(values, steps) in force, as `reset` takes them.")
       .def(
           "made_again",
-          [](Search& self, OpId op, double price, double time_limit) {
+          [](RecomputeSearch& self, OpId op, double price, double time_limit) {
             std::vector<ValueId> values;
             limited("seed", time_limit, kAnyWork, nb::none(),
-                    [&](Control& control) { values = self.bound.made_again(op, price, control); });
+                    [&](Control& control) { values = self.bound().made_again(op, price, control); });
             return to_numpy(std::move(values));
           },
           "op"_a, "price"_a, "time_limit"_a,
           "Values that the cheapest way to go on after the op makes again, at a price of time in bytes per second.")
       .def(
           "decisions",
-          [](const Search& self) {
-            std::vector<ValueId> values;
-            std::vector<Step> steps;
-            std::vector<std::int64_t> offset{0};
-            for (const Decision& decision : self.evictor.decisions()) {
-              for (const Drop& drop : decision) values.push_back(drop.value), steps.push_back(drop.step);
-              offset.push_back(static_cast<std::int64_t>(values.size()));
-            }
-            return nb::make_tuple(to_numpy(std::move(values)), to_numpy(std::move(steps)), to_numpy(std::move(offset)));
+          [](const RecomputeSearch& self) {
+            Decisions all = self.decisions();
+            return nb::make_tuple(to_numpy(std::move(all.values)), to_numpy(std::move(all.steps)), to_numpy(std::move(all.offset)));
           },
           "(values, steps, offset) of the drops in force; decision i is those from offset[i] to offset[i + 1].")
       .def(
           "runs",
-          [](const Search& self) {
-            const Rewrite& r = self.evictor.rewrite();
-            std::vector<OpId> op;
-            std::vector<Step> position;
-            std::vector<std::uint8_t> again, fused;
-            std::vector<ValueId> value;
-            Csr<CopyId> reads, makes;
-            std::vector<Bytes> live;
-            for (RunId run = 0; run < r.num_runs(); ++run) {
-              if (r.runs[run].dead) continue;
-              op.push_back(r.runs[run].op), position.push_back(r.runs[run].position), again.push_back(r.runs[run].again ? 1 : 0);
-              reads.push_back(r.reads_of(run)), makes.push_back(r.makes_of(run)), live.push_back(r.live[run]);
-            }
-            for (const auto& copy : r.copies) value.push_back(copy.value), fused.push_back(copy.fused ? 1 : 0);
+          [](const RecomputeSearch& self) {
+            Runs all = self.runs();
             nb::dict runs;
-            runs["op"] = to_numpy(std::move(op));
-            runs["position"] = to_numpy(std::move(position));
-            runs["again"] = to_numpy(std::move(again));
-            runs["live"] = to_numpy(std::move(live));
-            runs["reads"] = lists(std::move(reads));
-            runs["makes"] = lists(std::move(makes));
-            runs["value"] = to_numpy(std::move(value));
-            runs["fused"] = to_numpy(std::move(fused));
+            runs["op"] = to_numpy(std::move(all.op));
+            runs["position"] = to_numpy(std::move(all.position));
+            runs["again"] = to_numpy(std::move(all.again));
+            runs["live"] = to_numpy(std::move(all.live));
+            runs["reads"] = lists(std::move(all.reads));
+            runs["makes"] = lists(std::move(all.makes));
+            runs["value"] = to_numpy(std::move(all.value));
+            runs["fused"] = to_numpy(std::move(all.fused));
             return runs;
           },
           "What runs under the decisions in force, in order: op, base step it serves, whether again, live bytes, copies it reads\n"
           "and makes; of every copy its value, and whether it is fused away.")
       .def_prop_ro(
           "values",
-          [](const Search& self) {
+          [](const RecomputeSearch& self) {
             nb::dict values;
-            values["tensor"] = to_numpy(std::vector<TensorId>(self.values.tensor));
-            values["producer"] = to_numpy(std::vector<OpId>(self.values.producer));
-            values["reads"] = lists(Csr<ValueId>(self.values.reads));
-            values["overwrites"] = lists(Csr<ValueId>(self.values.overwrites));
-            values["makes"] = lists(Csr<ValueId>(self.values.makes));
-            values["rerun_makes"] = lists(Csr<ValueId>(self.values.rerun_makes));
+            values["tensor"] = to_numpy(std::vector<TensorId>(self.values().tensor));
+            values["producer"] = to_numpy(std::vector<OpId>(self.values().producer));
+            values["reads"] = lists(Csr<ValueId>(self.values().reads));
+            values["overwrites"] = lists(Csr<ValueId>(self.values().overwrites));
+            values["makes"] = lists(Csr<ValueId>(self.values().makes));
+            values["rerun_makes"] = lists(Csr<ValueId>(self.values().rerun_makes));
             return values;
           },
           "What tensors hold between two mutations; see cpp/olla/graph/values.hpp.")
-      .def_prop_ro("peak", [](const Search& self) { return self.evictor.rewrite().peak; })
-      .def_prop_ro("added_seconds", [](const Search& self) { return self.evictor.rewrite().added_seconds; })
+      .def_prop_ro("peak", [](const RecomputeSearch& self) { return self.evictor().rewrite().peak; })
+      .def_prop_ro("added_seconds", [](const RecomputeSearch& self) { return self.evictor().rewrite().added_seconds; })
       .def(
           "rewritten",
-          [](Search& self) {
-            if (!self.rules.fusion.empty()) throw GraphError("fused ops make no graph: take their runs", "fusion", {});
-            Rewritten r = self.evictor.rewritten();
+          [](RecomputeSearch& self) {
+            Rewritten r = self.rewritten();
             nb::dict graph;
             graph["tensor_bytes"] = to_numpy(std::move(r.data.tensor_bytes));
             graph["donated"] = to_numpy(std::move(r.data.donated));
