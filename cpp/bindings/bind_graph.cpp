@@ -1,5 +1,3 @@
-#include <nanobind/stl/tuple.h>
-
 #include "arrays.hpp"
 #include "olla/graph/profile.hpp"
 #include "olla/graph/spans.hpp"
@@ -66,12 +64,20 @@ void bind_graph(nb::module_& m) {
           [](const Graph& self) {
             Csr<OpId> lists;
             for (OpId v = 0; v < self.num_ops(); ++v) lists.push_back(self.preds(v));
-            return std::make_tuple(to_numpy(std::move(lists.offset)), to_numpy(std::move(lists.item)));
+            return std::pair(to_numpy(std::move(lists.offset)), to_numpy(std::move(lists.item)));
           },
           "Direct dependencies of all ops as (offset, item): op v comes after item[offset[v]:offset[v + 1]].")
       .def(
           "is_order", [](const Graph& self, Array<OpId> order) { return self.is_order(view(order)); }, "order"_a.noconvert(),
           "Whether order is a permutation of the ops that respects every dependency.");
+  nb::class_<Profile>(m, "Profile", "When tensors are live, and how much memory, under an order.")
+      .def_prop_ro("first", array<Profile>(&Profile::lifetimes, &Lifetimes::first),
+                   "int32[tensors]: the step from which tensor t is live.")
+      .def_prop_ro("last", array<Profile>(&Profile::lifetimes, &Lifetimes::last),
+                   "int32[tensors]: the step from which it no longer is.")
+      .def_prop_ro("live_bytes", array<Profile>(&Profile::live), "int64[ops], live during step s.")
+      .def_ro("peak_bytes", &Profile::peak, "The most of them.")
+      .def_ro("peak_step", &Profile::peak_step, "The first step with the most.");
   m.def(
       "profile",
       [](const Graph& graph, Array<OpId> order) {
@@ -83,12 +89,9 @@ void bind_graph(nb::module_& m) {
             throw PlanError("the order breaks a dependency or is no permutation of the ops", "order", {});
           p = profile(graph, checked);
         }
-        return std::make_tuple(to_numpy(std::move(p.lifetimes.first)), to_numpy(std::move(p.lifetimes.last)),
-                               to_numpy(std::move(p.live)), p.peak, p.peak_step);
+        return p;
       },
-      "graph"_a, "order"_a.noconvert(),
-      "(first, last, live, peak, peak_step): half-open lifetime [first[t], last[t]) of tensor t, live bytes during step s, their maximum "
-      "and where it is reached first.");
+      "graph"_a, "order"_a.noconvert(), "Lifetimes and memory under an order; see cpp/olla/graph/profile.hpp.");
   m.def(
       "spans",
       [](const Graph& graph) {
@@ -97,7 +100,7 @@ void bind_graph(nb::module_& m) {
           nb::gil_scoped_release release;
           s = spans(graph);
         }
-        return std::make_tuple(to_numpy(std::move(s.earliest)), to_numpy(std::move(s.latest)));
+        return std::pair(to_numpy(std::move(s.earliest)), to_numpy(std::move(s.latest)));
       },
       "graph"_a, "(earliest, latest) step of every op when one op runs per step.");
 }

@@ -54,7 +54,7 @@ class _Run:
         self.before, self.after = self._precedences()
         self.core = graph.core.constrained(self.before, self.after) if len(self.before) else graph.core
         program = np.arange(graph.num_ops, dtype=np.int32)
-        self.program_peak: int = _core.profile(graph.core, program)[3]
+        self.program_peak: int = _core.profile(graph.core, program).peak_bytes
         self.order = nearest_order(self.core, program)
         if options.order is not None:
             self.order = options.order.astype(np.int32)
@@ -63,7 +63,7 @@ class _Run:
     def run(self) -> Plan:
         answer = self._ask()
         self.order = answer.order
-        peak: int = _core.profile(self.core, self.order)[3]
+        peak: int = _core.profile(self.core, self.order).peak_bytes
         bound = max(answer.lower_bound_bytes, self.core.resident_bytes)
         placement = self._place(answer)
         status = Status.OPTIMAL if peak == bound else Status.FEASIBLE
@@ -203,7 +203,8 @@ class _Run:
         graph = self.graph
         if graph.num_ops == 0:
             return None, ()
-        first, last, _, _, peak_step = _core.profile(self.core, self.order)
+        profile = _core.profile(self.core, self.order)
+        first, last, peak_step = profile.first, profile.last, profile.peak_step
         op = int(self.order[peak_step])
         producer = np.full(graph.num_tensors, -1, dtype=np.int64)
         producer[graph.writes.item] = np.repeat(np.arange(graph.num_ops), np.diff(graph.writes.offset))

@@ -47,7 +47,7 @@ class _Start(NamedTuple):
     """A base order, and what is chosen on it."""
 
     order: NDArray[np.int32]
-    evictor: _core.Evictor
+    evictor: _core.RecomputeSearch
 
 
 class Run:
@@ -89,7 +89,7 @@ class Run:
         return self.starts[0].order
 
     @property
-    def evictor(self) -> _core.Evictor:
+    def evictor(self) -> _core.RecomputeSearch:
         """What is chosen on it."""
         return self.starts[0].evictor
 
@@ -108,8 +108,8 @@ class Run:
         name, limit = "the best order with early updates", _BASE_SHARE * self.options.time_limit
         schedule = {name: lambda: early_updates(self.graph, self.base.order)}
         early = list(rivals.orders(self.graph.core, schedule, self.left_out).values()) or [self.base.order]
-        order, peak, *_ = _core.order(self.graph.core, early, limit, self.options.seed, self.progress, _ORDER_WORK)
-        return order if peak <= self.base.peak_bytes else self.base.order.copy()
+        found = _core.order(self.graph.core, early, limit, self.options.seed, self.progress, _ORDER_WORK)
+        return found.order if found.peak_bytes <= self.base.peak_bytes else self.base.order.copy()
 
     def _left(self, share: float = 1.0) -> float:
         passed = time.perf_counter() - self.start
@@ -303,10 +303,10 @@ class Run:
 
     def _busiest_ops(self, plan: BudgetPlan | None = None) -> NDArray[np.int32]:
         """Return ops of the graph with most live memory, in the base order and in a plan: their cuts bound best."""
-        live = _core.profile(self.graph.core, self.order)[2]
+        live = _core.profile(self.graph.core, self.order).live_bytes
         ops = [self.order[np.argsort(-live, kind="stable")][:_NUM_BOUND_OPS]]
         if plan is not None:
-            live = _core.profile(plan.graph.core, plan.order)[2]
+            live = _core.profile(plan.graph.core, plan.order).live_bytes
             ops.append(plan.origin[plan.order[np.argsort(-live, kind="stable")]][:_NUM_BOUND_OPS])
         return np.array(list(dict.fromkeys(np.concatenate(ops).tolist())), dtype=np.int32)
 
@@ -356,7 +356,8 @@ class Run:
         return self._bounded(budget_plan)
 
     def rewritten(self) -> tuple[Graph, NDArray[np.int32], NDArray[np.uint8], NDArray[np.int32]]:
-        columns, origin, rerun, tensor_origin = self.evictor.rewritten()
+        made = self.evictor.rewritten()
+        origin, rerun, tensor_origin = made.origin, made.rerun, made.tensor_origin
         old, r = self.graph, self.rules
         again = rerun != Rerun.NEVER
         share = np.divide(r.rerun_seconds, r.seconds, out=np.ones_like(r.seconds), where=r.seconds > 0)
@@ -366,16 +367,16 @@ class Run:
         }
         graph = Graph.from_arrays(
             name=old.name,
-            tensor_bytes=columns["tensor_bytes"],
-            donated=columns["donated"].astype(np.bool_),
+            tensor_bytes=made.tensor_bytes,
+            donated=made.donated.astype(np.bool_),
             tensor_kinds=[old.tensor_kinds[t] for t in tensor_origin],
             tensor_names=[old.tensor_names[t] for t in tensor_origin],
-            **{name: Lists(*columns[name]) for name in ("reads", "writes", "mutates", "after")},
-            workspace_bytes=columns["workspace_bytes"],
+            **{name: Lists(*getattr(made, name)) for name in ("reads", "writes", "mutates", "after")},
+            workspace_bytes=made.workspace_bytes,
             seconds=old.seconds[origin] * np.where(again, share[origin], 1.0),
             moved_bytes=np.where(again, r.rerun_moved_bytes[origin], old.moved_bytes[origin]),
-            random=columns["random"].astype(np.bool_),
-            outputs=columns["outputs"],
+            random=made.random.astype(np.bool_),
+            outputs=made.outputs,
             **numbers,
             **texts,
         )

@@ -45,7 +45,7 @@ def with_swaps(
     program = np.arange(rewritten.num_ops, dtype=np.int32)
     kept: dict[str, Any] = {"method": "program", "precedences": (), "updates_may_move": True}  # the order says it all
     plan = pipeline.run(rewritten, replace(options, **kept, order=program), progress)
-    base_peak_bytes = int(_core.profile(without.core, order)[3])
+    base_peak_bytes = _core.profile(without.core, order).peak_bytes
     method = options.method if recomputation is None else recomputation.method
     swap_plan = SwapPlan(
         **{**vars(plan), "method": method, "message": f"Of the graph that swaps: {plan.message}"},

@@ -50,12 +50,12 @@ class SwapBound:
         self.lasting_bytes = int(graph.tensor_bytes[np.asarray(lasting, dtype=np.int32)].sum())
         self._before, self._after = self._dependencies(self._cuts.values)
 
-    def _dependencies(self, values: dict[str, Any]) -> tuple[list[list[int]], list[list[int]]]:
+    def _dependencies(self, values: _core.Values) -> tuple[list[list[int]], list[list[int]]]:
         """Return the ops that make what each op uses, and the converse: these precede it in every rewriting."""
         before: list[list[int]] = [[] for _ in range(self.graph.num_ops)]
         after: list[list[int]] = [[] for _ in range(self.graph.num_ops)]
-        producer = values["producer"]
-        for offset, item in (values["reads"], values["overwrites"]):
+        producer = values.producer
+        for offset, item in (values.reads, values.overwrites):
             made_by = producer[item]
             for v in range(self.graph.num_ops):
                 for u in set(made_by[offset[v] : offset[v + 1]].tolist()) - {-1}:
@@ -149,11 +149,11 @@ def bounded(graph: Graph, plan: SwapPlan, rules: Rules, link: Link, lasting: Any
 
 def _busiest_ops(graph: Graph, plan: SwapPlan) -> NDArray[np.int32]:
     """Return ops of the graph with most live memory, in program order and in the plan without its swaps."""
-    live = _core.profile(graph.core, np.arange(graph.num_ops, dtype=np.int32))[2]
+    live = _core.profile(graph.core, np.arange(graph.num_ops, dtype=np.int32)).live_bytes
     ops = np.argsort(-live, kind="stable")[:_NUM_OPS].tolist()
     own = plan.origin[plan.origin >= 0]
     if plan.recomputation is not None:
-        live = _core.profile(plan.recomputation.graph.core, own)[2]
+        live = _core.profile(plan.recomputation.graph.core, own).live_bytes
         ops += plan.recomputation.origin[own[np.argsort(-live, kind="stable")[:_NUM_OPS]]].tolist()
     return np.array(list(dict.fromkeys(ops)), dtype=np.int32)
 
