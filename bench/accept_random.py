@@ -63,11 +63,10 @@ def plan_ilp(graph: olla.Graph) -> tuple[int, int]:
 
 def ilp_alone(graph: olla.Graph) -> tuple[int, int]:
     """Return the peak and the bound that the integer program finds from the program order and no bound at all."""
-    from olla.ilp import highs_library
+    from olla.ilp import order_ilp
 
-    program = np.arange(graph.num_ops, dtype=np.int32)
-    _, peak, bound, *_ = _core.order_ilp(graph.core, program, 0, highs_library(), 30.0, 0, 1, None)
-    return int(peak), int(bound)
+    found = order_ilp(graph.core, np.arange(graph.num_ops, dtype=np.int32), time_limit=30.0)
+    return found.peak_bytes, found.lower_bound_bytes
 
 
 def check_arena(seed: int) -> list[str]:

@@ -42,9 +42,9 @@ class Run:
 def order_alone(core: _core.Graph, time_limit: float) -> Run:
     """Solve the order program; the bytes are the peak's."""
     found, timing = measure(lambda: order_ilp(core, time_limit=time_limit))
-    assert _core.profile(core, found.order)[3] == found.peak_bytes
+    assert _core.profile(core, found.order).peak_bytes == found.peak_bytes
     return Run(
-        found.peak_bytes, "not built" not in found.info["message"], found.status == "optimal", timing.median_seconds
+        found.peak_bytes, "not built" not in found.figures.message, found.status == "optimal", timing.median_seconds
     )
 
 
@@ -54,7 +54,7 @@ def joint_alone(core: _core.Graph, alignment: int, time_limit: float) -> Run:
     start = nearest_order(arena, np.arange(arena.num_ops, dtype=np.int32))
     found, timing = measure(lambda: joint_ilp(arena, start, time_limit=time_limit))
     return Run(
-        found.arena_bytes, "not built" not in found.info["message"], found.status == "optimal", timing.median_seconds
+        found.arena_bytes, "not built" not in found.figures.message, found.status == "optimal", timing.median_seconds
     )
 
 

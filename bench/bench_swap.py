@@ -60,7 +60,7 @@ def check(graph: olla.Graph, order: NDArray[np.int32], swaps: Swaps) -> None:
     """Raise PlanError unless the graph that swaps computes the same and has the simulated peak."""
     swapped, origin = swapped_graph(graph, order, swaps)
     check_swaps(graph, swapped, origin)
-    peak = _core.profile(swapped.core, np.arange(swapped.num_ops, dtype=np.int32))[3]
+    peak = _core.profile(swapped.core, np.arange(swapped.num_ops, dtype=np.int32)).peak_bytes
     if peak != swaps.peak_bytes:
         raise olla.PlanError(
             f"the simulation says {swaps.peak_bytes} bytes, the graph needs {peak}", rule="peak", ids=()

@@ -43,13 +43,13 @@ class Move(NamedTuple):
 def moves(graph: olla.Graph, allowed: Rules, least_bytes: int) -> tuple[list[Move], dict[int, int]]:
     """Return the ways to run every op that has to do with large values, and the bytes of those."""
     values = allowed.evictor(graph, np.arange(graph.num_ops, dtype=np.int32)).values
-    tensor, producer = values["tensor"], values["producer"]
+    tensor, producer = values.tensor, values.producer
     resident = np.ones(graph.num_tensors, dtype=np.bool_)
     resident[graph.writes.item] = False
     num_bytes = np.where(resident[tensor] & ~graph.donated[tensor], 0, graph.tensor_bytes[tensor])
     is_large = (num_bytes >= max(1, least_bytes)) & (producer >= 0)
     large = {x: int(num_bytes[x]) for x in np.flatnonzero(is_large).tolist()}
-    reads, overwrites, makes = (Lists(*values[name]) for name in ("reads", "overwrites", "makes"))
+    reads, overwrites, makes = (Lists(*lists) for lists in (values.reads, values.overwrites, values.makes))
     found = []
     for v in range(graph.num_ops):
         changed = [x for x in overwrites.of(v).tolist() if x in large]

@@ -168,7 +168,7 @@ def heuristics(graph: olla.Graph) -> dict[str, Heuristic]:
         nodes = sort()
         seconds = time.perf_counter() - begin
         order = np.array([node.mpi_node.index for node in nodes], dtype=np.int32)
-        found[name] = Heuristic(order, int(_core.profile(graph.core, order)[3]), seconds)
+        found[name] = Heuristic(order, _core.profile(graph.core, order).peak_bytes, seconds)
     return found
 
 

@@ -74,13 +74,15 @@ class Simulation:
             r.rerun[draws] = Rerun.WHOLE
         self.graph, self.draws, self.base_seconds = graph, draws, float(r.seconds.sum())
         self.evictor = r.evictor(graph, order)
-        values: dict[str, Any] = self.evictor.values
-        self.tensor, self.producer = values["tensor"], values["producer"]
-        self.reads, self.overwrites, self.makes = (Lists(*values[x]) for x in ("reads", "overwrites", "makes"))
+        values = self.evictor.values
+        self.tensor, self.producer = values.tensor, values.producer
+        self.reads, self.overwrites, self.makes = (
+            Lists(*lists) for lists in (values.reads, values.overwrites, values.makes)
+        )
         self.step = np.argsort(order).astype(np.int32)
         self.forward = np.array([kind == "forward" for kind in graph.op_kinds], dtype=np.bool_)
         self.can_drop = np.zeros(len(self.tensor), dtype=np.bool_)
-        self.can_drop[values["rerun_makes"][1]] = True
+        self.can_drop[values.rerun_makes[1]] = True
         self.can_drop[self.producer >= 0] &= self.forward[self.producer[self.producer >= 0]]
         self._keep_what_cannot_follow()
         self.last = np.full(len(self.tensor), -1, dtype=np.int32)  # step of the last forward op that uses a value
@@ -109,9 +111,8 @@ def base_order(graph: olla.Graph, time_limit: float = 5.0) -> NDArray[np.int32]:
     """Return our best order with early weight updates, the one that our own choice starts from."""
     plan = olla.plan(graph, layout=False, time_limit=time_limit)
     early = early_updates(graph, plan.order)
-    order, peak, *_ = _core.order(graph.core, [early], time_limit, 0, None)
-    best: NDArray[np.int32] = order if peak <= plan.peak_bytes else plan.order
-    return best
+    found = _core.order(graph.core, [early], time_limit, 0, None, None)
+    return found.order if found.peak_bytes <= plan.peak_bytes else plan.order
 
 
 def checkpoint(graph: olla.Graph, order: NDArray[np.int32], device: str) -> list[Point]:

@@ -83,7 +83,7 @@ def run(paths: list[Path], device: str, time_limit: float, outs: list[Path]) -> 
     for path in paths:
         graph, name = olla.Graph.load(path), graph_name(path)
         order = recompute_rivals.base_order(graph)
-        base_bytes = int(_core.profile(graph.core, order)[3])
+        base_bytes = _core.profile(graph.core, order).peak_bytes
         base_seconds = float(profile_of(device).op_seconds(graph).sum())
         ours = Ours(graph, device, time_limit)
         for points in (

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 from strategies import buffers
 
+from olla._core import AddressIlpResult
 from olla.errors import PlanError
 from olla.ilp import address_ilp
-from olla.ilp.programs import AddressIlp
 
 # Full at every step with 6 bytes, and no layout of 6 bytes holds them.
 TIGHT = ([0, 0, 1, 1, 2, 2, 3, 4], [1, 2, 3, 4, 3, 4, 5, 5], [3, 3, 2, 1, 1, 2, 3, 3])
@@ -24,7 +24,7 @@ def int64(values: ArrayLike) -> NDArray[np.int64]:
     return np.array(values, dtype=np.int64)
 
 
-def solve(lower: ArrayLike, upper: ArrayLike, size: ArrayLike, alignment: int = 1, **options: Any) -> AddressIlp:
+def solve(lower: ArrayLike, upper: ArrayLike, size: ArrayLike, alignment: int = 1, **options: Any) -> AddressIlpResult:
     """Run the program and check all that holds of every answer."""
     low, up, sizes = int64(lower), int64(upper), int64(size)
     result = address_ilp(low, up, sizes, alignment=alignment, **options)
@@ -45,7 +45,7 @@ def solve(lower: ArrayLike, upper: ArrayLike, size: ArrayLike, alignment: int = 
 def test_a_height_above_the_load_is_proved_to_be_least() -> None:
     result = solve(*TIGHT)
     assert (result.load_bytes, result.height_bytes, result.status) == (6, 7, "optimal")
-    assert result.info["num_columns"]
+    assert result.figures.num_columns
 
 
 @settings(max_examples=60, deadline=None)
@@ -87,26 +87,26 @@ def test_sizes_that_share_a_divisor_make_the_same_program() -> None:
     lower, upper, size = TIGHT
     small, large = solve(lower, upper, size), solve(lower, upper, [s << 30 for s in size])
     assert large.height_bytes == small.height_bytes << 30
-    assert (large.info["num_columns"], large.info["num_rows"]) == (small.info["num_columns"], small.info["num_rows"])
+    assert (large.figures.num_columns, large.figures.num_rows) == (small.figures.num_columns, small.figures.num_rows)
 
 
 def test_a_start_that_meets_the_bound_needs_no_program() -> None:
     best = solve(*TIGHT)
     again = solve(*TIGHT, start=best.offsets, lower_bound_bytes=7)
-    assert (again.status, again.info["num_columns"]) == ("optimal", 0)
+    assert (again.status, again.figures.num_columns) == ("optimal", 0)
 
 
 def test_sizes_too_far_apart_for_floating_point_give_the_start_back() -> None:
     lower, upper, size = TIGHT
     result = solve(lower, upper, [(s << 40) + 1 for s in size])
     assert result.status == "feasible"
-    assert "not built" in str(result.info["message"])
+    assert "not built" in result.figures.message
 
 
 def test_without_time_the_first_fit_comes_back() -> None:
     result = solve(*TIGHT, time_limit=0.0)
     assert result.status == "feasible"
-    assert "time limit" in str(result.info["message"])
+    assert "time limit" in result.figures.message
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olla import Graph, _core
+from olla.graph import Rules
+from olla.graph.operators import lists_of
 
 
 @st.composite
@@ -31,13 +33,18 @@ def tiny(draw: st.DrawFn, max_ops: int = 6) -> tuple[Graph, Permissions]:
     return builder.build(), Permissions(seconds, draw(flags), draw(flags))
 
 
-def evictor(graph: Graph, allowed: Permissions) -> _core.Evictor:
+def evictor(graph: Graph, allowed: Permissions) -> _core.RecomputeSearch:
     """The searches of the core on the program order."""
     seconds = np.array(allowed.seconds, dtype=np.float64)
-    none = np.zeros(graph.num_ops + 1, dtype=np.int64), np.zeros(0, dtype=np.int32)
-    order = np.arange(graph.num_ops, dtype=np.int32)
-    again, in_place = np.array(allowed.again, dtype=np.uint8), np.array(allowed.in_place, dtype=np.uint8)
-    return _core.Evictor(graph.core, order, seconds, again, seconds, *none, in_place)
+    rules = Rules(
+        seconds=seconds,
+        rerun=np.array(allowed.again, dtype=np.uint8),
+        rerun_seconds=seconds,
+        rerun_moved_bytes=np.zeros(graph.num_ops, dtype=np.int64),
+        rerun_reads=lists_of([[]] * graph.num_ops),
+        in_place=np.array(allowed.in_place, dtype=np.uint8),
+    )
+    return rules.evictor(graph, np.arange(graph.num_ops, dtype=np.int32))
 
 
 @settings(max_examples=150, deadline=None)
@@ -69,10 +76,10 @@ def test_no_plan_is_below_the_bound_on_added_time(case: tuple[Graph, Permissions
 def test_what_the_searches_find_is_no_better_than_everything_tried(case: tuple[Graph, Permissions]) -> None:
     graph, allowed = case
     search = evictor(graph, allowed)
-    search.run(0, math.inf, 10.0, None)
+    search.run(0, math.inf, 10.0, None, None)
     assert search.added_seconds >= least_added_seconds(graph, allowed, search.peak)
     peak, seconds = search.peak, search.added_seconds
-    search.improve(True, peak, math.inf, 0, 20, 10.0, None)
+    search.improve(True, peak, math.inf, 0, 20, 10.0, None, None, [])
     assert search.peak <= peak
     assert least_added_seconds(graph, allowed, search.peak) <= search.added_seconds <= seconds
 
@@ -105,7 +112,7 @@ def test_bound_and_searches_meet_the_best_on_a_training_chain() -> None:
     assert search.peak == 13
     for added, least in ((0.0, 13), (2.0, 9)):
         assert least_peak_bytes(graph, allowed, added) == least
-        search.run(least, added, 10.0, None)
+        search.run(least, added, 10.0, None, None)
         assert (search.peak, search.added_seconds) == (least, added)
     bounds, _ = search.least_peak(ops, 0.0, 10.0, None)
     assert bounds.max() == 13

@@ -27,10 +27,10 @@ def test_no_choice_beats_everything_tried_and_none_is_worse_than_the_greedy(
 ) -> None:
     graph, allowed = case
     greedy = evictor(graph, allowed)
-    greedy.run(0, math.inf, 10.0, None)
+    greedy.run(0, math.inf, 10.0, None, None)
     search = evictor(graph, allowed)
     peak = round(greedy.peak + share * (search.peak - greedy.peak))
-    search.run(peak, math.inf, 10.0, None)
+    search.run(peak, math.inf, 10.0, None, None)
     before = search.added_seconds if search.peak <= peak else math.inf
     found = solve_choice(search, peak_bytes=peak, time_limit=20.0)
     assert found.status == "optimal"

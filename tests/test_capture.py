@@ -134,7 +134,7 @@ def test_live_bytes_are_those_of_real_storages(kind: str) -> None:
     step = capture(world)
     graph = step.graph
     order = topological(graph, lambda v: v if kind == "program" else -v)
-    live = _core.profile(graph.core, order)[2]
+    live = _core.profile(graph.core, order).live_bytes
     seen: dict[int, tuple[StorageWeakRef, int]] = {}
     measured = []
 

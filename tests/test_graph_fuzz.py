@@ -133,8 +133,8 @@ def test_a_damaged_file_loads_or_gives_one_clear_error(tmp_path: Path) -> None:
             rules[error.rule] = rules.get(error.rule, 0) + 1
         else:
             assert Graph.from_dict(graph.to_dict()).digest == graph.digest, (case, data)
-            *_, live, peak, _ = _core.profile(graph.core, np.arange(graph.num_ops, dtype=np.int32))
-            assert peak >= max(live, default=0) >= 0, (case, data)
+            profile = _core.profile(graph.core, np.arange(graph.num_ops, dtype=np.int32))
+            assert profile.peak_bytes >= max(profile.live_bytes, default=0) >= 0, (case, data)
             rules["valid"] = rules.get("valid", 0) + 1
     # The damage is of many kinds, or this test would prove little.
     assert {"valid", "file", "type", "ids", "missing", "cycle", "two_writers"} <= rules.keys(), rules

@@ -35,11 +35,9 @@ def solve(
         np.array([column for _, _, terms in rows for column in terms], np.int32),
         np.array([value for _, _, terms in rows for value in terms.values()], np.float64),
         np.array(start, np.float64),
-        highs_library(),
-        time_limit,
-        seed,
-        num_threads,
-        progress,
+        _core.Solver(
+            highs_library=highs_library(), time_limit=time_limit, seed=seed, num_threads=num_threads, progress=progress
+        ),
     )
 
 
@@ -61,10 +59,9 @@ def market_split(num_rows=4, num_columns=30):
 def test_a_knapsack_is_solved_to_optimality():
     value, weight = [10, 13, 7, 8], [3, 4, 2, 3]
     rows = [(-np.inf, 7.0, dict(enumerate(map(float, weight))))]
-    status, objective, bound, values, nodes = solve([-v for v in map(float, value)], [1.0] * 4, rows)
-    assert (status, round(objective), round(bound)) == ("optimal", -23, -23)
-    assert np.round(values).tolist() in ([1, 1, 0, 0],)
-    assert nodes >= 0
+    found = solve([-v for v in map(float, value)], [1.0] * 4, rows)
+    assert (found.status, round(found.objective), round(found.bound)) == ("optimal", -23, -23)
+    assert np.round(found.values).tolist() in ([1, 1, 0, 0],)
 
 
 def test_a_start_is_taken_as_incumbent():
@@ -72,10 +69,10 @@ def test_a_start_is_taken_as_incumbent():
     half = [0.0] * 30
     sums = [row[0] for row in rows]
     start = half + [x for s in sums for x in (s, 0.0)]
-    status, objective, _, values, _ = solve(cost, upper, rows, start=start, time_limit=0.0)
-    assert status == "feasible"
-    assert objective == pytest.approx(sum(sums))
-    assert len(values) == len(cost)
+    found = solve(cost, upper, rows, start=start, time_limit=0.0)
+    assert found.status == "feasible"
+    assert found.objective == pytest.approx(sum(sums))
+    assert len(found.values) == len(cost)
 
 
 def test_a_start_of_the_wrong_length_is_refused():
@@ -84,8 +81,8 @@ def test_a_start_of_the_wrong_length_is_refused():
 
 
 def test_an_infeasible_program_is_told_apart_from_a_limit():
-    status, _, _, values, _ = solve([1.0, 1.0], [1.0, 1.0], [(3.0, np.inf, {0: 1.0, 1: 1.0})])
-    assert (status, len(values)) == ("infeasible", 0)
+    found = solve([1.0, 1.0], [1.0, 1.0], [(3.0, np.inf, {0: 1.0, 1: 1.0})])
+    assert (found.status, len(found.values)) == ("infeasible", 0)
 
 
 def test_an_unbounded_program_is_an_error():
@@ -95,14 +92,15 @@ def test_an_unbounded_program_is_an_error():
 
 def test_a_time_limit_is_a_status():
     begin = time.monotonic()
-    status, objective, bound, _, _ = solve(*market_split(), time_limit=1.0)
-    assert status in ("feasible", "unknown")
-    assert bound <= objective
+    found = solve(*market_split(), time_limit=1.0)
+    assert found.status in ("feasible", "unknown")
+    assert found.bound <= found.objective
     assert time.monotonic() - begin < 3.0
 
 
 def test_a_program_without_columns_has_the_value_zero():
-    assert solve([], [], [])[:2] == ("optimal", 0.0)
+    found = solve([], [], [])
+    assert (found.status, found.objective) == ("optimal", 0.0)
 
 
 def test_a_callback_stops_the_solver():
@@ -113,8 +111,8 @@ def test_a_callback_stops_the_solver():
         return False
 
     begin = time.monotonic()
-    status, *_ = solve(*market_split(), time_limit=120.0, progress=stop)
-    assert status in ("feasible", "unknown")
+    found = solve(*market_split(), time_limit=120.0, progress=stop)
+    assert found.status in ("feasible", "unknown")
     assert seen == ["mip"]
     assert time.monotonic() - begin < 3.0
 
@@ -129,7 +127,7 @@ def test_an_error_in_a_callback_comes_through_the_solver():
 
 def test_the_number_of_threads_can_change_from_run_to_run():
     for num_threads in (1, 2, 1):
-        assert solve([1.0], [5.0], [(2.5, np.inf, {0: 1.0})], num_threads=num_threads)[1] == pytest.approx(3.0)
+        assert solve([1.0], [5.0], [(2.5, np.inf, {0: 1.0})], num_threads=num_threads).objective == pytest.approx(3.0)
 
 
 def test_an_option_out_of_range_is_named():
@@ -145,7 +143,7 @@ def test_arrays_that_disagree_are_refused():
 def test_two_threads_solve_at_the_same_time():
     rows = [(-np.inf, 7.0, {0: 3.0, 1: 4.0, 2: 2.0, 3: 3.0})]
     with ThreadPoolExecutor(2) as pool:
-        results = list(pool.map(lambda _: solve([-10.0, -13.0, -7.0, -8.0], [1.0] * 4, rows)[1], range(16)))
+        results = list(pool.map(lambda _: solve([-10.0, -13.0, -7.0, -8.0], [1.0] * 4, rows).objective, range(16)))
     assert np.round(results).tolist() == [-23.0] * 16
 
 

@@ -14,9 +14,9 @@ from samples import fork, scaled, wide_graph
 
 from generate import small_random_graph
 from olla import Graph, _core
+from olla._core import OrderIlpResult
 from olla.errors import PlanError, SolverError
 from olla.ilp import highs_library, order_ilp
-from olla.ilp.programs import OrderIlp
 
 NUM_RANDOM = int(os.environ.get("OLLA_RANDOM", "200"))
 
@@ -35,12 +35,13 @@ def solve(
     time_limit: float = 60.0,
     progress: Callable[..., bool] | None = None,
     reduce: bool = True,
-) -> OrderIlp:
+) -> OrderIlpResult:
     """Run the program and check all that holds of every answer."""
     start = program_order(graph) if start is None else start
-    result = OrderIlp(
-        *_core.order_ilp(graph.core, start, lower_bound, highs_library(), time_limit, 0, 1, progress, reduce)
+    solver = _core.Solver(
+        highs_library=highs_library(), time_limit=time_limit, seed=0, num_threads=1, progress=progress
     )
+    result = _core.order_ilp(graph.core, start, lower_bound, reduce, solver)
     assert oracle.is_order(graph, result.order.tolist())
     assert result.peak_bytes == oracle.peak(graph, result.order.tolist())
     assert result.lower_bound_bytes <= result.peak_bytes <= oracle.peak(graph, start.tolist())
@@ -54,9 +55,9 @@ def test_optimum_equals_brute_force_on_random_graphs(reduce: bool) -> None:
     for seed in range(NUM_RANDOM):
         graph = small_random_graph(seed)
         result = solve(graph, reduce=reduce)
-        assert result.status == "optimal", f"graph {seed}: {result.info['message']}"
+        assert result.status == "optimal", f"graph {seed}: {result.figures.message}"
         assert result.peak_bytes == oracle.best_peak(graph), f"graph {seed}"
-        num_solved += result.info["num_columns"] > 0
+        num_solved += result.figures.num_columns > 0
     assert num_solved >= NUM_RANDOM // (20 if reduce else 4), "too few graphs reached HiGHS to show anything"
 
 
@@ -85,8 +86,8 @@ def test_a_graph_without_ops_has_its_resident_bytes_as_peak() -> None:
     builder = Graph.builder()
     builder.tensor(5)
     builder.tensor(7)
-    order, peak, _, status, info = solve(builder.build())
-    assert (len(order), peak, status, info["num_columns"]) == (0, 12, "optimal", 0)
+    result = solve(builder.build())
+    assert (len(result.order), result.peak_bytes, result.status, result.figures.num_columns) == (0, 12, "optimal", 0)
 
 
 def test_ops_without_tensors_are_ordered() -> None:
@@ -102,7 +103,7 @@ def test_a_start_that_meets_the_bound_is_returned_without_a_solver_run() -> None
     graph = fork(3, 2)
     best = solve(graph)
     again = solve(graph, start=best.order, lower_bound=best.peak_bytes)
-    assert (again.status, again.peak_bytes, again.info["num_columns"]) == ("optimal", best.peak_bytes, 0)
+    assert (again.status, again.peak_bytes, again.figures.num_columns) == ("optimal", best.peak_bytes, 0)
     assert again.order.tolist() == best.order.tolist()
 
 
@@ -151,11 +152,11 @@ def test_a_start_that_breaks_a_dependency_is_refused() -> None:
 
 def test_without_time_the_start_comes_back_as_feasible() -> None:
     start = breadth_first(8, 3)
-    order, _, bound, status, info = solve(fork(8, 3), start=start, time_limit=0.0)
-    assert status == "feasible"
-    assert bound > 0
-    assert order.tolist() == start.tolist()
-    assert "time limit" in str(info["message"])
+    result = solve(fork(8, 3), start=start, time_limit=0.0)
+    assert result.status == "feasible"
+    assert result.lower_bound_bytes > 0
+    assert result.order.tolist() == start.tolist()
+    assert "time limit" in result.figures.message
 
 
 def test_progress_can_stop_the_search_with_the_best_order_so_far() -> None:
@@ -167,7 +168,7 @@ def test_progress_can_stop_the_search_with_the_best_order_so_far() -> None:
 
     result = solve(wide_graph(60), time_limit=120.0, progress=stop)
     assert result.status == "feasible"
-    assert "request" in str(result.info["message"])
+    assert "request" in result.figures.message
     assert len(seen) == 3
     assert all(stage == "ilp" and bound <= value for stage, _, value, bound in seen)
 
@@ -190,4 +191,4 @@ def test_the_wrapper_returns_named_fields() -> None:
     result = order_ilp(graph.core, program_order(graph))
     assert result.status == "optimal"
     assert result.peak_bytes == result.lower_bound_bytes == oracle.best_peak(graph)
-    assert result.info["num_nodes"] >= 0
+    assert result.figures.num_nodes >= 0

@@ -217,7 +217,7 @@ def test_what_a_checkpoint_makes_is_made_again(monkeypatch: pytest.MonkeyPatch) 
     goal = Goal.of(None, 0.0, None, "cpu", True, True)
     assert goal is not None
     choice = saving.choose(marked, goal)
-    again = set(choice.runs["op"][choice.runs["again"] == 1].tolist())
+    again = set(choice.runs.op[choice.runs.again == 1].tolist())
     products = [v for v in marked.unsaved.nonzero()[0].tolist() if marked.flops[v] > 0]
     assert marked.unsaved.any()
     assert any(v in again for v in products)

@@ -101,7 +101,7 @@ def test_nothing_runs_again_that_does_not_lower_the_peak(model: Joint, monkeypat
     kept = saving.choose(model, LEAST)
     assert cleared.peak_bytes <= kept.peak_bytes
     assert cleared.added_seconds <= kept.added_seconds
-    assert len(cleared.runs["op"]) < len(kept.runs["op"])
+    assert len(cleared.runs.op) < len(kept.runs.op)
 
 
 def test_no_more_flops_run_again_than_allowed_and_more_of_them_never_raise_the_peak(model: Joint) -> None:
@@ -129,9 +129,9 @@ def test_truth_values_that_take_long_to_keep_are_not_kept(model: Joint) -> None:
     assert len(masks) == 3
     for joint, is_kept in ((model, False), (model.by_traffic(), True)):
         choice = saving.choose(joint, goal)
-        offset, made = choice.values["makes"]
+        offset, made = choice.values.makes
         of_masks = [made[offset[v]] for v in masks]
-        in_memory = np.isin(choice.runs["value"], of_masks) & (choice.runs["fused"] == 0)
+        in_memory = np.isin(choice.runs.value, of_masks) & (choice.runs.fused == 0)
         assert in_memory.any() == is_kept
         assert choice.recomputed_flops == 0
 
@@ -226,7 +226,7 @@ def test_values_that_either_side_may_make_are_made_in_backward_unless_saved(mode
     assert len(late)
     evictor.reset(late, np.full(len(late), model.split - 1, dtype=np.int32))
     runs = evictor.runs()
-    assert not set(runs["op"][runs["position"] < model.split].tolist()) & set(model.late.tolist())
+    assert not set(runs.op[runs.position < model.split].tolist()) & set(model.late.tolist())
 
 
 @pytest.mark.parametrize("value", [-0.1, "5 %"])

@@ -59,7 +59,7 @@ def test_twenty_steps_of_a_network_train_as_with_torchs_partitioner(case: str) -
     found = compare(default, ours, optimizer, list(fresh_batches(example.batch, NUM_STEPS)))
     assert found.equal, found
     (choice,) = partitioner.choices
-    assert choice.runs["again"].any()
+    assert choice.runs.again.any()
 
 
 @pytest.mark.slow

@@ -159,7 +159,7 @@ def test_kernels_in_parts_need_the_same_memory_while_together(function):
         def __call__(self, nodes):
             storages = storages_of(nodes)
             parts = parts_of(nodes, storages)
-            live = _core.profile(storages.built.core, np.arange(len(nodes), dtype=np.int32))[2]
+            live = _core.profile(storages.built.core, np.arange(len(nodes), dtype=np.int32)).live_bytes
             assert parts.live_bytes(parts.kernel).tolist() == live.tolist()
             found.append(len(parts.nodes) - len(nodes))
             return super().__call__(nodes)

@@ -16,14 +16,14 @@ from strategies import graphs_with_order
 import olla
 from generate import small_random_graph
 from olla import Graph, _core
+from olla._core import JointIlpResult
 from olla.errors import PlanError, SolverError
 from olla.ilp import joint_ilp
-from olla.ilp.programs import JointIlp
 
 NUM_RANDOM = int(os.environ.get("OLLA_RANDOM", "100"))
 
 
-def solve(graph: Graph, order: list[int] | None = None, alignment: int = 1, **options: Any) -> JointIlp:
+def solve(graph: Graph, order: list[int] | None = None, alignment: int = 1, **options: Any) -> JointIlpResult:
     """Run the program and check all that holds of every answer."""
     start = np.arange(graph.num_ops) if order is None else np.array(order)
     result = joint_ilp(_core.arena_graph(graph.core, alignment), start.astype(np.int32), **options)
@@ -35,7 +35,7 @@ def solve(graph: Graph, order: list[int] | None = None, alignment: int = 1, **op
     return result
 
 
-def require_layout(graph: Graph, result: JointIlp, alignment: int) -> None:
+def require_layout(graph: Graph, result: JointIlpResult, alignment: int) -> None:
     """Fail unless what is alive together lies apart, inside the arena, at multiples of the alignment."""
     written = set(graph.writes.item.tolist())
     assert [t for t in range(graph.num_tensors) if result.offsets[t] >= 0] == sorted(written)
@@ -88,9 +88,9 @@ def test_smallest_arena_equals_brute_force_on_random_graphs() -> None:
         graph = small_random_graph(seed, max_ops=7)
         alignment = (1, 8)[seed % 2]
         result = solve(graph, alignment=alignment)
-        assert result.status == "optimal", f"graph {seed}: {result.info['message']}"
+        assert result.status == "optimal", f"graph {seed}: {result.figures.message}"
         assert result.arena_bytes == oracle.best_arena(graph, alignment), f"graph {seed}"
-        num_solved += int(result.info["num_columns"]) > 0
+        num_solved += result.figures.num_columns > 0
     assert num_solved >= NUM_RANDOM // 20, "too few graphs reached HiGHS to show anything"
 
 
@@ -110,13 +110,13 @@ def test_peaks_of_the_arena_graph_are_loads(case: tuple[Graph, list[int]]) -> No
     arena = _core.arena_graph(graph.core, 8)
     buffers = oracle.arena_buffers(graph, order, 8)
     load = max((sum(s for a, b, s in buffers if a <= step < b) for step, _, _ in buffers), default=0)
-    assert _core.profile(arena, np.array(order, dtype=np.int32))[3] == load
+    assert _core.profile(arena, np.array(order, dtype=np.int32)).peak_bytes == load
 
 
 def test_without_time_the_start_comes_back_as_feasible() -> None:
     result = solve(split_that_cannot_be_packed(), time_limit=0.0)
     assert result.status == "feasible"
-    assert "time limit" in str(result.info["message"])
+    assert "time limit" in result.figures.message
 
 
 def test_a_stop_request_is_reported() -> None:
@@ -146,7 +146,7 @@ def test_a_given_layout_is_never_made_worse() -> None:
         workspace_offsets=first.workspace_offsets,
         lower_bound_bytes=27,
     )
-    assert (again.arena_bytes, again.status, again.info["num_columns"]) == (27, "optimal", 0)
+    assert (again.arena_bytes, again.status, again.figures.num_columns) == (27, "optimal", 0)
 
 
 @pytest.mark.parametrize("name", ["alexnet_b32", "vgg11_b32"])

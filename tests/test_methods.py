@@ -227,7 +227,7 @@ def test_roam_reports_every_segment_with_its_status(family: Any) -> None:
     ends = [int(leaf[3]) + 1 for leaf in leaves]
     assert [int(leaf[2]) for leaf in leaves] == [0, *ends[:-1]]
     assert ends[-1] == graph.num_ops
-    live = _core.profile(graph.core, result.order)[2]
+    live = _core.profile(graph.core, result.order).live_bytes
     for leaf in leaves:
         assert int(leaf[6]) == live[int(leaf[2]) : int(leaf[3]) + 1].max()
         assert leaf[5] == ("optimal" if leaf[6] == leaf[7] else "feasible")

@@ -12,18 +12,18 @@ from olla import Graph, PlanError, _core
 @given(strategies.graphs_with_order())
 def test_profile_equals_the_simulation_of_any_order(graph_and_order: tuple[Graph, list[int]]) -> None:
     graph, order = graph_and_order
-    first, last, live, peak, peak_step = _core.profile(graph.core, np.array(order, dtype=np.int32))
+    profile = _core.profile(graph.core, np.array(order, dtype=np.int32))
     expected = oracle.live_bytes(graph, order)
-    assert live.tolist() == expected
-    assert peak == oracle.peak(graph, order)
-    assert peak_step == (expected.index(max(expected)) if expected else 0)
+    assert profile.live_bytes.tolist() == expected
+    assert profile.peak_bytes == oracle.peak(graph, order)
+    assert profile.peak_step == (expected.index(max(expected)) if expected else 0)
 
     steps: dict[int, list[int]] = {}
     for step, tensors in enumerate(oracle.live_sets(graph, order)):
         for t in tensors:
             steps.setdefault(t, []).append(step)
     for t in range(graph.num_tensors):
-        assert list(range(first[t], last[t])) == steps.get(t, [])
+        assert list(range(profile.first[t], profile.last[t])) == steps.get(t, [])
 
 
 @given(strategies.graphs_with_order())

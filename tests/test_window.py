@@ -23,15 +23,15 @@ def test_a_window_has_the_live_bytes_of_the_whole_order(seed: int, data: st.Data
     lo = data.draw(st.integers(0, graph.num_ops - 1))
     hi = data.draw(st.integers(lo + 1, graph.num_ops))
     inside = window_graph(graph, graph.core, order, lo, hi)
-    live = _core.profile(graph.core, order)[2]
+    live = _core.profile(graph.core, order).live_bytes
     start = np.arange(hi - lo, dtype=np.int32)
-    assert _core.profile(inside, start)[2].tolist() == live[lo:hi].tolist()
+    assert _core.profile(inside, start).live_bytes.tolist() == live[lo:hi].tolist()
 
     # So has the best order of the window, put into its place.
-    steps, peak, *_ = _core.order(inside, [start], 10.0, 0, None)
-    order[lo:hi] = order[lo:hi][steps]
+    best = _core.order(inside, [start], 10.0, 0, None, None)
+    order[lo:hi] = order[lo:hi][best.order]
     assert graph.core.is_order(order)
-    assert max(_core.profile(graph.core, order)[2][lo:hi]) == peak <= max(live[lo:hi])
+    assert max(_core.profile(graph.core, order).live_bytes[lo:hi]) == best.peak_bytes <= max(live[lo:hi])
 
 
 def test_windows_obey_extra_precedences() -> None:

@@ -145,7 +145,7 @@ Measurement stage_ilp_solve(TrainingStep step, const Settings& settings) {
   m.seconds = seconds_of([&] { solved = order_ilp(graph, found.order, 0, highs, {}, control); });
   m.complete = solved.status == Status::kOptimal;
   note(m, "gap %.3f %%, %lld nodes, build %.2f s, solve %.2f s", percent(solved.peak, solved.lower_bound),
-       static_cast<long long>(solved.num_nodes), solved.seconds_build, solved.seconds_solve);
+       static_cast<long long>(solved.figures.num_nodes), solved.figures.seconds_build, solved.figures.seconds_solve);
   return m;
 }
 

@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 
 #include "olla/base/control.hpp"
 #include "olla/base/types.hpp"
@@ -35,6 +36,40 @@ NumpyArray<T> to_numpy(std::vector<T> values) {
   return NumpyArray<T>(owned->data(), {owned->size()}, owner);
 }
 
+// For attributes of a bound class: a vector it holds, reached through members one after the other, as an array over the same
+// memory; lists as a pair (offset, item) of such arrays. The arrays keep the object alive: no copy. Those of a const class are
+// read-only.
+template <class Class, class... Members>
+auto array(Members... members) {
+  return [=](Class& self) {
+    auto& values = (self.*....*members);
+    return NumpyArray<std::remove_pointer_t<decltype(values.data())>>(values.data(), {values.size()});
+  };
+}
+template <class Class, class... Members>
+auto lists(Members... members) {
+  return [=](nb::handle_t<std::remove_const_t<Class>> self) {
+    auto& csr = (nb::cast<Class&>(self).*....*members);
+    const auto array_of = [&](auto& values) {
+      return NumpyArray<std::remove_pointer_t<decltype(values.data())>>(values.data(), {values.size()}, self);
+    };
+    return std::pair(array_of(csr.offset), array_of(csr.item));
+  };
+}
+
+// For an attribute whose arrays own their memory.
+inline constexpr auto kOwned = nb::rv_policy::automatic;
+
+// For such an attribute: one field of the items of a vector, copied.
+template <class Class, class Item, class Field>
+auto column(std::vector<Item> Class::* items, Field Item::* field) {
+  return [=](const Class& self) {
+    std::vector<Field> values;
+    for (const Item& item : self.*items) values.push_back(item.*field);
+    return to_numpy(std::move(values));
+  };
+}
+
 // progress(stage, seconds, value, bound) -> bool, or None. Takes the GIL for the call. Ctrl-C and an answer of False ask the search
 // to stop with the best it has (cancelled); any other Python error stops it too, and raise_pending throws it once the search has
 // returned.
@@ -52,5 +87,32 @@ class PythonProgress {
   nb::object error_;
   bool cancelled_ = false;
 };
+
+// Runs work(control) without the GIL; true if Ctrl-C or progress ended it.
+template <class Work>
+bool limited(const char* stage, double time_limit, std::int64_t max_work, nb::object progress, Work work) {
+  PythonProgress callback(std::move(progress));
+  Control control(stage, time_limit, callback.function(), max_work);
+  {
+    nb::gil_scoped_release release;
+    work(control);
+  }
+  callback.raise_pending();
+  return control.cancelled();
+}
+
+// What a search found, and whether Ctrl-C or progress ended it.
+template <class Result>
+struct Found : Result {
+  bool cancelled = false;
+};
+
+template <class Work>
+auto search(const char* stage, double time_limit, std::int64_t max_work, nb::object progress, Work work) {
+  Found<std::invoke_result_t<Work, Control&>> found;
+  found.cancelled =
+      limited(stage, time_limit, max_work, std::move(progress), [&](Control& control) { found = {work(control), false}; });
+  return found;
+}
 
 }  // namespace olla::bindings

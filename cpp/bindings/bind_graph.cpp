@@ -1,7 +1,6 @@
-#include <nanobind/stl/tuple.h>
-
 #include "arrays.hpp"
-#include "olla/graph/graph.hpp"
+#include "olla/graph/profile.hpp"
+#include "olla/graph/spans.hpp"
 
 namespace olla::bindings {
 namespace {
@@ -65,12 +64,45 @@ void bind_graph(nb::module_& m) {
           [](const Graph& self) {
             Csr<OpId> lists;
             for (OpId v = 0; v < self.num_ops(); ++v) lists.push_back(self.preds(v));
-            return std::make_tuple(to_numpy(std::move(lists.offset)), to_numpy(std::move(lists.item)));
+            return std::pair(to_numpy(std::move(lists.offset)), to_numpy(std::move(lists.item)));
           },
           "Direct dependencies of all ops as (offset, item): op v comes after item[offset[v]:offset[v + 1]].")
       .def(
           "is_order", [](const Graph& self, Array<OpId> order) { return self.is_order(view(order)); }, "order"_a.noconvert(),
           "Whether order is a permutation of the ops that respects every dependency.");
+  nb::class_<Profile>(m, "Profile", "When tensors are live, and how much memory, under an order.")
+      .def_prop_ro("first", array<Profile>(&Profile::lifetimes, &Lifetimes::first),
+                   "int32[tensors]: the step from which tensor t is live.")
+      .def_prop_ro("last", array<Profile>(&Profile::lifetimes, &Lifetimes::last),
+                   "int32[tensors]: the step from which it no longer is.")
+      .def_prop_ro("live_bytes", array<Profile>(&Profile::live), "int64[ops], live during step s.")
+      .def_ro("peak_bytes", &Profile::peak, "The most of them.")
+      .def_ro("peak_step", &Profile::peak_step, "The first step with the most.");
+  m.def(
+      "profile",
+      [](const Graph& graph, Array<OpId> order) {
+        const std::vector<OpId> checked = copy(order);  // of our own: the caller's may change while the GIL is released
+        Profile p;
+        {
+          nb::gil_scoped_release release;
+          if (!graph.is_order(checked))
+            throw PlanError("the order breaks a dependency or is no permutation of the ops", "order", {});
+          p = profile(graph, checked);
+        }
+        return p;
+      },
+      "graph"_a, "order"_a.noconvert(), "Lifetimes and memory under an order; see cpp/olla/graph/profile.hpp.");
+  m.def(
+      "spans",
+      [](const Graph& graph) {
+        Spans s;
+        {
+          nb::gil_scoped_release release;
+          s = spans(graph);
+        }
+        return std::pair(to_numpy(std::move(s.earliest)), to_numpy(std::move(s.latest)));
+      },
+      "graph"_a, "(earliest, latest) step of every op when one op runs per step.");
 }
 
 }  // namespace olla::bindings

@@ -1,3 +1,5 @@
+#include <nanobind/stl/optional.h>
+
 #include "arrays.hpp"
 #include "olla/base/error.hpp"
 #include "olla/swap/search.hpp"
@@ -10,37 +12,19 @@ Link link_of(const Array<double>& numbers) {
   return {numbers.data()[0], numbers.data()[1], numbers.data()[2], numbers.data()[3]};
 }
 
-template <class Field>
-auto column(const std::vector<Swap>& swaps, Field field) {
-  std::vector<std::decay_t<decltype(swaps[0].*field)>> values;
-  for (const Swap& s : swaps) values.push_back(s.*field);
-  return to_numpy(std::move(values));
-}
-
-nb::dict figures(Timeline t) {
-  nb::dict d;
-  d["start"] = to_numpy(std::move(t.start));
-  d["out_start"] = to_numpy(std::move(t.out_start));
-  d["out_end"] = to_numpy(std::move(t.out_end));
-  d["in_start"] = to_numpy(std::move(t.in_start));
-  d["in_end"] = to_numpy(std::move(t.in_end));
-  d["freed"] = to_numpy(std::move(t.freed));
-  d["live"] = to_numpy(std::move(t.live));
-  d["peak_bytes"] = t.peak;
-  d["peak_step"] = t.peak_step;
-  d["stall_seconds"] = t.stall_seconds;
-  d["host_bytes"] = t.host_bytes;
-  return d;
-}
-
-std::vector<Swap> swaps_of(const Array<Bytes>& bytes, const Array<Step>& ready, const Array<Step>& last, const Array<Step>& issue,
-                           const Array<Step>& next) {
-  for (const std::size_t size : {ready.size(), last.size(), issue.size(), next.size()})
-    if (size != bytes.size()) throw PlanError("the columns of the swaps have different lengths", "swap", {});
-  std::vector<Swap> swaps;
-  for (std::size_t i = 0; i < bytes.size(); ++i)
-    swaps.push_back({bytes.data()[i], ready.data()[i], last.data()[i], issue.data()[i], next.data()[i]});
-  return swaps;
+std::vector<IdleBlock> blocks_of(const Array<TensorId>& tensor, const Array<Bytes>& bytes, const Array<Step>& made,
+                                 const Array<Step>& last, const Array<Step>& next, std::size_t num_steps) {
+  for (const std::size_t size : {bytes.size(), made.size(), last.size(), next.size()})
+    if (size != tensor.size()) throw PlanError("the columns of the blocks have different lengths", "swap", {});
+  std::vector<IdleBlock> blocks;
+  for (std::size_t i = 0; i < tensor.size(); ++i) {
+    const IdleBlock b{tensor.data()[i], bytes.data()[i], made.data()[i], last.data()[i], next.data()[i]};
+    if (b.bytes < 0 || b.made < 0 || b.made > b.last || b.last + 1 == b.next || b.next < 0 ||
+        std::max(b.last, b.next) >= static_cast<Step>(num_steps))
+      throw PlanError("idle block " + std::to_string(i) + " is out of its range", "swap", {static_cast<std::int64_t>(i)});
+    blocks.push_back(b);
+  }
+  return blocks;
 }
 
 // Owns what a SwapSearch only refers to.
@@ -68,70 +52,55 @@ std::vector<std::int32_t> valid(const SwapRun& self, const Array<std::int32_t>& 
   return copy(blocks);
 }
 
-nb::tuple answer(SwapChoice choice) {
-  nb::dict columns;
-  columns["ready"] = column(choice.swaps, &Swap::ready);
-  columns["last"] = column(choice.swaps, &Swap::last);
-  columns["issue"] = column(choice.swaps, &Swap::issue);
-  columns["next"] = column(choice.swaps, &Swap::next);
-  return nb::make_tuple(to_numpy(std::move(choice.block)), columns, figures(std::move(choice.timeline)));
-}
+struct IdleBlocks {
+  std::vector<IdleBlock> blocks;
+};
 
 }  // namespace
 
 void bind_swap(nb::module_& m) {
-  m.def(
-      "swap_timeline",
-      [](Array<Bytes> live, Array<double> seconds, Array<Bytes> bytes, Array<Step> ready, Array<Step> last, Array<Step> issue,
-         Array<Step> next, Array<double> link, Bytes limit) {
-        const std::vector<Swap> swaps = swaps_of(bytes, ready, last, issue, next);
-        const Link speed = link_of(link);
-        Timeline t;
-        {
-          nb::gil_scoped_release release;
-          t = swap_timeline({view(live), view(seconds)}, swaps, speed, limit);
-        }
-        return figures(std::move(t));
-      },
-      "live"_a.noconvert(), "seconds"_a.noconvert(), "bytes"_a.noconvert(), "ready"_a.noconvert(), "last"_a.noconvert(),
-      "issue"_a.noconvert(), "next"_a.noconvert(), "link"_a.noconvert(), "limit"_a,
-      "When swaps run beside ops; see cpp/olla/swap/timeline.hpp.");
+  nb::class_<Timeline>(m, "Timeline", "When swaps run beside ops, in seconds; see cpp/olla/swap/timeline.hpp.")
+      .def_prop_ro("start", array<Timeline>(&Timeline::start), "float64[steps]: of the op of step s.")
+      .def_prop_ro("out_start", array<Timeline>(&Timeline::out_start), "float64[swaps], like all that follow but the figures.")
+      .def_prop_ro("out_end", array<Timeline>(&Timeline::out_end))
+      .def_prop_ro("in_start", array<Timeline>(&Timeline::in_start))
+      .def_prop_ro("in_end", array<Timeline>(&Timeline::in_end))
+      .def_prop_ro("freed", array<Timeline>(&Timeline::freed), "int32[swaps]: the first step without the block.")
+      .def_ro("peak_bytes", &Timeline::peak)
+      .def_ro("stall_seconds", &Timeline::stall_seconds, "That ops wait.")
+      .def_ro("host_bytes", &Timeline::host_bytes, "Most in host memory at once.");
+  nb::class_<SwapChoice>(m, "SwapChoice", "Blocks that are swapped, in the order of their copies out, and when.")
+      .def_prop_ro("block", array<SwapChoice>(&SwapChoice::block), "int32[swaps]; a block that wraps has two.")
+      .def_prop_ro("ready", column(&SwapChoice::swaps, &Swap::ready), kOwned,
+                   "int32[swaps], steps, as those that follow; see Swap in timeline.hpp.")
+      .def_prop_ro("last", column(&SwapChoice::swaps, &Swap::last), kOwned)
+      .def_prop_ro("issue", column(&SwapChoice::swaps, &Swap::issue), kOwned)
+      .def_prop_ro("next", column(&SwapChoice::swaps, &Swap::next), kOwned)
+      .def_ro("timeline", &SwapChoice::timeline);
+  nb::class_<IdleBlocks>(m, "IdleBlocks", "Gaps between two uses of a tensor.")
+      .def_prop_ro("tensor", column(&IdleBlocks::blocks, &IdleBlock::tensor), kOwned, "int32[blocks].")
+      .def_prop_ro("made", column(&IdleBlocks::blocks, &IdleBlock::made), kOwned, "int32[blocks]: the last step that changed it.")
+      .def_prop_ro("last", column(&IdleBlocks::blocks, &IdleBlock::last), kOwned,
+                   "int32[blocks]: the step of its use before the gap.")
+      .def_prop_ro("next", column(&IdleBlocks::blocks, &IdleBlock::next), kOwned,
+                   "int32[blocks]: that of its use after; next <= last: in the next step.");
   m.def(
       "idle_blocks",
       [](const Graph& graph, Array<OpId> order, Bytes min_bytes, Array<TensorId> lasting) {
         if (!graph.is_order(view(order))) throw GraphError("the order is no order of the graph", "program_order", {});
-        std::vector<TensorId> tensor;
-        std::vector<Step> made, last, next;
         for (const TensorId t : view(lasting))
           if (t < 0 || t >= graph.num_tensors()) throw GraphError("there is no tensor " + std::to_string(t), "ids", {t});
-        for (const IdleBlock& b : idle_blocks(graph, view(order), min_bytes, view(lasting))) {
-          tensor.push_back(b.tensor);
-          made.push_back(b.made);
-          last.push_back(b.last);
-          next.push_back(b.next);
-        }
-        return nb::make_tuple(to_numpy(std::move(tensor)), to_numpy(std::move(made)), to_numpy(std::move(last)),
-                              to_numpy(std::move(next)));
+        return IdleBlocks{idle_blocks(graph, view(order), min_bytes, view(lasting))};
       },
       "graph"_a, "order"_a.noconvert(), "min_bytes"_a, "lasting"_a.noconvert(),
-      "(tensor, made, last, next) of every gap between two uses, steps of the order; next <= last: of a lasting one, to the next step.");
+      "Every gap between two uses, in steps of the order; of what lasts, also the one to the next step.");
   nb::class_<SwapRun>(m, "SwapSearch", "Which idle blocks to copy to host memory; see olla.swap.")
       .def(
           "__init__",
           [](SwapRun* self, Array<Bytes> live, Array<double> seconds, Array<TensorId> tensor, Array<Bytes> bytes, Array<Step> made,
              Array<Step> last, Array<Step> next, Array<double> link, Bytes host_bytes) {
-            const std::vector<Swap> swaps = swaps_of(bytes, made, last, next, next);
-            const auto n = static_cast<Step>(live.size());
             swap_timeline({view(live), view(seconds)}, {}, link_of(link), kNoLimit);  // the lengths of the steps
-            if (tensor.size() != swaps.size()) throw PlanError("the columns of the swaps have different lengths", "swap", {});
-            std::vector<IdleBlock> blocks;
-            for (std::size_t i = 0; i < swaps.size(); ++i) {
-              const Swap& s = swaps[i];
-              if (s.bytes < 0 || s.ready < 0 || s.ready > s.last || s.last + 1 == s.next || s.next < 0 ||
-                  std::max(s.last, s.next) >= n)
-                throw PlanError("idle block " + std::to_string(i) + " is out of its range", "swap", {static_cast<std::int64_t>(i)});
-              blocks.push_back({tensor.data()[i], s.bytes, s.ready, s.last, s.next});
-            }
+            std::vector<IdleBlock> blocks = blocks_of(tensor, bytes, made, last, next, live.size());
             new (self) SwapRun(copy(live), copy(seconds), std::move(blocks), link_of(link), host_bytes);
           },
           "live"_a.noconvert(), "seconds"_a.noconvert(), "tensor"_a.noconvert(), "bytes"_a.noconvert(), "made"_a.noconvert(),
@@ -139,42 +108,34 @@ void bind_swap(nb::module_& m) {
       .def(
           "evaluate",
           [](const SwapRun& self, Array<std::int32_t> blocks, Bytes limit, bool stalls, bool by_last) {
-            return answer(self.search.evaluate(valid(self, blocks), limit, stalls, by_last));
+            return self.search.evaluate(valid(self, blocks), limit, stalls, by_last);
           },
-          "blocks"_a.noconvert(), "limit"_a, "stalls"_a, "by_last"_a, "(blocks that fit, their swaps, timeline) of these blocks.")
+          "blocks"_a.noconvert(), "limit"_a, "stalls"_a, "by_last"_a, "Of these blocks, those that fit.")
       .def(
           "fit",
-          [](SwapRun& self, Bytes limit, double most_stall_seconds, double time_limit, nb::object progress, std::int64_t max_work) {
-            PythonProgress callback(std::move(progress));
-            Control control("swap", time_limit, callback.function(), max_work);
+          [](SwapRun& self, Bytes limit, double most_stall_seconds, double time_limit, nb::object progress,
+             std::optional<std::int64_t> max_work) {
             SwapChoice choice;
-            {
-              nb::gil_scoped_release release;
-              choice = self.search.fit(limit, most_stall_seconds, control);
-            }
-            callback.raise_pending();
-            return answer(std::move(choice));
+            limited("swap", time_limit, max_work.value_or(kAnyWork), std::move(progress),
+                    [&](Control& control) { choice = self.search.fit(limit, most_stall_seconds, control); });
+            return choice;
           },
-          "limit"_a, "most_stall_seconds"_a, "time_limit"_a, "progress"_a.none(), "max_work"_a = kAnyWork,
+          "limit"_a, "most_stall_seconds"_a, "time_limit"_a, "progress"_a.none(), "max_work"_a.none(),
           "Blocks with which the peak is at most the limit, or the best found.")
       .def(
           "least_peak",
           [](SwapRun& self, double most_stall_seconds, nb::list starts, std::uint64_t seed, int num_rounds, double time_limit,
-             nb::object progress, std::int64_t max_work) {
+             nb::object progress, std::optional<std::int64_t> max_work) {
             std::vector<std::vector<std::int32_t>> given;
             for (nb::handle start : starts) given.push_back(valid(self, nb::cast<Array<std::int32_t>>(start)));
-            PythonProgress callback(std::move(progress));
-            Control control("swap", time_limit, callback.function(), max_work);
             SwapChoice choice;
-            {
-              nb::gil_scoped_release release;
+            limited("swap", time_limit, max_work.value_or(kAnyWork), std::move(progress), [&](Control& control) {
               choice = self.search.least_peak(most_stall_seconds, given, seed, num_rounds, control);
-            }
-            callback.raise_pending();
-            return answer(std::move(choice));
+            });
+            return choice;
           },
-          "most_stall_seconds"_a, "starts"_a, "seed"_a, "num_rounds"_a, "time_limit"_a, "progress"_a.none(),
-          "max_work"_a = kAnyWork, "Blocks with the least peak found within that stall.");
+          "most_stall_seconds"_a, "starts"_a, "seed"_a, "num_rounds"_a, "time_limit"_a, "progress"_a.none(), "max_work"_a.none(),
+          "Blocks with the least peak found within that stall.");
 }
 
 }  // namespace olla::bindings

@@ -6,16 +6,12 @@ namespace nb = nanobind;
 
 namespace olla::bindings {
 void bind_bestfit(nb::module_& m);
-void bind_evict(nb::module_& m);
 void bind_check(nb::module_& m);
 void bind_graph(nb::module_& m);
-void bind_inductor(nb::module_& m);
+void bind_ilp(nb::module_& m);
 void bind_layout(nb::module_& m);
 void bind_order(nb::module_& m);
-void bind_profile(nb::module_& m);
-void bind_spans(nb::module_& m);
-void bind_highs(nb::module_& m);
-void bind_ilp(nb::module_& m);
+void bind_recompute(nb::module_& m);
 void bind_swap(nb::module_& m);
 void bind_watch(nb::module_& m);
 }  // namespace olla::bindings
@@ -50,16 +46,12 @@ NB_MODULE(_core, m) {
   nb::set_leak_warnings(false);  // a graph kept by a global or a traceback when Python exits is no error
   nb::register_exception_translator(translate);
   olla::bindings::bind_bestfit(m);
-  olla::bindings::bind_evict(m);
   olla::bindings::bind_check(m);
   olla::bindings::bind_graph(m);
-  olla::bindings::bind_inductor(m);
+  olla::bindings::bind_ilp(m);
   olla::bindings::bind_layout(m);
   olla::bindings::bind_order(m);
-  olla::bindings::bind_profile(m);
-  olla::bindings::bind_spans(m);
-  olla::bindings::bind_highs(m);
-  olla::bindings::bind_ilp(m);
+  olla::bindings::bind_recompute(m);
   olla::bindings::bind_swap(m);
   olla::bindings::bind_watch(m);
 }

@@ -98,13 +98,13 @@ class _Run:
     def ordered(self) -> Ordered:
         answer = self._ask()
         self.order = answer.order
-        peak: int = _core.profile(self.core, self.order)[3]
+        peak: int = _core.profile(self.core, self.order).peak_bytes
         bound = max(answer.lower_bound_bytes, self.core.resident_bytes)
         return Ordered(self.core, self.before, self.after, answer, peak, bound, self.interrupted)
 
     def plan(self) -> Plan:
         *_, answer, peak, bound, _ = self.ordered()
-        program_peak: int = _core.profile(self.graph.core, np.arange(self.graph.num_ops, dtype=np.int32))[3]
+        program_peak: int = _core.profile(self.graph.core, np.arange(self.graph.num_ops, dtype=np.int32)).peak_bytes
         placement = self._place(answer)
         status = Status.OPTIMAL if peak == bound else Status.FEASIBLE
         peak_op, peak_tensors = self._peak()
@@ -233,7 +233,8 @@ class _Run:
         graph = self.graph
         if graph.num_ops == 0:
             return None, ()
-        first, last, _, _, peak_step = _core.profile(self.core, self.order)
+        profile = _core.profile(self.core, self.order)
+        first, last, peak_step = profile.first, profile.last, profile.peak_step
         op = int(self.order[peak_step])
         producer = np.full(graph.num_tensors, -1, dtype=np.int64)
         producer[graph.writes.item] = np.repeat(np.arange(graph.num_ops), np.diff(graph.writes.offset))

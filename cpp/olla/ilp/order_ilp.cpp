@@ -27,16 +27,16 @@ class Search {
     options.max_nonzeros = options_.max_nonzeros;
     options.split = split;
     const OrderProgram program(graph_, options, [this] { return control_.stop(result_.peak, result_.lower_bound); });
-    result_.num_columns = program.program().num_columns();
-    result_.num_rows = program.program().num_rows();
-    result_.num_nonzeros = program.num_nonzeros();
+    result_.figures.num_columns = program.program().num_columns();
+    result_.figures.num_rows = program.program().num_rows();
+    result_.figures.num_nonzeros = program.num_nonzeros();
     const double built = control_.seconds();
-    result_.seconds_build += built - begin;
+    result_.figures.seconds_build += built - begin;
     too_large_ = program.outcome() == OrderProgram::Outcome::kTooLarge;
     if (program.outcome() == OrderProgram::Outcome::kNoOrder) rule_out(target);
     if (program.outcome() != OrderProgram::Outcome::kBuilt) return;
     run(program, target, time_limit_seconds - (built - begin));
-    result_.seconds_solve += control_.seconds() - built;
+    result_.figures.seconds_solve += control_.seconds() - built;
   }
 
   bool too_large() const { return too_large_; }
@@ -59,7 +59,7 @@ class Search {
     };
     const std::vector<double> start = result_.peak <= target ? program.encode(result_.order) : std::vector<double>{};
     const MipResult answer = highs_.solve(program.program(), mip, start);
-    result_.num_nodes += answer.num_nodes;
+    result_.figures.num_nodes += answer.num_nodes;
     rounding_bytes_ = program.max_rounding_bytes();
     if (answer.status == MipStatus::kInfeasible) return rule_out(target);
     contradiction_.clear();
@@ -109,7 +109,7 @@ class Search {
 std::string message_of(const Search& search, const OrderIlpResult& result, const OrderIlpOptions& options, const Control& control) {
   if (result.peak == result.lower_bound) return "proved: no order has a lower peak";
   if (search.too_large()) {
-    return "the ordering program was not built: it needs about " + std::to_string(result.num_nonzeros) + " entries for " +
+    return "the ordering program was not built: it needs about " + std::to_string(result.figures.num_nonzeros) + " entries for " +
            std::to_string(result.order.size()) + " ops, the limit is " + std::to_string(options.max_nonzeros) +
            " entries and a gigabyte; order windows of the graph";
   }
@@ -154,7 +154,7 @@ OrderIlpResult order_ilp(const Graph& graph, std::span<const OpId> start, Bytes 
     throw SolverError("false optimum: " + search.contradiction());
   }
   if (result.peak == result.lower_bound) result.status = Status::kOptimal;
-  result.message = message_of(search, result, options, control);
+  result.figures.message = message_of(search, result, options, control);
   return result;
 }
 

@@ -1,17 +1,13 @@
 // The order of least peak by OLLA's lifetime program (order_program.hpp), solved by HiGHS.
 #pragma once
 
-#include "olla/base/control.hpp"
 #include "olla/graph/graph.hpp"
-#include "olla/ilp/highs.hpp"
+#include "olla/ilp/ilp_search.hpp"
 
 namespace olla {
 
-struct OrderIlpOptions {
-  std::int32_t seed = 0;
-  std::int32_t num_threads = 1;
-  bool reduce = true;
-  std::int64_t max_nonzeros = 2'000'000;
+struct OrderIlpOptions : IlpOptions {
+  bool reduce = true;  // false: every op may run at every step of its span
 };
 
 struct OrderIlpResult {
@@ -19,10 +15,7 @@ struct OrderIlpResult {
   Bytes peak = 0;
   Bytes lower_bound = 0;              // proven
   Status status = Status::kFeasible;  // kOptimal exactly when peak == lower_bound
-  std::string message;                // why it ended, for a person
-  Column num_columns = 0;
-  std::int64_t num_rows = 0, num_nonzeros = 0, num_nodes = 0;
-  double seconds_build = 0.0, seconds_solve = 0.0;
+  IlpFigures figures;
 };
 
 // The best order HiGHS finds within the time limit of control; never worse than start, re-simulated, with the bound it proved.

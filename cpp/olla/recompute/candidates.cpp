@@ -119,7 +119,7 @@ bool IdleCopies::estimate(CopyId copy, double reach, Decision& decision, Bytes& 
       }
     }
     const Bytes gain = graph_.bytes(values_.tensor[value]) - closure_.kept_bytes;
-    const double score = static_cast<double>(gain) / std::max(closure_.seconds, kFree);
+    const double score = static_cast<double>(gain) / std::max(closure_.seconds, kFreeSeconds);
     if (score > best_score) {
       best_score = score;
       num_drops = decision.size();
@@ -131,7 +131,8 @@ bool IdleCopies::estimate(CopyId copy, double reach, Decision& decision, Bytes& 
     double dearest_score = 0;
     for (std::size_t i = 0; i < kept_.size(); ++i) {
       const double more = cost(values_.producer[kept_[i].value]);
-      const double bytes_per_second = static_cast<double>(graph_.bytes(values_.tensor[kept_[i].value])) / std::max(more, kFree);
+      const double bytes_per_second =
+          static_cast<double>(graph_.bytes(values_.tensor[kept_[i].value])) / std::max(more, kFreeSeconds);
       if (closure_.seconds + more > most || bytes_per_second <= dearest_score) continue;
       dearest = i;
       dearest_score = bytes_per_second;

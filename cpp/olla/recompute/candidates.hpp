@@ -11,7 +11,7 @@ namespace olla {
 // Drops that go together: a value, and those of its ancestors that would otherwise have to be kept for it.
 using Decision = std::vector<Drop>;
 
-inline constexpr double kFree = 1e-9;  // seconds of a step that costs nothing, so that scores stay finite
+inline constexpr double kFreeSeconds = 1e-9;  // seconds of a step that costs nothing, so that scores stay finite
 
 class IdleCopies {
  public:

@@ -167,7 +167,7 @@ void Evictor::find_candidates(const Control& control) {
     double seconds = 0;
     decision.clear();
     if (!idle_.estimate(c, effort_.reach, decision, freed, seconds) || freed <= 0) continue;
-    candidates_.push_back({weight(c) * static_cast<double>(freed) / std::max(seconds, kFree), c, freed});
+    candidates_.push_back({weight(c) * static_cast<double>(freed) / std::max(seconds, kFreeSeconds), c, freed});
   }
   std::sort(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) {
     if (a.score != b.score) return a.score > b.score;

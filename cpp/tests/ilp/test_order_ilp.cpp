@@ -52,7 +52,7 @@ TEST(the_optimum_equals_brute_force_over_every_order) {
       CHECK_EQ(result.peak, best_peak(graph));
       CHECK_EQ(result.lower_bound, result.peak);
       CHECK_EQ(profile(graph, result.order).peak, result.peak);
-      num_solved += result.num_columns > 0;
+      num_solved += result.figures.num_columns > 0;
     }
   }
   CHECK(num_solved > 30);
@@ -63,14 +63,14 @@ TEST(a_stop_request_returns_within_a_second_with_a_valid_order) {
   const OrderIlpResult result = solve(graph, false, [](const Progress&) { return false; });
   CHECK(result.status == Status::kFeasible);
   CHECK(graph.is_order(result.order));
-  CHECK(result.seconds_solve < 5.0);
-  CHECK_EQ(result.message, std::string("stopped on request"));
+  CHECK(result.figures.seconds_solve < 5.0);
+  CHECK_EQ(result.figures.message, std::string("stopped on request"));
 }
 
 TEST(a_time_limit_holds_even_inside_a_long_linear_program) {
   const OrderIlpResult result = solve(wide(120), false, {}, 0.5);
   CHECK(result.status == Status::kFeasible);
-  CHECK(result.seconds_solve < 5.0);
+  CHECK(result.figures.seconds_solve < 5.0);
   CHECK(result.lower_bound <= result.peak);
 }
 
@@ -78,7 +78,7 @@ TEST(a_program_beyond_the_limit_gives_the_start_back) {
   const OrderIlpResult result = solve(wide(40), true, {}, 60.0, 1000);
   CHECK(result.status == Status::kFeasible);
   CHECK_EQ(result.order, test::program_order(wide(40)));
-  CHECK(result.message.find("was not built") != std::string::npos);
+  CHECK(result.figures.message.find("was not built") != std::string::npos);
 }
 
 TEST(threads_solve_side_by_side) {

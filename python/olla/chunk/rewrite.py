@@ -57,7 +57,7 @@ def chunked(graph: Graph, num_chunks: int, suits: Callable[[Region], bool] | Non
         loss=none,
         chunk=none.copy(),
     )
-    least = LEAST_SHARE * _core.profile(graph.core, ids)[3]
+    least = LEAST_SHARE * _core.profile(graph.core, ids).peak_bytes
     for region in regions(graph):
         is_large = graph.tensor_bytes[graph.writes.of(region.linear)[0]] >= max(least, 1)
         if is_large and (suits is None or suits(region)):

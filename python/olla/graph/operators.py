@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from olla import _core
+from olla._core import RecomputeSearch
+from olla._core import Rules as CoreRules
 from olla.graph.columns import Lists
 
 if TYPE_CHECKING:
@@ -43,19 +44,21 @@ class Rules(NamedTuple):
     rerun_reads: Lists
     in_place: NDArray[np.uint8]
 
-    def evictor(self, graph: Graph, order: NDArray[np.int32]) -> _core.Evictor:
+    def evictor(self, graph: Graph, order: NDArray[np.int32]) -> RecomputeSearch:
         """Return a search over what not to keep, on an order of the graph that the rules are of."""
-        reads = self.rerun_reads
-        return _core.Evictor(
-            graph.core,
-            order,
-            self.seconds,
-            self.rerun,
-            self.rerun_seconds,
-            reads.offset,
-            reads.item,
-            self.in_place,
+        rules = CoreRules(
+            seconds=self.seconds,
+            rerun=self.rerun,
+            rerun_seconds=self.rerun_seconds,
+            rerun_reads=self.rerun_reads,
+            in_place=self.in_place,
+            fusion=None,
+            store_seconds=None,
+            keep_seconds=None,
+            unsaved=None,
+            split=0,
         )
+        return RecomputeSearch(graph.core, order, rules)
 
 
 # Element i of the result depends on element i of the inputs alone: the result may overwrite an input of its size.

@@ -3,12 +3,12 @@
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from olla import _core
+from olla._core import AddressIlpResult, Graph, JointIlpResult, OrderIlpResult, Solver
 from olla.errors import SolverError
 from olla.graph import nearest_order
 
@@ -17,72 +17,6 @@ Progress = Callable[[str, float, int, int], bool | None]
 _REMEDY = 'install it: pip install "highspy>=1.15"'
 _PATTERNS = ("libhighs.so*", "libhighs*.dylib")
 _FOLDERS = (".", "lib", "lib64", ".libs", "../highspy.libs")
-
-
-class OrderIlp(NamedTuple):
-    """What the ordering program found and proved.
-
-    Attributes:
-        order: int32[ops], the op that runs at step i; valid, and never worse than the start.
-        peak_bytes: its simulated peak, resident memory included.
-        lower_bound_bytes: no order of the graph has a lower peak.
-        status: ``"optimal"`` exactly when peak and bound meet, else ``"feasible"``: a limit came first, or the program
-            was too large.
-        info: num_columns, num_rows, num_nonzeros, num_nodes, seconds_build, seconds_solve, cancelled, and message, why
-            it ended.
-    """
-
-    order: npt.NDArray[np.int32]
-    peak_bytes: int
-    lower_bound_bytes: int
-    status: str
-    info: dict[str, int | float | str]
-
-
-class AddressIlp(NamedTuple):
-    """What the address program found and proved.
-
-    Attributes:
-        offsets: int64[m], bytes: where buffer i begins; 0 where it is never alive or has no bytes.
-        height_bytes: the largest end of a buffer, sizes rounded up to the alignment.
-        load_bytes: most bytes alive at once, of the same sizes.
-        lower_bound_bytes: no layout that keeps the fixed offsets is lower.
-        status: ``"optimal"`` exactly when height and bound meet, else ``"feasible"``.
-        cancelled: whether the progress callback, or Ctrl-C, stopped the search.
-        info: num_columns, num_rows, num_nonzeros, num_nodes, seconds_build, seconds_solve and message, why it ended.
-    """
-
-    offsets: npt.NDArray[np.int64]
-    height_bytes: int
-    load_bytes: int
-    lower_bound_bytes: int
-    status: str
-    cancelled: bool
-    info: dict[str, int | float | str]
-
-
-class JointIlp(NamedTuple):
-    """What the joint program found and proved.
-
-    Attributes:
-        order: int32[ops], the op that runs at step i.
-        offsets: int64[tensors], bytes: where tensor i begins in the arena; -1 where no op writes it.
-        workspace_offsets: int64[ops], bytes: where the workspace of op i begins; -1 where it has none.
-        arena_bytes: the largest end of a tensor or workspace.
-        lower_bound_bytes: no order and layout have a smaller arena.
-        status: ``"optimal"`` exactly when arena and bound meet, else ``"feasible"``.
-        cancelled: whether the progress callback, or Ctrl-C, stopped the search.
-        info: num_columns, num_rows, num_nonzeros, num_nodes, seconds_build, seconds_solve and message, why it ended.
-    """
-
-    order: npt.NDArray[np.int32]
-    offsets: npt.NDArray[np.int64]
-    workspace_offsets: npt.NDArray[np.int64]
-    arena_bytes: int
-    lower_bound_bytes: int
-    status: str
-    cancelled: bool
-    info: dict[str, int | float | str]
 
 
 def highs_library() -> str:
@@ -112,7 +46,7 @@ def highs_library() -> str:
 
 
 def order_ilp(
-    graph: _core.Graph,
+    graph: Graph,
     start: npt.NDArray[np.int32] | None = None,
     *,
     lower_bound_bytes: int = 0,
@@ -120,7 +54,7 @@ def order_ilp(
     seed: int = 0,
     num_threads: int = 1,
     progress: Progress | None = None,
-) -> OrderIlp:
+) -> OrderIlpResult:
     """Find the order of least peak by OLLA's lifetime program with exactly one op per step.
 
     First it asks for an order that meets the lower bound, then, in the time left, for the best one, with the start as
@@ -139,7 +73,7 @@ def order_ilp(
             so far.
 
     Returns:
-        The order, its peak, the bound and the status; see OrderIlp.
+        The order, its peak, the bound and the status; see `OrderIlpResult`.
 
     Raises:
         PlanError: start is no order of the graph.
@@ -156,7 +90,7 @@ def order_ilp(
         >>> import numpy as np
         >>> none = np.zeros(3, np.int64), np.zeros(0, np.int32)
         >>> writes = np.array([0, 1, 2], np.int64), np.array([0, 1], np.int32)
-        >>> graph = _core.Graph(  # two ops that write 4 and 6 bytes for nobody
+        >>> graph = Graph(  # two ops that write 4 and 6 bytes for nobody
         ...     np.array([4, 6], np.int64), np.zeros(2, np.uint8), *none, *writes, *none, *none,
         ...     np.zeros(2, np.int64), np.zeros(2, np.uint8), np.zeros(0, np.int32))
         >>> order_ilp(graph, np.array([0, 1], np.int32)).peak_bytes
@@ -164,9 +98,8 @@ def order_ilp(
     """
     if start is None:
         start = nearest_order(graph, np.arange(graph.num_ops, dtype=np.int32))
-    return OrderIlp(
-        *_core.order_ilp(graph, start, lower_bound_bytes, highs_library(), time_limit, seed, num_threads, progress)
-    )
+    solver = _solver(time_limit, seed, num_threads, progress)
+    return _core.order_ilp(graph, start, lower_bound_bytes, True, solver)
 
 
 def address_ilp(
@@ -182,7 +115,7 @@ def address_ilp(
     seed: int = 0,
     num_threads: int = 1,
     progress: Progress | None = None,
-) -> AddressIlp:
+) -> AddressIlpResult:
     """Find the layout of least height for given lifetimes by OLLA's address program.
 
     First it asks for a layout that meets the bound, then, in the time left, for the best one. Sizes count units: their
@@ -203,7 +136,7 @@ def address_ilp(
         progress: called with ("address", seconds, height, bound) about ten times a second; False stops the search.
 
     Returns:
-        The layout, its height, the bound and the status; see AddressIlp.
+        The layout, its height, the bound and the status; see `AddressIlpResult`.
 
     Raises:
         PlanError: sizes, fixed offsets or the start are no valid input.
@@ -222,26 +155,13 @@ def address_ilp(
         12
     """
     none = np.zeros(0, dtype=np.int64)
-    return AddressIlp(
-        *_core.address_ilp(
-            lower,
-            upper,
-            size,
-            alignment,
-            none if fixed is None else fixed,
-            none if start is None else start,
-            lower_bound_bytes,
-            highs_library(),
-            time_limit,
-            seed,
-            num_threads,
-            progress,
-        )
-    )
+    fixed, start = none if fixed is None else fixed, none if start is None else start
+    solver = _solver(time_limit, seed, num_threads, progress)
+    return _core.address_ilp(lower, upper, size, alignment, fixed, start, lower_bound_bytes, solver)
 
 
 def joint_ilp(
-    arena: _core.Graph,
+    arena: Graph,
     order: npt.NDArray[np.int32],
     *,
     offsets: npt.NDArray[np.int64] | None = None,
@@ -251,7 +171,7 @@ def joint_ilp(
     seed: int = 0,
     num_threads: int = 1,
     progress: Progress | None = None,
-) -> JointIlp:
+) -> JointIlpResult:
     """Find the order and the layout of the smallest arena by OLLA's joint program.
 
     First it asks for an arena that meets the bound, then, in the time left, for the smallest one, with the start as
@@ -261,7 +181,7 @@ def joint_ilp(
     Args:
         arena: the graph that `_core.arena_graph` makes for an alignment; its sizes are rounded already.
         order: int32[ops], a valid order to start from.
-        offsets: int64[tensors], bytes: its layout, as in JointIlp; without one, a first fit is made.
+        offsets: int64[tensors], bytes: its layout, as in `JointIlpResult`; without one, a first fit is made.
         workspace_offsets: int64[ops], bytes: the same for workspaces; given exactly where offsets is.
         lower_bound_bytes: a proven lower bound of the arena, or 0.
         time_limit: seconds, for building and solving.
@@ -270,7 +190,7 @@ def joint_ilp(
         progress: called with ("joint", seconds, arena, bound) about ten times a second; False stops the search.
 
     Returns:
-        The order, the layout, the arena, the bound and the status; see JointIlp.
+        The order, the layout, the arena, the bound and the status; see `JointIlpResult`.
 
     Raises:
         PlanError: the start is no order, or no layout of it.
@@ -294,17 +214,13 @@ def joint_ilp(
         (100, 'optimal')
     """
     none = np.zeros(0, dtype=np.int64)
-    return JointIlp(
-        *_core.joint_ilp(
-            arena,
-            order,
-            none if offsets is None else offsets,
-            none if workspace_offsets is None else workspace_offsets,
-            lower_bound_bytes,
-            highs_library(),
-            time_limit,
-            seed,
-            num_threads,
-            progress,
-        )
+    offsets = none if offsets is None else offsets
+    workspace_offsets = none if workspace_offsets is None else workspace_offsets
+    solver = _solver(time_limit, seed, num_threads, progress)
+    return _core.joint_ilp(arena, order, offsets, workspace_offsets, lower_bound_bytes, solver)
+
+
+def _solver(time_limit: float, seed: int, num_threads: int, progress: Progress | None) -> Solver:
+    return Solver(
+        highs_library=highs_library(), time_limit=time_limit, seed=seed, num_threads=num_threads, progress=progress
     )

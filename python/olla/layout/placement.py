@@ -36,14 +36,14 @@ class ArenaBuffers:
     """
 
     def __init__(self, graph: Graph, core: _core.Graph, order: NDArray[np.int32], alignment: int) -> None:
-        first, last, *_ = _core.profile(core, order)
+        lives = _core.profile(core, order)
         step = np.argsort(order)
         self._graph = graph
         self._written = np.unique(graph.writes.item)
         self.tensors = self._written[graph.tensor_bytes[self._written] > 0].astype(np.int64)
         self.ops = np.flatnonzero(graph.workspace_bytes)
-        self.lower = np.concatenate([first[self.tensors], step[self.ops]]).astype(np.int64)
-        self.upper = np.concatenate([last[self.tensors], step[self.ops] + 1]).astype(np.int64)
+        self.lower = np.concatenate([lives.first[self.tensors], step[self.ops]]).astype(np.int64)
+        self.upper = np.concatenate([lives.last[self.tensors], step[self.ops] + 1]).astype(np.int64)
         size = np.concatenate([graph.tensor_bytes[self.tensors], graph.workspace_bytes[self.ops]])
         self.size = rounded_up(size, alignment)
 

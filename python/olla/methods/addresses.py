@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla import _core
+from olla._core import IlpFigures
 from olla.ilp import address_ilp
 from olla.layout import ArenaBuffers, Placement
 from olla.order.search import Search
@@ -101,15 +102,15 @@ def solve_addresses(
         places = found.offsets
         search.details.append(
             f"address program: {found.status}, arena {found.height_bytes}, bound {found.lower_bound_bytes}, "
-            f"load {found.load_bytes}; {described(found.info)}"
+            f"load {found.load_bytes}; {described(found.figures)}"
         )
     return places
 
 
-def described(info: dict[str, int | float | str]) -> str:
+def described(figures: IlpFigures) -> str:
     """Return the figures of an integer program as text."""
-    size = f"{info['num_columns']} columns, {info['num_rows']} rows, {info['num_nodes']} nodes"
-    return f"{size}; {info['message']}"
+    size = f"{figures.num_columns} columns, {figures.num_rows} rows, {figures.num_nodes} nodes"
+    return f"{size}; {figures.message}"
 
 
 def _left(search: Search) -> float:

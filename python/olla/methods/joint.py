@@ -53,7 +53,7 @@ def solve(problem: Problem) -> Answer:
         search.interrupted |= found.cancelled
         search.details.append(
             f"joint program: {found.status}, arena {found.arena_bytes}, bound {found.lower_bound_bytes}; "
-            f"{described(found.info)}"
+            f"{described(found.figures)}"
         )
         answer = search.answer(split)._replace(arena_lower_bound_bytes=found.lower_bound_bytes)
         if found.arena_bytes < split.arena_bytes:

@@ -108,12 +108,10 @@ def _leaves_ordered(search: Search, leaves: list[list[int]], share: float) -> _D
         inside = window_graph(problem.graph, problem.core, order, lo, hi)
         limit = max(0.0, search.left() - unused) / (len(leaves) - k)
         start = np.arange(hi - lo, dtype=np.int32)
-        steps, peak, bound, _, _, _, cancelled = _core.order(
-            inside, [start], limit, problem.options.seed, problem.progress
-        )
-        search.interrupted |= cancelled
-        order[lo:hi] = order[lo:hi][steps]
-        done.append(_Leaf(lo, hi, peak, bound))
+        found = _core.order(inside, [start], limit, problem.options.seed, problem.progress, None)
+        search.interrupted |= found.cancelled
+        order[lo:hi] = order[lo:hi][found.order]
+        done.append(_Leaf(lo, hi, found.peak_bytes, found.lower_bound_bytes))
         lo = hi
     return _Divided(order, done)
 
@@ -142,7 +140,8 @@ def _kind(counts: Counter[str]) -> str:
 
 def _pairs(problem: Problem, divided: _Divided, kinds: list[str]) -> dict[int, int]:
     """Pair every forward leaf with the backward leaf where most bytes of its activations die, and the other way."""
-    first, last, *_ = _core.profile(problem.core, divided.order)
+    lives = _core.profile(problem.core, divided.order)
+    first, last = lives.first, lives.last
     leaf = leaf_of_step([[0] * (part.hi - part.lo) for part in divided.leaves])
     written = np.unique(problem.graph.writes.item)
     num = len(divided.leaves)

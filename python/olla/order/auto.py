@@ -68,7 +68,7 @@ def _solve_windows(search: Search) -> None:
     before = search.peak + 1
     while search.bound < search.peak < before and search.left() > 0.0:
         before = search.peak
-        peak_step = int(_core.profile(core, search.order)[4])
+        peak_step = _core.profile(core, search.order).peak_step
         lo = max(0, peak_step - _WINDOW_OPS // 2)
         hi = min(graph.num_ops, lo + _WINDOW_OPS)
         inside = window_graph(graph, core, search.order, lo, hi)

@@ -16,7 +16,6 @@ from olla.layout import Placement
 from olla.order.method import Answer, Problem
 
 _LAYOUT_SHARE = 0.2  # of the time limit, kept for the layout
-_ANY_WORK = 2**62
 
 Order = NDArray[np.int32]
 
@@ -67,8 +66,7 @@ class Search:
 
     def peak_of(self, order: Order) -> int:
         """Return the peak of an order."""
-        peak: int = _core.profile(self.problem.core, order)[3]
-        return peak
+        return _core.profile(self.problem.core, order).peak_bytes
 
     def keep(self, order: Order) -> None:
         """Take the order if it is better than the best so far.
@@ -106,13 +104,10 @@ class Search:
         """Refine the starts, then branch and bound."""
         problem = self.problem
         options = problem.options
-        max_work = _ANY_WORK if options.max_work is None else options.max_work
-        order, _, bound, _, _, _, cancelled = _core.order(
-            problem.core, starts, limit, options.seed, problem.progress, max_work
-        )
-        self.interrupted |= cancelled
-        self.bound = max(self.bound, bound)
-        self.keep(order)
+        found = _core.order(problem.core, starts, limit, options.seed, problem.progress, options.max_work)
+        self.interrupted |= found.cancelled
+        self.bound = max(self.bound, found.lower_bound_bytes)
+        self.keep(found.order)
 
     def solve_ilp(self, core: _core.Graph, start: Order, bound: int, limit: float) -> tuple[Order, int]:
         """Run the order program on the graph or a window of it; return its order and bound."""
@@ -126,7 +121,7 @@ class Search:
             seed=self.problem.options.seed,
             progress=self.problem.progress,
         )
-        self.interrupted |= bool(found.info.get("cancelled", False))
+        self.interrupted |= found.cancelled
         return found.order, found.lower_bound_bytes
 
     def answer(self, placement: Placement | None = None) -> Answer:

@@ -31,7 +31,8 @@ def window_graph(graph: Graph, core: _core.Graph, order: NDArray[np.int32], lo: 
     Complexity:
         O(num_tensors + num_ops + dependencies), plus the lists of the window's ops.
     """
-    first, last, *_ = _core.profile(core, order)
+    lives = _core.profile(core, order)
+    first, last = lives.first, lives.last
     position = np.full(graph.num_ops, -1, dtype=np.int64)
     position[order[lo:hi]] = np.arange(hi - lo)
     offset, preds = core.precedences()

@@ -175,7 +175,7 @@ class Planner:
         assert found.graph is not None
         for rewrite in rewrites_of(found):
             costs = costs.through(rewrite)
-        peak: int = _core.profile(costs.on(found.graph).core, found.order)[3]
+        peak: int = _core.profile(costs.on(found.graph).core, found.order).peak_bytes
         return found if peak < peak_bytes else None
 
     def _measured(self, captured: Captured, costs: Costs, device: str, progress: Progress | None) -> Plan:

@@ -92,8 +92,8 @@ def pareto(
     search = RecomputeSearch(found, may, Options(time_limit=time_limit), progress)
     search.choose(0, math.inf)
     curves = [start.evictor.curve() for start in search.starts]
-    peak, seconds = (np.concatenate(column) for column in list(zip(*curves, strict=True))[:2])
-    seconds = np.maximum(seconds, 0.0)
+    peak = np.concatenate([curve.peak_bytes for curve in curves])
+    seconds = np.maximum(np.concatenate([curve.added_seconds for curve in curves]), 0.0)
     by_time = np.lexsort((peak, seconds))
     peak, seconds = peak[by_time], seconds[by_time]
     better = np.concatenate(([True], peak[1:] < np.minimum.accumulate(peak)[:-1]))

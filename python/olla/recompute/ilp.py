@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from olla._core import Solver, recompute_ilp
 from olla.ilp import highs_library
 
 if TYPE_CHECKING:
-    from olla import _core
+    from olla._core import RecomputeSearch
 
 Progress = Callable[[str, float, int, int], bool | None]
 
@@ -21,14 +22,13 @@ class ChoiceIlp(NamedTuple):
         status: ``"optimal"``: no other drops on this base order are better; ``"feasible"``: a limit came first, or the
             program was too large; ``"infeasible"``: on this base order nothing reaches the peak.
         bound: no drops on this base order have less added time (or, where that is limited, a lower peak).
-        info: num_columns, num_rows, num_nonzeros, num_nodes, num_answers (simulated), pruned (all of the above holds
-            for drops of values that lie idle at a step above the target), seconds_build, seconds_solve, cancelled, and
-            message, why it ended.
+        info: pruned (all of the above holds for drops of values that lie idle at a step above the target), cancelled,
+            and message, why it ended.
     """
 
     status: str
     bound: float
-    info: dict[str, int | float | str]
+    info: dict[str, object]
 
     def line(self, least_time: bool) -> str:
         """Say in one line what is proved."""
@@ -41,7 +41,7 @@ class ChoiceIlp(NamedTuple):
 
 
 def solve_choice(
-    evictor: _core.Evictor,
+    evictor: RecomputeSearch,
     *,
     peak_bytes: int,
     added_seconds: float | None = None,
@@ -69,5 +69,9 @@ def solve_choice(
     seconds = min(bound, 1e30) if added_seconds is None else min(added_seconds, 1e30)
     if least_time and not math.isfinite(bound):
         seconds = 0.0
-    found = evictor.solve(least_time, peak_bytes, seconds, highs_library(), time_limit, seed, num_threads, progress)
-    return ChoiceIlp(*found)
+    solver = Solver(
+        highs_library=highs_library(), time_limit=time_limit, seed=seed, num_threads=num_threads, progress=progress
+    )
+    found = recompute_ilp(evictor, least_time, peak_bytes, seconds, solver)
+    info = {"pruned": found.pruned, "cancelled": found.cancelled, "message": found.figures.message}
+    return ChoiceIlp(found.status, found.bound, info)

@@ -45,7 +45,7 @@ class _Start(NamedTuple):
     """A base order, and what is chosen on it."""
 
     order: NDArray[np.int32]
-    evictor: _core.Evictor
+    evictor: _core.RecomputeSearch
 
 
 class Base(NamedTuple):
@@ -112,8 +112,8 @@ class RecomputeSearch:
             return Base(found, found.order.copy())
         schedule = {"the best order with early updates": lambda: early_updates(self.graph, found.order)}
         early = list(rivals.orders(self.graph.core, schedule, self.left_out).values()) or [found.order]
-        order, peak, *_ = _core.order(self.graph.core, early, limit, self.options.seed, self.progress, _ORDER_WORK)
-        return Base(found, order if peak <= found.peak_bytes else found.order.copy())
+        better = _core.order(self.graph.core, early, limit, self.options.seed, self.progress, _ORDER_WORK)
+        return Base(found, better.order if better.peak_bytes <= found.peak_bytes else found.order.copy())
 
     @property
     def order(self) -> NDArray[np.int32]:
@@ -121,7 +121,7 @@ class RecomputeSearch:
         return self.starts[0].order
 
     @property
-    def evictor(self) -> _core.Evictor:
+    def evictor(self) -> _core.RecomputeSearch:
         """What is chosen on it."""
         return self.starts[0].evictor
 
@@ -312,7 +312,7 @@ class RecomputeSearch:
         Args:
             origin: op of the graph that each op of a plan stands for, most live memory first; None: the base order's.
         """
-        live = _core.profile(self.graph.core, self.order)[2]
+        live = _core.profile(self.graph.core, self.order).live_bytes
         ops = [self.order[np.argsort(-live, kind="stable")][:_NUM_BOUND_OPS]]
         if origin is not None:
             ops.append(origin[:_NUM_BOUND_OPS])
@@ -331,7 +331,7 @@ class RecomputeSearch:
         """
         assert plan.graph is not None
         assert plan.recomputed is not None
-        live = _core.profile(plan.graph.core, plan.order)[2]
+        live = _core.profile(plan.graph.core, plan.order).live_bytes
         ops = self._busiest_ops(plan.recomputed.origin[plan.order[np.argsort(-live, kind="stable")]])
         peaks, _ = self.evictor.least_peak(ops, added_seconds, self._bound_seconds(), self.progress)
         seconds, _ = self.evictor.least_added_seconds(ops, peak_bytes, self._bound_seconds(), self.progress)
@@ -346,7 +346,8 @@ class RecomputeSearch:
         return self._latest[1]
 
     def _rewrite(self) -> Recomputed:
-        columns, origin, rerun, tensor_origin = self.evictor.rewritten()
+        made = self.evictor.rewritten()
+        origin, rerun, tensor_origin = made.origin, made.rerun, made.tensor_origin
         old, r = self.graph, self.rules
         again = rerun != Rerun.NEVER
         share = np.divide(r.rerun_seconds, r.seconds, out=np.ones_like(r.seconds), where=r.seconds > 0)
@@ -356,16 +357,16 @@ class RecomputeSearch:
         }
         graph = Graph.from_arrays(
             name=old.name,
-            tensor_bytes=columns["tensor_bytes"],
-            donated=columns["donated"].astype(np.bool_),
+            tensor_bytes=made.tensor_bytes,
+            donated=made.donated.astype(np.bool_),
             tensor_kinds=[old.tensor_kinds[t] for t in tensor_origin],
             tensor_names=[old.tensor_names[t] for t in tensor_origin],
-            **{name: Lists(*columns[name]) for name in ("reads", "writes", "mutates", "after")},
-            workspace_bytes=columns["workspace_bytes"],
+            **{name: Lists(*getattr(made, name)) for name in ("reads", "writes", "mutates", "after")},
+            workspace_bytes=made.workspace_bytes,
             seconds=old.seconds[origin] * np.where(again, share[origin], 1.0),
             moved_bytes=np.where(again, r.rerun_moved_bytes[origin], old.moved_bytes[origin]),
-            random=columns["random"].astype(np.bool_),
-            outputs=columns["outputs"],
+            random=made.random.astype(np.bool_),
+            outputs=made.outputs,
             **numbers,
             **texts,
         )

@@ -50,7 +50,7 @@ class AutoSwapSearch:
         self.graph, self.rules, self.options, self.swapping, self.scores = graph, rules, options, swapping, scores
         program = np.arange(graph.num_ops, dtype=np.int32)
         self.order = program if options.order is None else options.order.astype(np.int32)
-        self.base_peak_bytes = int(_core.profile(graph.core, self.order)[3])
+        self.base_peak_bytes = _core.profile(graph.core, self.order).peak_bytes
         self.base_seconds = float(rules.seconds.sum())
         deadline = time.perf_counter() + _SHARE * options.time_limit
         host_bytes = swapping.host_bytes

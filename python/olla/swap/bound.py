@@ -48,12 +48,12 @@ class SwapBound:
         self.lasting_bytes = int(graph.tensor_bytes[np.asarray(lasting, dtype=np.int32)].sum())
         self._before, self._after = self._dependencies(self._cuts.values)
 
-    def _dependencies(self, values: dict[str, Any]) -> tuple[list[list[int]], list[list[int]]]:
+    def _dependencies(self, values: _core.Values) -> tuple[list[list[int]], list[list[int]]]:
         """Return the ops that make what each op uses, and the converse: these precede it in every rewriting."""
         before: list[list[int]] = [[] for _ in range(self.graph.num_ops)]
         after: list[list[int]] = [[] for _ in range(self.graph.num_ops)]
-        producer = values["producer"]
-        for offset, item in (values["reads"], values["overwrites"]):
+        producer = values.producer
+        for offset, item in (values.reads, values.overwrites):
             made_by = producer[item]
             for v in range(self.graph.num_ops):
                 for u in set(made_by[offset[v] : offset[v + 1]].tolist()) - {-1}:
@@ -134,11 +134,11 @@ class SwapBound:
 
     def _busiest_ops(self, plan: Plan) -> NDArray[np.int32]:
         """Return ops of the graph with most live memory, in program order and in the plan without its swaps."""
-        live = _core.profile(self.graph.core, np.arange(self.graph.num_ops, dtype=np.int32))[2]
+        live = _core.profile(self.graph.core, np.arange(self.graph.num_ops, dtype=np.int32)).live_bytes
         ops = np.argsort(-live, kind="stable")[:_NUM_OPS].tolist()
         if plan.recomputed is not None:
             own = plan.order if plan.swapped is None else plan.swapped.origin[plan.swapped.origin >= 0]
-            live = _core.profile(plan.recomputed.graph.core, own)[2]
+            live = _core.profile(plan.recomputed.graph.core, own).live_bytes
             ops += plan.recomputed.origin[own[np.argsort(-live, kind="stable")[:_NUM_OPS]]].tolist()
         return np.array(list(dict.fromkeys(ops)), dtype=np.int32)
 

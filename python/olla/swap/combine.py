@@ -168,7 +168,7 @@ class CombinedSearch:
         evictor.set_absent(found.absent(self.graph.num_ops))
         seconds, seed = _TURN_SHARE * self.options.time_limit, self.options.seed + turn
         left = min(seconds, self._left())
-        evictor.improve(least_time, limit, added, seed, _NUM_REPAIRS, left, self.progress, _TURN_WORK)
+        evictor.improve(least_time, limit, added, seed, _NUM_REPAIRS, left, self.progress, _TURN_WORK, [])
         evictor.set_absent(np.zeros(self.graph.num_ops, dtype=np.int64))
 
     def _with_swaps(self, added: float, limit: int | None = None) -> _Found:

@@ -60,11 +60,12 @@ class Search:
         early_copies: bool = True,
         lasting: NDArray[np.int32] | None = None,
     ) -> None:
-        self.live: NDArray[np.int64] = _core.profile(graph.core, order)[2]
+        self.live: NDArray[np.int64] = _core.profile(graph.core, order).live_bytes
         self.seconds = np.ascontiguousarray(seconds[order])
         kept = np.zeros(0, dtype=np.int32) if lasting is None else lasting
-        tensor, made, last, after = _core.idle_blocks(graph.core, order, min_bytes, kept)
-        self.blocks = Blocks(tensor, made if early_copies else last, last, after, graph.tensor_bytes[tensor])
+        idle = _core.idle_blocks(graph.core, order, min_bytes, kept)
+        made = idle.made if early_copies else idle.last
+        self.blocks = Blocks(idle.tensor, made, idle.last, idle.next, graph.tensor_bytes[idle.tensor])
         b = self.blocks
         most_host = _NO_LIMIT if host_bytes is None else host_bytes
         self._core = _core.SwapSearch(
@@ -111,20 +112,22 @@ class Search:
         pairs = zip(swaps.tensor.tolist(), swaps.last.tolist(), strict=True)
         return np.array([index[pair] for pair in pairs if pair[1] >= 0], dtype=np.int32)
 
-    def _swaps(self, answer: tuple[Any, ...]) -> Swaps:
-        chosen, columns, t = answer
-        b = self.blocks
-        figures = {name: t[name] for name in ("freed", "out_start", "out_end", "in_start", "in_end")}
-        useless = (t["freed"] >= columns["issue"]) & (columns["next"] < len(self.seconds))
+    def _swaps(self, choice: _core.SwapChoice) -> Swaps:
+        timeline, b = choice.timeline, self.blocks
+        copies = {name: getattr(choice, name) for name in ("ready", "last", "issue", "next")}
+        copies |= {name: getattr(timeline, name) for name in ("freed", "out_start", "out_end", "in_start", "in_end")}
+        comes_back = copies["next"] < len(self.seconds)
+        chosen = choice.block
+        useless = (copies["freed"] >= copies["issue"]) & comes_back
         used = ~np.isin(chosen, chosen[useless])
-        sizes = b.num_bytes[chosen][used & (columns["next"] < len(self.seconds))]
+        sizes = b.num_bytes[chosen][used & comes_back]
         return Swaps(
             tensor=b.tensor[chosen][used],
-            start=t["start"],
-            **{name: values[used] for name, values in (columns | figures).items()},
-            peak_bytes=t["peak_bytes"],
-            stall_seconds=t["stall_seconds"],
-            host_bytes=t["host_bytes"],
+            start=timeline.start,
+            **{name: values[used] for name, values in copies.items()},
+            peak_bytes=timeline.peak_bytes,
+            stall_seconds=timeline.stall_seconds,
+            host_bytes=timeline.host_bytes,
             swapped_bytes=int(sizes.sum()),
             base_seconds=self.base_seconds,
         )

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import fx
 
-from olla import _core
+from olla._core import Graph, RecomputeSearch, Rules
 from olla.graph import DeviceProfile, Rerun
 from olla.graph.operators import lists_of
 from olla.inductor.compat import compat
@@ -47,8 +47,8 @@ class Joint:
         flops: int64[num_ops], of matrix products, convolutions and attention.
     """
 
-    graph: _core.Graph
-    start_graphs: list[_core.Graph]
+    graph: Graph
+    start_graphs: list[Graph]
     nodes: list[fx.Node | None]
     tensor: dict[fx.Node, int]
     split: int
@@ -68,7 +68,7 @@ class Joint:
         """Estimated seconds of forward and backward with everything saved."""
         return float(self.seconds.sum())
 
-    def evictor(self) -> _core.Evictor:
+    def evictor(self) -> RecomputeSearch:
         """Return a search over what to save and what to run again."""
         return self._evictor(self.rerun, self.rerun_seconds)
 
@@ -86,7 +86,7 @@ class Joint:
             draw_seconds=np.zeros_like(self.draw_seconds),
         )
 
-    def starting(self) -> list[_core.Evictor]:
+    def starting(self) -> list[RecomputeSearch]:
         """Return searches for minimum cuts at which the greedy may start.
 
         In the first, what a pointwise operator makes counts twice: to be saved it is written beside what it was made
@@ -97,7 +97,7 @@ class Joint:
         twice, *dear = [self._evictor(self.rerun, self.rerun_seconds, graph) for graph in self.start_graphs]
         return [twice, self._evictor(self.rerun, free), *dear]
 
-    def bounding(self) -> tuple[_core.Evictor, NDArray[np.float64]]:
+    def bounding(self) -> tuple[RecomputeSearch, NDArray[np.float64]]:
         """Return a search whose lower bounds hold for fused code, and the seconds it counts per op that runs again.
 
         Whoever reads a pointwise result may compute it from what that was made from: it need not be in memory, for
@@ -111,24 +111,22 @@ class Joint:
         return self._evictor(rerun, seconds), seconds
 
     def _evictor(
-        self, rerun: NDArray[np.uint8], rerun_seconds: NDArray[np.float64], graph: _core.Graph | None = None
-    ) -> _core.Evictor:
+        self, rerun: NDArray[np.uint8], rerun_seconds: NDArray[np.float64], graph: Graph | None = None
+    ) -> RecomputeSearch:
         num_ops = len(self.nodes)
-        return _core.Evictor(
-            self.graph if graph is None else graph,
-            np.arange(num_ops, dtype=np.int32),
-            self.seconds,
-            rerun,
-            rerun_seconds,
-            np.zeros(num_ops + 1, dtype=np.int64),
-            np.zeros(0, dtype=np.int32),
-            np.array(self.fusion != Fusion.KERNEL, dtype=np.uint8),
-            self.fusion,
-            self.store_seconds,
-            self.keep_seconds,
-            self.unsaved,
-            self.split,
+        rules = Rules(
+            seconds=self.seconds,
+            rerun=rerun,
+            rerun_seconds=rerun_seconds,
+            rerun_reads=(np.zeros(num_ops + 1, dtype=np.int64), np.zeros(0, dtype=np.int32)),
+            in_place=np.array(self.fusion != Fusion.KERNEL, dtype=np.uint8),
+            fusion=self.fusion,
+            store_seconds=self.store_seconds,
+            keep_seconds=self.keep_seconds,
+            unsaved=self.unsaved,
+            split=self.split,
         )
+        return RecomputeSearch(self.graph if graph is None else graph, np.arange(num_ops, dtype=np.int32), rules)
 
 
 def is_tensor_node(node: fx.Node) -> bool:
@@ -336,10 +334,10 @@ def _with_rules(
     )
 
 
-def _graph(b: _Builder, sizes: NDArray[np.int64], outputs: list[int]) -> _core.Graph:
+def _graph(b: _Builder, sizes: NDArray[np.int64], outputs: list[int]) -> Graph:
     num_ops = len(b.nodes)
     empty = lists_of([[] for _ in range(num_ops)])
-    return _core.Graph(
+    return Graph(
         sizes,
         np.zeros(len(sizes), dtype=np.uint8),
         *lists_of(b.reads),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
 
+from olla._core import Runs, Values
 from olla.inductor.compat import compat
 from olla.inductor.saving import split_sums, verify
 from olla.inductor.saving.joint import Joint, elements, is_tensor_node
@@ -32,9 +33,9 @@ class Rebuilt:
 
 
 class _Rebuilder:
-    def __init__(self, old: fx.Graph, joint: Joint, values: Mapping[str, Any]) -> None:
+    def __init__(self, old: fx.Graph, joint: Joint, values: Values) -> None:
         self.old, self.joint = old, joint
-        self.value_tensor = values["tensor"].tolist()
+        self.value_tensor = values.tensor.tolist()
         self.result = Rebuilt()
         self.backward = False
         self.forward_nodes: set[fx.Node] = set()
@@ -49,18 +50,18 @@ class _Rebuilder:
         for node, tensor in joint.tensor.items():
             self.roots.setdefault(tensor, node)
 
-    def run(self, runs: Mapping[str, Any], num_forward: int) -> Rebuilt:
+    def run(self, runs: Runs, num_forward: int) -> Rebuilt:
         for node in self.old.nodes:
             if node.op in ("placeholder", "get_attr"):
                 self.given[node] = self.copy(node)
-        read_offset, reads = runs["reads"][0].tolist(), runs["reads"][1].tolist()
-        make_offset, makes = runs["makes"][0].tolist(), runs["makes"][1].tolist()
-        tensors = [self.value_tensor[value] for value in runs["value"].tolist()]  # of copy c
+        read_offset, reads = runs.reads[0].tolist(), runs.reads[1].tolist()
+        make_offset, makes = runs.makes[0].tolist(), runs.makes[1].tolist()
+        tensors = [self.value_tensor[value] for value in runs.value.tolist()]  # of copy c
         made: dict[int, fx.Node] = {}
         (output,) = self.old.find_nodes(op="output")
         results = output.args[0]
         forward_results: list[Any] = []
-        for r, (op, position) in enumerate(zip(runs["op"].tolist(), runs["position"].tolist(), strict=True)):
+        for r, (op, position) in enumerate(zip(runs.op.tolist(), runs.position.tolist(), strict=True)):
             node = self.joint.nodes[op]
             if not self.backward and position >= self.joint.split:
                 forward_results = [self.mapped(item) for item in results[:num_forward]]
@@ -178,9 +179,7 @@ class _Rebuilder:
         return self.read(new)
 
 
-def rebuild(
-    old: fx.Graph, joint: Joint, values: Mapping[str, Any], runs: Mapping[str, Any], num_forward: int, static: Any
-) -> Rebuilt:
+def rebuild(old: fx.Graph, joint: Joint, values: Values, runs: Runs, num_forward: int, static: Any) -> Rebuilt:
     """Return the joint graph in which every run of a choice is a node.
 
     Args:

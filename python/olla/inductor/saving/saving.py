@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from olla.inductor.saving.kinds import Fusion
 from olla.plan import Goal
 
 if TYPE_CHECKING:
-    from olla import _core
+    from olla._core import RecomputeSearch, Runs, Values
     from olla.inductor.saving.joint import Joint
 
 _UNLIMITED = 1e30
@@ -45,8 +45,8 @@ class Choice:
 
     peak_bytes: int
     added_seconds: float
-    values: dict[str, Any]
-    runs: dict[str, Any]
+    values: Values
+    runs: Runs
     recomputed_flops: int
     saved_peak_bytes: int
     lower_bound_bytes: int
@@ -97,24 +97,24 @@ def choose(joint: Joint, goal: Goal, max_recomputed: float | None = None) -> Cho
     )
 
 
-def _lower_bound(joint: Joint, runs: dict[str, Any]) -> int:
+def _lower_bound(joint: Joint, runs: Runs) -> int:
     """Return the best bound that the kernels tell at which a plan needs most memory."""
     bounding, seconds = joint.bounding()
-    added = float(seconds[runs["op"]].sum() - seconds.sum())
-    kernel = (joint.fusion[runs["op"]] == Fusion.KERNEL) & (runs["again"] == 0)
-    highest = np.argsort(-np.where(kernel, runs["live"], 0), kind="stable")[:_NUM_BOUNDS]
-    ops = runs["op"][highest[kernel[highest]]]
+    added = float(seconds[runs.op].sum() - seconds.sum())
+    kernel = (joint.fusion[runs.op] == Fusion.KERNEL) & (runs.again == 0)
+    highest = np.argsort(-np.where(kernel, runs.live_bytes, 0), kind="stable")[:_NUM_BOUNDS]
+    ops = runs.op[highest[kernel[highest]]]
     if not len(ops):
         return joint.graph.resident_bytes
     bounds, _ = bounding.least_peak(ops, max(added, 0.0), _BOUND_SECONDS, None)
     return max(int(bounds.max()), joint.graph.resident_bytes)
 
 
-def _flops_again(joint: Joint, evictor: _core.Evictor) -> int:
-    return int(joint.flops[evictor.runs()["op"]].sum() - joint.flops.sum())
+def _flops_again(joint: Joint, evictor: RecomputeSearch) -> int:
+    return int(joint.flops[evictor.runs().op].sum() - joint.flops.sum())
 
 
-def _pick(points: list[_Point], joint: Joint, evictor: _core.Evictor, goal: Goal, most_again: float) -> _Point:
+def _pick(points: list[_Point], joint: Joint, evictor: RecomputeSearch, goal: Goal, most_again: float) -> _Point:
     """Return the first plan, in the order of preference that the goal means, which runs no more flops again."""
     by_peak = sorted(points, key=lambda p: (p.peak, p.added))
     order = by_peak
@@ -138,7 +138,7 @@ def _most_flops(joint: Joint, share: float) -> float:
     return share * (1 + 1e-12) * int(joint.flops.sum())
 
 
-def _clear(best: _Point, points: list[_Point], joint: Joint, evictor: _core.Evictor, most_again: float) -> None:
+def _clear(best: _Point, points: list[_Point], joint: Joint, evictor: RecomputeSearch, most_again: float) -> None:
     """Put a plan in force without the drops that a start brought along and that do not lower its peak.
 
     The peak may fall thereby, not below that of the plan which the next lower budget takes.
@@ -150,7 +150,7 @@ def _clear(best: _Point, points: list[_Point], joint: Joint, evictor: _core.Evic
         evictor.reset(best.values, best.steps)
 
 
-def _points(joint: Joint, evictor: _core.Evictor) -> list[_Point]:
+def _points(joint: Joint, evictor: RecomputeSearch) -> list[_Point]:
     """Return the plans on the greedy's curves from every start: forward's values kept, minimum cuts.
 
     The first is the one that keeps what the joint graph has forward make.
@@ -169,20 +169,20 @@ def _points(joint: Joint, evictor: _core.Evictor) -> list[_Point]:
     return points + _curve(evictor, _LAST_WORK)
 
 
-def _curve(evictor: _core.Evictor, max_work: int) -> list[_Point]:
+def _curve(evictor: RecomputeSearch, max_work: int) -> list[_Point]:
     """Return the plans on the greedy's way from the drops in force."""
     evictor.run(0, _UNLIMITED, _RUN_SECONDS, None, max_work)
-    peaks, seconds, num_decisions = evictor.curve()
-    values, steps, offset = evictor.decisions()
-    ends = offset[num_decisions].tolist()
+    curve, decisions = evictor.curve(), evictor.decisions()
+    values, steps = decisions.values, decisions.steps
+    ends = decisions.offset[curve.num_decisions].tolist()
     return [
         _Point(peak, added, values[:end], steps[:end])
-        for peak, added, end in zip(peaks.tolist(), seconds.tolist(), ends, strict=True)
+        for peak, added, end in zip(curve.peak_bytes.tolist(), curve.added_seconds.tolist(), ends, strict=True)
     ]
 
 
-def _made_late(joint: Joint, evictor: _core.Evictor) -> NDArray[np.int32]:
+def _made_late(joint: Joint, evictor: RecomputeSearch) -> NDArray[np.int32]:
     """Return the values that backward makes itself though forward could: no start saves them for nothing."""
-    offset, made = evictor.values["makes"]
+    offset, made = evictor.values.makes
     values = [made[offset[op] : offset[op + 1]] for op in joint.late]
     return np.concatenate(values) if values else np.zeros(0, dtype=np.int32)

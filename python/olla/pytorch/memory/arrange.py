@@ -129,7 +129,7 @@ def program_peak(graph: Graph, alignment: int) -> int:
     written = graph.writes.item
     sizes[written] = rounded(sizes[written], alignment)
     whole = dataclasses.replace(graph, tensor_bytes=sizes)
-    peak: int = _core.profile(whole.core, np.arange(graph.num_ops, dtype=np.int32))[3]
+    peak: int = _core.profile(whole.core, np.arange(graph.num_ops, dtype=np.int32)).peak_bytes
     return peak
 
 
