@@ -22,7 +22,8 @@ from test_robust import Saved, fail, failing, no_memory
 from test_step import planned, runner_of
 
 import olla
-from olla.plan import Link, Swapped, Swaps
+from olla import planner
+from olla.plan import Costs, Link, Swapped, Swaps
 from olla.pytorch.memory import copies
 from olla.pytorch.memory.copies import Copies, HostMemory, Outline, whole
 from olla.pytorch.memory.requests import with_costs
@@ -80,7 +81,7 @@ def test_five_steps_with_swaps_are_those_without_to_the_bit(name: str, optimizer
             ways[1]["budget"] = (plain.planned_peak_bytes + max(needed, report.planned_peak_bytes)) // 2
         assert report.planned_peak_bytes < plain.planned_peak_bytes or "method" in options
         captured = runner_of(step)._captured.graph
-        olla.check(captured, step.plan)
+        olla.check(captured, planner.with_costs(step.plan, Costs.of(captured)))
 
 
 def test_host_memory_stays_within_its_budget() -> None:

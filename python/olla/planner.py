@@ -226,7 +226,10 @@ class _Rewriting:
     def plan(self) -> Plan:
         budget = self.goal.budget_bytes
         plan = self._made(self.search, self.search.least(self._most_seconds())) if budget is None else self._fit(budget)
-        return self._without_costs(self._bounded(plan))
+        plan = self._bounded(plan)
+        if self.request.costs is None:
+            return plan
+        return with_costs(plan, Costs.of(self.request.graph if self.chunked is None else self.chunked.graph))
 
     def _chunk(self) -> Chunked | None:
         """Put losses in chunks, where the goal asks for that and it serves it."""
@@ -369,24 +372,26 @@ class _Rewriting:
             details=(*plan.details, *swapped),
         )
 
-    def _without_costs(self, plan: Plan) -> Plan:
-        """Return the plan with the figures of the graphs as they were before anything was measured."""
-        if self.request.costs is None:
-            return plan
-        graph = self.request.graph if self.chunked is None else self.chunked.graph
-        costs, rewrites = Costs.of(graph), list[Rewrite]()
-        for rewrite in plan.rewrites:
-            if rewrite is self.chunked:
-                rewrites.append(rewrite)
-                continue
+
+def with_costs(plan: Plan, costs: Costs) -> Plan:
+    """Return a plan with the figures of other costs; nothing is laid out.
+
+    Args:
+        plan: with rewritings.
+        costs: of the graph that was given, or of the one with its losses in chunks.
+    """
+    rewrites = list[Rewrite]()
+    for rewrite in plan.rewrites:
+        if rewrite.kind != "chunked":
             costs = costs.through(rewrite)
-            rewrites.append(replace(rewrite, graph=costs.on(rewrite.graph)))
-        last = rewrites[-1].graph
-        may_move = self.options.updates_may_move or plan.swapped is not None  # swaps keep the order in any case
-        options = Options(layout=False, order=plan.order, time_limit=0.0, updates_may_move=may_move)
-        figures = pipeline.run(last, options, None)
-        figures = replace(figures, method=plan.method, options=plan.options, seconds=plan.seconds, details=plan.details)
-        return replace(plan, rewrites=tuple(rewrites)).with_figures(figures, last)
+            rewrite = replace(rewrite, graph=costs.on(rewrite.graph))
+        rewrites.append(rewrite)
+    last = rewrites[-1].graph
+    may_move = bool(plan.options["updates_may_move"]) or plan.swapped is not None  # swaps keep the order in any case
+    options = Options(layout=False, order=plan.order, time_limit=0.0, updates_may_move=may_move)
+    figures = pipeline.run(last, options, None)
+    figures = replace(figures, method=plan.method, options=plan.options, seconds=plan.seconds, details=plan.details)
+    return replace(plan, rewrites=tuple(rewrites)).with_figures(figures, last)
 
 
 def needed_bytes(plan: Plan) -> int:
