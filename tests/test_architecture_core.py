@@ -1,5 +1,9 @@
-"""The folders of the C++ core: which may include which, no circles, none with more files than a reader can take in."""
+"""The folders of the C++ core: which may include which, no circles, none with more files than a reader can take in.
 
+And its bindings: no defaults, and nobody picks a result by its number.
+"""
+
+import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -7,7 +11,8 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-CORE = Path(__file__).parents[1] / "cpp" / "olla"
+ROOT = Path(__file__).parents[1]
+CORE = ROOT / "cpp" / "olla"
 
 # What a folder may include besides itself: folders, or single units of them.
 MAY_INCLUDE = {
@@ -157,3 +162,49 @@ def test_crowded_and_unknown_folders_are_named() -> None:
     crowded = {f"swap/unit{i}.cpp": "" for i in range(16)} | {f"swap/unit{i}.hpp": "" for i in range(15)}
     assert problems(crowded) == ["cpp/olla/swap: 16 .cpp files; a folder has at most 15 of one kind"]
     assert problems({"misc/one.hpp": ""}) == ["cpp/olla/misc: a folder that the table of includes does not name"]
+
+
+_DEFAULT = re.compile(r"""_a(?:\.\w+\(\))*\s*=""")  # "name"_a = value, "name"_a.noconvert() = value
+
+
+def defaults(text: str) -> list[int]:
+    """Return the lines of a binding that give an argument a default."""
+    return [text.count("\n", 0, found.start()) + 1 for found in _DEFAULT.finditer(text)]
+
+
+def picked_by_number(source: str) -> list[int]:
+    """Return the lines of a module where the result of a function of `olla._core` is indexed by a number."""
+    tree = ast.parse(source)
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "olla._core"]
+    names = {alias.asname or alias.name for node in imports for alias in node.names}
+
+    def is_core(function: ast.expr) -> bool:
+        if isinstance(function, ast.Attribute):
+            return isinstance(function.value, ast.Name) and function.value.id == "_core"
+        return isinstance(function, ast.Name) and function.id in names
+
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Call) and is_core(node.value.func)
+    ]
+
+
+def test_no_binding_has_a_default() -> None:
+    files = set((ROOT / "cpp" / "bindings").glob("bind_*.cpp"))
+    assert len(files) > 5
+    files -= {ROOT / "cpp" / "bindings" / "bind_layout.cpp"}  # has them until its options are a class
+    assert {file.name: lines for file in files if (lines := defaults(file.read_text()))} == {}
+
+
+def test_results_of_the_core_are_taken_by_name() -> None:
+    modules = sorted((ROOT / "python" / "olla").rglob("*.py"))
+    assert len(modules) > 50
+    assert {module.name: lines for module in modules if (lines := picked_by_number(module.read_text()))} == {}
+
+
+def test_defaults_and_numbered_results_are_found_with_their_lines() -> None:
+    assert defaults('f(\n"a"_a, "b"_a = 0,\n"c"_a.noconvert() = nb::none())') == [2, 3]
+    assert defaults('"a"_a, "b"_a.noconvert(), "c"_a.none(), x = 1') == []
+    source = "from olla._core import profile as p\nx = p(g,\n o)[3]\n_core.order(g)[0]\np(g).peak_bytes\nf(g)[1]\n"
+    assert picked_by_number(source) == [2, 4]

@@ -10,6 +10,7 @@ import oracle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patches import patch_core
 from plans import training_step
 from samples import chain, fork
 from strategies import buffers, graphs, graphs_with_order
@@ -99,7 +100,7 @@ def test_ctrl_c_anywhere_in_a_method_leaves_a_valid_plan(method: str, monkeypatc
             return real(*args, **more)
 
         with monkeypatch.context() as patch:
-            patch.setattr(_core, name, interrupted_once)
+            patch_core(patch, name, interrupted_once)
             result = plan(graph, method=method)
         check(graph, result)
         assert ("interrupted" in result.message) == bool(calls)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import json
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from patches import patch_core
 from plans import hard_graph, plan_of, training_step
 from strategies import graphs, graphs_with_order
 
@@ -22,6 +22,7 @@ from olla import Graph, GraphError, PlanError, _core
 from olla.check.check import check
 from olla.graph import nearest_order
 from olla.graph.precedences import updates_stay
+from olla.order import warm_starts
 from olla.plan import Options, Plan, Status
 from olla.planner import plan
 
@@ -209,8 +210,7 @@ def test_options_are_kept_in_the_plan() -> None:
 
 @pytest.mark.parametrize("stage", ["order", "layout", "schedules"])
 def test_an_interrupt_in_any_stage_gives_the_best_plan_so_far(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("olla.order.warm_starts") if stage == "schedules" else _core
-    real, calls = getattr(module, stage), []
+    real, calls = getattr(warm_starts if stage == "schedules" else _core, stage), []
 
     def interrupted_once(*args: Any, **options: Any) -> Any:
         calls.append(args)
@@ -218,7 +218,10 @@ def test_an_interrupt_in_any_stage_gives_the_best_plan_so_far(stage: str, monkey
             raise KeyboardInterrupt
         return real(*args, **options)
 
-    monkeypatch.setattr(module, stage, interrupted_once)
+    if stage == "schedules":
+        monkeypatch.setattr(warm_starts, stage, interrupted_once)
+    else:
+        patch_core(monkeypatch, stage, interrupted_once)
     graph = hard_graph() if stage == "schedules" else training_step()  # easy graphs need no warm starts
     result = plan(graph, time_limit=20.0)
     check(graph, result)
@@ -235,6 +238,7 @@ def test_ctrl_c_during_a_search_ends_it_with_a_plan() -> None:
 import signal, sys, threading, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start without one
 sys.path.insert(0, {str(Path(__file__).parent)!r})
+from patches import patch_core
 from plans import hard_graph
 from olla import plan
 graph = hard_graph()

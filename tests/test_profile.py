@@ -46,3 +46,15 @@ def test_an_order_of_another_type_is_refused_instead_of_copied() -> None:
     for order in orders:
         with pytest.raises(TypeError):
             _core.profile(graph.core, order)
+
+
+def test_a_profile_is_read_only_and_its_arrays_outlive_it() -> None:
+    graph = Graph.from_arrays(tensor_bytes=[3], reads=[[], [0]], writes=[[0], []])
+    profile = _core.profile(graph.core, np.array([0, 1], dtype=np.int32))
+    with pytest.raises(AttributeError):
+        profile.peak_bytes = 0  # type: ignore[misc]
+    assert np.shares_memory(profile.live_bytes, profile.live_bytes)
+    live, last = profile.live_bytes, profile.last
+    del profile
+    np.full(1000, -1)  # what would take the memory that is free
+    assert (live.tolist(), last.tolist()) == ([3, 3], [2])

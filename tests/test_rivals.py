@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from fans import clipped, idle
+from patches import patch_core
 
 import olla
-from olla import Graph, SolverError, _core, pipeline
+from olla import Graph, SolverError, pipeline
 from olla.base.rivals import LEFT_OUT
 from olla.methods import model
 from olla.order import Answer, Problem, base_orders, warm_starts
@@ -61,7 +62,7 @@ def left_out(plan: olla.Plan) -> list[str]:
 def test_a_broken_list_schedule_is_left_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, graph: Graph, method: str, name: str, broken: Any
 ) -> None:
-    monkeypatch.setattr(_core, name, broken)
+    patch_core(monkeypatch, name, broken)
     with caplog.at_level(logging.WARNING, logger="olla"):
         plan = olla.plan(graph, method=method, time_limit=0.1)
     olla.check(graph, plan)
@@ -86,7 +87,7 @@ def test_a_broken_warm_start_is_left_out(
 def test_without_any_heuristic_the_program_order_is_refined(monkeypatch: pytest.MonkeyPatch, graph: Graph) -> None:
     monkeypatch.setattr(warm_starts, "_kernels", raises)
     for name in SCHEDULES:
-        monkeypatch.setattr(_core, name, raises)
+        patch_core(monkeypatch, name, raises)
     plan = olla.plan(graph, time_limit=0.1)
     olla.check(graph, plan)
     assert len(left_out(plan)) == 6
@@ -99,8 +100,11 @@ def test_without_any_heuristic_the_program_order_is_refined(monkeypatch: pytest.
 def test_a_broken_base_order_is_left_out(
     monkeypatch: pytest.MonkeyPatch, rewritable: Graph, name: str, broken: Any
 ) -> None:
-    for module in (base_orders, search) if name == "early_updates" else (_core,):
-        monkeypatch.setattr(module, name, broken)
+    if name == "early_updates":
+        for module in (base_orders, search):
+            monkeypatch.setattr(module, name, broken)
+    else:
+        patch_core(monkeypatch, name, broken)
     plan = olla.plan(rewritable, max_slowdown=0.05, time_limit=1.0)
     olla.check(rewritable, plan)
     assert left_out(plan)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from olla import _core
+from olla._core import Graph as CoreGraph
 from olla.base import files
 from olla.errors import GraphError
 from olla.graph import columns
@@ -94,7 +94,7 @@ class Graph:
     targets: list[str]
     shapes: list[tuple[int, ...]]
     outputs: NDArray[np.int32]
-    core: _core.Graph = field(init=False)
+    core: CoreGraph = field(init=False)
 
     def __post_init__(self) -> None:
         for value in vars(self).values():
@@ -102,7 +102,7 @@ class Graph:
                 if isinstance(array, np.ndarray):
                     array.setflags(write=False)
         try:
-            core = _core.Graph(
+            core = CoreGraph(
                 self.tensor_bytes,
                 self.donated.view(np.uint8),
                 *self.reads,

@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from olla import _core
 from olla._core import AddressIlpResult, Graph, JointIlpResult, OrderIlpResult, Solver
+from olla._core import address_ilp as run_address_ilp
+from olla._core import joint_ilp as run_joint_ilp
+from olla._core import order_ilp as run_order_ilp
 from olla.errors import SolverError
 from olla.graph import nearest_order
 
@@ -99,7 +101,7 @@ def order_ilp(
     if start is None:
         start = nearest_order(graph, np.arange(graph.num_ops, dtype=np.int32))
     solver = _solver(time_limit, seed, num_threads, progress)
-    return _core.order_ilp(graph, start, lower_bound_bytes, True, solver)
+    return run_order_ilp(graph, start, lower_bound_bytes, True, solver)
 
 
 def address_ilp(
@@ -157,7 +159,7 @@ def address_ilp(
     none = np.zeros(0, dtype=np.int64)
     fixed, start = none if fixed is None else fixed, none if start is None else start
     solver = _solver(time_limit, seed, num_threads, progress)
-    return _core.address_ilp(lower, upper, size, alignment, fixed, start, lower_bound_bytes, solver)
+    return run_address_ilp(lower, upper, size, alignment, fixed, start, lower_bound_bytes, solver)
 
 
 def joint_ilp(
@@ -179,7 +181,7 @@ def joint_ilp(
     comes back.
 
     Args:
-        arena: the graph that `_core.arena_graph` makes for an alignment; its sizes are rounded already.
+        arena: the graph that `olla._core.arena_graph` makes for an alignment; its sizes are rounded already.
         order: int32[ops], a valid order to start from.
         offsets: int64[tensors], bytes: its layout, as in `JointIlpResult`; without one, a first fit is made.
         workspace_offsets: int64[ops], bytes: the same for workspaces; given exactly where offsets is.
@@ -205,10 +207,11 @@ def joint_ilp(
 
     Example:
         >>> import numpy as np, olla
+        >>> from olla._core import arena_graph
         >>> builder = olla.Graph.builder("fork")
         >>> a, b = builder.tensor(100), builder.tensor(10)
         >>> _ = builder.op("large", writes=[a]), builder.op("small", writes=[b]), builder.op("use", reads=[a])
-        >>> arena = _core.arena_graph(builder.build().core, 1)
+        >>> arena = arena_graph(builder.build().core, 1)
         >>> found = joint_ilp(arena, np.arange(3, dtype=np.int32))
         >>> found.arena_bytes, found.status
         (100, 'optimal')
@@ -217,7 +220,7 @@ def joint_ilp(
     offsets = none if offsets is None else offsets
     workspace_offsets = none if workspace_offsets is None else workspace_offsets
     solver = _solver(time_limit, seed, num_threads, progress)
-    return _core.joint_ilp(arena, order, offsets, workspace_offsets, lower_bound_bytes, solver)
+    return run_joint_ilp(arena, order, offsets, workspace_offsets, lower_bound_bytes, solver)
 
 
 def _solver(time_limit: float, seed: int, num_threads: int, progress: Progress | None) -> Solver:

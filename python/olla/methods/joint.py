@@ -5,7 +5,7 @@ Source: Steiner et al., OLLA (arXiv 2210.12924), equation (9).
 
 from __future__ import annotations
 
-from olla import _core
+from olla._core import arena_graph, lower_bound
 from olla.ilp import joint_ilp
 from olla.methods.addresses import described, place
 from olla.methods.ilp import solve_order
@@ -29,12 +29,12 @@ def solve(problem: Problem) -> Answer:
     split = place(search, search.order)
     if split is None:
         return search.answer()
-    arena = _core.arena_graph(problem.core, problem.options.alignment)
+    arena = arena_graph(problem.core, problem.options.alignment)
     search.problem = problem
     bound = 0
     with search.stage("joint"):
         limit = 0.0 if search.interrupted else 0.5 * problem.left(1.0)
-        bound, cancelled = _core.lower_bound(arena, search.order, arena.num_ops, limit, problem.progress)
+        bound, cancelled = lower_bound(arena, search.order, arena.num_ops, limit, problem.progress)
         search.interrupted |= cancelled
     answer = search.answer(split)._replace(arena_lower_bound_bytes=bound)
     if search.interrupted or split.arena_bytes == bound:

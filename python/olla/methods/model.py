@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from olla import _core
+from olla._core import Graph as CoreGraph
 from olla.graph import Graph, nearest_order
 from olla.layout import ArenaBuffers, Placement
 from olla.methods.addresses import solve_addresses
@@ -69,7 +69,7 @@ class ControlEdges(NamedTuple):
     num_late: int
 
 
-def control_edges(graph: Graph, core: _core.Graph) -> ControlEdges:
+def control_edges(graph: Graph, core: CoreGraph) -> ControlEdges:
     """Return the edges that force weight updates early and generators of tensors late.
 
     The level of an op is the length of the longest chain of ops before it; that of a generator, an op that reads and

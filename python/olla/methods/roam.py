@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla import _core
+from olla._core import order as best_order
+from olla._core import profile
 from olla.layout import ArenaBuffers, Placement
 from olla.methods.segments import assigned, leaf_of_step, links_of, merged, spine_of
 from olla.order import Answer, Problem
@@ -108,7 +110,7 @@ def _leaves_ordered(search: Search, leaves: list[list[int]], share: float) -> _D
         inside = window_graph(problem.graph, problem.core, order, lo, hi)
         limit = max(0.0, search.left() - unused) / (len(leaves) - k)
         start = np.arange(hi - lo, dtype=np.int32)
-        found = _core.order(inside, [start], limit, problem.options.seed, problem.progress, None)
+        found = best_order(inside, [start], limit, problem.options.seed, problem.progress, None)
         search.interrupted |= found.cancelled
         order[lo:hi] = order[lo:hi][found.order]
         done.append(_Leaf(lo, hi, found.peak_bytes, found.lower_bound_bytes))
@@ -140,7 +142,7 @@ def _kind(counts: Counter[str]) -> str:
 
 def _pairs(problem: Problem, divided: _Divided, kinds: list[str]) -> dict[int, int]:
     """Pair every forward leaf with the backward leaf where most bytes of its activations die, and the other way."""
-    lives = _core.profile(problem.core, divided.order)
+    lives = profile(problem.core, divided.order)
     first, last = lives.first, lives.last
     leaf = leaf_of_step([[0] * (part.hi - part.lo) for part in divided.leaves])
     written = np.unique(problem.graph.writes.item)

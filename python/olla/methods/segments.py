@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from olla import _core
+from olla._core import Graph as CoreGraph
 
 if TYPE_CHECKING:
     from olla.graph import Graph
@@ -48,7 +48,7 @@ class Links(NamedTuple):
     succs: list[list[int]]
 
 
-def links_of(core: _core.Graph) -> Links:
+def links_of(core: CoreGraph) -> Links:
     """Return the dependencies of a graph as lists."""
     offset, item = core.precedences()
     ends, flat = offset.tolist(), item.tolist()

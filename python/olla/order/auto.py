@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from olla import _core
+from olla._core import profile
 from olla.base import rivals
 from olla.order.base_orders import inductor_schedules
 from olla.order.method import Answer, Problem
@@ -68,7 +68,7 @@ def _solve_windows(search: Search) -> None:
     before = search.peak + 1
     while search.bound < search.peak < before and search.left() > 0.0:
         before = search.peak
-        peak_step = _core.profile(core, search.order).peak_step
+        peak_step = profile(core, search.order).peak_step
         lo = max(0, peak_step - _WINDOW_OPS // 2)
         hi = min(graph.num_ops, lo + _WINDOW_OPS)
         inside = window_graph(graph, core, search.order, lo, hi)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from olla import _core
+from olla._core import Graph as CoreGraph
+from olla._core import breadth_first_order, depth_first_order, least_peak_order
 from olla.base import rivals
 
 if TYPE_CHECKING:
@@ -19,12 +20,12 @@ _NEXT_TO_NOTHING = 64  # times fewer bytes than an op reads
 Order = NDArray[np.int32]
 
 
-def inductor_schedules(core: _core.Graph) -> dict[str, Callable[[], Order]]:
+def inductor_schedules(core: CoreGraph) -> dict[str, Callable[[], Order]]:
     """Return Inductor's list schedules by their names; see cpp/olla/order/list_schedules.hpp."""
     return {
-        "least peak memory first": lambda: _core.least_peak_order(core),
-        "breadth first": lambda: _core.breadth_first_order(core),
-        "depth first": lambda: _core.depth_first_order(core),
+        "least peak memory first": lambda: least_peak_order(core),
+        "breadth first": lambda: breadth_first_order(core),
+        "depth first": lambda: depth_first_order(core),
     }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from olla import _core
+    from olla._core import Graph as CoreGraph
     from olla.base import Progress
     from olla.graph import Graph
     from olla.plan import Options
@@ -29,7 +29,7 @@ class Problem(NamedTuple):
     """
 
     graph: Graph
-    core: _core.Graph
+    core: CoreGraph
     order: NDArray[np.int32]
     options: Options
     left: Callable[[float], float]

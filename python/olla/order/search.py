@@ -9,7 +9,9 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from olla import _core
+from olla._core import Graph as CoreGraph
+from olla._core import lower_bound, profile
+from olla._core import order as best_order
 from olla.base import rivals
 from olla.errors import SolverError
 from olla.layout import Placement
@@ -66,7 +68,7 @@ class Search:
 
     def peak_of(self, order: Order) -> int:
         """Return the peak of an order."""
-        return _core.profile(self.problem.core, order).peak_bytes
+        return profile(self.problem.core, order).peak_bytes
 
     def keep(self, order: Order) -> None:
         """Take the order if it is better than the best so far.
@@ -96,7 +98,7 @@ class Search:
     def raise_bound(self, limit: float) -> None:
         """Raise the bound by minimum cuts around the ops of the best order."""
         core = self.problem.core
-        bound, cancelled = _core.lower_bound(core, self.order, core.num_ops, limit, self.problem.progress)
+        bound, cancelled = lower_bound(core, self.order, core.num_ops, limit, self.problem.progress)
         self.interrupted |= cancelled
         self.bound = max(self.bound, bound)
 
@@ -104,12 +106,12 @@ class Search:
         """Refine the starts, then branch and bound."""
         problem = self.problem
         options = problem.options
-        found = _core.order(problem.core, starts, limit, options.seed, problem.progress, options.max_work)
+        found = best_order(problem.core, starts, limit, options.seed, problem.progress, options.max_work)
         self.interrupted |= found.cancelled
         self.bound = max(self.bound, found.lower_bound_bytes)
         self.keep(found.order)
 
-    def solve_ilp(self, core: _core.Graph, start: Order, bound: int, limit: float) -> tuple[Order, int]:
+    def solve_ilp(self, core: CoreGraph, start: Order, bound: int, limit: float) -> tuple[Order, int]:
         """Run the order program on the graph or a window of it; return its order and bound."""
         from olla.ilp import order_ilp
 

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from olla import _core
+from olla._core import Graph as CoreGraph
+from olla._core import profile
 
 if TYPE_CHECKING:
     from olla.graph import Graph
 
 
-def window_graph(graph: Graph, core: _core.Graph, order: NDArray[np.int32], lo: int, hi: int) -> _core.Graph:
+def window_graph(graph: Graph, core: CoreGraph, order: NDArray[np.int32], lo: int, hi: int) -> CoreGraph:
     """Cut the steps [lo, hi) out of an order.
 
     Args:
@@ -31,7 +32,7 @@ def window_graph(graph: Graph, core: _core.Graph, order: NDArray[np.int32], lo: 
     Complexity:
         O(num_tensors + num_ops + dependencies), plus the lists of the window's ops.
     """
-    lives = _core.profile(core, order)
+    lives = profile(core, order)
     first, last = lives.first, lives.last
     position = np.full(graph.num_ops, -1, dtype=np.int64)
     position[order[lo:hi]] = np.arange(hi - lo)
@@ -57,7 +58,7 @@ def window_graph(graph: Graph, core: _core.Graph, order: NDArray[np.int32], lo: 
     throughout = (first <= lo) & (last >= hi)
     throughout[tensors] = False
 
-    return _core.Graph(
+    return CoreGraph(
         np.append(graph.tensor_bytes[tensors], graph.tensor_bytes[throughout].sum()).astype(np.int64),
         np.append(planned[tensors] & ~written_inside & ~needed_later, False).astype(np.uint8),
         *_lists(reads),

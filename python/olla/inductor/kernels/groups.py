@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from olla import _core
+from olla._core import profile
 from olla.graph import Graph
 from olla.inductor.kernels import scheduler as inductor
 
@@ -28,8 +28,8 @@ def ends(nodes: Sequence[Any], graph: Graph, order: npt.NDArray[np.int32]) -> se
     Complexity:
         O(nodes + tensors).
     """
-    profile = _core.profile(graph.core, order)
-    first, live = profile.first, profile.live_bytes
+    lives = profile(graph.core, order)
+    first, live = lives.first, lives.live_bytes
     made = np.zeros(graph.num_ops, dtype=np.int64)
     at = (first >= 0) & ~graph.donated
     np.add.at(made, first[at], graph.tensor_bytes[at])
@@ -40,7 +40,7 @@ def ends(nodes: Sequence[Any], graph: Graph, order: npt.NDArray[np.int32]) -> se
             newest = None
             continue
         needed = int(live[i]) if newest is None else needed + int(made[i])
-        if newest is not None and needed > profile.peak_bytes:
+        if newest is not None and needed > lives.peak_bytes:
             found.add(newest.get_name())
             needed = int(live[i])
         if inductor.has_code(node):

@@ -185,7 +185,7 @@ def rebuild(old: fx.Graph, joint: Joint, values: Values, runs: Runs, num_forward
     Args:
         old: the joint graph.
         joint: its model.
-        values, runs: of the core's Evictor.
+        values, runs: of the core's RecomputeSearch.
         num_forward: results of the joint graph that are forward's.
         static: inputs that live longer than the step.
 

@@ -36,7 +36,7 @@ class Choice:
         peak_bytes: most memory live at once in forward and backward, with inputs and gradients.
         added_seconds: estimated, of what runs again beyond what the user has run again; less what truth values take
             that are no longer kept.
-        values, runs: of the core's Evictor: what runs, in order.
+        values, runs: of the core's RecomputeSearch: what runs, in order.
         recomputed_flops: of matrix products, convolutions and attention that run again.
         saved_peak_bytes: the peak with everything saved.
         lower_bound_bytes: no plan in which kernels run again for as long as in this one, or shorter, has a lower peak,
