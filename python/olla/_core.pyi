@@ -9,16 +9,6 @@ import numpy
 from numpy.typing import NDArray
 
 
-def fit_in_order(lower: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], upper: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], lowest: bool, alignment: int, time_limit: float, progress: object | None) -> tuple:
-    """
-    (offsets, height, cancelled): buffers placed one after the other, each into the smallest hole that is large enough, or into the lowest.
-    """
-
-def smartpool(lower: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], upper: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], outlives: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], alignment: int, time_limit: float, progress: object | None) -> tuple:
-    """
-    (offsets, height, cancelled): best fit of what outlives the iteration, then by falling size.
-    """
-
 class Evictor:
     """Which values not to keep, on top of a base order; see olla.recompute."""
 
@@ -150,10 +140,63 @@ def breadth_first_order(graph: Graph) -> Annotated[NDArray[numpy.int32], dict(sh
 def depth_first_order(graph: Graph) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]:
     """Inductor's list schedule: what an op needs right before it."""
 
-def layout(lower: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], upper: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], alignment: int, time_limit: float, seed: int, progress: object | None, capacity: int = 0, num_threads: int = 1, fixed: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, preferred: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, max_nodes: int = -1, max_placements: int = -1) -> tuple:
+class LayoutOptions:
     """
-    (offsets, height, load, bound, cancelled): offset of buffer i, alive during [lower[i], upper[i]), after rounding sizes up to the alignment; no height is below bound. Any height up to a capacity above 0 is enough. Buffer i must lie at fixed[i], and lies at preferred[i] where that costs no height; -1: anywhere. The exact search places max_nodes items at most, the other searches max_placements or what takes as long; -1: as the core has it.
+    How to look for a layout: alignment in bytes, a capacity in bytes that is enough (0: as low as can be found), the effort, and a switch for every search.
     """
+
+    def __init__(self, *, alignment: int = 1, seed: int = 0, capacity: int = 0, num_threads: int = 1, max_placements: int = 2000000, max_nodes: int = 4000000, use_enumeration: bool = True, use_keys: bool = True, use_births: bool = True, use_orders: bool = True, use_squeaky_wheel: bool = True, use_foresight: bool = True, use_exact: bool = True, use_neighbourhood: bool = True, use_ejection: bool = True, use_tie: bool = True, use_peaks: bool = True, use_beam: bool = True, use_trails: bool = True, use_ring: bool = True, use_fold: bool = True) -> None: ...
+
+class LayoutResult:
+    """Offsets for buffers, and how good they are."""
+
+    @property
+    def offsets(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C')]:
+        """int64[m], bytes: where buffer i begins."""
+
+    @property
+    def height_bytes(self) -> int:
+        """The largest end of a buffer, sizes rounded up to the alignment."""
+
+    @property
+    def load_bytes(self) -> int:
+        """Most bytes alive at once, of the same rounded sizes."""
+
+    @property
+    def bound_bytes(self) -> int:
+        """No layout is lower; at least the load."""
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the progress callback stopped the search."""
+
+class FitResult:
+    """Offsets for buffers that were placed one after the other."""
+
+    @property
+    def offsets(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C')]:
+        """int64[m], bytes: where buffer i begins."""
+
+    @property
+    def height_bytes(self) -> int:
+        """The largest end of a buffer, sizes rounded up to the alignment."""
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the progress callback stopped the search."""
+
+def layout(lower: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], upper: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], fixed: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, preferred: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, options: LayoutOptions, time_limit: float, progress: object | None) -> LayoutResult:
+    """
+    Offsets for buffers: buffer i is alive during [lower[i], upper[i]), must lie at fixed[i], and lies at preferred[i] where that costs no height; -1: anywhere. Use olla.layout.place instead.
+    """
+
+def fit_in_order(lower: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], upper: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], lowest: bool, alignment: int, time_limit: float, progress: object | None) -> FitResult:
+    """
+    Buffers placed one after the other, each into the smallest hole that is large enough, or into the lowest.
+    """
+
+def smartpool(lower: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], upper: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], size: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], outlives: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], alignment: int, time_limit: float, progress: object | None) -> FitResult:
+    """Best fit of what outlives the iteration, then by falling size."""
 
 def order(graph: Graph, starts: Sequence[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], time_limit: float, seed: int, progress: object | None, max_work: int = 9223372036854775807) -> tuple:
     """

@@ -56,15 +56,17 @@ void Portfolio::keep(Packing packing) {
 bool Portfolio::improve(Bytes enough, Effort& effort, const Stop& stop) {
   if (best_.height <= std::max(enough, bound_)) return false;
   if (num_turns_++ > 0) {
+    const Effort before = effort;
     take_turns(enough, effort, stop);
-    return bound_ < best_.height && bound_ <= enough && effort.placements > 0 && effort.nodes > 0;
+    const bool has_worked = effort.placements < before.placements || effort.nodes < before.nodes || fold_;
+    return has_worked && bound_ < best_.height && bound_ <= enough && effort.placements > 0 && effort.nodes > 0;
   }
   if (options_.use_enumeration && is_free_ && part_.num_items() <= kMaxEnumerated) {
     best_ = enumerate(part_, enough);
     if (best_.height > enough) bound_ = best_.height;
     return false;
   }
-  if (options_.use_fold && is_free_ && part_.num_items() >= kMinRepeating) find_repetition();
+  if (is_free_ && part_.num_items() >= kMinRepeating) find_repetition();
   // By birth, like follows like; a ring is faster where there is one and the whole is long.
   const bool births_first = !ring_ || part_.num_items() <= kMaxBirthsFirst, tries_births = options_.use_births && is_free_;
   if (tries_births && births_first) try_births(enough, stop);
@@ -73,18 +75,18 @@ bool Portfolio::improve(Bytes enough, Effort& effort, const Stop& stop) {
   if (fold_ && !done(enough, stop)) fold(enough, effort, stop);
   if (fold_ && rules_height_ >= best_.height) return true;
   if (tries_births && !births_first) try_births(enough, stop);
-  try_keys(enough, stop);
-  if (is_free_ && !is_small_ && part_.num_items() <= kMaxOrdered) try_orders(enough, stop);
+  if (options_.use_keys) try_keys(enough, stop);
+  if (options_.use_orders && is_free_ && !is_small_ && part_.num_items() <= kMaxOrdered) try_orders(enough, stop);
   return true;
 }
 
 void Portfolio::find_repetition() {
   floor_ = find_floor(part_);
-  tie_ = Tie::find(part_, floor_, {options_.seed, options_.num_threads, false});
+  if (options_.use_tie) tie_ = Tie::find(part_, floor_, {options_.seed, options_.num_threads, false}, options_.use_peaks);
   repeats_ = Repetition::find(part_);
   if (!repeats_) return;
-  if (part_.num_items() >= kMinFolded) fold_ = Fold::find(part_, *repeats_);
-  if (Ring::suits(part_, *repeats_)) ring_.emplace(part_, *repeats_, options_.seed);
+  if (options_.use_fold && part_.num_items() >= kMinFolded) fold_ = Fold::find(part_, *repeats_);
+  if (options_.use_ring && Ring::suits(part_, *repeats_)) ring_.emplace(part_, *repeats_, options_.seed);
 }
 
 // A turn of the short part, and what repeats from the best cuts of its packing.
@@ -163,12 +165,11 @@ void Portfolio::take_turns(Bytes enough, Effort& effort, const Stop& stop) {
   if (repeats_ && !done(enough, stop)) turn_trails(enough, effort, stop);
   if (options_.use_squeaky_wheel && !is_decision && !done(enough, stop)) turn_wheel(enough, effort, stop);
   if (is_small_ && !done(enough, stop)) climb_down(enough, effort, stop);
-  if (!options_.use_neighbourhood || is_decision || part_.num_items() < kMinNeighbourhood) {
-    if (!is_small_ && !options_.use_squeaky_wheel) effort.placements = 0;
-    return;
+  if (is_decision || part_.num_items() < kMinNeighbourhood) return;
+  if (options_.use_ejection && !is_small_ && !done(enough, stop)) eject(enough, effort, stop);
+  if (options_.use_neighbourhood && part_.num_items() <= kMaxNeighbourhood && !done(enough, stop)) {
+    search_near(enough, effort, stop);
   }
-  if (!is_small_ && !done(enough, stop)) eject(enough, effort, stop);
-  if (part_.num_items() <= kMaxNeighbourhood && !done(enough, stop)) search_near(enough, effort, stop);
 }
 
 void Portfolio::turn_wheel(Bytes enough, Effort& effort, const Stop& stop) {
@@ -232,7 +233,7 @@ void Portfolio::turn_beam(Bytes enough, Effort& effort, const Stop& stop) {
 
 // Always as many nodes: what they planned once, they know.
 void Portfolio::turn_trails(Bytes enough, Effort& effort, const Stop& stop) {
-  if (!options_.use_beam) return;
+  if (!options_.use_trails) return;
   if (!trails_) {
     trails_.emplace();
     for (std::size_t t = 0; t < std::min<std::size_t>(options_.num_threads, kMaxBeams); ++t) {

@@ -29,9 +29,9 @@ struct Signature {
 
 }  // namespace
 
-std::unique_ptr<Tie> Tie::find(const Part& part, const Floor& floor, const LadderOptions& options) {
+std::unique_ptr<Tie> Tie::find(const Part& part, const Floor& floor, const LadderOptions& options, bool use_peaks) {
   if (!part.fixed.empty()) return nullptr;
-  std::unique_ptr<Tie> tie(new Tie(part, floor, options));
+  std::unique_ptr<Tie> tie(new Tie(part, floor, options, use_peaks));
   for (const Section short_sections : kShortSections) {
     if (!tie->tie(short_sections) || !tie->merge()) continue;
     if (tie->floor_.height + tie->tied_.load > part.load + part.load / kMaxExcess) continue;
@@ -132,7 +132,7 @@ void Tie::lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(B
   const auto asked = [&](Bytes height) { return stop(std::min(best.height, floor_.height + height)); };
   const Bytes enough_above = std::max<Bytes>(0, enough - floor_.height);
   ladder_->lower(enough_above, max_nodes / 2, asked, packing_);
-  if (packing_.height > std::max(enough_above, ladder_->bound())) {
+  if (use_peaks_ && packing_.height > std::max(enough_above, ladder_->bound())) {
     if (!peaks_) peaks_ = std::make_unique<Peaks>(tied_, options_);
     peaks_->lower(enough_above, max_nodes / 2, asked, packing_);
   }

@@ -15,7 +15,7 @@ namespace olla {
 class Tie {
  public:
   // None where too many places are left, or where they need much more at once than the items do.
-  static std::unique_ptr<Tie> find(const Part& part, const Floor& floor, const LadderOptions& options);
+  static std::unique_ptr<Tie> find(const Part& part, const Floor& floor, const LadderOptions& options, bool use_peaks);
 
   // Lowers the packing until its height is at most enough, or the nodes are used up, or stop says so, asked with the present
   // height. The next call goes on from here.
@@ -24,7 +24,8 @@ class Tie {
  private:
   using Place = std::int32_t;
 
-  Tie(const Part& part, const Floor& floor, const LadderOptions& options) : part_(part), floor_(floor), options_(options) {}
+  Tie(const Part& part, const Floor& floor, const LadderOptions& options, bool use_peaks)
+      : part_(part), floor_(floor), options_(options), use_peaks_(use_peaks) {}
   bool tie(Section short_sections);
   Place take_place(std::vector<Place>& alike, const Item& item);
   bool merge();
@@ -33,6 +34,7 @@ class Tie {
   const Part& part_;
   const Floor floor_;
   const LadderOptions options_;
+  const bool use_peaks_;
   std::vector<Place> place_of_;   // of what does not lie there
   std::vector<Bytes> size_;       // of a place
   std::vector<Section> free_at_;  // when the last item there is dead
