@@ -30,13 +30,9 @@ struct LayoutOptions {
   bool use_foresight = true;      // in the squeaky wheel
   bool use_exact = true;          // search that can prove
   bool use_neighbourhood = true;  // some buffers placed anew by the exact search
-  bool use_ejection = true;
-  bool use_tie = true;    // buffers of one size that follow each other share a place
-  bool use_peaks = true;  // of these places, crowded times first
-  bool use_beam = true;   // what repeats itself is also placed in the order of time
-  bool use_trails = true;
-  bool use_ring = true;
-  bool use_fold = true;  // what repeats itself is packed once
+  bool use_tie = true;            // buffers of one size that follow each other share a place
+  bool use_peaks = true;          // of these places, crowded times first
+  bool use_beam = true;           // what repeats itself is also placed in the order of time
 };
 
 }  // namespace olla
