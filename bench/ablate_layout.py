@@ -30,8 +30,8 @@ from harness import Cell, Report, graph_files, graph_name
 from olla.layout import ArenaBuffers, LayoutOptions, place
 from overlap import highest_end, overlapping
 
-GREEDY = ("keys", "births", "orders", "squeaky_wheel", "foresight")  # with enumeration, which always takes part
-OTHERS = ("exact", "neighbourhood", "tie", "peaks", "beam")
+GREEDY = ("keys", "births", "squeaky_wheel", "foresight")  # with enumeration, which always takes part
+OTHERS = ("exact", "neighbourhood", "place_sharing", "peaks", "beam")
 ALIGNMENT = 512
 MAX_SLOWDOWN = 0.1  # of rewritten steps
 REWRITTEN = ("alexnet_b32", "resnet18_b32", "mobilenetv2_b32", "gpt2_b1", "bert_base_b1", "transformer_b32")

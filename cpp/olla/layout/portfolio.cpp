@@ -4,7 +4,6 @@
 #include <atomic>
 #include <thread>
 
-#include "olla/layout/greedy/best_fit.hpp"
 #include "olla/layout/greedy/by_birth.hpp"
 
 namespace olla {
@@ -12,8 +11,7 @@ namespace {
 
 constexpr std::array<Section, 3> kShortSections{2, 8, 32};  // an item alive in no more is short-lived
 constexpr ItemId kMaxExactItems = 600;  // the exact search of a whole part takes memory by the square of its items
-constexpr ItemId kMinNeighbourhood = 100, kMaxNeighbourhood = 200'000, kMaxOrdered = 200'000, kMinRepeating = 100;
-constexpr std::array<KeyWeights, 3> kOrderKeys{KeyWeights{1, 0, 0}, KeyWeights{2, 1, 0}, KeyWeights{0, 1, 0}};
+constexpr ItemId kMinNeighbourhood = 100, kMaxNeighbourhood = 200'000, kMinRepeating = 100;
 // Of a turn: placements of the wheel, and what takes about as long.
 constexpr std::int64_t kPlacements = 50'000, kNodesPerTurn = 10'000, kBeamNodes = 20'000, kBeamNodesPerItem = 40,
                        kBeamNodesPerNode = 10;
@@ -62,17 +60,17 @@ bool Portfolio::improve(Bytes enough, Effort& effort, const Stop& stop) {
     return false;
   }
   if (is_free_ && part_.num_items() >= kMinRepeating) find_repetition();
-  for (int turn = 0; turn < 2 && tie_ && !done(enough, stop); ++turn) turn_tie(enough, effort, stop);
+  for (int turn = 0; turn < 2 && sharing_ && !done(enough, stop); ++turn) share_places(enough, effort, stop);
   if (options_.use_births && is_free_) try_births(enough, stop);
   if (repeats_ && !done(enough, stop)) turn_beam(enough, effort, stop);
   if (options_.use_keys) try_keys(enough, stop);
-  if (options_.use_orders && is_free_ && !is_small_ && part_.num_items() <= kMaxOrdered) try_orders(enough, stop);
   return true;
 }
 
 void Portfolio::find_repetition() {
-  floor_ = find_floor(part_);
-  if (options_.use_tie) tie_ = Tie::find(part_, floor_, {options_.seed, options_.num_threads, false}, options_.use_peaks);
+  base_ = find_base(part_);
+  if (options_.use_place_sharing)
+    sharing_ = PlaceSharing::find(part_, base_, {options_.seed, options_.num_threads, false}, options_.use_peaks);
   repeats_ = options_.use_beam && Beam::suits(part_) && births_repeat(part_);
 }
 
@@ -82,19 +80,6 @@ void Portfolio::try_keys(Bytes enough, const Stop& stop) {
     Packing packing;
     const auto stopped = [&] { return stop(best_.height); };
     if (skyline_.place(by_key(part_, item_keys(part_, weights)), {}, stopped, packing)) keep(std::move(packing));
-  }
-}
-
-// One item after the other, each into the lowest hole: best where sizes and lifetimes have no structure.
-void Portfolio::try_orders(Bytes enough, const Stop& stop) {
-  std::vector<Buffer> buffers;
-  buffers.reserve(part_.items.size());
-  for (const Item& item : part_.items) buffers.push_back({item.first, item.last, item.size});
-  for (const KeyWeights& weights : kOrderKeys) {
-    if (done(enough, stop)) return;
-    Control control("layout", std::numeric_limits<double>::infinity(), [&](const Progress&) { return !stop(best_.height); });
-    FitResult fit = fit_in_order(buffers, by_key(part_, item_keys(part_, weights)), Hole::kLowest, 1, control);
-    if (!control.cancelled()) keep({std::move(fit.offsets), fit.height});
   }
 }
 
@@ -114,7 +99,7 @@ void Portfolio::try_births(Bytes enough, const Stop& stop) {
 // The searches take turns, as no one can tell which suits a part. Around fixed items only the wheel and the neighbourhoods build.
 void Portfolio::take_turns(Bytes enough, Effort& effort, const Stop& stop) {
   const bool is_decision = is_small_ && options_.capacity > 0;
-  if (tie_ && !done(enough, stop)) turn_tie(enough, effort, stop);
+  if (sharing_ && !done(enough, stop)) share_places(enough, effort, stop);
   if (repeats_ && !done(enough, stop)) turn_beam(enough, effort, stop);
   if (options_.use_squeaky_wheel && !is_decision && !done(enough, stop)) turn_wheel(enough, effort, stop);
   if (is_small_ && !done(enough, stop)) climb_down(enough, effort, stop);
@@ -138,17 +123,17 @@ void Portfolio::climb_down(Bytes enough, Effort& effort, const Stop& stop) {
   bound_ = std::max(bound_, ladder_.bound());
 }
 
-void Portfolio::turn_tie(Bytes enough, Effort& effort, const Stop& stop) {
+void Portfolio::share_places(Bytes enough, Effort& effort, const Stop& stop) {
   const Bytes before = best_.height;
-  const auto nodes = std::min(effort.nodes, static_cast<std::int64_t>(tie_share_.slices * kNodesPerTurn));
-  tie_->lower(enough, nodes, stop, best_);
+  const auto nodes = std::min(effort.nodes, static_cast<std::int64_t>(sharing_share_.slices * kNodesPerTurn));
+  sharing_->lower(enough, nodes, stop, best_);
   effort.nodes -= std::max<std::int64_t>(1, nodes);
-  tie_share_.learn(best_.height < before);
+  sharing_share_.learn(best_.height < before);
 }
 
 void Portfolio::turn_beam(Bytes enough, Effort& effort, const Stop& stop) {
   for (auto t = beams_.size(); t < std::min<std::size_t>(options_.num_threads, kMaxBeams); ++t) {
-    beams_.emplace_back(part_, floor_, options_.seed + t);
+    beams_.emplace_back(part_, base_, options_.seed + t);
   }
   const Bytes before = best_.height;
   const std::int64_t slice = std::max(kBeamNodes, kBeamNodesPerItem * part_.num_items());

@@ -8,8 +8,8 @@
 #include "olla/layout/exact/neighbourhood.hpp"
 #include "olla/layout/greedy/squeaky_wheel.hpp"
 #include "olla/layout/pipelines/beam.hpp"
+#include "olla/layout/pipelines/place_sharing.hpp"
 #include "olla/layout/pipelines/repetition.hpp"
-#include "olla/layout/pipelines/tie.hpp"
 #include "olla/layout/problem/buffer.hpp"
 
 namespace olla {
@@ -43,12 +43,11 @@ class Portfolio {
 
   void find_repetition();
   void try_keys(Bytes enough, const Stop& stop);
-  void try_orders(Bytes enough, const Stop& stop);
   void try_births(Bytes enough, const Stop& stop);
   void take_turns(Bytes enough, Effort& effort, const Stop& stop);
   void turn_wheel(Bytes enough, Effort& effort, const Stop& stop);
   void climb_down(Bytes enough, Effort& effort, const Stop& stop);
-  void turn_tie(Bytes enough, Effort& effort, const Stop& stop);
+  void share_places(Bytes enough, Effort& effort, const Stop& stop);
   void turn_beam(Bytes enough, Effort& effort, const Stop& stop);
   void lower_by_beams(Bytes target, std::int64_t nodes, const Stop& stop);
   void search_near(Bytes enough, Effort& effort, const Stop& stop);
@@ -65,11 +64,11 @@ class Portfolio {
   SqueakyWheel wheel_;
   Ladder ladder_;
   std::optional<Neighbourhood> neighbourhood_;
-  Floor floor_;  // where repetition was looked for
-  std::unique_ptr<Tie> tie_;
+  LongLivedBase base_;  // where repetition was looked for
+  std::unique_ptr<PlaceSharing> sharing_;
   bool repeats_ = false;
   std::vector<Beam> beams_;  // of a thread
-  Share beam_share_, tie_share_, wheel_share_, neighbourhood_share_;
+  Share beam_share_, sharing_share_, wheel_share_, neighbourhood_share_;
 };
 
 }  // namespace olla

@@ -56,10 +56,10 @@ TEST(height_equals_brute_force_up_to_seven_buffers) {
   }
 }
 
-constexpr std::array kSwitches{&LayoutOptions::use_enumeration, &LayoutOptions::use_keys,          &LayoutOptions::use_births,
-                               &LayoutOptions::use_orders,      &LayoutOptions::use_squeaky_wheel, &LayoutOptions::use_foresight,
-                               &LayoutOptions::use_exact,       &LayoutOptions::use_neighbourhood, &LayoutOptions::use_tie,
-                               &LayoutOptions::use_peaks,       &LayoutOptions::use_beam};
+constexpr std::array kSwitches{&LayoutOptions::use_enumeration,   &LayoutOptions::use_keys,          &LayoutOptions::use_births,
+                               &LayoutOptions::use_squeaky_wheel, &LayoutOptions::use_foresight,     &LayoutOptions::use_exact,
+                               &LayoutOptions::use_neighbourhood, &LayoutOptions::use_place_sharing, &LayoutOptions::use_peaks,
+                               &LayoutOptions::use_beam};
 
 TEST(any_choice_of_searches_gives_a_valid_layout_and_none_beats_the_proof) {
   for (std::uint32_t seed = 0; seed < 60; ++seed) {
@@ -98,7 +98,7 @@ TEST(training_steps_end_at_their_load) {
 LayoutOptions greedy_rules() {
   LayoutOptions options;
   for (bool LayoutOptions::* use : kSwitches) options.*use = false;
-  options.use_keys = options.use_births = options.use_orders = true;
+  options.use_keys = options.use_births = true;
   return options;
 }
 

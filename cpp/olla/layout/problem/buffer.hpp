@@ -25,12 +25,11 @@ struct LayoutOptions {
   bool use_enumeration = true;              // tiny parts are solved exactly
   bool use_keys = true;                     // skyline best fit by other keys than the area
   bool use_births = true;                   // long-lived buffers by birth, as an allocator would
-  bool use_orders = true;                   // first fit by size, area and lifetime, where there are too many items to prove much
   bool use_squeaky_wheel = true;
   bool use_foresight = true;      // in the squeaky wheel
-  bool use_exact = true;          // search that can prove
+  bool use_exact = true;          // ladder: search that can prove
   bool use_neighbourhood = true;  // some buffers placed anew by the exact search
-  bool use_tie = true;            // buffers of one size that follow each other share a place
+  bool use_place_sharing = true;  // buffers of one size that follow each other share a place
   bool use_peaks = true;          // of these places, crowded times first
   bool use_beam = true;           // what repeats itself is also placed in the order of time
 };
