@@ -31,7 +31,7 @@ RIVALS = ("supermalloc", "portfolio", "size first", "life first", "CP-SAT")
 MOST_BUFFERS = {"CP-SAT": 2_000, "size first": 200_000, "life first": 200_000}  # beyond, their time is quadratic
 STARTUP_SECONDS = 120.0  # granted on top of the limit: loading, objects, what cannot be interrupted
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
-MAX_GAP = {"training": 0.001, "recomputation": 0.001, "pipeline": 0.005}  # what --strict asks
+MAX_GAP = {"training": 0.001, "recomputation": 0.001, "pipeline": 0.012}  # what --strict asks
 MAX_SECONDS, MAX_MEBIBYTES = 10.0, 4096.0
 
 

@@ -37,13 +37,13 @@ PYTORCH = {
     "pytorch.guards": "",
     "pytorch.checks": "",
     "pytorch.capture": "graph pytorch.guards pytorch.checks",
-    "pytorch.memory": "base graph plan planner",
-    "pytorch.program": "graph plan chunk pytorch.checks pytorch.capture pytorch.memory",
+    "pytorch.memory": "base graph plan layout planner",
+    "pytorch.program": "graph plan layout chunk pytorch.checks pytorch.capture pytorch.memory",
 }
 INDUCTOR = {
     "inductor.compat": "",
     "inductor.saving": "graph plan inductor.compat",
-    "inductor.kernels": "graph plan planner inductor.compat",
+    "inductor.kernels": "graph plan layout planner inductor.compat",
     "inductor.simulate": "inductor.compat pytorch.capture",
 }
 MAY_IMPORT = {

@@ -1,4 +1,4 @@
-"""Generated layout problems: what they promise; and the benchmark that lays them out."""
+"""Generated layout problems: what they promise; and the benchmarks that lay them out."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+import ablate_layout
 import bench_layout
 import buffers
 from olla.layout import read_buffers
@@ -95,6 +97,25 @@ def test_bench_layout_checks_and_reports_every_set(tmp_path: Path) -> None:
     assert [row["set"] for row in result["rows"]] == ["own_set", "training_300_s0", "tight_300_s0"]
     assert result["rows"][0]["olla height"] == result["rows"][0]["load"] == 7
     assert result["summary"]["answers that are wrong"] == 0
+
+
+def test_ablation_weighs_every_search_by_checked_layouts(tmp_path: Path) -> None:
+    out = tmp_path / "ablation.md"
+    command = [sys.executable, BENCH / "ablate_layout.py", "--quick", "--seconds", "0.1", "--markdown", out]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    page = out.read_text()
+    assert "| planned order | 1 | 1 | 0.000 | 0.000 |" in page
+    for name in ("nothing", *ablate_layout.OTHERS, *ablate_layout.GREEDY):
+        assert f"\n| {name} | " in page
+
+
+def test_ablation_stops_at_a_wrong_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = buffers.generate("random", 50, 0)
+    wrong = SimpleNamespace(offsets=np.zeros(problem.num_buffers, np.int64))
+    monkeypatch.setattr(ablate_layout, "place", lambda *_: wrong)
+    with pytest.raises(SystemExit, match="overlaps"):
+        ablate_layout.gap(problem, 0.1, ())
 
 
 def test_an_overlapping_answer_is_reported(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olla.errors import GraphError, PlanError
-from olla.layout import Layout, read_buffers, write_offsets
+from olla.layout import Layout, LayoutOptions, place, read_buffers, write_offsets
 from olla.layout.layout import Buffers, layout
 
 Buffer = tuple[int, int, int]  # lower, upper, size
@@ -403,3 +403,15 @@ def test_hard_public_instances_fit_their_capacity(path: Path) -> None:
     rows = list(zip(buffers.lower.tolist(), buffers.upper.tolist(), buffers.size.tolist(), strict=True))
     capacity = int(path.suffixes[0][1:])  # as in A.1048576.csv
     assert solve(rows, capacity=capacity, time_limit=60.0).height_bytes <= capacity
+
+
+def test_what_the_core_answers_cannot_be_changed_and_its_options_have_names() -> None:
+    columns = [np.array(column, dtype=np.int64) for column in ([0, 0, 1], [1, 2, 2], [4, 8, 2])]
+    found = place(*columns, LayoutOptions(alignment=4, use_squeaky_wheel=False), 1.0)
+    assert (found.height_bytes, found.load_bytes, found.bound_bytes, found.cancelled) == (12, 12, 12, False)
+    with pytest.raises(AttributeError):
+        found.height_bytes = 11  # type: ignore[misc]
+    with pytest.raises(TypeError, match="use_squeaky_wheel"):
+        LayoutOptions(use_magic=True)  # type: ignore[call-arg]
+    with pytest.raises(TypeError):
+        LayoutOptions(4)  # type: ignore[misc]

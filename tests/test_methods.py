@@ -151,12 +151,12 @@ def test_smartpool_is_best_fit_by_falling_size(
     outlives = data.draw(st.lists(st.booleans(), min_size=len(size), max_size=len(size)))
     columns = [np.array(column, dtype=np.int64) for column in drawn]
     flags = np.array(outlives, dtype=np.uint8)
-    offsets, height, cancelled = _core.smartpool(*columns, flags, alignment, 5.0, None)
-    assert offsets.tolist() == best_fit(lower, upper, size, outlives, alignment)
-    assert height == max(
-        (o - (-s // alignment) * alignment for o, s in zip(offsets.tolist(), size, strict=True) if s), default=0
+    found = _core.smartpool(*columns, flags, alignment, 5.0, None)
+    assert found.offsets.tolist() == best_fit(lower, upper, size, outlives, alignment)
+    assert found.height_bytes == max(
+        (o - (-s // alignment) * alignment for o, s in zip(found.offsets.tolist(), size, strict=True) if s), default=0
     )
-    assert not cancelled
+    assert not found.cancelled
 
 
 def test_smartpool_places_outputs_first_and_keeps_the_order() -> None:

@@ -2,46 +2,133 @@
 
 #include "arrays.hpp"
 #include "olla/base/error.hpp"
+#include "olla/layout/greedy/best_fit.hpp"
 #include "olla/layout/layout.hpp"
 
 namespace olla::bindings {
+namespace {
+
+using Column = Array<std::int64_t>;
+using OptionalColumn = std::optional<Array<Offset>>;
+
+struct Found {
+  NumpyArray<Offset> offsets;
+  Bytes height, load, bound;
+  bool is_cancelled;
+};
+struct Fitted {
+  NumpyArray<Offset> offsets;
+  Bytes height;
+  bool is_cancelled;
+};
+
+std::vector<Buffer> buffers(const Column& lower, const Column& upper, const Column& size, const OptionalColumn& fixed = {},
+                            const OptionalColumn& preferred = {}) {
+  const auto fits = [&](const auto& column) { return !column || column->size() == lower.size(); };
+  if (lower.size() != upper.size() || lower.size() != size.size() || !fits(fixed) || !fits(preferred)) {
+    throw PlanError("lower, upper, size, fixed and preferred must be equally long", "lengths", {});
+  }
+  std::vector<Buffer> result;
+  result.reserve(lower.size());
+  for (std::size_t i = 0; i < lower.size(); ++i) {
+    result.push_back(
+        {view(lower)[i], view(upper)[i], view(size)[i], fixed ? view(*fixed)[i] : kFree, preferred ? view(*preferred)[i] : kFree});
+  }
+  return result;
+}
+
+// Runs a search without the GIL, within a time limit and watched by a Python callback.
+template <class Search>
+auto run(double time_limit, nb::object progress, bool& is_cancelled, const Search& search) {
+  PythonProgress python(std::move(progress));
+  Control control("layout", time_limit, python.function());
+  auto result = [&] {
+    nb::gil_scoped_release release;
+    return search(control);
+  }();
+  python.raise_pending();
+  is_cancelled = control.cancelled();
+  return result;
+}
+
+Fitted fit(const std::vector<Buffer>& list, const std::vector<std::int32_t>& order, Hole rule, Bytes alignment, double time_limit,
+           nb::object progress) {
+  bool is_cancelled = false;
+  FitResult result = run(time_limit, std::move(progress), is_cancelled,
+                         [&](Control& control) { return fit_in_order(list, order, rule, alignment, control); });
+  return {to_numpy(std::move(result.offsets)), result.height, is_cancelled};
+}
+
+// Fields in the order of the struct, whose defaults hold.
+void bind_options(nb::module_& m) {
+  const LayoutOptions core;
+  nb::class_<LayoutOptions>(m, "LayoutOptions",
+                            "How to look for a layout: alignment in bytes, a capacity in bytes that is enough (0: as low as can be "
+                            "found), the effort, and a switch for every search.")
+      .def(nb::init<Bytes, std::uint64_t, Bytes, int, std::int64_t, std::int64_t, bool, bool, bool, bool, bool, bool, bool, bool,
+                    bool, bool>(),
+           nb::kw_only(), "alignment"_a = core.alignment, "seed"_a = core.seed, "capacity"_a = core.capacity,
+           "num_threads"_a = core.num_threads, "max_placements"_a = core.max_placements, "max_nodes"_a = core.max_nodes,
+           "use_enumeration"_a = core.use_enumeration, "use_keys"_a = core.use_keys, "use_births"_a = core.use_births,
+           "use_squeaky_wheel"_a = core.use_squeaky_wheel, "use_foresight"_a = core.use_foresight, "use_exact"_a = core.use_exact,
+           "use_neighbourhood"_a = core.use_neighbourhood, "use_place_sharing"_a = core.use_place_sharing,
+           "use_peaks"_a = core.use_peaks, "use_beam"_a = core.use_beam);
+}
+
+void bind_results(nb::module_& m) {
+  nb::class_<Found>(m, "LayoutResult", "Offsets for buffers, and how good they are.")
+      .def_prop_ro(
+          "offsets", [](const Found& r) { return r.offsets; }, nb::rv_policy::reference, "int64[m], bytes: where buffer i begins.")
+      .def_ro("height_bytes", &Found::height, "The largest end of a buffer, sizes rounded up to the alignment.")
+      .def_ro("load_bytes", &Found::load, "Most bytes alive at once, of the same rounded sizes.")
+      .def_ro("bound_bytes", &Found::bound, "No layout is lower; at least the load.")
+      .def_ro("cancelled", &Found::is_cancelled, "Whether the progress callback stopped the search.");
+  nb::class_<Fitted>(m, "FitResult", "Offsets for buffers that were placed one after the other.")
+      .def_prop_ro(
+          "offsets", [](const Fitted& r) { return r.offsets; }, nb::rv_policy::reference, "int64[m], bytes: where buffer i begins.")
+      .def_ro("height_bytes", &Fitted::height, "The largest end of a buffer, sizes rounded up to the alignment.")
+      .def_ro("cancelled", &Fitted::is_cancelled, "Whether the progress callback stopped the search.");
+}
+
+}  // namespace
 
 void bind_layout(nb::module_& m) {
+  bind_options(m);
+  bind_results(m);
   m.def(
       "layout",
-      [](Array<std::int64_t> lower, Array<std::int64_t> upper, Array<Bytes> size, Bytes alignment, double time_limit,
-         std::uint64_t seed, nb::object progress, Bytes capacity, int num_threads, std::optional<Array<Offset>> fixed,
-         std::optional<Array<Offset>> preferred, std::int64_t max_nodes, std::int64_t max_placements) {
-        const auto fits = [&](const auto& column) { return !column || column->size() == lower.size(); };
-        if (lower.size() != upper.size() || lower.size() != size.size() || !fits(fixed) || !fits(preferred)) {
-          throw PlanError("lower, upper, size, fixed and preferred must be equally long", "lengths", {});
-        }
-        std::vector<Buffer> buffers;
-        buffers.reserve(lower.size());
-        for (std::size_t i = 0; i < lower.size(); ++i) {
-          buffers.push_back({view(lower)[i], view(upper)[i], view(size)[i], fixed ? view(*fixed)[i] : kFree,
-                             preferred ? view(*preferred)[i] : kFree});
-        }
-        PythonProgress python(std::move(progress));
-        Control control("layout", time_limit, python.function());
-        LayoutResult result;
-        {
-          nb::gil_scoped_release release;
-          LayoutOptions options{.alignment = alignment, .seed = seed, .capacity = capacity, .num_threads = num_threads};
-          if (max_nodes >= 0) options.max_nodes = max_nodes;
-          if (max_placements >= 0) options.max_placements = max_placements;
-          result = layout(buffers, options, control);
-        }
-        python.raise_pending();
-        return nb::make_tuple(to_numpy(std::move(result.offsets)), result.height, result.load, result.bound, control.cancelled());
+      [](const Column& lower, const Column& upper, const Column& size, const OptionalColumn& fixed, const OptionalColumn& preferred,
+         LayoutOptions options, double time_limit, nb::object progress) {
+        const std::vector<Buffer> list = buffers(lower, upper, size, fixed, preferred);
+        bool is_cancelled = false;
+        LayoutResult result =
+            run(time_limit, std::move(progress), is_cancelled, [&](Control& control) { return layout(list, options, control); });
+        return Found{to_numpy(std::move(result.offsets)), result.height, result.load, result.bound, is_cancelled};
       },
-      "lower"_a.noconvert(), "upper"_a.noconvert(), "size"_a.noconvert(), "alignment"_a, "time_limit"_a, "seed"_a,
-      "progress"_a.none(), "capacity"_a = 0, "num_threads"_a = 1, "fixed"_a.noconvert() = nb::none(),
-      "preferred"_a.noconvert() = nb::none(), "max_nodes"_a = -1, "max_placements"_a = -1,
-      "(offsets, height, load, bound, cancelled): offset of buffer i, alive during [lower[i], upper[i]), after rounding sizes up to "
-      "the alignment; no height is below bound. Any height up to a capacity above 0 is enough. Buffer i "
-      "must lie at fixed[i], and lies at preferred[i] where that costs no height; -1: anywhere. The exact "
-      "search places max_nodes items at most, the other searches max_placements or what takes as long; -1: as the core has it.");
+      "lower"_a.noconvert(), "upper"_a.noconvert(), "size"_a.noconvert(), "fixed"_a.noconvert().none(),
+      "preferred"_a.noconvert().none(), "options"_a, "time_limit"_a, "progress"_a.none(),
+      "Offsets for buffers: buffer i is alive during [lower[i], upper[i]), must lie at fixed[i], and lies at preferred[i] where "
+      "that costs no height; -1: anywhere. Use olla.layout.place instead.");
+  m.def(
+      "fit_in_order",
+      [](const Column& lower, const Column& upper, const Column& size, const Array<std::int32_t>& order, bool lowest,
+         Bytes alignment, double time_limit, nb::object progress) {
+        const Hole rule = lowest ? Hole::kLowest : Hole::kBest;
+        return fit(buffers(lower, upper, size), copy(order), rule, alignment, time_limit, std::move(progress));
+      },
+      "lower"_a.noconvert(), "upper"_a.noconvert(), "size"_a.noconvert(), "order"_a.noconvert(), "lowest"_a, "alignment"_a,
+      "time_limit"_a, "progress"_a.none(),
+      "Buffers placed one after the other, each into the smallest hole that is large enough, or into the lowest.");
+  m.def(
+      "smartpool",
+      [](const Column& lower, const Column& upper, const Column& size, const Array<std::uint8_t>& outlives, Bytes alignment,
+         double time_limit, nb::object progress) {
+        const std::vector<Buffer> list = buffers(lower, upper, size);
+        const std::vector<std::int32_t> order = smartpool_order(list, view(outlives));
+        return fit(list, order, Hole::kBest, alignment, time_limit, std::move(progress));
+      },
+      "lower"_a.noconvert(), "upper"_a.noconvert(), "size"_a.noconvert(), "outlives"_a.noconvert(), "alignment"_a, "time_limit"_a,
+      "progress"_a.none(), "Best fit of what outlives the iteration, then by falling size.");
 }
 
 }  // namespace olla::bindings

@@ -15,7 +15,7 @@ from olla.base import Progress, rivals, watched
 from olla.errors import OllaError, SolverError
 from olla.graph import Graph, nearest_order
 from olla.graph.precedences import require_order, updates_stay
-from olla.layout import ArenaBuffers, Placement, nothing_placed
+from olla.layout import ArenaBuffers, LayoutOptions, Placement, nothing_placed, place
 from olla.order import Answer, Problem
 from olla.plan import Options, Plan, Status
 from olla.plan.peak import LiveTensor, OpAt
@@ -205,19 +205,12 @@ class _Run:
         options = self.options
         if len(buffers.size) == 0:
             return buffers.size
-        places: NDArray[np.int64]
-        places, _, _, self.layout_bound, cancelled = _core.layout(
-            buffers.lower,
-            buffers.upper,
-            buffers.size,
-            options.alignment,
-            limit,
-            options.seed,
-            self.progress,
-            max_nodes=_LAYOUT_NODES if options.max_work is None else _QUICK_LAYOUT_NODES,
-        )
-        self.interrupted |= cancelled
-        return places
+        max_nodes = _LAYOUT_NODES if options.max_work is None else _QUICK_LAYOUT_NODES
+        effort = LayoutOptions(alignment=options.alignment, seed=options.seed, max_nodes=max_nodes)
+        found = place(buffers.lower, buffers.upper, buffers.size, effort, limit, self.progress)
+        self.layout_bound = found.bound_bytes
+        self.interrupted |= found.cancelled
+        return found.offsets
 
     def _arena_bound(self, answer: Answer, bound: int) -> int:
         """No order has a smaller arena: what lives at its peak, but for what keeps its own storage, lies there."""

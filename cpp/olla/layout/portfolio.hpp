@@ -1,18 +1,15 @@
-// Packs one part: a greedy pass, then searches in turns; a part that repeats itself by a short one.
+// Packs one part: greedy rules, then searches in turns.
 #pragma once
 
 #include <memory>
 #include <optional>
 
-#include "olla/layout/exact/ejection.hpp"
 #include "olla/layout/exact/ladder.hpp"
 #include "olla/layout/exact/neighbourhood.hpp"
 #include "olla/layout/greedy/squeaky_wheel.hpp"
 #include "olla/layout/pipelines/beam.hpp"
-#include "olla/layout/pipelines/fold.hpp"
-#include "olla/layout/pipelines/ring.hpp"
-#include "olla/layout/pipelines/stack_trail.hpp"
-#include "olla/layout/pipelines/tie.hpp"
+#include "olla/layout/pipelines/place_sharing.hpp"
+#include "olla/layout/pipelines/repetition.hpp"
 #include "olla/layout/problem/buffer.hpp"
 
 namespace olla {
@@ -38,8 +35,6 @@ class Portfolio {
   Bytes bound() const { return bound_; }  // proved: no packing is lower
 
  private:
-  using Lower = std::function<void(std::size_t, const Stop&, Packing&)>;  // by a thread's own search
-
   // A search that lowers the height gets more of the next turn, one that does not gets less.
   struct Share {
     double slices = 1;
@@ -47,20 +42,14 @@ class Portfolio {
   };
 
   void find_repetition();
-  void fold(Bytes enough, Effort& effort, const Stop& stop);
-  void repeat(Section cut, Bytes enough, Effort& effort, const Stop& stop);
   void try_keys(Bytes enough, const Stop& stop);
-  void try_orders(Bytes enough, const Stop& stop);
   void try_births(Bytes enough, const Stop& stop);
   void take_turns(Bytes enough, Effort& effort, const Stop& stop);
   void turn_wheel(Bytes enough, Effort& effort, const Stop& stop);
   void climb_down(Bytes enough, Effort& effort, const Stop& stop);
-  void turn_tie(Bytes enough, Effort& effort, const Stop& stop);
-  void side_by_side(std::size_t count, Bytes target, const Stop& stop, const Lower& lower);
+  void share_places(Bytes enough, Effort& effort, const Stop& stop);
   void turn_beam(Bytes enough, Effort& effort, const Stop& stop);
-  void turn_trails(Bytes enough, Effort& effort, const Stop& stop);
-  void turn_ring(Bytes enough, Effort& effort, const Stop& stop);
-  void eject(Bytes enough, Effort& effort, const Stop& stop);
+  void lower_by_beams(Bytes target, std::int64_t nodes, const Stop& stop);
   void search_near(Bytes enough, Effort& effort, const Stop& stop);
   bool done(Bytes enough, const Stop& stop) const;
   void keep(Packing packing);
@@ -70,23 +59,16 @@ class Portfolio {
   const bool is_free_, is_small_;
   Packing best_;
   Bytes bound_ = 0;
-  int num_turns_ = 0, num_cuts_ = 0;
+  int num_turns_ = 0;
   Skyline skyline_;
   SqueakyWheel wheel_;
   Ladder ladder_;
-  std::optional<Ejection> ejection_;
   std::optional<Neighbourhood> neighbourhood_;
-  std::optional<Repetition> repeats_;
-  Floor floor_;  // where repetition was looked for
-  std::unique_ptr<Tie> tie_;
-  std::vector<Beam> beams_;                                         // of a thread
-  std::optional<std::vector<std::unique_ptr<StackTrail>>> trails_;  // of a thread, once looked for
-  std::optional<Ring> ring_;
-  std::optional<Fold> fold_;
-  std::vector<Section> cuts_;          // where the fold can be cut, best first
-  std::unique_ptr<Portfolio> folded_;  // of its short part
-  Bytes rules_height_ = 0;             // what greedy rules gave for the short part, and would for the whole
-  Share beam_share_, tie_share_, ring_share_, wheel_share_, ejection_share_, neighbourhood_share_;
+  LongLivedBase base_;  // where repetition was looked for
+  std::unique_ptr<PlaceSharing> sharing_;
+  bool repeats_ = false;
+  std::vector<Beam> beams_;  // of a thread
+  Share beam_share_, sharing_share_, wheel_share_, neighbourhood_share_;
 };
 
 }  // namespace olla

@@ -56,17 +56,19 @@ TEST(height_equals_brute_force_up_to_seven_buffers) {
   }
 }
 
-TEST(every_product_of_the_switches_gives_a_valid_layout_and_none_beats_the_proof) {
+constexpr std::array kSwitches{&LayoutOptions::use_enumeration,   &LayoutOptions::use_keys,          &LayoutOptions::use_births,
+                               &LayoutOptions::use_squeaky_wheel, &LayoutOptions::use_foresight,     &LayoutOptions::use_exact,
+                               &LayoutOptions::use_neighbourhood, &LayoutOptions::use_place_sharing, &LayoutOptions::use_peaks,
+                               &LayoutOptions::use_beam};
+
+TEST(any_choice_of_searches_gives_a_valid_layout_and_none_beats_the_proof) {
   for (std::uint32_t seed = 0; seed < 60; ++seed) {
     const std::vector<Buffer> buffers = random_buffers(seed % 9 + 1, 8, 12, seed);
     const Bytes least = solve(buffers).height;
-    for (int switches = 0; switches < 32; ++switches) {
+    std::mt19937_64 random(seed);
+    for (int round = 0; round < 32; ++round) {
       LayoutOptions options{.seed = seed, .max_placements = 20'000};
-      options.use_enumeration = switches & 1;
-      options.use_squeaky_wheel = switches & 2;
-      options.use_foresight = switches & 4;
-      options.use_exact = switches & 8;
-      options.use_beam = switches & 16;
+      for (bool LayoutOptions::* use : kSwitches) options.*use = random() % 2 == 0;
       const LayoutResult result = solve(buffers, options);
       check_layout(buffers, result, 1);
       CHECK(result.height >= least);
@@ -93,14 +95,22 @@ TEST(training_steps_end_at_their_load) {
   }
 }
 
+LayoutOptions greedy_rules() {
+  LayoutOptions options;
+  for (bool LayoutOptions::* use : kSwitches) options.*use = false;
+  options.use_keys = options.use_births = true;
+  return options;
+}
+
 TEST(the_squeaky_wheel_lowers_what_the_greedy_rules_leave) {
   int num_lower = 0;
   for (std::uint32_t seed = 0; seed < 10; ++seed) {
     const std::vector<Buffer> buffers = random_buffers(60, 60, 40, seed);
-    const Bytes greedy =
-        solve(buffers, {.use_squeaky_wheel = false, .use_exact = false, .use_neighbourhood = false, .use_beam = false}).height;
-    const Bytes improved =
-        solve(buffers, {.max_placements = 60'000, .use_exact = false, .use_neighbourhood = false, .use_beam = false}).height;
+    LayoutOptions options = greedy_rules();
+    const Bytes greedy = solve(buffers, options).height;
+    options.max_placements = 60'000;
+    options.use_squeaky_wheel = true;
+    const Bytes improved = solve(buffers, options).height;
     CHECK(improved <= greedy);
     num_lower += improved < greedy;
   }
@@ -111,15 +121,14 @@ TEST(foresight_ends_at_the_load_where_the_squeaky_wheel_alone_does_not) {
   int num_alone = 0;
   for (std::uint32_t seed = 0; seed < 3; ++seed) {
     const std::vector<Buffer> buffers = hard_buffers(seed);
-    const LayoutResult result =
-        solve(buffers, {.max_placements = 400'000, .use_exact = false, .use_neighbourhood = false, .use_beam = false});
+    LayoutOptions options = greedy_rules();
+    options.max_placements = 400'000;
+    options.use_squeaky_wheel = options.use_foresight = true;
+    const LayoutResult result = solve(buffers, options);
     check_layout(buffers, result, 1);
     CHECK_EQ(result.height, result.load);
-    num_alone +=
-        solve(
-            buffers,
-            {.max_placements = 400'000, .use_foresight = false, .use_exact = false, .use_neighbourhood = false, .use_beam = false})
-            .height == result.load;
+    options.use_foresight = false;
+    num_alone += solve(buffers, options).height == result.load;
   }
   CHECK(num_alone < 3);
 }
@@ -141,11 +150,8 @@ TEST(the_neighbourhood_search_gives_valid_layouts_that_are_no_higher) {
   int num_lower = 0;
   for (std::uint32_t seed = 0; seed < 6; ++seed) {
     const std::vector<Buffer> buffers = random_buffers(150, 60, 1000, seed);
-    LayoutOptions options{.max_nodes = test::kSanitized ? 8'000 : 40'000,
-                          .use_squeaky_wheel = false,
-                          .use_exact = false,
-                          .use_neighbourhood = false,
-                          .use_beam = false};
+    LayoutOptions options = greedy_rules();
+    options.max_nodes = test::kSanitized ? 8'000 : 40'000;
     const Bytes before = solve(buffers, options).height;
     options.use_neighbourhood = true;
     const LayoutResult result = solve(buffers, options);

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from olla import _core
-from olla.base import files
+from olla._core import LayoutOptions, LayoutResult
+from olla._core import layout as _core_layout
+from olla.base import Progress, files
 from olla.errors import GraphError, PlanError
 
 Int64Array = npt.NDArray[np.int64]
@@ -144,12 +145,46 @@ def layout(
     first, last, sizes = _int64("lower", lower), _int64("upper", upper), _int64("size", size)
     must = None if fixed is None else _int64("fixed", fixed)
     wish = None if preferred is None else _int64("preferred", preferred)
-    effort = _NO_LIMIT if must is None and wish is None else -1
+    limited = partial(LayoutOptions, alignment=alignment, seed=seed, capacity=capacity or 0, num_threads=threads)
+    is_free = must is None and wish is None
+    options = limited(max_placements=_NO_LIMIT, max_nodes=_NO_LIMIT) if is_free else limited()
     start = time.perf_counter()
-    offsets, height, load, bound, cancelled = _core.layout(
-        first, last, sizes, alignment, time_limit, seed, progress, capacity or 0, threads, must, wish, effort, effort
-    )
-    return Layout(offsets, height, load, bound, cancelled, time.perf_counter() - start)
+    found = place(first, last, sizes, options, time_limit, progress, fixed=must, preferred=wish)
+    bytes_found = found.height_bytes, found.load_bytes, found.bound_bytes
+    return Layout(found.offsets, *bytes_found, found.cancelled, time.perf_counter() - start)
+
+
+def place(
+    lower: Int64Array,
+    upper: Int64Array,
+    size: Int64Array,
+    options: LayoutOptions,
+    time_limit: float,
+    progress: Progress | None = None,
+    *,
+    fixed: Int64Array | None = None,
+    preferred: Int64Array | None = None,
+) -> LayoutResult:
+    """Place buffers as `layout` does, with the core's own options: every layout that olla makes comes from here.
+
+    Args:
+        lower: int64[m], contiguous; first time at which buffer i is alive.
+        upper: int64[m], first time at which it no longer is.
+        size: int64[m], bytes.
+        options: the effort, and which searches take part; by default one thread, and an effort that is the same on
+            every machine.
+        time_limit: seconds after which the best layout so far is returned.
+        progress: see `layout`.
+        fixed: int64[m], bytes; see `layout`.
+        preferred: int64[m], bytes; see `layout`.
+
+    Returns:
+        The layout; ``offsets[i]`` belongs to buffer i.
+
+    Raises:
+        PlanError: as `layout` says.
+    """
+    return _core_layout(lower, upper, size, fixed, preferred, options, time_limit, progress)
 
 
 def read_buffers(path: str | Path, *, offsets: bool = False) -> Buffers:

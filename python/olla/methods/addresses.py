@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from olla import _core
 from olla._core import IlpFigures
 from olla.ilp import address_ilp
-from olla.layout import ArenaBuffers, Placement
+from olla.layout import ArenaBuffers, LayoutOptions, Placement
+from olla.layout import place as place_buffers
 from olla.order.search import Search
 
 _HEURISTIC_SHARE = 0.5  # of the time left
@@ -51,12 +51,11 @@ def _heuristic(
 ) -> tuple[Int64Array, int, int]:
     """Return the places that the portfolio of `olla.layout` finds, their height, and its bound."""
     options = search.problem.options
-    places, height, _, bound, cancelled = _core.layout(
-        buffers.lower, buffers.upper, buffers.size, options.alignment, limit, options.seed, search.problem.progress,
-        fixed=fixed,
-    )  # fmt: skip
-    search.interrupted |= cancelled
-    return places, height, bound
+    effort = LayoutOptions(alignment=options.alignment, seed=options.seed)
+    progress = search.problem.progress
+    found = place_buffers(buffers.lower, buffers.upper, buffers.size, effort, limit, progress, fixed=fixed)
+    search.interrupted |= found.cancelled
+    return found.offsets, found.height_bytes, found.bound_bytes
 
 
 def solve_addresses(

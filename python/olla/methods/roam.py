@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from olla import _core
 from olla._core import order as best_order
 from olla._core import profile
-from olla.layout import ArenaBuffers, Placement
+from olla.layout import ArenaBuffers, LayoutOptions, Placement, place
 from olla.methods.segments import assigned, leaf_of_step, links_of, merged, spine_of
 from olla.order import Answer, Problem
 from olla.order.search import Search
@@ -197,12 +197,13 @@ class _ArenaOfLeaves:
         """Place buffers in this order, each as low as it fits; return the places of all buffers, and the height."""
         b, problem = self.buffers, self.problem
         places = np.zeros(len(b.size), dtype=np.int64)
-        places[ids], height, cancelled = _core.fit_in_order(
+        found = _core.fit_in_order(
             b.lower[ids], b.upper[ids], b.size[ids], np.arange(len(ids), dtype=np.int32), True,
             problem.options.alignment, max(1.0, problem.left(1.0)), problem.progress,
         )  # fmt: skip
-        self.search.interrupted |= cancelled
-        return places, height
+        places[ids] = found.offsets
+        self.search.interrupted |= found.cancelled
+        return places, found.height_bytes
 
     def _leaf(
         self, k: int, inside: NDArray[np.int32], crossing: NDArray[np.int32], places: NDArray[np.int64], enough: int
@@ -212,10 +213,10 @@ class _ArenaOfLeaves:
         both = np.concatenate([inside, crossing])
         fixed = np.concatenate([np.full(len(inside), -1, dtype=np.int64), places])
         limit = 0.0 if self.search.interrupted else problem.left(1.0) / (len(self.leaves) - k)
-        offsets, height, _, bound, cancelled = _core.layout(
-            np.maximum(b.lower[both], leaf.lo), np.minimum(b.upper[both], leaf.hi), b.size[both],
-            problem.options.alignment, limit, problem.options.seed, problem.progress, capacity=enough, fixed=fixed,
-        )  # fmt: skip
-        self.search.interrupted |= cancelled
-        status = "optimal" if height == bound else "low enough" if height <= enough else "feasible"
-        return offsets[: len(inside)], status, height
+        options = LayoutOptions(alignment=problem.options.alignment, seed=problem.options.seed, capacity=enough)
+        lower, upper = np.maximum(b.lower[both], leaf.lo), np.minimum(b.upper[both], leaf.hi)
+        found = place(lower, upper, b.size[both], options, limit, problem.progress, fixed=fixed)
+        self.search.interrupted |= found.cancelled
+        height = found.height_bytes
+        status = "optimal" if height == found.bound_bytes else "low enough" if height <= enough else "feasible"
+        return found.offsets[: len(inside)], status, height

@@ -33,8 +33,8 @@ def _placed(problem: Problem, search: Search) -> Placement:
     buffers = ArenaBuffers(graph, problem.core, problem.order, alignment)
     outlives = np.zeros(len(buffers.size), dtype=np.uint8)
     outlives[: len(buffers.tensors)] = np.isin(buffers.tensors, graph.outputs)
-    places, _, cancelled = _core.smartpool(
+    found = _core.smartpool(
         buffers.lower, buffers.upper, buffers.size, outlives, alignment, search.left(), problem.progress
     )
-    search.interrupted |= cancelled
-    return buffers.placed(places)
+    search.interrupted |= found.cancelled
+    return buffers.placed(found.offsets)

@@ -5,9 +5,7 @@
 namespace olla {
 namespace {
 
-constexpr std::int64_t kNodesPerWindow = 1500;
-constexpr std::size_t kAhead = 30, kMoreBack = 10, kMaxFree = 160;  // items of a window; most of one that reaches back
-constexpr std::int64_t kNodesPerSetup = 50, kWallsPerNode = 10;     // what takes as long as a node
+constexpr std::int64_t kNodesPerSetup = 50, kItemsPerNode = 10;  // what takes as long as a node
 
 Section position(std::span<const Section> times, Section time) {
   return static_cast<Section>(std::ranges::lower_bound(times, time) - times.begin());
@@ -21,37 +19,10 @@ Fit Repair::place(std::span<const ItemId> free, Bytes target, const ExactBudget&
   const Part part = sub_part(free, target, offsets, fixed);
   ExactSearch search(part, fixed, {}, seed);
   const Fit fit = search.decide(target, budget);
-  num_nodes_ += kNodesPerSetup + part.num_items() / kWallsPerNode + search.num_nodes();
+  num_nodes_ += kNodesPerSetup + part.num_items() / kItemsPerNode + search.num_nodes();
   if (fit != Fit::kFits) return fit;
   for (std::size_t k = 0; k < free.size(); ++k) offsets[free[k]] = search.offsets()[k];
   return fit;
-}
-
-bool Repair::extend(std::span<const ItemId> order, Bytes target, const ExactBudget& budget, std::mt19937_64& random,
-                    std::vector<Offset>& offsets) {
-  const std::int64_t end_nodes = num_nodes_ + budget.max_nodes;
-  std::vector<ItemId> fresh, free;
-  for (std::size_t next = 0; next < order.size();) {
-    fresh.clear();
-    const std::size_t count = kAhead / 2 + random() % kAhead;
-    std::size_t end = next;
-    for (; end < order.size() && fresh.size() < count; ++end) {
-      if (offsets[order[end]] == kUnplaced) fresh.push_back(order[end]);
-    }
-    if (fresh.empty()) return true;
-    for (std::size_t back = 0;; back += back / 2 + kMoreBack) {
-      free = fresh;
-      for (std::size_t k = end; k-- > 0 && free.size() < fresh.size() + back;) {
-        if (offsets[order[k]] != kUnplaced) free.push_back(order[k]);
-      }
-      const std::int64_t nodes = std::min(kNodesPerWindow, end_nodes - num_nodes_);
-      if (place(free, target, {nodes, budget.stop}, random(), offsets) == Fit::kFits) break;
-      const bool is_over = num_nodes_ >= end_nodes || budget.stop();
-      if (is_over || free.size() > kMaxFree || free.size() < fresh.size() + back) return false;
-    }
-    next = end;
-  }
-  return true;
 }
 
 // The free items between what the others leave them. Between two births or deaths of free items, what the others occupy at any time

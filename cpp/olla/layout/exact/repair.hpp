@@ -1,8 +1,6 @@
 // Places some items of a packing anew, around all the others, by the exact search.
 #pragma once
 
-#include <random>
-
 #include "olla/layout/exact/exact.hpp"
 #include "olla/layout/problem/alive.hpp"
 
@@ -16,11 +14,6 @@ class Repair {
   // have an offset and are not free; those at kUnplaced are not there.
   Fit place(std::span<const ItemId> free, Bytes target, const ExactBudget& budget, std::uint64_t seed,
             std::vector<Offset>& offsets);
-
-  // Places those in the order that have no place yet, window by window. Where one does not fit, some before it are placed anew.
-  // False where even that ends.
-  bool extend(std::span<const ItemId> order, Bytes target, const ExactBudget& budget, std::mt19937_64& random,
-              std::vector<Offset>& offsets);
 
   const AliveIndex& alive() const { return alive_; }
   std::int64_t num_nodes() const { return num_nodes_; }  // in all, and what takes as long

@@ -75,7 +75,7 @@ std::pair<Bytes, Section> SectionReach::highest(Section first, Section last, Byt
 Skyline::Skyline(const Part& part)
     : part_(part),
       pool_(part),
-      obstacles_(part),
+      fixed_items_(part),
       reach_(part.section_load),
       end_(part.section_load.size()),
       before_(part.section_load.size()),
@@ -105,11 +105,11 @@ Section Skyline::merge(Section first) {
 
 std::int32_t Skyline::choose(Section first, Section last) {
   const ItemPool::Box inside{first, last - 1, first + 1, last};
-  if (!is_watched_ && obstacles_.empty()) return pool_.best(inside);
+  if (!is_watched_ && fixed_items_.empty()) return pool_.best(inside);
   const Bytes floor = height_[first];
-  const Offset ceiling = obstacles_.empty() ? kNoCeiling : obstacles_.next(first, last).offset;
+  const Offset ceiling = fixed_items_.empty() ? kNoCeiling : fixed_items_.next(first, last).offset;
   const auto fits = [&](const Item& item) {
-    return item.size <= ceiling - floor || item.size <= obstacles_.next(item.first, item.last).offset - floor;
+    return item.size <= ceiling - floor || item.size <= fixed_items_.next(item.first, item.last).offset - floor;
   };
   int num_looks = std::max(1, rules_.num_looks), num_misfits = 0;
   const auto first_allowed = [&](const ItemPool::Box& box, Section except) {
@@ -174,7 +174,7 @@ bool Skyline::underfills(Section first, Section last, Bytes top) {
     change_[item.first - first] += item.size;
     change_[item.last - first] -= item.size;
   }
-  if (!obstacles_.empty()) count_obstacles(first, last, top);
+  if (!fixed_items_.empty()) count_fixed(first, last, top);
   Bytes inside = 0;
   for (Section s = first, segment = begin; s < last; ++s) {
     if (s >= end_[segment]) segment = s;
@@ -187,8 +187,8 @@ bool Skyline::underfills(Section first, Section last, Bytes top) {
 }
 
 // Adds to change_ the fixed items below top, also where the skyline has passed them: then less is certain.
-void Skyline::count_obstacles(Section first, Section last, Bytes top) {
-  obstacles_.each(first, last, [&](const Obstacles::Obstacle& next) {
+void Skyline::count_fixed(Section first, Section last, Bytes top) {
+  fixed_items_.each(first, last, [&](const FixedItems::FixedItem& next) {
     const Bytes below = std::min(next.item.size, top - next.offset);
     if (below <= 0) return false;
     change_[std::max(next.item.first, first) - first] += below;
@@ -222,7 +222,7 @@ void Skyline::put(const Item& item, Section first, Section last) {
 // there.
 Section Skyline::raise(Section first) {
   const Section last = end_[first];
-  Bytes to = obstacles_.empty() ? kNoCeiling : obstacles_.next(first, last).offset;
+  Bytes to = fixed_items_.empty() ? kNoCeiling : fixed_items_.next(first, last).offset;
   if (first > 0) to = std::min(to, height_[before_[first]]);
   if (last < part_.num_sections()) to = std::min(to, height_[last]);
   if (to == kNoCeiling) return -1;
@@ -231,9 +231,9 @@ Section Skyline::raise(Section first) {
 }
 
 // Builds over a fixed item that the valley has risen to.
-bool Skyline::pass_obstacle(Section first, Section last) {
-  if (obstacles_.empty()) return false;
-  const auto [offset, item, rank] = obstacles_.next(first, last);
+bool Skyline::pass_fixed(Section first, Section last) {
+  if (fixed_items_.empty()) return false;
+  const auto [offset, item, rank] = fixed_items_.next(first, last);
   if (offset != height_[first]) return false;
   put({std::max(first, item.first), std::min(last, item.last), item.size}, first, last);
   return true;
@@ -245,7 +245,7 @@ void Skyline::begin(std::span<const ItemId> order, const SkylineRules& rules, Pa
   is_watched_ = rules.target < SkylineRules().target;
   if (is_watched_) reach_ = SectionReach(part_.section_load);
   pool_.fill(order);
-  obstacles_.restore();
+  fixed_items_.restore();
   packing.height = 0;
   packing.offsets.assign(part_.items.size(), kUnplaced);
   for (ItemId i = 0; i < std::ssize(part_.fixed); ++i) {
@@ -265,8 +265,8 @@ bool Skyline::place(std::span<const ItemId> order, const SkylineRules& rules, co
   for (std::size_t num_placed = 0; num_placed < order.size();) {
     const Valley valley = valleys_.front();
     const Section first = valley.first, last = end_[first];
-    obstacles_.leave_below(valley.height);
-    if (is_current(valley) && pass_obstacle(first, last)) continue;
+    fixed_items_.leave_below(valley.height);
+    if (is_current(valley) && pass_fixed(first, last)) continue;
     const std::int32_t rank = is_current(valley) ? choose(first, last) : kNoRank;
     if (rank != kNoRank) {
       const ItemId item = order[rank];

@@ -5,7 +5,7 @@
 
 #include <functional>
 
-#include "olla/layout/greedy/obstacles.hpp"
+#include "olla/layout/greedy/fixed_items.hpp"
 
 namespace olla {
 
@@ -58,8 +58,8 @@ class Skyline {
   std::int32_t choose(Section first, Section last);
   bool walls_in(ItemId item, Bytes top);
   bool underfills(Section first, Section last, Bytes top);
-  void count_obstacles(Section first, Section last, Bytes top);
-  bool pass_obstacle(Section first, Section last);
+  void count_fixed(Section first, Section last, Bytes top);
+  bool pass_fixed(Section first, Section last);
   void put(const Item& item, Section first, Section last);
   Section raise(Section first);
   bool is_current(const Valley& valley) const { return end_[valley.first] != 0 && height_[valley.first] == valley.height; }
@@ -69,7 +69,7 @@ class Skyline {
   const Part& part_;
   ItemPool pool_;
   ItemPool::Walk walk_;
-  Obstacles obstacles_;
+  FixedItems fixed_items_;
   SectionReach reach_;
   Section culprit_ = -1;
   // Of the current pass.

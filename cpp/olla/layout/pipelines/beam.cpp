@@ -21,10 +21,10 @@ constexpr std::size_t kCellsPerNode = 100;
 
 bool Beam::suits(const Part& part) { return part.fixed.empty() && part.num_items() <= kMaxItems; }
 
-Beam::Beam(const Part& part, const Floor& floor, std::uint64_t seed)
-    : part_(part), floor_(floor), random_(seed), width_(kMinWidth) {
+Beam::Beam(const Part& part, const LongLivedBase& base, std::uint64_t seed)
+    : part_(part), base_(base), random_(seed), width_(kMinWidth) {
   for (ItemId i = 0; i < part.num_items(); ++i) {
-    if (floor_.offsets[i] == kUnplaced) order_.push_back(i);
+    if (base_.offsets[i] == kUnplaced) order_.push_back(i);
   }
   std::ranges::stable_sort(order_, {}, [&](ItemId i) {
     const Item& item = part.items[i];
@@ -92,7 +92,7 @@ void Beam::bury(Section now, State& state) {
 
 void Beam::expand(std::int32_t state, const Item& item) {
   const auto& [cells, before] = states_[state];
-  const Bytes capacity = target_ - floor_.height;
+  const Bytes capacity = target_ - base_.height;
   const auto level_of = [&](std::size_t cell) { return level_[cells[cell].death - item.first]; };
   const double own = level_[item.last - item.first];
   const std::size_t first_choice = choices_.size();
@@ -152,11 +152,11 @@ void Beam::select(const Item& item) {
 }
 
 void Beam::take_best(Packing& best) const {
-  best.offsets = floor_.offsets;
+  best.offsets = base_.offsets;
   std::int32_t state = 0;
   for (std::size_t k = order_.size(); k-- > 0;) {
     const Step& step = steps_[k][state];
-    best.offsets[order_[k]] = floor_.height + step.offset;
+    best.offsets[order_[k]] = base_.height + step.offset;
     state = step.parent;
   }
   best.height = height_of(part_, best.offsets);

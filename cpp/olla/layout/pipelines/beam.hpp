@@ -4,7 +4,7 @@
 #include <functional>
 #include <random>
 
-#include "olla/layout/pipelines/floor.hpp"
+#include "olla/layout/pipelines/long_lived.hpp"
 
 namespace olla {
 
@@ -18,7 +18,7 @@ class Beam {
   // Whether nothing is fixed and the part is not too large.
   static bool suits(const Part& part);
 
-  Beam(const Part& part, const Floor& floor, std::uint64_t seed);
+  Beam(const Part& part, const LongLivedBase& base, std::uint64_t seed);
 
   // Lowers the packing until its height is at most enough, or the nodes are used up, or stop says so, asked with the present
   // height. The next call goes on from here.
@@ -54,9 +54,9 @@ class Beam {
   static std::uint64_t signature(const Cell& cell);
 
   const Part& part_;
-  const Floor floor_;
+  const LongLivedBase base_;
   std::mt19937_64 random_;
-  std::vector<ItemId> order_;  // what does not lie on the floor, by birth
+  std::vector<ItemId> order_;  // what does not lie in the base, by birth
   std::vector<double> level_;  // what a life that lasts so many sections more adds to the cost of its borders
   std::int64_t num_nodes_ = 0;
 

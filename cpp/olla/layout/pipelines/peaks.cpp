@@ -8,8 +8,8 @@
 namespace olla {
 namespace {
 
-constexpr std::array<Bytes, 4> kFreeOf{400, 200, 100, 50};  // a section is crowded where less than one in so many is free
-constexpr std::size_t kMinShared = 4;                       // crowded sections that the items of a block live through
+constexpr std::array<Bytes, 4> kFreeShares{400, 200, 100, 50};  // a section is crowded where less than one in so many is free
+constexpr std::size_t kMinShared = 4;                           // crowded sections that the items of a block live through
 constexpr Bytes kMaxExcess = 100;  // the load of the blocks may be above that of the items by one in so many
 constexpr std::int64_t kNodesPerTry = 4000, kItemsPerNode = 10;
 constexpr int kUnpackings = 4;
@@ -26,7 +26,7 @@ void each_section(const Part& part, ItemId i, const Visit& visit) {
 }  // namespace
 
 Peaks::Peaks(const Part& part, const LadderOptions& options) : part_(part), random_(options.seed) {
-  for (const Bytes free : kFreeOf) {
+  for (const Bytes free : kFreeShares) {
     auto crowd = std::make_unique<Crowd>(crowded(part, part.load - part.load / free));
     const bool is_known = !crowds_.empty() && crowd->part.num_items() == crowds_.back()->part.num_items();
     const bool is_small = 3 * crowd->part.num_items() <= 2 * part.num_items();

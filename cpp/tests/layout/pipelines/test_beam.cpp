@@ -10,7 +10,7 @@ constexpr std::int64_t kNodes = 400'000;
 
 Packing lowered(const Part& part, Bytes enough, std::int64_t max_nodes, std::uint64_t seed = 0) {
   Packing best = by_birth(part);
-  Beam(part, find_floor(part), seed).lower(enough, max_nodes, [](Bytes) { return false; }, best);
+  Beam(part, find_base(part), seed).lower(enough, max_nodes, [](Bytes) { return false; }, best);
   check_packing(part, best);
   return best;
 }
@@ -61,12 +61,12 @@ TEST(a_beam_that_is_stopped_or_short_of_nodes_goes_on_from_there) {
   for (int most = 0; most < 400; most += 40) {
     Packing best = by_birth(part);
     int num_questions = 0;
-    Beam beam(part, find_floor(part), 0);
+    Beam beam(part, find_base(part), 0);
     beam.lower(part.load, kNodes, [&](Bytes) { return ++num_questions > most; }, best);
     check_packing(part, best);
   }
   Packing best = by_birth(part);
-  Beam beam(part, find_floor(part), 0);
+  Beam beam(part, find_base(part), 0);
   for (int turn = 0; turn < 800; ++turn) {
     const Bytes before = best.height;
     beam.lower(part.load, 500, [](Bytes) { return false; }, best);

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from olla import _core
 from olla.inductor.compat import codegen, fallback
 from olla.inductor.kernels import scheduler as inductor
+from olla.layout import LayoutOptions, place
 
 _ALIGNMENT = {"cpu": 64}
 _OTHER_ALIGNMENT = 512  # of addresses on accelerators, as their allocators give them
@@ -90,20 +90,12 @@ def _planned(lines: Sequence[Any], name: str) -> list[Any]:
         upper = np.array([max(group.live_range.end, group.live_range.begin + 1) for group in members], dtype=np.int64)
         size = np.array([codegen.static_bytes(group) for group in members], dtype=np.int64)
         alignment = _ALIGNMENT.get(device.type, _OTHER_ALIGNMENT)
-        offsets, height, load, *_ = _core.layout(
-            lower,
-            upper,
-            size,
-            alignment,
-            _TIME_LIMIT,
-            0,
-            None,
-            max_nodes=_MAX_NODES,
-            max_placements=_MAX_PLACEMENTS,
-        )
-        codegen.place_groups(members, offsets.tolist(), int(height), f"arena{i}", int(upper.max()))
+        options = LayoutOptions(alignment=alignment, max_nodes=_MAX_NODES, max_placements=_MAX_PLACEMENTS)
+        found = place(lower, upper, size, options, _TIME_LIMIT)
+        arena_bytes, load_bytes = found.height_bytes, found.load_bytes
+        codegen.place_groups(members, found.offsets.tolist(), arena_bytes, f"arena{i}", int(upper.max()))
         record = ArenaRecord(
-            name=name, device=device, arena_bytes=int(height), load_bytes=int(load), num_buffers=len(members)
+            name=name, device=device, arena_bytes=arena_bytes, load_bytes=load_bytes, num_buffers=len(members)
         )
         _records.append(record)
         _log.info("%s", record)

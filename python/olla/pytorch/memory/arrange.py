@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from olla import _core
 from olla.base import Progress
 from olla.graph import Graph
+from olla.layout import LayoutOptions, place
 from olla.plan import Plan, Status
 from olla.planner import plan
 from olla.pytorch.memory.replay import Allocations, Table
@@ -65,9 +66,10 @@ def arrange(
     dies = np.flatnonzero(recorded.freed_at >= 0)
     arena_bytes = load_bytes = 0
     if len(dies):
-        offsets[dies], arena_bytes, load_bytes, _, _ = _core.layout(
-            dies.astype(np.int64), recorded.freed_at[dies], size[dies], alignment, time_limit, seed, progress
-        )
+        options = LayoutOptions(alignment=alignment, seed=seed)
+        lower, upper = dies.astype(np.int64), recorded.freed_at[dies]
+        found = place(lower, upper, size[dies], options, time_limit, progress)
+        offsets[dies], arena_bytes, load_bytes = found.offsets, found.height_bytes, found.load_bytes
     by_op = np.lexsort((recorded.index, recorded.op))
     op_offset = np.zeros(num_ops + 1, dtype=np.int64)
     np.cumsum(np.bincount(recorded.op, minlength=num_ops), out=op_offset[1:])

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from olla import _core
+from olla.layout import LayoutOptions, place
 from olla.plan import Swapped, Swaps
 
 _ALIGNMENT = 512  # bytes, of places in host memory
@@ -104,9 +104,9 @@ def _places(
         return np.zeros(0, dtype=np.int64), after, 0
     ended = np.searchsorted(swaps.start, swaps.in_end, side="left")
     over = np.minimum(np.maximum(ended, swaps.issue + 1), swaps.next + 1).astype(np.int64)
-    places, height, *_ = _core.layout(
-        issued, over, num_bytes, _ALIGNMENT, _LAYOUT_SECONDS, 0, None, max_nodes=_LAYOUT_NODES
-    )
+    options = LayoutOptions(alignment=_ALIGNMENT, max_nodes=_LAYOUT_NODES)
+    found = place(issued, over, num_bytes, options, _LAYOUT_SECONDS)
+    places = found.offsets
     rank = np.empty(num, dtype=np.int64)  # in the queue of copies back: the last one ends after those before it
     rank[np.lexsort((swaps.next, swaps.issue))] = np.arange(num)
     for i in range(num):
@@ -114,4 +114,4 @@ def _places(
         before = np.flatnonzero(shares & (over <= issued[i]))
         if len(before):
             after[i] = before[np.argmax(rank[before])]
-    return places, after, int(height)
+    return places, after, found.height_bytes

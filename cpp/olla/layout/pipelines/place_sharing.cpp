@@ -1,4 +1,4 @@
-#include "olla/layout/pipelines/tie.hpp"
+#include "olla/layout/pipelines/place_sharing.hpp"
 
 #include <algorithm>
 #include <array>
@@ -29,19 +29,20 @@ struct Signature {
 
 }  // namespace
 
-std::unique_ptr<Tie> Tie::find(const Part& part, const Floor& floor, const LadderOptions& options) {
+std::unique_ptr<PlaceSharing> PlaceSharing::find(const Part& part, const LongLivedBase& base, const LadderOptions& options,
+                                                 bool use_peaks) {
   if (!part.fixed.empty()) return nullptr;
-  std::unique_ptr<Tie> tie(new Tie(part, floor, options));
+  std::unique_ptr<PlaceSharing> sharing(new PlaceSharing(part, base, options, use_peaks));
   for (const Section short_sections : kShortSections) {
-    if (!tie->tie(short_sections) || !tie->merge()) continue;
-    if (tie->floor_.height + tie->tied_.load > part.load + part.load / kMaxExcess) continue;
-    tie->ladder_ = std::make_unique<Ladder>(tie->tied_, options);
-    return tie;
+    if (!sharing->assign(short_sections) || !sharing->merge()) continue;
+    if (sharing->base_.height + sharing->shared_.load > part.load + part.load / kMaxExcess) continue;
+    sharing->ladder_ = std::make_unique<Ladder>(sharing->shared_, options);
+    return sharing;
   }
   return nullptr;
 }
 
-Tie::Place Tie::take_place(std::vector<Place>& alike, const Item& item) {
+PlaceSharing::Place PlaceSharing::take_place(std::vector<Place>& alike, const Item& item) {
   Place best = -1;
   for (const Place place : alike) {
     if (free_at_[place] > item.first || size_[place] != item.size) continue;
@@ -58,7 +59,7 @@ Tie::Place Tie::take_place(std::vector<Place>& alike, const Item& item) {
 }
 
 // False where there are too many places.
-bool Tie::tie(Section short_sections) {
+bool PlaceSharing::assign(Section short_sections) {
   place_of_.assign(part_.items.size(), -1);
   size_.clear();
   free_at_.clear();
@@ -67,7 +68,7 @@ bool Tie::tie(Section short_sections) {
   const auto is_short = [&](const Item& item) { return item.last - item.first <= short_sections; };
   for (ItemId i = 0; i < part_.num_items(); ++i) {
     const Item& item = part_.items[i];
-    if (floor_.offsets[i] != kUnplaced || is_short(item)) continue;
+    if (base_.offsets[i] != kUnplaced || is_short(item)) continue;
     place_of_[i] = take_place(alike[mixed(static_cast<std::uint64_t>(item.size))], item);
     if (size_.size() > kMaxPlaces) return false;
     taken[item.first] += mixed(static_cast<std::uint64_t>(place_of_[i]) + 1);
@@ -76,7 +77,7 @@ bool Tie::tie(Section short_sections) {
   std::partial_sum(taken.begin(), taken.end(), taken.begin());
   for (ItemId i = 0; i < part_.num_items(); ++i) {
     const Item& item = part_.items[i];
-    if (floor_.offsets[i] != kUnplaced || !is_short(item)) continue;
+    if (base_.offsets[i] != kUnplaced || !is_short(item)) continue;
     std::uint64_t key = mixed(static_cast<std::uint64_t>(item.size)) + 1;
     for (Section s = std::max(0, item.first - 1); s < item.last; ++s) key = mixed(key + taken[s]);
     place_of_[i] = take_place(alike[key], item);
@@ -86,8 +87,8 @@ bool Tie::tie(Section short_sections) {
 }
 
 // The part whose items are the places: sections where the same of them are taken are one. False where there are too many.
-bool Tie::merge() {
-  tied_ = {};
+bool PlaceSharing::merge() {
+  shared_ = {};
   places_.clear();
   std::vector<std::vector<Stretch>> lifetimes(size_.size());
   std::set<Signature> known;
@@ -100,18 +101,18 @@ bool Tie::merge() {
       return true;
     });
     for (; next < part_.num_items() && part_.items[next].first == s; ++next) {
-      if (floor_.offsets[next] != kUnplaced) continue;
+      if (base_.offsets[next] != kUnplaced) continue;
       alive.push_back(next);
       signature.change(place_of_[next], true);
     }
     if (alive.empty() || !known.insert(signature).second) continue;
     if (known.size() > kMaxSections) return false;
-    const Section section = tied_.num_sections();
-    tied_.section_load.push_back(0);
+    const Section section = shared_.num_sections();
+    shared_.section_load.push_back(0);
     for (const ItemId i : alive) {
       const Place place = place_of_[i];
       std::vector<Stretch>& own = lifetimes[place];
-      tied_.section_load.back() += size_[place];
+      shared_.section_load.back() += size_[place];
       if (own.empty()) places_.push_back(place);
       if (own.empty() || own.back().last < section) own.push_back({section, section});
       ++own.back().last;
@@ -120,29 +121,29 @@ bool Tie::merge() {
   if (places_.empty()) return false;
   for (const Place place : places_) {
     const std::vector<Stretch>& own = lifetimes[place];
-    tied_.items.push_back({own[0].first, own[0].last, size_[place]});
-    tied_.again.emplace_back(own.begin() + 1, own.end());
+    shared_.items.push_back({own[0].first, own[0].last, size_[place]});
+    shared_.again.emplace_back(own.begin() + 1, own.end());
   }
-  tied_.load = tied_.bound = std::ranges::max(tied_.section_load);
+  shared_.load = shared_.bound = std::ranges::max(shared_.section_load);
   return true;
 }
 
-void Tie::lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(Bytes)>& stop, Packing& best) {
-  const Bytes before = packing_.height = best.height - floor_.height;
-  const auto asked = [&](Bytes height) { return stop(std::min(best.height, floor_.height + height)); };
-  const Bytes enough_above = std::max<Bytes>(0, enough - floor_.height);
+void PlaceSharing::lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(Bytes)>& stop, Packing& best) {
+  const Bytes before = packing_.height = best.height - base_.height;
+  const auto asked = [&](Bytes height) { return stop(std::min(best.height, base_.height + height)); };
+  const Bytes enough_above = std::max<Bytes>(0, enough - base_.height);
   ladder_->lower(enough_above, max_nodes / 2, asked, packing_);
-  if (packing_.height > std::max(enough_above, ladder_->bound())) {
-    if (!peaks_) peaks_ = std::make_unique<Peaks>(tied_, options_);
+  if (use_peaks_ && packing_.height > std::max(enough_above, ladder_->bound())) {
+    if (!peaks_) peaks_ = std::make_unique<Peaks>(shared_, options_);
     peaks_->lower(enough_above, max_nodes / 2, asked, packing_);
   }
-  if (packing_.height < before) untie(best);
+  if (packing_.height < before) expand(best);
 }
 
-void Tie::untie(Packing& best) const {
+void PlaceSharing::expand(Packing& best) const {
   std::vector<Offset> offset_of(size_.size(), 0);
-  for (std::size_t k = 0; k < places_.size(); ++k) offset_of[places_[k]] = floor_.height + packing_.offsets[k];
-  best.offsets = floor_.offsets;
+  for (std::size_t k = 0; k < places_.size(); ++k) offset_of[places_[k]] = base_.height + packing_.offsets[k];
+  best.offsets = base_.offsets;
   for (ItemId i = 0; i < part_.num_items(); ++i) {
     if (best.offsets[i] == kUnplaced) best.offsets[i] = offset_of[place_of_[i]];
   }

@@ -1,26 +1,26 @@
-#include "olla/layout/greedy/obstacles.hpp"
+#include "olla/layout/greedy/fixed_items.hpp"
 
 #include <algorithm>
 #include <numeric>
 
 namespace olla {
 
-Obstacles::Obstacles(const Part& part) : part_(fixed_part(part)), offsets_(part_.fixed), pool_(part_), order_(offsets_.size()) {
+FixedItems::FixedItems(const Part& part) : part_(fixed_part(part)), offsets_(part_.fixed), pool_(part_), order_(offsets_.size()) {
   std::iota(order_.begin(), order_.end(), 0);
   restore();
 }
 
-void Obstacles::restore() {
+void FixedItems::restore() {
   pool_.fill(order_);
   num_left_behind_ = 0;
 }
 
-void Obstacles::leave_below(Offset floor) {
+void FixedItems::leave_below(Offset floor) {
   while (num_left_behind_ < std::ssize(offsets_) && offsets_[num_left_behind_] < floor) pool_.remove(num_left_behind_++);
 }
 
 // By rising offset.
-Part Obstacles::fixed_part(const Part& part) {
+Part FixedItems::fixed_part(const Part& part) {
   std::vector<ItemId> ids;
   for (ItemId i = 0; i < part.num_items(); ++i) {
     if (part.is_fixed(i)) ids.push_back(i);
@@ -34,9 +34,9 @@ Part Obstacles::fixed_part(const Part& part) {
   return fixed;
 }
 
-Obstacles::Obstacle Obstacles::next(Section first, Section last) const {
+FixedItems::FixedItem FixedItems::next(Section first, Section last) const {
   const std::int32_t rank = pool_.best(meeting(first, last));
-  return rank == kNoRank ? Obstacle{} : at(rank);
+  return rank == kNoRank ? FixedItem{} : at(rank);
 }
 
 }  // namespace olla

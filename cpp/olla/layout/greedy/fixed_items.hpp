@@ -5,11 +5,11 @@
 
 namespace olla {
 
-class Obstacles {
+class FixedItems {
  public:
-  explicit Obstacles(const Part& part);
+  explicit FixedItems(const Part& part);
 
-  struct Obstacle {
+  struct FixedItem {
     Offset offset = std::numeric_limits<Offset>::max();
     Item item{0, 0, 0};  // size 0: there is none
     std::int32_t rank = kNoRank;
@@ -19,10 +19,10 @@ class Obstacles {
   void leave_below(Offset floor);  // forgets those that begin below; the floor rises from call to call
 
   // The lowest that is left among those alive anywhere in [first, last). As fast as the pool.
-  Obstacle next(Section first, Section last) const;
+  FixedItem next(Section first, Section last) const;
   bool empty() const { return offsets_.empty(); }
 
-  // Calls visit(obstacle) by rising offset for those left that are alive anywhere in [first, last), until it says false.
+  // Calls visit(fixed item) by rising offset for those left that are alive anywhere in [first, last), until it says false.
   template <class Visit>
   void each(Section first, Section last, const Visit& visit) {
     walk_.start(pool_, meeting(first, last));
@@ -35,7 +35,7 @@ class Obstacles {
   static ItemPool::Box meeting(Section first, Section last) {
     return {0, last - 1, first + 1, std::numeric_limits<Section>::max()};
   }
-  Obstacle at(std::int32_t rank) const { return {offsets_[rank], part_.items[rank], rank}; }
+  FixedItem at(std::int32_t rank) const { return {offsets_[rank], part_.items[rank], rank}; }
 
   const Part part_;                    // the fixed items alone
   const std::vector<Offset> offsets_;  // theirs, rising

@@ -1,4 +1,4 @@
-#include "olla/layout/pipelines/tie.hpp"
+#include "olla/layout/pipelines/place_sharing.hpp"
 #include "packings.hpp"
 #include "pipeline.hpp"
 
@@ -9,8 +9,8 @@ namespace {
 // The packing of what is tied, from a stack; unchanged where nothing is.
 Packing lowered(const Part& part, Bytes enough, std::int64_t max_nodes) {
   Packing best = stacked(part);
-  if (const std::unique_ptr<Tie> tie = Tie::find(part, find_floor(part), {})) {
-    tie->lower(enough, max_nodes, [](Bytes) { return false; }, best);
+  if (const std::unique_ptr<PlaceSharing> sharing = PlaceSharing::find(part, find_base(part), {}, true)) {
+    sharing->lower(enough, max_nodes, [](Bytes) { return false; }, best);
   }
   check_packing(part, best);
   return best;
@@ -71,7 +71,7 @@ TEST(what_repeats_nothing_is_not_tied) {
     buffers.push_back({lower, lower + 40, size});
   }
   const Part part = one_part(buffers);
-  CHECK(Tie::find(part, find_floor(part), {}) == nullptr);
+  CHECK(PlaceSharing::find(part, find_base(part), {}, true) == nullptr);
 }
 
 TEST(a_tie_that_is_stopped_leaves_a_valid_packing) {
@@ -79,9 +79,9 @@ TEST(a_tie_that_is_stopped_leaves_a_valid_packing) {
   for (int most = 0; most < 12; ++most) {
     Packing best = stacked(part);
     int num_questions = 0;
-    const std::unique_ptr<Tie> tie = Tie::find(part, find_floor(part), {});
-    CHECK(tie != nullptr);
-    if (tie) tie->lower(part.load, 1'000'000, [&](Bytes) { return ++num_questions > most; }, best);
+    const std::unique_ptr<PlaceSharing> sharing = PlaceSharing::find(part, find_base(part), {}, true);
+    CHECK(sharing != nullptr);
+    if (sharing) sharing->lower(part.load, 1'000'000, [&](Bytes) { return ++num_questions > most; }, best);
     check_packing(part, best);
   }
 }
