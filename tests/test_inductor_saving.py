@@ -163,7 +163,7 @@ def test_no_plan_on_any_curve_is_below_its_bound(model: Joint) -> None:
     points = saving._points(model, evictor)
     for point in points[:: max(1, len(points) // 40)]:
         evictor.reset(point.values, point.steps)
-        added = float(seconds[evictor.runs()["op"]].sum() - seconds.sum())
+        added = float(seconds[evictor.runs().op].sum() - seconds.sum())
         bounds, _ = bounding.least_peak(kernels, max(0.0, added), 60.0, None)
         assert bounds.max() <= point.peak
         tightest = max(tightest, bounds.max() / point.peak)
