@@ -11,16 +11,8 @@ namespace {
 using Column = Array<std::int64_t>;
 using OptionalColumn = std::optional<Array<Offset>>;
 
-struct Found {
-  NumpyArray<Offset> offsets;
-  Bytes height, load, bound;
-  bool is_cancelled;
-};
-struct Fitted {
-  NumpyArray<Offset> offsets;
-  Bytes height;
-  bool is_cancelled;
-};
+using Placed = Found<LayoutResult>;
+using Fitted = Found<FitResult>;
 
 std::vector<Buffer> buffers(const Column& lower, const Column& upper, const Column& size, const OptionalColumn& fixed = {},
                             const OptionalColumn& preferred = {}) {
@@ -37,26 +29,10 @@ std::vector<Buffer> buffers(const Column& lower, const Column& upper, const Colu
   return result;
 }
 
-// Runs a search without the GIL, within a time limit and watched by a Python callback.
-template <class Search>
-auto run(double time_limit, nb::object progress, bool& is_cancelled, const Search& search) {
-  PythonProgress python(std::move(progress));
-  Control control("layout", time_limit, python.function());
-  auto result = [&] {
-    nb::gil_scoped_release release;
-    return search(control);
-  }();
-  python.raise_pending();
-  is_cancelled = control.cancelled();
-  return result;
-}
-
 Fitted fit(const std::vector<Buffer>& list, const std::vector<std::int32_t>& order, Hole rule, Bytes alignment, double time_limit,
            nb::object progress) {
-  bool is_cancelled = false;
-  FitResult result = run(time_limit, std::move(progress), is_cancelled,
-                         [&](Control& control) { return fit_in_order(list, order, rule, alignment, control); });
-  return {to_numpy(std::move(result.offsets)), result.height, is_cancelled};
+  return search("layout", time_limit, kAnyWork, std::move(progress),
+                [&](Control& control) { return fit_in_order(list, order, rule, alignment, control); });
 }
 
 // Fields in the order of the struct, whose defaults hold.
@@ -76,18 +52,16 @@ void bind_options(nb::module_& m) {
 }
 
 void bind_results(nb::module_& m) {
-  nb::class_<Found>(m, "LayoutResult", "Offsets for buffers, and how good they are.")
-      .def_prop_ro(
-          "offsets", [](const Found& r) { return r.offsets; }, nb::rv_policy::reference, "int64[m], bytes: where buffer i begins.")
-      .def_ro("height_bytes", &Found::height, "The largest end of a buffer, sizes rounded up to the alignment.")
-      .def_ro("load_bytes", &Found::load, "Most bytes alive at once, of the same rounded sizes.")
-      .def_ro("bound_bytes", &Found::bound, "No layout is lower; at least the load.")
-      .def_ro("cancelled", &Found::is_cancelled, "Whether the progress callback stopped the search.");
+  nb::class_<Placed>(m, "LayoutResult", "Offsets for buffers, and how good they are.")
+      .def_prop_ro("offsets", array<Placed>(&Placed::offsets), "int64[m], bytes: where buffer i begins.")
+      .def_ro("height_bytes", &Placed::height, "The largest end of a buffer, sizes rounded up to the alignment.")
+      .def_ro("load_bytes", &Placed::load, "Most bytes alive at once, of the same rounded sizes.")
+      .def_ro("bound_bytes", &Placed::bound, "No layout is lower; at least the load.")
+      .def_ro("cancelled", &Placed::cancelled, "Whether the progress callback, or Ctrl-C, ended the search.");
   nb::class_<Fitted>(m, "FitResult", "Offsets for buffers that were placed one after the other.")
-      .def_prop_ro(
-          "offsets", [](const Fitted& r) { return r.offsets; }, nb::rv_policy::reference, "int64[m], bytes: where buffer i begins.")
+      .def_prop_ro("offsets", array<Fitted>(&Fitted::offsets), "int64[m], bytes: where buffer i begins.")
       .def_ro("height_bytes", &Fitted::height, "The largest end of a buffer, sizes rounded up to the alignment.")
-      .def_ro("cancelled", &Fitted::is_cancelled, "Whether the progress callback stopped the search.");
+      .def_ro("cancelled", &Fitted::cancelled, "Whether the progress callback, or Ctrl-C, ended the search.");
 }
 
 }  // namespace
@@ -100,10 +74,8 @@ void bind_layout(nb::module_& m) {
       [](const Column& lower, const Column& upper, const Column& size, const OptionalColumn& fixed, const OptionalColumn& preferred,
          LayoutOptions options, double time_limit, nb::object progress) {
         const std::vector<Buffer> list = buffers(lower, upper, size, fixed, preferred);
-        bool is_cancelled = false;
-        LayoutResult result =
-            run(time_limit, std::move(progress), is_cancelled, [&](Control& control) { return layout(list, options, control); });
-        return Found{to_numpy(std::move(result.offsets)), result.height, result.load, result.bound, is_cancelled};
+        return search("layout", time_limit, kAnyWork, std::move(progress),
+                      [&](Control& control) { return layout(list, options, control); });
       },
       "lower"_a.noconvert(), "upper"_a.noconvert(), "size"_a.noconvert(), "fixed"_a.noconvert().none(),
       "preferred"_a.noconvert().none(), "options"_a, "time_limit"_a, "progress"_a.none(),
