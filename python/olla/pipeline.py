@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _NUM_PEAK_TENSORS = 10
 _LAYOUT_NODES = 200_000  # of the exact search: some seconds, where the greedy passes do not reach the load at once
-_QUICK_LAYOUT_NODES = 20_000  # where the order is limited in work too
 _OURS = {"auto": "order.auto", "program": "order.program", "inductor": "order.list_schedules"}  # the rest: methods
 
 
@@ -205,8 +204,7 @@ class _Run:
         options = self.options
         if len(buffers.size) == 0:
             return buffers.size
-        max_nodes = _LAYOUT_NODES if options.max_work is None else _QUICK_LAYOUT_NODES
-        effort = LayoutOptions(alignment=options.alignment, seed=options.seed, max_nodes=max_nodes)
+        effort = LayoutOptions(alignment=options.alignment, seed=options.seed, max_nodes=_LAYOUT_NODES)
         found = place(buffers.lower, buffers.upper, buffers.size, effort, limit, self.progress)
         self.layout_bound = found.bound_bytes
         self.interrupted |= found.cancelled
