@@ -164,7 +164,7 @@ def test_crowded_and_unknown_folders_are_named() -> None:
     assert problems({"misc/one.hpp": ""}) == ["cpp/olla/misc: a folder that the table of includes does not name"]
 
 
-# "name"_a = value, "name"_a.noconvert() = value; `core.name`, what a struct of the core says itself, is none of a binding.
+# "name"_a = value, "name"_a.noconvert() = value; but not `core.name`, what a struct of the core says itself.
 _DEFAULT = re.compile(r"""_a(?:\.\w+\(\))*\s*=(?!\s*core\.)""")
 
 
