@@ -11,11 +11,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
+from typing import Any
 from unittest import mock
 
 import olla
 from olla import pipeline, planner
 from olla.plan import Plan, Recomputed
+from olla.recompute import search
+from olla.recompute.rewrite import recomputed_graph
 from olla.recompute.search import RecomputeSearch
 
 
@@ -29,23 +32,23 @@ def count(graph: olla.Graph, share: float = 0.7, time_limit: float = 60.0) -> tu
     digests: set[str] = set()
     targets: set[int] = set()
 
-    def rewrite(search: RecomputeSearch) -> Recomputed:
-        built = make(search)
+    def rewrite(*given: Any) -> Recomputed:
+        built = recomputed_graph(*given)
         counts["built"] += 1
         digests.add(built.graph.digest)
         return built
 
-    def lowered(search: RecomputeSearch, target: int) -> tuple[Recomputed] | None:
+    def lowered(self: RecomputeSearch, target: int) -> tuple[Recomputed] | None:
         targets.add(target)
-        return within(search, target)
+        return within(self, target)
 
     best = olla.plan(graph, layout=False, time_limit=time_limit).peak_bytes
     budget = int(graph.resident_bytes + share * (best - graph.resident_bytes))
-    make, within = RecomputeSearch._rewrite, RecomputeSearch.within
+    within = RecomputeSearch.within
     with (
         mock.patch.object(pipeline, "run", side_effect=pipeline.run) as run,
         mock.patch.object(planner, "check", side_effect=planner.check) as check,
-        mock.patch.object(RecomputeSearch, "_rewrite", rewrite),
+        mock.patch.object(search, "recomputed_graph", rewrite),
         mock.patch.object(RecomputeSearch, "within", lowered),
     ):
         plan = olla.plan(graph, budget=budget, host_budget="64GB", time_limit=time_limit)

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from olla import _core
 from olla.base import Progress, rivals, watched
 from olla.errors import BudgetError
-from olla.graph import Graph, Lists, Rerun, Rules
+from olla.graph import Graph, Rules
 from olla.graph.operators import without_replays
 from olla.order.base_orders import base_orders, early_updates, induced
 from olla.pipeline import Ordered, find_order
 from olla.plan import Options, Plan, Recomputed
-from olla.recompute.refusal import refusal
+from olla.recompute.bounds import CutBounds, refusal
+from olla.recompute.rewrite import recomputed_graph
 
 # What a search may do is limited in work, so that its results are the same on every machine; time limits it only where
 # a caller leaves less than the work takes. A million units take about 10 ms of ordering, 60 ms of choosing.
@@ -38,7 +39,6 @@ _BOUND_SHARE = 0.1  # of the time limit, for one lower bound
 _CLOSE = 0.002  # a peak this near to its bound is not searched for further
 _MAX_ROUNDS = 1000  # of the local search; work ends it earlier on all but small graphs
 _NUM_SEED_OPS = 3  # whose bounds the local search starts from, too
-_NUM_BOUND_OPS = 12  # per source of ops whose cuts make a bound
 
 
 class _Start(NamedTuple):
@@ -195,7 +195,7 @@ class RecomputeSearch:
             limit,
             self.progress,
             work,
-            self._busiest_ops()[:_NUM_SEED_OPS].tolist(),
+            self.cut_bounds().ops[:_NUM_SEED_OPS].tolist(),
         )
 
     def _rebase(self, peak_bytes: int, added_seconds: float | None, work: int) -> None:
@@ -223,9 +223,9 @@ class RecomputeSearch:
 
         bound = 0.0
         if added_seconds is None:
-            bound = self.least_added_seconds(peak_bytes)
+            bound = self.cut_bounds().least_added_seconds(peak_bytes)
         else:
-            peak_bytes = self.least_peak(added_seconds)
+            peak_bytes = self.cut_bounds().least_peak(added_seconds)
         found = solve_choice(
             self.evictor,
             peak_bytes=peak_bytes,
@@ -241,19 +241,9 @@ class RecomputeSearch:
     def _close_enough(self, peak_bytes: int, added_seconds: float | None) -> bool:
         """Whether the bounds leave next to nothing to gain."""
         if added_seconds is None:
-            gap = self.evictor.added_seconds - self.least_added_seconds(peak_bytes)
+            gap = self.evictor.added_seconds - self.cut_bounds().least_added_seconds(peak_bytes)
             return gap <= _CLOSE * self.base_seconds
-        return self.evictor.peak <= (1 + _CLOSE) * self.least_peak(added_seconds)
-
-    def least_peak(self, added_seconds: float) -> int:
-        """Return bytes: no rewriting that adds at most these seconds has a lower peak."""
-        peaks, _ = self.evictor.least_peak(self._busiest_ops(), added_seconds, self._bound_seconds(), None)
-        return max(int(peaks.max(initial=0)), self.graph.resident_bytes)
-
-    def least_added_seconds(self, peak_bytes: int) -> float:
-        """Return seconds: no rewriting with at most this peak adds less."""
-        seconds, _ = self.evictor.least_added_seconds(self._busiest_ops(), peak_bytes, self._bound_seconds(), None)
-        return float(seconds.max(initial=0.0))
+        return self.evictor.peak <= (1 + _CLOSE) * self.cut_bounds().least_peak(added_seconds)
 
     def least(self, added_seconds: float) -> tuple[Recomputed]:
         """Find the least peak that adds at most so many seconds."""
@@ -268,7 +258,7 @@ class RecomputeSearch:
         if not self._has_chosen or self.evictor.peak > peak_bytes:
             self.choose(peak_bytes, math.inf)
         self._has_chosen = True
-        if self.evictor.peak > peak_bytes and self.least_peak(math.inf) <= peak_bytes:
+        if self.evictor.peak > peak_bytes and self.cut_bounds().least_peak(math.inf) <= peak_bytes:
             self.improve(0, math.inf)  # the greedy stopped above what may be there
         if self.evictor.peak <= peak_bytes:
             self.improve(peak_bytes, None)
@@ -278,7 +268,7 @@ class RecomputeSearch:
 
     def last_resort(self, budget_bytes: int) -> tuple[Recomputed] | None:
         """Find the least peak at whatever time, where nothing was found within a budget and something may be."""
-        if self.least_peak(math.inf) > budget_bytes:
+        if self.cut_bounds().least_peak(math.inf) > budget_bytes:
             return None
         rest = replace(self.options, time_limit=self._left())
         search = RecomputeSearch(self.graph, self.rules, rest, self.progress, self.base)
@@ -298,25 +288,13 @@ class RecomputeSearch:
 
     def refused(self, budget_bytes: int) -> BudgetError:
         """Return the error for a budget that nothing was found for."""
-        ops = self._busiest_ops()
-        bounds, _ = self.evictor.least_peak(ops, math.inf, self._bound_seconds(), None)
-        by_bound = np.argsort(-bounds, kind="stable")[:3]
-        return refusal(self.graph, budget_bytes, self.lowest_bytes, ops[by_bound], bounds[by_bound], "more levers")
+        ops, needs = self.cut_bounds().forcing()
+        return refusal(self.graph, budget_bytes, self.lowest_bytes, ops, needs, "more levers")
 
-    def _bound_seconds(self) -> float:
-        return max(0.05, min(self._left(), _BOUND_SHARE * self.options.time_limit))
-
-    def _busiest_ops(self, origin: NDArray[np.int32] | None = None) -> NDArray[np.int32]:
-        """Return ops of the graph with most live memory: their cuts bound best.
-
-        Args:
-            origin: op of the graph that each op of a plan stands for, most live memory first; None: the base order's.
-        """
-        live = _core.profile(self.graph.core, self.order).live_bytes
-        ops = [self.order[np.argsort(-live, kind="stable")][:_NUM_BOUND_OPS]]
-        if origin is not None:
-            ops.append(origin[:_NUM_BOUND_OPS])
-        return np.array(list(dict.fromkeys(np.concatenate(ops).tolist())), dtype=np.int32)
+    def cut_bounds(self) -> CutBounds:
+        """Return the bounds by the cuts around the busiest ops of the base order."""
+        seconds = max(0.05, min(self._left(), _BOUND_SHARE * self.options.time_limit))
+        return CutBounds(self.graph, self.order, self.evictor, seconds)
 
     def bounds(self, plan: Plan, added_seconds: float, peak_bytes: int) -> tuple[int, float]:
         """Return what is proved about every other plan.
@@ -329,55 +307,13 @@ class RecomputeSearch:
         Returns:
             The least peak within its added time, in bytes; the least added time within `peak_bytes`, in seconds.
         """
-        assert plan.graph is not None
-        assert plan.recomputed is not None
-        live = _core.profile(plan.graph.core, plan.order).live_bytes
-        ops = self._busiest_ops(plan.recomputed.origin[plan.order[np.argsort(-live, kind="stable")]])
-        peaks, _ = self.evictor.least_peak(ops, added_seconds, self._bound_seconds(), self.progress)
-        seconds, _ = self.evictor.least_added_seconds(ops, peak_bytes, self._bound_seconds(), self.progress)
-        return max(int(peaks.max(initial=0)), self.graph.resident_bytes), float(seconds.max(initial=0.0))
+        bounds = self.cut_bounds().beside(plan)
+        return bounds.least_peak(added_seconds), bounds.least_added_seconds(peak_bytes)
 
     def rewritten(self) -> Recomputed:
         """Return the graph that the decisions in force make."""
         order, drops = self.starts[0].order, self.evictor.drops
         decisions = (order.tobytes(), *(column.tobytes() for column in drops))
         if self._latest is None or self._latest[0] != decisions:
-            self._latest = decisions, self._rewrite()
+            self._latest = decisions, recomputed_graph(self.graph, self.rules, self.evictor)
         return self._latest[1]
-
-    def _rewrite(self) -> Recomputed:
-        made = self.evictor.rewritten()
-        origin, rerun, tensor_origin = made.origin, made.rerun, made.tensor_origin
-        old, r = self.graph, self.rules
-        again = rerun != Rerun.NEVER
-        share = np.divide(r.rerun_seconds, r.seconds, out=np.ones_like(r.seconds), where=r.seconds > 0)
-        numbers = {name: getattr(old, name)[origin] for name in ("flops", "launches", "recomputable")}
-        texts = {
-            name: [getattr(old, name)[v] for v in origin] for name in ("op_names", "op_kinds", "targets", "shapes")
-        }
-        graph = Graph.from_arrays(
-            name=old.name,
-            tensor_bytes=made.tensor_bytes,
-            donated=made.donated.astype(np.bool_),
-            tensor_kinds=[old.tensor_kinds[t] for t in tensor_origin],
-            tensor_names=[old.tensor_names[t] for t in tensor_origin],
-            **{name: Lists(*getattr(made, name)) for name in ("reads", "writes", "mutates", "after")},
-            workspace_bytes=made.workspace_bytes,
-            seconds=old.seconds[origin] * np.where(again, share[origin], 1.0),
-            moved_bytes=np.where(again, r.rerun_moved_bytes[origin], old.moved_bytes[origin]),
-            random=made.random.astype(np.bool_),
-            outputs=made.outputs,
-            **numbers,
-            **texts,
-        )
-        written = np.diff(old.writes.offset)[origin]
-        added = math.fsum((*r.seconds[origin[~again]], *r.rerun_seconds[origin[again]], *-r.seconds))
-        return Recomputed(
-            graph=graph,
-            origin=origin,
-            rerun=rerun,
-            tensor_origin=tensor_origin,
-            added_seconds=max(0.0, added),
-            num_recomputed=graph.num_ops - old.num_ops,
-            num_in_place=int(np.sum((np.diff(graph.writes.offset) < written) & (rerun != Rerun.FIRST_RESULT))),
-        )

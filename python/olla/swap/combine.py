@@ -15,7 +15,7 @@ from olla.errors import BudgetError
 from olla.graph import Graph, Rules
 from olla.pipeline import find_order
 from olla.plan import Options, Plan, Recomputed, Swapped, Swapping, Swaps
-from olla.recompute.refusal import refusal
+from olla.recompute.bounds import refusal
 from olla.recompute.search import RecomputeSearch
 from olla.swap.bound import SwapBound, working_sets
 from olla.swap.choose import plan_swaps
@@ -118,7 +118,7 @@ class CombinedSearch:
             if found.swaps.peak_bytes < best.swaps.peak_bytes:
                 best = found
         lowest = self._settled(best, added_seconds)
-        if best is not alone and lowest[1].swaps.peak_bytes > self.recompute.least_peak(added_seconds):
+        if best is not alone and lowest[1].swaps.peak_bytes > self.recompute.cut_bounds().least_peak(added_seconds):
             return min(lowest, self._settled(alone, added_seconds), key=lambda rewrites: rewrites[1].swaps.peak_bytes)
         return lowest  # there is no lower one without swaps
 
