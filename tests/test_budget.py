@@ -272,12 +272,13 @@ def test_norms_run_again_from_their_statistics_and_update_no_buffer() -> None:
     assert r.rerun_moved_bytes[1] == 2000
 
 
-def test_extra_precedences_are_kept_beside_a_budget() -> None:
+@pytest.mark.parametrize("swapping", [{}, {"swap": True, "link": 1e9}, {"method": "autoswap"}])
+def test_extra_precedences_are_kept_beside_a_budget(swapping: dict[str, object]) -> None:
     g = training_chain()
     names = g.op_names
     pair = (names.index("input_7"), names.index("weight_6"))
     first, second = names.index("weight_7"), names.index("input_7")
-    plan = olla.plan(g, max_slowdown=0.2, precedences=[pair, (first, second)], time_limit=2.0)
+    plan = olla.plan(g, max_slowdown=0.2, precedences=[pair, (first, second)], time_limit=2.0, **swapping)
     olla.check(g, plan)
     runs = plan.origin[plan.order].tolist()
     assert runs.index(first) < runs.index(second)
