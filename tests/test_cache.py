@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 from steps import nn, square, torch
+from test_budget import training_chain
 
 import olla
 from olla.base.folders import cache_folder
+from olla.errors import PlanError
 from olla.pytorch import cache
 
 pytestmark = pytest.mark.torch
@@ -178,6 +180,16 @@ def test_an_injected_entry_is_made_again(order: str, tmp_path: Path) -> None:
     assert again[0] is False
     assert again[1:3] == first[1:3]
     assert not list(tmp_path.rglob("was_run"))
+
+
+def test_a_plan_of_the_last_graph_alone_is_no_entry_of_the_first() -> None:
+    graph = training_chain()
+    plan = olla.plan(graph, minimise="peak", time_limit=1.0)
+    assert cache._checked(plan.to_object(), graph).to_object() == plan.to_object()
+    assert plan.graph is not None
+    olla.check(plan.graph, plan)
+    with pytest.raises(PlanError, match="made for another graph"):
+        cache._checked(plan.to_object(), plan.graph)
 
 
 def _exchanged(order: list[int], i: int) -> np.ndarray:

@@ -24,6 +24,7 @@ import torch
 from olla.base import files
 from olla.base.folders import cache_folder, own_folder
 from olla.check.check import check
+from olla.errors import PlanError
 from olla.graph import Graph
 from olla.plan import Plan
 from olla.pytorch.capture import Captured
@@ -263,6 +264,8 @@ def _checked(content: Any, graph: Graph) -> Plan:
         OllaError: it is no plan of the graph.
     """
     plan = Plan.from_object(content)
+    if plan.source_digest != graph.digest:  # what its rewritings start from is not to be proved then
+        raise PlanError("it was made for another graph", rule="digest")
     check(graph, plan)
     return plan
 
