@@ -185,11 +185,12 @@ def test_an_injected_entry_is_made_again(order: str, tmp_path: Path) -> None:
 def test_a_plan_of_the_last_graph_alone_is_no_entry_of_the_first() -> None:
     graph = training_chain()
     plan = olla.plan(graph, minimise="peak", time_limit=1.0)
-    assert cache._checked(plan.to_object(), graph).to_object() == plan.to_object()
+    content = json.loads(json.dumps(plan.to_object()))
+    assert cache._checked(content, graph).rewrites
     assert plan.graph is not None
     olla.check(plan.graph, plan)
     with pytest.raises(PlanError, match="made for another graph"):
-        cache._checked(plan.to_object(), plan.graph)
+        cache._checked(content, plan.graph)
 
 
 def _exchanged(order: list[int], i: int) -> np.ndarray:
