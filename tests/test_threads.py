@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import random
 import threading
 import time
@@ -310,6 +311,15 @@ def test_a_capture_interrupted_at_any_moment_leaves_the_process_and_the_model_as
     assert capture(world).graph.to_dict() == wanted
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C raises, even where the shell started this process in the background and it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_a_second_interrupt_ends_a_capture_that_waits_for_something() -> None:
     model = nn.Linear(2, 2)
 
