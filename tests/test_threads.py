@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
