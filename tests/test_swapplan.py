@@ -107,10 +107,10 @@ def test_a_plan_that_swaps_comes_back_from_its_file_as_it_was(tmp_path: Path) ->
 @pytest.mark.parametrize("seed", [4, 9, 11, 18, 22])
 def test_a_budget_with_swaps_is_met_where_one_without_is_and_no_later(seed: int) -> None:
     graph = random_graph(60, seed=seed, window=20, max_bytes=10_000_000)
-    least = olla.plan(graph, minimise="peak", time_limit=5.0)
+    least = olla.plan(graph, minimise="peak", time_limit=30.0)  # work ends all searches, on a busy machine too
     total = needed_bytes(least)
-    without = olla.plan(graph, budget=total, time_limit=5.0)
-    found = olla.plan(graph, budget=total, swap=True, time_limit=10.0)
+    without = olla.plan(graph, budget=total, time_limit=30.0)
+    found = olla.plan(graph, budget=total, swap=True, time_limit=60.0)
     assert needed_bytes(found) <= total
     assert found.added_seconds <= without.added_seconds * (1 + 1e-9)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,33 +20,23 @@ from olla.order import Answer, Problem
 from olla.plan import Options, Plan, Status
 from olla.plan.peak import LiveTensor, OpAt
 
-if TYPE_CHECKING:
-    from olla._core import Graph as CoreGraph
-
 _NUM_PEAK_TENSORS = 10
 _LAYOUT_NODES = 200_000  # of the exact search: some seconds, where the greedy passes do not reach the load at once
-_OURS = {"auto": "order.auto", "program": "order.program", "inductor": "order.list_schedules"}  # the rest: methods
+OURS = {"auto": "order.auto", "program": "order.program", "inductor": "order.list_schedules"}  # the rest: methods
 
 
 class Ordered(NamedTuple):
     """An order of a graph's ops, and what is known about it.
 
     Attributes:
-        core: the core graph, extra precedences included.
-        before, after: int32[k], these: op before[i] runs before op after[i].
         answer: of the method: the order and its proof.
         peak_bytes: of the order.
         lower_bound_bytes: no valid order has a lower peak.
-        is_interrupted: Ctrl-C or the progress callback ended the search.
     """
 
-    core: CoreGraph
-    before: NDArray[np.int32]
-    after: NDArray[np.int32]
     answer: Answer
     peak_bytes: int
     lower_bound_bytes: int
-    is_interrupted: bool
 
     @property
     def order(self) -> NDArray[np.int32]:
@@ -99,10 +89,10 @@ class _Run:
         self.order = answer.order
         peak: int = _core.profile(self.core, self.order).peak_bytes
         bound = max(answer.lower_bound_bytes, self.core.resident_bytes)
-        return Ordered(self.core, self.before, self.after, answer, peak, bound, self.interrupted)
+        return Ordered(answer, peak, bound)
 
     def plan(self) -> Plan:
-        *_, answer, peak, bound, _ = self.ordered()
+        answer, peak, bound = self.ordered()
         program_peak: int = _core.profile(self.graph.core, np.arange(self.graph.num_ops, dtype=np.int32)).peak_bytes
         placement = self._place(answer)
         status = Status.OPTIMAL if peak == bound else Status.FEASIBLE
@@ -283,5 +273,5 @@ def solver(method: str) -> Callable[[Problem], Answer]:
         >>> solver("program").__module__
         'olla.order.program'
     """
-    module = _OURS.get(method, f"methods.{method}")
+    module = OURS.get(method, f"methods.{method}")
     return cast(Callable[[Problem], Answer], importlib.import_module(f"olla.{module}").solve)

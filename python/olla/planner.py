@@ -18,7 +18,21 @@ from olla.check.check import check
 from olla.errors import BudgetError, PlanError, SolverError
 from olla.graph import DeviceProfile, Rules, rules
 from olla.graph.precedences import with_precedences
-from olla.plan import Chunked, Costs, Goal, Link, Options, Plan, Request, Rewrite, Source, asked, graph_of
+from olla.plan import (
+    METHODS,
+    Chunked,
+    Costs,
+    Goal,
+    Link,
+    Options,
+    Plan,
+    Request,
+    Rewrite,
+    Source,
+    Swapped,
+    asked,
+    graph_of,
+)
 from olla.plan.swapped import SwapDecision
 
 _MAX_LAYOUTS = 6  # rewritten graphs laid out until the arena fits a budget
@@ -159,14 +173,13 @@ def run(request: Request) -> Plan:
     try:
         check(request.graph, plan)
     except PlanError as error:
-        if plan.method in ("auto", "program", "inductor", "given", "autoswap"):
+        if plan.method in pipeline.OURS or plan.method not in METHODS:  # the layout is ours
             raise
         why = f"its layout breaks rule {error.rule!r}: {error}"
         raise SolverError(f"method {plan.method!r} failed: {why}", rule=error.rule, ids=error.ids) from error
     end = time.perf_counter()
-    before = request.seconds or {}
-    total = end - start + before.get("read", 0.0)
-    return replace(plan, seconds={**before, **plan.seconds, "check": end - middle, "total": total})
+    total = end - start + request.seconds.get("read", 0.0)
+    return replace(plan, seconds={**request.seconds, **plan.seconds, "check": end - middle, "total": total})
 
 
 class Search(Protocol):
@@ -330,7 +343,7 @@ class _Rewriting:
         """Order and lay out the last graph."""
         request, options = self.request, search.final_options()
         last = rewrites[-1]
-        swaps = last.kind == "swapped"
+        swaps = isinstance(last, Swapped)
         if swaps:
             options = replace(options, order=np.arange(last.graph.num_ops, dtype=np.int32))
         figures = pipeline.run(last.graph, options, request.progress)
@@ -382,7 +395,7 @@ def with_costs(plan: Plan, costs: Costs) -> Plan:
     """
     rewrites = list[Rewrite]()
     for rewrite in plan.rewrites:
-        if rewrite.kind != "chunked":
+        if not isinstance(rewrite, Chunked):
             costs = costs.through(rewrite)
             rewrite = replace(rewrite, graph=costs.on(rewrite.graph))
         rewrites.append(rewrite)

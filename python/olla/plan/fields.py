@@ -133,6 +133,10 @@ def _json(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, Graph):
         return value.to_dict()
+    if isinstance(value, tuple):
+        return [_json(item) for item in value]
+    if hasattr(value, "to_object"):
+        return value.to_object()
     return value.value if isinstance(value, Enum) else value
 
 

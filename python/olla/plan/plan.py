@@ -299,8 +299,7 @@ class Plan:
         Returns:
             "format" and "version", then one key per attribute; arrays are lists.
         """
-        content = {"format": FORMAT, "version": VERSION, **fields.to_object(self, _FIELDS)}
-        return {**content, "rewrites": [rewrite.to_object() for rewrite in self.rewrites]}
+        return {"format": FORMAT, "version": VERSION, **fields.to_object(self, _FIELDS)}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,4 +70,4 @@ class Request:
     chunked: Chunked | None = None
     restrict: Callable[[Rules, Chunked | None], Rules] | None = None
     costs: Costs | None = None
-    seconds: dict[str, float] | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,7 +17,7 @@ COPY = -1  # origin of an op that stands for none: a copy to host memory or back
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Rewrite:
+class Rewrite(ABC):
     """One step from the graph that was given to the graph that is planned.
 
     Attributes:
@@ -45,9 +46,9 @@ class Rewrite:
             if isinstance(value, np.ndarray):
                 value.flags.writeable = False
 
+    @abstractmethod
     def line(self) -> str:
         """Say in one line what was rewritten."""
-        raise NotImplementedError
 
     def to_object(self) -> dict[str, Any]:
         """Return it as what `json.dumps` takes: its kind, then a key per attribute."""

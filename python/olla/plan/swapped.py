@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla.base import human_bytes
-from olla.errors import PlanError
 from olla.graph import Graph, Rules
 from olla.plan import fields
 from olla.plan.rewrite import Rewrite
-from olla.plan.swaps import Swaps
+from olla.plan.swaps import Swaps, read_swaps
 
 
 class SwapDecision(NamedTuple):
@@ -40,25 +39,6 @@ class SwapDecision(NamedTuple):
         )
 
 
-_COPIES: fields.Table = {
-    **dict.fromkeys(("tensor", "ready", "last", "freed", "issue", "next"), fields.integers(np.int32)),
-    **dict.fromkeys(("start", "out_start", "out_end", "in_start", "in_end"), fields.seconds_list),
-    "peak_bytes": fields.count,
-    "stall_seconds": fields.seconds,
-    "host_bytes": fields.count,
-    "swapped_bytes": fields.count,
-    "base_seconds": fields.seconds,
-}
-
-
-def _read_swaps(key: str, value: object) -> Swaps:
-    columns = fields.from_object(fields.section(key, value, _COPIES), _COPIES, f"{key}.")
-    lengths = {len(column) for name, column in columns.items() if np.ndim(column) and name != "start"}
-    if len(lengths) > 1:
-        raise PlanError(f"the columns of {key} have different lengths: was the file edited?", rule="type")
-    return Swaps(**columns)
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Swapped(Rewrite, kind="swapped"):
     """A graph that copies tensors to host memory and back; see `olla.swap.swapped_graph`.
@@ -71,11 +51,7 @@ class Swapped(Rewrite, kind="swapped"):
 
     swaps: Swaps
 
-    table: ClassVar[fields.Table] = {"swaps": _read_swaps}
-
-    def to_object(self) -> dict[str, object]:
-        """Return it as what `json.dumps` takes."""
-        return {**super().to_object(), "swaps": fields.to_object(self.swaps, _COPIES)}
+    table: ClassVar[fields.Table] = {"swaps": read_swaps}
 
     def line(self) -> str:
         """Say in one line what is swapped."""

@@ -14,7 +14,7 @@ from olla import _core, planner
 from olla.base import Progress
 from olla.errors import BudgetError, PlanError
 from olla.graph import Graph, Rules, rules
-from olla.plan import Chunked, Costs, Goal, Options, Plan, Request, Swapping, composed
+from olla.plan import Chunked, Costs, Goal, Options, Plan, Request, Rewrite, Swapping, composed
 from olla.pytorch.capture import Captured
 from olla.pytorch.program.chunks import suits, with_chunks
 from olla.pytorch.program.forms import narrowed
@@ -229,7 +229,7 @@ class Planner:
         return found
 
 
-def rewrites_of(found: Plan) -> list[Any]:
+def rewrites_of(found: Plan) -> list[Rewrite]:
     """Return what was rewritten in the step that runs: its losses are in chunks already."""
     return [rewrite for rewrite in found.rewrites if rewrite is not found.chunked]
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 
 from olla import _core
-from olla.base import Progress
 from olla.errors import BudgetError
 from olla.graph import Graph, Rules
 from olla.plan import Options, Plan, Swapped, Swapping, Swaps
@@ -27,27 +26,12 @@ class AutoSwapSearch:
         rules: of its ops; their seconds count.
         options: of `olla.plan`; its time limit counts from here on.
         swapping: how tensors may be swapped.
-        progress: nothing asks it.
-        scores: of these, the best.
-
-    Raises:
-        ValueError: a score is unknown.
     """
 
     details: tuple[str, ...] = ()
 
-    def __init__(
-        self,
-        graph: Graph,
-        rules: Rules,
-        options: Options,
-        swapping: Swapping,
-        progress: Progress | None = None,
-        scores: tuple[str, ...] = SCORES,
-    ) -> None:
-        if unknown := set(scores) - set(SCORES):
-            raise ValueError(f"score is {sorted(unknown)[0]!r}, expected one of {', '.join(SCORES)}")
-        self.graph, self.rules, self.options, self.swapping, self.scores = graph, rules, options, swapping, scores
+    def __init__(self, graph: Graph, rules: Rules, options: Options, swapping: Swapping) -> None:
+        self.graph, self.rules, self.options, self.swapping = graph, rules, options, swapping
         program = np.arange(graph.num_ops, dtype=np.int32)
         self.order = program if options.order is None else options.order.astype(np.int32)
         self.base_peak_bytes = _core.profile(graph.core, self.order).peak_bytes
@@ -60,12 +44,12 @@ class AutoSwapSearch:
     def least(self, added_seconds: float) -> tuple[Swapped]:
         """Find the least peak for which ops wait at most so many seconds."""
         slowdown = added_seconds / self.base_seconds if self.base_seconds > 0 else 0.0
-        found = (self.method.least_peak(score, slowdown) for score in self.scores)
+        found = (self.method.least_peak(score, slowdown) for score in SCORES)
         return self._swapped(min(found, key=lambda swaps: swaps.peak_bytes))
 
     def within(self, peak_bytes: int) -> tuple[Swapped] | None:
         """Find the least stall for a peak; None where that is not reached."""
-        found = [self.method.at_limit(score, peak_bytes) for score in self.scores]
+        found = [self.method.at_limit(score, peak_bytes) for score in SCORES]
         self.lowest_bytes = min(self.lowest_bytes, *(swaps.peak_bytes for swaps in found))
         fitting = [s for s in found if s.peak_bytes <= peak_bytes and s.host_bytes <= self.method.host_bytes]
         return self._swapped(min(fitting, key=lambda swaps: swaps.stall_seconds)) if fitting else None
