@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,7 +14,7 @@ from numpy.typing import ArrayLike
 from olla import pipeline
 from olla.base import Progress, rivals
 from olla.check.check import check
-from olla.errors import BudgetError, PlanError, SolverError
+from olla.errors import PlanError, SolverError
 from olla.graph import DeviceProfile, Rules, rules
 from olla.graph.precedences import with_precedences
 from olla.plan import (
@@ -33,6 +32,7 @@ from olla.plan import (
     asked,
     graph_of,
 )
+from olla.plan.search import Search
 from olla.plan.swapped import SwapDecision
 
 _MAX_LAYOUTS = 6  # rewritten graphs laid out until the arena fits a budget
@@ -180,36 +180,6 @@ def run(request: Request) -> Plan:
     end = time.perf_counter()
     total = end - start + request.seconds.get("read", 0.0)
     return replace(plan, seconds={**request.seconds, **plan.seconds, "check": end - middle, "total": total})
-
-
-class Search(Protocol):
-    """A search for rewritings of one graph. It orders where it has to, but lays out nothing and makes no plan."""
-
-    base_peak_bytes: int
-    base_seconds: float
-    lowest_bytes: int
-
-    @property
-    def details(self) -> tuple[str, ...]:
-        """Lines for a reader who wants to know more."""
-
-    def least(self, added_seconds: float, /) -> Sequence[Rewrite]:
-        """Find the least peak that adds at most so many seconds."""
-
-    def within(self, peak_bytes: int, /) -> Sequence[Rewrite] | None:
-        """Find the least added time for a peak; None where that is not reached."""
-
-    def last_resort(self, budget_bytes: int, /) -> Sequence[Rewrite] | None:
-        """Find the least peak at whatever time, where nothing was found within a budget and something may be."""
-
-    def final_options(self) -> Options:
-        """Return the options by which the graph that was found is ordered and laid out."""
-
-    def bounds(self, plan: Plan, added_seconds: float, peak_bytes: int, /) -> tuple[int, float]:
-        """Return the least peak of every plan within an added time, and the least added time within a peak."""
-
-    def refused(self, budget_bytes: int, /) -> BudgetError:
-        """Return the error for a budget that nothing was found for."""
 
 
 class _Rewriting:
