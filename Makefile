@@ -14,7 +14,7 @@ TOOLS := $(VENV)/.tools
 PACKAGE := $(VENV)/.package
 # The folders too: their times change when a file is added or removed.
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cpp/olla cpp/bindings cpp/torch python -not -path '*/__pycache__*')
-CXX_FILES = $(shell find $(wildcard cpp bench) -name '*.[ch]pp')
+CXX_FILES = $(shell find $(wildcard cpp bench tests) -name '*.[ch]pp')
 # Code that hangs where no Python runs: its worker says where, and ends.
 HANGS := -o faulthandler_timeout=660 -o faulthandler_exit_on_timeout=true
 say = @printf '\n== %s\n' $(1)
@@ -23,14 +23,14 @@ SHELL := /bin/bash
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test env lint stub-check stubs format cpp-test thread-test py-test slow-test wheel wheel-test bench bench-native pins clean
+.PHONY: help demo test env lint stub-check stubs format cpp-test thread-test py-test cuda-test slow-test wheel wheel-test bench bench-native pins clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 demo: $(PACKAGE)  ## capture, plan and report GPT-2 small and ResNet-50
 	$(call say,'Demo')
-	$(BIN)/python bench/demo.py
+	$(BIN)/python bench/pytorch/demo.py
 
 test: lint cpp-test py-test  ## lint, types, stubs, C++ tests (plain and sanitized), Python tests
 
@@ -99,6 +99,12 @@ py-test: $(PACKAGE)  ## Python tests; PYTEST_ARGS='-k order' picks some
 	$(call say,'Python tests')
 	$(BIN)/python -m pytest -n $(JOBS) --timeout 600 $(HANGS) -m 'not slow' $(PYTEST_ARGS)
 
+cuda-test:  ## the tests of CUDA, where there is no GPU under a stand-in; Linux x86-64; gets torch's CUDA build (2.5 GB)
+	PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS= PIP_EXTRA_INDEX_URL= $(MAKE) --no-print-directory env VENV=$(VENV)-cuda
+	$(call say,'CUDA tests')
+	settings=$$($(VENV)-cuda/bin/python tests/cuda/standin.py) && eval "$$settings" && \
+	  $(VENV)-cuda/bin/python -m pytest -n $(JOBS) --timeout 600 $(HANGS) $(PYTEST_ARGS) tests/cuda
+
 slow-test: $(PACKAGE)  ## the Python tests that take minutes
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
@@ -109,10 +115,10 @@ wheel:  ## the wheel, into dist/
 
 wheel-test:  ## build the wheel, install it where no compiler is, plan a graph
 	$(call say,'Wheel in an empty environment')
-	PYTHON='$(PYTHON)' bash tests/wheel_smoke.sh
+	PYTHON='$(PYTHON)' bash tests/project/wheel_smoke.sh
 
 bench: $(PACKAGE)  ## plan graph files, beside the reference and Inductor's orders; BENCH_ARGS are passed on
-	$(BIN)/python bench/bench_order.py $(BENCH_ARGS)
+	$(BIN)/python bench/order/bench_order.py $(BENCH_ARGS)
 
 bench-native: $(TOOLS)  ## scaling of the C++ core on generated graphs; BENCH_ARGS are passed on
 	cmake --workflow --preset bench

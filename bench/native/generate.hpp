@@ -1,5 +1,5 @@
 // Training steps of any size: forward, backward with the saved activations in reverse, one in-place update after another at the
-// end. The compact twin of bench/generate.py, for binaries without Python. And tangles, on which the search has to branch.
+// end. The compact twin of tests/support/generate.py, for binaries without Python. And tangles, on which the search has to branch.
 #pragma once
 
 #include "olla/graph/graph.hpp"

@@ -3,7 +3,7 @@
 //     bench_scaling_layout [--sizes 1000,10000] [--time-limit S] [--threads N]
 //
 // Each set runs in a process of its own; generating it is part of the memory, not of the time. The sets are kin to those of
-// bench/buffers.py, not the same.
+// tests/support/buffers.py, not the same.
 #include <algorithm>
 #include <cstdlib>
 #include <queue>

@@ -101,6 +101,18 @@ bool limited(const char* stage, double time_limit, std::int64_t max_work, nb::ob
   return control.cancelled();
 }
 
+// What ends a search before it is done.
+struct Limits {
+  double time_limit;
+  std::int64_t max_work;
+  nb::object progress;
+};
+
+template <class Work>
+bool limited(const char* stage, const Limits& limits, Work work) {
+  return limited(stage, limits.time_limit, limits.max_work, limits.progress, std::move(work));
+}
+
 // What a search found, and whether Ctrl-C or progress ended it.
 template <class Result>
 struct Found : Result {
@@ -113,6 +125,11 @@ auto search(const char* stage, double time_limit, std::int64_t max_work, nb::obj
   found.cancelled =
       limited(stage, time_limit, max_work, std::move(progress), [&](Control& control) { found = {work(control), false}; });
   return found;
+}
+
+template <class Work>
+auto search(const char* stage, const Limits& limits, Work work) {
+  return search(stage, limits.time_limit, limits.max_work, limits.progress, std::move(work));
 }
 
 }  // namespace olla::bindings

@@ -1,12 +1,14 @@
 #include "arrays.hpp"
 #include "olla/graph/profile.hpp"
+#include "olla/graph/schedule.hpp"
 #include "olla/graph/spans.hpp"
 
 namespace olla::bindings {
 namespace {
 
-// Graph's constructor checks that the two fit each other.
-Csr<std::int32_t> csr(const Array<std::int64_t>& offset, const Array<std::int32_t>& item) { return {copy(offset), copy(item)}; }
+// As (offset, item). Graph's constructor checks that the two fit each other.
+using Lists = std::pair<Array<std::int64_t>, Array<std::int32_t>>;
+Csr<std::int32_t> csr(const Lists& lists) { return {copy(lists.first), copy(lists.second)}; }
 
 std::vector<Edge> edges(const Array<OpId>& before, const Array<OpId>& after) {
   if (before.size() != after.size()) throw GraphError("precedences need as many ends as beginnings", "lengths", {});
@@ -21,26 +23,17 @@ void bind_graph(nb::module_& m) {
   nb::class_<Graph>(m, "Graph", "Dataflow graph of a training step; see olla.Graph.")
       .def(
           "__init__",
-          [](Graph* self, Array<Bytes> tensor_bytes, Array<std::uint8_t> donated, Array<std::int64_t> reads_offset,
-             Array<TensorId> reads, Array<std::int64_t> writes_offset, Array<TensorId> writes, Array<std::int64_t> mutates_offset,
-             Array<TensorId> mutates, Array<std::int64_t> after_offset, Array<OpId> after, Array<Bytes> workspace_bytes,
-             Array<std::uint8_t> random, Array<TensorId> outputs) {
-            GraphData data{copy(tensor_bytes),
-                           copy(donated),
-                           csr(reads_offset, reads),
-                           csr(writes_offset, writes),
-                           csr(mutates_offset, mutates),
-                           csr(after_offset, after),
-                           copy(workspace_bytes),
-                           copy(random),
-                           copy(outputs)};
+          [](Graph* self, Array<Bytes> tensor_bytes, Array<std::uint8_t> donated, const Lists& reads, const Lists& writes,
+             const Lists& mutates, const Lists& after, Array<Bytes> workspace_bytes, Array<std::uint8_t> random,
+             Array<TensorId> outputs) {
+            GraphData data{copy(tensor_bytes), copy(donated),         csr(reads),   csr(writes),  csr(mutates),
+                           csr(after),         copy(workspace_bytes), copy(random), copy(outputs)};
             nb::gil_scoped_release release;
             new (self) Graph(std::move(data));
           },
-          "tensor_bytes"_a.noconvert(), "donated"_a.noconvert(), "reads_offset"_a.noconvert(), "reads"_a.noconvert(),
-          "writes_offset"_a.noconvert(), "writes"_a.noconvert(), "mutates_offset"_a.noconvert(), "mutates"_a.noconvert(),
-          "after_offset"_a.noconvert(), "after"_a.noconvert(), "workspace_bytes"_a.noconvert(), "random"_a.noconvert(),
-          "outputs"_a.noconvert())
+          nb::kw_only(), "tensor_bytes"_a.noconvert(), "donated"_a.noconvert(), "reads"_a.noconvert(), "writes"_a.noconvert(),
+          "mutates"_a.noconvert(), "after"_a.noconvert(), "workspace_bytes"_a.noconvert(), "random"_a.noconvert(),
+          "outputs"_a.noconvert(), "Lists as (offset, item).")
       .def(
           "constrained",
           [](const Graph& self, Array<OpId> before, Array<OpId> after) {
@@ -92,6 +85,10 @@ void bind_graph(nb::module_& m) {
         return p;
       },
       "graph"_a, "order"_a.noconvert(), "Lifetimes and memory under an order; see cpp/olla/graph/profile.hpp.");
+  m.def(
+      "nearest_order", [](const Graph& graph, Array<OpId> wanted) { return to_numpy(nearest_order(graph, view(wanted))); },
+      "graph"_a, "wanted"_a.noconvert(),
+      "int32[ops]: the valid order that runs, at every step, the ready op that comes first in wanted, a permutation of the ops.");
   m.def(
       "spans",
       [](const Graph& graph) {

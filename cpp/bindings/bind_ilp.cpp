@@ -205,14 +205,13 @@ void bind_ilp(nb::module_& m) {
       "The order and layout of the smallest arena by OLLA's joint program; see olla.ilp.joint_ilp.");
   m.def(
       "recompute_ilp",
-      [](RecomputeSearch& self, bool least_time, Bytes peak, double added_seconds, const Solver& solver) {
+      [](RecomputeSearch& self, const Target& target, const Solver& solver) {
         return solver.run("budget_ilp", [&](const Highs& highs, Control& control) {
-          const RecomputeTarget target{least_time, peak, added_seconds};
-          return recompute_ilp(self.evictor(), self.graph(), self.values(), self.rules(), self.base(), target, highs,
-                               solver.options(), control);
+          return recompute_ilp(self.evictor(), self.graph(), self.values(), self.rules(), self.base(),
+                               {target.least_time, target.peak, target.added_seconds}, highs, solver.options(), control);
         });
       },
-      "search"_a, "least_time"_a, "peak"_a, "added_seconds"_a, "solver"_a,
+      "search"_a, "target"_a, "solver"_a,
       "Put the best decisions for the base order in force, by integer program; see olla.recompute.ilp.");
 }
 

@@ -1,4 +1,3 @@
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
 #include "arrays.hpp"
@@ -16,14 +15,12 @@ void bind_order(nb::module_& m) {
       .def_ro("cancelled", &Order::cancelled, "Whether the progress callback, or Ctrl-C, ended the search.");
   m.def(
       "order",
-      [](const Graph& graph, std::vector<Array<OpId>> starts, double time_limit, std::uint64_t seed, nb::object progress,
-         std::optional<std::int64_t> max_work) {
+      [](const Graph& graph, std::vector<Array<OpId>> starts, std::uint64_t seed, const Limits& limits) {
         std::vector<std::vector<OpId>> orders;
         for (const auto& start : starts) orders.push_back(copy(start));
-        return search("order", time_limit, max_work.value_or(kAnyWork), std::move(progress),
-                      [&](Control& control) { return order(graph, orders, {.seed = seed}, control); });
+        return search("order", limits, [&](Control& control) { return order(graph, orders, {.seed = seed}, control); });
       },
-      "graph"_a, "starts"_a, "time_limit"_a, "seed"_a, "progress"_a.none(), "max_work"_a.none(),
+      "graph"_a, "starts"_a, "seed"_a, "limits"_a,
       "The best order found from the given ones, and its proof. Work: ops of the windows cut, and nodes of the networks at every phase of their flows.");
   m.def(
       "lower_bound",

@@ -82,6 +82,16 @@ void bind_answers(nb::module_& m) {
 
 void bind_recompute(nb::module_& m) {
   bind_rules(m);
+  nb::class_<Target>(
+      m, "RecomputeTarget",
+      "Either the least added time within a peak, or the least peak within an added time; of an integer program, the "
+      "other one is a proven bound.")
+      .def(
+          "__init__",
+          [](Target* self, bool least_time, Bytes peak, double added_seconds) {
+            new (self) Target{least_time, peak, added_seconds};
+          },
+          nb::kw_only(), "least_time"_a, "peak"_a, "added_seconds"_a);
   bind_answers(m);
   nb::class_<RecomputeSearch>(m, "RecomputeSearch", "Which values not to keep, on top of a base order; see olla.recompute.")
       .def(
@@ -92,23 +102,18 @@ void bind_recompute(nb::module_& m) {
           nb::keep_alive<1, 2>(), "graph"_a, "order"_a.noconvert(), "rules"_a)
       .def(
           "run",
-          [](RecomputeSearch& self, Bytes peak, double added_seconds, double time_limit, nb::object progress,
-             std::optional<std::int64_t> max_work) {
-            return limited("budget", time_limit, max_work.value_or(kAnyWork), std::move(progress),
-                           [&](Control& control) { self.evictor().run({peak, added_seconds}, control); });
+          [](RecomputeSearch& self, Bytes peak, double added_seconds, const Limits& limits) {
+            return limited("budget", limits, [&](Control& control) { self.evictor().run({peak, added_seconds}, control); });
           },
-          "peak"_a, "added_seconds"_a, "time_limit"_a, "progress"_a.none(), "max_work"_a.none(),
+          "peak"_a, "added_seconds"_a, "limits"_a,
           "Drop greedily until the peak is reached or a limit is met; whether it was cancelled.")
       .def(
           "improve",
-          [](RecomputeSearch& self, bool least_time, Bytes peak, double added_seconds, std::uint64_t seed, int max_rounds,
-             double time_limit, nb::object progress, std::optional<std::int64_t> max_work, const std::vector<OpId>& ops) {
-            return limited("improve", time_limit, max_work.value_or(kAnyWork), std::move(progress), [&](Control& control) {
-              self.improve({least_time, peak, added_seconds}, seed, max_rounds, ops, control);
-            });
+          [](RecomputeSearch& self, const Target& target, const std::vector<OpId>& ops, int max_rounds, std::uint64_t seed,
+             const Limits& limits) {
+            return limited("improve", limits, [&](Control& control) { self.improve(target, seed, max_rounds, ops, control); });
           },
-          "least_time"_a, "peak"_a, "added_seconds"_a, "seed"_a, "max_rounds"_a, "time_limit"_a, "progress"_a.none(),
-          "max_work"_a.none(), "ops"_a,
+          "target"_a, "ops"_a, "max_rounds"_a, "seed"_a, "limits"_a,
           "Search around the decisions in force, and those that the bounds of ops suggest, for less time within the peak, or less "
           "peak within the time; whether cancelled.")
       .def(

@@ -1,5 +1,3 @@
-#include <nanobind/stl/optional.h>
-
 #include "arrays.hpp"
 #include "olla/base/error.hpp"
 #include "olla/swap/search.hpp"
@@ -7,24 +5,27 @@
 namespace olla::bindings {
 namespace {
 
-Link link_of(const Array<double>& numbers) {
-  if (numbers.size() != 4) throw PlanError("a link is four numbers: bytes per second and latency out, the same in", "swap", {});
-  return {numbers.data()[0], numbers.data()[1], numbers.data()[2], numbers.data()[3]};
-}
+struct IdleBlocks {
+  std::vector<IdleBlock> blocks;
+};
 
 std::vector<IdleBlock> blocks_of(const Array<TensorId>& tensor, const Array<Bytes>& bytes, const Array<Step>& made,
-                                 const Array<Step>& last, const Array<Step>& next, std::size_t num_steps) {
+                                 const Array<Step>& last, const Array<Step>& next) {
   for (const std::size_t size : {bytes.size(), made.size(), last.size(), next.size()})
     if (size != tensor.size()) throw PlanError("the columns of the blocks have different lengths", "swap", {});
   std::vector<IdleBlock> blocks;
-  for (std::size_t i = 0; i < tensor.size(); ++i) {
-    const IdleBlock b{tensor.data()[i], bytes.data()[i], made.data()[i], last.data()[i], next.data()[i]};
+  for (std::size_t i = 0; i < tensor.size(); ++i)
+    blocks.push_back({tensor.data()[i], bytes.data()[i], made.data()[i], last.data()[i], next.data()[i]});
+  return blocks;
+}
+
+void check_ranges(const IdleBlocks& idle, std::size_t num_steps) {
+  for (std::size_t i = 0; i < idle.blocks.size(); ++i) {
+    const IdleBlock& b = idle.blocks[i];
     if (b.bytes < 0 || b.made < 0 || b.made > b.last || b.last + 1 == b.next || b.next < 0 ||
         std::max(b.last, b.next) >= static_cast<Step>(num_steps))
       throw PlanError("idle block " + std::to_string(i) + " is out of its range", "swap", {static_cast<std::int64_t>(i)});
-    blocks.push_back(b);
   }
-  return blocks;
 }
 
 // Owns what a SwapSearch only refers to.
@@ -52,10 +53,6 @@ std::vector<std::int32_t> valid(const SwapRun& self, const Array<std::int32_t>& 
   return copy(blocks);
 }
 
-struct IdleBlocks {
-  std::vector<IdleBlock> blocks;
-};
-
 }  // namespace
 
 void bind_swap(nb::module_& m) {
@@ -77,7 +74,20 @@ void bind_swap(nb::module_& m) {
       .def_prop_ro("issue", column(&SwapChoice::swaps, &Swap::issue), kOwned)
       .def_prop_ro("next", column(&SwapChoice::swaps, &Swap::next), kOwned)
       .def_ro("timeline", &SwapChoice::timeline);
+  nb::class_<Link>(m, "Link", "How fast copies are, each way; see olla.Link.")
+      .def(
+          "__init__",
+          [](Link* self, double out_rate, double out_latency, double in_rate, double in_latency) {
+            new (self) Link{out_rate, out_latency, in_rate, in_latency};
+          },
+          nb::kw_only(), "out_bytes_per_second"_a, "out_latency_seconds"_a, "in_bytes_per_second"_a, "in_latency_seconds"_a);
   nb::class_<IdleBlocks>(m, "IdleBlocks", "Gaps between two uses of a tensor.")
+      .def(
+          "__init__",
+          [](IdleBlocks* self, Array<TensorId> tensor, Array<Bytes> num_bytes, Array<Step> made, Array<Step> last,
+             Array<Step> next) { new (self) IdleBlocks{blocks_of(tensor, num_bytes, made, last, next)}; },
+          nb::kw_only(), "tensor"_a.noconvert(), "num_bytes"_a.noconvert(), "made"_a.noconvert(), "last"_a.noconvert(),
+          "next"_a.noconvert())
       .def_prop_ro("tensor", column(&IdleBlocks::blocks, &IdleBlock::tensor), kOwned, "int32[blocks].")
       .def_prop_ro("made", column(&IdleBlocks::blocks, &IdleBlock::made), kOwned, "int32[blocks]: the last step that changed it.")
       .def_prop_ro("last", column(&IdleBlocks::blocks, &IdleBlock::last), kOwned,
@@ -97,14 +107,12 @@ void bind_swap(nb::module_& m) {
   nb::class_<SwapRun>(m, "SwapSearch", "Which idle blocks to copy to host memory; see olla.swap.")
       .def(
           "__init__",
-          [](SwapRun* self, Array<Bytes> live, Array<double> seconds, Array<TensorId> tensor, Array<Bytes> bytes, Array<Step> made,
-             Array<Step> last, Array<Step> next, Array<double> link, Bytes host_bytes) {
-            swap_timeline({view(live), view(seconds)}, {}, link_of(link), kNoLimit);  // the lengths of the steps
-            std::vector<IdleBlock> blocks = blocks_of(tensor, bytes, made, last, next, live.size());
-            new (self) SwapRun(copy(live), copy(seconds), std::move(blocks), link_of(link), host_bytes);
+          [](SwapRun* self, Array<Bytes> live, Array<double> seconds, const IdleBlocks& idle, const Link& link, Bytes host_bytes) {
+            swap_timeline({view(live), view(seconds)}, {}, link, kNoLimit);  // the lengths of the steps
+            check_ranges(idle, live.size());
+            new (self) SwapRun(copy(live), copy(seconds), idle.blocks, link, host_bytes);
           },
-          "live"_a.noconvert(), "seconds"_a.noconvert(), "tensor"_a.noconvert(), "bytes"_a.noconvert(), "made"_a.noconvert(),
-          "last"_a.noconvert(), "next"_a.noconvert(), "link"_a.noconvert(), "host_bytes"_a)
+          nb::kw_only(), "live"_a.noconvert(), "seconds"_a.noconvert(), "blocks"_a, "link"_a, "host_bytes"_a)
       .def(
           "evaluate",
           [](const SwapRun& self, Array<std::int32_t> blocks, Bytes limit, bool stalls, bool by_last) {
@@ -113,28 +121,24 @@ void bind_swap(nb::module_& m) {
           "blocks"_a.noconvert(), "limit"_a, "stalls"_a, "by_last"_a, "Of these blocks, those that fit.")
       .def(
           "fit",
-          [](SwapRun& self, Bytes limit, double most_stall_seconds, double time_limit, nb::object progress,
-             std::optional<std::int64_t> max_work) {
+          [](SwapRun& self, Bytes limit, double most_stall_seconds, const Limits& limits) {
             SwapChoice choice;
-            limited("swap", time_limit, max_work.value_or(kAnyWork), std::move(progress),
-                    [&](Control& control) { choice = self.search.fit(limit, most_stall_seconds, control); });
+            limited("swap", limits, [&](Control& control) { choice = self.search.fit(limit, most_stall_seconds, control); });
             return choice;
           },
-          "limit"_a, "most_stall_seconds"_a, "time_limit"_a, "progress"_a.none(), "max_work"_a.none(),
-          "Blocks with which the peak is at most the limit, or the best found.")
+          "limit"_a, "most_stall_seconds"_a, "limits"_a, "Blocks with which the peak is at most the limit, or the best found.")
       .def(
           "least_peak",
-          [](SwapRun& self, double most_stall_seconds, nb::list starts, std::uint64_t seed, int num_rounds, double time_limit,
-             nb::object progress, std::optional<std::int64_t> max_work) {
+          [](SwapRun& self, double most_stall_seconds, nb::list starts, std::uint64_t seed, int num_rounds, const Limits& limits) {
             std::vector<std::vector<std::int32_t>> given;
             for (nb::handle start : starts) given.push_back(valid(self, nb::cast<Array<std::int32_t>>(start)));
             SwapChoice choice;
-            limited("swap", time_limit, max_work.value_or(kAnyWork), std::move(progress), [&](Control& control) {
+            limited("swap", limits, [&](Control& control) {
               choice = self.search.least_peak(most_stall_seconds, given, seed, num_rounds, control);
             });
             return choice;
           },
-          "most_stall_seconds"_a, "starts"_a, "seed"_a, "num_rounds"_a, "time_limit"_a, "progress"_a.none(), "max_work"_a.none(),
+          "most_stall_seconds"_a, "starts"_a, "seed"_a, "num_rounds"_a, "limits"_a,
           "Blocks with the least peak found within that stall.");
 }
 

@@ -5,6 +5,7 @@
 namespace nb = nanobind;
 
 namespace olla::bindings {
+void bind_base(nb::module_& m);
 void bind_check(nb::module_& m);
 void bind_graph(nb::module_& m);
 void bind_ilp(nb::module_& m);
@@ -44,6 +45,7 @@ NB_MODULE(_core, m) {
   m.doc() = "The C++ core of olla: arrays in, arrays out. Use the functions of the olla package instead.";
   nb::set_leak_warnings(false);  // a graph kept by a global or a traceback when Python exits is no error
   nb::register_exception_translator(translate);
+  olla::bindings::bind_base(m);
   olla::bindings::bind_check(m);
   olla::bindings::bind_graph(m);
   olla::bindings::bind_ilp(m);

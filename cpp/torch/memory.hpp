@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <limits>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -15,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "arenas.hpp"
 #include "session.hpp"
 
 namespace olla::replay {
@@ -24,7 +23,7 @@ namespace olla::replay {
 // loop. Blocks may be freed at any time on any thread. O(log blocks) per call.
 class Memory {
  public:
-  explicit Memory(Source source) : source_(std::move(source)) {}
+  explicit Memory(Source source) : arenas_(std::move(source)) {}
 
   // Whether a window is open for this thread: its own, or one shared with all threads.
   static bool inside() { return session_ != nullptr ? session_->op != kNoOp : shared_window_ != Window::kClosed; }
@@ -71,7 +70,7 @@ class Memory {
 
   // Throws what the source of memory throws when there is no room for the arena.
   void activate(Plan plan, bool shared = false) {
-    plan.check(source_.alignment);
+    plan.check(arenas_.alignment());
     Session& s = open("activate", {.shared = shared});
     Arena* arena = nullptr;
     try {
@@ -94,7 +93,7 @@ class Memory {
     std::unique_lock lock(mutex_);
     const std::unique_ptr<Session> s = leave();
     s->arena->state = keep ? Arena::kKept : Arena::kRetired;
-    give_back(lock);
+    arenas_.give_back(lock);
     return std::move(s->counters);
   }
 
@@ -107,11 +106,11 @@ class Memory {
   void plan_loop(Plan plan) {
     Session& s = loop("plan_loop");
     if (s.op != kNoOp) throw StateError("plan_loop: iteration " + std::to_string(s.op) + " has not ended");
-    plan.check(source_.alignment);
+    plan.check(arenas_.alignment());
     if (plan.held.empty()) throw std::invalid_argument("table: held is empty, expected an entry for each kind of iteration");
     std::unique_lock lock(mutex_);
     s.plan = {};
-    if (s.arena != nullptr && s.arena->bytes != std::max(plan.arena_bytes, source_.alignment)) retire(s, lock);
+    if (s.arena != nullptr && s.arena->bytes != arenas_.taken_for(plan.arena_bytes)) retire(s, lock);
     lock.unlock();
     if (s.arena == nullptr) s.arena = find_arena(plan.arena_bytes);
     lock.lock();
@@ -167,15 +166,13 @@ class Memory {
     shared_ = nullptr;
     shared_window_ = Window::kClosed;
     recordings_.clear();
-    for (auto& [base, arena] : arenas_)
-      if (arena.state == Arena::kActive) arena.state = Arena::kRetired;
+    arenas_.retire_active();
   }
 
   void release() {
     std::unique_lock lock(mutex_);
-    for (auto& [base, arena] : arenas_)
-      if (arena.state == Arena::kKept) arena.state = Arena::kRetired;
-    give_back(lock);
+    arenas_.retire_kept();
+    arenas_.give_back(lock);
   }
 
   // The planned address of a request of the window that is open for this thread, or nullptr: the default allocator answers.
@@ -223,9 +220,9 @@ class Memory {
     std::unique_lock lock(mutex_);
     for (Recording* recording : recordings_)
       if (recording->freed(block)) break;
-    if (Arena* arena = arena_of(block)) {
+    if (Arena* arena = arenas_.of(block)) {
       arena->slots.give(static_cast<char*>(block) - arena->base);
-      if (arena->state == Arena::kRetired && arena->slots.empty()) give_back(lock);
+      if (arena->state == Arena::kRetired && arena->slots.empty()) arenas_.give_back(lock);
       return true;
     }
     return false;
@@ -240,13 +237,13 @@ class Memory {
   // Start of the arena that holds a block, or nullptr.
   void* arena_base(const void* block) {
     const std::lock_guard lock(mutex_);
-    const Arena* arena = arena_of(block);
+    const Arena* arena = arenas_.of(block);
     return arena == nullptr ? nullptr : arena->base;
   }
 
   // Whether this thread works where the arena was taken.
   bool at_place() {
-    const std::int64_t place = source_.place();
+    const std::int64_t place = arenas_.place();
     const std::lock_guard lock(mutex_);
     const Session* const s = current();
     return s == nullptr || s->arena == nullptr || s->arena->place == place;
@@ -255,9 +252,7 @@ class Memory {
   // Bytes of all arenas of the process: active, kept, and waiting for their last block.
   Bytes held_bytes() {
     const std::lock_guard lock(mutex_);
-    Bytes sum = 0;
-    for (const auto& [base, arena] : arenas_) sum += arena.bytes;
-    return sum;
+    return arenas_.held_bytes();
   }
 
  private:
@@ -266,7 +261,7 @@ class Memory {
     const std::unique_ptr<Session> s = leave();
     if (s->arena == nullptr) return;
     s->arena->state = keep ? Arena::kKept : Arena::kRetired;
-    give_back(lock);
+    arenas_.give_back(lock);
   }
 
   // A thread that ends in the middle leaves nothing behind.
@@ -310,7 +305,7 @@ class Memory {
   // A loop leaves an arena that does not fit its plans.
   void retire(Session& s, std::unique_lock<std::mutex>& lock) {
     std::exchange(s.arena, nullptr)->state = Arena::kRetired;
-    give_back(lock);
+    arenas_.give_back(lock);
   }
 
   // The windows of a session of one thread need no lock.
@@ -347,42 +342,10 @@ class Memory {
     return nullptr;
   }
 
-  // A kept arena that is large enough, or a new one. Kept arenas that are too small go back first.
   Arena* find_arena(Bytes bytes) {
-    const std::int64_t place = source_.place();
+    const std::int64_t place = arenas_.place();
     std::unique_lock lock(mutex_);
-    for (auto& [base, arena] : arenas_) {
-      if (arena.state != Arena::kKept || arena.place != place) continue;
-      arena.state = arena.bytes >= bytes ? Arena::kActive : Arena::kRetired;
-      if (arena.state == Arena::kActive) return &arena;
-    }
-    give_back(lock);
-    lock.unlock();  // the default allocator may call back into freed()
-    const Bytes taken = std::max(bytes, source_.alignment);
-    char* base = static_cast<char*>(source_.take(taken));
-    lock.lock();
-    return &arenas_.try_emplace(base, Arena{base, taken, place, {}}).first->second;
-  }
-
-  Arena* arena_of(const void* block) {
-    auto arena = arenas_.upper_bound(static_cast<const char*>(block));
-    if (arena == arenas_.begin()) return nullptr;
-    --arena;
-    return static_cast<const char*>(block) < arena->second.base + arena->second.bytes ? &arena->second : nullptr;
-  }
-
-  // Gives retired arenas without blocks back to the default allocator, outside the lock.
-  void give_back(std::unique_lock<std::mutex>& lock) {
-    std::vector<char*> bases;
-    std::erase_if(arenas_, [&](const auto& entry) {
-      const Arena& arena = entry.second;
-      const bool done = arena.state == Arena::kRetired && arena.slots.empty();
-      if (done) bases.push_back(arena.base);
-      return done;
-    });
-    lock.unlock();
-    for (char* base : bases) source_.give(base);
-    lock.lock();
+    return arenas_.find(bytes, place, lock);
   }
 
   enum class Window { kClosed, kPlanned, kRecords };
@@ -391,10 +354,9 @@ class Memory {
   inline static std::atomic<Window> shared_window_{Window::kClosed};  // of the shared session
   inline static thread_local AtThreadExit at_thread_exit_;
 
-  Source source_;
   std::mutex mutex_;  // guards what other threads touch: arenas, slots, recordings, the shared session
   Session* shared_ = nullptr;
-  std::map<const char*, Arena> arenas_;
+  Arenas arenas_;
   std::vector<Recording*> recordings_;
 };
 

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "arenas.hpp"
 #include "plan.hpp"
 #include "recording.hpp"
 #include "slots.hpp"

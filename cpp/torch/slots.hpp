@@ -1,8 +1,7 @@
-// Arenas: where their memory comes from, and which of their blocks are in use.
+// Which blocks of an arena are in use.
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <utility>
 #include <vector>
@@ -69,22 +68,6 @@ class Slots {
   Used used_;
   std::vector<Used::node_type> spare_;
   Bytes used_bytes_ = 0;
-};
-
-struct Source {
-  Bytes alignment;                   // of every block
-  std::function<void*(Bytes)> take;  // memory of an arena, from the default allocator
-  std::function<void(void*)> give;   // back to it
-  // Device and queue of this thread's work: an arena serves the place it was taken for.
-  std::function<std::int64_t()> place = [] { return std::int64_t{0}; };
-};
-
-struct Arena {
-  char* base;
-  Bytes bytes;
-  std::int64_t place;
-  Slots slots;
-  enum { kActive, kKept, kRetired } state = kActive;
 };
 
 }  // namespace olla::replay

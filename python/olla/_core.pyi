@@ -9,6 +9,13 @@ import numpy
 from numpy.typing import NDArray
 
 
+class Limits:
+    """
+    What ends a search before it is done: seconds, units of work (None: any number), and a callback that may answer False.
+    """
+
+    def __init__(self, *, time_limit: float, max_work: int | None, progress: object | None) -> None: ...
+
 def check(graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], workspace_offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], alignment: int, figures: dict[str, int], before: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], after: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
     """
     Raise PlanError with the broken rule unless the plan is valid: order, offsets (-1: not in the arena), workspace offsets, alignment, the figures it reports, and the extra precedences before[i] -> after[i].
@@ -17,7 +24,8 @@ def check(graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,
 class Graph:
     """Dataflow graph of a training step; see olla.Graph."""
 
-    def __init__(self, tensor_bytes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], donated: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], reads_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], reads: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], writes_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], writes: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], mutates_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], mutates: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], after_offset: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], after: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], workspace_bytes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], random: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], outputs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+    def __init__(self, *, tensor_bytes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], donated: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], reads: tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], writes: tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], mutates: tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], after: tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], workspace_bytes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], random: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], outputs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """Lists as (offset, item)."""
 
     def constrained(self, before: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], after: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Graph:
         """The same graph with precedences before[i] -> after[i] added."""
@@ -69,6 +77,11 @@ class Profile:
 
 def profile(graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Profile:
     """Lifetimes and memory under an order; see cpp/olla/graph/profile.hpp."""
+
+def nearest_order(graph: Graph, wanted: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]:
+    """
+    int32[ops]: the valid order that runs, at every step, the ready op that comes first in wanted, a permutation of the ops.
+    """
 
 def spans(graph: Graph) -> tuple[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]]:
     """(earliest, latest) step of every op when one op runs per step."""
@@ -271,7 +284,7 @@ def joint_ilp(arena: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(N
     The order and layout of the smallest arena by OLLA's joint program; see olla.ilp.joint_ilp.
     """
 
-def recompute_ilp(search: RecomputeSearch, least_time: bool, peak: int, added_seconds: float, solver: Solver) -> RecomputeIlpResult:
+def recompute_ilp(search: RecomputeSearch, target: RecomputeTarget, solver: Solver) -> RecomputeIlpResult:
     """
     Put the best decisions for the base order in force, by integer program; see olla.recompute.ilp.
     """
@@ -352,7 +365,7 @@ class OrderResult:
     def cancelled(self) -> bool:
         """Whether the progress callback, or Ctrl-C, ended the search."""
 
-def order(graph: Graph, starts: Sequence[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], time_limit: float, seed: int, progress: object | None, max_work: int | None) -> OrderResult:
+def order(graph: Graph, starts: Sequence[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], seed: int, limits: Limits) -> OrderResult:
     """
     The best order found from the given ones, and its proof. Work: ops of the windows cut, and nodes of the networks at every phase of their flows.
     """
@@ -377,6 +390,13 @@ class Rules:
     """
 
     def __init__(self, *, seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], rerun: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], rerun_seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], rerun_reads: tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], in_place: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], fusion: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, store_seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, keep_seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, unsaved: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, split: int) -> None: ...
+
+class RecomputeTarget:
+    """
+    Either the least added time within a peak, or the least peak within an added time; of an integer program, the other one is a proven bound.
+    """
+
+    def __init__(self, *, least_time: bool, peak: int, added_seconds: float) -> None: ...
 
 class Values:
     """
@@ -516,12 +536,12 @@ class RecomputeSearch:
 
     def __init__(self, graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], rules: Rules) -> None: ...
 
-    def run(self, peak: int, added_seconds: float, time_limit: float, progress: object | None, max_work: int | None) -> bool:
+    def run(self, peak: int, added_seconds: float, limits: Limits) -> bool:
         """
         Drop greedily until the peak is reached or a limit is met; whether it was cancelled.
         """
 
-    def improve(self, least_time: bool, peak: int, added_seconds: float, seed: int, max_rounds: int, time_limit: float, progress: object | None, max_work: int | None, ops: Sequence[int]) -> bool:
+    def improve(self, target: RecomputeTarget, ops: Sequence[int], max_rounds: int, seed: int, limits: Limits) -> bool:
         """
         Search around the decisions in force, and those that the bounds of ops suggest, for less time within the peak, or less peak within the time; whether cancelled.
         """
@@ -639,8 +659,15 @@ class SwapChoice:
     @property
     def timeline(self) -> Timeline: ...
 
+class Link:
+    """How fast copies are, each way; see olla.Link."""
+
+    def __init__(self, *, out_bytes_per_second: float, out_latency_seconds: float, in_bytes_per_second: float, in_latency_seconds: float) -> None: ...
+
 class IdleBlocks:
     """Gaps between two uses of a tensor."""
+
+    def __init__(self, *, tensor: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], num_bytes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], made: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], last: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], next: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
 
     @property
     def tensor(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]:
@@ -666,15 +693,15 @@ def idle_blocks(graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=
 class SwapSearch:
     """Which idle blocks to copy to host memory; see olla.swap."""
 
-    def __init__(self, live: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], tensor: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], bytes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], made: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], last: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], next: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], link: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], host_bytes: int) -> None: ...
+    def __init__(self, *, live: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], blocks: IdleBlocks, link: Link, host_bytes: int) -> None: ...
 
     def evaluate(self, blocks: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], limit: int, stalls: bool, by_last: bool) -> SwapChoice:
         """Of these blocks, those that fit."""
 
-    def fit(self, limit: int, most_stall_seconds: float, time_limit: float, progress: object | None, max_work: int | None) -> SwapChoice:
+    def fit(self, limit: int, most_stall_seconds: float, limits: Limits) -> SwapChoice:
         """Blocks with which the peak is at most the limit, or the best found."""
 
-    def least_peak(self, most_stall_seconds: float, starts: list, seed: int, num_rounds: int, time_limit: float, progress: object | None, max_work: int | None) -> SwapChoice:
+    def least_peak(self, most_stall_seconds: float, starts: list, seed: int, num_rounds: int, limits: Limits) -> SwapChoice:
         """Blocks with the least peak found within that stall."""
 
 def first_changed(containers: list, num_dicts: int, ends: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], ids: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], start: int, versions: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu')] | None) -> int:

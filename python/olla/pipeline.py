@@ -15,7 +15,7 @@ from olla.base import Progress, rivals, watched
 from olla.errors import OllaError, SolverError
 from olla.graph import Graph, nearest_order
 from olla.graph.precedences import require_order, updates_stay
-from olla.layout import ArenaBuffers, LayoutOptions, Placement, nothing_placed, place
+from olla.layout import ArenaBuffers, LayoutOptions, Placement, nothing_placed, place, rounded_up
 from olla.order import Answer, Problem
 from olla.plan import Options, Plan, Status
 from olla.plan.peak import LiveTensor, OpAt
@@ -206,7 +206,7 @@ class _Run:
             return 0
         graph, alignment = self.graph, self.options.alignment
         elsewhere = graph.resident_bytes + int(graph.tensor_bytes[graph.donated].sum())
-        from_peak = -(-max(0, bound - elsewhere) // alignment) * alignment
+        from_peak = rounded_up(max(0, bound - elsewhere), alignment)
         return max(answer.arena_lower_bound_bytes, from_peak)
 
     def _peak(self) -> tuple[OpAt | None, tuple[LiveTensor, ...]]:

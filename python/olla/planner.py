@@ -32,7 +32,7 @@ from olla.plan import (
     asked,
     graph_of,
 )
-from olla.plan.search import Search
+from olla.plan.search import RewriteSearch
 from olla.plan.swapped import SwapDecision
 
 _MAX_LAYOUTS = 6  # rewritten graphs laid out until the arena fits a budget
@@ -237,7 +237,7 @@ class _Rewriting:
         allowed = rules(self.graph, goal.device, in_place=goal.in_place, recompute=goal.recompute)
         return allowed if restrict is None else restrict(allowed, self.chunked)
 
-    def _searches(self) -> tuple[Search, dict[str, Search]]:
+    def _searches(self) -> tuple[RewriteSearch, dict[str, RewriteSearch]]:
         """Return the search for the goal, and those that are tried for a budget in turn."""
         request, goal = self.request, self.goal
         left = max(0.0, self.options.time_limit - (time.perf_counter() - self.start))
@@ -245,7 +245,7 @@ class _Rewriting:
         if request.swapping is None:
             from olla.recompute.search import RecomputeSearch
 
-            search: Search = RecomputeSearch(self.graph, self.rules, options, request.progress)
+            search: RewriteSearch = RecomputeSearch(self.graph, self.rules, options, request.progress)
         elif request.swapping.by_autoswap:
             from olla.swap.alone import AutoSwapSearch
 
@@ -290,7 +290,7 @@ class _Rewriting:
             raise failed[0] if failed else self.search.refused(budget_bytes)
         return best
 
-    def _lowered(self, search: Search, budget_bytes: int) -> Plan | None:
+    def _lowered(self, search: RewriteSearch, budget_bytes: int) -> Plan | None:
         """Lower the peak until the arena fits as well: fragmentation and rounding come on top of the peak."""
         target = budget_bytes
         for _ in range(_MAX_LAYOUTS):
@@ -309,7 +309,7 @@ class _Rewriting:
         search.lowest_bytes = min(search.lowest_bytes, needed_bytes(plan))
         return plan if needed_bytes(plan) <= budget_bytes else None
 
-    def _made(self, search: Search, rewrites: Sequence[Rewrite]) -> Plan:
+    def _made(self, search: RewriteSearch, rewrites: Sequence[Rewrite]) -> Plan:
         """Order and lay out the last graph."""
         request, options = self.request, search.final_options()
         last = rewrites[-1]

@@ -7,12 +7,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])  # not this folder: its files are a package
+sys.path[0] = str(Path(__file__).resolve().parents[2])  # the repository, in place of this folder
 
 
 def main() -> int:
-    from odd.catalogue import REGISTER
-    from odd.runner import CLASSES, MODES, in_two_processes, judge
+    from tests.odd.catalogue import REGISTER
+    from tests.odd.runner import CLASSES, MODES, in_two_processes, judge
 
     parser = argparse.ArgumentParser(prog="tests/odd", description=__doc__)
     parser.add_argument("--mode", choices=[*MODES, "disk", "all"], default="plain")

@@ -3,10 +3,9 @@
 import importlib
 from pathlib import Path
 
-from .loops import REGISTER
+from tests.odd.loops import REGISTER
 
 __all__ = ["REGISTER"]
 
-for _path in sorted(Path(__file__).parent.glob("*.py")):
-    if _path.stem != "__main__":
-        importlib.import_module(f".{_path.stem}", __package__)
+for _path in sorted(Path(__file__).parent.glob("*/*.py"), key=lambda path: path.name):
+    importlib.import_module(f"{__package__}.{_path.parent.name}.{_path.stem}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-from steps import World, nn, square, torch
+from tests.support.pytorch.steps import World, nn, square, torch
 
 NUM_STEPS = 5
 

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from steps import printed_by_two_processes, torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 import olla
-
-from .loops import REGISTER, Loop, Odd, be_process, cleanup
+from tests.odd.loops import REGISTER, Loop, Odd, be_process, cleanup
+from tests.support.pytorch.steps import printed_by_two_processes, torch
 
 TIME_LIMIT = 0.05
 MODES: dict[str, dict[str, Any]] = {
@@ -88,15 +87,15 @@ def in_two_processes(names: Sequence[str], folder: Path) -> list[Verdict]:
 
     What a loop takes from loops.of_process differs between the two.
     """
-    here = Path(__file__).parents[1]
-    child = f"import sys; sys.path[:0] = [{str(here)!r}]; from odd.runner import child\n"
+    here = Path(__file__).parents[2]
+    child = f"import sys; sys.path[:0] = [{str(here)!r}]; from tests.odd.runner import child\n"
     child += f"child({list(names)!r}, {str(folder)!r})"
     return [Verdict(**v) for printed in printed_by_two_processes(child, folder) for v in json.loads(printed[-1])]
 
 
 def child(names: Sequence[str], folder: str) -> None:
     """Judge loops in a process that in_two_processes starts."""
-    from . import catalogue  # noqa: F401
+    from tests.odd import catalogue  # noqa: F401
 
     mark = Path(folder) / "first"
     be_process(int(mark.exists()))

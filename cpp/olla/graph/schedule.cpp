@@ -1,6 +1,7 @@
 #include "olla/graph/schedule.hpp"
 
 #include <algorithm>
+#include <queue>
 
 namespace olla {
 
@@ -53,6 +54,35 @@ void Schedule::simulate(const Graph& graph, Step lo, Step hi) {
     for (const TensorId t : graph.uses(v)) freed += graph.planned(t) && last_[t] == s ? graph.bytes(t) : 0;
     before[s + 1] = during - freed;
   }
+}
+
+std::vector<OpId> nearest_order(const Graph& graph, std::span<const OpId> wanted, bool backward) {
+  const OpId n = graph.num_ops();
+  std::vector<Step> key(n, -1);
+  bool permutes = wanted.size() == key.size();
+  for (Step s = 0; s < n && permutes; ++s) {
+    permutes = wanted[s] >= 0 && wanted[s] < n && key[wanted[s]] < 0;
+    if (permutes) key[wanted[s]] = backward ? n - 1 - s : s;
+  }
+  if (!permutes) throw PlanError("the order is no permutation of the ops", "order", {});
+  auto later = [&](OpId a, OpId b) { return key[a] > key[b]; };
+  std::priority_queue<OpId, std::vector<OpId>, decltype(later)> ready(later);
+  std::vector<std::size_t> missing(n);
+  for (OpId v = 0; v < n; ++v) {
+    missing[v] = (backward ? graph.succs(v) : graph.preds(v)).size();
+    if (missing[v] == 0) ready.push(v);
+  }
+  std::vector<OpId> result;
+  while (!ready.empty()) {
+    const OpId v = ready.top();
+    ready.pop();
+    result.push_back(v);
+    for (const OpId w : backward ? graph.preds(v) : graph.succs(v)) {
+      if (--missing[w] == 0) ready.push(w);
+    }
+  }
+  if (backward) std::reverse(result.begin(), result.end());
+  return result;
 }
 
 }  // namespace olla

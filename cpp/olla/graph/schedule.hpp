@@ -1,4 +1,4 @@
-// An order that is being edited: where every op stands, and the memory around every step.
+// Orders on their way: one that is being edited, with the memory around every step, and one that is made valid.
 #pragma once
 
 #include "olla/graph/graph.hpp"
@@ -29,5 +29,10 @@ struct Schedule {
   void simulate(const Graph& graph, Step lo, Step hi);
   std::vector<Step> last_;  // step of tensor t's last user (its producer where nobody uses it)
 };
+
+// The valid order that stays closest to `wanted`: the ready op that stands first in it runs next. With `backward`, the mirror
+// image: the last place goes to the op that stands last among those whose successors are placed. Throws PlanError "order" unless
+// `wanted` is a permutation of the ops. O((ops + dependencies) log ops).
+std::vector<OpId> nearest_order(const Graph& graph, std::span<const OpId> wanted, bool backward = false);
 
 }  // namespace olla

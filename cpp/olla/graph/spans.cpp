@@ -3,28 +3,15 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <numeric>
+
+#include "olla/graph/schedule.hpp"
 
 namespace olla {
 namespace {
 
 constexpr std::size_t kWords = 8;  // columns per sweep: 8 * 64
 using Block = std::array<std::uint64_t, kWords>;
-
-std::vector<OpId> topological_order(const Graph& graph) {
-  std::vector<OpId> order;
-  order.reserve(graph.num_ops());
-  std::vector<std::size_t> missing(graph.num_ops());
-  for (OpId v = 0; v < graph.num_ops(); ++v) {
-    missing[v] = graph.preds(v).size();
-    if (missing[v] == 0) order.push_back(v);
-  }
-  for (std::size_t i = 0; i < order.size(); ++i) {
-    for (const OpId w : graph.succs(order[i])) {
-      if (--missing[w] == 0) order.push_back(w);
-    }
-  }
-  return order;
-}
 
 // Of every op: how many others reach it through `before`. order lists the ops so that before(v) stand earlier than v.
 template <class Before>
@@ -53,7 +40,9 @@ std::vector<Step> count_reaching(std::span<const OpId> order, Before before) {
 }  // namespace
 
 Spans spans(const Graph& graph) {
-  std::vector<OpId> order = topological_order(graph);
+  std::vector<OpId> order(graph.num_ops());
+  std::iota(order.begin(), order.end(), 0);
+  order = nearest_order(graph, order);
   Spans result;
   result.earliest = count_reaching(order, [&](OpId v) { return graph.preds(v); });
   std::reverse(order.begin(), order.end());

@@ -24,32 +24,6 @@ struct Later {
   bool operator()(const Node& a, const Node& b) const { return a.bound != b.bound ? a.bound > b.bound : a.number < b.number; }
 };
 
-// The topological order that stays closest to `order`: the ready op that stands first in it runs next. With `backward`, the mirror
-// image: the last place goes to the op that stands last among those whose successors are placed.
-std::vector<OpId> repair(const Graph& graph, std::span<const OpId> order, bool backward) {
-  const OpId n = graph.num_ops();
-  std::vector<Step> key(n);
-  for (Step s = 0; s < n; ++s) key[order[s]] = backward ? n - 1 - s : s;
-  auto later = [&](OpId a, OpId b) { return key[a] > key[b]; };
-  std::priority_queue<OpId, std::vector<OpId>, decltype(later)> ready(later);
-  std::vector<std::size_t> missing(n);
-  for (OpId v = 0; v < n; ++v) {
-    missing[v] = (backward ? graph.succs(v) : graph.preds(v)).size();
-    if (missing[v] == 0) ready.push(v);
-  }
-  std::vector<OpId> result;
-  while (!ready.empty()) {
-    const OpId v = ready.top();
-    ready.pop();
-    result.push_back(v);
-    for (const OpId w : backward ? graph.preds(v) : graph.succs(v)) {
-      if (--missing[w] == 0) ready.push(w);
-    }
-  }
-  if (backward) std::reverse(result.begin(), result.end());
-  return result;
-}
-
 // Marks the ancestors (backward) or descendants of v, and v.
 std::vector<std::uint8_t> reached(const Graph& graph, OpId v, bool backward) {
   std::vector<std::uint8_t> marked(graph.num_ops(), 0);
@@ -170,7 +144,7 @@ class Tree {
 
   Schedule repaired(const Graph& graph, std::span<const OpId> order) const {
     if (graph.is_order(order)) return Schedule(graph, {order.begin(), order.end()});
-    Schedule forward(graph, repair(graph, order, false)), backward(graph, repair(graph, order, true));
+    Schedule forward(graph, nearest_order(graph, order)), backward(graph, nearest_order(graph, order, true));
     return forward.peak <= backward.peak ? forward : backward;
   }
 

@@ -154,10 +154,10 @@ bool Evictor::attempt(const Decision& decision, double most_seconds) {
 void Evictor::find_candidates(const Control& control) {
   candidates_.clear();
   Decision decision;
-  if (taste_.spread > 0) {
+  if (score_weights_.spread > 0) {
     above_.assign(1, 0.0);
     for (const Bytes live : best_.live)
-      above_.push_back(above_.back() + static_cast<double>(std::max<Bytes>(0, live - taste_.level)));
+      above_.push_back(above_.back() + static_cast<double>(std::max<Bytes>(0, live - score_weights_.level)));
   }
   int num_estimated = 0;
   for (CopyId c = 0; c < static_cast<CopyId>(best_.copies.size()); ++c) {
@@ -200,16 +200,16 @@ void Evictor::set_absent(std::vector<Bytes> absent) {
   rewriter_.build(drops_, best_);
 }
 
-void Evictor::set_taste(const Taste& taste) {
-  taste_ = taste;
-  random_.seed(taste.seed);
+void Evictor::set_score_weights(const ScoreWeights& weights) {
+  score_weights_ = weights;
+  random_.seed(weights.seed);
 }
 
 double Evictor::weight(CopyId copy) {
   double weight = 1;
-  if (taste_.noise > 0) weight += taste_.noise * static_cast<double>(random_() >> 11) * 0x1p-53;
-  if (taste_.spread > 0 && above_.back() > 0) {
-    weight *= 1 + taste_.spread * (above_[idle_.next(copy)] - above_[idle_.previous(copy) + 1]) / above_.back();
+  if (score_weights_.noise > 0) weight += score_weights_.noise * static_cast<double>(random_() >> 11) * 0x1p-53;
+  if (score_weights_.spread > 0 && above_.back() > 0) {
+    weight *= 1 + score_weights_.spread * (above_[idle_.next(copy)] - above_[idle_.previous(copy) + 1]) / above_.back();
   }
   return weight;
 }

@@ -42,13 +42,13 @@ class Evictor {
   // Takes decisions back, dearest first, where the peak stays between the limits and no time is added.
   void reverse(Bytes most, Control& control, Bytes least = 0);
   // How the greedy weighs its candidates besides bytes per second.
-  struct Taste {
+  struct ScoreWeights {
     double noise = 0;   // multiplies scores by up to 1 + noise, at random
     double spread = 0;  // multiplies them by up to 1 + spread, by the share of memory above `level` that they lie under
     Bytes level = 0;
     std::uint64_t seed = 0;
   };
-  void set_taste(const Taste& taste);
+  void set_score_weights(const ScoreWeights& weights);
 
  private:
   struct Effort {
@@ -83,8 +83,8 @@ class Evictor {
   bool repairing_ = false;
   std::int64_t repair_work_ = 0;  // that may still be spent on repairs
   std::vector<Candidate> candidates_;
-  Taste taste_;
-  std::vector<double> above_;  // memory above taste_.level, summed over the runs before run r
+  ScoreWeights score_weights_;
+  std::vector<double> above_;  // memory above score_weights_.level, summed over the runs before run r
   std::mt19937_64 random_;
   std::unordered_set<std::uint64_t> tabu_;  // gaps whose drop was refused
 };

@@ -85,10 +85,10 @@ void improve(Evictor& evictor, const Target& target, std::uint64_t seed, int max
     control.spend(evictor.rewrite().num_runs());
     if (!evictor.reset(std::move(rest))) continue;  // some are valid only with what was taken away
     const double spread = uniform() < 0.5 ? 0 : kSpread * uniform();
-    evictor.set_taste({kNoise * uniform(), spread, best.point.peak - best.point.peak / 50, random()});
+    evictor.set_score_weights({kNoise * uniform(), spread, best.point.peak - best.point.peak / 50, random()});
     evictor.run({target.least_time ? target.peak : 0, target.least_time ? best.point.added_seconds : target.added_seconds},
                 control);
-    evictor.set_taste({});
+    evictor.set_score_weights({});
     if (!target.least_time) trim(evictor);
     keep();
     const Point reached{evictor.rewrite().peak, evictor.rewrite().added_seconds};
@@ -96,7 +96,7 @@ void improve(Evictor& evictor, const Target& target, std::uint64_t seed, int max
     if (close) settle(evictor, target, control);
     keep();
   }
-  evictor.set_taste({});
+  evictor.set_score_weights({});
   evictor.reset(best.decisions);
 }
 

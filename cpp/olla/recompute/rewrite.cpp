@@ -43,7 +43,7 @@ Rewriter::Rewriter(const Graph& graph, const Values& values, const Rules& rules,
 
 bool Rewriter::build(const DropSet& drops, Rewrite& result) {
   if (!walk(drops, result)) return false;
-  bury(result);
+  remove_dead_runs(result);
   find_last_uses(result);
   fuse(result);
   place(result);
@@ -160,7 +160,7 @@ bool Rewriter::deletable(RunId run, const Rewrite& r) const {
   return read_once;
 }
 
-void Rewriter::bury(Rewrite& r) {
+void Rewriter::remove_dead_runs(Rewrite& r) {
   num_reads_.assign(r.copies.size(), 0);
   for (const CopyId c : r.reads) ++num_reads_[c];
   queue_.clear();
@@ -266,14 +266,14 @@ bool Rewriter::take_over(RunId run, Rewrite& r) {
   const RunId last = made.fused ? made.last_use : run;
   if (bytes == 0) return false;
   for (const CopyId read : r.reads_of(run)) {
-    const CopyId c = r.copies[read].fused ? heirloom_[read] : read;
+    const CopyId c = r.copies[read].fused ? donated_input_[read] : read;
     if (c < 0) continue;
     const Rewrite::Copy& input = r.copies[c];
     const TensorId held = r.buffers[input.buffer].tensor;
     const bool reduced = !made.fused && !reduced_.empty() && reduced_[c] == kernels_[run];
     if (reduced || input.last_use != last || graph_.producer(held) == kNoOp || graph_.bytes(held) != bytes) continue;
     if (made.fused) {
-      heirloom_[r.makes_of(run)[0]] = c;
+      donated_input_[r.makes_of(run)[0]] = c;
     } else {
       made.buffer = r.runs[run].in_place = input.buffer;
     }
@@ -283,7 +283,7 @@ bool Rewriter::take_over(RunId run, Rewrite& r) {
 }
 
 void Rewriter::place(Rewrite& r) {
-  heirloom_.assign(r.copies.size(), -1);
+  donated_input_.assign(r.copies.size(), -1);
   reduced_.assign(rules_.fusion.empty() ? 0 : r.copies.size(), -1);
   auto open = [&](Rewrite::Copy& copy) {
     copy.buffer = static_cast<BufferId>(r.buffers.size());

@@ -108,7 +108,7 @@ class Rewriter {
   bool walk(const DropSet& drops, Rewrite& r);
   bool emit(const Frame& frame, Step position, const DropSet& drops, Rewrite& r);
   bool usable(CopyId copy, Step position, const DropSet& drops, const Rewrite& r) const;
-  void bury(Rewrite& r);
+  void remove_dead_runs(Rewrite& r);
   void find_last_uses(Rewrite& r);
   void fuse(Rewrite& r);
   void count_inputs(Rewrite& r);
@@ -134,7 +134,7 @@ class Rewriter {
   std::vector<CopyId> inputs_;            // those; a fixed room per copy
   std::vector<std::int32_t> kernels_;     // before run r: runs that are kernels of their own
   std::vector<std::int32_t> reduced_;     // of copy c: kernels before the last reduction that reads it
-  std::vector<CopyId> heirloom_;          // of fused copy c: an input whose buffer its last reader may take over, or -1
+  std::vector<CopyId> donated_input_;     // of fused copy c: an input whose buffer its last reader may take over, or -1
 };
 
 }  // namespace olla

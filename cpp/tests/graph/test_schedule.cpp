@@ -31,4 +31,23 @@ TEST(an_empty_graph_needs_its_residents) {
   CHECK_EQ(Schedule(graph, {}).peak, 5);
 }
 
+TEST(the_nearest_order_is_valid_and_leaves_valid_orders_alone) {
+  for (std::uint32_t seed = 0; seed < 200; ++seed) {
+    const Graph graph(test::random_data(7, seed));
+    std::vector<OpId> wanted = test::program_order(graph);
+    CHECK_EQ(nearest_order(graph, wanted), wanted);
+    CHECK_EQ(nearest_order(graph, wanted, true), wanted);
+    std::shuffle(wanted.begin(), wanted.end(), std::mt19937(seed));
+    CHECK(graph.is_order(nearest_order(graph, wanted)));
+    CHECK(graph.is_order(nearest_order(graph, wanted, true)));
+  }
+}
+
+TEST(an_order_is_sought_near_permutations_alone) {
+  const Graph graph(test::random_data(3, 0));
+  for (const std::vector<OpId>& wanted : {std::vector<OpId>{0, 1}, {0, 1, 1}, {0, 1, 3}, {-1, 0, 1}}) {
+    CHECK_THROWS(nearest_order(graph, wanted), PlanError, "order");
+  }
+}
+
 OLLA_TEST_MAIN

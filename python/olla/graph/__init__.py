@@ -1,10 +1,10 @@
 """The training step as a graph: tensors, ops, what they cost, what they allow."""
 
+from olla._core import nearest_order
 from olla.graph.columns import Lists
 from olla.graph.devices import PROFILES, DeviceProfile, profile_of
 from olla.graph.graph import Graph
 from olla.graph.operators import Rerun, Rules, operator, rules
-from olla.graph.precedences import nearest_order
 
 __all__ = [
     "PROFILES",

@@ -45,6 +45,13 @@ class Lists(NamedTuple):
         return [items[first:last] for first, last in pairwise(ends)]
 
 
+def lists_of(rows: Sequence[Collection[int]]) -> Lists:
+    """Return lists of ids, one after the other."""
+    offset = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum(list(map(len, rows)), out=offset[1:])
+    return Lists(offset, np.array(list(chain.from_iterable(rows)), dtype=np.int32))
+
+
 def shown(value: object) -> str:
     """Return a value for a message: on one line, shortened, never failing."""
     if isinstance(value, int) and value.bit_length() > 256:

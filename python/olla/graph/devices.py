@@ -84,7 +84,7 @@ def _profile(
 # gtx1080: what that card reached in published steps of VGG-16 and ResNet-50 (github.com/jcjohnson/cnn-benchmarks: 232.6
 # and 153.9 ms for 16 images), 0.7 of its peak arithmetic and half its bandwidth.
 # cpu: Inductor's vector code draws random numbers, and packs and unpacks truth values, one by one:
-# sixteen cores as bench/bench_fused_costs.py finds them.
+# sixteen cores as bench/inductor/bench_fused_costs.py finds them.
 PROFILES = {
     profile.name: profile
     for profile in (

@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from olla._core import Graph as CoreGraph
 from olla.base import files
 from olla.errors import GraphError
-from olla.graph import columns
-from olla.graph.columns import OP_FIELDS, TENSOR_FIELDS, Field, Lists, reject, shown
+from olla.graph import columns, rows
+from olla.graph.columns import OP_FIELDS, TENSOR_FIELDS, Lists, shown
+from olla.graph.rows import FORMAT, VERSION
 
-FORMAT = "olla-graph"
-VERSION = 1
 _COLUMNS = {f.column for f in TENSOR_FIELDS + OP_FIELDS}
 
 # Which of the ids of a GraphError are ops, by rule (see cpp/olla/graph/graph.hpp).
@@ -103,15 +102,15 @@ class Graph:
                     array.setflags(write=False)
         try:
             core = CoreGraph(
-                self.tensor_bytes,
-                self.donated.view(np.uint8),
-                *self.reads,
-                *self.writes,
-                *self.mutates,
-                *self.after,
-                self.workspace_bytes,
-                self.random.view(np.uint8),
-                self.outputs,
+                tensor_bytes=self.tensor_bytes,
+                donated=self.donated.view(np.uint8),
+                reads=self.reads,
+                writes=self.writes,
+                mutates=self.mutates,
+                after=self.after,
+                workspace_bytes=self.workspace_bytes,
+                random=self.random.view(np.uint8),
+                outputs=self.outputs,
             )
         except GraphError as error:
             raise self._with_op_names(error) from None
@@ -208,7 +207,7 @@ class Graph:
             1
         """
         with files.naming("graph"):
-            return cls._of_content(content)
+            return cls._of_columns(*rows.read(content))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Graph:
@@ -218,7 +217,7 @@ class Graph:
             GraphError: the file is missing, unreadable, or not a valid graph. The message starts with the path.
         """
         with files.naming(os.fsdecode(path)):
-            return cls._of_content(files.read_json(path, GraphError))
+            return cls._of_columns(*rows.read(files.read_json(path, GraphError)))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a graph file, version 1, through gzip where the name ends in `.gz`.
@@ -233,55 +232,7 @@ class Graph:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of a graph file; what equals its default is left out."""
-        return {
-            "format": FORMAT,
-            "version": VERSION,
-            "name": self.name,
-            "tensors": self._rows(TENSOR_FIELDS, self.num_tensors),
-            "ops": self._rows(OP_FIELDS, self.num_ops),
-            "outputs": self.outputs.tolist(),
-        }
-
-    def _rows(self, fields: Iterable[Field], num: int) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = [{} for _ in range(num)]
-        for f in fields:
-            values = getattr(self, f.column)
-            if isinstance(values, Lists):
-                values = values.to_lists()
-            elif isinstance(values, np.ndarray):
-                values = values.tolist()
-            elif f.default == ():
-                values = list(map(list, values))
-            default = [] if f.default == () else f.default
-            key = f.key.removesuffix("[]")
-            for row, value in zip(rows, values, strict=True):
-                if value != default:
-                    row[key] = value
-        return rows
-
-    @classmethod
-    def _of_content(cls, content: object) -> Graph:
-        if not isinstance(content, dict):
-            reject("the content", content, f'an object with "format": "{FORMAT}"')
-        if content.get("format") != FORMAT:
-            reject('"format"', content.get("format"), repr(FORMAT))
-        version = content.get("version")
-        if type(version) is not int or version != VERSION:
-            raise GraphError(
-                f'"version" is {shown(version)}, expected {VERSION}, the one this olla reads', rule="version"
-            )
-        values: dict[str, object] = {}
-        num_rows = {}
-        for place, fields in (("tensors", TENSOR_FIELDS), ("ops", OP_FIELDS)):
-            if place not in content:
-                raise GraphError(f"has no {place!r}, expected a list of objects", rule="missing")
-            rows = columns.rows_of(content[place], place)
-            num_rows[place] = len(rows)
-            for f in fields:
-                values[f.column] = columns.column_of(rows, f.key.removesuffix("[]"), f.default, place)
-        return cls._of_columns(
-            content.get("name", ""), values, num_rows["tensors"], num_rows["ops"], content.get("outputs", ())
-        )
+        return rows.written(self.name, vars(self))
 
     @classmethod
     def _of_columns(

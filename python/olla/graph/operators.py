@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from olla._core import RecomputeSearch
 from olla._core import Rules as CoreRules
-from olla.graph.columns import Lists
+from olla.graph.columns import Lists, lists_of
 
 if TYPE_CHECKING:
     from olla.graph.devices import DeviceProfile
@@ -162,10 +162,3 @@ def _may_overwrite(graph: Graph, v: int, name: str) -> bool:
         whole = len(changed) == 1 and bool(graph.moved_bytes[v] >= 2 * graph.tensor_bytes[changed[0]])
         return len(written) == 0 and whole
     return False
-
-
-def lists_of(lists: list[list[int]]) -> Lists:
-    """Return lists of ids, one after the other."""
-    offset = np.zeros(len(lists) + 1, dtype=np.int64)
-    np.cumsum([len(items) for items in lists], out=offset[1:])
-    return Lists(offset, np.array([item for items in lists for item in items], dtype=np.int32))

@@ -1,8 +1,7 @@
-"""Precedences beyond those of the graph, and the valid order nearest to a wanted one."""
+"""Precedences beyond those of the graph."""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla.errors import PlanError
-from olla.graph.columns import Lists
+from olla.graph.columns import lists_of
 
 if TYPE_CHECKING:
     from olla._core import Graph as CoreGraph
@@ -69,47 +68,7 @@ def with_precedences(graph: Graph, pairs: Iterable[tuple[int, int]]) -> Graph:
                 f"program order of the {graph.num_ops} ops"
             )
         after[v][u] = None
-    offset = np.zeros(graph.num_ops + 1, dtype=np.int64)
-    np.cumsum([len(ops) for ops in after], out=offset[1:])
-    return replace(graph, after=Lists(offset, np.array([u for ops in after for u in ops], dtype=np.int32)))
-
-
-def nearest_order(core: CoreGraph, wanted: Ids) -> Ids:
-    """Return the valid order that runs, at every step, the ready op that `wanted` runs first.
-
-    Args:
-        core: the graph, extra precedences included.
-        wanted: int32[num_ops], a permutation of the ops that may break dependencies.
-
-    Returns:
-        int32[num_ops]: the op that runs at step i. It is `wanted` itself where that is valid.
-
-    Complexity:
-        O((ops + dependencies) log ops).
-    """
-    if core.is_order(wanted):
-        return wanted
-    offset, preds = core.precedences()
-    num_ops = core.num_ops
-    users = np.repeat(np.arange(num_ops, dtype=np.int32), np.diff(offset))
-    by_pred = np.argsort(preds, kind="stable")
-    succs = users[by_pred].tolist()
-    ends = np.searchsorted(preds[by_pred], np.arange(num_ops + 1)).tolist()
-    missing = np.diff(offset).tolist()
-    ops = wanted.tolist()
-    position = np.argsort(wanted, kind="stable").tolist()
-
-    ready = [position[op] for op in range(num_ops) if missing[op] == 0]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        op = ops[heapq.heappop(ready)]
-        order.append(op)
-        for user in succs[ends[op] : ends[op + 1]]:
-            missing[user] -= 1
-            if missing[user] == 0:
-                heapq.heappush(ready, position[user])
-    return np.array(order, dtype=np.int32)
+    return replace(graph, after=lists_of(after))
 
 
 def require_order(core: CoreGraph, order: Ids) -> None:

@@ -93,8 +93,9 @@ def order_ilp(
         >>> none = np.zeros(3, np.int64), np.zeros(0, np.int32)
         >>> writes = np.array([0, 1, 2], np.int64), np.array([0, 1], np.int32)
         >>> graph = Graph(  # two ops that write 4 and 6 bytes for nobody
-        ...     np.array([4, 6], np.int64), np.zeros(2, np.uint8), *none, *writes, *none, *none,
-        ...     np.zeros(2, np.int64), np.zeros(2, np.uint8), np.zeros(0, np.int32))
+        ...     tensor_bytes=np.array([4, 6], np.int64), donated=np.zeros(2, np.uint8),
+        ...     reads=none, writes=writes, mutates=none, after=none,
+        ...     workspace_bytes=np.zeros(2, np.int64), random=np.zeros(2, np.uint8), outputs=np.zeros(0, np.int32))
         >>> order_ilp(graph, np.array([0, 1], np.int32)).peak_bytes
         6
     """

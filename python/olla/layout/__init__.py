@@ -2,7 +2,7 @@
 
 from olla._core import LayoutOptions, LayoutResult
 from olla.layout.layout import Layout, place, read_buffers, write_offsets
-from olla.layout.placement import ArenaBuffers, Placement, nothing_placed
+from olla.layout.placement import ArenaBuffers, Placement, live_bytes, nothing_placed, rounded_up
 
 __all__ = [
     "ArenaBuffers",
@@ -10,8 +10,10 @@ __all__ = [
     "LayoutOptions",
     "LayoutResult",
     "Placement",
+    "live_bytes",
     "nothing_placed",
     "place",
     "read_buffers",
+    "rounded_up",
     "write_offsets",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from olla.graph import Graph
 
 Int64Array = NDArray[np.int64]
+Bytes = TypeVar("Bytes", int, Int64Array)
 
 
 class Placement(NamedTuple):
@@ -66,10 +67,7 @@ class ArenaBuffers:
 
     def load_bytes(self) -> int:
         """Return the most bytes alive at once. O(num_ops + buffers)."""
-        change = np.zeros(self._graph.num_ops + 1, dtype=np.int64)
-        np.add.at(change, self.lower, self.size)
-        np.add.at(change, self.upper, -self.size)
-        return int(np.max(np.cumsum(change), initial=0))
+        return int(live_bytes(self.lower, self.upper, self.size, self._graph.num_ops).max(initial=0))
 
 
 def nothing_placed(graph: Graph) -> Placement:
@@ -77,6 +75,14 @@ def nothing_placed(graph: Graph) -> Placement:
     return Placement(np.full(graph.num_tensors, -1, dtype=np.int64), np.full(graph.num_ops, -1, dtype=np.int64))
 
 
-def rounded_up(size: Int64Array, alignment: int) -> Int64Array:
+def live_bytes(lower: Int64Array, upper: Int64Array, size: Int64Array, num_steps: int) -> Int64Array:
+    """Return int64[num_steps]: the bytes alive at every step, of buffers alive from lower to before upper."""
+    change = np.zeros(num_steps + 1, dtype=np.int64)
+    np.add.at(change, lower, size)
+    np.subtract.at(change, upper, size)
+    return np.cumsum(change[:-1])
+
+
+def rounded_up(size: Bytes, alignment: int) -> Bytes:
     """Round sizes up to multiples of the alignment."""
     return -(-size // alignment) * alignment

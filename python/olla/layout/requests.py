@@ -12,6 +12,7 @@ import numpy.typing as npt
 from olla.base import files
 from olla.errors import PlanError
 from olla.layout.layout import layout, read_buffers
+from olla.layout.placement import live_bytes, rounded_up
 
 Int64 = npt.NDArray[np.int64]
 NEVER = -1
@@ -92,7 +93,7 @@ class Trace:
         begin, held = (np.zeros(0, np.int64),) * 2 if taken is None else (taken[:, 0], taken[:, 1] - taken[:, 0])
         fixed = np.full(m, -1) if fixed is None else np.where(upper > lower, fixed, -1)
         first, last = np.append(np.zeros_like(held), lower), np.append(np.full_like(held, m), upper)
-        size = np.append(held, -(-self.num_bytes // alignment) * alignment)
+        size = np.append(held, rounded_up(self.num_bytes, alignment))
         must = _possible(first, last, size, np.append(begin, fixed))
         found = layout(
             first,
@@ -119,12 +120,10 @@ class Trace:
         """Planned bytes alive at request t of a long run, without those that it (1) or an earlier one (0) asks for."""
         m = self.num_requests
         kept = np.flatnonzero(self.planned)
-        size = -(-self.num_bytes[kept] // alignment) * alignment
-        change = np.zeros(2 * m + 1, dtype=np.int64)
-        np.add.at(change, kept + from_request, size)
-        np.add.at(change, np.maximum(self.freed_at[kept], kept + from_request), -size)
-        alive = np.cumsum(change)
-        return alive[:m] + alive[m : 2 * m]
+        lower = kept + from_request
+        upper = np.maximum(self.freed_at[kept], lower)
+        alive = live_bytes(lower, upper, rounded_up(self.num_bytes[kept], alignment), 2 * m)
+        return alive[:m] + alive[m:]
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +150,7 @@ class Placed:
     def arena_bytes(self) -> int:
         """Size of the arena: the largest end of a request, rounded up to the alignment."""
         ends = (self.offsets + self.num_bytes)[self.offsets >= 0]
-        return int(-(-ends.max(initial=0) // self.alignment) * self.alignment)
+        return rounded_up(int(ends.max(initial=0)), self.alignment)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the requests as a CSV file with their offsets, as `olla layout` does.

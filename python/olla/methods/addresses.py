@@ -9,7 +9,7 @@ from olla._core import IlpFigures
 from olla.ilp import address_ilp
 from olla.layout import ArenaBuffers, LayoutOptions, Placement
 from olla.layout import place as place_buffers
-from olla.order.search import Search
+from olla.order.search import OrderSearch
 
 _HEURISTIC_SHARE = 0.5  # of the time left
 _MAX_BUFFERS = 20_000  # the address program compares every two of them
@@ -17,7 +17,7 @@ _MAX_BUFFERS = 20_000  # the address program compares every two of them
 Int64Array = NDArray[np.int64]
 
 
-def place(search: Search, order: NDArray[np.int32]) -> Placement | None:
+def place(search: OrderSearch, order: NDArray[np.int32]) -> Placement | None:
     """Lay out an order: the portfolio of `olla.layout`, then the address program unless the load is met.
 
     Args:
@@ -47,7 +47,7 @@ def place(search: Search, order: NDArray[np.int32]) -> Placement | None:
 
 
 def _heuristic(
-    search: Search, buffers: ArenaBuffers, limit: float, fixed: Int64Array | None = None
+    search: OrderSearch, buffers: ArenaBuffers, limit: float, fixed: Int64Array | None = None
 ) -> tuple[Int64Array, int, int]:
     """Return the places that the portfolio of `olla.layout` finds, their height, and its bound."""
     options = search.problem.options
@@ -59,7 +59,7 @@ def _heuristic(
 
 
 def solve_addresses(
-    search: Search,
+    search: OrderSearch,
     buffers: ArenaBuffers,
     *,
     start: Int64Array | None = None,
@@ -112,5 +112,5 @@ def described(figures: IlpFigures) -> str:
     return f"{size}; {figures.message}"
 
 
-def _left(search: Search) -> float:
+def _left(search: OrderSearch) -> float:
     return 0.0 if search.interrupted else search.problem.left(1.0)

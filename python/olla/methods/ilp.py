@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from olla.methods.addresses import place
 from olla.order import Answer, Problem
-from olla.order.search import Search
+from olla.order.search import OrderSearch
 
 _BOUND_SHARE = 0.2  # of the time to search, before the integer program
 
@@ -18,13 +18,13 @@ def solve(problem: Problem) -> Answer:
     Raises:
         SolverError: HiGHS is missing or failed, or its answer does not hold.
     """
-    search = Search(problem)
+    search = OrderSearch(problem)
     solve_order(search)
     placement = place(search, search.order)
     return search.answer(placement)
 
 
-def solve_order(search: Search) -> None:
+def solve_order(search: OrderSearch) -> None:
     """Find the order: the first half of the split."""
     starts = [search.order]
     with search.stage("warmstart"):

@@ -10,7 +10,7 @@ from olla.ilp import joint_ilp
 from olla.methods.addresses import described, place
 from olla.methods.ilp import solve_order
 from olla.order import Answer, Problem
-from olla.order.search import Search
+from olla.order.search import OrderSearch
 
 _SPLIT_SHARE = 0.5  # of the time limit, for the split answer that the joint program starts from
 
@@ -24,7 +24,7 @@ def solve(problem: Problem) -> Answer:
     Raises:
         SolverError: HiGHS is missing or failed, or its answer does not hold.
     """
-    search = Search(problem._replace(left=lambda share: problem.left(_SPLIT_SHARE * share)))
+    search = OrderSearch(problem._replace(left=lambda share: problem.left(_SPLIT_SHARE * share)))
     solve_order(search)
     split = place(search, search.order)
     if split is None:

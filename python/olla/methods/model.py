@@ -23,7 +23,7 @@ from olla.methods.addresses import solve_addresses
 from olla.methods.ilp import solve_order
 from olla.methods.segments import Links, links_of
 from olla.order import Answer, Problem
-from olla.order.search import Search
+from olla.order.search import OrderSearch
 
 _BOUND_SHARE = 0.2  # of the time to search
 _MAX_LATE_EDGES = 1_000_000  # an op may have many generators and many other predecessors: further pairs are left out
@@ -42,10 +42,10 @@ def solve(problem: Problem) -> Answer:
     """
     edges = control_edges(problem.graph, problem.core)
     core = problem.core.constrained(edges.before, edges.after)
-    free = Search(problem)
+    free = OrderSearch(problem)
     with free.stage("bound"):
         free.raise_bound(_BOUND_SHARE * free.left())
-    search = Search(problem._replace(core=core, order=nearest_order(core, problem.order)))
+    search = OrderSearch(problem._replace(core=core, order=nearest_order(core, problem.order)))
     search.bound, search.interrupted = free.bound, free.interrupted
     solve_order(search)
     free.order = search.order
@@ -148,7 +148,7 @@ def pyramid(lower: Int64Array, upper: Int64Array, size: Int64Array) -> Int64Arra
     return fixed
 
 
-def _place(problem: Problem, search: Search) -> Placement | None:
+def _place(problem: Problem, search: OrderSearch) -> Placement | None:
     if not problem.options.layout:
         return None
     buffers = ArenaBuffers(problem.graph, problem.core, search.order, problem.options.alignment)

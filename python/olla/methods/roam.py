@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla import _core
+from olla._core import Limits, profile
 from olla._core import order as best_order
-from olla._core import profile
 from olla.layout import ArenaBuffers, LayoutOptions, Placement, place
 from olla.methods.segments import assigned, leaf_of_step, links_of, merged, spine_of
+from olla.methods.window import window_graph
 from olla.order import Answer, Problem
-from olla.order.search import Search
-from olla.order.window import window_graph
+from olla.order.search import OrderSearch
 
 _LEAF_OPS = 100  # small enough for the exact search
 _MAX_LEAVES = 100  # larger graphs get larger leaves
@@ -54,7 +54,7 @@ def solve(problem: Problem) -> Answer:
     """Cut, assign what hangs off the spine, order every leaf; lay out what crosses leaves, then every leaf."""
     if problem.graph.num_ops == 0:
         return Answer(problem.order)
-    search = Search(problem)
+    search = OrderSearch(problem)
     with search.stage("bound"):
         search.raise_bound(_BOUND_SHARE * search.left())
     best: _Divided | None = None
@@ -78,7 +78,7 @@ def solve(problem: Problem) -> Answer:
     return answer._replace(offsets=placement.offsets, workspace_offsets=placement.workspace_offsets)
 
 
-def _ordered(search: Search) -> _Divided:
+def _ordered(search: OrderSearch) -> _Divided:
     """Order with hanging ops as early as can be, then with those late that would raise the peak above its bound."""
     problem = search.problem
     graph, order = problem.graph, problem.order.tolist()
@@ -99,7 +99,7 @@ def _ordered(search: Search) -> _Divided:
     return best
 
 
-def _leaves_ordered(search: Search, leaves: list[list[int]], share: float) -> _Divided:
+def _leaves_ordered(search: OrderSearch, leaves: list[list[int]], share: float) -> _Divided:
     """Order every leaf on its own; each gets its part of a share of the time left, and what those before it left."""
     problem = search.problem
     order = np.array([v for leaf in leaves for v in leaf], dtype=np.int32)
@@ -110,7 +110,8 @@ def _leaves_ordered(search: Search, leaves: list[list[int]], share: float) -> _D
         inside = window_graph(problem.graph, problem.core, order, lo, hi)
         limit = max(0.0, search.left() - unused) / (len(leaves) - k)
         start = np.arange(hi - lo, dtype=np.int32)
-        found = best_order(inside, [start], limit, problem.options.seed, problem.progress, None)
+        limits = Limits(time_limit=limit, max_work=None, progress=problem.progress)
+        found = best_order(inside, [start], problem.options.seed, limits)
         search.interrupted |= found.cancelled
         order[lo:hi] = order[lo:hi][found.order]
         done.append(_Leaf(lo, hi, found.peak_bytes, found.lower_bound_bytes))
@@ -162,7 +163,7 @@ def _pairs(problem: Problem, divided: _Divided, kinds: list[str]) -> dict[int, i
 class _ArenaOfLeaves:
     """The layout of an order made leaf by leaf."""
 
-    def __init__(self, problem: Problem, search: Search, divided: _Divided) -> None:
+    def __init__(self, problem: Problem, search: OrderSearch, divided: _Divided) -> None:
         self.problem, self.search, self.leaves = problem, search, divided.leaves
         self.buffers = ArenaBuffers(problem.graph, problem.core, divided.order, problem.options.alignment)
         leaf = leaf_of_step([[0] * (part.hi - part.lo) for part in divided.leaves])

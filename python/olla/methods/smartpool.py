@@ -10,12 +10,12 @@ import numpy as np
 from olla import _core
 from olla.layout import ArenaBuffers, Placement
 from olla.order import Answer, Problem
-from olla.order.search import Search
+from olla.order.search import OrderSearch
 
 
 def solve(problem: Problem) -> Answer:
     """Lay out the order as it is; raise its bound by minimum cuts."""
-    search = Search(problem)
+    search = OrderSearch(problem)
     placement: Placement | None = None
     if problem.options.layout:
         with search.stage("layout"):
@@ -28,7 +28,7 @@ def solve(problem: Problem) -> Answer:
     return answer._replace(offsets=placement.offsets, workspace_offsets=placement.workspace_offsets)
 
 
-def _placed(problem: Problem, search: Search) -> Placement:
+def _placed(problem: Problem, search: OrderSearch) -> Placement:
     graph, alignment = problem.graph, problem.options.alignment
     buffers = ArenaBuffers(graph, problem.core, problem.order, alignment)
     outlives = np.zeros(len(buffers.size), dtype=np.uint8)

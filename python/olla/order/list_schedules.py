@@ -9,12 +9,12 @@ from __future__ import annotations
 from olla.errors import SolverError
 from olla.order.base_orders import inductor_schedules
 from olla.order.method import Answer, Problem
-from olla.order.search import Search
+from olla.order.search import OrderSearch
 
 
 def solve(problem: Problem) -> Answer:
     """Take the order of least peak, the present one among equals; raise its bound by minimum cuts."""
-    search = Search(problem)
+    search = OrderSearch(problem)
     peaks = {"present order": search.peak}
     with search.stage("order"):
         orders = search.orders(inductor_schedules(problem.core))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from olla.order.method import Answer, Problem
-from olla.order.search import Search
+from olla.order.search import OrderSearch
 
 
 def solve(problem: Problem) -> Answer:
     """Keep the order; raise the bound by minimum cuts."""
-    search = Search(problem)
+    search = OrderSearch(problem)
     with search.stage("order"):
         search.raise_bound(search.left())
     return search.answer()

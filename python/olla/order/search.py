@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla._core import Graph as CoreGraph
-from olla._core import lower_bound, profile
+from olla._core import Limits, lower_bound, profile
 from olla._core import order as best_order
 from olla.base import rivals
 from olla.errors import SolverError
@@ -22,7 +22,7 @@ _LAYOUT_SHARE = 0.2  # of the time limit, kept for the layout
 Order = NDArray[np.int32]
 
 
-class Search:
+class OrderSearch:
     """A search under way; every stage leaves its best order and bound here, so that Ctrl-C loses nothing.
 
     Attributes:
@@ -106,7 +106,8 @@ class Search:
         """Refine the starts, then branch and bound."""
         problem = self.problem
         options = problem.options
-        found = best_order(problem.core, starts, limit, options.seed, problem.progress, options.max_work)
+        limits = Limits(time_limit=limit, max_work=options.max_work, progress=problem.progress)
+        found = best_order(problem.core, starts, options.seed, limits)
         self.interrupted |= found.cancelled
         self.bound = max(self.bound, found.lower_bound_bytes)
         self.keep(found.order)

@@ -11,7 +11,7 @@ from olla.plan.plan import Plan
 from olla.plan.rewrite import Rewrite
 
 
-class Search(Protocol):
+class RewriteSearch(Protocol):
     """A search for rewritings of one graph. It orders where it has to, but lays out nothing and makes no plan."""
 
     base_peak_bytes: int

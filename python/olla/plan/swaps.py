@@ -52,11 +52,6 @@ class Link:
             out_bytes_per_second=link.to_host_bytes_per_second, in_bytes_per_second=link.from_host_bytes_per_second
         )
 
-    def numbers(self) -> NDArray[np.float64]:
-        """Return the link as the core takes it."""
-        out, back = self.out_bytes_per_second, self.in_bytes_per_second
-        return np.array([out, self.out_latency_seconds, back, self.in_latency_seconds], dtype=np.float64)
-
 
 # What Zhang et al. (arXiv 1903.06631) saw with pinned memory over PCIe 3 x16.
 PCIE3 = Link(

@@ -38,7 +38,7 @@ _MAGIC = "olla-step"
 _logger = logging.getLogger("olla")
 
 
-class Known(NamedTuple):
+class RecordedStep(NamedTuple):
     """What was found out by recording a step.
 
     Attributes:
@@ -97,7 +97,7 @@ class Place:
         if self._name:
             _write(self._plan_file, plan.to_object())
 
-    def load_known(self, graph: Graph) -> Known | None:
+    def load_recorded(self, graph: Graph) -> RecordedStep | None:
         """Return what an earlier process found out by recording the step.
 
         Args:
@@ -105,20 +105,20 @@ class Place:
         """
         if not self.loaded:
             return None
-        found: Known | None = self._read(self._table_file, lambda content: self._decode_known(content, graph))
+        found: RecordedStep | None = self._read(self._table_file, lambda content: self._decode_recorded(content, graph))
         return found
 
-    def save_known(self, known: Known) -> None:
+    def save_recorded(self, recorded: RecordedStep) -> None:
         """Keep what was found out by recording the step."""
         if not self._name:
             return
-        arranged, table = known.arranged, known.arranged.table
+        arranged, table = recorded.arranged, recorded.arranged.table
         content = {
             "made_for": self._made_for,
-            "plan": known.plan.of_last_graph().to_object(),
-            "workspace_bytes": known.graph.workspace_bytes.tolist(),
-            "seconds": known.graph.seconds.tolist(),
-            "eager_peak_bytes": int(known.eager_peak_bytes),
+            "plan": recorded.plan.of_last_graph().to_object(),
+            "workspace_bytes": recorded.graph.workspace_bytes.tolist(),
+            "seconds": recorded.graph.seconds.tolist(),
+            "eager_peak_bytes": int(recorded.eager_peak_bytes),
             "load_bytes": int(arranged.load_bytes),
             "output_bytes": int(arranged.output_bytes),
             "arena_bytes": int(table.arena_bytes),
@@ -162,7 +162,7 @@ class Place:
             os.utime(path)  # the latest used are kept
         return found
 
-    def _decode_known(self, content: dict[str, Any], graph: Graph) -> Known | None:
+    def _decode_recorded(self, content: dict[str, Any], graph: Graph) -> RecordedStep | None:
         if content["made_for"] != self._made_for:
             return None
         workspace_bytes = np.array(content["workspace_bytes"], dtype=np.int64)
@@ -172,7 +172,7 @@ class Place:
         op_offset, num_bytes, offsets = (np.array(content[n], np.int64) for n in ("op_offset", "num_bytes", "offsets"))
         table = Table(content["arena_bytes"], op_offset, num_bytes, offsets, content["alignment"])
         arranged = Arranged(table, content["load_bytes"], content["output_bytes"])
-        return Known(graph, plan, arranged, content["eager_peak_bytes"])
+        return RecordedStep(graph, plan, arranged, content["eager_peak_bytes"])
 
 
 def find(captured: Captured, options: Mapping[str, Any]) -> Place:

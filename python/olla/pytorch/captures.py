@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from olla._core import same_objects
-from olla.pytorch import feeds
+from olla.pytorch.binding import InputBinding, Settings
 from olla.pytorch.capture import Captured
 from olla.pytorch.checks import failures
 from olla.pytorch.guards.guard import Guard, TensorFacts, Wholes
@@ -28,7 +28,7 @@ class Capture:
     Args:
         captured: the step.
         key: of the batch it was captured with.
-        feed: finds its tensors.
+        inputs: finds its tensors.
         leaves: of the batch.
 
     Attributes:
@@ -37,20 +37,20 @@ class Capture:
 
     runner: Runner
 
-    def __init__(self, captured: Captured, key: tuple[Any, ...], feed: feeds.Feed, leaves: Sequence[Any]) -> None:
+    def __init__(self, captured: Captured, key: tuple[Any, ...], inputs: InputBinding, leaves: Sequence[Any]) -> None:
         assert captured.reads is not None
         self.key = key
-        self.feed = feed
-        self.sources = feed.sources(captured.inputs)
-        self._settings = feeds.Settings(feed.optimizer) if feed.optimizer is not None else None
-        values = self.sources(leaves)
+        self.inputs = inputs
+        self.gather = inputs.gatherer(captured.inputs)
+        self._settings = Settings(inputs.optimizer) if inputs.optimizer is not None else None
+        values = self.gather(leaves)
         self._num_tensors = sum(entry.kind in ("parameter", "buffer") for entry in captured.inputs)  # they come first
         self._guard = Guard(captured.reads, values[: self._num_tensors])
         self._states = [i for i, entry in enumerate(captured.inputs) if entry.kind == "optimizer_state"]
         self._kept = [i for i, entry in enumerate(captured.inputs) if entry.kind not in ("input", "rate")]
         self._shared = self._guard.shared_with(leaves)
         self._state_facts = TensorFacts([values[i] for i in self._states])
-        self._updated = feed.updated()
+        self._updated = inputs.updated()
         self._first = values[: self._num_tensors]
         self._replaced = Wholes([])  # the attributes of tensors that came later
         self._keep(values)
@@ -65,7 +65,7 @@ class Capture:
         Complexity: O(what the step read and takes).
         """
         try:
-            values = self.sources(leaves)
+            values = self.gather(leaves)
         except _UNREADABLE as error:
             lost = f"a parameter, a buffer or optimizer state is not where it was ({type(error).__name__}: {error})"
             return [], self._guard.change() or self._setting_change() or lost
@@ -83,7 +83,7 @@ class Capture:
 
     def _other_tensors(self, values: Sequence[torch.Tensor]) -> str:
         """Return why the step cannot take other tensors than it took before; empty where it can."""
-        if self.feed.updated() != self._updated:
+        if self.inputs.updated() != self._updated:
             return "the optimizer updates other parameters of the model"
         replaced = [(old, t) for old, t in zip(self._first, values, strict=False) if old is not t]
         if any(not equal(_attributes(old), _attributes(new)) for old, new in replaced):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from olla.layout import rounded_up
 from olla.layout.requests import NEVER, Placed, Trace
 from olla.pytorch.memory.replay import Iteration, Replay, Table
 
@@ -229,7 +230,7 @@ def merged(intervals: Int64, alignment: int) -> Int64:
         [[0, 256]]
     """
     union: list[list[int]] = []
-    for begin, end in sorted((b, -(-e // alignment) * alignment) for b, e in intervals.tolist()):
+    for begin, end in sorted((b, rounded_up(e, alignment)) for b, e in intervals.tolist()):
         if union and begin <= union[-1][1]:
             union[-1][1] = max(union[-1][1], end)
         else:

@@ -17,8 +17,8 @@ from olla.graph import Graph, Rules, rules
 from olla.plan import Chunked, Costs, Goal, Options, Plan, Request, Rewrite, Swapping, composed
 from olla.pytorch.capture import Captured
 from olla.pytorch.program.chunks import suits, with_chunks
-from olla.pytorch.program.forms import narrowed
 from olla.pytorch.program.swapped import transfers
+from olla.pytorch.program.variants import restrict_rules
 
 _MAX_PLANS = 5  # of one step, each recorded once
 _MAX_HOST_PLANS = 3  # until the host memory of the swaps fits, the last of them without any
@@ -75,11 +75,11 @@ class Planner:
     def accept(self, captured: Captured, device: str, found: Plan) -> None:
         """Refuse a plan, which somebody else may have written, that this planner could not have made.
 
-        What `olla.check` proves is that a plan fits the graph; that the step has forms for what runs again and what is
-        in place is known here alone.
+        What `olla.check` proves is that a plan fits the graph; that the step has operators for what runs again and what
+        is in place is known here alone.
 
         Raises:
-            PlanError: names an op that has no such form.
+            PlanError: names an op that has no such variant.
         """
         if not found.rewrites:
             raise PlanError("the plan is for another goal", rule="plan")
@@ -89,7 +89,7 @@ class Planner:
         if below is None or found.chunked is not None:
             return  # of chunks, every row runs once, by operators that olla writes
         source = captured.graph
-        allowed = narrowed(captured, device, rules(source, self.goal.device), self.replays)
+        allowed = restrict_rules(captured, device, rules(source, self.goal.device), self.replays)
         again = below.rerun != 0
         wrong = again & (below.rerun != allowed.rerun[below.origin])
         num_mutated = np.diff(source.mutates.offset)[below.origin]
@@ -99,7 +99,7 @@ class Planner:
             v = int(below.origin[np.flatnonzero(wrong)[0]])
             raise PlanError(f"op {v} ({source.op_names[v]}) cannot run as the plan says", rule="plan", ids=(v,))
 
-    def known(self, captured: Captured, found: Plan) -> Captured:
+    def restore(self, captured: Captured, found: Plan) -> Captured:
         """Return the step to run for a plan that was made before."""
         if self.goal.chunked_loss is not None and found.chunked is None:
             self.note = "No loss was chunked, see the run that made the plan."
@@ -110,7 +110,7 @@ class Planner:
         self._chunked, self._base_peak_bytes = found.chunked, found.base_peak_bytes
         return captured if found.chunked is None else with_chunks(captured, found.chunked)
 
-    def again(
+    def replan(
         self,
         captured: Captured,
         costs: Costs,
@@ -194,7 +194,7 @@ class Planner:
 
         def restrict(rules: Rules, chunked: Chunked | None) -> Rules:
             runs = original if chunked is None else with_chunks(original, chunked)
-            return narrowed(runs, device, rules, self.replays)
+            return restrict_rules(runs, device, rules, self.replays)
 
         if costs is not None and self._chunked is None:  # it was found to be of no use
             goal = dataclasses.replace(goal, chunked_loss=None)

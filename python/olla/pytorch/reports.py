@@ -1,17 +1,25 @@
-"""What became of a step, for its report: in the arena, by its goal, by swaps."""
+"""What became of a step, for its report: its calls, the arena, its goal, its swaps."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import collections
+import statistics
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from olla.graph import Graph
 from olla.plan import Plan
+from olla.pytorch.memory.arrange import Arranged
 from olla.pytorch.memory.replay import Counters, Miss
-from olla.report.step import BudgetReport, SwapReport
+from olla.pytorch.planned import PlannedStep
+from olla.pytorch.planner import Planner
+from olla.report.step import BudgetReport, StepReport, SwapReport
 
 _NUM_MISSES = 5  # named in the report
+_NUM_SLOWEST = 5  # the same
+_NUM_TIMES = 100  # latest calls whose median is reported
 
 
 @dataclass
@@ -30,6 +38,85 @@ class Seen:
         self.num_misses += step.num_misses
         self.missed_bytes += step.missed_bytes
         self.misses = (*self.misses, *step.misses)[:_NUM_MISSES]
+
+
+@dataclass
+class Figures:
+    """What preparing a step and its calls took, for its report.
+
+    Attributes:
+        capture_seconds, plan_seconds, record_seconds: of the preparations.
+        eager_peak_bytes: peak of the program order.
+        is_cached: whether the plan came from the disk.
+        notes: for a person; empty ones are left out.
+        num_steps: calls that came to their end.
+        seen: what happened in the arena since the step was recorded.
+    """
+
+    capture_seconds: float
+    plan_seconds: float
+    eager_peak_bytes: int
+    is_cached: bool
+    notes: list[str]
+    record_seconds: float = 0.0
+    num_steps: int = 0
+    seen: Seen = field(default_factory=Seen)
+    _times: collections.deque[float] = field(default_factory=lambda: collections.deque(maxlen=_NUM_TIMES))
+
+    def add_time(self, seconds: float) -> None:
+        """Note what a call took; the first one counts for nothing: libraries fill their caches."""
+        if self.num_steps > 0:
+            self._times.append(seconds)
+
+    def report(
+        self, planned: PlannedStep, arranged: Arranged | None, planner: Planner | None, num_captures: int
+    ) -> StepReport:
+        """Return the report.
+
+        Args:
+            planned: what runs.
+            arranged: the places in its arena; None: it is in none.
+            planner: made the plan towards a goal; None: there is no goal.
+            num_captures: of the step that the user has.
+        """
+        graph, plan, copies, seen = planned.graph, planned.plan, planned.copies, self.seen
+        base = graph.resident_bytes + (arranged.output_bytes if arranged else 0)
+        stall = copies.stall_seconds if copies else None
+        host_budget = planner.swapping.host_bytes if planner and planner.swapping else None
+        return StepReport(
+            name=graph.name,
+            num_ops=graph.num_ops,
+            num_steps=self.num_steps,
+            num_captures=num_captures,
+            in_arena=arranged is not None,
+            planned_peak_bytes=base + arranged.load_bytes if arranged else plan.peak_bytes,
+            measured_peak_bytes=base + seen.peak_bytes if arranged and seen.num_steps else None,
+            eager_peak_bytes=self.eager_peak_bytes,
+            resident_bytes=graph.resident_bytes,
+            output_bytes=arranged.output_bytes if arranged else 0,
+            arena_bytes=arranged.table.arena_bytes if arranged else 0,
+            num_misses=seen.num_misses,
+            missed_bytes=seen.missed_bytes,
+            misses=tuple(
+                f"missed: {m.num_bytes} bytes, request {m.index} of op {m.op} ({graph.op_names[m.op]}): {m.reason}"
+                for m in seen.misses
+            ),
+            seconds_per_step=statistics.median(self._times) if self._times else None,
+            capture_seconds=self.capture_seconds,
+            plan_seconds=self.plan_seconds,
+            record_seconds=self.record_seconds,
+            slowest=_slowest(graph),
+            cached=self.is_cached,
+            note=" ".join(note for note in self.notes if note),
+            budget=budget_report(plan, planner.budget_bytes if planner else None, graph.seconds, stall),
+            swap=swap_report(plan, copies.host_bytes if copies else 0, host_budget, stall),
+        )
+
+
+def _slowest(graph: Graph) -> tuple[tuple[str, float], ...]:
+    """Return the names of the slowest ops of a graph, with their seconds."""
+    slowest = np.argsort(-graph.seconds, kind="stable")[:_NUM_SLOWEST]
+    return tuple((graph.op_names[v], float(graph.seconds[v])) for v in slowest if graph.seconds[v] > 0)
 
 
 def added_seconds(seconds: NDArray[np.float64], found: Plan) -> float:

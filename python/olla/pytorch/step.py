@@ -31,7 +31,7 @@ _steps: weakref.WeakSet[Step] = weakref.WeakSet()
 
 def _acceptor(planner: Planner | None, captured: Captured) -> Callable[[Plan], None]:
     """Return what refuses a plan from the disk that this step cannot run."""
-    from olla.pytorch.runner import device_type
+    from olla.pytorch.planned import device_type
 
     def accept(found: Plan) -> None:
         if planner is not None:
@@ -67,8 +67,8 @@ class Step:
     ) -> None:
         import torch
 
+        from olla.pytorch.binding import device_of
         from olla.pytorch.captures import Captures
-        from olla.pytorch.feeds import device_of
         from olla.pytorch.memory.copies import HostMemory
 
         if cache_size < 1:
@@ -187,8 +187,8 @@ class Step:
         return latest.runner
 
     def _run(self, batch: Any) -> Any:
+        from olla.pytorch.binding import batch_key, flatten
         from olla.pytorch.capture.exclusive import between
-        from olla.pytorch.feeds import batch_key, flatten
 
         leaves, spec = flatten(batch)
         key = batch_key(leaves, spec, self._device.type)
@@ -197,7 +197,7 @@ class Step:
         if capture is None:
             capture = self._prepare(batch, key, leaves)
             with between():
-                values = capture.sources(leaves)
+                values = capture.gather(leaves)
         results = capture.runner.run(values)
         if self._captures.use(capture):
             warnings.warn(
@@ -208,12 +208,13 @@ class Step:
         return self._give_back(capture, results)
 
     def _prepare(self, batch: Any, key: tuple[Any, ...], leaves: Sequence[Any]) -> Capture:
+        from olla.pytorch.binding import InputBinding
         from olla.pytorch.cache import find
         from olla.pytorch.capture.exclusive import between
         from olla.pytorch.captures import Capture
-        from olla.pytorch.feeds import Feed
+        from olla.pytorch.planned import device_type
         from olla.pytorch.planner import Planner
-        from olla.pytorch.runner import Runner, device_type
+        from olla.pytorch.runner import Runner
         from olla.report.progress import ProgressLine
 
         planner, options = None, self._options
@@ -231,11 +232,11 @@ class Step:
             )
             captured.structure.check()
             with between():
-                made = Capture(captured, key, Feed(self._model, self._optimizer), leaves)
+                made = Capture(captured, key, InputBinding(self._model, self._optimizer), leaves)
             place = find(captured, options) if self._disk_cache else None
             found = place.load(captured.graph, _acceptor(planner, captured)) if place is not None else None
             if found is not None:
-                captured = planner.known(captured, found) if planner is not None else captured
+                captured = planner.restore(captured, found) if planner is not None else captured
             else:
                 if planner is None:
                     found = plan(captured, layout=False, progress=progress, **self._options)
@@ -280,7 +281,7 @@ class Step:
         if runner.gradients:
             with between():
                 for (name, is_own), gradient in zip(runner.gradients, results[num_values:], strict=True):
-                    accumulate(capture.feed.parameter(name), gradient, is_own)
+                    accumulate(capture.inputs.parameter(name), gradient, is_own)
         return runner.structure.fill(results[:num_values])
 
 

@@ -30,13 +30,13 @@ class CutBounds:
 
     def __init__(self, graph: Graph, order: NDArray[np.int32], search: RecomputeSearch, seconds: float) -> None:
         self.graph, self._search, self._seconds = graph, search, seconds
-        self.ops = _busiest(graph, order)[:_NUM_OPS]
+        self.ops = busiest(graph, order)[:_NUM_OPS]
 
     def beside(self, plan: Plan) -> CutBounds:
         """Take the busiest ops of a plan of a rewriting as well; return self."""
         assert plan.graph is not None
         assert plan.recomputed is not None
-        ops = plan.recomputed.origin[_busiest(plan.graph, plan.order)][:_NUM_OPS]
+        ops = plan.recomputed.origin[busiest(plan.graph, plan.order)][:_NUM_OPS]
         self.ops = np.array(list(dict.fromkeys([*self.ops.tolist(), *ops.tolist()])), dtype=np.int32)
         return self
 
@@ -57,7 +57,7 @@ class CutBounds:
         return self.ops[highest], peaks[highest]
 
 
-def _busiest(graph: Graph, order: NDArray[np.int32]) -> NDArray[np.int32]:
+def busiest(graph: Graph, order: NDArray[np.int32]) -> NDArray[np.int32]:
     """Return all ops, those with most live memory under an order first."""
     return order[np.argsort(-profile(graph.core, order).live_bytes, kind="stable")]
 

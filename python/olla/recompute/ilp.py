@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from olla._core import Solver, recompute_ilp
+from olla._core import RecomputeTarget, Solver, recompute_ilp
 from olla.ilp import highs_library
 
 if TYPE_CHECKING:
@@ -22,22 +22,25 @@ class ChoiceIlp(NamedTuple):
         status: ``"optimal"``: no other drops on this base order are better; ``"feasible"``: a limit came first, or the
             program was too large; ``"infeasible"``: on this base order nothing reaches the peak.
         bound: no drops on this base order have less added time (or, where that is limited, a lower peak).
-        info: pruned (all of the above holds for drops of values that lie idle at a step above the target), cancelled,
-            and message, why it ended.
+        pruned: whether all of the above holds for drops of values that lie idle at a step above the target alone.
+        cancelled: whether Ctrl-C or the progress callback ended it.
+        message: why it ended, for a person.
     """
 
     status: str
     bound: float
-    info: dict[str, object]
+    pruned: bool
+    cancelled: bool
+    message: str
 
     def line(self, least_time: bool) -> str:
         """Say in one line what is proved."""
         what = f"{1e3 * self.bound:.6g} ms added" if least_time else f"peak {round(self.bound)} bytes"
-        of = "values idle above the target dropped" if self.info["pruned"] else "any values dropped"
+        of = "values idle above the target dropped" if self.pruned else "any values dropped"
         if self.status == "infeasible":
             return f"budget program: proved, nothing fits with {of} from the base order"
         proved = f"{what} is the least" if self.status == "optimal" else f"at least {what}"
-        return f"budget program: {proved} with {of} from the base order; {self.info['message']}"
+        return f"budget program: {proved} with {of} from the base order; {self.message}"
 
 
 def solve_choice(
@@ -72,6 +75,6 @@ def solve_choice(
     solver = Solver(
         highs_library=highs_library(), time_limit=time_limit, seed=seed, num_threads=num_threads, progress=progress
     )
-    found = recompute_ilp(evictor, least_time, peak_bytes, seconds, solver)
-    info = {"pruned": found.pruned, "cancelled": found.cancelled, "message": found.figures.message}
-    return ChoiceIlp(found.status, found.bound, info)
+    target = RecomputeTarget(least_time=least_time, peak=peak_bytes, added_seconds=seconds)
+    found = recompute_ilp(evictor, target, solver)
+    return ChoiceIlp(found.status, found.bound, found.pruned, found.cancelled, found.figures.message)

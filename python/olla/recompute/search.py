@@ -15,23 +15,21 @@ from olla.base import Progress, rivals, watched
 from olla.errors import BudgetError
 from olla.graph import Graph, Rules
 from olla.graph.operators import without_replays
-from olla.order.base_orders import base_orders, early_updates, induced
-from olla.pipeline import Ordered, find_order
+from olla.order.base_orders import base_orders, induced
+from olla.pipeline import find_order
 from olla.plan import Options, Plan, Recomputed
+from olla.recompute.base import ORDER_WORK, Base, find_base, is_movable
 from olla.recompute.bounds import CutBounds, refusal
 from olla.recompute.rewrite import recomputed_graph
 
 # What a search may do is limited in work, so that its results are the same on every machine; time limits it only where
 # a caller leaves less than the work takes. A million units take about 10 ms of ordering, 60 ms of choosing.
-_BASE_WORK = 60_000_000  # for the best order without rewriting
-_ORDER_WORK = 15_000_000  # for that of one rewritten graph
 _DROP_WORK = 40_000_000  # for one greedy run
 _TRIAL_WORK = 4_000_000  # for one on a further base order
 _IMPROVE_WORK, _IMPROVE_RUNS = 12_000_000, 6_000  # for improving the choice: in all, and per op
 _RIVAL_SHARE = 1 / 2  # of that work, on a base order where the greedy ended better than on the first one
 _REBASE_SHARE = 1 / 6  # of that work, on the order of the rewritten graph
-_BASE_SHARE = 0.2  # of the time limit, by which that stage ends at the latest
-_DROP_SHARE = 0.5
+_DROP_SHARE = 0.5  # of the time limit, by which that stage ends at the latest
 _IMPROVE_SHARE = 0.7
 _LEAST_SHARE = 0.1  # of the time limit, that every stage gets however late it is: an answer that is late, but one
 _PROGRAM_SHARE = 0.9
@@ -46,18 +44,6 @@ class _Start(NamedTuple):
 
     order: NDArray[np.int32]
     evictor: _core.RecomputeSearch
-
-
-class Base(NamedTuple):
-    """A graph before it is rewritten.
-
-    Attributes:
-        found: the best order, and its proof.
-        first_order: int32[n], the base order that choices start from.
-    """
-
-    found: Ordered
-    first_order: NDArray[np.int32]
 
 
 class RecomputeSearch:
@@ -91,29 +77,12 @@ class RecomputeSearch:
         self.improve_work = min(_IMPROVE_WORK, _IMPROVE_RUNS * graph.num_ops)
         self.notes: tuple[str, ...] = ()  # on the choice, for the plan's details
         self.left_out: list[str] = []
-        self.base = self._base() if base is None else base
+        self.base = find_base(graph, options, self.progress, self.left_out) if base is None else base
         self.base_peak_bytes = self.base.found.peak_bytes
         self.first_order = self.base.first_order
         self.starts = [self._start(self.first_order)]  # after a choice: the best first
         self._has_chosen = False
         self._latest: tuple[Any, Recomputed] | None = None  # decisions, and the graph that they make
-
-    def _base(self) -> Base:
-        """Return the best order, and the same with weight updates early where that costs no memory: gradients then go
-        at once.
-        """
-        limit = _BASE_SHARE * self.options.time_limit
-        # An integer program chooses what to drop; the order it starts from is the best there is in either case.
-        method = "auto" if self.options.method == "ilp" else self.options.method
-        quick = replace(self.options, method=method, layout=False, time_limit=limit, max_work=_BASE_WORK)
-        found = find_order(self.graph, quick, self.progress)
-        self.left_out += [line for line in found.answer.details if line.startswith(rivals.LEFT_OUT)]
-        if not self._movable:
-            return Base(found, found.order.copy())
-        schedule = {"the best order with early updates": lambda: early_updates(self.graph, found.order)}
-        early = list(rivals.orders(self.graph.core, schedule, self.left_out).values()) or [found.order]
-        better = _core.order(self.graph.core, early, limit, self.options.seed, self.progress, _ORDER_WORK)
-        return Base(found, better.order if better.peak_bytes <= found.peak_bytes else found.order.copy())
 
     @property
     def order(self) -> NDArray[np.int32]:
@@ -128,11 +97,6 @@ class RecomputeSearch:
     def _start(self, order: NDArray[np.int32]) -> _Start:
         return _Start(order, self.rules.evictor(self.graph, order))
 
-    @property
-    def _movable(self) -> bool:
-        """Whether any valid order will do as a base order."""
-        return self.options.order is None and self.options.updates_may_move
-
     def _left(self, share: float = 1.0) -> float:
         passed = time.perf_counter() - self.start
         return 0.0 if self.interrupted else max(0.0, share * self.options.time_limit - passed)
@@ -143,13 +107,13 @@ class RecomputeSearch:
 
     def drop(self, peak_bytes: int, added_seconds: float, work: int = _DROP_WORK) -> None:
         """Drop values until the peak is reached, or no time may be added any more."""
-        limit = self._until(_DROP_SHARE)
-        self.interrupted |= self.evictor.run(peak_bytes, added_seconds, limit, self.progress, work)
+        limits = _core.Limits(time_limit=self._until(_DROP_SHARE), max_work=work, progress=self.progress)
+        self.interrupted |= self.evictor.run(peak_bytes, added_seconds, limits)
 
     def choose(self, peak_bytes: int, added_seconds: float) -> None:
         """Drop values on several base orders; go on with the one where that ends best."""
         self.drop(peak_bytes, added_seconds)
-        if not self._movable:
+        if not is_movable(self.options):
             return
         goal = None if peak_bytes > 0 else added_seconds
         starts = self.starts
@@ -178,7 +142,7 @@ class RecomputeSearch:
             if added_seconds is not None or start.evictor.peak <= peak_bytes:
                 self._search(peak_bytes, added_seconds, int(share * work))
         self.starts = self._ranked([rival, first], peak_bytes)
-        if self._movable:
+        if is_movable(self.options):
             self._rebase(peak_bytes, added_seconds, int(_REBASE_SHARE * work))
 
     def _search(self, peak_bytes: int, added_seconds: float | None, work: int) -> None:
@@ -186,17 +150,14 @@ class RecomputeSearch:
         limit = self._until(_IMPROVE_SHARE)
         if limit <= 0.0 or self._close_enough(peak_bytes, added_seconds):
             return
-        self.interrupted |= self.evictor.improve(
-            added_seconds is None,
-            peak_bytes,
-            math.inf if added_seconds is None else added_seconds,
-            self.options.seed,
-            _MAX_ROUNDS,
-            limit,
-            self.progress,
-            work,
-            self.cut_bounds().ops[:_NUM_SEED_OPS].tolist(),
+        limits = _core.Limits(time_limit=limit, max_work=work, progress=self.progress)
+        ops = self.cut_bounds().ops[:_NUM_SEED_OPS].tolist()
+        target = _core.RecomputeTarget(
+            least_time=added_seconds is None,
+            peak=peak_bytes,
+            added_seconds=math.inf if added_seconds is None else added_seconds,
         )
+        self.interrupted |= self.evictor.improve(target, ops, _MAX_ROUNDS, self.options.seed, limits)
 
     def _rebase(self, peak_bytes: int, added_seconds: float | None, work: int) -> None:
         """Choose anew on the best order of the rewritten graph; go on with that where it is better."""
@@ -205,7 +166,7 @@ class RecomputeSearch:
         before = self.starts
         with rivals.optional("the order of the rewritten graph", self.left_out, self.progress) as failed:
             found = self.rewritten()
-            options = replace(self.options, layout=False, time_limit=self._until(_IMPROVE_SHARE), max_work=_ORDER_WORK)
+            options = replace(self.options, layout=False, time_limit=self._until(_IMPROVE_SHARE), max_work=ORDER_WORK)
             order = induced(self.graph, find_order(found.graph, options, self.progress).order, found.origin)
             if order is None or np.array_equal(order, self.order):
                 return
@@ -235,7 +196,7 @@ class RecomputeSearch:
             seed=self.options.seed,
             progress=self.progress,
         )
-        self.interrupted |= bool(found.info["cancelled"])
+        self.interrupted |= found.cancelled
         self.notes = (found.line(added_seconds is None),)
 
     def _close_enough(self, peak_bytes: int, added_seconds: float | None) -> bool:
@@ -279,7 +240,7 @@ class RecomputeSearch:
 
     def final_options(self) -> Options:
         """Return the options by which the graph that was found is ordered and laid out."""
-        return replace(self.options, order=None, time_limit=self._until(1.0), max_work=_ORDER_WORK)
+        return replace(self.options, order=None, time_limit=self._until(1.0), max_work=ORDER_WORK)
 
     @property
     def details(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from olla.graph import Graph
 from olla.plan import Link, Swaps
 from olla.plan.swaps import PCIE3
-from olla.swap.search import Search
+from olla.swap.search import SwapSearch
 
 SCORES = ("DOA", "AOA", "WDOA", "SWDOA")
 _MIN_BYTES = 1_000_000
@@ -54,7 +54,7 @@ class AutoSwap:
         host_bytes: int | None = None,
         deadline: float = math.inf,
     ) -> None:
-        self.search = Search(
+        self.search = SwapSearch(
             graph, order, seconds, link, host_bytes=host_bytes, min_bytes=_MIN_BYTES, early_copies=False
         )
         self.host_bytes = math.inf if host_bytes is None else host_bytes

@@ -1,4 +1,4 @@
-"""What no plan that recomputes and swaps can go below: the bounds of `spend`, less what a link can carry meanwhile.
+"""What no plan that recomputes and swaps can go below: bounds by cuts, less what a link can carry meanwhile.
 
 When an op t starts for the first time, what is needed later lies on the device, lies in host memory, or is made again.
 What lies in host memory was copied out before, and is copied in after. All that t needs has run by then once, nothing
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from olla import _core
+from olla.recompute.bounds import busiest
 
 if TYPE_CHECKING:
+    from olla import _core
     from olla.graph import Graph, Rules
     from olla.plan import Link, Plan
 
@@ -134,12 +135,10 @@ class SwapBound:
 
     def _busiest_ops(self, plan: Plan) -> NDArray[np.int32]:
         """Return ops of the graph with most live memory, in program order and in the plan without its swaps."""
-        live = _core.profile(self.graph.core, np.arange(self.graph.num_ops, dtype=np.int32)).live_bytes
-        ops = np.argsort(-live, kind="stable")[:_NUM_OPS].tolist()
+        ops = busiest(self.graph, np.arange(self.graph.num_ops, dtype=np.int32))[:_NUM_OPS].tolist()
         if plan.recomputed is not None:
             own = plan.order if plan.swapped is None else plan.swapped.origin[plan.swapped.origin >= 0]
-            live = _core.profile(plan.recomputed.graph.core, own).live_bytes
-            ops += plan.recomputed.origin[own[np.argsort(-live, kind="stable")[:_NUM_OPS]]].tolist()
+            ops += plan.recomputed.origin[busiest(plan.recomputed.graph, own)[:_NUM_OPS]].tolist()
         return np.array(list(dict.fromkeys(ops)), dtype=np.int32)
 
 

@@ -12,7 +12,7 @@ from olla.base import rivals
 from olla.graph import DeviceProfile, Graph
 from olla.plan import Link, Swaps
 from olla.swap.autoswap import SCORES, AutoSwap
-from olla.swap.search import ANY_WORK, MIN_BYTES, NUM_ROUNDS, Search
+from olla.swap.search import ANY_WORK, MIN_BYTES, NUM_ROUNDS, SwapSearch
 
 _AUTOSWAP_SHARE = 0.8  # of the time limit, after which no other of its scores is tried as a start
 _FREE_SHARE = 0.25  # of the time limit, for swaps that make nobody wait, where some may
@@ -71,7 +71,7 @@ def plan_swaps(
         1048584
     """
     speed = Link.of(link)
-    search = Search(graph, order, seconds, speed, host_bytes=host_bytes, min_bytes=MIN_BYTES, lasting=lasting)
+    search = SwapSearch(graph, order, seconds, speed, host_bytes=host_bytes, min_bytes=MIN_BYTES, lasting=lasting)
     most_stall = max_slowdown * search.base_seconds
     work = ANY_WORK if max_work is None else max_work
     if limit is None:

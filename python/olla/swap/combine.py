@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from olla import _core
 from olla.base import Progress, rivals, watched
 from olla.errors import BudgetError
 from olla.graph import Graph, Rules
@@ -167,8 +168,9 @@ class CombinedSearch:
         evictor = self.recompute.evictor
         evictor.set_absent(found.absent(self.graph.num_ops))
         seconds, seed = _TURN_SHARE * self.options.time_limit, self.options.seed + turn
-        left = min(seconds, self._left())
-        evictor.improve(least_time, limit, added, seed, _NUM_REPAIRS, left, self.progress, _TURN_WORK, [])
+        limits = _core.Limits(time_limit=min(seconds, self._left()), max_work=_TURN_WORK, progress=self.progress)
+        target = _core.RecomputeTarget(least_time=least_time, peak=limit, added_seconds=added)
+        evictor.improve(target, [], _NUM_REPAIRS, seed, limits)
         evictor.set_absent(np.zeros(self.graph.num_ops, dtype=np.int64))
 
     def _with_swaps(self, added: float, limit: int | None = None) -> _Found:

@@ -33,7 +33,7 @@ class Blocks(NamedTuple):
     num_bytes: NDArray[np.int64]
 
 
-class Search:
+class SwapSearch:
     """Swaps for one order: how given ones turn out, and which are best.
 
     Args:
@@ -66,10 +66,12 @@ class Search:
         idle = _core.idle_blocks(graph.core, order, min_bytes, kept)
         made = idle.made if early_copies else idle.last
         self.blocks = Blocks(idle.tensor, made, idle.last, idle.next, graph.tensor_bytes[idle.tensor])
-        b = self.blocks
-        most_host = _NO_LIMIT if host_bytes is None else host_bytes
         self._core = _core.SwapSearch(
-            self.live, self.seconds, b.tensor, b.num_bytes, b.made, b.last, b.next, link.numbers(), most_host
+            live=self.live,
+            seconds=self.seconds,
+            blocks=_core.IdleBlocks(**self.blocks._asdict()),
+            link=_core.Link(**vars(link)),
+            host_bytes=_NO_LIMIT if host_bytes is None else host_bytes,
         )
         self.base_seconds = float(self.seconds.sum())
 
@@ -87,7 +89,8 @@ class Search:
         max_work: int = ANY_WORK,
     ) -> Swaps:
         """Choose swaps with which the peak is at most the limit, or the lowest that was found."""
-        return self._swaps(self._core.fit(limit, most_stall_seconds, time_limit, progress, max_work))
+        limits = _core.Limits(time_limit=time_limit, max_work=max_work, progress=progress)
+        return self._swaps(self._core.fit(limit, most_stall_seconds, limits))
 
     def least_peak(
         self,
@@ -101,9 +104,8 @@ class Search:
         max_work: int = ANY_WORK,
     ) -> Swaps:
         """Choose swaps of least peak for that stall, no worse than with the blocks of any of `starts`."""
-        return self._swaps(
-            self._core.least_peak(most_stall_seconds, list(starts), seed, num_rounds, time_limit, progress, max_work)
-        )
+        limits = _core.Limits(time_limit=time_limit, max_work=max_work, progress=progress)
+        return self._swaps(self._core.least_peak(most_stall_seconds, list(starts), seed, num_rounds, limits))
 
     def chosen(self, swaps: Swaps) -> NDArray[np.int32]:
         """Return the blocks of swaps that this search answered."""

@@ -55,18 +55,18 @@ bool Frontier::is_alive(const Open& open, Section section) const {
 
 bool Frontier::start(Level capacity, Bytes unit, Group& all) {
   capacity_ = capacity;
-  walls_.clear();
+  fixed_lives_.clear();
   for (ItemId i = 0; i < part_.num_items(); ++i) {
     if (fixed_[i] == kUnplaced) continue;
     const Item& item = part_.items[i];
     const auto begin = static_cast<Level>(std::min<Bytes>(fixed_[i] / unit, kMaxLevel));
     const auto end = static_cast<Level>(std::min<Bytes>((fixed_[i] + item.size + unit - 1) / unit, kMaxLevel));
     if (begin >= end) continue;
-    walls_.push_back({item.first, item.last, begin, end - begin});
+    fixed_lives_.push_back({item.first, item.last, begin, end - begin});
     if (!lives_again_) continue;
-    for (const Stretch& life : part_.again[i]) walls_.push_back({life.first, life.last, begin, end - begin});
+    for (const Stretch& life : part_.again[i]) fixed_lives_.push_back({life.first, life.last, begin, end - begin});
   }
-  std::ranges::stable_sort(walls_, {}, &Wall::offset);
+  std::ranges::stable_sort(fixed_lives_, {}, &FixedLife::offset);
   const std::int32_t num_items = num_free();
   reserve(4 * num_items + 4);
   all = {0, num_items, num_items, 0, part_.num_sections(), 0, part_.num_sections(), {}};
@@ -90,16 +90,16 @@ bool Frontier::start(Level capacity, Bytes unit, Group& all) {
 void Frontier::find_windows() {
   windows_.clear();
   first_window_.assign(1, 0);
-  if (walls_.empty()) return;
+  if (fixed_lives_.empty()) return;
   for (std::int32_t k = 0; k < num_free(); ++k) {
     const Open& open = open_[k];
     Level low = 0;
-    for (const Wall& wall : walls_) {
+    for (const FixedLife& fixed : fixed_lives_) {
       bool is_in_way = false;
-      each_life(open, wall.first, wall.last, [&](Section, Section) { is_in_way = true; });
+      each_life(open, fixed.first, fixed.last, [&](Section, Section) { is_in_way = true; });
       if (!is_in_way) continue;
-      if (wall.offset - open.size >= low) windows_.push_back({low, wall.offset - open.size});
-      low = std::max(low, wall.offset + wall.size);
+      if (fixed.offset - open.size >= low) windows_.push_back({low, fixed.offset - open.size});
+      low = std::max(low, fixed.offset + fixed.size);
     }
     windows_.push_back({low, kNoLevel});
     first_window_.push_back(static_cast<std::int32_t>(windows_.size()));
@@ -107,7 +107,7 @@ void Frontier::find_windows() {
 }
 
 Level Frontier::fit(ItemId item, Level above) const {
-  if (walls_.empty()) return above;
+  if (fixed_lives_.empty()) return above;
   const std::int32_t shape = shape_[item];
   std::int32_t w = first_window_[shape];
   while (windows_[w].end < above && w + 1 < first_window_[shape + 1]) ++w;
@@ -115,7 +115,7 @@ Level Frontier::fit(ItemId item, Level above) const {
 }
 
 Level Frontier::next_window(ItemId item, Level above) const {
-  if (walls_.empty()) return kNoLevel;
+  if (fixed_lives_.empty()) return kNoLevel;
   const std::int32_t shape = shape_[item];
   for (std::int32_t w = first_window_[shape]; w < first_window_[shape + 1]; ++w) {
     if (windows_[w].begin > above) return windows_[w].begin;
@@ -146,10 +146,10 @@ void Frontier::sort(const Group& group) {
   }
 }
 
-void Frontier::add_walls(WallCursor& cursor, Level release, Section first, Section last, std::vector<Level>& work) const {
-  while (cursor.num_left > 0 && walls_[cursor.num_left - 1].offset >= release) {
-    const Wall& wall = walls_[--cursor.num_left];
-    for (Section s = std::max(wall.first, first); s < std::min(wall.last, last); ++s) work[s] += wall.size;
+void Frontier::add_fixed(FixedCursor& cursor, Level release, Section first, Section last, std::vector<Level>& work) const {
+  while (cursor.num_left > 0 && fixed_lives_[cursor.num_left - 1].offset >= release) {
+    const FixedLife& fixed = fixed_lives_[--cursor.num_left];
+    for (Section s = std::max(fixed.first, first); s < std::min(fixed.last, last); ++s) work[s] += fixed.size;
   }
 }
 
@@ -160,14 +160,14 @@ bool Frontier::overfull(const Group& group, Section first, Section last) {
   std::fill(work_.begin() + first, work_.begin() + last, 0);
   Level* const work = work_.data();
   const Open* const open = open_.data();
-  WallCursor cursor = walls();
+  FixedCursor cursor = fixed_cursor();
   for (std::int32_t k = group.end - 1; k >= group.begin; --k) {
     const Open& item = open[order_[k]];
     const Level release = rules_.use_machine ? item.release : 0;
     const Level size = item.size;
     Level most = -1;
     const auto put = [&](Section from, Section to) {
-      if (most < 0) add_walls(cursor, release, first, last, work_);
+      if (most < 0) add_fixed(cursor, release, first, last, work_);
       for (Section s = from; s < to; ++s) {
         work[s] += size;
         most = std::max(most, work[s]);
@@ -239,7 +239,7 @@ void Frontier::deal(const Group& group, std::int32_t x, std::int32_t base, std::
     const std::int32_t now = base + (old - group.begin) - (old > x);
     (rose_[now] ? risen_ : calm_).push_back(now);
   }
-  if (!walls_.empty()) std::ranges::stable_sort(risen_, {}, [&](std::int32_t k) { return open_[k].release; });
+  if (!fixed_lives_.empty()) std::ranges::stable_sort(risen_, {}, [&](std::int32_t k) { return open_[k].release; });
   cursor_.clear();
   for (const Group& g : rest) cursor_.push_back(g.begin);
   const auto put = [&](std::int32_t k) { order_[cursor_[group_of_[k]]++] = k; };
@@ -251,11 +251,11 @@ void Frontier::deal(const Group& group, std::int32_t x, std::int32_t base, std::
   while (next < risen_.size()) put(risen_[next++]);
 }
 
-// Where an item above its release goes that rests on a wall or, from rest on, on an item.
-Level Frontier::raised_release(const Open& open, Level rest, bool& on_wall) const {
+// Where an item above its release goes that rests on a fixed item or, from rest on, on an item.
+Level Frontier::raised_release(const Open& open, Level rest, bool& on_fixed) const {
   const Level window = next_window(open.item, open.release);
   const Level release = rest >= kNoLevel ? kNoLevel : fit(open.item, std::max(rest, open.release));
-  on_wall = window <= release && window < kNoLevel;
+  on_fixed = window <= release && window < kNoLevel;
   return std::min(window, release);
 }
 
@@ -265,14 +265,14 @@ bool Frontier::postpone(const Group& group, std::int32_t x) {
   for (std::int32_t k = group.begin; k < group.end; ++k) {
     if (k != x && meet(open_[k], late)) rest = std::min(rest, open_[k].release + open_[k].size);
   }
-  bool on_wall = false;
-  const Level release = raised_release(late, rest, on_wall);
+  bool on_fixed = false;
+  const Level release = raised_release(late, rest, on_fixed);
   if (release > capacity_ - late.size) return false;
   for (std::int32_t k = group.begin; k < group.end; ++k) {
     const bool is_twin = rules_.use_twins && shape_[open_[k].item] == shape_[late.item] && open_[k].release <= late.release;
     if (k != x && !is_twin) continue;
     open_[k].release = release;
-    open_[k].postponed = !on_wall;
+    open_[k].postponed = !on_fixed;
   }
   sort(group);
   return lives_again_ ? !overfull(group, 0, part_.num_sections()) : !overfull(group, late.first, late.last);
@@ -293,17 +293,17 @@ bool Frontier::settle(const Group& group) {
   while (!pending_.empty()) {
     std::size_t best = 0;
     Level best_release = kNoLevel + 1;
-    bool best_on_wall = false;
+    bool best_on_fixed = false;
     for (std::size_t p = 0; p < pending_.size(); ++p) {
-      bool on_wall = false;
-      const Level release = raised_release(open_[pending_[p].first], pending_[p].second, on_wall);
-      if (release < best_release) best = p, best_release = release, best_on_wall = on_wall;
+      bool on_fixed = false;
+      const Level release = raised_release(open_[pending_[p].first], pending_[p].second, on_fixed);
+      if (release < best_release) best = p, best_release = release, best_on_fixed = on_fixed;
     }
     Open& open = open_[pending_[best].first];
     if (best_release > capacity_ - open.size) return false;
     if (best_release > open.release) {
       open.release = best_release;
-      open.postponed = !best_on_wall;
+      open.postponed = !best_on_fixed;
       first = lives_again_ ? 0 : std::min(first, open.first);
       last = lives_again_ ? part_.num_sections() : std::max(last, open.last);
     }

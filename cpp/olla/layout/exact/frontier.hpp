@@ -86,31 +86,31 @@ class Frontier {
   Section culprit() const { return culprit_; }  // where the last bound that failed did so, or -1
 
   // Fixed items as jobs: from the one released last, adds those released at or after release to the sections of work.
-  struct WallCursor {
+  struct FixedCursor {
     std::size_t num_left;
   };
-  WallCursor walls() const { return {walls_.size()}; }
-  void add_walls(WallCursor& cursor, Level release, Section first, Section last, std::vector<Level>& work) const;
+  FixedCursor fixed_cursor() const { return {fixed_lives_.size()}; }
+  void add_fixed(FixedCursor& cursor, Level release, Section first, Section last, std::vector<Level>& work) const;
 
  private:
-  struct Wall {
+  struct FixedLife {
     Section first, last;
     Level offset, size;
   };
   struct Window {
-    Level begin, end;  // starts that keep clear of walls, both inclusive
+    Level begin, end;  // starts that keep clear of fixed items, both inclusive
   };
 
   void find_meetings();
   bool meet_again(const Open& a, const Open& b) const { return meetings_[a.item * part_.items.size() + b.item]; }
   void find_windows();
   Level fit(ItemId item, Level above) const;          // lowest start at or above
-  Level next_window(ItemId item, Level above) const;  // lowest start above it that rests on a wall
+  Level next_window(ItemId item, Level above) const;  // lowest start above it that rests on a fixed item
   StateHash hash(const Open& open) const;
   void sort(const Group& group);
   void deal(const Group& group, std::int32_t x, std::int32_t base, std::span<Group> rest);
   bool overfull(const Group& group, Section first, Section last);
-  Level raised_release(const Open& open, Level rest, bool& on_wall) const;
+  Level raised_release(const Open& open, Level rest, bool& on_fixed) const;
   void reserve(std::size_t size);
 
   const Part& part_;
@@ -120,7 +120,7 @@ class Frontier {
   std::vector<char> meetings_;  // where items live again: of items i and j, whether they are ever alive together
   std::vector<ItemId> free_;
   std::vector<std::int32_t> shape_;         // of an item; the same for items of equal lifetime and size
-  std::vector<Wall> walls_;                 // by offset
+  std::vector<FixedLife> fixed_lives_;      // by offset
   std::vector<std::int32_t> first_window_;  // of the item with shape k: from first_window_[k]
   std::vector<Window> windows_;
   Level capacity_ = 0;

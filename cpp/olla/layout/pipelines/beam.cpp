@@ -72,7 +72,7 @@ bool Beam::place() {
   const bool is_later = next_ == 0 || part_.items[order_[next_ - 1]].first < item.first;
   choices_.clear();
   for (std::size_t k = 0; k < states_.size(); ++k) {
-    if (is_later) bury(item.first, states_[k]);
+    if (is_later) remove_ended(item.first, states_[k]);
     expand(static_cast<std::int32_t>(k), item);
     num_nodes_ += 1 + static_cast<std::int64_t>(states_[k].cells.size() / kCellsPerNode);
   }
@@ -82,7 +82,7 @@ bool Beam::place() {
   return true;
 }
 
-void Beam::bury(Section now, State& state) {
+void Beam::remove_ended(Section now, State& state) {
   std::erase_if(state.cells, [&](const Cell& cell) {
     if (cell.death > now) return false;
     state.signature -= signature(cell);

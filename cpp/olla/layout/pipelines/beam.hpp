@@ -47,7 +47,7 @@ class Beam {
   void begin(Bytes target);
   void next_try(bool has_reached);
   bool place();
-  void bury(Section now, State& state);
+  void remove_ended(Section now, State& state);
   void expand(std::int32_t state, const Item& item);
   void select(const Item& item);
   void take_best(Packing& best) const;

@@ -14,7 +14,7 @@ struct Buffer {
   Offset preferred = kFree;  // where it lies if that costs no height, as far as is found
 };
 
-// One switch for every search, so that each can be left out and its weight measured (bench/ablate_layout.py).
+// One switch for every search, so that each can be left out and its weight measured (bench/layout/ablate_layout.py).
 struct LayoutOptions {
   Bytes alignment = 1;  // every offset is a multiple of it: sizes are rounded up to it first
   std::uint64_t seed = 0;

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from olla.graph import Graph, Lists
 from olla.inductor.kernels import scheduler as inductor
 from olla.inductor.kernels.fused import Storages
+from olla.layout import live_bytes
 
 Ints = NDArray[np.int64]
 
@@ -54,10 +55,7 @@ class Parts:
         """
         first, last = self.lifetimes(step)
         num_bytes = np.where(self.inner & (first == last), 0, self.graph.tensor_bytes)
-        change = np.zeros(int(step.max()) + 2, dtype=np.int64)
-        np.add.at(change, first, num_bytes)
-        np.subtract.at(change, last + 1, num_bytes)
-        return np.cumsum(change[:-1])
+        return live_bytes(first, last + 1, num_bytes, int(step.max()) + 1)
 
     def lifetimes(self, step: Ints) -> tuple[Ints, Ints]:
         """Return the first and last step of every tensor."""

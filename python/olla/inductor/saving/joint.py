@@ -12,7 +12,7 @@ from torch import fx
 
 from olla._core import Graph, RecomputeSearch, Rules
 from olla.graph import DeviceProfile, Rerun
-from olla.graph.operators import lists_of
+from olla.graph.columns import lists_of
 from olla.inductor.compat import compat
 from olla.inductor.saving.kinds import (
     Fusion,
@@ -338,13 +338,13 @@ def _graph(b: _Builder, sizes: NDArray[np.int64], outputs: list[int]) -> Graph:
     num_ops = len(b.nodes)
     empty = lists_of([[] for _ in range(num_ops)])
     return Graph(
-        sizes,
-        np.zeros(len(sizes), dtype=np.uint8),
-        *lists_of(b.reads),
-        *lists_of(b.writes),
-        *empty,
-        *empty,
-        np.zeros(num_ops, dtype=np.int64),
-        np.zeros(num_ops, dtype=np.uint8),
-        np.array(outputs, dtype=np.int32),
+        tensor_bytes=sizes,
+        donated=np.zeros(len(sizes), dtype=np.uint8),
+        reads=lists_of(b.reads),
+        writes=lists_of(b.writes),
+        mutates=empty,
+        after=empty,
+        workspace_bytes=np.zeros(num_ops, dtype=np.int64),
+        random=np.zeros(num_ops, dtype=np.uint8),
+        outputs=np.array(outputs, dtype=np.int32),
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from olla._core import Limits
 from olla.inductor.saving.kinds import Fusion
 from olla.plan import Goal
 
@@ -171,7 +172,7 @@ def _points(joint: Joint, evictor: RecomputeSearch) -> list[_Point]:
 
 def _curve(evictor: RecomputeSearch, max_work: int) -> list[_Point]:
     """Return the plans on the greedy's way from the drops in force."""
-    evictor.run(0, _UNLIMITED, _RUN_SECONDS, None, max_work)
+    evictor.run(0, _UNLIMITED, Limits(time_limit=_RUN_SECONDS, max_work=max_work, progress=None))
     curve, decisions = evictor.curve(), evictor.decisions()
     values, steps = decisions.values, decisions.steps
     ends = decisions.offset[curve.num_decisions].tolist()

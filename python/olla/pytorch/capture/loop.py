@@ -254,7 +254,7 @@ class Lent(TorchFunctionMode):
         if _changes(func, kwargs):
             for tensor in pytree.tree_leaves((args, kwargs)):
                 if type(tensor) in (torch.Tensor, torch.nn.Parameter):
-                    self._reads.save(tensor)
+                    self._reads.places.save(tensor)
         if func in known.READS and (value := known.value(args[0])) is not None:
             return func(value)
         if func in _READ_VALUES and args and type(args[0]) in (torch.Tensor, torch.nn.Parameter):

@@ -30,9 +30,9 @@ class Guard:
     """
 
     def __init__(self, reads: Reads, inputs: Sequence[torch.Tensor]) -> None:
-        self._counts = reads.counts
-        self._places = (Wholes(reads.watched), Parts(reads.watched))
-        self._probes = reads.probes
+        self._counts = reads.names.counts
+        self._places = (Wholes(reads.places.watched), Parts(reads.places.watched))
+        self._probes = reads.places.probes
         self._ties = self._tied()
         self._objects = [thing for thing, _ in reads.objects]
         self._types = tuple(map(type, self._objects))

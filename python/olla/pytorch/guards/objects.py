@@ -11,7 +11,7 @@ import operator
 import queue
 import threading
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -24,26 +24,18 @@ from olla.pytorch.guards.inside import (
     code_origin,
     is_closed,
     is_scope,
-    no_modes,
     of_this_thread,
     own_attributes,
     parts_of,
     slots,
 )
+from olla.pytorch.guards.names import INNER_TABLES, Names
+from olla.pytorch.guards.places import Places
 from olla.pytorch.guards.values import MISSING, closed_state, is_plain
-from olla.pytorch.guards.watched import HOOK_TABLES, Holds, Probe, Watched, cell_reader, cell_writer
+from olla.pytorch.guards.watched import HOOK_TABLES, Holds, Watched, cell_reader, cell_writer
 
-_INNER_TABLES = ("_parameters", "_buffers", "_modules")
-# Of a module: what is read only when its state is saved or loaded, and what changes with the tables of hooks.
-_MODULE_APART = {
-    "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
-    "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs",
-    "_non_persistent_buffers_set", "_is_full_backward_hook", "_flat_weights", "_flat_weight_refs",
-}  # fmt: skip
-# Attributes that torch reads in C, or before this module could see it.
-_ALWAYS = frozenset({"training", "forward", "step", "loss", *_INNER_TABLES, *HOOK_TABLES})
 _FUNCTION_PARTS = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__", "__dict__")
-# Of an optimizer: olla.pytorch.feeds compares its settings, its state is input, the rest are marks of schedulers.
+# Of an optimizer: olla.pytorch.binding compares its settings, its state is input, the rest are marks of schedulers.
 _OPTIMIZER_APART = ("state", "param_groups", "step", "_opt_called", "_step_count", "_zero_grad_profile_name")
 # Classes of torch and Python whose objects hold nothing that a step computes with, and the exceptions.
 _BESIDE = {
@@ -63,59 +55,36 @@ class Objects:
         inputs: tensors whose values are inputs of the step.
 
     Attributes:
-        watched, probes: the places that hold what was read.
+        names: of attributes that count.
+        places: that hold what was read.
         constants: tensors that are no inputs.
         objects: those whose classes may be replaced, each with the dict of its attributes, which may be, too; or None.
         generators: of random numbers.
         problems: what can be neither compared nor repeated, in words.
-        is_open: whether attributes of every name count.
     """
 
     def __init__(self, model: torch.nn.Module, inputs: Iterable[torch.Tensor]) -> None:
-        self.watched: list[Watched] = []
-        self.probes: list[Probe] = []
+        self.names = Names()
+        self.places = Places(self.names)
         self.constants: list[torch.Tensor] = []
         self.objects: list[tuple[Any, dict[str, Any] | None]] = []
         self.generators = Generators()
         self.problems: list[str] = []
-        self.is_open = False
-        self._names: set[str] = set(_ALWAYS)
         self._inputs = {id(t): t for t in inputs}
         self._of_model = {id(m) for m in model.modules()}
         self._seen: dict[int, Any] = {**self._inputs, id(vars(builtins)): vars(builtins)}
         self._queue: list[tuple[Any, str]] = []
-        self._waiting: dict[str, list[tuple[Callable[[], Any], str]]] = {}  # attributes nobody has named so far
         self._functions: dict[types.CodeType, list[tuple[types.FunctionType, str]]] = {}
         self._entered: set[types.CodeType] = set()
         self._elsewhere: list[types.FunctionType] = []  # what may run on other threads
-        self._keys: dict[int, Watched] = {}  # of scopes and classes
-        self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # constants, with what they held
-
-    def counts(self, name: str) -> bool:
-        """Whether an attribute of this name may have been read."""
-        return (self.is_open or name in self._names) and name not in _MODULE_APART
-
-    def save(self, tensor: torch.Tensor) -> None:
-        """Note what a tensor holds that a trace may change for real: it computes with constants."""
-        if id(tensor) not in self._saved and tensor.layout == torch.strided:
-            with no_modes():
-                self._saved[id(tensor)] = (tensor, tensor.detach().clone())
 
     def _learn(self, names: Iterable[str]) -> None:
         """Let attributes of these names count."""
-        for name in names:
-            if name not in self._names:
-                self._names.add(name)
-                for read, path in self._waiting.pop(name, ()):
-                    self._reach(read(), path)
-        if self.is_open:
-            for waiting in list(self._waiting.values()):
-                for read, path in waiting:
-                    self._reach(read(), path)
-            self._waiting.clear()
+        for read, path in self.names.learn(names):
+            self._reach(read(), path)
 
     def _reach(self, value: Any, path: str) -> None:
-        if isinstance(value, str) and len(value) < 80 and value not in self._names:
+        if isinstance(value, str) and len(value) < 80 and value not in self.names.known:
             self._learn((str(value),))
         if not is_plain(value) and id(value) not in self._seen:
             self._seen[id(value)] = value  # what was seen keeps its id
@@ -141,7 +110,7 @@ class Objects:
             if not isinstance(value, FakeTensor):
                 self.constants.append(value)
                 if value.numel() == 1:
-                    self.save(value)
+                    self.places.save(value)
         elif isinstance(value, torch.Generator):
             self.generators.add(value)
         elif isinstance(value, types.FunctionType):
@@ -171,13 +140,12 @@ class Objects:
         """Watch what a function that is entered reads beside its arguments."""
         is_user = code_origin(function.__code__, function.__globals__) == "user"
         if is_user:
-            parts = functools.partial(_FUNCTION_PARTS, function)
-            self.probes.append(Probe(parts, parts(), path))
+            self.places.probe(functools.partial(_FUNCTION_PARTS, function), path)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if id(cell) not in self._seen:
                 self._seen[id(cell)] = cell
                 read = cell_reader(cell)
-                self.probes.append(Probe(read, read(), f"the variable {name} of {path}", cell_writer(cell)))
+                self.places.probe(read, f"the variable {name} of {path}", cell_writer(cell))
                 self._reach(read(), f"the variable {name} of {path}")
         for value in function.__defaults__ or ():
             self._reach(value, f"a default of {path}")
@@ -189,7 +157,7 @@ class Objects:
     def _layer(self, module: torch.nn.Module, path: str) -> None:
         """Watch a module: its attributes, its tables of tensors, children and hooks."""
         attributes = module.__dict__
-        tables = {n: attributes[n] for n in (*_INNER_TABLES, *HOOK_TABLES) if isinstance(attributes.get(n), dict)}
+        tables = {n: attributes[n] for n in (*INNER_TABLES, *HOOK_TABLES) if isinstance(attributes.get(n), dict)}
         self._seen |= {id(t): t for t in tables.values()}
         self._attributes(attributes, path)
         of_model = id(module) in self._of_model
@@ -198,31 +166,20 @@ class Objects:
             if of_model and name in ("_parameters", "_buffers"):
                 holds = Holds.INPUTS
             label = f"{path}.{name}" if holds is Holds.HOOKS else path
-            self._watch(table, holds, label)
+            self.places.watch_data(table, holds, label)
             for key, value in table.items():
                 (self._reach_hook if holds is Holds.HOOKS else self._reach)(value, f"{label}.{key}")
         self.objects.append((module, attributes))
         self._class(type(module), path)
 
-    def _watch(self, container: dict[Any, Any] | list[Any], holds: Holds, path: str) -> None:
-        self.watched.append(Watched.of(container, holds, path))
-        if isinstance(container, collections.OrderedDict) and container:  # has an order beside that of a dict
-            read = functools.partial(tuple, container)
-            self.probes.append(Probe(read, read(), f"the order of {path}"))
-
     def _attributes(self, attributes: dict[str, Any], path: str, owner: str = "user") -> None:
         """Watch the attributes of an object; those count that some code names."""
-        self.watched.append(Watched.of(attributes, Holds.ATTRIBUTES, path, owner))
+        self.places.watch(attributes, Holds.ATTRIBUTES, path, owner)
         for name, value in list(attributes.items()):
-            if self.counts(name):
+            if self.names.counts(name):
                 self._reach(value, f"{path}.{name}")
             elif not is_plain(value):
-                self._wait(name, functools.partial(attributes.get, name), path)
-
-    def _wait(self, name: str, read: Callable[[], Any], path: str) -> None:
-        if name in _MODULE_APART:
-            return
-        self._waiting.setdefault(name, []).append((read, f"{path}.{name}"))
+                self.names.wait(name, functools.partial(attributes.get, name), path)
 
     def _class(self, kind: type, path: str) -> None:
         """Watch the attributes of a class and its bases: methods may be replaced, and settings stand there."""
@@ -232,12 +189,8 @@ class Objects:
             if foundation and not layer:
                 continue
             attributes = next(d for d in gc.get_referents(vars(base)) if isinstance(d, dict))  # behind its proxy
-            if id(attributes) in self._keys:
+            if not self.places.watch_class(attributes, base.__qualname__, "torch" if foundation else "class"):
                 continue
-            self._keys[id(attributes)] = watched = Watched.of(
-                attributes, Holds.ATTRIBUTES, base.__qualname__, "torch" if foundation else "class"
-            )
-            self.watched.append(watched)
             for name, value in list(attributes.items()):
                 path = f"{base.__qualname__}.{name}"
                 if foundation and not (
@@ -246,35 +199,33 @@ class Objects:
                     continue
                 if issubclass(base, torch.autograd.Function) and name == "backward":
                     self._reach_hook(value, path)
-                elif self.counts(name) or isinstance(value, types.FunctionType):
+                elif self.names.counts(name) or isinstance(value, types.FunctionType):
                     self._reach(value, path)
                 elif not is_plain(value):
-                    self._wait(name, functools.partial(attributes.get, name), base.__qualname__)
+                    self.names.wait(name, functools.partial(attributes.get, name), base.__qualname__)
 
     def _object(self, value: Any, path: str) -> None:
         kind = type(value)
         if isinstance(value, logging.Logger):
-            read = functools.partial(_LOGGED, value)
-            self.probes.append(Probe(read, read(), f"the level of {path}"))
+            self.places.probe(functools.partial(_LOGGED, value), f"the level of {path}")
         if kind.__module__.partition(".")[0] in _BESIDE and not kind.__module__.startswith(_WITHIN):
             return
         if isinstance(value, list | dict):
             if not is_scope(value):  # the globals of a module count by name
-                self._watch(value, Holds.ITEMS, path)
+                self.places.watch_data(value, Holds.ITEMS, path)
                 self._all(value, path)
         elif isinstance(value, tuple | frozenset):
             self._all(value, path)
         elif is_closed(kind):
             state = closed_state(value)
             if state is not None:
-                self.probes.append(Probe(state, state(), path))
+                self.places.probe(state, path)
             if isinstance(value, set | collections.deque):
                 self._all(value, path)
             elif isinstance(value, queue.SimpleQueue):
                 self._all(gc.get_referents(value), path)
         if isinstance(value, threading.local):
-            of_thread = functools.partial(of_this_thread, value)
-            self.probes.append(Probe(of_thread, of_thread(), path))
+            self.places.probe(functools.partial(of_this_thread, value), path)
             self._all(dict(value.__dict__), path)
             return
         attributes = own_attributes(value)
@@ -313,17 +264,17 @@ class Objects:
             except AttributeError:
                 return MISSING
 
-        self.probes.append(Probe(read, read(), f"{path}.{name}"))
+        self.places.probe(read, f"{path}.{name}")
         self._reach(read(), f"{path}.{name}")
 
     def _optimizer(self, optimizer: torch.optim.Optimizer, path: str) -> None:
         attributes = vars(optimizer)
         kept = {k: v for k, v in attributes.items() if k not in _OPTIMIZER_APART}
-        self.watched.append(Watched(attributes, kept, Holds.ATTRIBUTES, path))
+        self.places.watched.append(Watched(attributes, kept, Holds.ATTRIBUTES, path))
         for name, value in kept.items():
             if name in HOOK_TABLES:
-                self._watch(value, Holds.HOOKS, f"{path}.{name}")
-            elif self.counts(name):
+                self.places.watch_data(value, Holds.HOOKS, f"{path}.{name}")
+            elif self.names.counts(name):
                 self._reach(value, f"{path}.{name}")
             elif not is_plain(value):
-                self._wait(name, functools.partial(attributes.get, name), path)
+                self.names.wait(name, functools.partial(attributes.get, name), path)

@@ -26,10 +26,10 @@ from olla.pytorch.guards import clocks
 from olla.pytorch.guards.code import module_origin, named, origin
 from olla.pytorch.guards.firstuse import FirstUse
 from olla.pytorch.guards.generators import SETTERS
-from olla.pytorch.guards.inside import code_origin, no_modes, values_of
+from olla.pytorch.guards.inside import code_origin, values_of
 from olla.pytorch.guards.objects import Objects
-from olla.pytorch.guards.values import MISSING, is_plain, same
-from olla.pytorch.guards.watched import Holds, Probe, Watched
+from olla.pytorch.guards.values import MISSING, is_plain
+from olla.pytorch.guards.watched import Holds
 
 _ENVIRONMENT = {os._Environ.__getitem__.__code__}
 
@@ -49,7 +49,7 @@ class Reads(Objects):
         self._first_use = FirstUse()
         self._scopes: list[dict[str, Any]] = []  # of code that looks globals up by name
         for name, table in _global_hooks():
-            self.watched.append(Watched.of(table, Holds.HOOKS, name, "torch"))
+            self.places.watch(table, Holds.HOOKS, name, "torch")
             for function in table.values():
                 self._reach_hook(function, name)
         for path, value in roots.items():
@@ -104,8 +104,7 @@ class Reads(Objects):
     def value_of(self, tensor: torch.Tensor) -> None:
         """Note that the step reads the values of a tensor that is no input."""
         if tensor.numel() <= 2**16:
-            read = functools.partial(values_of, tensor)
-            self.probes.append(Probe(read, read(), "the values of a tensor that the step reads"))
+            self.places.probe(functools.partial(values_of, tensor), "the values of a tensor that the step reads")
         else:
             self.problems.append("the values of a large tensor that is no input")
 
@@ -121,33 +120,7 @@ class Reads(Objects):
                 "step, and pass it in with the batch, as a tensor."
             )
         self.generators.check()
-        for watched in self.watched:
-            self._check_own(watched, is_constant)
-        for probe in self.probes:
-            if (what := probe.change()) and not is_constant(probe.read()):
-                raise _changed_itself(what)
-
-    def _check_own(self, watched: Watched, is_constant: Callable[[Any], bool]) -> None:
-        """Raise a CaptureError if the step has changed what it read from a container."""
-        # A trace replaces functions of torch.
-        if watched.owner in ("torch", "stdlib", "library") or watched.holds is Holds.INPUTS:
-            return
-        if not (what := watched.change(self.counts)):
-            return
-        if watched.holds in (Holds.ATTRIBUTES, Holds.NAMES):
-            assert isinstance(watched.container, dict)
-            is_lazy = watched.owner != "user"  # a library fills its caches at first use
-            kept = [
-                key
-                for key, before, now in watched.changes()
-                if (watched.holds is not Holds.ATTRIBUTES or self.counts(key))
-                and not same(before, now)
-                and not self._first_use.is_set_first(watched.container, key)
-                and not ((before is None or before is MISSING) and (is_lazy or is_constant(now)))
-            ]
-            if not kept:
-                return
-        raise _changed_itself(what)
+        self.places.check(self._first_use, is_constant)
 
     @contextlib.contextmanager
     def undone(self) -> Iterator[None]:
@@ -155,22 +128,14 @@ class Reads(Objects):
         try:
             yield
         finally:
-            for watched in self.watched:
-                if watched.owner in ("installed", "class", "library"):
-                    watched.renew()  # a library has filled its caches
-                elif watched.owner == "user" and watched.holds is not Holds.INPUTS:
-                    watched.undo()
-            for probe in self.probes:
-                probe.undo()
+            self.places.undo()
             self.generators.restore()
-            with no_modes(), torch.no_grad():
-                for tensor, before in self._saved.values():
-                    if not torch.equal(tensor, before):
-                        tensor.copy_(before)
 
     def forget(self) -> None:
         """Let go of what only the capture itself needed."""
-        for table in (self._seen, self._inputs, self._waiting, self._functions, self._saved, self._clocks, self._keys):
+        self.names.forget()
+        self.places.forget()
+        for table in (self._seen, self._inputs, self._functions, self._clocks):
             table.clear()
 
     # Code ------------------------------------------------------------------------------------------------------------
@@ -183,7 +148,7 @@ class Reads(Objects):
             return
         names = named(code)
         if where in ("user", "installed"):
-            self.is_open = self.is_open or (names.is_open and where == "user")
+            self.names.is_open |= names.is_open and where == "user"
             for name in names.variables:
                 self._variable(name, scope, names.loaded)
             for name in names.modules:
@@ -216,16 +181,16 @@ class Reads(Objects):
     def _finish(self) -> None:
         """Watch what is found by names that code may have put together, and functions of torch that it called."""
         for scope in self._scopes:
-            for name in self._names & scope.keys():
-                self._watch_key(scope, name, str(scope.get("__name__")))
+            for name in self.names.known & scope.keys():
+                self.places.watch_key(scope, name, str(scope.get("__name__")))
         for space in (torch, torch.nn.functional, torch.Tensor):
             scope = vars(space)
             if isinstance(space, type):
                 scope = next(d for d in gc.get_referents(scope) if isinstance(d, dict))  # behind its proxy
-            for name in self._names & scope.keys():
+            for name in self.names.known & scope.keys():
                 value = scope[name]
                 if not isinstance(value, types.FunctionType) or origin(value.__code__.co_filename) != "olla":
-                    self._watch_key(scope, name, str(getattr(space, "__name__", "")))
+                    self.places.watch_key(scope, name, str(getattr(space, "__name__", "")))
         self._find_closures()
 
     def _variable(self, name: str, scope: dict[str, Any], attributes: frozenset[str]) -> None:
@@ -234,9 +199,9 @@ class Reads(Objects):
         value = scope.get(name, MISSING)
         if isinstance(value, types.FunctionType) and origin(value.__code__.co_filename) == "olla":
             return
-        self._watch_key(scope, name, place)
+        self.places.watch_key(scope, name, place)
         if value is MISSING:
-            self._watch_key(vars(builtins), name, "builtins")
+            self.places.watch_key(vars(builtins), name, "builtins")
             value = vars(builtins).get(name, MISSING)
         if isinstance(value, types.ModuleType):
             self._module(value, attributes)
@@ -255,7 +220,7 @@ class Reads(Objects):
                 value = vars(part)[name]
                 if isinstance(value, types.FunctionType) and origin(value.__code__.co_filename) == "olla":
                     continue  # stands in for torch's while a step is traced
-                self._watch_key(vars(part), name, part.__name__)
+                self.places.watch_key(vars(part), name, part.__name__)
                 if isinstance(value, types.ModuleType):
                     if id(value) not in seen:
                         seen.add(id(value))
@@ -273,21 +238,11 @@ class Reads(Objects):
                 return
             package = package.rpartition(".")[0]
 
-    def _watch_key(self, scope: dict[str, Any], name: str, path: str) -> None:
-        watched = self._keys.get(id(scope))
-        if watched is None:
-            owner = module_origin(str(scope.get("__name__", scope.get("__module__", ""))))
-            watched = self._keys[id(scope)] = Watched(scope, {}, Holds.NAMES, path, owner)
-            self.watched.append(watched)
-        assert isinstance(watched.expected, dict)
-        watched.expected.setdefault(name, scope.get(name, MISSING))
-
     def _read_environment(self, frame: types.FrameType) -> None:
         if self._caller(frame) in ("user", "installed"):
             key = frame.f_locals.get("key")
             if isinstance(key, str):
-                read = functools.partial(os.environ.get, key)
-                self.probes.append(Probe(read, read(), f"the environment variable {key}"))
+                self.places.probe(functools.partial(os.environ.get, key), f"the environment variable {key}")
 
     def _see_clocks(self, frame: types.FrameType, event: str, argument: Any) -> Any:
         if event == "opcode" and frame.f_lasti in self._clocks[frame.f_code]:
@@ -312,10 +267,3 @@ def _global_hooks() -> list[tuple[str, dict[int, Any]]]:
     spaces = (torch.nn.modules.module, torch_optimizer)
     found = [(name, table) for space in spaces for name, table in vars(space).items() if name.startswith("_global_")]
     return [(name, table) for name, table in found if isinstance(table, dict) and name.endswith("hooks")]
-
-
-def _changed_itself(what: str) -> CaptureError:
-    return CaptureError(
-        f"the step itself changes what it reads from Python: {what}. A planned step runs operators, not Python code, "
-        "and would not change it again: keep it in a tensor (a buffer of the model), or change it outside the step."
-    )

@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from olla import _core
 from olla.base import Progress
 from olla.graph import Graph
-from olla.layout import LayoutOptions, place
+from olla.layout import LayoutOptions, live_bytes, place, rounded_up
 from olla.plan import Plan, Status
 from olla.planner import plan
 from olla.pytorch.memory.replay import Allocations, Table
-from olla.pytorch.memory.requests import rounded
 
 Int64 = NDArray[np.int64]
 
@@ -61,7 +60,7 @@ def arrange(
         >>> arranged.load_bytes, arranged.table.offsets.tolist()
         (128, [0, 0])
     """
-    size = rounded(recorded.num_bytes, alignment)
+    size = rounded_up(recorded.num_bytes, alignment)
     offsets = np.full(len(size), -1, dtype=np.int64)
     dies = np.flatnonzero(recorded.freed_at >= 0)
     arena_bytes = load_bytes = 0
@@ -114,10 +113,9 @@ def load(recorded: Allocations, alignment: int) -> int:
         recorded: the step.
         alignment: bytes; sizes are rounded up to it.
     """
-    size = np.where(recorded.freed_at >= 0, rounded(recorded.num_bytes, alignment), 0)
-    change = np.append(size, 0)
-    np.subtract.at(change, recorded.freed_at[recorded.freed_at >= 0], size[recorded.freed_at >= 0])
-    return int(np.cumsum(change).max())
+    dies = np.flatnonzero(recorded.freed_at >= 0)
+    size = rounded_up(recorded.num_bytes[dies], alignment)
+    return int(live_bytes(dies, recorded.freed_at[dies], size, len(recorded.num_bytes)).max(initial=0))
 
 
 def program_peak(graph: Graph, alignment: int) -> int:
@@ -129,14 +127,22 @@ def program_peak(graph: Graph, alignment: int) -> int:
     """
     sizes = graph.tensor_bytes.copy()
     written = graph.writes.item
-    sizes[written] = rounded(sizes[written], alignment)
+    sizes[written] = rounded_up(sizes[written], alignment)
     whole = dataclasses.replace(graph, tensor_bytes=sizes)
     peak: int = _core.profile(whole.core, np.arange(graph.num_ops, dtype=np.int32)).peak_bytes
     return peak
 
 
-def trim() -> None:
-    """Give free memory back to the system: glibc would keep what the recorded step took, beside the arena."""
+def trim(device: str) -> None:
+    """Give back what the recorded step took and left free: glibc, or torch's allocator, would keep it beside the arena.
+
+    Args:
+        device: "cpu" or "cuda".
+    """
+    if device == "cuda":
+        if not torch.cuda.is_current_stream_capturing():
+            torch.cuda.empty_cache()
+        return
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from olla.graph import Graph
+from olla.layout import rounded_up
 from olla.pytorch.memory.replay import Allocations, Replay
 
 Int32 = NDArray[np.int32]
@@ -163,7 +164,7 @@ def workspaces(recorded: Allocations, graph: Graph, alignment: int) -> Int64:
         graph: of the step.
         alignment: bytes; sizes are rounded up to it.
     """
-    requested = rounded(recorded.num_bytes, alignment)
+    requested = rounded_up(recorded.num_bytes, alignment)
     starts, ends = _runs(recorded.op)
     inside = (recorded.freed_at >= 0) & (recorded.freed_at < ends)
     change = requested.copy()
@@ -173,14 +174,8 @@ def workspaces(recorded: Allocations, graph: Graph, alignment: int) -> Int64:
     most = np.zeros(graph.num_ops, dtype=np.int64)
     np.maximum.at(most, recorded.op, held)
     owner = np.repeat(np.arange(graph.num_ops), np.diff(graph.writes.offset))
-    np.subtract.at(most, owner, rounded(graph.tensor_bytes[graph.writes.item], alignment))
+    np.subtract.at(most, owner, rounded_up(graph.tensor_bytes[graph.writes.item], alignment))
     return most.clip(min=0)
-
-
-def rounded(num_bytes: Int64, alignment: int) -> Int64:
-    """Round sizes up to a multiple of the alignment."""
-    multiple: Int64 = -(-num_bytes // alignment) * alignment
-    return multiple
 
 
 def _runs(op: Int32) -> tuple[Int64, Int64]:

@@ -14,10 +14,10 @@ from olla.pytorch.capture import Captured
 from olla.pytorch.capture.generator import Draws
 from olla.pytorch.checks.checks import CHECK, check
 from olla.pytorch.memory.copies import Copies, Outline
-from olla.pytorch.program.forms import drawn_from, dropout_again, is_dropout, mask_of, norm_again, overwriting
 from olla.pytorch.program.run import attribute, last_steps
-from olla.pytorch.program.script import Call, Script
+from olla.pytorch.program.schedule import Call, OpSchedule
 from olla.pytorch.program.swapped import Transfers
+from olla.pytorch.program.variants import drawn_from, dropout_again, is_dropout, mask_of, norm_again, overwriting
 
 Program = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 Window = Callable[[int], None]
@@ -31,7 +31,7 @@ def compile_program(
     captured: Captured,
     order: Sequence[int],
     *,
-    script: Script | None = None,
+    schedule: OpSchedule | None = None,
     begin: Window | None = None,
     end: Callable[[], None] | None = None,
     windows: Collection[int] = (),
@@ -44,13 +44,13 @@ def compile_program(
 
     Args:
         captured: the step.
-        order: int[num_ops], ops of the script in the order to run them.
-        script: what runs; the captured ops themselves if not given.
+        order: int[num_ops], ops of the schedule in the order to run them.
+        schedule: what runs; the captured ops themselves if not given.
         begin: called with the op before its kernel.
         end: called after its kernel.
         windows: the ops to call begin and end for.
         note: called with each tensor that an op writes, and a value that lives in it.
-        copies: of a script that swaps.
+        copies: of a schedule that swaps.
 
     Returns:
         A function of the values of ``captured.inputs`` that returns those of ``captured.outputs``. To be called without
@@ -69,9 +69,9 @@ def compile_program(
         >>> bool((output == model(batch)).all())
         True
     """
-    if script is None:
-        script = Script(captured.graph, [Call(nodes) for nodes in captured.nodes])
-    writer = _Writer(captured, script, order)
+    if schedule is None:
+        schedule = OpSchedule(captured.graph, [Call(nodes) for nodes in captured.nodes])
+    writer = _Writer(captured, schedule, order)
     writer.constants |= {"begin": begin, "end": end, "note": note}
     if copies is not None:
         writer.constants |= {"out": copies.out, "back": copies.back, "wait": copies.wait, "outline": Outline.of}
@@ -91,9 +91,9 @@ class _Writer:
     A value goes by its node and the tensors it lives in: where ops run again, a node has several at once.
     """
 
-    def __init__(self, captured: Captured, script: Script, order: Sequence[int]) -> None:
+    def __init__(self, captured: Captured, schedule: OpSchedule, order: Sequence[int]) -> None:
         self.captured = captured
-        self.script = script
+        self.schedule = schedule
         self.lines = [f"def {_NAME}(values):"]
         self.constants: dict[str, Any] = {}
         self._names: dict[_Key, str] = {}
@@ -101,7 +101,7 @@ class _Writer:
         self._outlines: dict[int, list[tuple[fx.Node, str]]] = {}  # swap -> values that are in host memory
         self._known: dict[Any, str] = {}
         self._place: Mapping[int, int] | None = None  # of the op that is written
-        self._last = last_steps(script.graph, order)
+        self._last = last_steps(schedule.graph, order)
         self._freed: list[list[_Key]] = [[] for _ in order]
         self._lasts = [kind != "temporary" for kind in captured.graph.tensor_kinds]  # beyond the step
 
@@ -116,8 +116,8 @@ class _Writer:
         self._line(f"[{', '.join(inputs)}] = values")
 
     def write_op(self, op: int, window: bool, note: bool) -> None:
-        call = self.script.calls[op]
-        if (transfers := self.script.transfers) is not None:
+        call = self.schedule.calls[op]
+        if (transfers := self.schedule.transfers) is not None:
             for swap in transfers.starts.get(op, ()):
                 living = self._living(transfers.tensor[swap])
                 self._line(f"out({swap}, {self._names[living[0]]})")
@@ -156,7 +156,7 @@ class _Writer:
             for (_, name), (_, kept) in zip(values, self._outlines[swap], strict=True):
                 self._line(f"{kept} = outline({name})")
             return
-        swap, tensor = transfers.backs[op], int(self.script.graph.writes.of(op)[0])
+        swap, tensor = transfers.backs[op], int(self.schedule.graph.writes.of(op)[0])
         if window:
             self._line(f"begin({op})")
         self._line(f"m{swap} = back({swap})")
@@ -180,7 +180,7 @@ class _Writer:
         return [key for key in keys if key in self._names and isinstance(key[0].meta.get("val"), torch.Tensor)]
 
     def _note(self, op: int, call: Call) -> None:
-        written = set(self.script.graph.writes.of(op).tolist())
+        written = set(self.schedule.graph.writes.of(op).tolist())
         for node in call.nodes:
             lives_in = self._tensors(node)
             single = len(lives_in) == 1 and isinstance(node.meta.get("val"), torch.Tensor)
@@ -206,10 +206,10 @@ class _Writer:
     def _write_over(self, kernel: fx.Node, over: int) -> None:
         """Write an op whose result takes over the memory of the argument that lives in a tensor."""
         taken = next(n for n in kernel.all_input_nodes if over in self.captured.tensors[n])
-        form = overwriting(kernel.target, kernel.meta["val"].device.type)
-        assert form is not None
-        result = {form.keyword: taken} if form.keyword else {}
-        self._write(kernel, _kernel(form.target), kernel.args, {**kernel.kwargs, **result})
+        variant = overwriting(kernel.target, kernel.meta["val"].device.type)
+        assert variant is not None
+        result = {variant.keyword: taken} if variant.keyword else {}
+        self._write(kernel, _kernel(variant.target), kernel.args, {**kernel.kwargs, **result})
 
     def delete_after(self, step: int) -> None:
         """Delete what dies in a step of the order."""
@@ -222,12 +222,12 @@ class _Writer:
 
     def write_return(self) -> None:
         output = next(n for n in reversed(self.captured.module.graph.nodes) if n.op == "output")
-        self._place = self.script.outputs
+        self._place = self.schedule.outputs
         self._line(f"return {self._text(list(output.args[0]))}")
 
     def compile(self) -> Program:
         code = compile("\n".join(self.lines), f"<{self.captured.graph.name}>", "exec")
-        draws = self.constants["draws"] = Draws() if any(call.replay for call in self.script.calls) else None
+        draws = self.constants["draws"] = Draws() if any(call.replay for call in self.schedule.calls) else None
         exec(code, self.constants)
         program: Program = self.constants[_NAME]
         return draws.guarded(program) if draws else program
@@ -254,7 +254,7 @@ class _Writer:
             tensors, key = self._tensors(node), self._key(node)
             copy = "" if self._place is None else "_".join(map(str, tensors))
             self._names[key] = f"v{copy}_{node.name}"
-            if len(tensors) == 1 and self.script.transfers is not None:
+            if len(tensors) == 1 and self.schedule.transfers is not None:
                 self._in_tensor.setdefault(tensors[0], []).append(key)
             call = f"{self._names[key]} = {call}"
             if ends := [self._last[t] for t in tensors if t in self._last]:

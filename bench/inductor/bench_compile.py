@@ -1,0 +1,293 @@
+"""What compiled training steps need and recompute: eager, torch.compile, its memory budgets, and olla inside it.
+
+    python bench/inductor/bench_compile.py --markdown bench/results/inductor/compile.md
+    python bench/inductor/bench_compile.py --cases "resnet50 b32" --settings eager "budget 1.0" "budget 0.5" "olla 5 %"
+
+Peaks are those of the wrappers that Inductor generates, replayed on fake tensors: bytes of live storages, optimizer
+state included, all gradients held, without the rounding of allocators and workspaces of kernels (Inductor for the CPU);
+planned is what olla expected. Recomputed are flops of matrix products, attention and convolutions, as a share of the
+step's. Seconds are processor time: of the compilation without that of the kernels, of the partitioner and the passes
+before it, of olla's planning in it.
+
+    budget B    torch.compile with activation_memory_budget=B; 1.0 is the default
+    olla same   olla's least peak with no more recomputed flops than the best of torch's sweep (the lowest peak)
+    olla peak   olla with that peak as its budget: what it recomputes for it
+    olla time   both: the least added time (not by default)
+    olla F %    olla's least peak with up to F % of the flops recomputed
+    olla least  olla with minimise="peak"
+    olla N B    olla with a budget of that many bytes, the optimizer's state included (compile_budgets.py)
+
+Results are kept in --folder as they are found, and read from there. Exit status: 0; 1 if something could not be
+compiled, or olla's peak with no more recomputed flops is above the best of torch's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, for bench and tests
+
+from bench.support.harness import REPOSITORY, Cell, Report
+from olla.inductor.compat.compat import code_digest, inductor_settings
+from olla.inductor.saving.partition import Partitioner
+from olla.inductor.settings import patches
+from olla.inductor.simulate.split import Split
+from olla.inductor.simulate.step import Replay, replay
+from tests.support.pytorch import compile_cases
+
+SWEEP = ("1.0", "0.5", "0.9", "0.3", "0.7", "0.1", "0.8", "0.6", "0.4", "0.2")
+OLLA = ("olla same", "olla peak", "olla 0 %", "olla 5 %", "olla least")
+SETTINGS = ("eager", *(f"budget {b}" for b in SWEEP), *OLLA)
+_RIVALS = ("olla same", "olla peak", "olla time")  # which depend on torch's best
+COLUMNS = ["model", "setting", "peak MiB", "planned MiB", "of the default's, %", "recomputed flops, %"]
+COLUMNS += ["recomputed ops", "saved MiB", "compile s", "of the default's", "partition s", "planning s"]
+MEBI = 2**20
+
+
+class _Known(Exception):
+    """The divided graphs are ones that were replayed before."""
+
+
+class Case:
+    """One model: its results so far, and how to find others."""
+
+    def __init__(self, name: str, folder: Path, size: str = "full") -> None:
+        self.name, self.size = name, size
+        self.path = folder / f"{hashlib.sha256(name.encode()).hexdigest()[:12]}.json"
+        self.partitioner: Partitioner | None = None  # olla's, in the compilation at hand
+        self.found = self._kept()
+
+    def _kept(self) -> dict[str, dict[str, Any]]:
+        return json.loads(self.path.read_text()) if self.path.is_file() else {}
+
+    def find(self, setting: str) -> bool:
+        """Measure a setting, unless that is known; return whether it is known now."""
+        if setting in self.found and self._stamp(setting) == self.found[setting]["stamp"]:
+            return True
+        if setting == "eager" or (setting in _RIVALS and not self._best()):
+            return setting in self.found
+        start = time.perf_counter()
+        try:
+            result = self._measure(setting)
+        except Exception:
+            traceback.print_exc()
+            return False
+        result |= {"stamp": self._stamp(setting), "wall_seconds": time.perf_counter() - start}
+        self.found[setting] = result
+        self.found = self._kept() | {key: self.found[key] for key in ("eager", setting) if key in self.found}
+        self.path.write_text(json.dumps(self.found, indent=1))
+        print(f"{self.name}: {setting}: {result['peak_bytes'] / MEBI:.0f} MiB", file=sys.stderr, flush=True)
+        return True
+
+    def best_setting(self) -> str | None:
+        """Return the setting of lowest peak in torch's sweep, as far as it is known."""
+        sweep = [setting for setting in self.found if setting.startswith("budget")]
+        return min(
+            sweep, key=lambda s: (self.found[s]["peak_bytes"], self.found[s]["recomputed_flops"], s), default=None
+        )
+
+    def _best(self) -> dict[str, Any] | None:
+        setting = self.best_setting()
+        return self.found[setting] if setting else None
+
+    def _stamp(self, setting: str) -> str:
+        """Return what a result depends on besides the case."""
+        if not setting.startswith("olla"):
+            return str(torch.__version__)
+        best = self._best()
+        target = f" {best['peak_bytes']} {best['recomputed_flops']}" if setting in _RIVALS and best else ""
+        return f"{torch.__version__} {code_digest()}{target}"
+
+    def _measure(self, setting: str) -> dict[str, Any]:
+        example, state_bytes = compile_cases.build(self.name, self.size)
+        seen: list[Split] = []
+        known: dict[str, Any] = {}
+
+        def watch(split: Split) -> None:
+            seen.append(split)
+            for other, result in self.found.items():
+                same = result.get("digests") == [split.digest] and "copy_of" not in result
+                if same and _code(result["stamp"]) == _code(self._stamp(setting)) and other != setting:
+                    known.update(result)
+                    raise _Known
+
+        with self.configured(setting, state_bytes):
+            try:
+                run = replay(example.model, example.batch, example.loss, state_bytes=state_bytes, watch=watch)
+            except Exception:
+                if not known:
+                    raise
+                same = ("digests", "copy_of")
+                result = {key: value for key, value in known.items() if key not in same}
+                result |= {"copy_of": seen[-1].digest, "digests": [], "partition_seconds": seen[-1].seconds}
+                return result | self._planned(state_bytes)
+        if "eager" not in self.found:
+            self.found["eager"] = {"peak_bytes": run.eager_peak_bytes, "stamp": self._stamp("eager")}
+        return _record(run) | self._planned(state_bytes)
+
+    def _planned(self, state_bytes: int) -> dict[str, Any]:
+        """Return what olla expected of the step's only graph, and how long it took to plan."""
+        choices = self.partitioner.choices if self.partitioner else None
+        if not self.partitioner or not choices or len(choices) > 1:
+            return {}
+        return {
+            "planned_bytes": choices[0].peak_bytes + state_bytes,
+            "saved_peak_bytes": choices[0].saved_peak_bytes + state_bytes,
+            "planning_seconds": self.partitioner.planning_seconds,
+        }
+
+    @contextlib.contextmanager
+    def configured(self, setting: str, state_bytes: int) -> Iterator[None]:
+        """Compile under a setting in a block; those beside torch's best need its sweep."""
+        kind, _, value = setting.partition(" ")
+        self.partitioner = None
+        if kind == "budget":
+            with torch._functorch.config.patch(activation_memory_budget=float(value)):
+                yield
+            return
+        best = self._best()
+        goals: dict[str, dict[str, Any]] = {"least": {"minimise": "peak"}}
+        if best:
+            goals["same"] = {"max_recomputed": best["recomputed_flops"] / best["flops"]}
+            goals["peak"] = {"budget": best["peak_bytes"] - state_bytes}
+            goals["time"] = goals["same"] | goals["peak"]
+        number, _, unit = value.partition(" ")
+        if unit == "B":
+            goals[value] = {"budget": int(number) - state_bytes}
+        goal = goals.get(value) or {"max_recomputed": float(number) / 100}
+        with inductor_settings(settings := patches(**goal)):
+            self.partitioner = settings["custom_partitioner_fn"]
+            self.partitioner.choices = []
+            yield
+
+    def rows(self, settings: list[str]) -> list[list[Cell]]:
+        """Return the table's rows of this case."""
+        default = self.found.get("budget 1.0", {}).get("peak_bytes")
+        rows: list[list[Cell]] = []
+        for setting in sorted(set(settings) & set(self.found), key=_rank):
+            result = self.found[setting]
+            planned = result.get("planned_bytes")
+            row: list[Cell] = [self.name, setting, result["peak_bytes"] / MEBI, planned / MEBI if planned else None]
+            row.append(100 * result["peak_bytes"] / default if default else None)
+            if setting == "eager":
+                rows.append([*row, *([None] * (len(COLUMNS) - len(row)))])
+                continue
+            row += [100 * result["recomputed_flops"] / result["flops"], result["num_recomputed"]]
+            row += [result["saved_bytes"] / MEBI]
+            seconds = None if "copy_of" in result else result["compile_seconds"]
+            usual = self.found.get("budget 1.0", {}).get("compile_seconds")
+            row += [seconds, seconds / usual if seconds and usual else None]
+            rows.append([*row, result["partition_seconds"], result.get("planning_seconds")])
+        return rows
+
+    def outdated(self, settings: list[str]) -> list[str]:
+        """Return olla's results that other code found."""
+        ours = [s for s in settings if s.startswith("olla") and s in self.found]
+        return [f"{self.name}: {s}" for s in ours if _code(self.found[s]["stamp"]) != _code(self._stamp(s))]
+
+    def faults(self) -> list[str]:
+        """Return what olla does worse than torch's sweep."""
+        best, same = self._best(), self.found.get("olla same")
+        if not best or not same:
+            return []
+        faults = []
+        if same["peak_bytes"] > best["peak_bytes"]:
+            faults.append(f"{self.name}: peak {same['peak_bytes']} at a budget of {best['peak_bytes']} bytes")
+        if same["recomputed_flops"] > best["recomputed_flops"]:
+            faults.append(f"{self.name}: recomputes {same['recomputed_flops']} flops, torch {best['recomputed_flops']}")
+        return faults
+
+    def gain(self, most_flops: float = 0.05) -> float | None:
+        """Return by what share olla's least peak with few recomputed flops is below the best of torch's sweep."""
+        best = self._best()
+        ours = [
+            result["peak_bytes"]
+            for setting, result in self.found.items()
+            if setting in OLLA and result["recomputed_flops"] <= most_flops * result["flops"]
+        ]
+        return 1 - min(ours) / best["peak_bytes"] if best and ours else None
+
+
+def _code(stamp: str) -> list[str]:
+    """Return the versions a result was found with: torch's, and olla's where that took part."""
+    return stamp.split(" ")[:2]
+
+
+def _record(run: Replay) -> dict[str, Any]:
+    return {
+        "peak_bytes": run.peak_bytes,
+        "flops": run.flops,
+        "recomputed_flops": run.recomputed_flops,
+        "num_recomputed": sum(split.num_recomputed for split in run.splits),
+        "saved_bytes": sum(split.saved_bytes for split in run.splits),
+        "compile_seconds": run.compile_seconds,
+        "partition_seconds": run.partition_seconds,
+        "digests": [split.digest for split in run.splits],
+    }
+
+
+def _rank(setting: str) -> tuple[int, float, str]:
+    kind, _, value = setting.partition(" ")
+    return ("eager", "budget", "olla").index(kind), -float(value) if kind == "budget" else 0.0, value
+
+
+def report(cases: list[Case], settings: list[str]) -> tuple[Report, list[str]]:
+    """Return the page, and what is wrong."""
+    page = Report("Compiled training steps: peaks of the generated wrappers, and what they recompute", COLUMNS)
+    for case in cases:
+        page.rows += case.rows(settings)
+    faults = [fault for case in cases for fault in case.faults()]
+    gains = {case.name: gain for case in cases if (gain := case.gain()) is not None}
+    for name, gain in gains.items():
+        page.summary[f"{name}: below the best of torch's sweep with up to 5 % of the flops again, %"] = 100 * gain
+    if gains:
+        page.summary["on average, %"] = 100 * sum(gains.values()) / len(gains)
+    page.summary["worse than torch's best budget"] = "; ".join(faults) or "none"
+    num_found = sum(len(set(settings) & set(case.found)) for case in cases)
+    page.summary["settings found"] = f"{num_found} of {len(cases) * len(settings)}"
+    missing = {case.name: [s for s in settings if s not in case.found] for case in cases}
+    page.summary["not measured"] = (
+        "; ".join(f"{name}: {', '.join(left)}" for name, left in missing.items() if left) or "-"
+    )
+    page.summary["found with earlier code"] = "; ".join(old for case in cases for old in case.outdated(settings)) or "-"
+    page.summary["machine"] = (
+        "shared with other work, more for some rows than for others: seconds of processor time compare with care"
+    )
+    return page, faults
+
+
+def main() -> int:
+    """Run it; see the module."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--cases", nargs="+", default=list(compile_cases.CASES), choices=list(compile_cases.CASES))
+    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=(*SETTINGS, "olla time"))
+    parser.add_argument("--folder", type=Path, default=REPOSITORY / "build" / "bench_compile")
+    parser.add_argument("--only-report", action="store_true", help="what was found before")
+    parser.add_argument("--markdown", type=Path)
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    cases = [Case(name, arguments.folder) for name in arguments.cases]
+    missing = []
+    for case in [] if arguments.only_report else cases:
+        missing += [f"{case.name}: {s}" for s in arguments.settings if s != "eager" and not case.find(s)]
+    page, faults = report(cases, arguments.settings)
+    page.print()
+    if arguments.markdown:
+        page.save(arguments.markdown)
+    print(*(f"not measured: {m}" for m in missing), *faults, sep="\n", file=sys.stderr)
+    return 1 if faults or missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""What a GPU must have for training: bytes that torch's allocator takes from it, over the whole life of a process.
+
+    python bench/pytorch/bench_reserved.py --markdown bench/results/pytorch/reserved.md
+
+An ordinary loop, the same with expandable segments, and olla with planned addresses, each in a process of its own: the
+most bytes allocated and reserved, model and first step included. Sizes, order and allocator are real under the stand-in
+for CUDA (docs/cuda.md) too, and the page then says that it was used; kernels and numbers play no part here.
+
+Exit status: 1 if olla reserves more than the loop where its plan saves more than 5 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, for bench and tests
+
+from bench.pytorch.bench_run import CASES, LEAST_SAVED, World
+from bench.support.harness import Cell, Report
+
+NUM_STEPS = 4
+WAYS = {"eager": {}, "expandable": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, "olla": {}}
+MIB = 2**20
+
+
+def measure(case: str, optimizer: str, way: str) -> dict[str, Any]:
+    """Train in this process; return the most bytes allocated and reserved, and what the plan says."""
+    train, step = World(case, optimizer, "cuda").train("olla" if way == "olla" else "eager")
+    for _ in range(NUM_STEPS):
+        train()
+    found: dict[str, Any] = {
+        "allocated": torch.cuda.max_memory_allocated(),
+        "reserved": torch.cuda.max_memory_reserved(),
+    }
+    if step is not None:
+        report = step.report()
+        found["saved"] = 1 - report.planned_peak_bytes / report.eager_peak_bytes
+        found["misses"] = report.num_misses
+    return found
+
+
+def apart(case: str, optimizer: str, way: str) -> dict[str, Any]:
+    """Measure in a process of its own."""
+    command = [sys.executable, __file__, "--one", case, optimizer, way]
+    environment = {**os.environ, **WAYS[way], "OLLA_DISK_CACHE": "0"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"{case}, {optimizer}, {way}: {done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", default=CASES, metavar="MODEL:BATCH[:TOKENS]")
+    parser.add_argument("--optimizers", nargs="+", default=["adamw", "sgd"])
+    parser.add_argument("--markdown", type=Path, metavar="OUT")
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        print(json.dumps(measure(*arguments.one)))
+        return 0
+    rows: list[list[Cell]] = []
+    is_well = True
+    for case in arguments.cases:
+        for optimizer in arguments.optimizers:
+            found = {way: apart(case, optimizer, way) for way in WAYS}
+            saved, below = found["olla"]["saved"], found["olla"]["reserved"] < found["eager"]["reserved"]
+            is_well &= below or saved <= LEAST_SAVED
+            row: list[Cell] = [case, optimizer, 100 * saved]
+            for way in WAYS:
+                row += [round(found[way][key] / MIB) for key in ("allocated", "reserved")]
+            rows.append([*row, found["olla"]["misses"], below])
+            print(*rows[-1], file=sys.stderr, flush=True)
+    columns = ["case", "optimizer", "plan saves %"]
+    columns += [f"{way}: {what} MiB" for way in WAYS for what in ("allocated", "reserved")]
+    notes: dict[str, Cell] = {
+        "device": torch.cuda.get_device_name(),
+        "peaks": f"of the process, over {NUM_STEPS} steps",
+    }
+    report = Report("Bytes that torch's allocator reserves", [*columns, "misses", "below eager"], rows, notes)
+    report.print()
+    if arguments.markdown:
+        report.save(arguments.markdown)
+    return 0 if is_well else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,92 @@
+"""What a graph file holds, version 1: a row of each tensor and of each op; what equals its default is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from olla.errors import GraphError
+from olla.graph import columns
+from olla.graph.columns import OP_FIELDS, TENSOR_FIELDS, Field, Lists, reject, shown
+
+FORMAT = "olla-graph"
+VERSION = 1
+
+
+class Rows(NamedTuple):
+    """The rows of a graph file as columns; only their form is checked.
+
+    Attributes:
+        name: of the graph.
+        values: a value per row of every column, by its name.
+        num_tensors, num_ops: how many rows there are.
+        outputs: tensors live to the end of the step.
+    """
+
+    name: object
+    values: dict[str, object]
+    num_tensors: int
+    num_ops: int
+    outputs: object
+
+
+def read(content: object) -> Rows:
+    """Return the columns of a file's content.
+
+    Raises:
+        GraphError: it is not of this format.
+    """
+    if not isinstance(content, dict):
+        reject("the content", content, f'an object with "format": "{FORMAT}"')
+    if content.get("format") != FORMAT:
+        reject('"format"', content.get("format"), repr(FORMAT))
+    version = content.get("version")
+    if type(version) is not int or version != VERSION:
+        raise GraphError(f'"version" is {shown(version)}, expected {VERSION}, the one this olla reads', rule="version")
+    values: dict[str, object] = {}
+    num_rows = {}
+    for place, fields in (("tensors", TENSOR_FIELDS), ("ops", OP_FIELDS)):
+        if place not in content:
+            raise GraphError(f"has no {place!r}, expected a list of objects", rule="missing")
+        rows = columns.rows_of(content[place], place)
+        num_rows[place] = len(rows)
+        for f in fields:
+            values[f.column] = columns.column_of(rows, f.key.removesuffix("[]"), f.default, place)
+    return Rows(content.get("name", ""), values, num_rows["tensors"], num_rows["ops"], content.get("outputs", ()))
+
+
+def written(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of the file of a graph.
+
+    Args:
+        name: of the graph.
+        values: its columns, by the names of its attributes.
+    """
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": name,
+        "tensors": _rows(TENSOR_FIELDS, values, len(values["tensor_bytes"])),
+        "ops": _rows(OP_FIELDS, values, len(values["workspace_bytes"])),
+        "outputs": values["outputs"].tolist(),
+    }
+
+
+def _rows(fields: Iterable[Field], all_columns: Mapping[str, Any], num: int) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = [{} for _ in range(num)]
+    for f in fields:
+        values = all_columns[f.column]
+        if isinstance(values, Lists):
+            values = values.to_lists()
+        elif isinstance(values, np.ndarray):
+            values = values.tolist()
+        elif f.default == ():
+            values = list(map(list, values))
+        default = [] if f.default == () else f.default
+        key = f.key.removesuffix("[]")
+        for row, value in zip(rows, values, strict=True):
+            if value != default:
+                row[key] = value
+    return rows

@@ -1,0 +1,74 @@
+"""Tests of CUDA run on a GPU, or under the stand-in for one (standin.py), where torch is a CUDA build."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from olla.pytorch.memory.replay import Replay, load  # noqa: E402
+from tests.cuda.standin import Standin  # noqa: E402
+
+_FOLDER = Path(__file__).parent
+_ABSENT = "no GPU, and no stand-in for one: see tests/cuda/standin.py"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests of this folder where there is no device."""
+    here = [item for item in items if _FOLDER in item.path.parents]
+    if here and not torch.cuda.is_available():
+        for item in here:
+            item.add_marker(pytest.mark.skip(reason=_ABSENT))
+
+
+@pytest.fixture(scope="session")
+def standin() -> Standin | None:
+    """The stand-in, with numbers for torch's operators; None on a GPU."""
+    if not hasattr(ctypes.CDLL(None), "standin_schedule"):
+        return None
+    torch.empty(1, device="cuda")
+    return Standin(Path(os.environ["LD_LIBRARY_PATH"].split(":")[0]) / "numbers.so")
+
+
+@pytest.fixture(params=["late", "early", "random:7"])
+def device(request: pytest.FixtureRequest, standin: Standin | None) -> Iterator[torch.device]:
+    """The device, with work that is not finished before it must be; on a GPU once, as it comes."""
+    if standin is None and request.param != "late":
+        pytest.skip("a GPU has its own schedule")
+    if standin is not None:
+        standin.schedule(request.param)
+    yield torch.device("cuda")
+    torch.cuda.synchronize()
+    if standin is not None:
+        standin.schedule("now")
+        assert standin.without_numbers() == []
+
+
+@pytest.fixture
+def faults(standin: Standin | None) -> Standin:
+    """The stand-in, for what only it can do."""
+    if standin is None:
+        pytest.skip("needs the stand-in")
+    return standin
+
+
+@pytest.fixture
+def replay(standin: Standin | None) -> Iterator[Replay]:
+    """The allocator of the GPU, for tests that make their tensors on whatever the default device is."""
+    planned = load(torch.device("cuda"))
+    while gc.collect():
+        pass
+    torch.set_default_device("cuda")
+    before = planned.held_bytes
+    yield planned
+    torch.set_default_device(None)
+    planned.release()
+    while gc.collect():
+        pass
+    assert planned.held_bytes <= before

@@ -1,0 +1,225 @@
+"""Planned addresses on a GPU: windows and misses, other streams, threads, devices, and what torch's allocator says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from olla.errors import ReplayError  # noqa: E402
+from olla.pytorch.memory.replay import Replay, Table  # noqa: E402
+from tests.cuda.standin import Standin  # noqa: E402
+from tests.support.pytorch import windows  # noqa: E402
+from tests.support.pytorch.windows import in_arena, offset, ones  # noqa: E402
+
+SLOT = 512  # bytes, the alignment of a GPU
+FEW = 16  # floats, far less than a slot
+
+
+def table(requests: Sequence[Sequence[tuple[int, int]]], arena_bytes: int) -> Table:
+    return windows.table(requests, arena_bytes)._replace(alignment=SLOT)
+
+
+def one_slot() -> Table:
+    return table([[(4 * FEW, 0)]], SLOT)
+
+
+def test_tensors_are_at_their_planned_addresses_and_results_are_the_same(device: torch.device, replay: Replay) -> None:
+    x, w = torch.randn(32, 64), torch.randn(64, 64)
+    expected = torch.softmax(x @ w, -1)
+    replay.activate(table([[(8192, 8192)], [(8192, 0)]], 16384))
+    replay.begin(0)
+    y = x @ w
+    replay.end()
+    replay.begin(1)
+    z = torch.softmax(y, -1)
+    replay.end()
+    assert (offset(replay, y), offset(replay, z)) == (8192, 0)
+    del y
+    assert replay.deactivate() == (2, 0, 0, 16384, 16384, [], 16384, 16384)
+    assert torch.equal(z, expected)
+
+
+def test_recordings_name_every_allocation_and_when_it_ends(replay: Replay) -> None:
+    replay.start_recording(2)
+    b, kept = ones(replay, 0, 64, 5)
+    del b
+    c = ones(replay, 1, 7)
+    seen = replay.stop_recording()
+    assert seen.op.tolist() == [0, 0, 1]
+    assert seen.num_bytes.tolist() == [256, 20, 28]
+    assert seen.freed_in.tolist() == [0, -1, -1]
+    del kept, c
+
+
+def test_misses_go_to_torchs_allocator_and_are_named(replay: Replay) -> None:
+    replay.activate(table([[(64, 0), (128, 512)], []], 1024))
+    made = [*ones(replay, 0, 16, 17, 32, 32), *ones(replay, 1, 8), *ones(replay, 0, 16)]
+    assert [in_arena(replay, tensor) for tensor in made] == [True, False, True, False, False, False]
+    counters = replay.deactivate()
+    assert [miss[3] for miss in counters.misses] == ["size", "unplanned", "unplanned", "occupied"]
+    assert all(bool((tensor == 1).all()) for tensor in made)
+
+
+def test_a_slot_is_free_again_when_its_tensor_and_all_views_are_gone(replay: Replay) -> None:
+    replay.activate(one_slot())
+    [tensor] = ones(replay, 0, FEW)
+    view = tensor[3:]
+    del tensor
+    assert not in_arena(replay, ones(replay, 0, FEW)[0])
+    del view
+    assert offset(replay, ones(replay, 0, FEW)[0]) == 0
+    assert replay.deactivate()[:2] == (2, 1)
+
+
+def test_tensors_may_grow_out_of_the_arena(replay: Replay) -> None:
+    replay.activate(one_slot())
+    [tensor] = ones(replay, 0, FEW)
+    tensor.resize_(1000)
+    assert not in_arena(replay, tensor)
+    assert bool((tensor[:FEW] == 1).all())
+    replay.deactivate()
+
+
+def test_other_threads_and_code_outside_windows_use_torchs_allocator(replay: Replay) -> None:
+    replay.activate(one_slot())
+    made: list[torch.Tensor] = []
+    outside = torch.ones(FEW)
+    replay.begin(0)
+    thread = threading.Thread(target=lambda: made.append(torch.ones(FEW, device="cuda")))
+    thread.start()
+    thread.join()
+    inside = torch.ones(FEW)
+    replay.end()
+    assert [in_arena(replay, tensor) for tensor in (outside, *made, inside)] == [False, False, True]
+    assert replay.deactivate()[:2] == (1, 0)
+
+
+def test_tensors_are_freed_by_other_threads_and_after_the_table_has_ended(replay: Replay) -> None:
+    replay.activate(table([[(64, 0), (64, 512)]], 1024))
+    kept = ones(replay, 0, FEW, FEW)
+    replay.deactivate()
+    held = replay.held_bytes
+    assert all(bool((tensor == 1).all()) for tensor in kept)
+    thread = threading.Thread(target=kept.pop)
+    thread.start()
+    thread.join()
+    assert replay.held_bytes == held
+    kept.pop()
+    assert replay.held_bytes == held - 1024
+
+
+def test_what_another_stream_asks_for_in_a_window_is_not_planned(replay: Replay) -> None:
+    replay.activate(one_slot())
+    with torch.cuda.stream(torch.cuda.Stream()):
+        [tensor] = ones(replay, 0, FEW)
+    assert not in_arena(replay, tensor)
+    assert replay.deactivate().misses[0][3] == "stream"
+
+
+def test_a_slot_that_another_stream_uses_stays_taken_until_that_stream_is_done(faults: Standin, replay: Replay) -> None:
+    """As a block of torch's own allocator: a free waits for an event of the stream, and never makes the host wait."""
+    replay.activate(one_slot())
+    [tensor] = ones(replay, 0, FEW)
+    side = torch.cuda.Stream()
+    faults.schedule("late")
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        read = tensor + 1
+        tensor.record_stream(side)
+    del tensor
+    assert not in_arena(replay, ones(replay, 0, FEW)[0])  # the side stream has not read yet
+    side.synchronize()
+    assert bool(read.cpu().eq(2).all())
+    assert offset(replay, ones(replay, 0, FEW)[0]) == 0
+    assert replay.deactivate()[:2] == (2, 1)
+    faults.schedule("now")
+
+
+def test_blocks_of_a_recording_may_be_used_by_other_streams(faults: Standin, replay: Replay) -> None:
+    faults.schedule("late")
+    replay.start_recording(1)
+    [tensor] = ones(replay, 0, 1 << 20)
+    replay.stop_recording()
+    address = tensor.data_ptr()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        read = tensor + 1
+        tensor.record_stream(side)
+    del tensor
+    assert torch.zeros(1 << 20).data_ptr() != address  # torch's allocator holds the block back
+    side.synchronize()
+    assert bool(read.cpu().eq(2).all())
+    faults.schedule("now")
+
+
+def test_torchs_statistics_and_snapshots_know_the_arena(replay: Replay) -> None:
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.memory._record_memory_history(max_entries=1000)
+    replay.activate(table([[(4 << 20, 0)]], 4 << 20))
+    [tensor] = ones(replay, 0, 1 << 20)
+    assert torch.cuda.memory_allocated() - before == 4 << 20
+    blocks = [block for segment in torch.cuda.memory_snapshot() for block in segment["blocks"]]
+    assert any(block["address"] == replay.arena[0] and block["state"] == "active_allocated" for block in blocks)
+    torch.cuda.empty_cache()
+    assert bool((tensor == 1).all())
+    torch.cuda.memory._record_memory_history(enabled=None)
+    replay.deactivate()
+    del tensor
+    replay.release()
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_where_there_is_no_memory_for_the_arena_the_error_says_so(faults: Standin, replay: Replay) -> None:
+    torch.cuda.empty_cache()
+    faults.fail_after(0)
+    with pytest.raises(ReplayError, match=r"CUDA out of memory\. Tried to allocate 1024.00 MiB"):
+        replay.activate(table([[(1 << 30, 0)]], 1 << 30))
+    faults.fail_after(-1)
+    replay.activate(one_slot())
+    assert in_arena(replay, ones(replay, 0, FEW)[0])
+    replay.deactivate()
+
+
+SCRIPT = """
+import gc, sys, threading, torch, olla
+def train(device):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 8)).to(device)
+    step = olla.compile(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+                        loss=lambda model, batch: model(batch).square().mean(), arena=True, disk_cache=False)
+    for _ in range(4):
+        step(torch.ones(32, 64, device=device))
+    report = step.report()
+    assert (report.num_misses, report.measured_peak_bytes) == (0, report.planned_peak_bytes), report
+    print("trained on", device, flush=True)
+"""
+ENDS = {
+    "expandable segments": ("train('cuda')", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
+    "two devices": ("train('cuda:1'); train('cuda:0')", {"STANDIN_DEVICES": "2"}),
+    "two threads": ("ts = [threading.Thread(target=train, args=('cuda',)) for _ in 'ab']\n"
+                    "for t in ts: t.start()\nfor t in ts: t.join()", {}),
+    "garbage at the end": ("train('cuda'); sys.modules['kept'] = [torch.ones(3, device='cuda')]", {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_processes_train_and_end_well(faults: Standin, end: str) -> None:
+    code, settings = ENDS[end]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT + code],
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert done.stdout.count("trained on") == (2 if "two" in end else 1)

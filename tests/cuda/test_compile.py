@@ -1,0 +1,159 @@
+"""`olla.compile` on CUDA: numbers of the ordinary step bit for bit, planned bytes those of torch's own statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import olla  # noqa: E402
+from tests.cuda.standin import Standin  # noqa: E402
+from tests.support.pytorch import models  # noqa: E402
+
+Optimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
+OPTIMIZERS: dict[str, Optimizer] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
+    "capturable": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, capturable=True, foreach=False),
+}
+MODELS = ("gpt2", "bert_base", "llama_1b", "vit_b16", "resnet18", "mobilenet_v2", "unet", "t5_small")
+
+
+def ordinary(name: str, optimizer: str, num_steps: int = 3) -> tuple[list[float], list[torch.Tensor]]:
+    """Train as one does without olla; return the losses and the state."""
+    example = example_of(name)
+    updates = OPTIMIZERS[optimizer](example.model.parameters())
+    torch.manual_seed(5)
+    losses = []
+    for _ in range(num_steps):
+        loss = example.loss(example.model, example.batch)
+        loss.backward()
+        updates.step()
+        updates.zero_grad()
+        losses.append(loss.item())
+    return losses, state_of(example.model)
+
+
+def example_of(name: str) -> models.Example:
+    torch.manual_seed(0)
+    return models.build(name, 2, tiny=True, device="cuda")
+
+
+def state_of(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [value.detach().cpu() for value in model.state_dict().values()]
+
+
+def equal(first: tuple[list[float], list[torch.Tensor]], second: tuple[list[float], list[torch.Tensor]]) -> bool:
+    return first[0] == second[0] and all(map(torch.equal, first[1], second[1]))
+
+
+def planned(
+    name: str, optimizer: str, num_steps: int = 3, **options: Any
+) -> tuple[tuple[list[float], list[torch.Tensor]], Any]:
+    """Train through olla; return losses and state, and the report."""
+    example = example_of(name)
+    updates = OPTIMIZERS[optimizer](example.model.parameters())
+    step = olla.compile(example.model, optimizer=updates, loss=example.loss, disk_cache=False, **options)
+    torch.manual_seed(5)
+    losses = [step(example.batch).item() for _ in range(num_steps)]
+    report = step.report()
+    step.release()
+    return (losses, state_of(example.model)), report
+
+
+def device_bytes(values: Iterable[Any]) -> int:
+    """Return what torch's allocator counts for tensors of the device: blocks of 512 bytes."""
+    storages = [value.untyped_storage() for value in values if torch.is_tensor(value) and value.is_cuda]
+    sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
+    return sum(-(-size // 512) * 512 for size in sizes.values())
+
+
+@pytest.mark.parametrize("device", ["late"], indirect=True)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", MODELS)
+def test_planned_peak_is_the_peak_of_torchs_statistics(device: torch.device, name: str, optimizer: str) -> None:
+    expected = ordinary(name, optimizer)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    example = example_of(name)
+    updates = OPTIMIZERS[optimizer](example.model.parameters())
+    step = olla.compile(example.model, optimizer=updates, loss=example.loss, disk_cache=False, arena=True)
+    torch.manual_seed(5)
+    losses = [step(example.batch).item() for _ in range(2)]
+    torch.cuda.reset_peak_memory_stats()
+    losses.append(step(example.batch).item())
+    peak = torch.cuda.max_memory_allocated() - before
+    report = step.report()
+    assert equal((losses, state_of(example.model)), expected)
+    assert report.num_misses == 0
+    assert report.measured_peak_bytes == report.planned_peak_bytes
+    state = [value for values in updates.state.values() for value in values.values()]
+    resident = device_bytes([*example.model.state_dict().values(), *example.batch.values(), *state])
+    assert peak == report.arena_bytes + report.output_bytes + resident
+    step.release()
+
+
+def test_what_the_recorded_step_took_is_given_back(faults: Standin) -> None:
+    """Torch's allocator would keep its segments beside the arena, and more would be reserved than without olla."""
+
+    def reserved(step_of: Callable[[torch.nn.Module, torch.optim.Optimizer], Callable[[], Any]]) -> int:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_reserved()
+        model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8))).cuda()
+        step = step_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in range(3):
+            step()
+        return torch.cuda.max_memory_reserved() - before
+
+    batch = torch.ones(20_000, 512, device="cuda")
+
+    def loss(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return model(batch).square().mean()
+
+    def eager(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
+        def step() -> None:
+            optimizer.zero_grad()
+            loss(model, batch).backward()
+            optimizer.step()
+
+        return step
+
+    def planned(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
+        step = olla.compile(model, optimizer=optimizer, loss=loss, disk_cache=False, arena=True)
+        return lambda: step(batch)
+
+    assert reserved(planned) <= reserved(eager)
+
+
+GOALS: dict[str, dict[str, Any]] = {
+    "recomputed": {"max_slowdown": 0.3},
+    "least": {"minimise": "peak"},
+    "swapped": {"minimise": "peak", "swap": True},
+    "swaps alone": {"minimise": "peak", "swap": True, "recompute": False},
+}
+
+
+@pytest.mark.parametrize("goal", GOALS)
+@pytest.mark.parametrize("arena", [False, True])
+def test_recomputed_and_swapped_steps_compute_the_same(device: torch.device, arena: bool, goal: str) -> None:
+    expected = ordinary("gpt2", "adamw")
+    got, report = planned("gpt2", "adamw", arena=arena, **GOALS[goal])
+    assert equal(got, expected)
+    if arena:
+        assert report.num_misses == 0
+        assert report.measured_peak_bytes == report.planned_peak_bytes
+
+
+@pytest.mark.parametrize("arena", [False, True])
+@pytest.mark.parametrize(("name", "optimizer"), [("gpt2", "capturable"), ("resnet18", "sgd")])
+def test_a_cuda_graph_of_the_step_computes_the_same(
+    device: torch.device, name: str, optimizer: str, arena: bool
+) -> None:
+    expected = ordinary(name, optimizer, 5)
+    got, _ = planned(name, optimizer, 5, arena=arena, cuda_graph=True)
+    assert equal(got, expected)

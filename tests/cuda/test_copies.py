@@ -1,0 +1,73 @@
+"""Copies of swaps beside the ops of a step: each wait is needed, and with all of them the numbers are right."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from olla.pytorch.memory.copies import Copies, HostMemory  # noqa: E402
+from tests.cuda.standin import Standin  # noqa: E402
+
+SIZE = 4 << 20
+SCHEDULES = ("late", "early", *(f"random:{seed}" for seed in range(4)))
+
+
+def swapped_twice() -> tuple[list[int], list[int]]:
+    """Swap two values through one place of the host, into used memory; return the first and last bytes that came."""
+    device = torch.device("cuda")
+    copies = Copies([SIZE, SIZE], [0, 0], [-1, 0], HostMemory("cuda"), SIZE, device)
+    first, second = (torch.zeros(SIZE, dtype=torch.uint8, device=device) for _ in range(2))
+    torch.cuda.synchronize()
+    copies.begin()
+    first.fill_(1)
+    second.fill_(2)
+    copies.out(0, first)
+    copies.wait(0)
+    first.fill_(9)  # what was swapped out is written again
+    used = torch.full((SIZE,), 7, dtype=torch.uint8, device=device)
+    place = used.data_ptr()
+    del used
+    back = copies.back(0)
+    assert back.data_ptr() == place
+    copies.out(1, second)  # into the place that the copy back still reads
+    copies.wait(1)
+    second.fill_(9)
+    copies.wait(0)
+    came = [back.clone()]
+    back = copies.back(1)
+    copies.wait(1)
+    came.append(back.clone())
+    copies.end()
+    got = [int(value.cpu()[0]) for value in came]
+    return got, [int(value.cpu()[-1]) for value in came]
+
+
+def test_what_comes_back_is_what_went_out(device: torch.device) -> None:
+    assert swapped_twice() == ([1, 2], [1, 2])
+
+
+@pytest.mark.parametrize("left_out", ["value is there", "memory is free", "place is free", "copy is over"])
+def test_every_wait_is_needed(faults: Standin, monkeypatch: pytest.MonkeyPatch, left_out: str) -> None:
+    wait_stream, wait_event = torch.cuda.Stream.wait_stream, torch.cuda.Stream.wait_event
+    sides: list[torch.cuda.Stream] = []  # in the order of their first use: to the host, to the device
+
+    def on_stream(self: torch.cuda.Stream, other: torch.cuda.Stream) -> None:
+        if self not in sides:
+            sides.append(self)
+        if left_out != ("value is there" if self == sides[0] else "memory is free"):
+            wait_stream(self, other)
+
+    def on_event(self: torch.cuda.Stream, event: torch.cuda.Event) -> None:
+        if left_out != ("place is free" if self in sides else "copy is over"):
+            wait_event(self, event)
+
+    monkeypatch.setattr(torch.cuda.Stream, "wait_stream", on_stream)
+    monkeypatch.setattr(torch.cuda.Stream, "wait_event", on_event)
+    results = []
+    for schedule in SCHEDULES:
+        sides.clear()
+        faults.schedule(schedule)
+        results.append(swapped_twice())
+        faults.schedule("now")
+    assert any(result != ([1, 2], [1, 2]) for result in results)

@@ -1,0 +1,117 @@
+"""Odd but ordinary loops: equal to the bit, or a clear error, and nothing else. ``python tests/odd`` prints them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import olla
+from tests.odd.catalogue import REGISTER
+from tests.odd.loops import Loop, Odd, train
+from tests.odd.runner import MODES, in_two_processes, judge
+from tests.support.pytorch.steps import torch
+
+pytestmark = pytest.mark.torch
+
+NAMES = list(REGISTER)
+SAMPLE = NAMES[::12]
+GOALS = [mode for mode in MODES if mode != "plain"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_loop_is_equal_to_the_bit_or_refused(name: str) -> None:
+    verdict = judge(REGISTER[name])
+    assert not verdict.fails, verdict
+
+
+@pytest.mark.parametrize("mode", GOALS)
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_goal_changes_nothing_of_that(name: str, mode: str) -> None:
+    verdict = judge(REGISTER[name], mode)
+    assert not verdict.fails, verdict
+
+
+def test_neither_does_the_cache_on_disk(tmp_path: Path) -> None:
+    failing_or_cached(SAMPLE, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", GOALS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_goal_changes_nothing_of_any_loop(name: str, mode: str) -> None:
+    verdict = judge(REGISTER[name], mode)
+    assert not verdict.fails, verdict
+
+
+@pytest.mark.slow
+def test_the_cache_on_disk_changes_nothing_of_any_loop(tmp_path: Path) -> None:
+    failing_or_cached(NAMES, tmp_path)
+
+
+def failing_or_cached(names: list[str], folder: Path) -> None:
+    verdicts = in_two_processes(names, folder)
+    assert len(verdicts) == 2 * len(names)
+    failing = "\n".join(str(verdict) for verdict in verdicts if verdict.fails)
+    assert not failing, failing
+    assert any(verdict.cached for verdict in verdicts[len(names) :])  # or the second process showed nothing
+
+
+def test_there_are_at_least_250_loops() -> None:
+    assert len(NAMES) >= 250
+
+
+class Planned:
+    """Stands for a compiled step that goes wrong in some way at step 2."""
+
+    def __init__(self, loop: Loop, wrong: Any) -> None:
+        self.loop, self.wrong, self.number = loop, wrong, 0
+
+    def __call__(self, batch: Any) -> Any:
+        self.number += 1
+        if self.number == 3 and self.wrong is refuse_at_once:
+            refuse("the loss reads a file, which is not compared: read it before the step")
+        result = self.loop.plain(batch)
+        return self.wrong(self.loop, result) if self.number == 3 else result
+
+    def report(self) -> Any:
+        raise olla.ReplayError("the step has not run yet: call step(batch) once, then ask for its report")
+
+
+def refuse(message: str) -> Any:
+    raise olla.CaptureError(message)
+
+
+def refuse_at_once(loop: Loop, result: Any) -> Any:
+    """Stands for a step that is refused before it has changed anything."""
+
+
+def add_to_a_parameter(loop: Loop, result: Any) -> Any:
+    with torch.no_grad():
+        next(loop.model.parameters()).view(-1)[0].add_(0.5)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind"),
+    [
+        (lambda loop, result: result, "equal"),
+        (lambda loop, result: result * (1 + 2**-22), "rounding"),
+        (lambda loop, result: result * 1.01, "WRONG"),
+        (lambda loop, result: (result,), "WRONG"),
+        (lambda loop, result: result.double(), "WRONG"),
+        (lambda loop, result: torch.rand(()) * 0 + result, "WRONG"),  # moves torch's random state
+        (add_to_a_parameter, "WRONG"),
+        (refuse_at_once, "error"),
+        (lambda loop, result: refuse("the loss reads a file, which is not compared: read it before the step"), "WRONG"),
+        (lambda loop, result: refuse("no"), "RAW"),
+        (lambda loop, result: {}["gone"], "RAW"),
+    ],
+)
+def test_the_judge_sees_what_is_wrong(wrong: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Loop, "compiled", lambda loop, **options: Planned(loop, wrong))
+    monkeypatch.setitem(REGISTER, "judged", Odd("judged", train))
+    verdict = judge(REGISTER["judged"])
+    assert verdict.kind == kind
+    assert verdict.fails == (kind in ("rounding", "WRONG", "RAW"))

@@ -1,0 +1,230 @@
+"""Planned addresses on the CPU: recordings, tables, misses, and what happens to tensors that outlive both."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from olla.errors import ReplayError
+
+torch = pytest.importorskip("torch")
+from olla.pytorch.memory.replay import Replay  # noqa: E402
+from tests.support.pytorch.windows import in_arena, offset, ones, table  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+# Recording
+
+
+def test_a_recording_has_every_allocation_with_its_op_size_and_end(replay: Replay) -> None:
+    a = torch.ones(64, 64)
+    replay.start_recording(3)
+    outside = a + a
+    replay.begin(0)
+    b = a + a
+    replay.end()
+    replay.begin(2)
+    c = b.sum()
+    d = torch.empty(5, dtype=torch.int64)
+    replay.end()
+    del b
+    replay.begin(1)
+    replay.end()
+    del d
+    seen = replay.stop_recording()
+    assert seen.op.tolist() == [0, 2, 2]
+    assert seen.index.tolist() == [0, 0, 1]
+    assert seen.num_bytes.tolist() == [64 * 64 * 4, 4, 40]
+    assert seen.freed_in.tolist() == [2, -1, 1]
+    assert seen.freed_at.tolist() == [3, -1, 3]
+    assert [column.dtype.name for column in seen] == ["int32", "int32", "int64", "int32", "int64", "int64"]
+    assert seen.address[1] == c.data_ptr()
+    assert float(c) == float(outside.sum())
+
+
+def test_workspaces_end_in_the_op_that_makes_them(replay: Replay) -> None:
+    x = torch.randn(64, 33, 65).transpose(0, 2)
+    replay.start_recording(1)
+    replay.begin(0)
+    y = torch.nn.functional.avg_pool1d(x.contiguous().cumsum(0).flip(1), 3)
+    replay.end()
+    seen = replay.stop_recording()
+    assert seen.freed_in.tolist().count(-1) == 1
+    assert set(seen.freed_in.tolist()) == {0, -1}
+    assert seen.num_bytes[seen.freed_in == -1].tolist() == [y.numel() * 4]
+
+
+def test_requests_of_no_bytes_do_not_count(replay: Replay) -> None:
+    replay.start_recording(1)
+    kept = ones(replay, 0, 0, 4, 0)
+    assert replay.stop_recording().num_bytes.tolist() == [16]
+    assert [tensor.numel() for tensor in kept] == [0, 4, 0]
+
+
+def test_what_was_recorded_can_be_freed_after_the_recording_and_in_the_next(replay: Replay) -> None:
+    for _ in range(3):
+        replay.start_recording(1)
+        kept = ones(replay, 0, 1000, 2000)
+        assert replay.stop_recording().freed_in.tolist() == [-1, -1]
+    del kept
+
+
+# Planned addresses
+
+
+def test_tensors_are_at_their_planned_addresses_and_results_are_the_same(replay: Replay) -> None:
+    x, w = torch.randn(32, 64), torch.randn(64, 64)
+    expected = torch.softmax(x @ w, -1)
+    replay.activate(table([[(8192, 8192)], [(8192, 0)]], 16384))
+    replay.begin(0)
+    y = x @ w
+    replay.end()
+    replay.begin(1)
+    z = torch.softmax(y, -1)
+    replay.end()
+    assert (offset(replay, y), offset(replay, z)) == (8192, 0)
+    assert y.data_ptr() % 64 == 0
+    del y
+    counters = replay.deactivate()
+    assert torch.equal(z, expected)
+    assert counters == (2, 0, 0, 16384, 16384, [], 16384, 16384)
+
+
+def test_sizes_count_rounded_up_to_the_alignment_of_the_table(replay: Replay) -> None:
+    requests = table([[(20, 0), (40, 512)]], 1024)
+    replay.activate(requests._replace(alignment=512))
+    kept = ones(replay, 0, 5, 10)
+    counters = replay.deactivate()
+    assert (counters.peak_bytes, counters.high_water_bytes) == (1024, 1024)
+    replay.activate(requests)
+    kept = ones(replay, 0, 5, 10)
+    counters = replay.deactivate()
+    assert (counters.peak_bytes, counters.high_water_bytes) == (128, 576)
+    del kept
+
+
+def test_requests_planned_outside_the_arena_are_neither_hits_nor_misses(replay: Replay) -> None:
+    replay.activate(table([[(64, -1), (64, 0)]], 64))
+    state, inner = ones(replay, 0, 16, 16)
+    assert not in_arena(replay, state)
+    assert offset(replay, inner) == 0
+    del inner
+    assert replay.deactivate()[:3] == (1, 0, 0)
+
+
+def test_misses_go_to_the_default_allocator_and_are_named(replay: Replay) -> None:
+    replay.activate(table([[(64, 0), (128, 64)], []], 192))
+    a, other, b, more = ones(replay, 0, 16, 17, 32, 32)
+    [unplanned] = ones(replay, 1, 8)
+    [occupied] = ones(replay, 0, 16)
+    assert (offset(replay, a), offset(replay, b)) == (0, 64)
+    assert not any(in_arena(replay, tensor) for tensor in (other, more, unplanned, occupied))
+    counters = replay.deactivate()
+    assert (counters.num_hits, counters.num_misses, counters.missed_bytes) == (2, 4, 68 + 128 + 32 + 64)
+    assert counters.misses == [
+        (0, 1, 68, "size"), (0, 3, 128, "unplanned"), (1, 0, 32, "unplanned"), (0, 0, 64, "occupied")
+    ]  # fmt: skip
+    assert all(bool((tensor == 1).all()) for tensor in (a, other, b, more, unplanned, occupied))
+
+
+def test_a_slot_is_free_again_when_its_tensor_and_all_views_are_gone(replay: Replay) -> None:
+    replay.activate(table([[(64, 0)]], 64))
+    [tensor] = ones(replay, 0, 16)
+    view = tensor[3:]
+    del tensor
+    [missed] = ones(replay, 0, 16)
+    assert not in_arena(replay, missed)
+    del view
+    [hit] = ones(replay, 0, 16)
+    assert offset(replay, hit) == 0
+    assert replay.deactivate()[:2] == (2, 1)
+
+
+def test_tensors_may_grow_out_of_the_arena(replay: Replay) -> None:
+    replay.activate(table([[(64, 0)]], 64))
+    [tensor] = ones(replay, 0, 16)
+    tensor.resize_(1000)
+    assert not in_arena(replay, tensor)
+    assert bool((tensor[:16] == 1).all())
+    replay.deactivate()
+
+
+# Threads and code outside windows
+
+
+def test_other_threads_and_code_outside_windows_use_the_default_allocator(replay: Replay) -> None:
+    replay.activate(table([[(64, 0)]], 64))
+    made: list[torch.Tensor] = []
+    errors: list[str] = []
+
+    def work() -> None:
+        made.append(torch.ones(16))
+        try:
+            replay.begin(0)
+        except ReplayError as error:
+            errors.append(str(error))
+
+    outside = torch.ones(16)
+    replay.begin(0)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    inside = torch.ones(16)
+    replay.end()
+    assert [in_arena(replay, tensor) for tensor in (outside, *made, inside)] == [False, False, True]
+    assert errors == ["begin: this thread neither records nor has an active table"]
+    assert replay.deactivate()[:2] == (1, 0)
+
+
+def test_two_threads_run_their_own_tables_at_once(replay: Replay) -> None:
+    failures: list[str] = []
+
+    def work(count: int) -> None:
+        for _ in range(300):
+            replay.activate(table([[(4 * count, 64)], [(4 * count, 1024)]], 2048))
+            a, b = ones(replay, 0, count)[0], ones(replay, 1, count)[0]
+            if (offset(replay, a), offset(replay, b)) != (64, 1024) or float((a + b).sum()) != 2 * count:
+                failures.append("wrong place or value")
+            del a, b
+            if replay.deactivate()[:2] != (2, 0):
+                failures.append("wrong counters")
+
+    threads = [threading.Thread(target=work, args=(count,)) for count in (16, 50)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_tensors_are_freed_by_other_threads_and_after_the_table_has_ended(replay: Replay) -> None:
+    replay.activate(table([[(64, 0), (64, 64)]], 128))
+    kept = ones(replay, 0, 16, 16)
+    replay.deactivate()
+    held = replay.held_bytes
+    assert all(bool((tensor == 1).all()) for tensor in kept)
+    thread = threading.Thread(target=kept.pop)
+    thread.start()
+    thread.join()
+    assert replay.held_bytes == held
+    kept.pop()
+    assert replay.held_bytes == held - 128
+
+
+def test_memory_of_numpy_is_left_alone(replay: Replay) -> None:
+    array = np.arange(16, dtype=np.float32)
+    replay.activate(table([[(64, 0)]], 64))
+    replay.begin(0)
+    shared = torch.from_numpy(array)
+    doubled = shared + shared
+    replay.end()
+    array[0] = 7
+    assert float(shared[0]) == 7
+    assert offset(replay, doubled) == 0
+    back = doubled.numpy()
+    del doubled, shared
+    assert replay.deactivate()[:2] == (1, 0)
+    assert back.tolist() == [2 * i for i in range(16)]

@@ -1,0 +1,142 @@
+"""What a recorded step tells about other orders: requests, workspaces, seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import olla
+from olla.pytorch.memory import arrange
+from olla.pytorch.memory.replay import Allocations
+from olla.pytorch.memory.requests import Requests, with_costs, workspaces
+from tests.support.pytorch.planned import compiled, planned, reference, runner_of, world_of
+
+torch = pytest.importorskip("torch")
+from tests.support.pytorch.steps import same, topological  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def allocations(*rows: tuple[int, int, int, int, int, int]) -> Allocations:
+    op, index, num_bytes, freed_in, freed_at, address = np.array(rows, dtype=np.int64).T.copy()
+    return Allocations(
+        op.astype(np.int32), index.astype(np.int32), num_bytes, freed_in.astype(np.int32), freed_at, address
+    )
+
+
+def chain() -> olla.Graph:
+    """a writes x; b reads x, writes y; c reads x; d reads y."""
+    builder = olla.Graph.builder("chain")
+    x, y = builder.tensor(100), builder.tensor(50)
+    builder.op("a", writes=[x])
+    builder.op("b", reads=[x], writes=[y])
+    builder.op("c", reads=[x])
+    builder.op("d", reads=[y])
+    return builder.build()
+
+
+RECORDED = allocations(
+    (0, 0, 100, 2, 4, 4096),  # x, freed after c
+    (1, 0, 300, 1, 2, 8192),  # a workspace of b, freed inside
+    (1, 1, 50, 3, 4, 8192),  # y, in the same place, freed after d
+    (2, 0, 70, 2, 4, 1024),  # a workspace of c
+)
+
+
+def test_lifetimes_follow_the_order() -> None:
+    graph = chain()
+    requests = Requests.of(RECORDED, {0: 4096, 1: 8192}, graph)
+    assert requests.tensor.tolist() == [0, -1, 1, -1]
+    assert requests.ends.tolist() == [-1, 1, -1, 1]
+    for ours, recorded in zip(requests.in_order(graph, [0, 1, 2, 3])[:5], RECORDED[:5], strict=True):
+        assert ours.tolist() == recorded.tolist()
+    moved = requests.in_order(graph, [0, 1, 3, 2])
+    assert moved.op.tolist() == [0, 1, 1, 2]
+    assert moved.freed_in.tolist() == [2, 1, 3, 2]
+    assert moved.freed_at.tolist() == [4, 2, 3, 4]
+
+
+def test_workspaces_are_what_an_op_holds_above_what_it_writes() -> None:
+    assert workspaces(RECORDED, chain(), 1).tolist() == [0, 250, 70, 0]
+    assert workspaces(RECORDED, chain(), 64).tolist() == [0, 320 - 64, 128, 0]
+
+
+def test_load_is_what_the_layout_finds() -> None:
+    assert arrange.load(RECORDED, 64) == 128 + 320
+    assert arrange.arrange(RECORDED, 4, 64, 1.0, 0).load_bytes == 128 + 320
+
+
+def test_an_order_is_planned_again_where_workspaces_matter_and_never_gets_worse() -> None:
+    # Two branches of two ops each; without workspaces the one with the larger result comes first.
+    builder = olla.Graph.builder("branches")
+    wide, small = builder.tensor(1000), builder.tensor(10)
+    builder.op("wide", writes=[wide])
+    builder.op("small", writes=[small])
+    builder.op("join", reads=[wide, small])
+    graph = builder.build()
+    before = olla.plan(graph, layout=False)
+    assert before.order.tolist() == [0, 1, 2]
+    seconds = np.arange(3.0)
+    none = arrange.planned_again(
+        with_costs(graph, allocations((0, 0, 1000, 2, 2, 64), (1, 0, 10, 2, 2, 128)), seconds, 1), before
+    )
+    assert (none.order.tolist(), none.status) == ([0, 1, 2], olla.Status.OPTIMAL)
+    recorded = allocations((0, 0, 1000, 2, 3, 64), (1, 0, 5000, 1, 2, 128), (1, 1, 10, 2, 3, 128))
+    costly = with_costs(graph, recorded, seconds, 1)
+    assert costly.workspace_bytes.tolist() == [0, 4990, 0]
+    after = arrange.planned_again(costly, before)
+    assert after.order.tolist() == [1, 0, 2]
+    assert after.peak_bytes == 5000 < olla.plan(costly, order=[0, 1, 2], layout=False).peak_bytes
+    olla.check(costly, after)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "resnet50", "unet", "mlp", "llama_100m"])
+def test_requests_recorded_once_are_exact_in_every_order(name: str) -> None:
+    world = world_of(name, "adamw")
+    other = world.copy()
+    step = compiled(world)
+    losses = planned(world, step, 3)  # the first call may fill caches of libraries
+    runner = runner_of(step)
+    replay, graph = runner._replay, runner._captured.graph
+    capture = step._captures.latest
+    runner.__init__(runner._captured, runner.plan, replay, "")  # record again
+    seen: dict[str, Any] = {}
+    arrange = runner._arrange
+    runner._arrange = lambda replay, recorded: (seen.update(recorded=recorded), arrange(replay, recorded))
+    losses += [runner.run(capture.gather(flat(world.batch)))[0] for _ in range(2)]
+    requests = Requests.of(seen["recorded"], runner._recorder.addresses, graph)
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        order = topological(graph, lambda v: rng.random())
+        runner._planned.plan = olla.plan(runner.graph, order=order, layout=False, time_limit=1.0)
+        runner._lay_out(replay, requests.in_order(graph, order), None)
+        runner._figures.seen = type(runner._figures.seen)()
+        losses.append(runner.run(capture.gather(flat(world.batch)))[0])
+        report = runner.report(1)
+        assert report.misses == ()
+        assert report.measured_peak_bytes == report.planned_peak_bytes
+    assert same(losses, reference(other, step, 8))
+    assert same(world.values(), other.values())
+
+
+def flat(batch: Any) -> list[Any]:
+    from olla.pytorch.binding import flatten
+
+    return flatten(batch)[0]
+
+
+def test_the_step_shows_its_graph_with_costs_and_a_plan_that_fits() -> None:
+    world = world_of("resnet50", "momentum")
+    step = compiled(world)
+    with pytest.raises(olla.ReplayError, match="has not run yet"):
+        _ = step.graph
+    planned(world, step, 2)
+    graph = step.graph
+    assert graph.workspace_bytes.max() > 0
+    assert (graph.seconds > 0).all()
+    assert 0 < graph.seconds.sum() < step.report().record_seconds
+    olla.check(graph, step.plan)
+    assert step.report().slowest[0][1] == graph.seconds.max()
+    assert "slowest when recorded" in str(step.report())

@@ -1,0 +1,76 @@
+"""Tiny models in training mode, the steps that olla.compile makes of them, and what they give."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import olla
+from tests.support.pytorch.steps import World, models, nn, square, tensors, torch
+
+NUM_STEPS = 5
+
+
+def mlp() -> World:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, 3))
+    return World(model, None, torch.randn(4, 6), square)
+
+
+def world_of(name: str, optimizer: str) -> World:
+    """A tiny model in training mode, dropout on, with its optimizer."""
+    torch.manual_seed(0)
+    if name == "mlp":
+        world = mlp()
+    else:
+        example = models.build(name, 2, tiny=True, device="cpu")
+        world = World(example.model, None, example.batch, example.loss)
+    world.optimizer = optimizer_of(optimizer, world.model)
+    return world
+
+
+def optimizer_of(name: str, model: nn.Module) -> Any:
+    if name == "adamw":
+        return torch.optim.AdamW(model.parameters(), lr=1e-2)
+    return torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+
+
+def compiled(world: World, **options: Any) -> Any:
+    return olla.compile(world.model, optimizer=world.optimizer, loss=world.loss, time_limit=1.0, **options)
+
+
+def planned(world: World, step: Any, num_steps: int = NUM_STEPS) -> list[Any]:
+    torch.manual_seed(7)
+    return [step(world.batch) for _ in range(num_steps)]
+
+
+def runner_of(step: Any) -> Any:
+    """What runs the shapes that the step ran with last."""
+    return step._latest
+
+
+def reference(world: World, step: Any, num_steps: int = NUM_STEPS) -> list[Any]:
+    """The graph that the step captured, in program order on torch's own allocator."""
+    return world.captured(runner_of(step)._captured, None, num_steps)
+
+
+def train(world: World, **options: Any) -> tuple[Any, list[Any]]:
+    """Five steps; returns the step, and losses, parameters, buffers and optimizer state."""
+    step = olla.compile(
+        world.model, optimizer=world.optimizer, loss=world.loss, **{"time_limit": 10.0, "disk_cache": False} | options
+    )
+    torch.manual_seed(7)
+    losses = [t for _ in range(NUM_STEPS) for t in tensors(step(world.batch))]
+    return step, [*losses, *world.values()]
+
+
+@functools.cache
+def unbudgeted(name: str, optimizer: str) -> tuple[Any, list[Any]]:
+    step, values = train(world_of(name, optimizer))
+    return step.report(), values
+
+
+def require_as_planned(report: Any) -> None:
+    assert report.in_arena
+    assert report.num_misses == 0, report.misses
+    assert report.measured_peak_bytes == report.planned_peak_bytes

@@ -1,0 +1,194 @@
+"""Small training steps, eager and captured; test modules that import this are skipped where torch is missing."""
+
+from __future__ import annotations
+
+import copy
+import heapq
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import olla
+
+torch = pytest.importorskip("torch", reason="capturing needs PyTorch: pip install 'olla-planner[torch]'")
+pytest.importorskip("transformers", reason="the models of these tests come from transformers: pip install transformers")
+
+from torch import nn  # noqa: E402
+
+from olla.base.folders import cache_folder  # noqa: E402
+from olla.pytorch.capture.inputs import gather  # noqa: E402
+from olla.pytorch.program.run import run  # noqa: E402
+from tests.support.pytorch import models  # noqa: E402, F401
+
+STEPS = 3
+slow = pytest.mark.skipif("OLLA_SLOW" not in os.environ, reason="takes more than a few seconds: set OLLA_SLOW=1")
+
+
+def square(model: nn.Module, x: Any) -> Any:
+    """A loss for models that take one tensor."""
+    return model(x).square().mean()
+
+
+def net() -> nn.Module:
+    """A small network with batch norm buffers, an in-place activation and dropout."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten(), nn.Dropout(0.2), nn.Linear(144, 5)
+    )
+
+
+def images() -> Any:
+    return torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+@dataclass
+class World:
+    """A model with its optimizer, batch and loss, before any step."""
+
+    model: nn.Module
+    optimizer: Any
+    batch: Any
+    loss: Callable[[Any, Any], Any] | None
+    body: Callable[[Any, Any, Any], Any] | None = None  # of the training loop, in place of the loss
+
+    def copy(self) -> World:
+        """The same, sharing nothing; the optimizer updates one parameter at a time."""
+        model, optimizer = copy.deepcopy((self.model, self.optimizer))
+        for group in optimizer.param_groups:
+            group["foreach"] = False
+        return World(model, optimizer, self.batch, self.loss, self.body)
+
+    def values(self) -> list[Any]:
+        """Parameters, buffers and optimizer state, in a fixed order."""
+        states = [self.optimizer.state.get(p, {}) for p in self.model.parameters()]
+        return [*self.model.state_dict().values(), *(s[k] for s in states for k in sorted(s) if s[k] is not None)]
+
+    def eager(self, steps: int = STEPS) -> list[Any]:
+        torch.manual_seed(7)
+        losses: list[Any] = []
+        for _ in range(steps):
+            if self.body is not None:
+                losses += tensors(self.body(self.model, self.optimizer, self.batch))
+                continue
+            self.optimizer.zero_grad()
+            assert self.loss is not None
+            result = self.loss(self.model, self.batch)
+            (result[0] if isinstance(result, tuple) else result).backward()
+            self.optimizer.step()
+            losses += tensors(result)
+        return losses
+
+    def captured(self, step: olla.pytorch.capture.Captured, order: Any = None, steps: int = STEPS) -> list[Any]:
+        torch.manual_seed(7)
+        values = gather(step.inputs, self.model, self.batch, self.optimizer)
+        return [t.clone() for _ in range(steps) for t in run(step, values, order)]
+
+    def compiled(self, **options: Any) -> Any:
+        """The step that olla.compile makes of it."""
+        settings = {"time_limit": 0.3} | options
+        return olla.compile(self.model, optimizer=self.optimizer, loss=self.loss, step=self.body, **settings)
+
+    def planned(self, step: Any, steps: int = STEPS) -> list[Any]:
+        torch.manual_seed(7)
+        return [t for _ in range(steps) for t in tensors(step(self.batch))]
+
+
+def tensors(value: Any) -> list[Any]:
+    """The tensors in a value of any structure, without gradients."""
+    return [t.detach() for t in torch.utils._pytree.tree_leaves(value) if isinstance(t, torch.Tensor)]
+
+
+def same(left: list[Any], right: list[Any]) -> bool:
+    return len(left) == len(right) and all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def capture(world: World) -> Any:
+    return olla.capture(world.model, world.batch, optimizer=world.optimizer, loss=world.loss, step=world.body)
+
+
+def agree(world: World) -> bool:
+    """Whether the planned step does what its graph does in program order; that must hold of every model.
+
+    Returns:
+        Whether both also do what the ordinary loop does.
+    """
+    program, eager = world.copy(), world.copy()
+    step = world.compiled()
+    results = world.planned(step)
+    captured = step._latest._captured
+    assert len(results) >= STEPS
+    assert same(results, program.captured(captured))
+    assert same(world.values(), program.values())
+    report = step.report()
+    assert (report.num_captures, report.missed_bytes, report.in_arena) == (1, 0, True)
+    return same(results, eager.eager()) and same(world.values(), eager.values())
+
+
+def topological(graph: olla.Graph, priority: Callable[[int], Any]) -> np.ndarray:
+    """A valid order that always runs the ready op of least priority."""
+    missing = [len(graph.core.preds(v)) for v in range(graph.num_ops)]
+    followers: list[list[int]] = [[] for _ in missing]
+    for v in range(graph.num_ops):
+        for u in graph.core.preds(v):
+            followers[u].append(v)
+    ready = [(priority(v), v) for v, n in enumerate(missing) if n == 0]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        v = heapq.heappop(ready)[1]
+        order.append(v)
+        for w in followers[v]:
+            missing[w] -= 1
+            if missing[w] == 0:
+                heapq.heappush(ready, (priority(w), w))
+    assert graph.core.is_order(np.array(order, dtype=np.int32))
+    return np.array(order, dtype=np.int32)
+
+
+def num_interrupted(num_times: int, seconds: float, run: Callable[[], Any], after: Callable[[], Any]) -> int:
+    """Interrupt run() at num_times moments of its first seconds, call after() each time; how often it was running."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before, left = signal.signal(signal.SIGALRM, interrupt), signal.setitimer(signal.ITIMER_REAL, 0)
+    found = 0
+    try:
+        for i in range(num_times):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, max(1e-6, seconds * i / num_times))
+                run()
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                found += 1
+            after()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *left)  # the time limit of the test, which goes on
+    return found
+
+
+def printed_by_two_processes(child: str, folder: Path) -> tuple[list[str], list[str]]:
+    """Run a script twice, one process after the other, on a disk cache of their own; the words that each printed."""
+    (folder / "cache").mkdir()
+    if (cache_folder() / "replay").is_dir():
+        (folder / "cache" / "replay").symlink_to(cache_folder() / "replay")  # to compile takes longer
+    environment = os.environ | {"OLLA_CACHE_DIR": str(folder / "cache"), "OLLA_DISK_CACHE": "1"}
+    script = folder / "child.py"
+    script.write_text(child)
+
+    def run() -> list[str]:
+        done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split(maxsplit=1)
+
+    return run(), run()

@@ -1,0 +1,41 @@
+"""Tables of planned requests, and tensors made in the windows of their ops."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from olla.pytorch.memory.replay import Replay, Table  # noqa: E402
+
+
+def table(requests: Sequence[Sequence[tuple[int, int]]], arena_bytes: int) -> Table:
+    """Return the table in which op v makes requests[v]: (bytes, offset)."""
+    op_offset = np.cumsum([0, *map(len, requests)], dtype=np.int64)
+    flat = np.array([request for op in requests for request in op], np.int64).reshape(-1, 2)
+    return Table(arena_bytes, op_offset, flat[:, 0].copy(), flat[:, 1].copy())
+
+
+def ones(replay: Replay, op: int, *counts: int) -> list[torch.Tensor]:
+    """Make a tensor of each count of floats in the window of an op."""
+    replay.begin(op)
+    try:
+        return [torch.ones(count) for count in counts]
+    finally:
+        replay.end()
+
+
+def offset(replay: Replay, tensor: torch.Tensor) -> int:
+    return int(tensor.data_ptr()) - replay.arena[0]
+
+
+def in_arena(replay: Replay, tensor: torch.Tensor) -> bool:
+    return 0 <= offset(replay, tensor) < replay.arena[1]
+
+
+def process_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
