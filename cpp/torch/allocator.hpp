@@ -1,9 +1,16 @@
 // What the extension module needs from the allocator of a device.
 #pragma once
 
+#include <stdexcept>
+
 #include "memory.hpp"
 
 namespace olla::replay {
+
+// The device has no room for an arena: torch's own error reaches Python, which users catch to make their batch smaller.
+struct OutOfMemory : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 
 // The planned memory of the device; it lives as long as the process.
 Memory& memory();

@@ -112,6 +112,14 @@ void free_block(void* block) {
   if (!quarantine().hold(block) && !memory().freed(block)) inner.load()->raw_delete(block);
 }
 
+void* take_arena(Bytes bytes) {
+  try {
+    return inner.load()->raw_alloc(static_cast<size_t>(bytes));
+  } catch (const c10::OutOfMemoryError& error) {
+    throw OutOfMemory(error.what_without_backtrace());
+  }
+}
+
 class PlanningAllocator final : public ForwardingAllocator {
  public:
   using ForwardingAllocator::ForwardingAllocator;
@@ -162,7 +170,7 @@ class PlanningAllocator final : public ForwardingAllocator {
 Memory& memory() {
   static Memory& memory = *new Memory({
       kCudaAlignment,
-      [](Bytes bytes) { return inner.load()->raw_alloc(static_cast<size_t>(bytes)); },
+      take_arena,
       [](void* arena) { inner.load()->raw_delete(arena); },
       current_place,
   });

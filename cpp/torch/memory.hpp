@@ -18,9 +18,9 @@
 
 namespace olla::replay {
 
-// Windows, tables and arenas of a process. A thread records a step, or runs one at planned addresses, or is in a loop that does
-// both, or none of it; inside a window its requests are recorded or answered from its arena. A step inside a loop suspends the
-// loop. Blocks may be freed at any time on any thread. O(log blocks) per call.
+// Windows, tables and arenas of a process. A thread records a step, runs one at planned addresses, or both; or it is in a loop;
+// inside a window its requests are recorded or answered from its arena. A step inside a loop suspends the loop. Blocks may be freed
+// at any time on any thread. O(log blocks) per call.
 class Memory {
  public:
   explicit Memory(Source source) : arenas_(std::move(source)) {}
@@ -55,10 +55,13 @@ class Memory {
     open("start_recording", {.recording = true, .shared = shared, .num_ops = num_ops});
   }
 
+  // Ends a table too, whose arena goes back when its last block is freed.
   std::vector<Recording::Allocation> stop_recording() {
     recording_of_step("stop_recording");
-    const std::lock_guard lock(mutex_);
-    return leave()->recorded.take();
+    std::unique_lock lock(mutex_);
+    const std::unique_ptr<Session> s = leave();
+    give_back(*s, Arena::kRetired, lock);
+    return s->recorded.take();
   }
 
   // The recording so far, which goes on.
@@ -68,10 +71,11 @@ class Memory {
     return s.recorded.allocations();
   }
 
-  // Throws what the source of memory throws when there is no room for the arena.
-  void activate(Plan plan, bool shared = false) {
+  // Throws what the source of memory throws when there is no room for the arena. A step that records too ends with
+  // stop_recording().
+  void activate(Plan plan, bool shared = false, bool recording = false) {
     plan.check(arenas_.alignment());
-    Session& s = open("activate", {.shared = shared});
+    Session& s = open("activate", {.recording = recording, .shared = shared});
     Arena* arena = nullptr;
     try {
       arena = find_arena(plan.arena_bytes);
@@ -92,8 +96,7 @@ class Memory {
     if (session_ == nullptr || session_->recording) throw StateError("deactivate: this thread has no active table");
     std::unique_lock lock(mutex_);
     const std::unique_ptr<Session> s = leave();
-    s->arena->state = keep ? Arena::kKept : Arena::kRetired;
-    arenas_.give_back(lock);
+    give_back(*s, keep ? Arena::kKept : Arena::kRetired, lock);
     return std::move(s->counters);
   }
 
@@ -259,8 +262,13 @@ class Memory {
   void quit(bool keep) {
     std::unique_lock lock(mutex_);
     const std::unique_ptr<Session> s = leave();
-    if (s->arena == nullptr) return;
-    s->arena->state = keep ? Arena::kKept : Arena::kRetired;
+    give_back(*s, keep ? Arena::kKept : Arena::kRetired, lock);
+  }
+
+  // Of a session that was left.
+  void give_back(Session& s, decltype(Arena::state) state, std::unique_lock<std::mutex>& lock) {
+    if (s.arena == nullptr) return;
+    s.arena->state = state;
     arenas_.give_back(lock);
   }
 

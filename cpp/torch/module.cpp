@@ -15,14 +15,18 @@ namespace {
 using namespace olla::replay;
 
 PyObject* replay_error = nullptr;
+PyObject* out_of_memory = nullptr;
 
-// Runs `body` and turns what it throws into a ReplayError.
+// Runs `body` and turns what it throws into a ReplayError, or into the error that says there is no memory.
 template <class Body>
 PyObject* guarded(const Body& body) {
   try {
     return body();
   } catch (const std::bad_alloc&) {
     return PyErr_NoMemory();
+  } catch (const OutOfMemory& error) {
+    PyErr_SetString(out_of_memory, error.what());
+    return nullptr;
   } catch (const std::exception& error) {
     const std::string what = error.what();  // torch appends its stack: the first line says it
     PyErr_SetString(replay_error, what.substr(0, what.find('\n')).c_str());
@@ -82,12 +86,12 @@ std::vector<std::int64_t> copied(const Py_buffer& buffer) {
 
 PyObject* activate(PyObject*, PyObject* args) {
   long long arena_bytes = 0, alignment = 0;
-  int shared = 0;
+  int shared = 0, recording = 0;
   Py_buffer first, bytes, offset;
-  if (!PyArg_ParseTuple(args, "LLy*y*y*p", &arena_bytes, &alignment, &first, &bytes, &offset, &shared)) return nullptr;
+  if (!PyArg_ParseTuple(args, "LLy*y*y*pp", &arena_bytes, &alignment, &first, &bytes, &offset, &shared, &recording)) return nullptr;
   PyObject* const result = guarded([&]() -> PyObject* {
     install();
-    memory().activate({arena_bytes, alignment, copied(first), copied(bytes), copied(offset), {}}, shared != 0);
+    memory().activate({arena_bytes, alignment, copied(first), copied(bytes), copied(offset), {}}, shared != 0, recording != 0);
     Py_RETURN_NONE;
   });
   for (Py_buffer* buffer : {&first, &bytes, &offset}) PyBuffer_Release(buffer);
@@ -198,7 +202,7 @@ PyMethodDef methods[] = {
     {"start_recording", start_recording, METH_VARARGS, "start_recording(num_ops, shared)"},
     {"recorded", recorded, METH_NOARGS, "Return the rows so far."},
     {"stop_recording", stop_recording, METH_NOARGS, "Return int64 rows of op, index, bytes, freed in, freed at, address."},
-    {"activate", activate, METH_VARARGS, "activate(arena_bytes, alignment, first, bytes, offset, shared)"},
+    {"activate", activate, METH_VARARGS, "activate(arena_bytes, alignment, first, bytes, offset, shared, recording)"},
     {"deactivate", deactivate, METH_VARARGS,
      "deactivate(keep) -> hits, misses, missed, peak, high water, list of misses, requested, hit bytes"},
     {"abandon", abandon, METH_NOARGS, "End the step that this thread has open, if any."},
@@ -216,16 +220,22 @@ PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
+PyObject* attribute(const char* module_name, const char* name) {
+  PyObject* const module = PyImport_ImportModule(module_name);
+  if (module == nullptr) return nullptr;
+  PyObject* const value = PyObject_GetAttrString(module, name);
+  Py_DECREF(module);
+  return value;
+}
+
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_olla_replay", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
 
 PyMODINIT_FUNC PyInit__olla_replay() {
-  PyObject* const errors = PyImport_ImportModule("olla.errors");
-  if (errors == nullptr) return nullptr;
-  replay_error = PyObject_GetAttrString(errors, "ReplayError");
-  Py_DECREF(errors);
-  if (replay_error == nullptr) return nullptr;
+  replay_error = attribute("olla.errors", "ReplayError");
+  out_of_memory = attribute("torch", "OutOfMemoryError");
+  if (replay_error == nullptr || out_of_memory == nullptr) return nullptr;
   pthread_atfork([] { memory().lock(); }, [] { memory().unlock(); },
                  [] {
                    memory().forked();

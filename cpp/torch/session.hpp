@@ -23,7 +23,7 @@ struct StateError : std::logic_error {
 };
 
 struct Session {
-  bool recording = false;
+  bool recording = false;    // with a plan or without
   bool is_loop = false;      // records all the time, and has a plan once there is one
   bool shared = false;       // with all threads that have no session of their own
   Session* outer = nullptr;  // of the same thread: a loop that waits until this step is over
@@ -48,10 +48,8 @@ struct Session {
     exact = true;
     held.clear();
     row = kNoOp;
-    if (recording)
-      recorded.start_op(op);
-    else
-      follow(op);
+    if (recording) recorded.start_op(op);
+    if (!is_loop && plan.num_ops() > 0) follow(op);
   }
 
   // The number of the planned request that one of this size takes, or `last`: none.

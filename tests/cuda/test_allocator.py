@@ -12,7 +12,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from olla.errors import ReplayError  # noqa: E402
 from olla.pytorch.memory.replay import Replay, Table  # noqa: E402
 from tests.cuda.standin import Standin  # noqa: E402
 from tests.support.pytorch import windows  # noqa: E402
@@ -56,6 +55,23 @@ def test_recordings_name_every_allocation_and_when_it_ends(replay: Replay) -> No
     assert seen.num_bytes.tolist() == [256, 20, 28]
     assert seen.freed_in.tolist() == [0, -1, -1]
     del kept, c
+
+
+def test_a_table_can_record_what_it_serves_and_what_it_does_not(replay: Replay) -> None:
+    before = replay.held_bytes
+    replay.activate(table([[(64, 0)], [(2048, 512), (32, -1)]], 4096), recording=True)
+    base = replay.arena[0]
+    first, missed = ones(replay, 0, 16, 100)
+    second, outside = ones(replay, 1, 512, 8)
+    del first, missed
+    seen = replay.stop_recording()
+    assert seen.num_bytes.tolist() == [64, 400, 2048, 32]
+    assert (seen.op.tolist(), seen.freed_in.tolist()) == ([0, 0, 1, 1], [1, 1, -1, -1])
+    assert second.data_ptr() == base + 512
+    assert (seen.address[[0, 2]] - base).tolist() == [0, 512]
+    assert replay.held_bytes == before + 4096
+    del second, outside
+    assert replay.held_bytes == before
 
 
 def test_misses_go_to_torchs_allocator_and_are_named(replay: Replay) -> None:
@@ -181,7 +197,7 @@ def test_torchs_statistics_and_snapshots_know_the_arena(replay: Replay) -> None:
 def test_where_there_is_no_memory_for_the_arena_the_error_says_so(faults: Standin, replay: Replay) -> None:
     torch.cuda.empty_cache()
     faults.fail_after(0)
-    with pytest.raises(ReplayError, match=r"CUDA out of memory\. Tried to allocate 1024.00 MiB"):
+    with pytest.raises(torch.OutOfMemoryError, match=r"CUDA out of memory\. Tried to allocate 1024.00 MiB"):
         replay.activate(table([[(1 << 30, 0)]], 1 << 30))
     faults.fail_after(-1)
     replay.activate(one_slot())
@@ -195,7 +211,7 @@ def train(device):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 8)).to(device)
     step = olla.compile(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-                        loss=lambda model, batch: model(batch).square().mean(), arena=True, disk_cache=False)
+                        loss=lambda model, batch: model(batch).square().mean(), disk_cache=False)
     for _ in range(4):
         step(torch.ones(32, 64, device=device))
     report = step.report()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import olla  # noqa: E402
+from olla.pytorch import runner  # noqa: E402
 from tests.cuda.standin import Standin  # noqa: E402
 from tests.support.pytorch import models  # noqa: E402
 
@@ -81,7 +84,7 @@ def test_planned_peak_is_the_peak_of_torchs_statistics(device: torch.device, nam
     before = torch.cuda.memory_allocated()
     example = example_of(name)
     updates = OPTIMIZERS[optimizer](example.model.parameters())
-    step = olla.compile(example.model, optimizer=updates, loss=example.loss, disk_cache=False, arena=True)
+    step = olla.compile(example.model, optimizer=updates, loss=example.loss, disk_cache=False)
     torch.manual_seed(5)
     losses = [step(example.batch).item() for _ in range(2)]
     torch.cuda.reset_peak_memory_stats()
@@ -124,7 +127,7 @@ def test_what_the_recorded_step_took_is_given_back(faults: Standin) -> None:
         return step
 
     def planned(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
-        step = olla.compile(model, optimizer=optimizer, loss=loss, disk_cache=False, arena=True)
+        step = olla.compile(model, optimizer=optimizer, loss=loss, disk_cache=False)
         return lambda: step(batch)
 
     assert reserved(planned) <= reserved(eager)
@@ -157,3 +160,58 @@ def test_a_cuda_graph_of_the_step_computes_the_same(
     expected = ordinary(name, optimizer, 5)
     got, _ = planned(name, optimizer, 5, arena=arena, cuda_graph=True)
     assert equal(got, expected)
+
+
+@pytest.mark.parametrize("device", ["late"], indirect=True)
+@pytest.mark.parametrize(
+    ("arena", "in_arena", "said"),
+    [
+        (None, True, "1 requests of [0-9]+ bytes had no place"),
+        (None, False, "torch's allocator gave [0-9]+ bytes more than planned"),
+        (True, True, ""),
+    ],
+)
+def test_a_step_that_takes_more_than_planned_leaves_the_arena_unless_it_was_asked_for(
+    device: torch.device, arena: bool | None, in_arena: bool, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = ordinary("gpt2", "sgd", 9)
+    arrange = runner.arrange.arrange
+
+    def arranged_wrongly(*args: Any) -> Any:
+        """Plan another size for the last request of the arena, or leave out the last of what outlives the step."""
+        arranged = arrange(*args)
+        table = arranged.table
+        last = int(np.flatnonzero((table.offsets >= 0) == in_arena)[-1])
+        if in_arena:
+            num_bytes = table.num_bytes.copy()
+            num_bytes[last] = 1
+            return arranged._replace(table=table._replace(num_bytes=num_bytes))
+        shorter = {name: np.delete(getattr(table, name), last) for name in ("num_bytes", "offsets")}
+        return arranged._replace(table=table._replace(op_offset=table.op_offset - (table.op_offset > last), **shorter))
+
+    monkeypatch.setattr(runner.arrange, "arrange", arranged_wrongly)
+    with pytest.warns(UserWarning, match=f"no arena: .*{said}") if said else contextlib.nullcontext():
+        got, report = planned("gpt2", "sgd", 9, arena=arena)
+    assert equal(got, expected)
+    assert report.in_arena == (said == "")
+    assert ("in no arena" in report.note) == (said != "")
+    assert said != "" or report.num_misses > 0
+
+
+def test_without_memory_for_the_arena_the_step_raises_torchs_error_and_runs_later(faults: Standin) -> None:
+    def trained(fails: bool) -> list[float]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(512, 512).cuda()
+        optimizer, batch = torch.optim.SGD(model.parameters(), lr=0.1), torch.ones(4096, 512, device="cuda")
+        step = olla.compile(model, optimizer=optimizer, loss=lambda m, x: m(x).square().mean(), disk_cache=False)
+        losses = [step(batch).item()]
+        step.release()
+        if fails:
+            torch.cuda.empty_cache()
+            faults.fail_after(0)
+            with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+                step(batch)
+            faults.fail_after(-1)
+        return losses + [step(batch).item() for _ in range(2)]
+
+    assert trained(fails=True) == trained(fails=False)

@@ -160,6 +160,31 @@ TEST(a_recording_tells_in_which_op_a_block_ended) {
   CHECK(heap.lent.empty());
 }
 
+TEST(a_table_can_record_what_it_serves_and_what_it_does_not) {
+  Heap heap;
+  heap.memory.activate(small_plan(), false, true);
+  heap.memory.begin(0);
+  void *a = heap.allocate(100), *missed = heap.allocate(40), *b = heap.allocate(64);
+  CHECK_EQ(heap.offset(a), 0);
+  CHECK_EQ(heap.offset(b), 128);
+  heap.free(missed);
+  heap.memory.end();
+  heap.memory.begin(1);
+  heap.free(a);
+  void* outside = heap.allocate(32);  // planned to come from the default allocator
+  heap.memory.end();
+  CHECK(contains(message<StateError>([&] { heap.memory.deactivate(false); }), "no active table"));
+  std::vector<std::vector<std::int64_t>> rows;
+  for (const auto& r : heap.memory.stop_recording()) rows.push_back({r.op, r.index, r.bytes, r.freed_in, r.freed_at});
+  CHECK_EQ(rows,
+           std::vector<std::vector<std::int64_t>>{{0, 0, 100, 1, 3}, {0, 1, 40, 0, 3}, {0, 2, 64, -1, -1}, {1, 0, 32, -1, -1}});
+  CHECK_EQ(heap.memory.held_bytes(), 256);  // until its last block is freed
+  heap.free(b);
+  CHECK_EQ(heap.memory.held_bytes(), 0);
+  heap.free(outside);
+  CHECK(heap.lent.empty());
+}
+
 TEST(calls_that_do_not_fit_the_state_are_refused_and_change_nothing) {
   Heap heap;
   CHECK(contains(message<StateError>([&] { heap.memory.begin(0); }), "neither records"));

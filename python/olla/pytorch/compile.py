@@ -55,8 +55,9 @@ def compile(
         time_limit: seconds to search for an order; a fifth of it more for the layout.
         seed: for every random choice of the searches.
         updates_may_move: whether weight updates may run early, in the backward pass.
-        arena: whether to run at planned addresses, or in planned order on torch's own allocator. None: on a CPU only;
-            the allocator for CUDA is built, but has not been measured yet, so there it must be asked for.
+        arena: whether to run at planned addresses, or in planned order on torch's own allocator. None: at planned
+            addresses, until one of the first steps takes what was planned; where none of them does, a warning says what
+            differs, and the step goes on on torch's own allocator.
         cache_size: captures to keep, the latest used. A batch of other shapes or types, and another value of whatever
             the step reads from Python (a mode, a number in a closure, a hook, a setting of the optimizer, but not its
             learning rate) need one each.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import warnings
@@ -248,9 +249,12 @@ class Pool:
 
     def _plan(self, replay: Replay) -> None:
         """Take the arena for all kinds; where there is no room for it, the loop goes on without."""
+        import torch
+
         try:
-            replay.plan_loop(*self._kinds.table())
-        except (ReplayError, MemoryError) as error:
+            with torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext():
+                replay.plan_loop(*self._kinds.table())
+        except (ReplayError, MemoryError, torch.OutOfMemoryError) as error:
             self._replay = None
             replay.close_loop()
             size = self._kinds.arena_bytes

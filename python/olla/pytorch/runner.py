@@ -1,4 +1,4 @@
-"""One captured and planned step, ready to run: on torch's own allocator, or recorded once and then in an arena."""
+"""One captured and planned step, ready to run: on torch's own allocator, or in an arena once it was recorded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import time
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from olla.pytorch.memory import arrange
 from olla.pytorch.memory.copies import HostMemory
 from olla.pytorch.memory.replay import Allocations, Replay
 from olla.pytorch.memory.requests import Recorder, Requests, with_costs
+from olla.pytorch.memory.selfcheck import SelfCheck, warned
 from olla.pytorch.planned import PlannedStep
 from olla.pytorch.planner import Planner
 from olla.pytorch.program.program import Program
@@ -29,6 +30,7 @@ from olla.report.step import StepReport
 
 _MAX_RECORDINGS = 3  # the first call makes requests that no later one does: caches of libraries
 _LAYOUT_SHARE = 0.2  # of the time limit
+Call = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 
 class Runner:
@@ -43,6 +45,7 @@ class Runner:
         cuda_graph: whether calls replay a CUDA graph once they repeat each other.
         planner: made the plan towards a budget, and makes a tighter one if need be; None: there is no budget.
         host: memory for what is swapped.
+        self_check: whether the step leaves the arena where its first steps take more than planned.
 
     Attributes:
         program: what runs at the next call.
@@ -59,6 +62,7 @@ class Runner:
         cuda_graph: bool = False,
         planner: Planner | None = None,
         host: HostMemory | None = None,
+        self_check: bool = False,
     ) -> None:
         self.structure = captured.structure
         self.gradients = _gradients(captured)
@@ -71,6 +75,7 @@ class Runner:
         self._graphed: Graphed | None = None
         self._arranged: arrange.Arranged | None = None
         self._num_recordings = 0
+        self._self_check = SelfCheck(self._planned.device) if self_check else None
         self._figures = Figures(
             capture_seconds=sum(captured.seconds.values()),
             plan_seconds=0.0 if place is not None and place.loaded else plan.seconds["total"],
@@ -100,18 +105,7 @@ class Runner:
 
     def run(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
         """Run the step on the tensors of its inputs, and return the captured outputs."""
-        # A context manager written in Python, such as no_grad(), leaves its mode on if Ctrl-C comes as it is entered.
-        with_gradients = torch.is_grad_enabled()
-        autocast = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-        try:
-            torch._C._set_grad_enabled(False)
-            for kind in autocast:
-                torch.set_autocast_enabled(kind, False)  # the captured step has its casts in it
-            return self._call(values)
-        finally:
-            torch._C._set_grad_enabled(with_gradients)
-            for kind in autocast:
-                torch.set_autocast_enabled(kind, True)
+        return _in_plain_modes(self._call, values)
 
     def _call(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
         start = time.perf_counter()
@@ -164,16 +158,19 @@ class Runner:
         return self._planned.compile_recorded(self._recorder)
 
     def _record(self, replay: Replay, values: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Run on torch's own allocator, and lay out what it was asked for."""
+        """Run with the tensors of the graph in an arena and workspaces elsewhere, and lay out all that was asked for.
+
+        On torch's own allocator alone the first step would need more memory than those that follow.
+        """
         start = time.perf_counter()
         try:
-            replay.start_recording(self.graph.num_ops)
+            known = arrange.arrange_known(self._planned.estimated, self.plan, self._planned.alignment)
+            replay.activate(known, recording=True)
             results = self.program(values)
             recorded = replay.stop_recording()
         except BaseException as error:
+            self._clear(error)  # frees their places before the arena is left
             replay.abandon()
-            if arrange.is_out_of_memory(error):
-                self._arrange_unrecorded(replay)
             raise
         middle = time.perf_counter()
         self._num_recordings += 1
@@ -213,15 +210,6 @@ class Runner:
                 recorded = moved
             self._lay_out(replay, recorded, progress)
 
-    def _arrange_unrecorded(self, replay: Replay) -> None:
-        self._figures.notes = [
-            "There was not enough memory to record the step: planned without the workspaces of kernels, which come "
-            "from torch's own allocator and count as missed."
-        ]
-        self._num_recordings = _MAX_RECORDINGS
-        graph = self._planned.estimated
-        self._lay_out(replay, Requests.of_graph(graph).in_order(graph, self.plan.order), None)
-
     def _lay_out(self, replay: Replay, requests: Allocations, progress: ProgressLine | None) -> None:
         options = self.plan.options
         limit = _LAYOUT_SHARE * (self._planner.time_limit if self._planner else options["time_limit"])
@@ -251,10 +239,13 @@ class Runner:
     def _run_in_arena(
         self, replay: Replay, arranged: arrange.Arranged, values: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
+        check = self._self_check if self._self_check is not None and self._self_check.is_open else None
         try:
             if self._graphed is not None:
                 replay.release()  # the arena of a CUDA graph is its own
             replay.activate(arranged.table)
+            if check is not None:
+                check.begin()
             results = self.program(values)
             counters = replay.deactivate(keep_arena=self._graphed is None)
         except BaseException as error:
@@ -268,14 +259,45 @@ class Runner:
             self._arranged = None
             self._is_kept = False
             self.program = self._compile_recorded()
-        elif self._place is not None and not self._is_kept:
+        elif check is not None and (difference := check.difference(counters, arranged)):
+            self._leave_arena(replay, difference)
+        elif self._place is not None and not self._is_kept and (check is None or not check.is_open):
             self._place.save_recorded(RecordedStep(self.graph, self.plan, arranged, self._figures.eager_peak_bytes))
             self._is_kept = True
         return results
 
+    def _leave_arena(self, replay: Replay, difference: str) -> None:
+        """Go on in planned order on torch's own allocator, and say why."""
+        self._figures.notes.append(warned(difference))
+        replay.release()
+        self._replay = self._arranged = None
+        self.program = self._planned.compile()
+
     def report(self, num_captures: int) -> StepReport:
         """Return the figures of this step; num_captures is for the report alone."""
         return self._figures.report(self._planned, self._arranged, self._planner, num_captures)
+
+
+def _in_plain_modes(call: Call, values: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Call without gradients and autocast, since the captured step has its casts in it, on the device of the values."""
+    # A context manager written in Python, such as no_grad(), leaves its mode on if Ctrl-C comes as it is entered.
+    with_gradients = torch.is_grad_enabled()
+    autocast = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    device = next((value.device for value in values if value.is_cuda), None)
+    before = None if device is None else torch.cuda.current_device()
+    try:
+        torch._C._set_grad_enabled(False)
+        for kind in autocast:
+            torch.set_autocast_enabled(kind, False)
+        if device is not None:
+            torch.cuda.set_device(device)  # arenas, streams and waits are those of the current one
+        return call(values)
+    finally:
+        torch._C._set_grad_enabled(with_gradients)
+        for kind in autocast:
+            torch.set_autocast_enabled(kind, True)
+        if before is not None:
+            torch.cuda.set_device(before)
 
 
 def _gradients(captured: Captured) -> list[tuple[str, bool]]:

@@ -247,15 +247,17 @@ class Step:
             replay, note = self._planned_memory()
             if self._checks == "skip":
                 note = f"{note} What the step checks of values is skipped: checks='skip'.".strip()
-        made.runner = Runner(captured, found, replay, note, place, self._cuda_graph, planner, self._host)
+        made.runner = Runner(
+            captured, found, replay, note, place, self._cuda_graph, planner, self._host, self._arena is None
+        )
         return made
 
     def _planned_memory(self) -> tuple[Replay | None, str]:
         """Return the planned memory of the device, or None and why there is none."""
         if self._arena is False:
             return None, "arena=False: torch's own allocator."
-        if self._arena is None and self._device.type != "cpu":
-            return None, f"Planned addresses are not measured on {self._device.type} yet: ask with arena=True."
+        if self._arena is None and self._device.type not in ("cpu", "cuda"):
+            return None, f"Planned addresses are for CPUs and CUDA, not for {self._device.type}."
         if self._replay is None and not self._note:
             from olla.pytorch.memory.replay import load
 

@@ -1,4 +1,4 @@
-"""Distributions check their arguments, as in a fresh process: ``torch.compile`` turns that off for the whole process."""
+"""Distributions check their arguments, as in a fresh process: ``torch.compile`` turns that off until it ends."""
 
 import pytest
 

@@ -18,6 +18,7 @@ from olla.layout import LayoutOptions, live_bytes, place, rounded_up
 from olla.plan import Plan, Status
 from olla.planner import plan
 from olla.pytorch.memory.replay import Allocations, Table
+from olla.pytorch.memory.requests import Requests
 
 Int64 = NDArray[np.int64]
 
@@ -74,6 +75,18 @@ def arrange(
     np.cumsum(np.bincount(recorded.op, minlength=num_ops), out=op_offset[1:])
     table = Table(arena_bytes, op_offset, recorded.num_bytes[by_op], offsets[by_op], alignment)
     return Arranged(table, load_bytes, int(size.sum() - size[dies].sum()))
+
+
+def arrange_known(graph: Graph, plan: Plan, alignment: int) -> Table:
+    """Lay out what a graph knows of a step that was never run: its tensors, and no workspaces.
+
+    Args:
+        graph: of the step.
+        plan: its order, and the seed.
+        alignment: see arrange.
+    """
+    known = Requests.of_graph(graph).in_order(graph, plan.order)
+    return arrange(known, graph.num_ops, alignment, 0.0, plan.options["seed"]).table
 
 
 def planned_again(graph: Graph, before: Plan, progress: Progress | None = None) -> Plan:
@@ -145,11 +158,3 @@ def trim(device: str) -> None:
         return
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether there was no memory: torch's allocator for CPUs says so in words only."""
-    words = ("can't allocate memory", "not enough memory", "out of memory")
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and any(w in str(error) for w in words)
-    )

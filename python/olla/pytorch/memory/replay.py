@@ -149,7 +149,7 @@ class Replay:
         return _allocations(self._module.recorded())
 
     def stop_recording(self) -> Allocations:
-        """End the recording, and the window where one is open.
+        """End the recording, its table if it has one, and the window where one is open.
 
         Returns:
             Entry i is the i-th request.
@@ -159,7 +159,7 @@ class Replay:
         """
         return _allocations(self._module.stop_recording())
 
-    def activate(self, table: Table, *, shared: bool = False) -> None:
+    def activate(self, table: Table, *, shared: bool = False, recording: bool = False) -> None:
         """Take the arena from the default allocator, and answer the requests of this thread's windows from it.
 
         A request takes the first planned place of its size that the op has not passed, so that one request more or
@@ -168,15 +168,18 @@ class Replay:
         Args:
             table: copied.
             shared: see start_recording.
+            recording: whether every request is recorded too; then stop_recording() ends the table, and its arena goes
+                back.
 
         Raises:
-            ReplayError: the table does not hold together, this thread already records or has an active table, or there
-                is no room for the arena.
+            ReplayError: the table does not hold together, this thread already records or has an active table, or a CPU
+                has no room for the arena.
+            torch.OutOfMemoryError: a GPU has no room for the arena.
 
         Complexity:
             O(m) here, O(log blocks in use) for each request and each tensor that is freed.
         """
-        self._module.activate(table.arena_bytes, table.alignment, *_arrays(table), shared)
+        self._module.activate(table.arena_bytes, table.alignment, *_arrays(table), shared, recording)
 
     def deactivate(self, *, keep_arena: bool = False) -> Counters:
         """End the table, and the window where one is open. Tensors in the arena stay readable.
@@ -222,7 +225,8 @@ class Replay:
         Raises:
             ReplayError: the table does not hold together, this thread is in no loop, or there is no room for the
                 arena: then the loop goes on without a plan.
-            MemoryError: the same, of the CPU's.
+            MemoryError: the same, of a CPU's.
+            torch.OutOfMemoryError: the same, of a GPU's.
         """
         self._module.plan_loop(table.arena_bytes, table.alignment, *_arrays(table), np.ascontiguousarray(held))
 
