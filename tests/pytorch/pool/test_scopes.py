@@ -133,7 +133,7 @@ def test_a_child_forked_amid_a_recorded_step_neither_records_nor_fails() -> None
         before = process_bytes()
         for _ in range(200_000):
             torch.empty(16)
-        return process_bytes() - before < 500_000
+        return process_bytes() - before < 4_000_000  # a record of them takes 11 MB; collections touch shared pages
 
     from olla.pytorch.memory.replay import load
 
