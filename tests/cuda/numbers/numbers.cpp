@@ -4,8 +4,10 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -137,7 +139,7 @@ bool copies_between_devices(const c10::OperatorHandle& op, const Stack& argument
 }
 
 void run_on_host(const c10::OperatorHandle& op, const Kernel& kernel, Stack arguments, Stack& stack) {
-  at::Device device(at::kCUDA, at::cuda::current_device());
+  at::Device device(at::kCUDA, c10::cuda::current_device());
   c10::cuda::getCurrentCUDAStream().synchronize();
   for (c10::IValue& argument : arguments) argument = alias(argument);
   for (c10::IValue& result : compute(op, kernel, std::move(arguments), nullptr))
