@@ -84,6 +84,8 @@ def before_reuse(wrapper: Any, change: Callable[[list[Any]], list[Any]], consequ
             nested = private(_wrapper_module, "EnterSubgraphLine")
             if any(isinstance(line, nested) for line in wrapper.lines):
                 fallback.warn(f"{consequence}: a graph holds others")
+            elif getattr(virtualized.graph, "partition_maps", None):  # mode="reduce-overhead"
+                fallback.warn(f"{consequence}: they lie in the memory of CUDA graphs")
             else:
                 wrapper.lines = change(wrapper.lines)
         except Exception as error:
