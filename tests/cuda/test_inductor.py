@@ -1,8 +1,8 @@
 """The backend "olla" of torch.compile on CUDA: what it plans is what torch's allocator counts, and steps run.
 
-Kernels of Triton do nothing under the stand-in, those of libraries have a CPU's numbers: numbers are compared where a graph
-holds products of matrices alone. Most tests leave kernels of Triton uncompiled there; the wrappers around them, and so
-sizes, order and addresses of all that is allocated, are Inductor's own.
+Kernels of Triton do nothing under the stand-in, those of libraries have a CPU's numbers: numbers are compared where a
+graph holds products of matrices alone. Most tests leave kernels of Triton uncompiled there; the wrappers around them,
+and so sizes, order and addresses of all that is allocated, are Inductor's own.
 """
 
 from __future__ import annotations

@@ -8,131 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.nn.utils import clip_grad_norm_
 
 import olla
-from tests.support.pytorch.steps import STEPS, World, agree, images, models, net, nn, same, square, tensors, torch
+from tests.support.pytorch.bodies import BODIES, batch_for, clipped_by_norm, ordinary, scaling, under_autocast, world_of
+from tests.support.pytorch.steps import STEPS, World, agree, images, models, nn, same, square, tensors, torch
 
 pytestmark = pytest.mark.torch
 
 
-def world_of(body: Any, batch: Any = None, **settings: Any) -> World:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, **settings)
-    return World(model, optimizer, images() if batch is None else batch, None, body)
-
-
-def ordinary(model: Any, optimizer: Any, x: Any) -> Any:
-    optimizer.zero_grad()
-    loss = square(model, x)
-    loss.backward()
-    optimizer.step()
-    return loss
-
-
-def clipped_by_norm(model: Any, optimizer: Any, x: Any) -> Any:
-    optimizer.zero_grad()
-    loss = square(model, x)
-    loss.backward()
-    norm = clip_grad_norm_(model.parameters(), 0.01)
-    optimizer.step()
-    return {"loss": loss, "norm": norm}
-
-
-def clipped_by_value(model: Any, optimizer: Any, x: Any) -> Any:
-    loss = square(model, x)
-    loss.backward()
-    clip_grad_value_(model.parameters(), 1e-4)
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss
-
-
-def accumulated(model: Any, optimizer: Any, batches: Any) -> Any:
-    model.zero_grad()
-    total = torch.zeros(())
-    for x in batches:
-        loss = square(model, x) / len(batches)
-        loss.backward()
-        total += loss.detach()
-    optimizer.step()
-    return total
-
-
-def clamped(model: Any, optimizer: Any, x: Any) -> Any:
-    with torch.no_grad():
-        for p in model.parameters():
-            p.clamp_(-0.5, 0.5)
-    loss = ordinary(model, optimizer, x)
-    for p in model.parameters():
-        p.grad.zero_()
-        p.data.mul_(0.99)
-    return loss
-
-
-def by_hand(model: Any, optimizer: Any, x: Any) -> Any:
-    for p in model.parameters():
-        p.grad = None
-    loss = square(model, x)
-    for p, gradient in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True):
-        p.grad = gradient + 0.01 * p.detach()
-    optimizer.step()
-    return loss, optimizer.param_groups[0]["weight_decay"]
-
-
-def gradient_penalty(model: Any, optimizer: Any, x: Any) -> Any:
-    optimizer.zero_grad()
-    x = x.detach().requires_grad_()
-    value = square(model, x)
-    (slope,) = torch.autograd.grad(value, x, create_graph=True)
-    loss = value + (slope.flatten(1).norm(dim=1) - 1).square().mean()
-    loss.backward()
-    optimizer.step()
-    return loss, slope
-
-
-def adversarial(model: Any, optimizer: Any, x: Any) -> Any:
-    optimizer.zero_grad()
-    x = x.detach().requires_grad_()
-    square(model, x).backward()
-    noisy = (x + 0.01 * x.grad.sign()).detach()
-    optimizer.zero_grad()
-    loss = square(model, noisy)
-    loss.backward()
-    optimizer.step()
-    return loss
-
-
-def stepped_twice(model: Any, optimizer: Any, x: Any) -> Any:
-    losses = []
-    for part in x.chunk(2):
-        optimizer.zero_grad()
-        losses.append(square(model, part))
-        losses[-1].backward()
-        clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-    return losses
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        ordinary,
-        clipped_by_norm,
-        clipped_by_value,
-        accumulated,
-        by_hand,
-        gradient_penalty,
-        adversarial,
-        stepped_twice,
-        clamped,
-    ],
-)
+@pytest.mark.parametrize("body", BODIES)
 def test_bodies_of_loops_are_planned_and_equal_the_loop(body: Any) -> None:
-    batch = [images(), images() + 1] if body is accumulated else images()
-    if body is stepped_twice:
-        batch = torch.cat([images(), images() + 1])
-    assert agree(world_of(body, batch))
+    assert agree(world_of(body, batch_for(body)))
 
 
 def test_an_ordinary_body_is_the_graph_of_its_loss() -> None:
@@ -220,20 +107,8 @@ def test_two_models_in_one_body_are_one_module() -> None:
 
 
 def test_autocast_inside_the_loss_and_around_the_step_is_planned() -> None:
-    def body(model: Any, optimizer: Any, x: Any) -> Any:
-        optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = square(model, x)
-        loss.backward()
-        clip_grad_norm_(model.parameters(), 0.1)
-        optimizer.step()
-        return loss
-
-    assert agree(world_of(body))
-
-    model = net()
-    loss = torch.autocast("cpu", torch.bfloat16)(square)
-    assert agree(World(model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), images(), loss))
+    for world in under_autocast("cpu", torch.bfloat16):
+        assert agree(world)
 
 
 @pytest.mark.parametrize("optimizer", ["AdamW", "SGD"])
@@ -336,14 +211,6 @@ def deciding(model: Any, optimizer: Any, x: Any) -> Any:
 def second_optimizer(model: Any, optimizer: Any, x: Any) -> Any:
     ordinary(model, optimizer, x)
     torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1).step()
-
-
-def scaling(model: Any, optimizer: Any, x: Any) -> Any:
-    scaler = torch.amp.GradScaler("cpu")
-    optimizer.zero_grad()
-    scaler.scale(square(model, x)).backward()
-    scaler.step(optimizer)
-    scaler.update()
 
 
 @pytest.mark.parametrize(

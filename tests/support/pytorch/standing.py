@@ -1,4 +1,4 @@
-"""Kernels of Triton under the stand-in for CUDA, where they do nothing: not tuned by their times, and compiled or not."""
+"""Kernels of Triton under the stand-in for CUDA, where they do nothing: not tuned by times, and compiled or not."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class _Idle:
 def without_times() -> Iterator[None]:
     """Let kernels be compiled in this process, and taken as they are: times mean nothing."""
     settings = {"compile_threads": 1, "triton.autotune_pointwise": False}
-    with torch._inductor.config.patch(settings), mock.patch.object(CachingAutotuner, "bench", lambda *_, **__: 1.0):
+    with torch._inductor.config.patch(settings), mock.patch.object(CachingAutotuner, "bench", return_value=1.0):
         yield
 
 
 @contextlib.contextmanager
 def without_triton() -> Iterator[None]:
     """Let kernels of Triton be written, but not compiled, which takes half a second for each."""
-    with mock.patch.object(AsyncCompile, "triton", lambda *_, **__: _Idle()):
+    with mock.patch.object(AsyncCompile, "triton", return_value=_Idle()):
         yield

@@ -114,14 +114,17 @@ def capture(world: World) -> Any:
     return olla.capture(world.model, world.batch, optimizer=world.optimizer, loss=world.loss, step=world.body)
 
 
-def agree(world: World) -> bool:
+def agree(world: World, **options: Any) -> bool:
     """Whether the planned step does what its graph does in program order; that must hold of every model.
+
+    Args:
+        options: of olla.compile.
 
     Returns:
         Whether both also do what the ordinary loop does.
     """
     program, eager = world.copy(), world.copy()
-    step = world.compiled()
+    step = world.compiled(**options)
     results = world.planned(step)
     captured = step._latest._captured
     assert len(results) >= STEPS
