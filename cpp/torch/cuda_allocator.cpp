@@ -20,10 +20,16 @@ constexpr Bytes kCudaAlignment = 512;
 
 std::atomic<native::CUDAAllocator*> inner{nullptr};
 
-// A slot may be used again at once only by work queued behind its last use: on the same stream of the same device.
+// A slot may be used again at once only by work queued behind its last use: on the same stream of the same device. What a capture
+// writes to, its graph writes to at any later time: that is an arena of its own, or none.
 std::int64_t current_place() {
   const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream();
-  return static_cast<std::int64_t>(stream.id()) * 256 + stream.device_index();
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long capture = 0;
+  if (cudaStreamGetCaptureInfo(stream, &status, &capture) != cudaSuccess) cudaGetLastError();  // another thread captures
+  if (status != cudaStreamCaptureStatusActive) capture = 0;
+  return (static_cast<std::int64_t>(stream.id()) * 256 + stream.device_index()) ^
+         static_cast<std::int64_t>(capture * 0x9E3779B97F4A7C15ULL);
 }
 
 bool capturing(cudaStream_t stream) {

@@ -252,8 +252,10 @@ class Runner:
             self._clear(error)  # frees their places before the arena is left
             replay.abandon()
             raise
-        if counters.num_misses > 0 and self._figures.num_steps == 0:
-            return results  # the first call of a process makes requests that no later one does: caches of libraries
+        if counters.num_misses > 0 and (self._figures.num_steps == 0 or self._graphed is not None):
+            # The first call of a process, and one on the stream of a capture, make requests that no later one does:
+            # caches and workspaces of libraries.
+            return results
         self._figures.seen.add(counters)
         if counters.num_misses > 0 and self._num_recordings < _MAX_RECORDINGS:
             self._arranged = None
