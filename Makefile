@@ -2,16 +2,21 @@
 #   PYTHON=python3.12   interpreter to make the environment with (3.11 or later)
 #   VENV=.venv          folder of the environment
 #   JOBS=2              tests that run at the same time
+#   STAGE=all           of `make gpu`: tests, memory or time; GPU_ARGS are passed on (--cases, --seconds, --folder)
 
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
+STAGE ?= all
 
 BIN := $(VENV)/bin
 BUILD := build/$(VENV)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TOOLS := $(VENV)/.tools
 PACKAGE := $(VENV)/.package
+GPU_PACKAGE := $(VENV)-gpu/.package
+WHEELS := wheelhouse/gpu
+BEGUN := $(shell date +%s)
 # The folders too: their times change when a file is added or removed.
 SOURCES := CMakeLists.txt pyproject.toml $(shell find cpp/olla cpp/bindings cpp/torch python -not -path '*/__pycache__*')
 CXX_FILES = $(shell find $(wildcard cpp bench tests) -name '*.[ch]pp')
@@ -23,7 +28,7 @@ SHELL := /bin/bash
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test env lint stub-check stubs format cpp-test thread-test py-test cuda-test slow-test wheel wheel-test bench bench-native pins clean
+.PHONY: help demo test env lint stub-check stubs format cpp-test thread-test py-test cuda-test slow-test gpu gpu-wheels wheel wheel-test bench bench-native pins clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -104,6 +109,24 @@ cuda-test:  ## the tests of CUDA, where there is no GPU under a stand-in; Linux 
 	$(call say,'CUDA tests')
 	settings=$$($(VENV)-cuda/bin/python tests/cuda/standin.py) && eval "$$settings" && \
 	  $(VENV)-cuda/bin/python -m pytest -n $(JOBS) --timeout 600 $(HANGS) $(PYTEST_ARGS) tests/cuda
+
+# Without network: $(PYTHON) has torch's CUDA build and what is large; the rest travels as wheels, or is there too.
+# --no-deps: what is there may lack packages that its metadata ask for and that nothing here needs.
+$(GPU_PACKAGE): bench/support/offline.py bench/requirements-gpu.txt $(SOURCES)
+	$(call say,'Environment $(VENV)-gpu without network')
+	$(PYTHON) bench/support/offline.py environment $(VENV)-gpu
+	$(OFFLINE) --requirement bench/requirements-gpu.txt
+	$(OFFLINE) --no-build-isolation --config-settings build-dir=build/$(VENV)-gpu .
+	@touch $@
+
+OFFLINE = $(VENV)-gpu/bin/python -m pip --disable-pip-version-check install --quiet --no-index --no-deps $(addprefix --find-links ,$(wildcard $(WHEELS)))
+
+gpu: $(GPU_PACKAGE)  ## on a GPU, without network: tests, numbers and memory, times; ten minutes for each STAGE
+	$(call say,'On the GPU: $(STAGE)')
+	$(VENV)-gpu/bin/python bench/pytorch/bench_gpu.py --stages $(STAGE) --begun $(BEGUN) $(GPU_ARGS)
+
+gpu-wheels:  ## what `make gpu` needs on a machine without network, into wheelhouse/gpu
+	$(PYTHON) bench/support/offline.py wheels $(WHEELS)
 
 slow-test: $(PACKAGE)  ## the Python tests that take minutes
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)

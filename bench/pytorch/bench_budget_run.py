@@ -2,11 +2,13 @@
 
     python bench/pytorch/bench_budget_run.py --markdown bench/results/pytorch/budget_run.md
     python bench/pytorch/bench_budget_run.py --cases gpt2:1:256 --goals max_slowdown=0.1 budget=0.8 swap=0.05
+    python bench/pytorch/bench_budget_run.py --device cuda --goals budget=0.8 swap=0.8
 
-A case is model:batch[:tokens]; a goal is max_slowdown=SHARE, minimise=peak, budget=SHARE of what the unbudgeted peak
-has above resident memory, or swap=SHARE or autoswap=SHARE, the same budget met with swapping, or chunked=SHARE, with
-its losses in eight chunks of rows. Each step runs alone, one after the other; losses, parameters, buffers and optimizer
-state are compared by digest. Times are medians.
+A case is model:batch[:tokens], model-tiny for a try; a goal is max_slowdown=SHARE, minimise=peak, budget=SHARE of what
+the unbudgeted peak has above resident memory, or swap=SHARE or autoswap=SHARE, the same budget met with swapping, or
+chunked=SHARE, with its losses in eight chunks of rows, or swaps_within=SHARE, the least peak within a share of added
+time by swaps alone. Each step runs alone, one after the other; losses, parameters, buffers and optimizer state are
+compared by digest. Times are medians.
 
 peak      resident memory, outputs and the most of the arena in use at once
 arena     resident memory, outputs and the whole arena: what a budget limits
@@ -24,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import math
 import statistics
 import sys
@@ -36,9 +39,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, for bench and tests
 
 import olla
+from bench.pytorch.bench_run import World, make_repeatable
 from bench.support.harness import Cell, Report
 from olla.report.step import StepReport
-from tests.support.pytorch import models
 
 CASES = ["gpt2:1:256", "bert_base:2:128", "resnet50:4", "unet:1", "llama_100m:1:256"]
 GOALS = ["budget=0.95", "budget=0.9", "budget=0.8", "swap=0.8", "autoswap=0.95", "chunked=0.7"]
@@ -60,23 +63,23 @@ class Outcome(NamedTuple):
 
 def train(case: str, arguments: argparse.Namespace, **goal: Any) -> Outcome:
     """Take some steps of a model, which is made anew."""
-    name, batch, *length = case.split(":")
-    torch.manual_seed(0)
-    example = models.build(name, int(batch), length=int(length[0]) if length else None, device="cpu")
-    model, optimizer = example.model, models.optimizer(arguments.optimizer, example.model)
-    options = {"time_limit": arguments.time_limit, "disk_cache": False, **goal}
-    step = olla.compile(model, optimizer=optimizer, loss=example.loss, **options)
+    world = World(case, arguments.optimizer, arguments.device)
+    on_cuda = arguments.device == "cuda"
+    wait = torch.cuda.synchronize if on_cuda else lambda: None
+    options = {"time_limit": arguments.time_limit, "disk_cache": False, "arena": True if on_cuda else None, **goal}
+    if on_cuda:
+        make_repeatable(world)
+    step = olla.compile(world.model, optimizer=world.optimizer, loss=world.loss, **options)
     torch.manual_seed(7)
     losses, seconds = [], []
     for _ in range(arguments.steps):
         start = time.perf_counter()
-        losses.append(step(example.batch))
+        losses.append(step(world.batch))
+        wait()
         seconds.append(time.perf_counter() - start)
-    states = [optimizer.state[p] for p in model.parameters() if p in optimizer.state]
-    state = [s[k] for s in states for k in sorted(s) if isinstance(s[k], torch.Tensor)]
     digest = hashlib.sha256()
-    for value in (*losses, *model.state_dict().values(), *state):
-        digest.update(value.detach().contiguous().numpy().tobytes())
+    for value in (*losses, *world.values()):
+        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
     report = step.report()
     step.release()
     return Outcome(report, statistics.median(seconds[-2:]), [float(x) for x in losses], digest.hexdigest())
@@ -89,6 +92,8 @@ def goal_of(text: str, report: StepReport) -> dict[str, Any]:
         return {name: value}
     if name == "max_slowdown":
         return {name: float(value)}
+    if name == "swaps_within":
+        return {"max_slowdown": float(value), "swap": True, "recompute": False, "in_place": False}
     budget = report.resident_bytes + int(float(value) * (report.planned_peak_bytes - report.resident_bytes))
     ways: dict[str, dict[str, Any]] = {
         "swap": {"swap": True},
@@ -142,10 +147,12 @@ def main() -> int:
     parser.add_argument("--cases", nargs="+", default=CASES)
     parser.add_argument("--goals", nargs="+", default=GOALS)
     parser.add_argument("--optimizer", default="adamw")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--time-limit", type=float, default=15.0)
     parser.add_argument("--note", default="", help="what a reader of the table should know")
     parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--json-line", action="store_true", help="print the rows in one line of JSON at the end")
     arguments = parser.parse_args()
     page = Report(f"Steps within a budget, {arguments.steps} of each", COLUMNS)
     if arguments.note:
@@ -167,6 +174,9 @@ def main() -> int:
             if arguments.markdown:
                 page.save(arguments.markdown)  # what there is, should the rest be interrupted
     page.print()
+    if arguments.json_line:
+        rows = [dict(zip(COLUMNS, row, strict=True)) for row in page.rows]
+        print(json.dumps({"rows": rows, "summary": page.summary}))
     if arguments.markdown:
         page.save(arguments.markdown)
     return 1 if failed else 0

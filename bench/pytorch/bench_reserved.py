@@ -3,8 +3,9 @@
     python bench/pytorch/bench_reserved.py --markdown bench/results/pytorch/reserved.md
 
 An ordinary loop, the same with expandable segments, and olla with planned addresses, each in a process of its own: the
-most bytes allocated and reserved, model and first step included. Sizes, order and allocator are real under the stand-in
-for CUDA (docs/cuda.md) too, and the page then says that it was used; kernels and numbers play no part here.
+most bytes allocated and reserved, model and first step included, and the most allocated in one more step. Sizes, order
+and allocator are real under the stand-in for CUDA (docs/cuda.md) too, and the page then says that it was used; kernels
+and numbers play no part here.
 
 Exit status: 1 if olla reserves more than the loop where its plan saves more than 5 %.
 """
@@ -25,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 
 from bench.pytorch.bench_run import CASES, LEAST_SAVED, World
 from bench.support.harness import Cell, Report
+from tests.support.pytorch import models
 
 NUM_STEPS = 4
 WAYS = {"eager": {}, "expandable": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, "olla": {}}
@@ -33,17 +35,27 @@ MIB = 2**20
 
 def measure(case: str, optimizer: str, way: str) -> dict[str, Any]:
     """Train in this process; return the most bytes allocated and reserved, and what the plan says."""
-    train, step = World(case, optimizer, "cuda").train("olla" if way == "olla" else "eager")
+    torch.nn.functional.linear(torch.ones(8, 8, device="cuda"), torch.ones(8, 8, device="cuda"))
+    before = torch.cuda.memory_allocated()  # what cuBLAS keeps
+    world = World(case, optimizer, "cuda")
+    train, step = world.train("olla" if way == "olla" else "eager")
     for _ in range(NUM_STEPS):
         train()
     found: dict[str, Any] = {
         "allocated": torch.cuda.max_memory_allocated(),
         "reserved": torch.cuda.max_memory_reserved(),
     }
+    torch.cuda.reset_peak_memory_stats()
+    train()
+    found["in step"] = torch.cuda.max_memory_allocated()
     if step is not None:
         report = step.report()
         found["saved"] = 1 - report.planned_peak_bytes / report.eager_peak_bytes
         found["misses"] = report.num_misses
+        found["planned"] = report.planned_peak_bytes
+        found["measured"] = report.measured_peak_bytes
+        resident = models.device_bytes([*world.values(), *world.model.buffers(), *world.batch.values()])
+        found["expected in step"] = before + resident + report.arena_bytes + report.output_bytes
     return found
 
 

@@ -4,10 +4,13 @@
     python bench/pytorch/bench_run.py --cases gpt2:1:256 --optimizers adamw --modes eager program compile olla
     python bench/pytorch/bench_run.py --device cuda --modes eager compile reduce-overhead program olla olla-graphs
 
+On CUDA `bench_gpu.py` runs the parts of this script.
+
 A case is model:batch[:tokens]. For each model and optimizer, each part in a process of its own:
 
 check   5 steps of olla give the losses, parameters, buffers and optimizer state of the program order, to the bit; the
-        measured peak is the planned one; nothing is missed.
+        measured peak is the planned one; nothing is missed. On CUDA with deterministic kernels, updates one parameter
+        at a time, and an ordinary loop twice: "repeats" says whether it has the same numbers again.
 memory  the most a process had resident (VmHWM) during three steps after the first three; on CUDA, the most that was
         allocated and reserved. olla must stay below eager wherever its plan saves more than 5 %.
 time    program order and olla take turns; the other modes run alone. olla may take 1.03 times the program order.
@@ -20,6 +23,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -36,9 +40,10 @@ import olla
 from bench.support.harness import Cell, Report
 from olla.pytorch.binding import InputBinding, flatten
 from olla.pytorch.program.program import compile_program
+from tests.cuda import standin
 from tests.support.pytorch import models
 
-MODES = ("eager", "compile", "reduce-overhead", "program", "olla", "olla-graphs")
+MODES = ("eager", "compile", "reduce-overhead", "compile-olla", "program", "olla", "olla-graphs")
 PAIR = ("program", "olla")  # always measured
 CASES = ["gpt2:1:256", "bert_base:2:128", "vit_b16:2", "resnet50:4", "unet:1", "llama_100m:1:256"]
 PARTS = ("check", "memory", "time")
@@ -71,11 +76,15 @@ class World:
         if mode in ("olla", "olla-graphs"):
             on_cuda = next(self.model.parameters()).is_cuda
             options: dict[str, Any] = {"cuda_graph": True} if mode == "olla-graphs" else {}
+            for group in self.optimizer.param_groups if options else ():
+                group |= {"capturable": True} if "capturable" in group else {}  # Adam counts its steps on the GPU
             step = olla.compile(
                 self.model, optimizer=self.optimizer, loss=self.loss, arena=True if on_cuda else None, **options
             )
             return lambda: step(self.batch), step
-        return self._loop(torch.compile(self.model, mode=None if mode == "compile" else mode)), None
+        backend = {"backend": "olla"} if mode == "compile-olla" else {}
+        torch_mode = mode if mode == "reduce-overhead" else None
+        return self._loop(torch.compile(self.model, mode=torch_mode, **backend)), None
 
     def values(self) -> list[torch.Tensor]:
         """Parameters, buffers and optimizer state."""
@@ -108,21 +117,24 @@ class World:
 def check(case: str, optimizer: str, device: str) -> dict[str, Any]:
     """Return whether the planned step computes what the program order and eager compute, and what its report says."""
     first = World(case, optimizer, device)
-    worlds = {mode: copy.deepcopy(first) for mode in ("olla", "program", "eager")}
-    del first
+    if device == "cuda":
+        make_repeatable(first)
     losses: dict[str, list[float]] = {}
-    for mode, world in worlds.items():
-        train, step = world.train(mode)
+    values: dict[str, list[torch.Tensor]] = {}
+    for name in ("olla", "program", "eager", *(["again"] if device == "cuda" else [])):
+        world = copy.deepcopy(first)
+        train, step = world.train("eager" if name == "again" else name)
         torch.manual_seed(7)
-        losses[mode] = [float(train()) for _ in range(NUM_CHECKED)]
+        losses[name] = [float(train()) for _ in range(NUM_CHECKED)]
         if step is not None:
             report = step.report()
             step.release()
-    values = {mode: world.values() for mode, world in worlds.items()}
+        values[name] = [value.detach().cpu() for value in world.values()]
+        del world, train, step
 
-    def equal(other: str) -> bool:
-        pairs = zip(values["olla"], values[other], strict=True)
-        return losses["olla"] == losses[other] and all(torch.equal(a, b) for a, b in pairs)
+    def equal(other: str, name: str = "olla") -> bool:
+        pairs = zip(values[name], values[other], strict=True)
+        return losses[name] == losses[other] and all(torch.equal(a, b) for a, b in pairs)
 
     return {
         "ops": report.num_ops,
@@ -134,7 +146,24 @@ def check(case: str, optimizer: str, device: str) -> dict[str, Any]:
         "equal program": equal("program"),
         "equal eager": equal("eager"),
         "losses equal eager": losses["olla"] == losses["eager"],
+        "repeats": device != "cuda" or equal("again", "eager"),
     }
+
+
+def make_repeatable(world: World) -> None:
+    """Let a GPU, or its stand-in, compute the same numbers again: kernels without atomics, updates as olla has them."""
+    standin.with_numbers()
+    for group in world.optimizer.param_groups:
+        group["foreach"] = False
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.backends.cudnn.deterministic = True
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.use_deterministic_algorithms(True)
+    try:
+        copy.deepcopy(world).train("eager")[0]()
+    except RuntimeError as error:  # an operator has no kernel without atomics
+        print(f"not all kernels are deterministic: {str(error).splitlines()[0]}", file=sys.stderr)
+        torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def measure_memory(case: str, optimizer: str, device: str, mode: str) -> dict[str, Any]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,27 +11,26 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from olla.pytorch.memory.replay import Replay, load  # noqa: E402
-from tests.cuda.standin import Standin  # noqa: E402
+from tests.cuda.standin import Standin, with_numbers  # noqa: E402
 
 _FOLDER = Path(__file__).parent
 _ABSENT = "no GPU, and no stand-in for one: see tests/cuda/standin.py"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests of this folder where there is no device."""
+    """Mark the tests of this folder, and skip them where there is no device."""
     here = [item for item in items if _FOLDER in item.path.parents]
-    if here and not torch.cuda.is_available():
-        for item in here:
+    is_absent = bool(here) and not torch.cuda.is_available()
+    for item in here:
+        item.add_marker(pytest.mark.gpu)
+        if is_absent:
             item.add_marker(pytest.mark.skip(reason=_ABSENT))
 
 
 @pytest.fixture(scope="session")
 def standin() -> Standin | None:
     """The stand-in, with numbers for torch's operators; None on a GPU."""
-    if not hasattr(ctypes.CDLL(None), "standin_schedule"):
-        return None
-    torch.empty(1, device="cuda")
-    return Standin(Path(os.environ["LD_LIBRARY_PATH"].split(":")[0]) / "numbers.so")
+    return with_numbers()
 
 
 @pytest.fixture(params=["late", "early", "random:7"])

@@ -9,6 +9,7 @@ Needs a C++20 compiler. What it builds lies in the folder that OLLA_STANDIN name
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import shlex
 import subprocess
@@ -68,6 +69,22 @@ class Standin:
     def without_numbers(self) -> list[str]:
         """Return the operators that were called and compute nothing."""
         return self._numbers.standin_numbers_missing().decode().split()
+
+
+def is_present() -> bool:
+    """Return whether this process runs under the stand-in."""
+    return hasattr(ctypes.CDLL(None), "standin_schedule")
+
+
+@functools.cache
+def with_numbers() -> Standin | None:
+    """Let torch's operators have a CPU's numbers, where this process runs under the stand-in; return it, if it does."""
+    if not is_present():
+        return None
+    import torch
+
+    torch.empty(1, device="cuda")
+    return Standin(Path(os.environ["LD_LIBRARY_PATH"].split(":")[0]) / "numbers.so")
 
 
 def build(folder: Path) -> Path:

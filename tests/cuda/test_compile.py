@@ -68,13 +68,6 @@ def planned(
     return (losses, state_of(example.model)), report
 
 
-def device_bytes(values: Iterable[Any]) -> int:
-    """Return what torch's allocator counts for tensors of the device: blocks of 512 bytes."""
-    storages = [value.untyped_storage() for value in values if torch.is_tensor(value) and value.is_cuda]
-    sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
-    return sum(-(-size // 512) * 512 for size in sizes.values())
-
-
 @pytest.mark.parametrize("device", ["late"], indirect=True)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", MODELS)
@@ -95,7 +88,8 @@ def test_planned_peak_is_the_peak_of_torchs_statistics(device: torch.device, nam
     assert report.num_misses == 0
     assert report.measured_peak_bytes == report.planned_peak_bytes
     state = [value for values in updates.state.values() for value in values.values()]
-    resident = device_bytes([*example.model.state_dict().values(), *example.batch.values(), *state])
+    kept = [*example.model.parameters(), *example.model.buffers(), *example.batch.values()]
+    resident = models.device_bytes([*kept, *state])
     assert peak == report.arena_bytes + report.output_bytes + resident
     step.release()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -265,3 +265,10 @@ def optimizer(name: str, model: torch.nn.Module) -> torch.optim.Optimizer:
     if name in ("sgd", "momentum"):
         return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9 if name == "momentum" else 0.0)
     return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name](model.parameters(), lr=1e-3)
+
+
+def device_bytes(values: Iterable[Any]) -> int:
+    """Return what torch's allocator counts for tensors of the device: blocks of 512 bytes."""
+    storages = [value.untyped_storage() for value in values if torch.is_tensor(value) and value.is_cuda]
+    sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
+    return sum(-(-size // 512) * 512 for size in sizes.values())
