@@ -24,6 +24,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -157,6 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cases = given.cases or (CASES if is_real else TINY)
     swapped = given.swapped or (gpu_figures.SWAPPED if is_real else gpu_figures.SWAPPED_TINY)
     plan = Plan(cases, given.optimizers, swapped, given.num_rounds if is_real else 2, are_times_real=is_real)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped: the pages have what was found"))  # jobs end with it
     facts = device_facts()
     spent = max(0.0, time.time() - given.begun) if given.begun else 0.0
     reports = []

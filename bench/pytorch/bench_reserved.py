@@ -52,6 +52,7 @@ def measure(case: str, optimizer: str, way: str) -> dict[str, Any]:
         report = step.report()
         found["saved"] = 1 - report.planned_peak_bytes / report.eager_peak_bytes
         found["misses"] = report.num_misses
+        found["in arena"] = report.in_arena
         found["planned"] = report.planned_peak_bytes
         found["measured"] = report.measured_peak_bytes
         resident = models.device_bytes([*world.values(), *world.model.buffers(), *world.batch.values()])

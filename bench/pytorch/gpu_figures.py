@@ -106,8 +106,12 @@ def _bytes(case: str, optimizer: str) -> Part:
 
         return value
 
+    def beyond_plan(found: Found) -> Cell:
+        return None if found["measured"] is None else found["measured"] - found["planned"]
+
     part.figure(of, "planned MiB", [ours], lambda found: round(found["planned"] / MIB, 1))
-    part.figure(of, "measured - planned bytes", [ours], lambda found: found["measured"] - found["planned"], *exactly(0))
+    part.figure(of, "at planned addresses", [ours], lambda found: found["in arena"], *exactly(True))
+    part.figure(of, "measured - planned bytes", [ours], beyond_plan, *exactly(0))
     part.figure(of, "misses", [ours], lambda found: found["misses"], *exactly(0))
     part.figure(
         of,

@@ -83,6 +83,8 @@ def judge(figure: Figure, answers: Mapping[str, Answer]) -> Verdict:
         except (KeyError, ZeroDivisionError) as error:
             note = note or f"the answer lacks {error}"
             return Verdict(figure, None, NOT_MEASURED if faults else FAILED, note)
+        if found is None and figure.holds is not None:
+            return Verdict(figure, None, NOT_MEASURED if faults else FAILED, note or "nothing was measured")
     is_wrong = found is not None and figure.holds is not None and not figure.holds(found)
     if is_wrong or any(answer.is_failure for answer in given):
         return Verdict(figure, found, FAILED, note)

@@ -50,6 +50,7 @@ def test_what_did_not_run_is_not_measured_and_what_broke_failed() -> None:
     assert verdict_of(None) == (NOT_MEASURED, None, f"job: {NO_TIME}")
     assert verdict_of(Answer(None, "status 1: no", is_failure=True)) == (FAILED, None, "job: status 1: no")
     assert verdict_of(Answer({})) == (FAILED, None, "the answer lacks 'bytes'")
+    assert verdict_of(Answer({}), lambda found: None) == (FAILED, None, "nothing was measured")
 
 
 def test_what_was_cut_off_fails_only_where_it_is_wrong_already() -> None:

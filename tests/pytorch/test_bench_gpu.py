@@ -18,7 +18,7 @@ from bench.support.verdicts import FAILED, NOT_MEASURED, OK, TOLD, Verdict, judg
 pytestmark = pytest.mark.torch
 
 NUMBERS = {"equal eager": True, "equal program": True, "repeats": True}
-BYTES = {"in step": 90, "reserved": 100, "planned": 80, "measured": 80, "misses": 0, "saved": 0.1}
+BYTES = {"in step": 90, "reserved": 100, "planned": 80, "measured": 80, "misses": 0, "saved": 0.1, "in arena": True}
 SWAPS = {
     "equal": True,
     "holds": True,
@@ -65,6 +65,8 @@ def test_numbers_and_bytes_as_planned_are_well() -> None:
         ({"equal eager": False, "repeats": False}, "equal to an ordinary loop", NOT_MEASURED),
         ({"equal program": False}, "equal to program order", FAILED),
         ({"misses": 1}, "misses", FAILED),
+        ({"in arena": False}, "at planned addresses", FAILED),
+        ({"measured": None}, "measured - planned bytes", FAILED),
         ({"measured": 81}, "measured - planned bytes", FAILED),
         ({"expected in step": 80}, "allocated in a step / by plan", FAILED),
         ({"saved": 0.01}, "reserved / eager", TOLD),
