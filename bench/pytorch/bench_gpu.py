@@ -66,7 +66,7 @@ class Stage:
 
     def __post_init__(self) -> None:
         self.title, parts_of = STAGES[self.name]
-        parts = list(parts_of(self.plan))
+        parts = [gpu_figures.allocator(), *parts_of(self.plan)]
         self.jobs = [job for part in parts for job in part.jobs]
         self.figures = [figure for part in parts for figure in part.figures]
         self.answers: dict[str, Answer] = {}

@@ -54,6 +54,15 @@ class Part:
         self.figures.append(Figure(subject, name, tuple(jobs), value, *expected))
 
 
+def allocator() -> Part:
+    """The planning allocator is compiled against this torch before jobs run beside each other that all need it."""
+    code = "import json, torch; from olla.pytorch.memory import replay; replay.load(torch.device('cuda')); "
+    part, name = Part(), "allocator"
+    part.jobs.append(Job(name, [sys.executable, "-c", code + "print(json.dumps({'loaded': True}))"], is_alone=True))
+    part.figure(name, "compiled and loaded", [name], lambda found: found["loaded"], *exactly(True))
+    return part
+
+
 def tests(plan: Plan) -> Iterator[Part]:
     """One job per file of tests."""
     folder = REPOSITORY / "tests"
