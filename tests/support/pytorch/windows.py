@@ -20,6 +20,18 @@ def table(requests: Sequence[Sequence[tuple[int, int]]], arena_bytes: int) -> Ta
     return Table(arena_bytes, op_offset, flat[:, 0].copy(), flat[:, 1].copy())
 
 
+def slot() -> int:
+    """Return what addresses on the default device are multiples of."""
+    return 64 if torch.get_default_device().type == "cpu" else 512
+
+
+def slots(requests: Sequence[Sequence[tuple[int, int]]], num_slots: int) -> Table:
+    """Return a table for the default device with offsets and the size of the arena in its slots."""
+    size = slot()
+    scaled = [[(num_bytes, at if at < 0 else at * size) for num_bytes, at in op] for op in requests]
+    return table(scaled, num_slots * size)._replace(alignment=size)
+
+
 def ones(replay: Replay, op: int, *counts: int) -> list[torch.Tensor]:
     """Make a tensor of each count of floats in the window of an op."""
     replay.begin(op)

@@ -1,0 +1,156 @@
+"""Tests of planned addresses that hold on every device: test modules import them, and have a `replay` of their own."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from olla.errors import ReplayError
+
+torch = pytest.importorskip("torch")
+from olla.pytorch.memory.replay import Replay  # noqa: E402
+from tests.support.pytorch.windows import in_arena, offset, ones, slot, slots  # noqa: E402
+
+
+def test_requests_of_no_bytes_do_not_count(replay: Replay) -> None:
+    replay.start_recording(1)
+    kept = ones(replay, 0, 0, 4, 0)
+    assert replay.stop_recording().num_bytes.tolist() == [16]
+    assert [tensor.numel() for tensor in kept] == [0, 4, 0]
+
+
+def test_what_was_recorded_can_be_freed_after_the_recording_and_in_the_next(replay: Replay) -> None:
+    for _ in range(3):
+        replay.start_recording(1)
+        kept = ones(replay, 0, 1000, 2000)
+        assert replay.stop_recording().freed_in.tolist() == [-1, -1]
+    del kept
+
+
+def test_requests_planned_outside_the_arena_are_neither_hits_nor_misses(replay: Replay) -> None:
+    replay.activate(slots([[(64, -1), (64, 0)]], 1))
+    state, inner = ones(replay, 0, 16, 16)
+    assert not in_arena(replay, state)
+    assert offset(replay, inner) == 0
+    del inner
+    assert replay.deactivate()[:3] == (1, 0, 0)
+
+
+def test_two_threads_run_their_own_tables_at_once(replay: Replay) -> None:
+    failures: list[str] = []
+    device, size = torch.get_default_device(), slot()
+
+    def work(count: int) -> None:
+        torch.set_default_device(device)  # each thread has its own
+        for _ in range(300):
+            replay.activate(slots([[(4 * count, 1)], [(4 * count, 8)]], 16))
+            a, b = ones(replay, 0, count)[0], ones(replay, 1, count)[0]
+            if (offset(replay, a), offset(replay, b)) != (size, 8 * size) or float((a + b).sum()) != 2 * count:
+                failures.append("wrong place or value")
+            del a, b
+            if replay.deactivate()[:2] != (2, 0):
+                failures.append("wrong counters")
+
+    threads = [threading.Thread(target=work, args=(count,)) for count in (16, 50)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_calls_that_do_not_fit_the_state_are_refused(replay: Replay) -> None:
+    small = slots([[(64, 0)]], 1)
+    for call, message in [
+        (lambda: replay.begin(0), "neither records nor has an active table"),
+        (replay.deactivate, "no active table"),
+        (replay.stop_recording, "does not record"),
+        (lambda: replay.start_recording(-1), "num_ops is -1"),
+    ]:
+        with pytest.raises(ReplayError, match=message):
+            call()
+    replay.end()
+    replay.activate(small)
+    for call, message in [
+        (lambda: replay.activate(small), "already has an active table"),
+        (lambda: replay.start_recording(1), "already has an active table"),
+        (lambda: replay.begin(1), "op is 1, expected 0 to 0"),
+        (lambda: replay.begin(-5), "expected 0 to 0"),
+    ]:
+        with pytest.raises(ReplayError, match=message):
+            call()
+    with pytest.raises(TypeError):
+        replay.begin("0")  # type: ignore[arg-type]
+    replay.begin(0)
+    with pytest.raises(ReplayError, match="op 0 has not ended"):
+        replay.begin(0)
+    with pytest.raises(ReplayError, match="already has an active table"):
+        replay.start_recording(1)
+    assert offset(replay, torch.ones(16)) == 0
+    assert replay.deactivate()[:2] == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_bytes": np.array([64], np.int32)}, "num_bytes is int32"),
+        ({"offsets": np.array([32])}, "no multiple of"),
+        ({"offsets": np.array([4096])}, "ends outside the arena"),
+        ({"alignment": 1}, "alignment is 1 bytes"),
+        ({"op_offset": np.array([0, 2])}, "expected 2, the last of op_offset"),
+        ({"arena_bytes": 1 << 60}, "allocate"),
+    ],
+)
+def test_tables_that_do_not_hold_are_refused(replay: Replay, change: dict[str, object], message: str) -> None:
+    small = slots([[(64, 0)]], 1)
+    with pytest.raises(ReplayError, match=message):
+        replay.activate(small._replace(**change))
+    replay.activate(small)
+    assert replay.deactivate().num_hits == 0
+
+
+def test_an_exception_inside_a_window_leaves_the_process_healthy(replay: Replay) -> None:
+    steps = slots([[(64, 0)], [(64, 1)]], 2)
+    for failing in (0, 1):
+        replay.activate(steps)
+        for op in range(failing):
+            ones(replay, op, 16)
+        replay.begin(failing)
+        kept = torch.ones(16)
+        with pytest.raises(IndexError):
+            kept.transpose(0, 5)
+        replay.deactivate()  # with the window still open
+        after = torch.ones(16)
+        replay.activate(steps)
+        assert not in_arena(replay, after)
+        [again] = ones(replay, failing, 16)
+        assert offset(replay, again) == slot() * failing
+        del kept, again
+        assert replay.deactivate()[:2] == (1, 0)
+
+
+def test_out_of_memory_inside_a_window_leaves_the_process_healthy(replay: Replay) -> None:
+    replay.activate(slots([[(64, 0)]], 1))
+    replay.begin(0)
+    with pytest.raises(RuntimeError):
+        torch.empty(1 << 58)
+    tensor = torch.ones(16)
+    assert offset(replay, tensor) == 0
+    del tensor
+    assert replay.deactivate().misses == [(0, 0, 1 << 60, "size")]
+
+
+def test_two_tables_run_alternately_in_arenas_that_are_kept(replay: Replay) -> None:
+    tables = [slots([[(64, 0)]], 1), slots([[(128, 1)], [(64, 0)]], 3)]
+    held = replay.held_bytes
+    for i in range(100):
+        replay.activate(tables[i % 2])
+        [tensor] = ones(replay, 0, 16 + 16 * (i % 2))
+        assert offset(replay, tensor) == slot() * (i % 2)
+        del tensor
+        assert replay.deactivate(keep_arena=True)[:2] == (1, 0)
+    assert replay.held_bytes == held + 3 * slot()
+    replay.release()
+    assert replay.held_bytes == held
