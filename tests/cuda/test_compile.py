@@ -17,6 +17,7 @@ import olla  # noqa: E402
 from olla.pytorch import runner  # noqa: E402
 from tests.cuda.standin import Standin  # noqa: E402
 from tests.support.pytorch import models  # noqa: E402
+from tests.support.pytorch.planned import require_exact_requests, world_of  # noqa: E402
 
 Optimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, Optimizer] = {
@@ -223,3 +224,9 @@ def test_without_memory_for_the_arena_the_step_raises_torchs_error_and_runs_late
         return losses + [step(batch).item() for _ in range(2)]
 
     assert trained(fails=True) == trained(fails=False)
+
+
+@pytest.mark.parametrize("device", ["late", "random:7"], indirect=True)
+@pytest.mark.parametrize("name", ["gpt2", "unet"])
+def test_requests_recorded_once_are_exact_in_every_order(device: torch.device, name: str) -> None:
+    require_exact_requests(world_of(name, "adamw", "cuda"))

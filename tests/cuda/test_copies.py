@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 from olla.pytorch.memory.copies import Copies, HostMemory  # noqa: E402
 from tests.cuda.standin import Standin  # noqa: E402
+from tests.pytorch.memory.test_copies import VIEWS, require_the_same_view  # noqa: E402
 
 SIZE = 4 << 20
 SCHEDULES = ("late", "early", *(f"random:{seed}" for seed in range(4)))
@@ -45,6 +46,16 @@ def swapped_twice() -> tuple[list[int], list[int]]:
 
 def test_what_comes_back_is_what_went_out(device: torch.device) -> None:
     assert swapped_twice() == ([1, 2], [1, 2])
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_views_are_the_same_in_the_memory_that_comes_back(device: torch.device, kind: str) -> None:
+    value = VIEWS[kind]
+    memory = torch.empty(value.untyped_storage().nbytes(), dtype=torch.uint8).set_(value.untyped_storage()).to(device)
+    there = torch.empty(0, dtype=value.dtype, device=device)
+    there.set_(memory.untyped_storage(), value.storage_offset(), value.shape, value.stride())
+    there = torch._conj(there) if value.is_conj() else there
+    require_the_same_view(torch._neg_view(there) if value.is_neg() else there)
 
 
 @pytest.mark.parametrize("left_out", ["value is there", "memory is free", "place is free", "copy is over"])

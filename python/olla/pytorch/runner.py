@@ -253,9 +253,7 @@ class Runner:
             replay.abandon()
             raise
         if counters.num_misses > 0 and (self._figures.num_steps == 0 or self._graphed is not None):
-            # The first call of a process, and one on the stream of a capture, make requests that no later one does:
-            # caches and workspaces of libraries.
-            return results
+            return results  # the first call in a process or in a capture fills caches that libraries keep for later
         self._figures.seen.add(counters)
         if counters.num_misses > 0 and self._num_recordings < _MAX_RECORDINGS:
             self._arranged = None

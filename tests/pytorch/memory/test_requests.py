@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -11,10 +9,9 @@ import olla
 from olla.pytorch.memory import arrange
 from olla.pytorch.memory.replay import Allocations
 from olla.pytorch.memory.requests import Requests, with_costs, workspaces
-from tests.support.pytorch.planned import compiled, planned, reference, runner_of, world_of
+from tests.support.pytorch.planned import compiled, planned, require_exact_requests, world_of
 
 torch = pytest.importorskip("torch")
-from tests.support.pytorch.steps import same, topological  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -94,37 +91,7 @@ def test_an_order_is_planned_again_where_workspaces_matter_and_never_gets_worse(
 
 @pytest.mark.parametrize("name", ["gpt2", "resnet50", "unet", "mlp", "llama_100m"])
 def test_requests_recorded_once_are_exact_in_every_order(name: str) -> None:
-    world = world_of(name, "adamw")
-    other = world.copy()
-    step = compiled(world)
-    losses = planned(world, step, 3)  # the first call may fill caches of libraries
-    runner = runner_of(step)
-    replay, graph = runner._replay, runner._captured.graph
-    capture = step._captures.latest
-    runner.__init__(runner._captured, runner.plan, replay, "")  # record again
-    seen: dict[str, Any] = {}
-    arrange = runner._arrange
-    runner._arrange = lambda replay, recorded: (seen.update(recorded=recorded), arrange(replay, recorded))
-    losses += [runner.run(capture.gather(flat(world.batch)))[0] for _ in range(2)]
-    requests = Requests.of(seen["recorded"], runner._recorder.addresses, graph)
-    rng = np.random.default_rng(0)
-    for _ in range(3):
-        order = topological(graph, lambda v: rng.random())
-        runner._planned.plan = olla.plan(runner.graph, order=order, layout=False, time_limit=1.0)
-        runner._lay_out(replay, requests.in_order(graph, order), None)
-        runner._figures.seen = type(runner._figures.seen)()
-        losses.append(runner.run(capture.gather(flat(world.batch)))[0])
-        report = runner.report(1)
-        assert report.misses == ()
-        assert report.measured_peak_bytes == report.planned_peak_bytes
-    assert same(losses, reference(other, step, 8))
-    assert same(world.values(), other.values())
-
-
-def flat(batch: Any) -> list[Any]:
-    from olla.pytorch.binding import flatten
-
-    return flatten(batch)[0]
+    require_exact_requests(world_of(name, "adamw"))
 
 
 def test_the_step_shows_its_graph_with_costs_and_a_plan_that_fits() -> None:
