@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import warnings
@@ -252,7 +251,7 @@ class Pool:
         import torch
 
         try:
-            with torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext():
+            with torch.cuda.device(self._device if self._device.type == "cuda" else None):
                 replay.plan_loop(*self._kinds.table())
         except (ReplayError, MemoryError, torch.OutOfMemoryError) as error:
             self._replay = None
