@@ -169,6 +169,29 @@ def test_a_slot_that_another_stream_uses_stays_taken_until_that_stream_is_done(f
     faults.schedule("now")
 
 
+@pytest.mark.parametrize("current", [False, True])
+def test_a_block_freed_while_a_stream_that_used_it_is_captured_goes_back_later(replay: Replay, current: bool) -> None:
+    """An event of a capture cannot be asked for, and asking for any ends a capture: both wait until it is over."""
+    replay.activate(one_slot())
+    [tensor] = ones(replay, 0, FEW)
+    side, other, graph = torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    tensor.record_stream(other if current else side)
+    kept = torch.zeros(FEW)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        graph.capture_begin(capture_error_mode="global")
+    with torch.cuda.stream(side if current else torch.cuda.current_stream()):
+        del tensor
+        with torch.cuda.stream(side):
+            kept += 1
+            graph.capture_end()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert bool(kept.cpu().eq(1).all())
+    assert offset(replay, ones(replay, 0, FEW)[0]) == 0
+    assert replay.deactivate()[:2] == (2, 0)
+
+
 def test_blocks_of_a_recording_may_be_used_by_other_streams(faults: Standin, replay: Replay) -> None:
     faults.schedule("late")
     replay.start_recording(1)
