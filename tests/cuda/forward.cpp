@@ -4,6 +4,8 @@
 
 #include "cuda_forward.hpp"
 
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
 namespace {
 
 using namespace olla::replay;
@@ -145,7 +147,7 @@ void expect(bool holds, const std::string& what) {
 }  // namespace
 
 // A line for each function that does not hold; empty: all do.
-extern "C" __attribute__((visibility("default"))) const char* not_forwarded() {
+EXPORTED const char* not_forwarded() {
   failures.clear();
   Inner inner;
   ForwardingAllocator outer(inner);
@@ -231,3 +233,9 @@ extern "C" __attribute__((visibility("default"))) const char* not_forwarded() {
 #endif
   return failures.c_str();
 }
+
+// Calls of torch's C++ code that Python has no words for, to the allocator that is in front.
+EXPORTED void* base_of(void* block, size_t* size) { return native::get()->getBaseAllocation(block, size); }
+EXPORTED std::ptrdiff_t shared_at(void* block) { return native::get()->shareIpcHandle(block).offset; }
+EXPORTED void* raw_allocate(size_t n) { return c10::GetAllocator(c10::kCUDA)->raw_allocate(n); }
+EXPORTED void raw_deallocate(void* block) { c10::GetAllocator(c10::kCUDA)->raw_deallocate(block); }

@@ -248,7 +248,12 @@ STANDIN_API cudaError_t cudaGetSymbolAddress(void** to, const void*) {
   static void* const memory = std::calloc(1, 1 << 20);
   return *to = memory, cudaSuccess;
 }
-STANDIN_API cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t*, void*) { RETURN(cudaErrorNotSupported); }
+// A handle names memory of this process; no other process can open it.
+STANDIN_API cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* block) {
+  *handle = {};
+  std::memcpy(handle->reserved, &block, sizeof block);
+  RETURN(cudaSuccess);
+}
 STANDIN_API cudaError_t cudaIpcOpenMemHandle(void**, cudaIpcMemHandle_t, unsigned) { RETURN(cudaErrorNotSupported); }
 STANDIN_API cudaError_t cudaIpcCloseMemHandle(void*) { RETURN(cudaErrorNotSupported); }
 STANDIN_API cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t*, cudaEvent_t) { RETURN(cudaErrorNotSupported); }

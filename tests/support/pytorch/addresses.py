@@ -105,7 +105,7 @@ def test_calls_that_do_not_fit_the_state_are_refused(replay: Replay) -> None:
 )
 def test_tables_that_do_not_hold_are_refused(replay: Replay, change: dict[str, object], message: str) -> None:
     small = slots([[(64, 0)]], 1)
-    with pytest.raises(ReplayError, match=message):
+    with pytest.raises((ReplayError, torch.OutOfMemoryError), match=message):
         replay.activate(small._replace(**change))
     replay.activate(small)
     assert replay.deactivate().num_hits == 0
