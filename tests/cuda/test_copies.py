@@ -82,3 +82,32 @@ def test_every_wait_is_needed(faults: Standin, monkeypatch: pytest.MonkeyPatch, 
         results.append(swapped_twice())
         faults.schedule("now")
     assert any(result != ([1, 2], [1, 2]) for result in results)
+
+
+def test_an_abandoned_step_has_no_copy_left(faults: Standin) -> None:
+    host = HostMemory("cuda")
+    copies = Copies([SIZE], [0], [-1], host, SIZE, torch.device("cuda"))
+    faults.schedule("late")
+    copies.begin()
+    copies.out(0, torch.full((SIZE,), 3, dtype=torch.uint8, device="cuda"))
+    copies.abandon()
+    assert bool(host.take(SIZE).eq(3).all())
+    faults.schedule("now")
+
+
+def test_host_memory_goes_once_no_copy_reads_it(faults: Standin) -> None:
+    host = HostMemory("cuda")
+    copies = Copies([SIZE], [0], [-1], host, SIZE, torch.device("cuda"))
+    copies.begin()
+    copies.out(0, torch.full((SIZE,), 3, dtype=torch.uint8, device="cuda"))
+    copies.wait(0)
+    torch.cuda.synchronize()
+    faults.schedule("late")
+    back = copies.back(0)
+    copies.wait(0)
+    copies.end()
+    memory = host.take(SIZE)
+    host.release()
+    memory.fill_(9)  # whose it is next
+    assert bool(back.cpu().eq(3).all())
+    faults.schedule("now")

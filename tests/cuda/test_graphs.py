@@ -94,6 +94,30 @@ def test_a_released_step_replays_its_graph(device: torch.device) -> None:
     assert same(trained(world, released, steps(7)), trained(expected, ordinary(expected), steps(7)))
 
 
+def run(step: Callable[[Any], Any], batch: Any) -> None:
+    for _ in range(5):
+        step(batch)
+
+
+def test_what_no_graph_can_hold_is_named(device: torch.device) -> None:
+    def checked(model: Any, x: Any) -> Any:
+        if not (x > -100).all():
+            raise ValueError("far below 0")
+        return square(model, x)
+
+    step = olla.compile(net().cuda(), loss=checked, cuda_graph=True, disk_cache=False)
+    with pytest.raises(olla.ReplayError, match=r"cannot be captured in a CUDA graph: .*Leave cuda_graph out"):
+        run(step, images().cuda())
+
+
+def test_counters_of_an_optimizer_on_the_cpu_are_named(device: torch.device) -> None:
+    model = net().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    step = olla.compile(model, optimizer=optimizer, loss=square, cuda_graph=True, disk_cache=False)
+    with pytest.raises(olla.ReplayError, match="is on cpu, and a CUDA graph needs it on cuda:0"):
+        run(step, images().cuda())
+
+
 def test_rates_and_replaced_tensors_are_those_of_the_next_replay(device: torch.device) -> None:
     def changing(world: World, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         calls = iter(range(100))

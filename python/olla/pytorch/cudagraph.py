@@ -29,7 +29,8 @@ def capture(run: Run, device: torch.device) -> tuple[Callable[[], None], list[to
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             results = run()
     except RuntimeError as error:
-        raise ReplayError(f"the step cannot be captured in a CUDA graph: {error}. Leave cuda_graph out.") from error
+        [reason, *_] = str(error).splitlines() or [type(error).__name__]
+        raise ReplayError(f"the step cannot be captured in a CUDA graph: {reason}. Leave cuda_graph out.") from error
     return graph.replay, results
 
 
