@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import warnings
@@ -251,7 +252,7 @@ class Pool:
         import torch
 
         try:
-            with torch.cuda.device(self._device if self._device.type == "cuda" else None):
+            with torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext():
                 replay.plan_loop(*self._kinds.table())
         except (ReplayError, MemoryError, torch.OutOfMemoryError) as error:
             self._replay = None
