@@ -16,6 +16,7 @@ from olla.pytorch.memory.replay import Replay, Table  # noqa: E402
 from tests.cuda.standin import Standin  # noqa: E402
 from tests.support.pytorch import windows  # noqa: E402
 from tests.support.pytorch.addresses import (  # noqa: E402, F401
+    test_a_table_can_record_what_it_serves_and_what_it_does_not,
     test_an_exception_inside_a_window_leaves_the_process_healthy,
     test_calls_that_do_not_fit_the_state_are_refused,
     test_out_of_memory_inside_a_window_leaves_the_process_healthy,
@@ -66,23 +67,6 @@ def test_recordings_name_every_allocation_and_when_it_ends(replay: Replay) -> No
     assert seen.num_bytes.tolist() == [256, 20, 28]
     assert seen.freed_in.tolist() == [0, -1, -1]
     del kept, c
-
-
-def test_a_table_can_record_what_it_serves_and_what_it_does_not(replay: Replay) -> None:
-    before = replay.held_bytes
-    replay.activate(table([[(64, 0)], [(2048, 512), (32, -1)]], 4096), recording=True)
-    base = replay.arena[0]
-    first, missed = ones(replay, 0, 16, 100)
-    second, outside = ones(replay, 1, 512, 8)
-    del first, missed
-    seen = replay.stop_recording()
-    assert seen.num_bytes.tolist() == [64, 400, 2048, 32]
-    assert (seen.op.tolist(), seen.freed_in.tolist()) == ([0, 0, 1, 1], [1, 1, -1, -1])
-    assert second.data_ptr() == base + 512
-    assert (seen.address[[0, 2]] - base).tolist() == [0, 512]
-    assert replay.held_bytes == before + 4096
-    del second, outside
-    assert replay.held_bytes == before
 
 
 def test_misses_go_to_torchs_allocator_and_are_named(replay: Replay) -> None:

@@ -57,23 +57,6 @@ def test_workspaces_end_in_the_op_that_makes_them(replay: Replay) -> None:
     assert seen.num_bytes[seen.freed_in == -1].tolist() == [y.numel() * 4]
 
 
-def test_a_table_can_record_what_it_serves_and_what_it_does_not(replay: Replay) -> None:
-    before = replay.held_bytes
-    replay.activate(table([[(64, 0)], [(128, 64), (32, -1)]], 192), recording=True)
-    base = replay.arena[0]
-    first, missed = ones(replay, 0, 16, 100)
-    second, outside = ones(replay, 1, 32, 8)
-    del first, missed
-    seen = replay.stop_recording()
-    assert seen.num_bytes.tolist() == [64, 400, 128, 32]
-    assert (seen.op.tolist(), seen.freed_in.tolist()) == ([0, 0, 1, 1], [1, 1, -1, -1])
-    assert second.data_ptr() == base + 64
-    assert (seen.address[[0, 2]] - base).tolist() == [0, 64]
-    assert replay.held_bytes == before + 192
-    del second, outside
-    assert replay.held_bytes == before
-
-
 # Planned addresses
 
 

@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from olla.pytorch.memory.replay import Replay  # noqa: E402
 from tests.support.pytorch.addresses import (  # noqa: E402, F401
+    test_a_table_can_record_what_it_serves_and_what_it_does_not,
     test_an_exception_inside_a_window_leaves_the_process_healthy,
     test_calls_that_do_not_fit_the_state_are_refused,
     test_out_of_memory_inside_a_window_leaves_the_process_healthy,

@@ -29,6 +29,23 @@ def test_what_was_recorded_can_be_freed_after_the_recording_and_in_the_next(repl
     del kept
 
 
+def test_a_table_can_record_what_it_serves_and_what_it_does_not(replay: Replay) -> None:
+    before, size = replay.held_bytes, slot()
+    replay.activate(slots([[(64, 0)], [(128, 1), (32, -1)]], 4), recording=True)
+    base = replay.arena[0]
+    first, missed = ones(replay, 0, 16, 100)
+    second, outside = ones(replay, 1, 32, 8)
+    del first, missed
+    seen = replay.stop_recording()
+    assert seen.num_bytes.tolist() == [64, 400, 128, 32]
+    assert (seen.op.tolist(), seen.freed_in.tolist()) == ([0, 0, 1, 1], [1, 1, -1, -1])
+    assert second.data_ptr() == base + size
+    assert (seen.address[[0, 2]] - base).tolist() == [0, size]
+    assert replay.held_bytes == before + 4 * size
+    del second, outside
+    assert replay.held_bytes == before
+
+
 def test_requests_planned_outside_the_arena_are_neither_hits_nor_misses(replay: Replay) -> None:
     replay.activate(slots([[(64, -1), (64, 0)]], 1))
     state, inner = ones(replay, 0, 16, 16)
