@@ -106,8 +106,10 @@ def test_what_no_graph_can_hold_is_named(device: torch.device) -> None:
         return square(model, x)
 
     step = olla.compile(net().cuda(), loss=checked, cuda_graph=True, disk_cache=False)
+    current = torch.cuda.current_stream()
     with pytest.raises(olla.ReplayError, match=r"cannot be captured in a CUDA graph: .*Leave cuda_graph out"):
         run(step, images().cuda())
+    assert torch.cuda.current_stream() == current
 
 
 def test_counters_of_an_optimizer_on_the_cpu_are_named(device: torch.device) -> None:

@@ -24,6 +24,7 @@ def capture(run: Run, device: torch.device) -> tuple[Callable[[], None], list[to
     """
     graph = torch.cuda.CUDAGraph()
     graph.register_generator_state(torch.cuda.default_generators[device.index or 0])
+    current = torch.cuda.current_stream()
     try:
         # Other threads, such as those of a data loader, may go on using the device meanwhile.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -31,6 +32,8 @@ def capture(run: Run, device: torch.device) -> tuple[Callable[[], None], list[to
     except RuntimeError as error:
         [reason, *_] = str(error).splitlines() or [type(error).__name__]
         raise ReplayError(f"the step cannot be captured in a CUDA graph: {reason}. Leave cuda_graph out.") from error
+    finally:
+        torch.cuda.set_stream(current)  # torch stays on that of the capture where the capture fails
     return graph.replay, results
 
 
