@@ -189,7 +189,7 @@ def test_damaged_buffers_are_laid_out_or_give_one_clear_error(folder: Path) -> N
 def test_a_damaged_trace_is_loaded_or_gives_one_clear_error(folder: Path) -> None:
     rules: set[str] = set()
 
-    @bounded
+    @settings(bounded, max_examples=3 * NUM_CASES)  # one damage in some hundred makes a size of 0
     @given(SEEDS)
     def damage(seed: int) -> None:
         rng = random.Random(seed)
@@ -197,7 +197,7 @@ def test_a_damaged_trace_is_loaded_or_gives_one_clear_error(folder: Path) -> Non
         freed = [rng.choice([NEVER, min(k + 1 + rng.randrange(2 * m), 2 * m - 1)]) for k in range(m)]
         sizes = np.array([rng.randrange(1, 200) for _ in range(m)], dtype=np.int64)
         path = folder / "requests.csv"
-        Trace(sizes, np.array(freed, dtype=np.int64)).place(16, 0.05, 0).save(path)
+        Trace(sizes, np.array(freed, dtype=np.int64)).place(16, 0.0, 0).save(path)
         rows = list(csv.reader(path.read_text().splitlines()))
         path.write_bytes(data := damaged_table(rows, rng))
         try:
