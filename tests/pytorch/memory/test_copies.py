@@ -38,8 +38,12 @@ def test_interrupts_between_any_two_lines_hold_no_copy_up() -> None:
     for _ in range(10):
         there_and_back()
     seconds = (time.perf_counter() - start) / 10
-    # Of 5000, fewer where other work takes the cores.
-    assert num_interrupted(5000, 1.1 * seconds, there_and_back, there_and_back) > 100
+    found = 0
+    for _ in range(4):  # where other work takes the cores fewer interrupts find a copy running
+        found += num_interrupted(5000, 1.1 * seconds, there_and_back, there_and_back)
+        if found > 500:
+            break
+    assert found > 500
 
 
 VIEWS = {

@@ -155,20 +155,6 @@ def test_other_threads_and_code_outside_windows_use_the_default_allocator(replay
     assert replay.deactivate()[:2] == (1, 0)
 
 
-def test_tensors_are_freed_by_other_threads_and_after_the_table_has_ended(replay: Replay) -> None:
-    replay.activate(table([[(64, 0), (64, 64)]], 128))
-    kept = ones(replay, 0, 16, 16)
-    replay.deactivate()
-    held = replay.held_bytes
-    assert all(bool((tensor == 1).all()) for tensor in kept)
-    thread = threading.Thread(target=kept.pop)
-    thread.start()
-    thread.join()
-    assert replay.held_bytes == held
-    kept.pop()
-    assert replay.held_bytes == held - 128
-
-
 def test_memory_of_numpy_is_left_alone(replay: Replay) -> None:
     array = np.arange(16, dtype=np.float32)
     replay.activate(table([[(64, 0)]], 64))

@@ -12,12 +12,14 @@ torch = pytest.importorskip("torch")
 from olla.pytorch.memory.replay import Replay  # noqa: E402
 from tests.support.pytorch.addresses import (  # noqa: E402, F401
     test_a_table_can_record_what_it_serves_and_what_it_does_not,
+    test_an_arena_that_there_is_no_room_for_is_refused,
     test_an_exception_inside_a_window_leaves_the_process_healthy,
     test_calls_that_do_not_fit_the_state_are_refused,
     test_out_of_memory_inside_a_window_leaves_the_process_healthy,
     test_requests_of_no_bytes_do_not_count,
     test_requests_planned_outside_the_arena_are_neither_hits_nor_misses,
     test_tables_that_do_not_hold_are_refused,
+    test_tensors_are_freed_by_other_threads_and_after_the_table_has_ended,
     test_two_tables_run_alternately_in_arenas_that_are_kept,
     test_two_threads_run_their_own_tables_at_once,
     test_what_was_recorded_can_be_freed_after_the_recording_and_in_the_next,
