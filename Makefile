@@ -28,7 +28,7 @@ SHELL := /bin/bash
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test env lint stub-check stubs format cpp-test thread-test py-test cuda-test slow-test gpu gpu-wheels wheel wheel-test bench bench-native pins clean
+.PHONY: help demo test env lint stub-check stubs format cpp-test thread-test py-test cuda-test cuda-coverage slow-test gpu gpu-wheels wheel wheel-test bench bench-native pins clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -105,10 +105,17 @@ py-test: $(PACKAGE)  ## Python tests; PYTEST_ARGS='-k order' picks some
 	$(BIN)/python -m pytest -n $(JOBS) --timeout 600 $(HANGS) -m 'not slow' $(PYTEST_ARGS)
 
 cuda-test:  ## the tests of CUDA, where there is no GPU under a stand-in; Linux x86-64; gets torch's CUDA build (2.5 GB)
-	PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS= PIP_EXTRA_INDEX_URL= $(MAKE) --no-print-directory env VENV=$(VENV)-cuda
+	$(CUDA_ENV)
 	$(call say,'CUDA tests')
-	settings=$$($(VENV)-cuda/bin/python tests/cuda/standin.py) && eval "$$settings" && \
-	  $(VENV)-cuda/bin/python -m pytest -n $(JOBS) --timeout 600 $(HANGS) $(PYTEST_ARGS) tests/cuda
+	$(UNDER_STANDIN) -m pytest -n $(JOBS) --timeout 600 $(HANGS) $(PYTEST_ARGS) tests/cuda
+
+cuda-coverage:  ## the same, and which lines of the code for CUDA they reach: fails below 95 % of a file
+	$(CUDA_ENV)
+	$(call say,'CUDA tests and the lines they reach')
+	$(UNDER_STANDIN) tests/cuda/reached.py -n $(JOBS) --timeout 600 $(HANGS) $(PYTEST_ARGS)
+
+CUDA_ENV = PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS= PIP_EXTRA_INDEX_URL= $(MAKE) --no-print-directory env VENV=$(VENV)-cuda
+UNDER_STANDIN = settings=$$($(VENV)-cuda/bin/python tests/cuda/standin.py) && eval "$$settings" && $(VENV)-cuda/bin/python
 
 # Without network: $(PYTHON) has torch's CUDA build and what is large; the rest travels as wheels, or is there too.
 # --no-deps: what is there may lack packages that its metadata ask for and that nothing here needs.

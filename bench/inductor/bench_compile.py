@@ -2,12 +2,14 @@
 
     python bench/inductor/bench_compile.py --markdown bench/results/inductor/compile.md
     python bench/inductor/bench_compile.py --cases "resnet50 b32" --settings eager "budget 1.0" "budget 0.5" "olla 5 %"
+    python bench/inductor/bench_compile.py --device cuda --markdown bench/results/inductor/cuda_compile.md
 
-Peaks are those of the wrappers that Inductor generates, replayed on fake tensors: bytes of live storages, optimizer
-state included, all gradients held, without the rounding of allocators and workspaces of kernels (Inductor for the CPU);
-planned is what olla expected. Recomputed are flops of matrix products, attention and convolutions, as a share of the
-step's. Seconds are processor time: of the compilation without that of the kernels, of the partitioner and the passes
-before it, of olla's planning in it.
+On the CPU peaks are those of the wrappers that Inductor generates, replayed on fake tensors: bytes of live storages,
+optimizer state included, all gradients held, without the rounding of allocators and workspaces of kernels; planned is
+what olla expected. On CUDA, a GPU's or that of its stand-in (docs/cuda.md), they are those of torch's caching allocator
+over two steps of training, fused optimizer included: allocated, and reserved. Recomputed are flops of matrix products,
+attention and convolutions, as a share of the step's. Seconds are processor time: of the compilation without that of the
+kernels, of the partitioner and the passes before it, of olla's planning in it.
 
     budget B    torch.compile with activation_memory_budget=B; 1.0 is the default
     olla same   olla's least peak with no more recomputed flops than the best of torch's sweep (the lowest peak)
@@ -15,6 +17,7 @@ before it, of olla's planning in it.
     olla time   both: the least added time (not by default)
     olla F %    olla's least peak with up to F % of the flops recomputed
     olla least  olla with minimise="peak"
+    olla        olla without options
     olla N B    olla with a budget of that many bytes, the optimizer's state included (compile_budgets.py)
 
 Results are kept in --folder as they are found, and read from there. Exit status: 0; 1 if something could not be
@@ -38,6 +41,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, for bench and tests
 
+from bench.inductor.cuda_peaks import Peaks, measure
 from bench.support.harness import REPOSITORY, Cell, Report
 from olla.inductor.compat.compat import code_digest, inductor_settings
 from olla.inductor.saving.partition import Partitioner
@@ -48,11 +52,21 @@ from tests.support.pytorch import compile_cases
 
 SWEEP = ("1.0", "0.5", "0.9", "0.3", "0.7", "0.1", "0.8", "0.6", "0.4", "0.2")
 OLLA = ("olla same", "olla peak", "olla 0 %", "olla 5 %", "olla least")
-SETTINGS = ("eager", *(f"budget {b}" for b in SWEEP), *OLLA)
+THEIRS = (*(f"budget {b}" for b in SWEEP), "chunker")
+ON_GPU = ("olla", "olla same", "olla 5 %", "olla least")
+SETTINGS = {
+    "cpu": ("eager", *THEIRS[:-1], *OLLA),
+    "cuda": ("eager", *THEIRS, *ON_GPU),
+}
 _RIVALS = ("olla same", "olla peak", "olla time")  # which depend on torch's best
 COLUMNS = ["model", "setting", "peak MiB", "planned MiB", "of the default's, %", "recomputed flops, %"]
 COLUMNS += ["recomputed ops", "saved MiB", "compile s", "of the default's", "partition s", "planning s"]
 MEBI = 2**20
+
+
+def columns(device: str) -> list[str]:
+    """Return the columns of the table: bytes reserved are known of a device alone."""
+    return COLUMNS if device == "cpu" else [*COLUMNS[:3], "reserved MiB", *COLUMNS[3:]]
 
 
 class _Known(Exception):
@@ -62,8 +76,8 @@ class _Known(Exception):
 class Case:
     """One model: its results so far, and how to find others."""
 
-    def __init__(self, name: str, folder: Path, size: str = "full") -> None:
-        self.name, self.size = name, size
+    def __init__(self, name: str, folder: Path, size: str = "full", device: str = "cpu") -> None:
+        self.name, self.size, self.device = name, size, device
         self.path = folder / f"{hashlib.sha256(name.encode()).hexdigest()[:12]}.json"
         self.partitioner: Partitioner | None = None  # olla's, in the compilation at hand
         self.found = self._kept()
@@ -75,7 +89,7 @@ class Case:
         """Measure a setting, unless that is known; return whether it is known now."""
         if setting in self.found and self._stamp(setting) == self.found[setting]["stamp"]:
             return True
-        if setting == "eager" or (setting in _RIVALS and not self._best()):
+        if (setting == "eager" and self.device == "cpu") or (setting in _RIVALS and not self._best()):
             return setting in self.found
         start = time.perf_counter()
         try:
@@ -92,7 +106,7 @@ class Case:
 
     def best_setting(self) -> str | None:
         """Return the setting of lowest peak in torch's sweep, as far as it is known."""
-        sweep = [setting for setting in self.found if setting.startswith("budget")]
+        sweep = [setting for setting in self.found if setting in THEIRS]
         return min(
             sweep, key=lambda s: (self.found[s]["peak_bytes"], self.found[s]["recomputed_flops"], s), default=None
         )
@@ -110,7 +124,7 @@ class Case:
         return f"{torch.__version__} {code_digest()}{target}"
 
     def _measure(self, setting: str) -> dict[str, Any]:
-        example, state_bytes = compile_cases.build(self.name, self.size)
+        example, state_bytes = compile_cases.build(self.name, self.size, "meta" if self.device == "cuda" else None)
         seen: list[Split] = []
         known: dict[str, Any] = {}
 
@@ -123,8 +137,12 @@ class Case:
                     raise _Known
 
         with self.configured(setting, state_bytes):
+            run: Peaks | Replay
             try:
-                run = replay(example.model, example.batch, example.loss, state_bytes=state_bytes, watch=watch)
+                if self.device == "cuda":
+                    run = measure(self.name, self.size, watch, eager=setting == "eager")
+                else:
+                    run = replay(example.model, example.batch, example.loss, state_bytes=state_bytes, watch=watch)
             except Exception:
                 if not known:
                     raise
@@ -132,7 +150,7 @@ class Case:
                 result = {key: value for key, value in known.items() if key not in same}
                 result |= {"copy_of": seen[-1].digest, "digests": [], "partition_seconds": seen[-1].seconds}
                 return result | self._planned(state_bytes)
-        if "eager" not in self.found:
+        if "eager" not in self.found and isinstance(run, Replay):
             self.found["eager"] = {"peak_bytes": run.eager_peak_bytes, "stamp": self._stamp("eager")}
         return _record(run) | self._planned(state_bytes)
 
@@ -143,6 +161,7 @@ class Case:
             return {}
         return {
             "planned_bytes": choices[0].peak_bytes + state_bytes,
+            "accepted_bytes": choices[0].known_peak_bytes + state_bytes,
             "saved_peak_bytes": choices[0].saved_peak_bytes + state_bytes,
             "planning_seconds": self.partitioner.planning_seconds,
         }
@@ -156,8 +175,12 @@ class Case:
             with torch._functorch.config.patch(activation_memory_budget=float(value)):
                 yield
             return
+        if kind in ("eager", "chunker"):
+            with inductor_settings({"auto_chunker.enable": kind == "chunker"}):
+                yield
+            return
         best = self._best()
-        goals: dict[str, dict[str, Any]] = {"least": {"minimise": "peak"}}
+        goals: dict[str, dict[str, Any]] = {"": {}, "least": {"minimise": "peak"}}
         if best:
             goals["same"] = {"max_recomputed": best["recomputed_flops"] / best["flops"]}
             goals["peak"] = {"budget": best["peak_bytes"] - state_bytes}
@@ -165,7 +188,7 @@ class Case:
         number, _, unit = value.partition(" ")
         if unit == "B":
             goals[value] = {"budget": int(number) - state_bytes}
-        goal = goals.get(value) or {"max_recomputed": float(number) / 100}
+        goal = goals[value] if value in goals else {"max_recomputed": float(number) / 100}
         with inductor_settings(settings := patches(**goal)):
             self.partitioner = settings["custom_partitioner_fn"]
             self.partitioner.choices = []
@@ -178,10 +201,12 @@ class Case:
         for setting in sorted(set(settings) & set(self.found), key=_rank):
             result = self.found[setting]
             planned = result.get("planned_bytes")
-            row: list[Cell] = [self.name, setting, result["peak_bytes"] / MEBI, planned / MEBI if planned else None]
+            row: list[Cell] = [self.name, setting, result["peak_bytes"] / MEBI]
+            row += [result["reserved_bytes"] / MEBI] if self.device == "cuda" else []
+            row += [planned / MEBI if planned else None]
             row.append(100 * result["peak_bytes"] / default if default else None)
             if setting == "eager":
-                rows.append([*row, *([None] * (len(COLUMNS) - len(row)))])
+                rows.append([*row, *([None] * (len(columns(self.device)) - len(row)))])
                 continue
             row += [100 * result["recomputed_flops"] / result["flops"], result["num_recomputed"]]
             row += [result["saved_bytes"] / MEBI]
@@ -197,15 +222,25 @@ class Case:
         return [f"{self.name}: {s}" for s in ours if _code(self.found[s]["stamp"]) != _code(self._stamp(s))]
 
     def faults(self) -> list[str]:
-        """Return what olla does worse than torch's sweep."""
-        best, same = self._best(), self.found.get("olla same")
-        if not best or not same:
+        """Return what olla does worse than torch: its budgets, and its chunker."""
+        found, best, faults = self.found, self._best(), []
+        if not best:
             return []
-        faults = []
-        if same["peak_bytes"] > best["peak_bytes"]:
-            faults.append(f"{self.name}: peak {same['peak_bytes']} at a budget of {best['peak_bytes']} bytes")
-        if same["recomputed_flops"] > best["recomputed_flops"]:
-            faults.append(f"{self.name}: recomputes {same['recomputed_flops']} flops, torch {best['recomputed_flops']}")
+        if same := found.get("olla same"):
+            if same["peak_bytes"] > best["peak_bytes"]:
+                faults.append(f"{self.name}: peak {same['peak_bytes']} at a budget of {best['peak_bytes']} bytes")
+            if same["recomputed_flops"] > best["recomputed_flops"]:
+                again = same["recomputed_flops"], best["recomputed_flops"]
+                faults.append(f"{self.name}: recomputes {again[0]} flops, torch {again[1]}")
+        theirs = [found[s] for s in THEIRS if s in found]
+        if default := found.get("olla"):
+            free = min(r["peak_bytes"] for r in theirs if not r["recomputed_flops"])
+            if default["peak_bytes"] > free:
+                faults.append(f"{self.name}: peak {default['peak_bytes']} without options, torch {free}")
+        for setting in ON_GPU:
+            least = min(r.get("reserved_bytes", 0) for r in theirs)
+            if setting != "olla" and (ours := found.get(setting, {}).get("reserved_bytes", 0)) > least:
+                faults.append(f"{self.name}: {setting}: reserves {ours}, torch {least}")
         return faults
 
     def gain(self, most_flops: float = 0.05) -> float | None:
@@ -224,8 +259,9 @@ def _code(stamp: str) -> list[str]:
     return stamp.split(" ")[:2]
 
 
-def _record(run: Replay) -> dict[str, Any]:
-    return {
+def _record(run: Replay | Peaks) -> dict[str, Any]:
+    reserved = {"reserved_bytes": run.reserved_bytes} if isinstance(run, Peaks) else {}
+    return reserved | {
         "peak_bytes": run.peak_bytes,
         "flops": run.flops,
         "recomputed_flops": run.recomputed_flops,
@@ -239,12 +275,15 @@ def _record(run: Replay) -> dict[str, Any]:
 
 def _rank(setting: str) -> tuple[int, float, str]:
     kind, _, value = setting.partition(" ")
-    return ("eager", "budget", "olla").index(kind), -float(value) if kind == "budget" else 0.0, value
+    return ("eager", "budget", "chunker", "olla").index(kind), -float(value) if kind == "budget" else 0.0, value
 
 
-def report(cases: list[Case], settings: list[str]) -> tuple[Report, list[str]]:
+def report(cases: list[Case], settings: list[str], device: str) -> tuple[Report, list[str]]:
     """Return the page, and what is wrong."""
-    page = Report("Compiled training steps: peaks of the generated wrappers, and what they recompute", COLUMNS)
+    measure = "peaks of the generated wrappers" if device == "cpu" else "what torch's allocator needs on CUDA"
+    page = Report(f"Compiled training steps: {measure}, and what they recompute", columns(device))
+    if device == "cuda":
+        page.summary["device"] = torch.cuda.get_device_name()
     for case in cases:
         page.rows += case.rows(settings)
     faults = [fault for case in cases for fault in case.faults()]
@@ -270,18 +309,23 @@ def report(cases: list[Case], settings: list[str]) -> tuple[Report, list[str]]:
 def main() -> int:
     """Run it; see the module."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--cases", nargs="+", default=list(compile_cases.CASES), choices=list(compile_cases.CASES))
-    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=(*SETTINGS, "olla time"))
-    parser.add_argument("--folder", type=Path, default=REPOSITORY / "build" / "bench_compile")
+    parser.add_argument("--device", default="cpu", choices=list(SETTINGS))
+    parser.add_argument("--cases", nargs="+", choices=list(compile_cases.CASES_ON_GPU))
+    parser.add_argument("--settings", nargs="+", metavar="SETTING")
+    parser.add_argument("--folder", type=Path, help="default: build/bench_compile, or build/bench_compile_cuda")
     parser.add_argument("--only-report", action="store_true", help="what was found before")
     parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
-    arguments.folder.mkdir(parents=True, exist_ok=True)
-    cases = [Case(name, arguments.folder) for name in arguments.cases]
+    device = arguments.device
+    usual = list(compile_cases.CASES if device == "cpu" else compile_cases.CASES_ON_GPU)
+    settings = arguments.settings or list(SETTINGS[device])
+    folder = arguments.folder or REPOSITORY / "build" / ("bench_compile" if device == "cpu" else "bench_compile_cuda")
+    folder.mkdir(parents=True, exist_ok=True)
+    cases = [Case(name, folder, device=device) for name in arguments.cases or usual]
     missing = []
     for case in [] if arguments.only_report else cases:
-        missing += [f"{case.name}: {s}" for s in arguments.settings if s != "eager" and not case.find(s)]
-    page, faults = report(cases, arguments.settings)
+        missing += [f"{case.name}: {s}" for s in settings if not case.find(s) and (device, s) != ("cpu", "eager")]
+    page, faults = report(cases, settings, device)
     page.print()
     if arguments.markdown:
         page.save(arguments.markdown)

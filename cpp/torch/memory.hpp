@@ -26,10 +26,8 @@ class Memory {
   explicit Memory(Source source) : arenas_(std::move(source)) {}
 
   // Whether a window is open for this thread: its own, or one shared with all threads.
-  static bool inside() { return session_ != nullptr ? session_->op != kNoOp : shared_window_ != Window::kClosed; }
-  static bool recording() {
-    return session_ != nullptr ? session_->op != kNoOp && session_->recording : shared_window_ == Window::kRecords;
-  }
+  static bool inside() { return session_ != nullptr ? session_->op != kNoOp : shared_window_.load(); }
+  static bool recording() { return session_ != nullptr ? session_->op != kNoOp && session_->recording : shared_window_.load(); }
 
   void begin(OpId op) {
     if (session_ == nullptr) throw StateError("begin: this thread neither records nor has an active table");
@@ -49,33 +47,21 @@ class Memory {
     close(*session_);
   }
 
-  // A shared session takes the requests of all threads that have none of their own.
-  void start_recording(OpId num_ops, bool shared = false) {
-    if (num_ops < 0) throw StateError("start_recording: num_ops is " + std::to_string(num_ops) + ", expected 0 or more");
-    open("start_recording", {.recording = true, .shared = shared, .num_ops = num_ops});
-  }
-
-  // Ends a table too, whose arena goes back when its last block is freed.
+  // Ends the table too, whose arena goes back when its last block is freed.
   std::vector<Recording::Allocation> stop_recording() {
-    recording_of_step("stop_recording");
+    if (session_ == nullptr || !session_->recording || session_->is_loop)
+      throw StateError("stop_recording: this thread does not record");
     std::unique_lock lock(mutex_);
     const std::unique_ptr<Session> s = leave();
     give_back(*s, Arena::kRetired, lock);
     return s->recorded.take();
   }
 
-  // The recording so far, which goes on.
-  std::vector<Recording::Allocation> recorded() {
-    const Session& s = recording_of_step("recorded");
-    const std::lock_guard lock(mutex_);
-    return s.recorded.allocations();
-  }
-
   // Throws what the source of memory throws when there is no room for the arena. A step that records too ends with
   // stop_recording().
-  void activate(Plan plan, bool shared = false, bool recording = false) {
+  void activate(Plan plan, bool recording = false) {
     plan.check(arenas_.alignment());
-    Session& s = open("activate", {.recording = recording, .shared = shared});
+    Session& s = open("activate", {.recording = recording});
     Arena* arena = nullptr;
     try {
       arena = find_arena(plan.arena_bytes);
@@ -84,7 +70,7 @@ class Memory {
       leave();
       throw;
     }
-    const std::lock_guard lock(mutex_);  // other threads see a shared session already
+    const std::lock_guard lock(mutex_);  // other threads may free blocks of a kept arena
     s.arena = arena;
     s.num_ops = plan.num_ops();
     s.plan = std::move(plan);
@@ -100,7 +86,8 @@ class Memory {
     return std::move(s->counters);
   }
 
-  // Begins a loop, whose iterations are recorded, and planned too once plan_loop() says how. Steps inside it suspend it.
+  // Begins a loop, whose iterations are recorded, and planned too once plan_loop() says how. Steps inside it suspend it. A shared
+  // one takes the requests of all threads that have no session of their own.
   void open_loop(bool shared) {
     open("open_loop", {.recording = true, .is_loop = true, .shared = shared, .num_ops = std::numeric_limits<OpId>::max()});
   }
@@ -167,7 +154,7 @@ class Memory {
   void forked() {
     while (session_ != nullptr) delete std::exchange(session_, session_->outer);
     shared_ = nullptr;
-    shared_window_ = Window::kClosed;
+    shared_window_ = false;
     recordings_.clear();
     arenas_.retire_active();
   }
@@ -289,19 +276,13 @@ class Memory {
       throw StateError(refused + "already records in a pool: pools do not nest, leave the other one first");
     const std::lock_guard lock(mutex_);
     if (made.shared && shared_ != nullptr)
-      throw StateError(std::string(call) + ": another thread's recording or table is shared with all threads");
+      throw StateError(std::string(call) + ": another thread's loop is shared with all threads");
     at_thread_exit_.memory = this;
     made.outer = session_;
     session_ = new Session(std::move(made));
     if (session_->shared) shared_ = session_;
     if (session_->recording) recordings_.push_back(&session_->recorded);
-    if (session_->outer != nullptr && session_->outer->shared) shared_window_ = Window::kClosed;  // suspended in all threads
-    return *session_;
-  }
-
-  Session& recording_of_step(const char* call) {
-    if (session_ == nullptr || !session_->recording || session_->is_loop)
-      throw StateError(std::string(call) + ": this thread does not record");
+    if (session_->outer != nullptr && session_->outer->shared) shared_window_ = false;  // suspended in all threads
     return *session_;
   }
 
@@ -316,9 +297,9 @@ class Memory {
     arenas_.give_back(lock);
   }
 
-  // The windows of a session of one thread need no lock.
+  // The windows of a table alone need no lock: no other thread sees them.
   std::unique_lock<std::mutex> lock_for(const Session& s) {
-    return s.recording || s.shared ? std::unique_lock(mutex_) : std::unique_lock<std::mutex>();
+    return s.recording ? std::unique_lock(mutex_) : std::unique_lock<std::mutex>();
   }
 
   // With the lock held, as the next two. A session that another thread shares may be gone a moment later.
@@ -331,7 +312,7 @@ class Memory {
 
   // Lets other threads see the window of a shared session.
   static void show(const Session& s) {
-    if (s.shared) shared_window_ = s.op == kNoOp ? Window::kClosed : s.recording ? Window::kRecords : Window::kPlanned;
+    if (s.shared) shared_window_ = s.op != kNoOp;
   }
 
   std::unique_ptr<Session> leave() {
@@ -356,10 +337,8 @@ class Memory {
     return arenas_.find(bytes, place, lock);
   }
 
-  enum class Window { kClosed, kPlanned, kRecords };
-
   inline static thread_local Session* session_ = nullptr;
-  inline static std::atomic<Window> shared_window_{Window::kClosed};  // of the shared session
+  inline static std::atomic<bool> shared_window_{false};  // whether that of the shared session is open
   inline static thread_local AtThreadExit at_thread_exit_;
 
   std::mutex mutex_;  // guards what other threads touch: arenas, slots, recordings, the shared session

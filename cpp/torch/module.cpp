@@ -48,16 +48,6 @@ PyObject* end(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
-PyObject* start_recording(PyObject*, PyObject* args) {
-  int num_ops = 0, shared = 0;
-  if (!PyArg_ParseTuple(args, "ip", &num_ops, &shared)) return nullptr;
-  return guarded([&]() -> PyObject* {
-    install();
-    memory().start_recording(num_ops, shared != 0);
-    Py_RETURN_NONE;
-  });
-}
-
 PyObject* bytes_of(const std::vector<std::int64_t>& numbers) {
   return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(std::int64_t));
 }
@@ -68,10 +58,6 @@ PyObject* rows_of(const std::vector<Recording::Allocation>& allocations) {
   for (const auto& a : allocations)
     rows.insert(rows.end(), {a.op, a.index, a.bytes, a.freed_in, a.freed_at, reinterpret_cast<std::intptr_t>(a.block)});
   return bytes_of(rows);
-}
-
-PyObject* recorded(PyObject*, PyObject*) {
-  return guarded([] { return rows_of(memory().recorded()); });
 }
 
 PyObject* stop_recording(PyObject*, PyObject*) {
@@ -86,12 +72,12 @@ std::vector<std::int64_t> copied(const Py_buffer& buffer) {
 
 PyObject* activate(PyObject*, PyObject* args) {
   long long arena_bytes = 0, alignment = 0;
-  int shared = 0, recording = 0;
+  int recording = 0;
   Py_buffer first, bytes, offset;
-  if (!PyArg_ParseTuple(args, "LLy*y*y*pp", &arena_bytes, &alignment, &first, &bytes, &offset, &shared, &recording)) return nullptr;
+  if (!PyArg_ParseTuple(args, "LLy*y*y*p", &arena_bytes, &alignment, &first, &bytes, &offset, &recording)) return nullptr;
   PyObject* const result = guarded([&]() -> PyObject* {
     install();
-    memory().activate({arena_bytes, alignment, copied(first), copied(bytes), copied(offset), {}}, shared != 0, recording != 0);
+    memory().activate({arena_bytes, alignment, copied(first), copied(bytes), copied(offset), {}}, recording != 0);
     Py_RETURN_NONE;
   });
   for (Py_buffer* buffer : {&first, &bytes, &offset}) PyBuffer_Release(buffer);
@@ -199,10 +185,8 @@ PyObject* held_bytes(PyObject*, PyObject*) { return PyLong_FromLongLong(memory()
 PyMethodDef methods[] = {
     {"begin", begin, METH_O, "Open the window of an op on this thread."},
     {"end", end, METH_NOARGS, "Close the window of this thread, if one is open."},
-    {"start_recording", start_recording, METH_VARARGS, "start_recording(num_ops, shared)"},
-    {"recorded", recorded, METH_NOARGS, "Return the rows so far."},
     {"stop_recording", stop_recording, METH_NOARGS, "Return int64 rows of op, index, bytes, freed in, freed at, address."},
-    {"activate", activate, METH_VARARGS, "activate(arena_bytes, alignment, first, bytes, offset, shared, recording)"},
+    {"activate", activate, METH_VARARGS, "activate(arena_bytes, alignment, first, bytes, offset, recording)"},
     {"deactivate", deactivate, METH_VARARGS,
      "deactivate(keep) -> hits, misses, missed, peak, high water, list of misses, requested, hit bytes"},
     {"abandon", abandon, METH_NOARGS, "End the step that this thread has open, if any."},

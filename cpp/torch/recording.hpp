@@ -41,7 +41,6 @@ class Recording {
     alive_.erase(found);
     return true;
   }
-  const std::vector<Allocation>& allocations() const { return allocations_; }
   std::vector<Allocation> take() { return std::move(allocations_); }
 
   // Ops whose numbers rise, as those of a loop do: what op v asked for, and its removal.

@@ -23,9 +23,9 @@ struct StateError : std::logic_error {
 };
 
 struct Session {
-  bool recording = false;    // with a plan or without
+  bool recording = false;    // beside what it plans
   bool is_loop = false;      // records all the time, and has a plan once there is one
-  bool shared = false;       // with all threads that have no session of their own
+  bool shared = false;       // a loop: with all threads that have no session of their own
   Session* outer = nullptr;  // of the same thread: a loop that waits until this step is over
   OpId num_ops = 0;
   OpId op = kNoOp;                  // whose window is open; of a loop the number of the iteration

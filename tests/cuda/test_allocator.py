@@ -16,20 +16,24 @@ from olla.pytorch.memory.replay import Replay, Table  # noqa: E402
 from tests.cuda.standin import Standin  # noqa: E402
 from tests.support.pytorch import windows  # noqa: E402
 from tests.support.pytorch.addresses import (  # noqa: E402, F401
+    test_a_recording_has_every_allocation_with_its_op_size_and_end,
     test_a_table_can_record_what_it_serves_and_what_it_does_not,
+    test_a_thousand_steps_do_not_grow_the_process,
     test_an_arena_that_there_is_no_room_for_is_refused,
     test_an_exception_inside_a_window_leaves_the_process_healthy,
     test_calls_that_do_not_fit_the_state_are_refused,
     test_out_of_memory_inside_a_window_leaves_the_process_healthy,
     test_requests_of_no_bytes_do_not_count,
     test_requests_planned_outside_the_arena_are_neither_hits_nor_misses,
+    test_sizes_count_rounded_up_to_the_alignment_of_the_table,
     test_tables_that_do_not_hold_are_refused,
     test_tensors_are_freed_by_other_threads_and_after_the_table_has_ended,
     test_two_tables_run_alternately_in_arenas_that_are_kept,
     test_two_threads_run_their_own_tables_at_once,
     test_what_was_recorded_can_be_freed_after_the_recording_and_in_the_next,
+    test_workspaces_end_in_the_op_that_makes_them,
 )
-from tests.support.pytorch.windows import in_arena, offset, ones  # noqa: E402
+from tests.support.pytorch.windows import in_arena, offset, ones, record  # noqa: E402
 
 SLOT = 512  # bytes, the alignment of a GPU
 FEW = 16  # floats, far less than a slot
@@ -57,18 +61,6 @@ def test_tensors_are_at_their_planned_addresses_and_results_are_the_same(device:
     del y
     assert replay.deactivate() == (2, 0, 0, 16384, 16384, [], 16384, 16384)
     assert torch.equal(z, expected)
-
-
-def test_recordings_name_every_allocation_and_when_it_ends(replay: Replay) -> None:
-    replay.start_recording(2)
-    b, kept = ones(replay, 0, 64, 5)
-    del b
-    c = ones(replay, 1, 7)
-    seen = replay.stop_recording()
-    assert seen.op.tolist() == [0, 0, 1]
-    assert seen.num_bytes.tolist() == [256, 20, 28]
-    assert seen.freed_in.tolist() == [0, -1, -1]
-    del kept, c
 
 
 def test_misses_go_to_torchs_allocator_and_are_named(replay: Replay) -> None:
@@ -166,7 +158,7 @@ def test_a_block_freed_while_a_stream_that_used_it_is_captured_goes_back_later(r
 
 def test_blocks_of_a_recording_may_be_used_by_other_streams(faults: Standin, replay: Replay) -> None:
     faults.schedule("late")
-    replay.start_recording(1)
+    record(replay, 1)
     [tensor] = ones(replay, 0, 1 << 20)
     replay.stop_recording()
     address = tensor.data_ptr()

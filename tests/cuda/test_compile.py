@@ -17,7 +17,8 @@ import olla  # noqa: E402
 from olla.pytorch import runner  # noqa: E402
 from tests.cuda.standin import Standin  # noqa: E402
 from tests.support.pytorch import models  # noqa: E402
-from tests.support.pytorch.planned import require_exact_requests, world_of  # noqa: E402
+from tests.support.pytorch.planned import require_costs, require_exact_requests, world_of  # noqa: E402
+from tests.support.pytorch.steps import deep, square  # noqa: E402
 
 Optimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, Optimizer] = {
@@ -44,6 +45,9 @@ def ordinary(name: str, optimizer: str, num_steps: int = 3) -> tuple[list[float]
 
 
 def example_of(name: str) -> models.Example:
+    if name == "deep":
+        model, batch = deep(2048, "cuda")
+        return models.Example(model, {"x": batch}, lambda model, batch: square(model, batch["x"]))
     torch.manual_seed(0)
     return models.build(name, 2, tiny=True, device="cuda")
 
@@ -170,10 +174,12 @@ GOALS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("goal", GOALS)
 @pytest.mark.parametrize("arena", [False, True])
 def test_recomputed_and_swapped_steps_compute_the_same(device: torch.device, arena: bool, goal: str) -> None:
-    expected = ordinary("gpt2", "adamw")
-    trained = planned("gpt2", "adamw", arena=arena, **GOALS[goal])
+    name = "deep" if "swap" in GOALS[goal] else "gpt2"
+    expected = ordinary(name, "adamw")
+    trained = planned(name, "adamw", arena=arena, **GOALS[goal])
     assert equal(trained.result, expected)
     assert not arena or as_planned(trained), trained.report
+    assert name == "gpt2" or trained.report.swap.num_swaps > 0
 
 
 @pytest.mark.parametrize("arena", [False, True])
@@ -247,3 +253,7 @@ def test_without_memory_for_the_arena_the_step_raises_torchs_error_and_runs_late
 @pytest.mark.parametrize("name", ["gpt2", "unet"])
 def test_requests_recorded_once_are_exact_in_every_order(device: torch.device, name: str) -> None:
     require_exact_requests(world_of(name, "adamw", "cuda"))
+
+
+def test_the_step_shows_its_graph_with_costs_and_a_plan_that_fits(device: torch.device) -> None:
+    require_costs(world_of("resnet50", "momentum", "cuda"))

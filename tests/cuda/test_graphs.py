@@ -13,9 +13,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import olla  # noqa: E402
+from olla.pytorch.memory.copies import Copies  # noqa: E402
 from olla.pytorch.memory.replay import Replay  # noqa: E402
 from tests.support.pytorch import windows  # noqa: E402
-from tests.support.pytorch.steps import World, images, net, nn, same, square  # noqa: E402
+from tests.support.pytorch.steps import World, deep, images, net, nn, same, square  # noqa: E402
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=False),
@@ -94,22 +95,75 @@ def test_a_released_step_replays_its_graph(device: torch.device) -> None:
     assert same(trained(world, released, steps(7)), trained(expected, ordinary(expected), steps(7)))
 
 
+SWAPS = {"minimise": "peak", "swap": True, "recompute": False, "disk_cache": False, "time_limit": 3.0}
+
+
+def deep_world(optimizer: str) -> World:
+    model, batch = deep(2048, "cuda")
+    return World(model, OPTIMIZERS[optimizer](model.parameters()), batch, square)
+
+
+@pytest.mark.parametrize("arena", [True, False])
+def test_copies_of_swaps_are_captured_with_the_step(device: torch.device, arena: bool) -> None:
+    """Batches of two sizes share the host memory: one needs more than the graph of the other was captured with."""
+    rows = [1024] * 5 + [2048] * 5 + [1024] * 3 + [2048] * 2
+    batches = [deep(number, "cuda")[1] + i for i, number in enumerate(rows)]
+    expected, world = deep_world("adam"), deep_world("adam")
+    step = compiled(world, **SWAPS | {"arena": arena, "cuda_graph": True})
+    assert same(trained(world, step, batches), trained(expected, ordinary(expected), batches))
+    report = step.report()
+    assert step._latest._graphed is not None
+    assert report.num_misses == 0
+    assert report.swap.num_swaps > 0
+    step.release()  # the host memory too
+    assert same(trained(world, step, batches[-3:]), trained(expected, ordinary(expected), batches[-3:]))
+
+
 def run(step: Callable[[Any], Any], batch: Any) -> None:
     for _ in range(5):
         step(batch)
 
 
-def test_what_no_graph_can_hold_is_named(device: torch.device) -> None:
+@pytest.mark.parametrize("options", [{}, SWAPS], ids=["plain", "swapped"])
+def test_what_no_graph_can_hold_is_named(device: torch.device, options: dict[str, Any]) -> None:
     def checked(model: Any, x: Any) -> Any:
-        if not (x > -100).all():
-            raise ValueError("far below 0")
-        return square(model, x)
+        loss = square(model, x)
+        if not loss > -1:  # when copies of swaps are on their way
+            raise ValueError("below 0")
+        return loss
 
-    step = olla.compile(net().cuda(), loss=checked, cuda_graph=True, disk_cache=False)
+    model, batch = deep(2048, "cuda")
+    optimizer = OPTIMIZERS["sgd"](model.parameters())  # without one there is nothing to swap
+    step = olla.compile(model, optimizer=optimizer, loss=checked, cuda_graph=True, **{"disk_cache": False} | options)
     current = torch.cuda.current_stream()
     with pytest.raises(olla.ReplayError, match=r"cannot be captured in a CUDA graph: .*Leave cuda_graph out"):
-        run(step, images().cuda())
+        run(step, batch)
     assert torch.cuda.current_stream() == current
+
+
+def test_an_interrupt_amid_copies_that_are_captured_is_an_interrupt(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, world = deep_world("sgd"), deep_world("sgd")
+    step = compiled(world, **SWAPS, cuda_graph=True)
+    wait, interrupts = Copies.wait, list[int]()
+
+    def interrupted(self: Copies, swap: int) -> None:
+        if torch.cuda.is_current_stream_capturing() and not interrupts:
+            interrupts.append(swap)
+            raise KeyboardInterrupt
+        wait(self, swap)
+
+    def call(batch: Any) -> Any:
+        try:
+            return step(batch)
+        except KeyboardInterrupt:
+            return step(batch)
+
+    monkeypatch.setattr(Copies, "wait", interrupted)
+    batches = [deep(2048, "cuda")[1] + i for i in range(8)]
+    assert same(trained(world, call, batches), trained(expected, ordinary(expected), batches))
+    assert len(interrupts) == 1
 
 
 def test_counters_of_an_optimizer_on_the_cpu_are_named(device: torch.device) -> None:

@@ -20,6 +20,7 @@ pytest.importorskip("transformers")
 import olla  # noqa: E402
 import olla.inductor  # noqa: E402
 from olla.inductor.kernels import arena  # noqa: E402
+from olla.inductor.simulate.split import Split, recorded  # noqa: E402
 from olla.inductor.simulate.step import replay as simulated  # noqa: E402
 from tests.cuda.standin import Standin  # noqa: E402
 from tests.support.pytorch import models, standing  # noqa: E402
@@ -109,6 +110,40 @@ def test_a_network_with_attention_needs_less_than_with_inductor() -> None:
     example = models.build("gpt2", 16, tiny=True, device="cuda")
     model, batch, loss = example.model, example.batch, example.loss
     assert measured(model, batch, loss, **OURS, options=LEAST) < 0.7 * measured(model, batch, loss, **THEIRS)
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_the_gradient_of_logits_lies_where_they_were() -> None:
+    """Inductor itself would write a part of it to memory, beside the logits, because it takes more than four reads."""
+    found = models.build("gpt2", 16, tiny=True, device="cuda", settings={"vocab_size": 4001})
+    example = found.model, found.batch, found.loss
+    logits_bytes = 16 * 16 * 4032 * 4  # rows are padded
+    gradients = sum(p.nbytes for p in found.model.parameters())
+    as_torch = {"realize_reads_threshold": 4}
+    assert measured(*example, **OURS, options=LEAST) < 1.2 * (logits_bytes + gradients)
+    assert measured(*example, **OURS, options={**LEAST, **as_torch}) > 2 * logits_bytes
+
+
+def free_of_products(example: tuple[Any, Any, Any], **compiling: Any) -> tuple[int, bool]:
+    """The peak of a step, and whether no product of matrices runs twice in it."""
+    splits: list[Split] = []
+    with recorded(splits):
+        peak = measured(*example, **compiling)
+    return peak, sum(split.recomputed_flops for split in splits) == 0
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("name", ["gpt2", "vit_b16", "t5_small"])
+def test_without_options_a_step_needs_no_more_than_under_budgets_of_torchs(name: str) -> None:
+    found = models.build(name, 16, tiny=True, device="cuda")
+    example = found.model, found.batch, found.loss
+    theirs = []
+    for share in (0.9, 0.7, 0.5, 0.3):
+        with torch._functorch.config.patch(activation_memory_budget=share):
+            theirs.append(free_of_products(example, **THEIRS))
+    peak, is_free = free_of_products(example, **OURS)
+    assert is_free
+    assert peak <= min(peak for peak, is_free in theirs if is_free)
 
 
 @pytest.mark.usefixtures("uncompiled")
@@ -207,7 +242,7 @@ def test_compiled_steps_run_in_a_pool_at_planned_addresses(device: torch.device,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"chunked_loss": 8}, "chunked_loss"),
+        ({"chunked_losses": 8}, "chunked_losses"),
         ({"budget": "much"}, "no number of bytes"),
         ({"minimise": "time"}, "minimise"),
         ({"budget": "1GB", **LEAST}, "each is a goal of its own"),

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "test.hpp"
 #include "torch/memory.hpp"
@@ -42,6 +43,11 @@ struct Heap {
 
 // Op 0 asks for 100 and 64 bytes, op 1 for 64 and, outside the arena, 32.
 inline Plan small_plan() { return {256, kAlignment, {0, 2, 4}, {100, 64, 64, 32}, {0, 128, 192, kNotInArena}}; }
+
+// Records a step of which nothing is planned.
+inline void record(Memory& memory, OpId num_ops) {
+  memory.activate({0, kAlignment, std::vector<std::int64_t>(static_cast<std::size_t>(num_ops) + 1), {}, {}}, true);
+}
 
 template <class Error, class Body>
 std::string message(const Body& body) {

@@ -134,7 +134,7 @@ TEST(a_step_inside_a_loop_suspends_it) {
   CHECK(contains(message<StateError>([&] { heap.memory.open_loop(true); }), "pools do not nest"));
   heap.memory.begin(0);
   void* const before = heap.allocate(8);
-  heap.memory.start_recording(1);
+  record(heap.memory, 1);
   CHECK(contains(message<StateError>([&] { heap.memory.open_loop(true); }), "already records"));
   std::thread([] { CHECK(!Memory::inside()); }).join();
   heap.free(heap.allocate(100));  // between two ops of the step
@@ -156,7 +156,7 @@ TEST(a_step_inside_a_loop_suspends_it) {
   std::vector<Bytes> sizes;
   for (const auto& a : heap.memory.iteration(0)) sizes.push_back(a.bytes);
   CHECK_EQ(sizes, std::vector<Bytes>{8, 32});
-  heap.memory.start_recording(1);
+  record(heap.memory, 1);
   heap.memory.close_loop();  // with what is open inside
   heap.memory.close_loop();
   CHECK(!Memory::inside());

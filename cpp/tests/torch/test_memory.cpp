@@ -142,7 +142,7 @@ TEST(an_arena_serves_the_place_it_was_taken_for) {
 
 TEST(a_recording_tells_in_which_op_a_block_ended) {
   Heap heap;
-  heap.memory.start_recording(3);
+  record(heap.memory, 3);
   void* outside = heap.allocate(8);
   heap.memory.begin(2);
   void *a = heap.allocate(10), *workspace = heap.allocate(20);
@@ -162,7 +162,7 @@ TEST(a_recording_tells_in_which_op_a_block_ended) {
 
 TEST(a_table_can_record_what_it_serves_and_what_it_does_not) {
   Heap heap;
-  heap.memory.activate(small_plan(), false, true);
+  heap.memory.activate(small_plan(), true);
   heap.memory.begin(0);
   void *a = heap.allocate(100), *missed = heap.allocate(40), *b = heap.allocate(64);
   CHECK_EQ(heap.offset(a), 0);
@@ -193,7 +193,7 @@ TEST(calls_that_do_not_fit_the_state_are_refused_and_change_nothing) {
   heap.memory.end();
   heap.memory.activate(small_plan());
   CHECK(contains(message<StateError>([&] { heap.memory.activate(small_plan()); }), "already has an active table"));
-  CHECK(contains(message<StateError>([&] { heap.memory.start_recording(1); }), "already has an active table"));
+  CHECK(contains(message<StateError>([&] { record(heap.memory, 1); }), "already has an active table"));
   CHECK(contains(message<StateError>([&] { heap.memory.begin(2); }), "op is 2, expected 0 to 1"));
   heap.memory.begin(0);
   CHECK(contains(message<StateError>([&] { heap.memory.begin(1); }), "op 0 has not ended"));
@@ -201,7 +201,7 @@ TEST(calls_that_do_not_fit_the_state_are_refused_and_change_nothing) {
   CHECK_EQ(heap.offset(block), 0);
   heap.free(block);
   heap.memory.deactivate(false);
-  heap.memory.start_recording(1);
+  record(heap.memory, 1);
   CHECK(contains(message<StateError>([&] { heap.memory.deactivate(false); }), "no active table"));
   CHECK(heap.memory.stop_recording().empty());
 }
@@ -279,29 +279,30 @@ TEST(a_forked_child_has_nothing_open) {
   CHECK(heap.lent.empty());
 }
 
-TEST(a_shared_session_takes_requests_of_threads_without_their_own) {
+TEST(a_shared_loop_takes_requests_of_threads_without_a_session_of_their_own) {
   Heap heap;
   const auto on_thread = [&](const auto& body) { std::thread(body).join(); };
-  heap.memory.start_recording(1, true);
+  heap.memory.open_loop(true);
   heap.memory.begin(0);
   on_thread([&] { heap.free(heap.allocate(100)); });
-  CHECK_EQ(heap.memory.recorded().size(), 1u);
   heap.memory.end();
   on_thread([&] {
     heap.free(heap.allocate(100));
-    CHECK(contains(message<StateError>([&] { heap.memory.start_recording(1, true); }), "shared with all threads"));
+    CHECK(contains(message<StateError>([&] { heap.memory.open_loop(true); }), "shared with all threads"));
   });
-  CHECK_EQ(heap.memory.stop_recording().size(), 1u);
-  heap.memory.activate(small_plan(), true);
-  heap.memory.begin(0);
+  CHECK_EQ(heap.memory.iteration(0).size(), 1u);
+  heap.memory.plan_loop({128, kAlignment, {0, 1}, {100}, {0}, {0}});
+  heap.memory.begin(1);
   void* const base = heap.memory.arena().first;
   on_thread([&] {
     void* const block = heap.allocate(100);
     CHECK(block == base);
     heap.free(block);
   });
-  const Counters counters = heap.memory.deactivate(false);
-  CHECK_EQ(counters.num_hits, 1);
+  heap.memory.end();
+  CHECK_EQ(heap.memory.loop_counters().num_hits, 1);
+  heap.memory.begin(2);
+  heap.memory.close_loop();
   on_thread([&] { CHECK(!Memory::inside()); });
   CHECK(heap.lent.empty());
 }

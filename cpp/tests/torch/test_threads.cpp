@@ -53,7 +53,7 @@ struct Heap {
 
 // So many requests of 64 bytes in one op, each at a place of its own.
 Plan plan() {
-  Plan result{kSlots * kAlignment, kAlignment, {0, kSlots}, {}, {}};
+  Plan result{kSlots * kAlignment, kAlignment, {0, kSlots}, {}, {}, {0}};
   for (int k = 0; k < kSlots; ++k) {
     result.bytes.push_back(kAlignment);
     result.offset.push_back(k * kAlignment);
@@ -96,18 +96,20 @@ void while_threads_allocate(Heap& heap, const Body& body) {
 
 }  // namespace
 
-TEST(threads_share_a_table_while_its_windows_open_and_close) {
+TEST(threads_share_a_loop_while_its_windows_open_and_close) {
   Heap heap;
   Bytes num_requests = 0;
   while_threads_allocate(heap, [&] {
     for (int round = 0; round < kRounds; ++round) {
-      heap.memory.activate(plan(), true);
+      heap.memory.open_loop(true);
+      heap.memory.plan_loop(plan());
       for (int k = 0; k < 5; ++k) {
-        heap.memory.begin(0);
+        heap.memory.begin(k);
         use(heap, -1);
         heap.memory.end();
       }
-      const Counters counters = heap.memory.deactivate(round % 2 == 0);
+      const Counters counters = heap.memory.loop_counters();
+      heap.memory.close_loop();
       num_requests += counters.num_hits + counters.num_misses;
       CHECK(heap.memory.held_bytes() >= 0);
     }
@@ -147,17 +149,18 @@ TEST(threads_with_tables_of_their_own_free_each_others_blocks) {
   CHECK(heap.has_lent_nothing());
 }
 
-TEST(a_recording_takes_what_other_threads_allocate_meanwhile) {
+TEST(a_shared_loop_records_what_other_threads_allocate_meanwhile) {
   Heap heap;
   std::size_t num_recorded = 0;
   while_threads_allocate(heap, [&] {
     for (int round = 0; round < kRounds; ++round) {
-      heap.memory.start_recording(1, true);
+      heap.memory.open_loop(true);
       heap.memory.begin(0);
       use(heap, -1);
-      num_recorded += heap.memory.recorded().size();
+      num_recorded += heap.memory.iteration(0).size();
       heap.memory.end();
-      CHECK(heap.memory.stop_recording().size() >= 3);
+      CHECK(heap.memory.iteration(0).size() >= 3);
+      heap.memory.close_loop();
     }
   });
   CHECK(num_recorded >= 3 * kRounds);
@@ -169,11 +172,7 @@ TEST(a_thread_that_ends_in_the_middle_leaves_nothing_behind) {
   on_threads([&](int thread) {
     for (int round = 0; round < kRounds / 10; ++round) {
       std::thread([&] {
-        if ((round + thread) % 2 == 0) {
-          heap.memory.activate(plan());
-        } else {
-          heap.memory.start_recording(1);
-        }
+        heap.memory.activate(plan(), (round + thread) % 2 == 0);
         heap.memory.begin(0);
         use(heap, thread);
       }).join();
@@ -188,7 +187,8 @@ TEST(a_child_forked_while_threads_allocate_can_allocate_and_free) {
   int status = 0;
   pid_t child = -1;
   while_threads_allocate(heap, [&] {
-    heap.memory.activate(plan(), true);
+    heap.memory.open_loop(true);
+    heap.memory.plan_loop(plan());
     heap.memory.begin(0);
     void* block = heap.allocate(kAlignment);
     heap.memory.lock();  // as pthread_atfork does in the module; the heap has a lock of its own
@@ -200,12 +200,12 @@ TEST(a_child_forked_while_threads_allocate_can_allocate_and_free) {
       heap.free(block);
       use(heap, -1);
       heap.memory.end();
-      heap.memory.deactivate(false);
+      heap.memory.close_loop();
       _exit(olla::test::failures == 0 ? 0 : 1);
     }
     heap.free(block);
     heap.memory.end();
-    heap.memory.deactivate(false);
+    heap.memory.close_loop();
   });
   CHECK_EQ(waitpid(child, &status, 0), child);
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);

@@ -13,13 +13,19 @@ if TYPE_CHECKING:
     from olla.graph.graph import Graph
 
 
+_MAY_BE_ZERO = ("draw_seconds", "truth_seconds", "single_flops_per_second", "half_flops_per_second")
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeviceProfile:
     """A roofline: an op takes as long as its arithmetic or its memory traffic, whichever is longer, and its launches.
 
     Attributes:
         name: what the device is called.
-        flops_per_second: of matrix products, convolutions and attention, the only ops whose arithmetic is counted.
+        flops_per_second: of matrix products, convolutions and attention, the only ops whose arithmetic is counted;
+            numbers of 32 bits, multiplied in whatever short form the device has for them (TF32).
+        single_flops_per_second: the same where 32 bits are multiplied in full; 0: as fast.
+        half_flops_per_second: of numbers of 16 bits or fewer; 0: as fast.
         bytes_per_second: bandwidth of the device's memory.
         launch_seconds: of starting one kernel.
         draw_seconds: of drawing one random number in fused code, beyond its memory traffic.
@@ -42,10 +48,12 @@ class DeviceProfile:
     from_host_bytes_per_second: float
     draw_seconds: float = 0.0
     truth_seconds: float = 0.0
+    single_flops_per_second: float = 0.0
+    half_flops_per_second: float = 0.0
 
     def __post_init__(self) -> None:
         for field, value in vars(self).items():
-            least = 0.0 if field in ("draw_seconds", "truth_seconds") else sys.float_info.min
+            least = 0.0 if field in _MAY_BE_ZERO else sys.float_info.min
             if field != "name" and not least <= value < float("inf"):
                 expected = "a finite number above 0" if least else "a finite number, 0 or more"
                 raise ValueError(f"{field} of device profile {self.name!r} is {value}, expected {expected}")
@@ -67,7 +75,14 @@ class DeviceProfile:
 
 
 def _profile(
-    name: str, teraflops: float, gigabytes: float, launch_microseconds: float, link: float, **fused: float
+    name: str,
+    teraflops: float,
+    gigabytes: float,
+    launch_microseconds: float,
+    link: float,
+    single: float = 0.0,
+    half: float = 0.0,
+    **fused: float,
 ) -> DeviceProfile:
     return DeviceProfile(
         name=name,
@@ -76,11 +91,14 @@ def _profile(
         launch_seconds=launch_microseconds * 1e-6,
         to_host_bytes_per_second=link * 1e9,
         from_host_bytes_per_second=link * 1e9,
+        single_flops_per_second=single * 1e12,
+        half_flops_per_second=half * 1e12,
         **fused,
     )
 
 
-# Published peaks: dense TF32 arithmetic, memory bandwidth; the link is what pinned copies reach over the card's bus.
+# Published peaks: dense TF32 arithmetic, memory bandwidth, arithmetic of 32 bits in full and of 16 bits; the link is
+# what pinned copies reach over the card's bus.
 # gtx1080: what that card reached in published steps of VGG-16 and ResNet-50 (github.com/jcjohnson/cnn-benchmarks: 232.6
 # and 153.9 ms for 16 images), 0.7 of its peak arithmetic and half its bandwidth.
 # cpu: Inductor's vector code draws random numbers, and packs and unpacks truth values, one by one:
@@ -88,10 +106,10 @@ def _profile(
 PROFILES = {
     profile.name: profile
     for profile in (
-        _profile("h100", 494.0, 3350.0, 5.0, 50.0),
-        _profile("h200", 494.0, 4800.0, 5.0, 50.0),
-        _profile("a100", 156.0, 1500.0, 5.0, 25.0),
-        _profile("rtx4090", 82.6, 1008.0, 5.0, 25.0),
+        _profile("h100", 494.0, 3350.0, 5.0, 50.0, single=67.0, half=989.0),
+        _profile("h200", 494.0, 4800.0, 5.0, 50.0, single=67.0, half=989.0),
+        _profile("a100", 156.0, 1500.0, 5.0, 25.0, single=19.5, half=312.0),
+        _profile("rtx4090", 82.6, 1008.0, 5.0, 25.0, single=82.6, half=165.2),
         _profile("gtx1080ti", 11.3, 484.0, 5.0, 12.0),
         _profile("gtx1080", 6.5, 155.0, 5.0, 12.0),
         _profile("cpu", 1.0, 100.0, 1.0, 10.0, draw_seconds=0.8e-9, truth_seconds=1.2e-9),

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from olla.inductor.compat import compat
+from olla.inductor.kernels import inlining
 from olla.inductor.saving import saved_inputs
 from olla.inductor.settings import patches
 
-_OURS = ("budget", "max_slowdown", "minimise", "device", "max_recomputed", "arena")
+_OURS = ("budget", "max_slowdown", "minimise", "device", "max_recomputed", "arena", "chunked_loss")
 
 
 def backend(module: Any, inputs: Any, *, mode: str | None = None, options: Mapping[str, Any] | None = None) -> Any:
@@ -18,9 +19,9 @@ def backend(module: Any, inputs: Any, *, mode: str | None = None, options: Mappi
     Args:
         module, inputs: the graph module that dynamo captured and its example inputs.
         mode: as of ``torch.compile``: "reduce-overhead", "max-autotune", ...
-        options: ``budget``, ``max_slowdown``, ``minimise``, ``device``, ``max_recomputed``, ``arena``
-            as of `olla.inductor.enable`; ``mode``, since torch.compile takes no mode beside options; all others are
-            Inductor's own.
+        options: ``budget``, ``max_slowdown``, ``minimise``, ``device``, ``max_recomputed``, ``arena``,
+            ``chunked_loss`` as of `olla.inductor.enable`; ``mode``, since torch.compile takes no mode beside options;
+            all others are Inductor's own.
 
     Returns:
         The compiled function.
@@ -33,6 +34,6 @@ def backend(module: Any, inputs: Any, *, mode: str | None = None, options: Mappi
     others = {name: value for name, value in (options or {}).items() if name not in _OURS}
     mode = others.pop("mode", mode)
     decisions = patches(**ours)
-    if saved_inputs.HOOK in others:  # the user's own pass
-        decisions.pop(saved_inputs.HOOK, None)
+    for name in {saved_inputs.HOOK, *inlining.THRESHOLDS} & others.keys():  # the user's own
+        decisions.pop(name, None)
     return compat.compile_graph(module, inputs, mode=mode, options=others, patches=decisions)

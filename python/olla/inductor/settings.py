@@ -5,14 +5,14 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any
 
-from olla.graph import DeviceProfile
+from olla.graph import DeviceProfile, profile_of
 from olla.inductor.compat import compat
-from olla.inductor.kernels import order
+from olla.inductor.kernels import inlining, order
 from olla.inductor.saving import saved_inputs
 from olla.inductor.saving.partition import Partitioner
+from olla.inductor.simulate import halves
 from olla.plan import Goal
-
-DEFAULT_SLOWDOWN = 0.05  # where no goal is given
+from olla.plan.goal import MOST_CHUNKS
 
 
 def patches(
@@ -22,6 +22,7 @@ def patches(
     device: str | DeviceProfile | None = None,
     max_recomputed: float | None = None,
     arena: bool = False,
+    chunked_loss: int | str | None = None,
 ) -> dict[str, Any]:
     """Return what olla changes in Inductor's configuration, by name.
 
@@ -30,15 +31,37 @@ def patches(
     """
     if max_recomputed is not None and not (isinstance(max_recomputed, int | float) and max_recomputed >= 0):
         raise ValueError(f"max_recomputed is {max_recomputed!r}, expected a share of the step's flops: 0.05 for 5 %")
-    if budget is None and max_slowdown is None and minimise is None:
-        if max_recomputed is None:
-            max_slowdown = DEFAULT_SLOWDOWN
-        else:
-            minimise = "peak"
+    _check_chunks(chunked_loss)
+    if budget is None and max_slowdown is None and minimise is None and max_recomputed is not None:
+        minimise = "peak"
     goal = Goal.of(budget, max_slowdown, minimise, "a100" if device is None else device, True, True)
-    assert goal is not None
-    partitioner = Partitioner(goal, device_given=device is not None, max_recomputed=max_recomputed)
-    return {"custom_partitioner_fn": partitioner, **saved_inputs.patches(), **order.patches(arena=bool(arena))}
+    profile = None if device is None else profile_of(device)
+    return {
+        "custom_partitioner_fn": Partitioner(
+            goal,
+            device=profile,
+            max_recomputed=max_recomputed,
+            foresee=_code_peak_bytes,
+            chunked_loss=chunked_loss,
+        ),
+        **saved_inputs.patches(),
+        **inlining.patches(),
+        **order.patches(arena=bool(arena)),
+    }
+
+
+def _check_chunks(chunked_loss: int | str | None) -> None:
+    """Refuse what is no number of chunks."""
+    number = isinstance(chunked_loss, int) and not isinstance(chunked_loss, bool)
+    if not (chunked_loss in (None, "auto") or (number and 1 <= chunked_loss <= MOST_CHUNKS)):  # type: ignore[operator]
+        raise ValueError(
+            f"chunked_loss is {chunked_loss!r}, expected 1 to {MOST_CHUNKS} chunks, 'auto', or None for a whole loss"
+        )
+
+
+def _code_peak_bytes(forward: Any, backward: Any, num_results: int) -> int | None:
+    with order.unrecorded():
+        return halves.peak_bytes(forward, backward, num_results)
 
 
 class Enabled:
@@ -80,8 +103,12 @@ def enable(
     device: str | DeviceProfile | None = None,
     max_recomputed: float | None = None,
     arena: bool = False,
+    chunked_loss: int | str | None = None,
 ) -> Enabled:
     """Let olla decide what every ``torch.compile`` from now on saves for backward.
+
+    Without a goal, graphs on a GPU get the least peak with which no matrix product, convolution or attention runs
+    again, those on a CPU the least peak for at most 5 % of added time.
 
     Code that has been compiled already stays as it is. A second call replaces the goal of the first, until its own
     block ends. Since torch 2.13 every thread has settings of its own: this call counts for the thread that makes it.
@@ -89,7 +116,7 @@ def enable(
     Args:
         budget: bytes a compiled forward and backward may need with all they take and return: "16GB", "16GiB" or a
             number. What lies outside of them (other graphs, an optimizer's state) comes on top.
-        max_slowdown: the least peak for at most this share of added time, 0.05 for 5 %; the goal where none is given.
+        max_slowdown: the least peak for at most this share of added time, 0.05 for 5 %.
         minimise: "peak": the least peak at whatever time.
         device: what seconds are estimated for: a name of `olla.graph.PROFILES` or a profile; by default by the
             device of the graph.
@@ -97,6 +124,9 @@ def enable(
             attention to run again, as a share of the graph's, 0.05 for 5 %; known exactly, as seconds are not.
         arena: take what a graph makes and uses up itself from one allocation, at planned addresses; see
             docs/inductor.md for when that helps.
+        chunked_loss: compute large linear layers with their cross-entropy in so many chunks of rows, or "auto": as many
+            as bring a chunk of logits to the size of the layer's weight. This changes rounding: gradients of weights
+            are sums over chunks.
 
     Returns:
         An object for a ``with`` block that ends it; it may be ignored.
@@ -110,7 +140,7 @@ def enable(
         >>> with olla.inductor.enable(max_slowdown=0.05):
         ...     pass  # torch.compile(model)(batch).backward()
     """
-    settings = patches(budget, max_slowdown, minimise, device, max_recomputed, arena)
+    settings = patches(budget, max_slowdown, minimise, device, max_recomputed, arena, chunked_loss)
     layer = Enabled(compat.set_config(settings))
     _enabled.set((*_enabled.get(), layer))
     return layer

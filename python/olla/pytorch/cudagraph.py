@@ -8,6 +8,7 @@ import torch
 
 from olla.errors import ReplayError
 from olla.pytorch.capture.inputs import Input
+from olla.pytorch.memory.copies import Copies
 from olla.pytorch.program.program import Program
 
 Run = Callable[[], list[torch.Tensor]]
@@ -30,7 +31,10 @@ def capture(run: Run, device: torch.device) -> tuple[Callable[[], None], list[to
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             results = run()
     except RuntimeError as error:
-        [reason, *_] = str(error).splitlines() or [type(error).__name__]
+        cause = error.__context__ or error  # what interrupts a capture lets its end fail, too
+        if not isinstance(cause, RuntimeError):
+            raise cause from None
+        [reason, *_] = str(cause).splitlines() or [type(cause).__name__]
         raise ReplayError(f"the step cannot be captured in a CUDA graph: {reason}. Leave cuda_graph out.") from error
     finally:
         torch.cuda.set_stream(current)  # torch stays on that of the capture where the capture fails
@@ -41,16 +45,20 @@ class Graphed:
     """A program behind a CUDA graph. Batches are copied into the graph's own tensors, and results out of it.
 
     The user's parameters, buffers and optimizer state are used where they are. When one has been replaced by another
-    tensor, or a learning rate on the CPU has changed, which is a constant of the graph, the graph is captured again.
+    tensor, or a learning rate on the CPU has changed, which is a constant of the graph, the graph is captured again; so
+    it is where the copies of a step that swaps go to other host memory. They run on streams of their own inside the
+    graph, which fork from that of the capture, and join it again because the step waits for every copy.
 
     Args:
         program: what to capture; it ran before.
         inputs: of the program.
+        copies: beside its ops, where it swaps.
     """
 
-    def __init__(self, program: Program, inputs: Sequence[Input]) -> None:
+    def __init__(self, program: Program, inputs: Sequence[Input], copies: Copies | None = None) -> None:
         self._program = program
         self._inputs = inputs
+        self._copies = copies
         self._replay: Callable[[], None] | None = None
         self._results: list[torch.Tensor] = []
         self._own: list[tuple[int, torch.Tensor]] = []  # position of an input, and the graph's tensor for it
@@ -63,6 +71,8 @@ class Graphed:
             for entry, value in zip(self._inputs, values, strict=True)
             if entry.kind != "input"
         ]
+        if self._copies is not None:
+            constants.append(self._copies.host.num_taken)
         if self._replay is None or constants != self._constants:
             self._capture(values, constants)
         assert self._replay is not None

@@ -132,7 +132,7 @@ class Runner:
 
     def _run(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if self._cuda_graph and self._is_settled():
-            self._graphed = self._graphed or Graphed(self._run_program, self._captured.inputs)
+            self._graphed = self._graphed or Graphed(self._run_program, self._captured.inputs, self._planned.copies)
             return self._graphed(values)
         return self._run_program(values)
 

@@ -97,8 +97,6 @@ class Step:
             raise ReplayError(
                 f"cuda_graph=True needs CUDA, and the model is on {self._device}: move it there, or leave it out"
             )
-        if swapping is not None and cuda_graph:
-            raise ReplayError("a step that swaps cannot be a CUDA graph yet: leave cuda_graph or swapping out")
         if device is not None and (wanted := torch.device(device)) != self._device:
             here = self._device
             if wanted.type != here.type or wanted.index not in (None, here.index):

@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import olla.inductor
+from olla.graph import PROFILES
 from olla.inductor.compat import compat
 from olla.inductor.kernels import order
-from olla.inductor.saving import partition, saving, split_sums
+from olla.inductor.saving import kinds, partition, saving, split_sums
 from olla.inductor.saving.joint import Joint
 from olla.inductor.saving.kinds import Fusion, is_drawn, is_truth
 from olla.inductor.settings import patches
@@ -239,3 +242,29 @@ def test_decisions_are_known_by_the_limit_on_flops() -> None:
     given = [patches(max_recomputed=share)["custom_partitioner_fn"].uuid() for share in (0.0, 0.1)]
     assert given[0] != given[1]
     assert isinstance(patches(max_recomputed=0.0)["custom_partitioner_fn"], partition.Partitioner)
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype", "times"),
+    [("ieee", torch.float32, 8.0), ("tf32", torch.float32, 1.0), ("ieee", torch.bfloat16, 0.5)],
+)
+def test_products_take_what_their_precision_takes(precision: str, dtype: torch.dtype, times: float) -> None:
+    """An A100 multiplies 156 TFLOPS in TF32, 19.5 in full, 312 of 16 bits."""
+    before, torch.backends.cuda.matmul.fp32_precision = torch.backends.cuda.matmul.fp32_precision, precision
+    try:
+        with FakeTensorMode():
+            a = torch.empty(64, 64, dtype=dtype, device="cuda")
+            graph = make_fx(torch.mm)(a, a).graph
+        (product,) = graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+        found = [kinds.arithmetic(product, PROFILES[name]) / (2 * 64**3) for name in ("a100", "gtx1080")]
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+    assert found == [times, 1.0]  # of the second, one speed is known
+
+
+def test_without_a_goal_a_gpu_runs_no_product_again_and_a_cpu_hardly_longer() -> None:
+    goal, most_again = partition.usual_goal(PROFILES["a100"], on_cpu=False)
+    assert (goal.minimise, most_again) == ("peak", 0.0)
+    goal, most_again = partition.usual_goal(PROFILES["cpu"], on_cpu=True)
+    assert (goal.max_slowdown, most_again) == (0.05, None)
+    assert len({patches(**given)["custom_partitioner_fn"].uuid() for given in ({}, {"max_recomputed": 0.0})}) == 2

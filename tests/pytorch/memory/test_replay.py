@@ -16,47 +16,6 @@ from tests.support.pytorch.windows import in_arena, offset, ones, table  # noqa:
 pytestmark = pytest.mark.torch
 
 
-# Recording
-
-
-def test_a_recording_has_every_allocation_with_its_op_size_and_end(replay: Replay) -> None:
-    a = torch.ones(64, 64)
-    replay.start_recording(3)
-    outside = a + a
-    replay.begin(0)
-    b = a + a
-    replay.end()
-    replay.begin(2)
-    c = b.sum()
-    d = torch.empty(5, dtype=torch.int64)
-    replay.end()
-    del b
-    replay.begin(1)
-    replay.end()
-    del d
-    seen = replay.stop_recording()
-    assert seen.op.tolist() == [0, 2, 2]
-    assert seen.index.tolist() == [0, 0, 1]
-    assert seen.num_bytes.tolist() == [64 * 64 * 4, 4, 40]
-    assert seen.freed_in.tolist() == [2, -1, 1]
-    assert seen.freed_at.tolist() == [3, -1, 3]
-    assert [column.dtype.name for column in seen] == ["int32", "int32", "int64", "int32", "int64", "int64"]
-    assert seen.address[1] == c.data_ptr()
-    assert float(c) == float(outside.sum())
-
-
-def test_workspaces_end_in_the_op_that_makes_them(replay: Replay) -> None:
-    x = torch.randn(64, 33, 65).transpose(0, 2)
-    replay.start_recording(1)
-    replay.begin(0)
-    y = torch.nn.functional.avg_pool1d(x.contiguous().cumsum(0).flip(1), 3)
-    replay.end()
-    seen = replay.stop_recording()
-    assert seen.freed_in.tolist().count(-1) == 1
-    assert set(seen.freed_in.tolist()) == {0, -1}
-    assert seen.num_bytes[seen.freed_in == -1].tolist() == [y.numel() * 4]
-
-
 # Planned addresses
 
 
@@ -76,19 +35,6 @@ def test_tensors_are_at_their_planned_addresses_and_results_are_the_same(replay:
     counters = replay.deactivate()
     assert torch.equal(z, expected)
     assert counters == (2, 0, 0, 16384, 16384, [], 16384, 16384)
-
-
-def test_sizes_count_rounded_up_to_the_alignment_of_the_table(replay: Replay) -> None:
-    requests = table([[(20, 0), (40, 512)]], 1024)
-    replay.activate(requests._replace(alignment=512))
-    kept = ones(replay, 0, 5, 10)
-    counters = replay.deactivate()
-    assert (counters.peak_bytes, counters.high_water_bytes) == (1024, 1024)
-    replay.activate(requests)
-    kept = ones(replay, 0, 5, 10)
-    counters = replay.deactivate()
-    assert (counters.peak_bytes, counters.high_water_bytes) == (128, 576)
-    del kept
 
 
 def test_misses_go_to_the_default_allocator_and_are_named(replay: Replay) -> None:

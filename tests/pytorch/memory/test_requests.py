@@ -9,7 +9,7 @@ import olla
 from olla.pytorch.memory import arrange
 from olla.pytorch.memory.replay import Allocations
 from olla.pytorch.memory.requests import Requests, with_costs, workspaces
-from tests.support.pytorch.planned import compiled, planned, require_exact_requests, world_of
+from tests.support.pytorch.planned import require_costs, require_exact_requests, world_of
 
 torch = pytest.importorskip("torch")
 
@@ -61,7 +61,6 @@ def test_workspaces_are_what_an_op_holds_above_what_it_writes() -> None:
 
 
 def test_load_is_what_the_layout_finds() -> None:
-    assert arrange.load(RECORDED, 64) == 128 + 320
     assert arrange.arrange(RECORDED, 4, 64, 1.0, 0).load_bytes == 128 + 320
 
 
@@ -95,15 +94,4 @@ def test_requests_recorded_once_are_exact_in_every_order(name: str) -> None:
 
 
 def test_the_step_shows_its_graph_with_costs_and_a_plan_that_fits() -> None:
-    world = world_of("resnet50", "momentum")
-    step = compiled(world)
-    with pytest.raises(olla.ReplayError, match="has not run yet"):
-        _ = step.graph
-    planned(world, step, 2)
-    graph = step.graph
-    assert graph.workspace_bytes.max() > 0
-    assert (graph.seconds > 0).all()
-    assert 0 < graph.seconds.sum() < step.report().record_seconds
-    olla.check(graph, step.plan)
-    assert step.report().slowest[0][1] == graph.seconds.max()
-    assert "slowest when recorded" in str(step.report())
+    require_costs(world_of("resnet50", "momentum"))

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset  # noqa: E402
 from olla.pytorch.kinds import Kinds  # noqa: E402
 from tests.support.pytorch.pooled import Loop, equal  # noqa: E402
 from tests.support.pytorch.steps import images, net  # noqa: E402
+from tests.support.pytorch.windows import record  # noqa: E402
 
 pytestmark = pytest.mark.torch
 needs_fork = pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="needs fork and /proc")
@@ -140,7 +141,7 @@ def test_a_child_forked_amid_a_recorded_step_neither_records_nor_fails() -> None
     from olla.pytorch.memory.replay import load
 
     replay = load(torch.device("cpu"))
-    replay.start_recording(1)
+    record(replay, 1)
     replay.begin(0)
     healthy.append(in_child(child))
     square(Fork(), model(images()))

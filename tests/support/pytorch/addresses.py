@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,11 +12,49 @@ from olla.errors import ReplayError
 
 torch = pytest.importorskip("torch")
 from olla.pytorch.memory.replay import Replay  # noqa: E402
-from tests.support.pytorch.windows import in_arena, offset, ones, slot, slots  # noqa: E402
+from tests.support.pytorch.windows import in_arena, offset, ones, process_bytes, record, slot, slots  # noqa: E402
+
+
+def test_a_recording_has_every_allocation_with_its_op_size_and_end(replay: Replay) -> None:
+    a = torch.ones(64, 64)
+    record(replay, 3)
+    outside = a + a
+    replay.begin(0)
+    b = a + a
+    replay.end()
+    replay.begin(2)
+    c = b.sum()
+    d = torch.empty(5, dtype=torch.int64)
+    replay.end()
+    del b
+    replay.begin(1)
+    replay.end()
+    del d
+    seen = replay.stop_recording()
+    assert seen.op.tolist() == [0, 2, 2]
+    assert seen.index.tolist() == [0, 0, 1]
+    assert seen.num_bytes.tolist() == [64 * 64 * 4, 4, 40]
+    assert seen.freed_in.tolist() == [2, -1, 1]
+    assert seen.freed_at.tolist() == [3, -1, 3]
+    assert [column.dtype.name for column in seen] == ["int32", "int32", "int64", "int32", "int64", "int64"]
+    assert seen.address[1] == c.data_ptr()
+    assert float(c) == float(outside.sum())
+
+
+def test_workspaces_end_in_the_op_that_makes_them(replay: Replay) -> None:
+    x = torch.randn(64, 33, 65).transpose(0, 2)
+    record(replay, 1)
+    replay.begin(0)
+    y = torch.nn.functional.avg_pool1d(x.contiguous().cumsum(0).flip(1), 3)
+    replay.end()
+    seen = replay.stop_recording()
+    assert seen.freed_in.tolist().count(-1) == 1
+    assert set(seen.freed_in.tolist()) == {0, -1}
+    assert seen.num_bytes[seen.freed_in == -1].tolist() == [y.numel() * 4]
 
 
 def test_requests_of_no_bytes_do_not_count(replay: Replay) -> None:
-    replay.start_recording(1)
+    record(replay, 1)
     kept = ones(replay, 0, 0, 4, 0)
     assert replay.stop_recording().num_bytes.tolist() == [16]
     assert [tensor.numel() for tensor in kept] == [0, 4, 0]
@@ -23,7 +62,7 @@ def test_requests_of_no_bytes_do_not_count(replay: Replay) -> None:
 
 def test_what_was_recorded_can_be_freed_after_the_recording_and_in_the_next(replay: Replay) -> None:
     for _ in range(3):
-        replay.start_recording(1)
+        record(replay, 1)
         kept = ones(replay, 0, 1000, 2000)
         assert replay.stop_recording().freed_in.tolist() == [-1, -1]
     del kept
@@ -53,6 +92,19 @@ def test_requests_planned_outside_the_arena_are_neither_hits_nor_misses(replay: 
     assert offset(replay, inner) == 0
     del inner
     assert replay.deactivate()[:3] == (1, 0, 0)
+
+
+def test_sizes_count_rounded_up_to_the_alignment_of_the_table(replay: Replay) -> None:
+    requests, size = slots([[(20, 0), (40, 8)]], 16), slot()
+    replay.activate(requests._replace(alignment=8 * size))
+    kept = ones(replay, 0, 5, 10)
+    counters = replay.deactivate()
+    assert (counters.peak_bytes, counters.high_water_bytes) == (16 * size, 16 * size)
+    replay.activate(requests)
+    kept = ones(replay, 0, 5, 10)
+    counters = replay.deactivate()
+    assert (counters.peak_bytes, counters.high_water_bytes) == (2 * size, 9 * size)
+    del kept
 
 
 def test_tensors_are_freed_by_other_threads_and_after_the_table_has_ended(replay: Replay) -> None:
@@ -98,7 +150,6 @@ def test_calls_that_do_not_fit_the_state_are_refused(replay: Replay) -> None:
         (lambda: replay.begin(0), "neither records nor has an active table"),
         (replay.deactivate, "no active table"),
         (replay.stop_recording, "does not record"),
-        (lambda: replay.start_recording(-1), "num_ops is -1"),
     ]:
         with pytest.raises(ReplayError, match=message):
             call()
@@ -106,7 +157,6 @@ def test_calls_that_do_not_fit_the_state_are_refused(replay: Replay) -> None:
     replay.activate(small)
     for call, message in [
         (lambda: replay.activate(small), "already has an active table"),
-        (lambda: replay.start_recording(1), "already has an active table"),
         (lambda: replay.begin(1), "op is 1, expected 0 to 0"),
         (lambda: replay.begin(-5), "expected 0 to 0"),
     ]:
@@ -118,7 +168,7 @@ def test_calls_that_do_not_fit_the_state_are_refused(replay: Replay) -> None:
     with pytest.raises(ReplayError, match="op 0 has not ended"):
         replay.begin(0)
     with pytest.raises(ReplayError, match="already has an active table"):
-        replay.start_recording(1)
+        replay.activate(small, recording=True)
     assert offset(replay, torch.ones(16)) == 0
     assert replay.deactivate()[:2] == (1, 0)
 
@@ -193,4 +243,27 @@ def test_two_tables_run_alternately_in_arenas_that_are_kept(replay: Replay) -> N
         assert replay.deactivate(keep_arena=True)[:2] == (1, 0)
     assert replay.held_bytes == held + 3 * slot()
     replay.release()
+    assert replay.held_bytes == held
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="needs /proc")
+def test_a_thousand_steps_do_not_grow_the_process(replay: Replay) -> None:
+    size = (1 << 20) // slot()
+    steps = slots([[(1 << 20, 0), (1 << 20, size)]], 2 * size)
+
+    def cycle() -> None:
+        record(replay, 1)
+        ones(replay, 0, 1 << 18)
+        replay.stop_recording()
+        replay.activate(steps)
+        _, output, _ = ones(replay, 0, 1 << 18, 1 << 18, 100)
+        assert replay.deactivate()[:2] == (2, 1)
+        assert float(output[-1]) == 1
+
+    for _ in range(50):
+        cycle()
+    held, before = replay.held_bytes, process_bytes()
+    for _ in range(1000):
+        cycle()
+    assert process_bytes() - before < 8 << 20  # a leak of one arena in each step would be 2 GiB
     assert replay.held_bytes == held

@@ -129,6 +129,13 @@ _FAMILIES = {
         {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2, "vocab_size": 97},
         (512, 16),
     ),
+    "deberta_v2": _Family(
+        "DebertaV2Config",
+        "DebertaV2ForMaskedLM",
+        {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
+        _TINY_ENCODER,
+        (256, 16),
+    ),
     "resnet18": _Family(
         "ResNetConfig",
         "ResNetForImageClassification",
@@ -260,11 +267,12 @@ def loss(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return result
 
 
-def optimizer(name: str, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """Make an optimizer over all parameters: "sgd", "momentum", "adam" or "adamw"."""
+def optimizer(name: str, model: torch.nn.Module, *, fused: bool = False) -> torch.optim.Optimizer:
+    """Make an optimizer over all parameters: "sgd", "momentum", "adam" or "adamw"; in one kernel if fused."""
+    given = {"fused": True} if fused else {}
     if name in ("sgd", "momentum"):
-        return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9 if name == "momentum" else 0.0)
-    return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name](model.parameters(), lr=1e-3)
+        return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9 if name == "momentum" else 0.0, **given)
+    return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name](model.parameters(), lr=1e-3, **given)
 
 
 def device_bytes(values: Iterable[Any]) -> int:

@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import numpy as np
+import pytest
 
 import olla
 from tests.support.pytorch.steps import World, models, nn, same, square, tensors, topological, torch
@@ -108,3 +109,18 @@ def require_exact_requests(world: World) -> None:
         assert report.measured_peak_bytes == report.planned_peak_bytes
     assert same(losses, reference(other, step, 8))
     assert same(world.values(), other.values())
+
+
+def require_costs(world: World) -> None:
+    """A step shows its graph with workspaces and seconds, and the plan of that graph."""
+    step = compiled(world)
+    with pytest.raises(olla.ReplayError, match="has not run yet"):
+        _ = step.graph
+    planned(world, step, 2)
+    graph = step.graph
+    assert graph.workspace_bytes.max() > 0
+    assert (graph.seconds > 0).all()
+    assert 0 < graph.seconds.sum() < step.report().record_seconds
+    olla.check(graph, step.plan)
+    assert step.report().slowest[0][1] == graph.seconds.max()
+    assert "slowest when recorded" in str(step.report())

@@ -45,6 +45,13 @@ def net() -> nn.Module:
     )
 
 
+def deep(num_rows: int, device: str = "cpu") -> tuple[nn.Module, Any]:
+    """A chain of layers and its batch; of 1024 rows and more, results that wait for backward are worth a copy."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Tanh())))
+    return model.to(device), torch.randn(num_rows, 64).to(device)
+
+
 def images() -> Any:
     return torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
 

@@ -32,6 +32,11 @@ def slots(requests: Sequence[Sequence[tuple[int, int]]], num_slots: int) -> Tabl
     return table(scaled, num_slots * size)._replace(alignment=size)
 
 
+def record(replay: Replay, num_ops: int) -> None:
+    """Record a step on the default device of which nothing is planned."""
+    replay.activate(slots([[]] * num_ops, 0), recording=True)
+
+
 def ones(replay: Replay, op: int, *counts: int) -> list[torch.Tensor]:
     """Make a tensor of each count of floats in the window of an op."""
     replay.begin(op)

@@ -359,6 +359,13 @@ def uncached() -> Iterator[None]:
         yield
 
 
+def multiplies_in_short(*, is_convolution: bool) -> bool:
+    """Whether numbers of 32 bits are multiplied in TF32 on CUDA, by the settings in force."""
+    backends: Any = torch.backends
+    settings = backends.cudnn.conv if is_convolution else backends.cuda.matmul
+    return bool(settings.fp32_precision == "tf32")
+
+
 def flop_formula(target: Any) -> Callable[..., int] | None:
     """Return what counts the flops of an operator, or None where it is no product of matrices and no convolution."""
     registry = private("torch.utils.flop_counter", "flop_registry")

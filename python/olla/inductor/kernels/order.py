@@ -112,6 +112,19 @@ def forget() -> None:
     _records.clear()
 
 
+@contextlib.contextmanager
+def unrecorded() -> Iterator[None]:
+    """Compile in a block what is no part of any step: it leaves no records of orders and arenas."""
+    both: list[deque[Any]] = [_records, arena._records]
+    kept = [(records, list(records)) for records in both]
+    try:
+        yield
+    finally:
+        for records, before in kept:
+            records.clear()
+            records.extend(before)
+
+
 class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
     """Orders the fused kernels of every graph that Inductor compiles by their peak.
 

@@ -16,6 +16,7 @@ from olla.graph.columns import lists_of
 from olla.inductor.compat import compat
 from olla.inductor.saving.kinds import (
     Fusion,
+    arithmetic,
     changes_inputs,
     fusion_of,
     is_drawn,
@@ -24,7 +25,9 @@ from olla.inductor.saving.kinds import (
     may_run_again,
     node_flops,
     num_elements,
+    writes_over,
 )
+from olla.inductor.saving.rows import goes_on
 
 _FUSED_SHARE = 0.25  # of a fused op's inputs and results that pass through memory, about
 _ARITHMETIC_SHARE = 0.02  # of that traffic's time that a fused op takes where its inputs are at hand anyway
@@ -71,6 +74,11 @@ class Joint:
     def evictor(self) -> RecomputeSearch:
         """Return a search over what to save and what to run again."""
         return self._evictor(self.rerun, self.rerun_seconds)
+
+    def without_products(self) -> Joint:
+        """Return the same with no matrix product, convolution or attention that may run again, unless it has to."""
+        never = (self.flops > 0) & (self.unsaved == 0)
+        return replace(self, rerun=np.where(never, np.uint8(Rerun.NEVER), self.rerun))
 
     def by_traffic(self) -> Joint:
         """Return the same with random numbers and truth values that cost what they move, and no more."""
@@ -119,7 +127,8 @@ class Joint:
             rerun=rerun,
             rerun_seconds=rerun_seconds,
             rerun_reads=(np.zeros(num_ops + 1, dtype=np.int64), np.zeros(0, dtype=np.int32)),
-            in_place=np.array(self.fusion != Fusion.KERNEL, dtype=np.uint8),
+            in_place=np.array([n is not None and (writes_over(n) or goes_on(n)) for n in self.nodes], dtype=np.uint8)
+            | (self.fusion != Fusion.KERNEL),
             fusion=self.fusion,
             store_seconds=self.store_seconds,
             keep_seconds=self.keep_seconds,
@@ -299,7 +308,8 @@ def _with_rules(
     flops = np.array([0 if n is None else node_flops(n) for n in b.nodes], dtype=np.int64)
     moved = np.array([sizes[r].sum() + sizes[w].sum() for r, w in zip(b.reads, b.writes, strict=True)], dtype=np.int64)
     kernel = fusion == Fusion.KERNEL
-    seconds = device.estimate(flops, np.where(kernel, moved, moved * _FUSED_SHARE).astype(np.int64), kernel * 1)
+    work = np.array([0.0 if n is None else arithmetic(n, device) for n in b.nodes])
+    seconds = device.estimate(work, np.where(kernel, moved, moved * _FUSED_SHARE).astype(np.int64), kernel * 1)
     made = np.array([sizes[w].sum() for w in b.writes], dtype=np.int64)
     traffic = device.estimate(flops * 0, moved, kernel * 0)
     rerun_seconds = np.select([kernel, fusion == Fusion.REDUCTION], [seconds, traffic], traffic * _ARITHMETIC_SHARE)

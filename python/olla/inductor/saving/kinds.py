@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from olla.graph import DeviceProfile
 from olla.inductor.compat import compat, fallback
 
 
@@ -82,6 +83,11 @@ def fusion_of(node: fx.Node) -> Fusion:
     return Fusion.POINTWISE if pointwise or name in _LOOPS else Fusion.KERNEL
 
 
+def writes_over(node: fx.Node) -> bool:
+    """Whether a node, a kernel of its own, writes into its first input where nothing else reads that."""
+    return name_of(node) in ("aten::_unsafe_masked_index_put_accumulate", "aten::index_put", "aten::_unsafe_index_put")
+
+
 def is_random(node: fx.Node) -> bool:
     """Whether a node draws from a generator; what Inductor computes from a stored seed does not."""
     return (
@@ -115,6 +121,21 @@ def may_run_again(node: fx.Node) -> bool:
         return True
     known = name_of(node).split("::")[0] in ("aten", "prims")
     return known and not (is_random(node) or changes_inputs(node) or compat.must_save(node))
+
+
+def arithmetic(node: fx.Node, device: DeviceProfile) -> float:
+    """Return a node's flops, as many as take as long at the device's usual speed as these do in their precision."""
+    flops = node_flops(node)
+    value = node.meta.get("val")
+    value = value[0] if isinstance(value, tuple | list) and value else value
+    if not flops or not isinstance(value, torch.Tensor) or value.device.type != "cuda":
+        return flops
+    rate = 0.0
+    if value.dtype.itemsize <= 2:
+        rate = device.half_flops_per_second
+    elif not compat.multiplies_in_short(is_convolution="convolution" in name_of(node)):
+        rate = device.single_flops_per_second
+    return flops * device.flops_per_second / (rate or device.flops_per_second)
 
 
 def node_flops(node: fx.Node) -> int:

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import fx
 
-from olla.graph import PROFILES
+from olla.graph import PROFILES, DeviceProfile
 from olla.inductor.compat import compat, fallback
-from olla.inductor.saving import joint, rebuild, saving, verify
+from olla.inductor.saving import chunked, joint, rebuild, saving, verify
 from olla.plan import Goal
 
 _log = logging.getLogger(__name__)
+_MOST_PLANS = 4  # for one budget: a compilation each, without its kernels
+_USUAL_SLOWDOWN = 0.05  # on a CPU
 _LEFT = "olla leaves a compiled graph to torch's own partitioner"
+
+
+class _Planned(NamedTuple):
+    """A joint graph before it is rewritten, torch's classification of its nodes, its model, and what may be chosen."""
+
+    module: fx.GraphModule
+    graph: fx.Graph
+    info: Any
+    model: joint.Joint
+    goal: Goal
+    most_again: float | None
+    choice: saving.Choice
 
 
 @dataclass(frozen=True)
@@ -32,15 +48,28 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
     """Splits joint graphs so that the peak of forward and backward, as they will be fused, meets a goal.
 
     Args:
-        goal: what is asked for.
-        device_given: whether the goal's device was asked for; else it follows the graph's device.
+        goal: what is asked for; None: what each graph's device has for next to nothing, see `usual_goal`.
+        device: what seconds are estimated for; None: it follows the graph's device.
         max_recomputed: most flops to run again, as a share of them all.
+        foresee: tells the peak of the code for forward and backward, of which the first results are not saved; None:
+            budgets are held by the plan.
+        chunked_loss: chunks of rows for linear layers with their losses, or "auto"; None: they stay whole.
     """
 
-    def __init__(self, goal: Goal, *, device_given: bool, max_recomputed: float | None = None) -> None:
+    def __init__(
+        self,
+        goal: Goal | None,
+        *,
+        device: DeviceProfile | None = None,
+        max_recomputed: float | None = None,
+        foresee: Callable[[fx.GraphModule, fx.GraphModule, int], int | None] | None = None,
+        chunked_loss: int | str | None = None,
+    ) -> None:
         self.goal = goal
+        self.foresee = foresee
+        self.device = device
         self.max_recomputed = max_recomputed
-        self.device_given = device_given
+        self.chunked_loss = chunked_loss
         self.choices: list[saving.Choice] | None = None  # one per graph that is divided, where someone wants them
         self.cacheable = True  # whether what this divides may come out of torch's caches, where nobody is warned
         self.planning_seconds = 0.0  # processor time of what torch's partitioner would not have done
@@ -58,7 +87,8 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         gm.graph = divided.joint
         if self.choices is not None:
             self.choices.append(divided.choice)
-        self._tell_budget(divided.choice)
+        if self.goal is not None:
+            self._tell_budget(divided.choice, self.goal)
         return divided.forward, divided.backward
 
     def _divide(self, given: Any, static_indices: Any, num_forward: int) -> _Divided | None:
@@ -67,49 +97,127 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         if reason:
             fallback.warn(f"{_LEFT}: {reason}. It runs, with torch's choice of what is saved")
             return None
-        gm = compat.copied(given)
-        info = compat.prepare(gm, static_indices, num_forward)
-        if info is None:
+        planned = None if self.chunked_loss is None else self._in_chunks(given, static_indices, num_forward)
+        if planned is None or self.chunked_loss == "auto":
+            planned = self._better(self._planned(compat.copied(given), static_indices, num_forward), planned)
+        if planned is None:
             return None
         start = time.process_time()
-        model = joint.build(gm.graph, info, num_forward, self._device(gm))
-        choice = saving.choose(model, self.goal, self.max_recomputed)
+        if planned.goal.budget_bytes is None:
+            found = self._divided(planned, planned.choice, num_forward)
+        else:
+            found = self._within(planned, planned.goal.budget_bytes, num_forward)
+        self.planning_seconds += time.process_time() - start
+        choice, model = found.choice, planned.model
         _log.info(
             "saved for backward: peak %d bytes (at least %d, all saved: %d), %.2f %% more time, %.2f %% flops again",
-            choice.peak_bytes,
+            choice.known_peak_bytes,
             choice.lower_bound_bytes,
             choice.saved_peak_bytes,
             100 * choice.added_seconds / max(model.step_seconds, 1e-30),
             100 * choice.recomputed_flops / max(int(model.flops.sum()), 1),
         )
+        return found
+
+    def _divided(self, planned: _Planned, choice: saving.Choice, num_forward: int) -> _Divided:
+        """Divide a joint graph by a choice; it can be divided by another one afterwards."""
+        gm, info = planned.module, planned.info
         new = rebuild.rebuild(
-            gm.graph, model, choice.values, choice.runs, num_forward, info.static_lifetime_input_nodes
+            planned.graph, planned.model, choice.values, choice.runs, num_forward, info.static_lifetime_input_nodes
         )
         gm.graph = new.graph
-        self.planning_seconds += time.process_time() - start
         forward, backward = compat.split(gm, list(new.saved), list(new.saved_sizes), new.static, num_forward)
         verify.halves(forward, backward, new.graph, num_forward)
         return _Divided(new.graph, forward, backward, choice)
 
-    def _tell_budget(self, choice: saving.Choice) -> None:
+    def _planned(self, gm: Any, static_indices: Any, num_forward: int, *, in_chunks: bool = False) -> _Planned | None:
+        """Choose what a joint graph saves; None where nothing of it is backward. The graph is simplified."""
+        info = compat.prepare(gm, static_indices, num_forward)
+        if info is None:
+            return None
+        if in_chunks:
+            chunked.in_forward(gm.graph, info)
+        start = time.process_time()
+        on_cpu = all(device.type in ("cpu", "meta") for device in compat.devices(gm))
+        device = self.device or PROFILES["cpu" if on_cpu else "a100"]
+        goal, most_again = (self.goal, self.max_recomputed) if self.goal else usual_goal(device, on_cpu)
+        model = joint.build(gm.graph, info, num_forward, device)
+        choice = saving.choose(model, goal, most_again)
+        self.planning_seconds += time.process_time() - start
+        return _Planned(gm, gm.graph, info, model, goal, most_again, choice)
+
+    def _within(self, planned: _Planned, budget: int, num_forward: int) -> _Divided:
+        """Return a division whose code fits the budget, else the one of least peak that was found.
+
+        Inductor fuses otherwise than foreseen here and there. Where its code needs more than planned, the next plan is
+        one for as much less.
+        """
+        target, choice = budget, planned.choice
+        tried: list[_Divided] = []
+        while True:
+            found = self._measured(self._divided(planned, choice, num_forward), num_forward)
+            tried.append(found)
+            excess = found.choice.known_peak_bytes - budget
+            if excess <= 0 or choice.peak_bytes > target or len(tried) == _MOST_PLANS:  # or no plan is left
+                break
+            target = choice.peak_bytes - excess
+            goal = dataclasses.replace(planned.goal, budget_bytes=target)
+            choice = saving.choose(planned.model, goal, planned.most_again)
+        return min(tried, key=lambda d: (max(d.choice.known_peak_bytes, budget), d.choice.added_seconds))
+
+    def _measured(self, found: _Divided, num_forward: int) -> _Divided:
+        if self.foresee is None:
+            return found
+        try:
+            peak_bytes = self.foresee(found.forward, found.backward, num_forward)
+        except Exception as error:  # the plan is as right as before
+            fallback.failed("whether a plan fits the budget is told from the plan, not from the code", error)
+            return found
+        return dataclasses.replace(found, choice=dataclasses.replace(found.choice, code_peak_bytes=peak_bytes))
+
+    def _in_chunks(self, given: Any, static_indices: Any, num_forward: int) -> _Planned | None:
+        """Choose what a joint graph saves whose losses run in chunks; None where it has none."""
+        assert self.chunked_loss is not None
+        start = time.process_time()
+        gm = compat.copied(given)
+        try:
+            num_losses, why = chunked.in_chunks(gm, self.chunked_loss)
+        except Exception as error:  # the graph with whole losses is there
+            fallback.failed("losses run whole, not in chunks", error)
+            return None
+        self.planning_seconds += time.process_time() - start
+        if num_losses:
+            return self._planned(gm, static_indices, num_forward, in_chunks=True)
+        if self.chunked_loss not in ("auto", 1):
+            self.cacheable = False  # a later process is to be told as well
+            fallback.warn(
+                f"chunked_loss={self.chunked_loss} changes nothing in a compiled graph: {why}. What runs in chunks is "
+                "a linear layer with a loss whose result is one number, compiled together, its logits not returned",
+                about="chunked_loss",
+            )
+        return None
+
+    def _better(self, whole: _Planned | None, in_chunks: _Planned | None) -> _Planned | None:
+        """Return the plan with losses in chunks where the other one does not fit the budget and needs more."""
+        if in_chunks is None or whole is None:
+            return whole
+        budget = self.goal.budget_bytes if self.goal else None
+        enough = budget is not None and whole.choice.peak_bytes <= budget
+        return whole if enough or whole.choice.peak_bytes <= in_chunks.choice.peak_bytes else in_chunks
+
+    def _tell_budget(self, choice: saving.Choice, goal: Goal) -> None:
         """Warn where no plan fits the budget: what was found instead."""
-        budget = self.goal.budget_bytes
-        if budget is None or choice.peak_bytes <= budget:
+        budget, needed = goal.budget_bytes, choice.known_peak_bytes
+        if budget is None or needed <= budget:
             return
         self.cacheable = False  # a later process is to be told as well
         within = "" if self.max_recomputed is None else f" that runs at most {self.max_recomputed:g} of the flops again"
         fallback.warn(
             f"olla found no way to fit a compiled forward and backward into budget={budget} bytes: the least found"
-            f"{within} is {choice.peak_bytes} bytes, with parameters, inputs and gradients, and is used (all saved: "
+            f"{within} is {needed} bytes, with parameters, inputs and gradients, and is used (all saved: "
             f"{choice.saved_peak_bytes}; nothing that takes as long can be below {choice.lower_bound_bytes}). Ask for "
-            f"budget={choice.peak_bytes}, or take a smaller batch"
+            f"budget={needed}, or take a smaller batch"
         )
-
-    def _device(self, gm: Any) -> Any:
-        if self.device_given:
-            return self.goal.device
-        on_cpu = all(device.type in ("cpu", "meta") for device in compat.devices(gm))
-        return PROFILES["cpu" if on_cpu else "a100"]
 
     def uuid(self) -> tuple[str, ...]:
         """Return what identifies the decisions, for Inductor's caches: olla's version and code, and the goal.
@@ -123,13 +231,24 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
 
     def __getstate__(self) -> object:
         """Return what pickles, a part of Inductor's hashed configuration: what is decided by, not what became of it."""
-        return self.goal, self.device_given, self.max_recomputed
+        return self.goal, self.device, self.max_recomputed, self.chunked_loss
 
-    def __setstate__(self, state: tuple[Goal, bool, float | None]) -> None:
+    def __setstate__(self, state: tuple[Goal | None, DeviceProfile | None, float | None, int | str | None]) -> None:
         """Begin with nothing divided."""
-        goal, device_given, max_recomputed = state
-        Partitioner.__init__(self, goal, device_given=device_given, max_recomputed=max_recomputed)
+        goal, device, max_recomputed, chunked_loss = state
+        Partitioner.__init__(self, goal, device=device, max_recomputed=max_recomputed, chunked_loss=chunked_loss)
 
     def _identity(self) -> tuple[str, ...]:
-        goal = repr(sorted(self.goal.record().items()))
-        return compat.code_digest(), goal, f"{self.device_given} {self.max_recomputed}"
+        goal = repr(sorted(self.goal.record().items())) if self.goal else "usual"
+        return compat.code_digest(), goal, f"{self.device} {self.max_recomputed} {self.chunked_loss}"
+
+
+def usual_goal(device: DeviceProfile, on_cpu: bool) -> tuple[Goal, float | None]:
+    """Return the goal where none is given, and the most flops to run again, as a share of them all.
+
+    Triton's fused kernels wait for memory, so what joins them runs again for next to nothing: on a GPU no matrix
+    product, convolution or attention runs twice, and whatever else may. A CPU's are as often bound by arithmetic.
+    """
+    if on_cpu:
+        return Goal(max_slowdown=_USUAL_SLOWDOWN, device=device), None
+    return Goal(minimise="peak", device=device), 0.0

@@ -8,6 +8,7 @@ from typing import Any
 from torch import fx
 
 from olla.inductor.compat import compat, fallback
+from olla.inductor.saving import rows
 
 HOOK = "post_grad_custom_post_pass"
 
@@ -25,6 +26,10 @@ class SavedAsGiven(compat.CustomGraphPass):  # type: ignore[misc]
             compat.keep_strides_of_results(graph, lambda node: node.op == "placeholder")
         except Exception as error:
             fallback.failed("parameters and inputs are saved in the layout torch gives them", error)
+        try:
+            rows.add_in_place(graph)
+        except Exception as error:
+            fallback.failed("gradients of chunks are added in memory of their own", error)
 
     def uuid(self) -> str:
         """Return what identifies the pass, for Inductor's caches."""

@@ -42,6 +42,7 @@ class Choice:
         saved_peak_bytes: the peak with everything saved.
         lower_bound_bytes: no plan in which kernels run again for as long as in this one, or shorter, has a lower peak,
             by the same model of what is fused; whatever its order within forward and within backward.
+        code_peak_bytes: the peak of the code that Inductor generates for it; None where nobody asked.
     """
 
     peak_bytes: int
@@ -51,6 +52,12 @@ class Choice:
     recomputed_flops: int
     saved_peak_bytes: int
     lower_bound_bytes: int
+    code_peak_bytes: int | None = None
+
+    @property
+    def known_peak_bytes(self) -> int:
+        """What is known best of the peak."""
+        return self.peak_bytes if self.code_peak_bytes is None else self.code_peak_bytes
 
 
 @dataclass(frozen=True)
@@ -78,8 +85,13 @@ def choose(joint: Joint, goal: Goal, max_recomputed: float | None = None) -> Cho
     Complexity:
         A few thousand simulations, each O(nodes + edges).
     """
+    if max_recomputed == 0:
+        joint = joint.without_products()
     evictor = joint.evictor()
     points = _points(joint, evictor)
+    if max_recomputed:  # so that more flops never need more memory
+        free = joint.without_products()
+        points += _points(free, free.evictor())
     by_traffic = joint.by_traffic()
     fits = goal.budget_bytes is None or any(point.peak <= goal.budget_bytes for point in points)
     if (goal.minimise or not fits) and by_traffic is not joint:  # time is no matter: measured otherwise, other plans

@@ -42,6 +42,32 @@ class Split:
     digest: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Splits:
+    """What became of all graphs of a step.
+
+    Attributes:
+        splits: one per graph that was divided into forward and backward, in the order of compilation.
+    """
+
+    splits: list[Split]
+
+    @property
+    def flops(self) -> int:
+        """Of matrix products and convolutions, as the graphs were before they were divided."""
+        return sum(split.flops for split in self.splits)
+
+    @property
+    def recomputed_flops(self) -> int:
+        """Of matrix products and convolutions, run beyond that."""
+        return sum(split.recomputed_flops for split in self.splits)
+
+    @property
+    def partition_seconds(self) -> float:
+        """Processor time in which it was decided what to save."""
+        return sum(split.seconds for split in self.splits)
+
+
 @dataclass(frozen=True)
 class Figures:
     """What a graph computes: how often it runs which operator, and the flops of matrix products and convolutions."""

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from olla.errors import CaptureError
 from olla.inductor.compat import compat
-from olla.inductor.simulate.split import Split, recorded
+from olla.inductor.simulate.split import Split, Splits, recorded
 from olla.inductor.simulate.wrappers import LiveBytes, watched_wrappers
 from olla.pytorch.capture.inputs import Fakes, step_device
 
@@ -26,7 +26,7 @@ Watch = Callable[[Split], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replay:
+class Replay(Splits):
     """What one training step, forward and backward, needs as it is compiled.
 
     Attributes:
@@ -44,25 +44,9 @@ class Replay:
     peak_bytes: int
     eager_peak_bytes: int
     resident_bytes: int
-    splits: list[Split]
     num_wrappers: int
     compile_seconds: float
     sources: list[str] = field(repr=False)
-
-    @property
-    def flops(self) -> int:
-        """Of matrix products and convolutions, as the graphs were before they were divided."""
-        return sum(split.flops for split in self.splits)
-
-    @property
-    def recomputed_flops(self) -> int:
-        """Of matrix products and convolutions, run beyond that."""
-        return sum(split.recomputed_flops for split in self.splits)
-
-    @property
-    def partition_seconds(self) -> float:
-        """Processor time in which it was decided what to save."""
-        return sum(split.seconds for split in self.splits)
 
 
 def replay(

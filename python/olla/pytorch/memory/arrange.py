@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from olla import _core
 from olla.base import Progress
 from olla.graph import Graph
-from olla.layout import LayoutOptions, live_bytes, place, rounded_up
+from olla.layout import LayoutOptions, place, rounded_up
 from olla.plan import Plan, Status
 from olla.planner import plan
 from olla.pytorch.memory.replay import Allocations, Table
@@ -117,18 +117,6 @@ def planned_again(graph: Graph, before: Plan, progress: Progress | None = None) 
         method=before.method,
         options=before.options,
     )
-
-
-def load(recorded: Allocations, alignment: int) -> int:
-    """Return the most bytes that the requests which do not outlive the step hold at once.
-
-    Args:
-        recorded: the step.
-        alignment: bytes; sizes are rounded up to it.
-    """
-    dies = np.flatnonzero(recorded.freed_at >= 0)
-    size = rounded_up(recorded.num_bytes[dies], alignment)
-    return int(live_bytes(dies, recorded.freed_at[dies], size, len(recorded.num_bytes)).max(initial=0))
 
 
 def program_peak(graph: Graph, alignment: int) -> int:

@@ -65,9 +65,13 @@ class HostMemory:
 
     Args:
         device: type of the device that it is copied from.
+
+    Attributes:
+        num_taken: how often it was taken anew. What reads it at a later time, as a CUDA graph does, was made for one.
     """
 
     def __init__(self, device: str) -> None:
+        self.num_taken = 0
         self._is_pinned = device == "cuda"
         self._memory: torch.Tensor | None = None
         self._unpin: weakref.finalize[..., HostMemory] | None = None
@@ -89,6 +93,7 @@ class HostMemory:
                 self._unpin = weakref.finalize(self, _unpin, memory)
                 self._unpin.atexit = False
             self._memory = memory
+            self.num_taken += 1
         return self._memory
 
     def release(self) -> None:
@@ -228,6 +233,8 @@ class _Streams:
         torch.cuda.current_stream().wait_event(copy)
 
     def drain(self) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            return  # nothing runs, and a wait would take the place of the error that ends the capture
         for stream in self._streams:
             stream.synchronize()
 
@@ -244,7 +251,7 @@ class Copies:
         device: where the step runs.
 
     Attributes:
-        host_bytes: see above.
+        host_bytes, host: see above.
         stall_seconds: that the ops waited for copies in the latest step; on a GPU, where only streams wait, None.
 
     Example:
@@ -271,7 +278,7 @@ class Copies:
         self.host_bytes = host_bytes
         self.stall_seconds: float | None = None
         self._num_bytes, self._places, self._after = num_bytes, places, after
-        self._host, self._device = host, device
+        self.host, self._device = host, device
         self._queues: _Queues = _Streams(device) if device.type == "cuda" else _Threads()
         self._latest: list[Any] = []
         self._is_running = False
@@ -279,7 +286,7 @@ class Copies:
     def begin(self) -> None:
         """Get ready for a step."""
         self.abandon()
-        self._host.take(self.host_bytes)
+        self.host.take(self.host_bytes)
         self._latest = [None] * len(self._num_bytes)
         self._is_running = True
         self.stall_seconds = None if self._device.type == "cuda" else 0.0
@@ -321,4 +328,4 @@ class Copies:
 
     def _at_host(self, swap: int) -> torch.Tensor:
         first = self._places[swap]
-        return self._host.take(self.host_bytes)[first : first + self._num_bytes[swap]]
+        return self.host.take(self.host_bytes)[first : first + self._num_bytes[swap]]

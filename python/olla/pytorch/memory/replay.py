@@ -127,29 +127,8 @@ class Replay:
         self.begin = module.begin
         self.end = module.end
 
-    def start_recording(self, num_ops: int, *, shared: bool = False) -> None:
-        """Record every allocation that this thread makes inside windows of ops 0 to num_ops - 1.
-
-        Args:
-            num_ops: see above.
-            shared: whether the windows of this thread are open for all threads that have none of their own: on a GPU,
-                autograd allocates on a thread of its own.
-
-        Raises:
-            ReplayError: this thread already records a step or has an active table, or another thread shares its own.
-        """
-        self._module.start_recording(num_ops, shared)
-
-    def recorded(self) -> Allocations:
-        """Return the recording so far, which goes on.
-
-        Raises:
-            ReplayError: this thread does not record.
-        """
-        return _allocations(self._module.recorded())
-
     def stop_recording(self) -> Allocations:
-        """End the recording, its table if it has one, and the window where one is open.
+        """End the recording, its table, and the window where one is open.
 
         Returns:
             Entry i is the i-th request.
@@ -159,7 +138,7 @@ class Replay:
         """
         return _allocations(self._module.stop_recording())
 
-    def activate(self, table: Table, *, shared: bool = False, recording: bool = False) -> None:
+    def activate(self, table: Table, *, recording: bool = False) -> None:
         """Take the arena from the default allocator, and answer the requests of this thread's windows from it.
 
         A request takes the first planned place of its size that the op has not passed, so that one request more or
@@ -167,7 +146,6 @@ class Replay:
 
         Args:
             table: copied.
-            shared: see start_recording.
             recording: whether every request is recorded too; then stop_recording() ends the table, and its arena goes
                 back.
 
@@ -179,7 +157,7 @@ class Replay:
         Complexity:
             O(m) here, O(log blocks in use) for each request and each tensor that is freed.
         """
-        self._module.activate(table.arena_bytes, table.alignment, *_arrays(table), shared, recording)
+        self._module.activate(table.arena_bytes, table.alignment, *_arrays(table), recording)
 
     def deactivate(self, *, keep_arena: bool = False) -> Counters:
         """End the table, and the window where one is open. Tensors in the arena stay readable.
@@ -203,7 +181,8 @@ class Replay:
         A step that records or activates a table inside the loop suspends it until that ends.
 
         Args:
-            shared: see start_recording.
+            shared: whether the windows of this thread are open for all threads that have none of their own: on a GPU,
+                autograd allocates on a thread of its own.
 
         Raises:
             ReplayError: this thread is inside a loop or a step, or another thread shares its own.
@@ -320,13 +299,8 @@ def load(device: torch.device) -> Replay:
     Example:
         >>> import numpy as np, torch
         >>> replay = load(torch.device("cpu"))
-        >>> replay.start_recording(num_ops=1)
-        >>> replay.begin(0)
-        >>> ones = torch.ones(16)
-        >>> replay.end()
-        >>> replay.stop_recording().num_bytes.tolist()
-        [64]
-        >>> replay.activate(Table(128, np.array([0, 1]), np.array([64]), np.array([64])))
+        >>> table = Table(128, np.array([0, 1]), np.array([64]), np.array([64]))
+        >>> replay.activate(table)
         >>> replay.begin(0)
         >>> ones = torch.ones(16)
         >>> replay.end()
@@ -334,5 +308,11 @@ def load(device: torch.device) -> Replay:
         64
         >>> replay.deactivate().num_hits
         1
+        >>> replay.activate(table, recording=True)
+        >>> replay.begin(0)
+        >>> ones = torch.ones(32)
+        >>> replay.end()
+        >>> replay.stop_recording().num_bytes.tolist()
+        [128]
     """
     return Replay(load_module(device.type))

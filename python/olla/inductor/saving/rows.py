@@ -1,0 +1,341 @@
+"""How operators treat the rows of a loss: one by one, or summed up; where its rows lie in a tensor."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from olla.inductor.compat import compat
+
+MARK = "olla_chunk"  # in the notes of a node: it is computed chunk by chunk
+_aten, _prims = torch.ops.aten, torch.ops.prims
+_SUMS = (_aten.sum.dim_IntList, _aten.sum.default)
+_OVER_COLUMNS = (*_SUMS, _aten.amax.default, _aten.amin.default, _aten.logsumexp.default, _aten.mean.dim)
+_SHAPED = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)
+_FACTORIES = (_aten.full.default, _aten.zeros.default, _aten.ones.default)
+_BY_INDEX = (_aten.gather.default, _aten.scatter.value, _aten.scatter.src)
+_LIKE = (
+    _aten.alias.default,
+    _aten.detach.default,
+    _aten.clone.default,
+    _aten._to_copy.default,
+    _aten.full_like.default,
+    _aten.zeros_like.default,
+)
+ADDED_BY_INDEX = (_aten._unsafe_masked_index_put_accumulate.default,)
+MATRIX_PRODUCTS = (_aten.mm.default, _aten.addmm.default)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The dimensions of a tensor that together count rows: one, or several neighbours as of batch and place."""
+
+    first: int
+    count: int = 1
+
+    def sizes(self, shape: tuple[int, ...], num_rows: int) -> list[int]:
+        """Return a shape in which these dimensions are one of so many rows."""
+        return [*shape[: self.first], num_rows, *shape[self.first + self.count :]]
+
+
+@dataclass(frozen=True)
+class Treated:
+    """What one operator does with rows.
+
+    Attributes:
+        rows: of its result; None: it sums over all rows.
+        reads: of every argument that has rows, by its place: where they are.
+        args: with which it runs on so many rows; what stands for the number of rows is None.
+    """
+
+    rows: Rows | None
+    reads: dict[fx.Node, Rows]
+    args: tuple[Any, ...]
+
+
+def shape_of(node: Any) -> tuple[int, ...] | None:
+    """Return the sizes of a node's one tensor; None for what has none, or symbolic ones."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    if not isinstance(value, torch.Tensor) or not all(isinstance(size, int) for size in value.shape):
+        return None
+    return tuple(value.shape)
+
+
+def treated(node: fx.Node, known: dict[fx.Node, Rows], num_rows: int, result: Rows | None = None) -> Treated | None:
+    """Return what a node does with the rows of its arguments; None where it is nothing that chunks of rows can do.
+
+    Args:
+        node: calls an operator.
+        known: where rows are, of the arguments that are computed in chunks.
+        num_rows: of the whole.
+        result: where rows are to be in the result; None: where the arguments put them.
+    """
+    shape = shape_of(node)
+    if shape is None or node.op != "call_function":
+        return None
+    if node.target in MATRIX_PRODUCTS:
+        return _product(node, known, num_rows)
+    if node.target in _OVER_COLUMNS:
+        return _over_columns(node, known, num_rows)
+    if node.target in _FACTORIES:
+        args = (result.sizes(shape, -1), *node.args[1:]) if result else None
+        return args and Treated(result, {}, _open(args))  # type: ignore[return-value]
+    source = node.args[0] if node.args else None
+    if node.target in (*_SHAPED, _aten.expand.default, _aten.permute.default, _aten.unsqueeze.default, *_SQUEEZES):
+        return _looked_at(node, known, num_rows, result)
+    if node.target in _BY_INDEX:
+        return _by_index(node, known, num_rows, result)
+    tags = getattr(node.target, "tags", ())
+    if torch.Tag.pointwise in tags or node.target is _prims.convert_element_type.default or node.target in _LIKE:
+        if torch.Tag.nondeterministic_seeded in tags or source is None:
+            return None
+        return _elementwise(node, known, num_rows, result)
+    return None
+
+
+_SQUEEZES = (_aten.squeeze.dim, _aten.squeeze.dims)
+
+
+def _open(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return arguments in which -1 among sizes, the rows, is None."""
+    sizes = [None if size == -1 else size for size in args[0]]
+    return (sizes, *args[1:])
+
+
+def _aligned(node: fx.Node, rows: Rows, ndim: int) -> Rows:
+    """Return where rows of an argument are in a result of so many dimensions, as broadcasting has it."""
+    return Rows(rows.first + ndim - len(shape_of(node) or ()), rows.count)
+
+
+def _elementwise(node: fx.Node, known: dict[fx.Node, Rows], num_rows: int, result: Rows | None) -> Treated | None:
+    shape = shape_of(node) or ()
+    found = {_aligned(n, known[n], len(shape)) for n in node.all_input_nodes if n in known} | ({result} - {None})
+    if len(found) != 1:
+        return None
+    (rows,) = found
+    reads = _broadcast(node.all_input_nodes, rows, len(shape), num_rows)  # type: ignore[arg-type]
+    return None if reads is None else Treated(rows, reads, node.args)
+
+
+def _broadcast(nodes: list[fx.Node], rows: Rows, ndim: int, num_rows: int) -> dict[fx.Node, Rows] | None:
+    """Return which arguments of an elementwise operator have rows, and where; None where one has some of them."""
+    reads = {}
+    for node in nodes:
+        shape = shape_of(node)
+        if shape is None:
+            return None
+        first = rows.first - (ndim - len(shape))
+        here = shape[max(first, 0) : max(first + rows.count, 0)]
+        if math.prod(here) == 1:
+            if first >= 0 and rows.count > 1:
+                return None  # its dimensions of one would have to become one
+            continue
+        if first < 0 or math.prod(here) != num_rows:
+            return None
+        reads[node] = Rows(first, rows.count)
+    return reads
+
+
+def _over_columns(node: fx.Node, known: dict[fx.Node, Rows], num_rows: int) -> Treated | None:
+    source, shape = node.args[0], shape_of(node.args[0])
+    if shape is None or source not in known:
+        return None
+    rows = known[source]  # type: ignore[index]
+    given: Any = node.args[1] if len(node.args) > 1 else []
+    dims = {d % len(shape) for d in ([given] if isinstance(given, int) else given)} or set(range(len(shape)))
+    inside = dims & set(range(rows.first, rows.first + rows.count))
+    if inside and (node.target not in _SUMS or len(inside) != rows.count):
+        return None
+    moved = sorted({d if d <= rows.first else max(rows.first, d - rows.count + 1) for d in dims})
+    args = node.args if node.target is _aten.sum.default else (source, moved, *node.args[2:])
+    if inside:
+        return Treated(None, {source: rows}, args)  # type: ignore[dict-item]
+    keep = len(node.args) > 2 and bool(node.args[2])
+    before = 0 if keep else sum(d < rows.first for d in dims)
+    return Treated(Rows(rows.first - before, rows.count), {source: rows}, args)  # type: ignore[dict-item]
+
+
+def _product(node: fx.Node, known: dict[fx.Node, Rows], num_rows: int) -> Treated | None:
+    """Rows on the left stay rows; where they are what is summed over, the products of chunks are added."""
+    left, right = node.args[-2:]
+    a, b = known.get(left), known.get(right)  # type: ignore[arg-type]
+    if node.target is _aten.addmm.default:
+        bias = shape_of(node.args[0])
+        if bias is None or (len(bias) > 1 and bias[0] != 1) or a != Rows(0) or b is not None or left is right:
+            return None
+        return Treated(Rows(0), {left: Rows(0)}, node.args)  # type: ignore[dict-item]
+    if a == Rows(0) and b is None:
+        return Treated(Rows(0), {left: Rows(0)}, node.args)  # type: ignore[dict-item]
+    if b == Rows(1) and a is None:
+        return Treated(Rows(1), {right: Rows(1)}, node.args)  # type: ignore[dict-item]
+    if (a in (None, Rows(1)) and b in (None, Rows(0))) and left is not right:
+        return Treated(None, {left: Rows(1), right: Rows(0)}, node.args)  # type: ignore[dict-item]
+    return None
+
+
+def _by_index(node: fx.Node, known: dict[fx.Node, Rows], num_rows: int, result: Rows | None) -> Treated | None:
+    """Columns are chosen row by row: everything has the same rows."""
+    tensors = node.all_input_nodes
+    found = {known[n] for n in tensors if n in known} | ({result} - {None})
+    if len(found) != 1:
+        return None
+    (rows,) = found
+    dims = rows.first, rows.count  # type: ignore[union-attr]
+    shapes = [shape_of(n) for n in tensors]
+    if rows.count != 1 or any(s is None or s[dims[0]] != num_rows for s in shapes):  # type: ignore[union-attr]
+        return None
+    if node.args[1] % len(shapes[0] or (0,)) == dims[0]:  # type: ignore[operator]
+        return None
+    return Treated(rows, dict.fromkeys(tensors, rows), node.args)  # type: ignore[arg-type]
+
+
+def _looked_at(node: fx.Node, known: dict[fx.Node, Rows], num_rows: int, result: Rows | None) -> Treated | None:
+    """Views: where the rows are on one side tells where they are on the other."""
+    source: Any = node.args[0]
+    shape, before = shape_of(node), shape_of(source)
+    if shape is None or before is None:
+        return None
+    if node.target in _SHAPED:
+        there = known.get(source) or _same_rows(shape, before, result, num_rows)
+        here = _same_rows(before, shape, there, num_rows)
+        if there is None or here is None or (result is not None and here != result):
+            return None
+        return Treated(here, {source: there}, (source, _sizes(here, shape)))
+    if node.target is _aten.expand.default:
+        return _expanded(node, known, num_rows, result)
+    steps = _dimensions(node, len(before))  # of every dimension of the result, the source's
+    there = known.get(source)
+    if there is None and result is not None:
+        inner = [d for d in steps[result.first : result.first + result.count] if d is not None]
+        there = Rows(inner[0], len(inner)) if inner else None
+    if there is None or math.prod(before[there.first : there.first + there.count]) != num_rows:
+        return None
+    places = [i for i, d in enumerate(steps) if d is not None and there.first <= d < there.first + there.count]
+    if len(places) != there.count or [steps[p] for p in places] != list(range(there.first, there.first + there.count)):
+        return None
+    if places[-1] - places[0] + 1 != there.count or (result is not None and Rows(places[0], there.count) != result):
+        return None
+    return Treated(Rows(places[0], there.count), {source: there}, _with_dimensions(node, there, len(before)))
+
+
+def _dimensions(node: fx.Node, ndim: int) -> list[int | None]:
+    given: Any = node.args[1]
+    if node.target is _aten.permute.default:
+        return [d % ndim for d in given]
+    if node.target is _aten.unsqueeze.default:
+        place = given % (ndim + 1)
+        return [*range(place), None, *range(place, ndim)]
+    gone = {d % ndim for d in ([given] if isinstance(given, int) else given)}
+    before = shape_of(node.args[0]) or ()
+    return [d for d in range(ndim) if d not in gone or before[d] != 1]
+
+
+def _with_dimensions(node: fx.Node, rows: Rows, ndim: int) -> tuple[Any, ...]:
+    """Return arguments for a source in which the rows are one dimension."""
+    if rows.count == 1:
+        return node.args
+
+    def moved(d: int) -> int:
+        return d if d <= rows.first else d - rows.count + 1
+
+    given: Any = node.args[1]
+    if node.target is _aten.permute.default:
+        dims = [d % ndim for d in given]
+        return (node.args[0], [moved(d) for d in dims if not rows.first < d < rows.first + rows.count])
+    if node.target is _aten.unsqueeze.default:
+        return (node.args[0], moved(given % (ndim + 1)))
+    return (node.args[0], [moved(d % ndim) for d in ([given] if isinstance(given, int) else given)])
+
+
+def _same_rows(before: tuple[int, ...], shape: tuple[int, ...], rows: Rows | None, num_rows: int) -> Rows | None:
+    """Return where rows are once a tensor has another shape."""
+    if rows is None:
+        return None
+    outside, first = math.prod(before[: rows.first]), 0
+    while first < len(shape) and math.prod(shape[:first]) < outside:
+        first += 1
+    last = first
+    while last < len(shape) and math.prod(shape[first:last]) < num_rows:
+        last += 1
+    fits = math.prod(shape[:first]) == outside and math.prod(shape[first:last]) == num_rows
+    return Rows(first, last - first) if fits and last > first else None
+
+
+def _expanded(node: fx.Node, known: dict[fx.Node, Rows], num_rows: int, result: Rows | None) -> Treated | None:
+    source: Any = node.args[0]
+    shape = shape_of(node) or ()
+    rows = _aligned(source, known[source], len(shape)) if source in known else result
+    if rows is None or (result is not None and rows != result):
+        return None
+    reads = _broadcast([source], rows, len(shape), num_rows)
+    return None if reads is None else Treated(rows, reads, (source, _sizes(rows, shape)))
+
+
+def _sizes(rows: Rows, shape: tuple[int, ...]) -> list[int | None]:
+    return [*shape[: rows.first], None, *shape[rows.first + rows.count :]]
+
+
+def on_rows(node: fx.Node, how: Treated, num_rows: int) -> tuple[Any, ...]:
+    """Return the arguments with which a node runs on so many rows."""
+    if not any(isinstance(arg, list) and None in arg for arg in how.args):
+        return how.args
+    sized = (*_SHAPED, _aten.expand.default, *_FACTORIES)
+    if node.target not in sized:
+        return how.args
+    return tuple([num_rows if s is None else s for s in arg] if isinstance(arg, list) else arg for arg in how.args)
+
+
+def is_view_like(node: fx.Node) -> bool:
+    """Whether a node only looks at its argument."""
+    return node.target in (*_SHAPED, _aten.expand.default, _aten.permute.default, _aten.unsqueeze.default, *_SQUEEZES)
+
+
+def is_zero(node: Any) -> bool:
+    """Whether a node makes nothing but zeros."""
+    if not isinstance(node, fx.Node):
+        return False
+    if node.target is _aten.zeros.default:
+        return True
+    place = 1 if node.target is _aten.full.default else 0
+    made = node.target in (_aten.full.default, _aten.scalar_tensor.default)
+    return bool(made and len(node.args) > place and node.args[place] == 0)
+
+
+def is_proportional(node: fx.Node, linear: set[fx.Node]) -> bool:
+    """Whether a node's result is proportional to the number that these nodes are proportional to."""
+    args = node.args
+    if node.target in (_aten.mul.Tensor, _aten.mm.default):
+        return sum(arg in linear for arg in args[:2] if isinstance(arg, fx.Node)) == 1
+    if node.target is _aten.div.Tensor:
+        return args[0] in linear and args[1] not in linear
+    if node.target in (_aten.add.Tensor, _aten.sub.Tensor):
+        return all(isinstance(arg, fx.Node) and (arg in linear or is_zero(arg)) for arg in args[:2])
+    if node.target is _aten.where.self:
+        return args[0] not in linear and all(arg in linear or is_zero(arg) for arg in args[1:])
+    one = (_aten.neg.default, _prims.convert_element_type.default, _aten.clone.default, _aten.alias.default, *_SUMS)
+    return (node.target in one or is_view_like(node)) and args[0] in linear
+
+
+def bytes_of(node: fx.Node) -> int:
+    """Return the bytes of a node's one tensor; 0 for everything else."""
+    return int(compat.size_of(node)) if isinstance(node.meta.get("val"), torch.Tensor) else 0
+
+
+def goes_on(node: fx.Node) -> bool:
+    """Whether a node adds the product of a chunk to those of the chunks before, which nothing else reads."""
+    if node.target is not _aten.addmm.default or not node.meta.get(MARK):
+        return False
+    before: Any = node.args[0]
+    made = before.target in (*MATRIX_PRODUCTS, _aten.addmm_.default) and before.meta.get(MARK)
+    return bool(made and len(before.users) == 1 and shape_of(before) == shape_of(node))
+
+
+def add_in_place(graph: fx.Graph) -> None:
+    """Have sums over chunks written over those of the chunks before, in a graph of forward as Inductor lowers it."""
+    for node in graph.find_nodes(op="call_function", target=_aten.addmm.default):
+        if goes_on(node):
+            node.target = _aten.addmm_.default

@@ -1,0 +1,102 @@
+"""The peak of a divided graph before it is compiled: Inductor's code for both halves, run on fake tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from olla.inductor.compat import compat
+from olla.inductor.compat.lowering import lower
+from olla.inductor.simulate.wrappers import LiveBytes, watched_wrappers
+
+
+def peak_bytes(forward: fx.GraphModule, backward: fx.GraphModule, num_results: int) -> int | None:
+    """Return the most bytes alive at once while the code that Inductor generates for forward and backward runs.
+
+    What forward is given lives throughout, and so do its results and what arrives for backward; what forward saves
+    lives until backward frees it, and gradients from when they are there.
+
+    Args:
+        forward, backward: as a partitioner returns them, with fake tensors in ``meta["val"]``. They stay as they are.
+        num_results: of forward's outputs, those it does not save for backward.
+
+    Returns:
+        Bytes; None where sizes are symbols.
+
+    Complexity:
+        A compilation without its kernels.
+    """
+    values: list[Any] = [node.meta.get("val") for half in (forward, backward) for node in _inputs(half)]
+    if not all(isinstance(value, torch.Tensor) and all(type(n) is int for n in value.shape) for value in values):
+        return None
+    mode = values[0].fake_mode
+    live = LiveBytes()
+    with compat.uncached(), watched_wrappers([]):
+        with mode:
+            lasting = {node.name: _twin(node.meta["val"]) for node in _inputs(forward)}
+        for tensor in lasting.values():
+            live.add(tensor)
+        run = _lowered_forward(forward, num_results)
+        with mode, live:
+            made = run(list(lasting.values()))
+        results, saved = made[:num_results], dict(zip(_names(forward)[num_results:], made[num_results:], strict=True))
+        given = {name: _twin_in(mode, tensor) for name, tensor in saved.items()}
+        run = _lowered_backward(backward, given, _donated(forward, backward, num_results))
+        del made
+        with mode, live:
+            arriving = {n.name: _twin(n.meta["val"]) for n in _inputs(backward) if n.name not in saved.keys() | lasting}
+            taken = [(saved | lasting | arriving)[node.name] for node in _inputs(backward)]
+            saved.clear()
+            gradients = run(taken)
+    del results, arriving, gradients
+    return live.peak_bytes
+
+
+def _lowered_forward(forward: fx.GraphModule, num_results: int) -> Any:
+    half = compat.copied(forward)
+    seen = [i for i, result in enumerate(_results(half)[:num_results]) if isinstance(result, fx.Node)]
+    half.graph.output_node().meta["user_visible_output_idxs"] = seen
+    return lower(half)
+
+
+def _lowered_backward(backward: fx.GraphModule, given: dict[str, torch.Tensor], donated: set[str]) -> Any:
+    """Compile backward for what forward saves in the layout it has."""
+    half = compat.copied(backward)
+    for node in _inputs(half):
+        node.meta["val"] = given.get(node.name, node.meta["val"])
+    return lower(half, [i for i, node in enumerate(_inputs(half)) if node.name in donated])
+
+
+def _donated(forward: fx.GraphModule, backward: fx.GraphModule, num_results: int) -> set[str]:
+    """Return what backward may write into: what is saved, and neither given nor returned."""
+    others = {_storage(n) for n in (*_inputs(forward), *_results(forward)[:num_results], *_results(backward))}
+    return {node.name for node in _results(forward)[num_results:] if _storage(node) not in others}
+
+
+def _inputs(half: fx.GraphModule) -> list[fx.Node]:
+    return list(half.graph.find_nodes(op="placeholder"))
+
+
+def _results(half: fx.GraphModule) -> Any:
+    return half.graph.output_node().args[0]
+
+
+def _names(half: fx.GraphModule) -> list[str]:
+    return [result.name if isinstance(result, fx.Node) else "" for result in _results(half)]
+
+
+def _storage(node: Any) -> int | None:
+    """Return what tells the storages of tensors apart."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+
+
+def _twin(value: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+
+def _twin_in(mode: Any, value: torch.Tensor) -> torch.Tensor:
+    with mode:
+        return _twin(value)
