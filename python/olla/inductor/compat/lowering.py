@@ -1,7 +1,8 @@
-"""One half of a divided graph, compiled by Inductor outside of a compilation's own course."""
+"""Inductor's lowering: of an operator as it is, of one half of a divided graph outside of a compilation's course."""
 
 from __future__ import annotations
 
+import importlib
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,6 +10,12 @@ from typing import Any
 import torch
 
 from olla.inductor.compat.compat import private
+
+
+def call_itself(operator: Any) -> None:
+    """Have Inductor call an operator that it would decompose; one it meets unprepared is an error where CI is set."""
+    if operator not in importlib.import_module("torch._inductor.lowering").lowerings:
+        private("torch._inductor.lowering", "make_fallback")(operator, warn=False)
 
 
 def lower(half: torch.fx.GraphModule, donated: Sequence[int] | None = None) -> Callable[[list[Any]], Any]:
