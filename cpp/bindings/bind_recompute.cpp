@@ -24,17 +24,24 @@ void bind_rules(nb::module_& m) {
           [](Rules* self, Array<double> seconds, Array<std::uint8_t> rerun, Array<double> rerun_seconds,
              std::pair<Array<std::int64_t>, Array<TensorId>> rerun_reads, Array<std::uint8_t> in_place,
              std::optional<Array<std::uint8_t>> fusion, std::optional<Array<double>> store_seconds,
-             std::optional<Array<double>> keep_seconds, std::optional<Array<std::uint8_t>> unsaved, Step split) {
+             std::optional<Array<double>> keep_seconds, std::optional<Array<std::uint8_t>> unsaved, bool reduced_in_place,
+             Step split) {
             const auto& [offset, item] = rerun_reads;
-            new (self) Rules{copy(seconds),          copy(rerun),
-                             copy(rerun_seconds),    {copy(offset), copy(item)},
-                             copy(in_place),         copy_if(fusion),
-                             copy_if(store_seconds), copy_if(keep_seconds),
-                             copy_if(unsaved),       split};
+            new (self) Rules{copy(seconds),
+                             copy(rerun),
+                             copy(rerun_seconds),
+                             {copy(offset), copy(item)},
+                             copy(in_place),
+                             copy_if(fusion),
+                             copy_if(store_seconds),
+                             copy_if(keep_seconds),
+                             copy_if(unsaved),
+                             reduced_in_place,
+                             split};
           },
           nb::kw_only(), "seconds"_a.noconvert(), "rerun"_a.noconvert(), "rerun_seconds"_a.noconvert(), "rerun_reads"_a.noconvert(),
           "in_place"_a.noconvert(), "fusion"_a.noconvert().none(), "store_seconds"_a.noconvert().none(),
-          "keep_seconds"_a.noconvert().none(), "unsaved"_a.noconvert().none(), "split"_a);
+          "keep_seconds"_a.noconvert().none(), "unsaved"_a.noconvert().none(), "reduced_in_place"_a, "split"_a);
 }
 
 void bind_answers(nb::module_& m) {

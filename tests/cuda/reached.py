@@ -32,7 +32,7 @@ PYTHON: dict[str, tuple[str, ...]] = {  # files, and what in them is for a CPU
 }
 # Others that the tests compile, as the host code of Inductor, are left alone.
 COMPILER = """#!/bin/sh
-case "$*" in *allocator.cpp*|*forward.cpp*) exec c++ --coverage -dumpdir {notes}/ "$@" -O0 ;; esac
+case "$*" in *allocator.cpp*|*forward.cpp*) exec c++ --coverage -dumpdir {notes}/$$- "$@" -O0 ;; esac  # two compile at once
 exec c++ "$@"
 """
 SETTINGS = """[run]

@@ -34,6 +34,7 @@ struct Rules {
   std::vector<double> store_seconds;   // of op v, if fused: what running it again costs more where its result is in memory
   std::vector<double> keep_seconds;    // the same of its own run; empty: nothing
   std::vector<std::uint8_t> unsaved;   // what op v made before the split is not read after it; empty: everything may be
+  bool reduced_in_place = false;       // pointwise results take over what a reduction in the same kernel reads, too
   Step split = 0;                      // the base order is that of the ops, and a second program begins here: no kernel spans it
 };
 

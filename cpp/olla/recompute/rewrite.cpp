@@ -259,7 +259,7 @@ void Rewriter::count_inputs(Rewrite& r) {
 }
 
 // Whether the one result of a run takes over the buffer of an input that nobody reads later, which is found here. Not what a
-// reduction in the same kernel goes through at its own pace.
+// reduction in the same kernel goes through at its own pace, by the rules.
 bool Rewriter::take_over(RunId run, Rewrite& r) {
   Rewrite::Copy& made = r.copies[r.makes_of(run)[0]];
   const Bytes bytes = graph_.bytes(values_.tensor[made.value]);
@@ -270,7 +270,7 @@ bool Rewriter::take_over(RunId run, Rewrite& r) {
     if (c < 0) continue;
     const Rewrite::Copy& input = r.copies[c];
     const TensorId held = r.buffers[input.buffer].tensor;
-    const bool reduced = !made.fused && !reduced_.empty() && reduced_[c] == kernels_[run];
+    const bool reduced = !made.fused && !rules_.reduced_in_place && !reduced_.empty() && reduced_[c] == kernels_[run];
     if (reduced || input.last_use != last || graph_.producer(held) == kNoOp || graph_.bytes(held) != bytes) continue;
     if (made.fused) {
       donated_input_[r.makes_of(run)[0]] = c;

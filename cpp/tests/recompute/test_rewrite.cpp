@@ -165,8 +165,6 @@ TEST(random_drops_need_what_the_profile_of_the_rewritten_graph_says) {
   CHECK(num_built > 100);
 }
 
-OLLA_TEST_MAIN
-
 TEST(a_fused_result_is_in_memory_only_where_a_kernel_of_its_own_reads_it) {
   // kernel 0 makes 0; pointwise op 1 makes 1 of it; kernel 2 makes 3 of 1 or, fused, reduction 2 does.
   for (const Fusion reader : {Fusion::kNone, Fusion::kReduction}) {
@@ -185,3 +183,25 @@ TEST(a_fused_result_is_in_memory_only_where_a_kernel_of_its_own_reads_it) {
     CHECK_EQ(rewrite.added_seconds, reader == Fusion::kReduction ? 0.0 : 2.0);
   }
 }
+
+TEST(a_fused_result_lies_over_what_a_reduction_of_its_kernel_reads_where_rules_say_so) {
+  // kernel 0 makes 0; reduction 1 makes 1 of it; pointwise op 2 makes 2 of both, which kernel 3 reads.
+  const Graph graph(
+      data({10, 1, 10, 1},
+           {{.writes = {0}}, {.reads = {0}, .writes = {1}}, {.reads = {0, 1}, .writes = {2}}, {.reads = {2}, .writes = {3}}}));
+  Rules rules = rules_for(graph.data());
+  rules.fusion = {0, static_cast<std::uint8_t>(Fusion::kReduction), static_cast<std::uint8_t>(Fusion::kPointwise), 0};
+  rules.in_place = {0, 1, 1, 0};
+  rules.store_seconds.assign(4, 0.0);
+  const Values values(graph, rules);
+  const auto order = program_order(graph);
+  for (const bool in_place : {false, true}) {
+    rules.reduced_in_place = in_place;
+    Rewriter rewriter(graph, values, rules, order);
+    Rewrite rewrite;
+    CHECK(rewriter.build(DropSet(values.num_values()), rewrite));
+    CHECK_EQ(rewrite.peak, in_place ? 11 : 21);
+  }
+}
+
+OLLA_TEST_MAIN

@@ -56,6 +56,7 @@ class Rules(NamedTuple):
             store_seconds=None,
             keep_seconds=None,
             unsaved=None,
+            reduced_in_place=False,
             split=0,
         )
         return RecomputeSearch(graph.core, order, rules)

@@ -48,6 +48,7 @@ class Joint:
             cpp/olla/graph/values.hpp.
         draw_seconds: of op v, the part of its seconds that goes into drawing random numbers.
         flops: int64[num_ops], of matrix products, convolutions and attention.
+        reduced_in_place: whether a kernel may write over what a reduction in it reads; see values.hpp.
     """
 
     graph: Graph
@@ -65,6 +66,7 @@ class Joint:
     fusion: NDArray[np.uint8]
     unsaved: NDArray[np.uint8]
     flops: NDArray[np.int64]
+    reduced_in_place: bool
 
     @property
     def step_seconds(self) -> float:
@@ -133,6 +135,7 @@ class Joint:
             store_seconds=self.store_seconds,
             keep_seconds=self.keep_seconds,
             unsaved=self.unsaved,
+            reduced_in_place=self.reduced_in_place,
             split=self.split,
         )
         return RecomputeSearch(self.graph if graph is None else graph, np.arange(num_ops, dtype=np.int32), rules)
@@ -141,6 +144,11 @@ class Joint:
 def is_tensor_node(node: fx.Node) -> bool:
     """Whether a node's value is one tensor."""
     return compat.is_tensor(node.meta.get("val"))
+
+
+def is_on_gpu(node: fx.Node) -> bool:
+    """Whether a node's value is one tensor on a GPU."""
+    return is_tensor_node(node) and node.meta["val"].device.type == "cuda"
 
 
 def nodes_in(value: Any) -> list[fx.Node]:
@@ -341,6 +349,7 @@ def _with_rules(
         fusion=fusion,
         unsaved=unsaved,
         flops=flops,
+        reduced_in_place=any(n is not None and is_on_gpu(n) for n in b.nodes),
     )
 
 
