@@ -30,9 +30,10 @@ PYTHON: dict[str, tuple[str, ...]] = {  # files, and what in them is for a CPU
     "memory/replay.py": (),
     "memory/selfcheck.py": (),
 }
-# Others that the tests compile, as the host code of Inductor, are left alone.
+# Others that the tests compile, as the host code of Inductor, are left alone. Two processes may compile at once: each
+# compilation has notes of its own.
 COMPILER = """#!/bin/sh
-case "$*" in *allocator.cpp*|*forward.cpp*) exec c++ --coverage -dumpdir {notes}/$$- "$@" -O0 ;; esac  # two compile at once
+case "$*" in *allocator.cpp*|*forward.cpp*) exec c++ --coverage -dumpdir {notes}/$$- "$@" -O0 ;; esac
 exec c++ "$@"
 """
 SETTINGS = """[run]
