@@ -148,6 +148,19 @@ def test_the_gradient_of_what_a_softmax_takes_lies_where_that_of_its_result_was(
     assert measured(*example, **OURS) in rounded(found.ours.peak_bytes - found.ours.resident_bytes, 16)
 
 
+class Scaled(nn.Linear):
+    """With a number on the CPU that kernels on the GPU take, forward's and backward's."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).tanh() / torch.sqrt(torch.tensor(32.0))
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_a_step_with_a_number_on_the_cpu_is_foreseen() -> None:
+    example = nn.Sequential(Scaled(32, 512), Scaled(512, 32)).cuda(), torch.randn(512, 32, device="cuda"), square
+    assert measured(*example, **OURS, options=LEAST) in rounded(foreseen(*example, **OURS, options=LEAST), 16)
+
+
 def free_of_products(example: tuple[Any, Any, Any], **compiling: Any) -> tuple[int, bool]:
     """The peak of a step, and whether no product of matrices runs twice in it."""
     splits: list[Split] = []
