@@ -91,6 +91,8 @@ def explain(
     max_slowdown: float | None = None,
     minimise: str | None = None,
     device: str | DeviceProfile | None = None,
+    max_recomputed: float | None = None,
+    chunked_loss: int | str | None = None,
     shares: Sequence[float] = _SHARES,
     state_bytes: int = 0,
 ) -> Explanation:
@@ -103,7 +105,7 @@ def explain(
         model: real, or on the meta device; in the mode (train or eval) it shall run in.
         batch: tensors in any structure of dicts, lists and tuples.
         loss: ``loss(model, batch)`` returns the loss, or a tuple that starts with it.
-        budget, max_slowdown, minimise, device: as of `olla.inductor.enable`.
+        budget, max_slowdown, minimise, device, max_recomputed, chunked_loss: as of `olla.inductor.enable`.
         shares: values of ``activation_memory_budget`` to try for torch.
         state_bytes: of what else lives throughout: an optimizer's state.
 
@@ -123,8 +125,7 @@ def explain(
         >>> len(found.ours.splits), found.best_share
         (1, 1.0)
     """
-    goal = {"budget": budget, "max_slowdown": max_slowdown, "minimise": minimise, "device": device}
-    settings = patches(**goal)  # type: ignore[arg-type]
+    settings = patches(budget, max_slowdown, minimise, device, max_recomputed, chunked_loss=chunked_loss)
     partitioner: Partitioner = settings["custom_partitioner_fn"]
     made: list[Choice] = []
     partitioner.choices = made

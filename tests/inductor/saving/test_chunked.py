@@ -213,6 +213,15 @@ def test_the_peak_falls_by_the_logits() -> None:
     assert peaks[2] < peaks[0]
 
 
+def test_explain_shows_what_chunks_are_worth() -> None:
+    whole, in_chunks = (
+        olla.inductor.explain(*large(), minimise="peak", max_recomputed=0.0, chunked_loss=number, shares=())
+        for number in (None, 8)
+    )
+    assert in_chunks.ours.peak_bytes < 0.7 * whole.ours.peak_bytes
+    assert in_chunks.ours.recomputed_flops == whole.ours.recomputed_flops == 0
+
+
 def test_gradients_of_a_weight_are_added_in_place() -> None:
     with olla.inductor.enable(max_slowdown=0.05, chunked_loss=8):
         forward, *_ = (source for source in replay(*large()).sources if "aten.addmm_" in source)
