@@ -13,6 +13,7 @@ from torch import fx
 
 from olla.graph import PROFILES, DeviceProfile
 from olla.inductor.compat import compat, fallback
+from olla.inductor.compat.inlined import with_calls_inlined
 from olla.inductor.saving import chunked, joint, rebuild, saving, verify
 from olla.plan import Goal
 
@@ -76,6 +77,8 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
 
     def __call__(self, gm: Any, joint_inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Return the forward and the backward graph module of a joint one; torch's own where olla's fail."""
+        if not joint_inputs:  # of a region, which is written out in the graph that calls it
+            return compat.min_cut_partition(gm, joint_inputs, **kwargs)  # type: ignore[no-any-return]
         try:
             divided = self._divide(gm, kwargs.get("static_lifetime_input_indices"), kwargs["num_fwd_outputs"])
         except Exception as error:  # whatever it is: the graph as it came is still whole, and torch can divide it
@@ -93,6 +96,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
 
     def _divide(self, given: Any, static_indices: Any, num_forward: int) -> _Divided | None:
         """Divide a copy of a joint graph; None where it is one for torch."""
+        given = with_calls_inlined(given)
         reason = compat.obstacle(given)
         if reason:
             fallback.warn(f"{_LEFT}: {reason}. It runs, with torch's choice of what is saved")
