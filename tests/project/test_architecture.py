@@ -51,11 +51,12 @@ INDUCTOR = {
     "inductor.saving": "graph plan inductor.compat",
     "inductor.kernels": "graph plan layout planner inductor.compat",
     "inductor.simulate": "inductor.compat pytorch.capture",
+    "inductor.whole": "graph plan inductor.compat inductor.saving inductor.kernels inductor.simulate pytorch.capture",
 }
 MAY_IMPORT = {
     **PLANNING,
     **PYTORCH,
-    "pytorch": " ".join(["base graph plan layout check planner report", *PYTORCH]),
+    "pytorch": " ".join(["base graph plan layout check planner report inductor.whole", *PYTORCH]),
     **INDUCTOR,
     "inductor": " ".join(["base graph plan planner", *INDUCTOR]),
     "cli": "base graph plan layout check planner report pytorch.capture olla",

@@ -13,6 +13,24 @@ from olla.pytorch.step import Step
 if TYPE_CHECKING:
     import torch
 
+_OF_PLANS: dict[str, Any] = {  # what kernels="inductor" does not take, and its default
+    **dict.fromkeys(("arena", "swap", "link", "host_budget", "chunked_loss")),
+    **{"cuda_graph": False, "in_place": True, "recompute": True, "method": "auto", "updates_may_move": True},
+}
+
+_ASKED = [
+    "budget",
+    "max_slowdown",
+    "minimise",
+    "in_place",
+    "recompute",
+    "chunked_loss",
+    "swap",
+    "host_budget",
+    "link",
+    "method",
+]
+
 
 def compile(
     model: torch.nn.Module,
@@ -40,6 +58,8 @@ def compile(
     host_budget: int | str | None = None,
     chunked_loss: int | None = None,
     checks: str = "run",
+    kernels: str = "torch",
+    max_recomputed: float | None = None,
 ) -> Step:
     """Turn a training step into one that runs in planned order, in one arena; the first call captures and plans it.
 
@@ -82,6 +102,12 @@ def compile(
             changes rounding, and is off unless asked for.
         checks: "run", or "skip" what the step checks of values only to raise an error; see olla.capture. On a GPU each
             check waits for the kernels before it.
+        kernels: "torch", torch's own operators in planned order, or "inductor": forward, backward and update as one
+            graph that Inductor compiles, whose gradients die at their updates; see docs/inductor.md. It takes an
+            optimizer, and of the goals ``budget``, ``max_slowdown``, ``minimise`` and ``max_recomputed``; without one,
+            what the backend "olla" has for next to nothing.
+        max_recomputed: with ``kernels="inductor"``: most flops of matrix products, convolutions and attention to run
+            again, as a share of the step's; alone, for the least peak with that.
 
     Returns:
         The step: ``step(batch)`` runs it and returns what ``loss`` or ``step`` returned.
@@ -101,25 +127,15 @@ def compile(
         >>> losses[2] < losses[1] < losses[0]
         True
     """
+    given = dict(locals())
     if method not in ("auto", "autoswap"):
         raise ValueError(f"method is {method!r}, expected 'auto' or 'autoswap': the others plan, see olla.plan")
+    given["minimise"] = _minimised(given)
     profile = _profile(model, plan_for)
-    goal, swapping = asked(
-        budget=budget,
-        max_slowdown=max_slowdown,
-        minimise=minimise,
-        device=profile,
-        in_place=in_place,
-        recompute=recompute,
-        chunked_loss=chunked_loss,
-        swap=swap,
-        host_budget=host_budget,
-        link=link,
-        method=method,
-    )
+    goal, swapping = asked(device=profile, **{name: given[name] for name in _ASKED})
     if swapping is not None and link is None:
         swapping = dataclasses.replace(swapping, link=Link.of(profile))
-    return Step(
+    arguments = (
         model,
         optimizer,
         loss,
@@ -134,6 +150,44 @@ def compile(
         swapping,
         checks,
     )
+    if kernels == "torch":
+        return Step(*arguments)
+    from olla.pytorch.lowered import LoweredStep
+
+    return LoweredStep(*arguments, max_recomputed=max_recomputed)
+
+
+def _minimised(given: dict[str, Any]) -> str | None:
+    """Check the options of Inductor's kernels; return ``minimise``, which the most flops alone mean as well.
+
+    Args:
+        given: the arguments of `compile`.
+
+    Raises:
+        ValueError: the kernels are unknown, there is no optimizer, or an option is for the other kernels.
+    """
+    kernels, share, minimise = given["kernels"], given["max_recomputed"], given["minimise"]
+    if kernels == "torch":
+        if share is not None:
+            raise ValueError(f'max_recomputed={share!r} is for kernels="inductor": give a budget or max_slowdown')
+        return minimise  # type: ignore[no-any-return]
+    if kernels != "inductor":
+        raise ValueError(f"kernels is {kernels!r}, expected 'torch' or 'inductor'")
+    if given["optimizer"] is None:
+        raise ValueError(
+            'kernels="inductor" compiles updates with the gradients they take: pass optimizer=..., or use '
+            'torch.compile(model, backend="olla")'
+        )
+    for name, usual in _OF_PLANS.items():
+        if given[name] != usual:
+            raise ValueError(
+                f'{name}={given[name]!r} is for kernels="torch": leave it out. kernels="inductor" takes budget, '
+                "max_slowdown, minimise and max_recomputed"
+            )
+    if share is not None and not (isinstance(share, int | float) and share >= 0):
+        raise ValueError(f"max_recomputed is {share!r}, expected a share of the step's flops: 0.05 for 5 %")
+    alone = share is not None and given["budget"] is None and given["max_slowdown"] is None
+    return "peak" if alone else minimise
 
 
 def _profile(model: torch.nn.Module, plan_for: str | DeviceProfile | None) -> DeviceProfile:

@@ -105,7 +105,7 @@ class Runner:
 
     def run(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
         """Run the step on the tensors of its inputs, and return the captured outputs."""
-        return _in_plain_modes(self._call, values)
+        return in_plain_modes(self._call, values)
 
     def _call(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
         start = time.perf_counter()
@@ -278,7 +278,7 @@ class Runner:
         return self._figures.report(self._planned, self._arranged, self._planner, num_captures)
 
 
-def _in_plain_modes(call: Call, values: list[torch.Tensor]) -> list[torch.Tensor]:
+def in_plain_modes(call: Call, values: list[torch.Tensor]) -> list[torch.Tensor]:
     """Call without gradients and autocast, since the captured step has its casts in it, on the device of the values."""
     # A context manager written in Python, such as no_grad(), leaves its mode on if Ctrl-C comes as it is entered.
     with_gradients = torch.is_grad_enabled()

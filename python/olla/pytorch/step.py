@@ -196,14 +196,22 @@ class Step:
             capture = self._prepare(batch, key, leaves)
             with between():
                 values = capture.gather(leaves)
-        results = capture.runner.run(values)
+        result = self._result(capture, values, batch)
         if self._captures.use(capture):
             warnings.warn(
                 f"the step needed more than {self._cache_size} captures, this one because of a change: {reason}. Pad "
                 "batches to few shapes, pass numbers that change in with the batch as tensors, or raise cache_size",
                 stacklevel=3,
             )
-        return self._give_back(capture, results)
+        return result
+
+    def _result(self, capture: Capture, values: list[torch.Tensor], batch: Any) -> Any:
+        return self._give_back(capture, capture.runner.run(values))
+
+    def _captured(self, batch: Any) -> Captured:
+        return capture(
+            self._model, batch, optimizer=self._optimizer, loss=self._loss, step=self._body, checks=self._checks
+        )
 
     def _prepare(self, batch: Any, key: tuple[Any, ...], leaves: Sequence[Any]) -> Capture:
         from olla.pytorch.binding import InputBinding
@@ -220,14 +228,7 @@ class Step:
             planner = Planner(self._goal, self._options, self._swapping, replays=not self._cuda_graph)
             options = {**self._options, "goal": self._goal, "swapping": self._swapping}
         with ProgressLine(f"compiling {type(self._model).__name__}") as progress:
-            captured = capture(
-                self._model,
-                batch,
-                optimizer=self._optimizer,
-                loss=self._loss,
-                step=self._body,
-                checks=self._checks,
-            )
+            captured = self._captured(batch)
             captured.structure.check()
             with between():
                 made = Capture(captured, key, InputBinding(self._model, self._optimizer), leaves)

@@ -27,9 +27,10 @@ def lower(half: torch.fx.GraphModule, donated: Sequence[int] | None = None) -> C
     given = [node.meta["val"] for node in half.graph.find_nodes(op="placeholder")]
     context = private("torch._guards", "TracingContext").get()
     lowering = private("torch._inductor.compile_fx", "compile_fx_inner")
-    before = context.fw_metadata
+    before = context.fw_metadata, context.output_strides
+    context.output_strides = None
     context.fw_metadata = types.SimpleNamespace(bw_donated_idxs=donated, static_input_indices=[])
     try:
         return lowering(half, given, is_backward=donated is not None)  # type: ignore[no-any-return]
     finally:
-        context.fw_metadata = before
+        context.fw_metadata, context.output_strides = before

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from olla.errors import CaptureError
-from olla.inductor.compat import compat, fallback
+from olla.inductor.compat import compat, fallback, whole
 from olla.inductor.kernels import arena, scheduler
 from olla.inductor.kernels.fused import Storages
 from olla.inductor.kernels.groups import ends
@@ -132,11 +132,14 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
         time_limit: seconds per graph. What is not proved by then is the best order found, never worse than the one
             fusion left.
         arena: also let buffers lie in one arena per graph.
+        readers_only: what merely has to run after a kernel, as the update of a parameter after all that reads it, keeps
+            no buffer from being overwritten. Inductor counts it as a user otherwise.
     """
 
-    def __init__(self, time_limit: float = TIME_LIMIT, arena: bool = False) -> None:
+    def __init__(self, time_limit: float = TIME_LIMIT, arena: bool = False, readers_only: bool = False) -> None:
         self.time_limit = time_limit
         self.arena = arena
+        self.readers_only = readers_only
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
         """Return the nodes in an order of the least peak found; in torch's own, with a warning, where that fails."""
@@ -156,6 +159,8 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
     def _ordered(self, nodes: Sequence[Any]) -> list[Any]:
         start = time.perf_counter()
         name = scheduler.graph_name()
+        if self.readers_only:
+            scheduler.count_readers_only()
         given = self._plan(nodes, name)
         taken = given
         with _left_out("fusions stay as they are"):
@@ -219,17 +224,24 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
 
     def __getstate__(self) -> object:
         """Return what pickles: torch before 2.13 hashes that, not `uuid`, as a part of its configuration."""
-        return {"time_limit": self.time_limit, "arena": self.arena, "code": compat.code_digest()}
+        return {
+            "time_limit": self.time_limit,
+            "arena": self.arena,
+            "readers_only": self.readers_only,
+            "code": compat.code_digest(),
+        }
 
-    def uuid(self) -> tuple[str, float, bool]:
+    def uuid(self) -> tuple[str, float, bool, bool]:
         """Return what identifies the decisions, for Inductor's caches."""
-        return compat.code_digest(), self.time_limit, self.arena
+        return compat.code_digest(), self.time_limit, self.arena, self.readers_only
 
 
 def _tell(storages: Storages, ordered: Sequence[Any]) -> None:
     """Let Inductor count the bytes of buffers as olla does; it may go on with its own figures."""
     with _left_out("buffers are reused by torch's own figures"):
         storages.tell(ordered)
+    if scheduler.counts_readers_only():
+        whole.drop_weak_users(scheduler.scheduler())
 
 
 @contextlib.contextmanager
@@ -241,6 +253,6 @@ def _left_out(consequence: str) -> Iterator[None]:
         fallback.failed(consequence, error)
 
 
-def patches(time_limit: float = TIME_LIMIT, arena: bool = False) -> Mapping[str, Any]:
+def patches(time_limit: float = TIME_LIMIT, arena: bool = False, readers_only: bool = False) -> Mapping[str, Any]:
     """Return what this changes in Inductor's configuration, by name; its own search for an order is not needed then."""
-    return {"_post_fusion_custom_pass": KernelOrder(time_limit, arena), "reorder_for_peak_memory": False}
+    return {"_post_fusion_custom_pass": KernelOrder(time_limit, arena, readers_only), "reorder_for_peak_memory": False}

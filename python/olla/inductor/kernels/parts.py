@@ -93,12 +93,12 @@ def parts_of(fused: Sequence[Any], storages: Storages) -> Parts:
     nodes: list[Any] = []
     kernel: list[int] = []
     movable: list[bool] = []
-    rigid = inductor.mutable_names()
+    mutable = inductor.mutable_names()
     for i, node in enumerate(fused):
         parts = inductor.parts_of(node)
         nodes += parts
         kernel += [i] * len(parts)
-        movable += [len(parts) > 1 and rigid.isdisjoint(inductor.touched_names(part)) for part in parts]
+        movable += [len(parts) > 1 and not inductor.is_rigid(part, mutable) for part in parts]
     unfused = _Unfused(nodes, storages.taken)
     graph = unfused.graph("parts")
     writer = np.full(graph.num_tensors, -1, dtype=np.int64)

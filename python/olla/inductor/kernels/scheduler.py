@@ -179,7 +179,8 @@ def parts_of(node: Any) -> list[Any]:
 
     Where others have to wait for a kernel without reading what it makes, Inductor may have noted that for all of it.
     """
-    waited_for = any(user.is_weak for buffer in node.get_outputs() for user in buffer.users)
+    weak = any(user.is_weak for buffer in node.get_outputs() for user in buffer.users)
+    waited_for = weak and not counts_readers_only()
     if waited_for or keeps_order(node) or not codegen.is_plain_fusion(node):
         return [node]
     return list(node.get_nodes())
@@ -194,6 +195,16 @@ def mutable_names() -> set[str]:
         for pair in renamed.items()
         for name in pair
     }
+
+
+def is_rigid(part: Any, mutable: set[str]) -> bool:
+    """Return whether a part of a kernel stays in it because it has to do with memory that is changed.
+
+    In a whole step all parameters are: there what reads them may move, ahead of the update that waits for its result.
+    """
+    if counts_readers_only():
+        return any(buffer.get_mutations() for buffer in part.get_outputs())
+    return not mutable.isdisjoint(touched_names(part))
 
 
 def touched_names(node: Any) -> set[str]:
@@ -250,6 +261,16 @@ def keeps_order(node: Any) -> bool:
     return False
 
 
+def count_readers_only() -> None:
+    """Take only what reads a buffer for its user, in the graph being compiled; see `codegen.drop_weak_users`."""
+    scheduler().olla_readers_only = True
+
+
+def counts_readers_only() -> bool:
+    """Return whether what merely has to run later keeps no buffer from being overwritten."""
+    return bool(getattr(scheduler(), "olla_readers_only", False))
+
+
 def is_collective(node: Any) -> bool:
     """Return whether a node starts a communication between processes."""
     return bool(compat.is_collective(node))
@@ -293,7 +314,8 @@ def _may_be_taken(old: Any, inner: Any, node: Any) -> bool:
     ):
         return False
     gone = inner.ancestors | graph.removed_operations
-    left = [user for user in old.users if user.node.get_name() not in gone]
+    real = [user for user in old.users if not (user.is_weak and counts_readers_only())]
+    left = [user for user in real if user.node.get_name() not in gone]
     if len(left) != 1 or not left[0].can_inplace or left[0].node is not inner:
         return False
     within = {

@@ -23,6 +23,7 @@ class Rebuilt:
         graph: every run a node of its own; whoever reads a value reads the run that makes it for him.
         saved, saved_sizes: nodes of forward that backward reads: tensors, and numbers.
         static: inputs that live longer than the step.
+        forward: the nodes of forward.
     """
 
     graph: fx.Graph = field(default_factory=fx.Graph)
@@ -30,6 +31,7 @@ class Rebuilt:
     saved_sizes: dict[fx.Node, None] = field(default_factory=dict)
     static: list[fx.Node] = field(default_factory=list)
     origin: dict[fx.Node, fx.Node] = field(default_factory=dict)  # the old node that a new one stands for
+    forward: set[fx.Node] = field(default_factory=set)
 
 
 class _Rebuilder:
@@ -196,5 +198,6 @@ def rebuild(old: fx.Graph, joint: Joint, values: Values, runs: Runs, num_forward
     result = rebuilder.run(runs, num_forward)
     verify.rewritten(old, result.graph, result.origin)
     split_sums.keep_apart(result.graph, rebuilder.forward_nodes)
+    result.forward = rebuilder.forward_nodes
     result.static = [rebuilder.given[node] for node in static]
     return result

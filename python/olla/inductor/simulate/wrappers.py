@@ -131,17 +131,39 @@ def watched_wrappers(loaded: list[str], *, kernels: bool = False) -> Iterator[No
     """
 
     def load(_: Any, key: str, path: str, linemap: Any = None, attrs: Any = None) -> types.ModuleType:
-        source = Path(path).read_text()
-        module = types.ModuleType(f"olla_watched_{key}")
-        module.__dict__.update(attrs or {}, __file__=path, key=key)
-        with contextlib.nullcontext() if kernels else compat.patched("AsyncCompile", _NoCompiler):
-            exec(compile(source, path, "exec"), module.__dict__)
-        module.__dict__.update(attrs or {}, **_DISPATCHED)
-        if not kernels:
-            module.__dict__.update(dict.fromkeys(_CHECKS, lambda *_, **__: None))
-            module.__dict__["call"] = _with_any_number(module.__dict__["call"])
-        loaded.append(source)
+        module = _watched(key, path, attrs, kernels)
+        loaded.append(Path(path).read_text())
         return module
 
     with compat.patched("load_wrapper", classmethod(load)):
         yield
+
+
+def _watched(key: str, path: str, attrs: Any, kernels: bool) -> types.ModuleType:
+    module = types.ModuleType(f"olla_watched_{key}")
+    module.__dict__.update(attrs or {}, __file__=path, key=key)
+    with contextlib.nullcontext() if kernels else compat.patched("AsyncCompile", _NoCompiler):
+        exec(compile(Path(path).read_text(), path, "exec"), module.__dict__)
+    module.__dict__.update(attrs or {}, **_DISPATCHED)
+    if not kernels:
+        module.__dict__.update(dict.fromkeys(_CHECKS, lambda *_, **__: None))
+        module.__dict__["call"] = _with_any_number(module.__dict__["call"])
+    return module
+
+
+@contextlib.contextmanager
+def idle_twins(loaded: list[Callable[[list[torch.Tensor]], Any]]) -> Iterator[None]:
+    """Keep a second function of every wrapper that is compiled in this block: without kernels, for fake tensors.
+
+    Args:
+        loaded: receives them; each takes the list of the graph's inputs.
+    """
+    with compat.patched("load_wrapper", None) as usual:
+
+        def load(cls: Any, key: str, path: str, linemap: Any = None, attrs: Any = None) -> types.ModuleType:
+            module: types.ModuleType = usual.__func__(cls, key, path, linemap, attrs)
+            loaded.append(_watched(key, path, attrs, kernels=False).call)
+            return module
+
+        with compat.patched("load_wrapper", classmethod(load)):
+            yield

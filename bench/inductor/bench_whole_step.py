@@ -1,0 +1,221 @@
+"""Forward, backward and update in one graph of Inductor, beside backend "olla" with the optimizer after it.
+
+    python bench/inductor/bench_whole_step.py --markdown bench/results/inductor/whole_step.md
+    python bench/inductor/bench_whole_step.py --cases "bert b32: olla" --no-times
+
+Peaks are those of the wrappers that Inductor generates for the CPU, replayed on fake tensors: parameters, gradients,
+the optimizer's state and its own step included, without the rounding of allocators and workspaces of kernels. Both
+have the same goal: olla's without options, or minimise="peak" ("least").
+
+Times are paired: a small GPT-2 with dropout, torch.compile and its optimizer beside the whole step, in turns; the
+compilations, with their kernels, in folders of their own. Losses are compared.
+
+Results are kept in --folder as they are found, and read from there unless the code has changed. Exit status: 0; 1 if
+a whole step needs more than separate graphs, or something is not measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, for bench and tests
+
+import olla
+from bench.support.harness import REPOSITORY, Report
+from olla.inductor.compat.compat import code_digest
+from olla.inductor.settings import patches
+from olla.inductor.simulate.step import replay
+from olla.inductor.simulate.wrappers import LiveBytes
+from olla.inductor.whole.compile import compile_step
+from olla.inductor.whole.joined import Asked
+from tests.support.pytorch import compile_cases, models
+from tests.support.pytorch.models import Example
+
+GOALS: dict[str, dict[str, Any]] = {"olla": {}, "least": {"minimise": "peak"}}
+MODELS = ("llama 1B b4", "gpt2 b1, 512 tokens", "gpt2 b8, 1024 tokens", "bert b32", "resnet50 b32")
+CASES = [f"{model}: {goal}" for model in MODELS for goal in GOALS]
+COLUMNS = ["model", "goal", "separate MiB", "whole MiB", "of separate, %", "resident MiB", "taken"]
+MEBI = 2**20
+_TIMED = "gpt2 b32, 512 tokens"
+_STEPS = 20
+
+
+def example_of(model: str) -> tuple[Example, Callable[[torch.nn.Module], torch.optim.Optimizer]]:
+    """Return a training step on the meta device, and what makes its optimizer."""
+    if model == "gpt2 b1, 512 tokens":
+        return models.build("gpt2", 1, length=512, device="meta"), lambda m: models.optimizer("adam", m)
+    return compile_cases.build(model)[0], lambda m: compile_cases.optimizer(model, m)
+
+
+def optimizer_peak(model: torch.nn.Module, make: Callable[[torch.nn.Module], torch.optim.Optimizer]) -> tuple[int, int]:
+    """Return the peak of an optimizer's own step, gradients included, and the bytes of its state."""
+    with FakeTensorMode():
+        live = LiveBytes()
+        fakes = [torch.nn.Parameter(torch.empty(p.shape, dtype=p.dtype)) for p in model.parameters()]
+        optimizer = make(torch.nn.ParameterList(fakes))
+        for parameter in fakes:
+            parameter.grad = torch.empty_like(parameter)
+            live.add(parameter)
+            live.add(parameter.grad)
+        with live:
+            optimizer.step()
+            live.peak_bytes = live.live_bytes
+            state_bytes = live.live_bytes - 2 * sum(p.nbytes for p in fakes)
+            optimizer.step()
+        return live.peak_bytes, state_bytes
+
+
+def peaks(case: str) -> dict[str, Any]:
+    """Return the peaks of one model under one goal."""
+    name, _, goal = case.partition(": ")
+    example, make = example_of(name)
+    of_step, state_bytes = optimizer_peak(example.model, make)
+    found = replay(
+        example.model, example.batch, example.loss, backend="olla", options=GOALS[goal], state_bytes=state_bytes
+    )
+    others = found.resident_bytes - state_bytes - sum(p.nbytes for p in example.model.parameters())
+    captured = olla.capture(example.model, example.batch, optimizer=make(example.model), loss=example.loss)
+    asked = Asked(patches(**GOALS[goal])["custom_partitioner_fn"].goal)
+    whole = compile_step(captured, asked, kernels=False)
+    return {
+        "separate": max(found.peak_bytes, of_step + others),
+        "whole": whole.peak_bytes,
+        "resident": found.resident_bytes,
+    }
+
+
+def timed() -> dict[str, float]:
+    """Compile and train a small model both ways, in turns, in this process with its own folder of caches."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": folder}
+        command = [sys.executable, __file__, "--times-here"]
+        answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    result: dict[str, float] = json.loads(answer.splitlines()[-1])
+    return result
+
+
+def times_here() -> dict[str, float]:
+    """Do so; the caches are empty."""
+    examples, steps, seconds = [], [], []
+    for kind in ("separate", "whole"):
+        torch.manual_seed(0)
+        example, _ = compile_cases.build(_TIMED, "small")
+        example.model.train()
+        optimizer = compile_cases.optimizer(_TIMED, example.model)
+        step = _separate(example, optimizer)
+        if kind == "whole":
+            step = olla.compile(example.model, optimizer=optimizer, loss=example.loss, kernels="inductor")
+        examples.append(example)
+        steps.append(step)
+    losses: list[list[float]] = [[], []]
+    for number, (example, step) in enumerate(zip(examples, steps, strict=True)):
+        torch.manual_seed(1)
+        start = time.perf_counter()
+        losses[number].append(_loss(step(example.batch)))
+        seconds.append(time.perf_counter() - start)
+        losses[number] += [_loss(step(example.batch)) for _ in range(_STEPS - 1)]
+    ratios = []
+    for _ in range(_STEPS):
+        pair = []
+        for example, step in zip(examples, steps, strict=True):
+            start = time.perf_counter()
+            step(example.batch)
+            pair.append(time.perf_counter() - start)
+        ratios.append(pair[1] / pair[0])
+    return {
+        "step": statistics.median(ratios),
+        "compile": seconds[1] / seconds[0],
+        "separate_compile_seconds": seconds[0],
+        "difference": max(abs(a - b) for a, b in zip(*losses, strict=True)),
+    }
+
+
+def _separate(example: Example, optimizer: torch.optim.Optimizer) -> Callable[[Any], Any]:
+    compiled = torch.compile(example.loss)
+
+    def step(batch: Any) -> Any:
+        result = compiled(example.model, batch)
+        (result[0] if isinstance(result, tuple) else result).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return result
+
+    return step
+
+
+def _loss(result: Any) -> float:
+    return float(result[0] if isinstance(result, tuple) else result)
+
+
+def find(name: str, folder: Path, run: Callable[[], dict[str, Any]], only_report: bool) -> dict[str, Any] | None:
+    """Return what was found before with this code, else measure it."""
+    path = folder / (name.replace(" ", "_").replace(":", "").replace(",", "") + ".json")
+    before = json.loads(path.read_text()) if path.exists() else {}
+    if before.get("code") == code_digest() or only_report:
+        return before.get("result")  # type: ignore[no-any-return]
+    try:
+        result = run()
+    except Exception:
+        traceback.print_exc()
+        return None
+    path.write_text(json.dumps({"code": code_digest(), "result": result}))
+    return result
+
+
+def main() -> int:
+    """Run it; see the module."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
+    parser.add_argument("--no-times", action="store_true")
+    parser.add_argument("--times-here", action="store_true", help="what the benchmark calls itself with")
+    parser.add_argument("--only-report", action="store_true", help="what was found before, with whatever code")
+    parser.add_argument("--folder", type=Path, default=REPOSITORY / "build" / "bench_whole_step")
+    parser.add_argument("--markdown", type=Path)
+    arguments = parser.parse_args()
+    if arguments.times_here:
+        print(json.dumps(times_here()))
+        return 0
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    page = Report("Forward, backward and update in one graph of Inductor, beside separate graphs", COLUMNS)
+    worse, missing = [], []
+    for case in arguments.cases:
+        found = find(case, arguments.folder, lambda case=case: peaks(case), arguments.only_report)  # type: ignore[misc]
+        if found is None:
+            missing.append(case)
+            continue
+        share = found["whole"] / found["separate"]
+        taken = "whole" if share <= 1 else "separate"
+        page.rows.append([
+            *case.split(": "), found["separate"] / MEBI, found["whole"] / MEBI, 100 * share,
+            found["resident"] / MEBI, taken,
+        ])  # fmt: skip
+        worse += [case] if share > 1 else []
+    if not arguments.no_times:
+        times = find("times", arguments.folder, timed, arguments.only_report)
+        missing += ["times"] if times is None else []
+        for name, value in (times or {}).items():
+            page.summary[f"{_TIMED}, small: {name}"] = value
+    page.summary["needs more as one graph"] = "; ".join(worse) or "none"
+    page.summary["not measured"] = "; ".join(missing) or "none"
+    page.print()
+    if arguments.markdown:
+        page.save(arguments.markdown)
+    return 1 if worse or missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""Every private name of torch that olla uses where Inductor compiles forward, backward and update as one graph.
+
+The rest, and the guard, are in `compat`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from olla.inductor.compat.compat import private, scheduler_classes
+
+_library: Any = torch.library.Library("olla_whole", "DEF")  # type: ignore[no-untyped-call, unused-ignore]
+# What one update takes: it is where gradients die. It stands for the update's operators while it is decided what to
+# save, and never runs.
+_library.define("update(int number, Tensor[] taken, Tensor(a!)? into=None) -> ()")
+# The value itself, in memory: what backward reads of it, it does not compute anew.
+_library.define("keep(Tensor value) -> Tensor")
+_library.impl("keep", lambda x: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device), "Meta")
+UPDATE = torch.ops.olla_whole.update.default
+KEEP = torch.ops.olla_whole.keep.default
+
+
+def compile_whole(
+    module: torch.fx.GraphModule, inputs: Sequence[torch.Tensor], patches: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Compile a graph that changes its inputs, without gradients, under patches of Inductor's configuration.
+
+    Returns:
+        A function of the inputs; it returns a list or tuple of the results.
+    """
+    _lower_keep()
+    with torch.no_grad():
+        compiled: Callable[..., Any] = private("torch._inductor.compile_fx", "compile_fx")(
+            module, list(inputs), config_patches=dict(patches)
+        )
+    return compiled
+
+
+def without_duplicates(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """Return a graph in which what is computed twice alike is computed once.
+
+    Torch does that to joint graphs; in those with changes in between it merges nothing across a change.
+    """
+    simplified: torch.fx.Graph = private("torch._functorch.compile_utils", "fx_graph_cse")(graph)
+    return simplified
+
+
+def _lower_keep() -> None:
+    """Tell Inductor how a value is kept: it is written to memory where it is made."""
+    lowerings = private("torch._inductor.lowering", "lowerings")
+    if KEEP in lowerings:
+        return
+
+    def keep(value: Any) -> Any:
+        value.realize()
+        return value
+
+    private("torch._inductor.lowering", "register_lowering")(KEEP, type_promotion_kind=None)(keep)
+
+
+def drop_weak_users(scheduler: Any) -> None:
+    """Let only what reads a buffer count as its user.
+
+    What merely has to run later, as the update of a parameter behind all that reads it, does not keep a buffer from
+    being overwritten; the order is fixed by then.
+    """
+    scheduler_classes()
+    for buffer in scheduler.name_to_buf.values():
+        buffer.users = [user for user in buffer.users if not user.is_weak]

@@ -1,0 +1,1 @@
+"""Forward, backward and update as one graph of Inductor: gradients die at their update."""

@@ -1,0 +1,90 @@
+"""A captured step compiled by Inductor as one graph: forward, backward and update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from olla.inductor.compat import compat
+from olla.inductor.compat.whole import compile_whole
+from olla.inductor.kernels import inlining, order
+from olla.inductor.saving import saving
+from olla.inductor.simulate.wrappers import LiveBytes, idle_twins, watched_wrappers
+from olla.inductor.whole.flat import Flat, flatten
+from olla.inductor.whole.joined import Asked, Whole
+from olla.pytorch.capture import Captured
+
+
+@dataclass(frozen=True)
+class WholeStep:
+    """A step compiled as one graph.
+
+    Attributes:
+        run: takes the values of the captured inputs, returns those of the captured outputs.
+        choice: what it saves for backward, and what runs again.
+        peak_bytes: the most bytes alive at once as the code runs, with all that lives throughout: foreseen, exact but
+            for workspaces of kernels.
+        separate_peak_bytes: the same of separate graphs of forward and backward, where that was asked for.
+    """
+
+    run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+    choice: saving.Choice | None
+    peak_bytes: int
+    separate_peak_bytes: int | None
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether separate graphs need less."""
+        return self.separate_peak_bytes is not None and self.separate_peak_bytes < self.peak_bytes
+
+
+def compile_step(captured: Captured, asked: Asked, *, kernels: bool = True) -> WholeStep:
+    """Compile a captured step with Inductor as one graph.
+
+    Args:
+        captured: the step.
+        asked: what is asked for.
+        kernels: whether they are compiled as well; without, the step tells its peak, and does not run.
+
+    Raises:
+        CaptureError: rule "inductor_graph"; the step has not the form of one forward, one backward and updates.
+
+    Complexity:
+        A compilation; ``compares`` takes two more without kernels.
+    """
+    flat = flatten(captured)
+    whole = Whole(flat.kinds, asked)
+    patches = {
+        "joint_custom_post_pass": whole,
+        "reorder_for_locality": False,
+        **inlining.patches(),
+        **order.patches(readers_only=True),
+    }
+    if kernels:
+        twins: list[Callable[[list[torch.Tensor]], Any]] = []
+        with idle_twins(twins):
+            function = compile_whole(flat.module, flat.fakes, patches)
+        peak_bytes = _peak_bytes(captured, flat, lambda *given: twins[-1](list(given)))
+    else:
+        with compat.uncached(), watched_wrappers([]):
+            function = compile_whole(flat.module, flat.fakes, patches)
+            peak_bytes = _peak_bytes(captured, flat, function)
+
+    def run(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return list(function(*flat.arguments(values)))
+
+    return WholeStep(run, whole.choice, peak_bytes, whole.separate_peak_bytes)
+
+
+def _peak_bytes(captured: Captured, flat: Flat, function: Callable[..., Any]) -> int:
+    """Return the peak of a compiled step whose kernels do nothing, on fake tensors."""
+    given = [node.meta["val"] for node in captured.module.graph.find_nodes(op="placeholder")]
+    live = LiveBytes()
+    for tensor in (*given, *flat.fakes):
+        live.add(tensor)
+    with given[0].fake_mode, live, torch.no_grad():
+        function(*flat.fakes)
+    return live.peak_bytes

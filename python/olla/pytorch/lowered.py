@@ -1,0 +1,200 @@
+"""A captured step that Inductor compiles: forward, backward and update as one graph, where that needs less memory."""
+
+from __future__ import annotations
+
+import collections
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from olla.errors import ReplayError
+from olla.graph import Graph
+from olla.plan import Goal
+from olla.pytorch.binding import InputBinding
+from olla.pytorch.capture import Captured
+from olla.pytorch.capture.exclusive import between
+from olla.pytorch.captures import Capture
+from olla.pytorch.memory import arrange
+from olla.pytorch.runner import in_plain_modes
+from olla.pytorch.step import Step
+from olla.report.progress import ProgressLine
+from olla.report.step import StepReport
+
+if TYPE_CHECKING:
+    from olla.inductor.whole.compile import WholeStep
+
+_NUM_TIMES = 100  # latest calls whose median is reported
+_MIB = 2**20
+_ALIGNMENT = 64  # of sizes in the peak of the ordinary loop, in bytes
+Loss = Callable[[Any, Any], Any]
+
+
+class Lowered:
+    """Runs one captured step that Inductor compiled; it stands where `Runner` does.
+
+    Args:
+        captured: the step.
+        goal: what is asked for; None: what the backend "olla" has for next to nothing.
+        max_recomputed: most flops to run again, as a share of them all.
+        separate: runs the step on a batch as separate graphs and the optimizer; None: there is no such way.
+
+    Attributes:
+        structure: of what the step returns.
+        gradients: none: they die in the step.
+        separate: what is to be called with the batch in place of `run`; None: `run` is.
+    """
+
+    def __init__(
+        self,
+        captured: Captured,
+        goal: Goal | None,
+        max_recomputed: float | None,
+        separate: Callable[[Any], Any] | None,
+    ) -> None:
+        from olla.inductor.whole.compile import compile_step
+        from olla.inductor.whole.joined import Asked
+
+        self.structure = captured.structure
+        self.gradients: list[tuple[str, bool]] = []
+        self._captured = captured
+        start = time.perf_counter()
+        asked = Asked(goal, max_recomputed, compares=separate is not None)
+        self._whole: WholeStep = compile_step(captured, asked)
+        self._compile_seconds = time.perf_counter() - start
+        self.separate = separate if self._whole.is_worse else None
+        self._times: collections.deque[float] = collections.deque(maxlen=_NUM_TIMES)
+        self._num_steps = 0
+
+    @property
+    def graph(self) -> Graph:
+        """The step as it was captured; what Inductor makes of it has other operators."""
+        return self._captured.graph
+
+    @property
+    def plan(self) -> NoReturn:
+        """There is none.
+
+        Raises:
+            ReplayError: always.
+        """
+        raise ReplayError(
+            'a step with kernels="inductor" has no plan: see step.report(), or compile it with kernels="torch"'
+        )
+
+    def run(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Run the step on the tensors of its inputs, and return the captured outputs."""
+        start = time.perf_counter()
+        results = in_plain_modes(self._whole.run, values)
+        self._note(start)
+        return results
+
+    def run_separate(self, batch: Any) -> Any:
+        """Run the step as separate graphs and the optimizer."""
+        assert self.separate is not None
+        start = time.perf_counter()
+        results = self.separate(batch)
+        self._note(start)
+        return results
+
+    def report(self, num_captures: int) -> StepReport:
+        """Return the figures of this step; num_captures is for the report alone."""
+        whole, graph = self._whole, self.graph
+        peaks = {"one graph": whole.peak_bytes, "separate graphs": whole.separate_peak_bytes}
+        known = ", ".join(f"{name} {num / _MIB:.1f} MiB" for name, num in peaks.items() if num is not None)
+        taken = "separate graphs and the optimizer" if self.separate is not None else "one graph of Inductor"
+        needed = whole.separate_peak_bytes if self.separate is not None else whole.peak_bytes
+        return StepReport(
+            name=graph.name,
+            num_ops=graph.num_ops,
+            num_steps=self._num_steps,
+            num_captures=num_captures,
+            in_arena=False,
+            planned_peak_bytes=needed or 0,
+            measured_peak_bytes=None,
+            eager_peak_bytes=arrange.program_peak(graph, _ALIGNMENT),
+            resident_bytes=graph.resident_bytes,
+            output_bytes=0,
+            arena_bytes=0,
+            num_misses=0,
+            missed_bytes=0,
+            misses=(),
+            seconds_per_step=statistics.median(self._times) if self._times else None,
+            capture_seconds=sum(self._captured.seconds.values()),
+            plan_seconds=self._compile_seconds,
+            record_seconds=0.0,
+            slowest=(),
+            cached=False,
+            note=f"Compiled as {taken}; foreseen peaks: {known}.",
+        )
+
+    def _note(self, start: float) -> None:
+        if self._num_steps:  # the first call makes what libraries keep
+            self._times.append(time.perf_counter() - start)
+        self._num_steps += 1
+
+
+class LoweredStep(Step):
+    """A compiled training step with Inductor's kernels; made by olla.compile.
+
+    Args:
+        arguments: of `Step`.
+        max_recomputed: most flops to run again, as a share of them all.
+    """
+
+    def __init__(self, *arguments: Any, max_recomputed: float | None) -> None:
+        super().__init__(*arguments)
+        self._max_recomputed = max_recomputed
+        self._separate: Callable[[Any], Any] | None = None
+
+    def _result(self, capture: Capture, values: list[torch.Tensor], batch: Any) -> Any:
+        runner: Any = capture.runner
+        return runner.run_separate(batch) if runner.separate is not None else super()._result(capture, values, batch)
+
+    def _prepare(self, batch: Any, key: tuple[Any, ...], leaves: Sequence[Any]) -> Capture:
+        with ProgressLine(f"compiling {type(self._model).__name__}"):
+            captured = self._captured(batch)
+            captured.structure.check()
+            with between():
+                made = Capture(captured, key, InputBinding(self._model, self._optimizer), leaves)
+        if self._separate is None and self._loss is not None and self._optimizer is not None:
+            self._separate = separate_step(self._model, self._optimizer, self._loss, self._goal, self._max_recomputed)
+        lowered: Any = Lowered(captured, self._goal, self._max_recomputed, self._separate)
+        made.runner = lowered
+        return made
+
+
+def separate_step(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Loss,
+    goal: Goal | None,
+    max_recomputed: float | None,
+) -> Callable[[Any], Any]:
+    """Return a step of the backend "olla" and the optimizer, which leaves no gradients."""
+    options: dict[str, Any] = {} if max_recomputed is None else {"max_recomputed": max_recomputed}
+    if goal is not None:
+        budget = None if goal.budget_bytes is None else max(goal.budget_bytes - state_bytes(optimizer), 1)
+        options |= {"budget": budget, "max_slowdown": goal.max_slowdown, "minimise": goal.minimise}
+        options["device"] = goal.device
+    compiled = torch.compile(loss, backend="olla", options=options)
+
+    def run(batch: Any) -> Any:
+        with torch.enable_grad():
+            optimizer.zero_grad()
+            result = compiled(model, batch)
+            first = result[0] if isinstance(result, tuple | list) else result
+            first.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result)
+
+    return run
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Return the bytes of an optimizer's state."""
+    tensors = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
+    return sum(t.numel() * t.element_size() for t in tensors)
