@@ -11,7 +11,7 @@ Times are paired: a small GPT-2 with dropout, torch.compile and its optimizer be
 compilations, with their kernels, in folders of their own. Losses are compared.
 
 Results are kept in --folder as they are found, and read from there unless the code has changed. Exit status: 0; 1 if
-a whole step needs more than separate graphs, or something is not measured.
+a whole step needs more than separate graphs, its losses differ, or something is not measured.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ COLUMNS = ["model", "goal", "separate MiB", "whole MiB", "of separate, %", "resi
 MEBI = 2**20
 _TIMED = "gpt2 b32, 512 tokens"
 _STEPS = 20
+_TOLERANCE = 1e-4  # between the losses of both, step by step
 
 
 def example_of(model: str) -> tuple[Example, Callable[[torch.nn.Module], torch.optim.Optimizer]]:
@@ -161,18 +162,19 @@ def _loss(result: Any) -> float:
     return float(result[0] if isinstance(result, tuple) else result)
 
 
-def find(name: str, folder: Path, run: Callable[[], dict[str, Any]], only_report: bool) -> dict[str, Any] | None:
+def find(name: str, folder: Path, run: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
     """Return what was found before with this code, else measure it."""
     path = folder / (name.replace(" ", "_").replace(":", "").replace(",", "") + ".json")
     before = json.loads(path.read_text()) if path.exists() else {}
-    if before.get("code") == code_digest() or only_report:
+    stamp = f"{torch.__version__} {code_digest()}"
+    if before.get("code") == stamp:
         return before.get("result")  # type: ignore[no-any-return]
     try:
         result = run()
     except Exception:
         traceback.print_exc()
         return None
-    path.write_text(json.dumps({"code": code_digest(), "result": result}))
+    path.write_text(json.dumps({"code": stamp, "result": result}))
     return result
 
 
@@ -182,7 +184,6 @@ def main() -> int:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
     parser.add_argument("--no-times", action="store_true")
     parser.add_argument("--times-here", action="store_true", help="what the benchmark calls itself with")
-    parser.add_argument("--only-report", action="store_true", help="what was found before, with whatever code")
     parser.add_argument("--folder", type=Path, default=REPOSITORY / "build" / "bench_whole_step")
     parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
@@ -191,9 +192,9 @@ def main() -> int:
         return 0
     arguments.folder.mkdir(parents=True, exist_ok=True)
     page = Report("Forward, backward and update in one graph of Inductor, beside separate graphs", COLUMNS)
-    worse, missing = [], []
+    worse, missing, differs = [], [], False
     for case in arguments.cases:
-        found = find(case, arguments.folder, lambda case=case: peaks(case), arguments.only_report)  # type: ignore[misc]
+        found = find(case, arguments.folder, lambda case=case: peaks(case))  # type: ignore[misc]
         if found is None:
             missing.append(case)
             continue
@@ -205,8 +206,9 @@ def main() -> int:
         ])  # fmt: skip
         worse += [case] if share > 1 else []
     if not arguments.no_times:
-        times = find("times", arguments.folder, timed, arguments.only_report)
+        times = find("times", arguments.folder, timed)
         missing += ["times"] if times is None else []
+        differs = times is not None and not times["difference"] <= _TOLERANCE
         for name, value in (times or {}).items():
             page.summary[f"{_TIMED}, small: {name}"] = value
     page.summary["needs more as one graph"] = "; ".join(worse) or "none"
@@ -214,7 +216,7 @@ def main() -> int:
     page.print()
     if arguments.markdown:
         page.save(arguments.markdown)
-    return 1 if worse or missing else 0
+    return 1 if worse or missing or differs else 0
 
 
 if __name__ == "__main__":

@@ -97,8 +97,8 @@ class Whole(compat.CustomGraphPass):  # type: ignore[misc]
         if self.asked.compares:
             self.separate_peak_bytes = self._separate(part, sum(apart))
         rebuilt, self.choice = self._chosen(part, sum(apart))
-        if goal_bytes(self.asked.goal) is not None:
-            _tell(self.choice, goal_bytes(self.asked.goal), sum(apart))
+        if self.asked.goal is not None and self.asked.goal.budget_bytes is not None:
+            _tell(self.choice, self.asked.goal.budget_bytes, sum(apart))
         _replace(graph, _assembled(step, rebuilt, updates, names, order))
 
     def _chosen(self, part: fx.GraphModule, apart: int) -> tuple[rebuild.Rebuilt, saving.Choice]:
@@ -146,15 +146,10 @@ class Whole(compat.CustomGraphPass):  # type: ignore[misc]
         return
 
 
-def goal_bytes(goal: Goal | None) -> int | None:
-    """Return the budget of a goal, if it is one."""
-    return None if goal is None else goal.budget_bytes
-
-
-def _tell(choice: saving.Choice, budget: int | None, apart: int) -> None:
+def _tell(choice: saving.Choice, budget: int, apart: int) -> None:
     """Warn where no plan fits the budget: what was found instead."""
     needed = choice.known_peak_bytes + apart
-    if budget is not None and needed > budget:
+    if needed > budget:
         fallback.warn(
             f"olla found no way to fit a compiled step into budget={budget} bytes: the least found is {needed} bytes, "
             f"with parameters and the optimizer's state, and is used. Ask for budget={needed}, or take a smaller batch"
