@@ -7,7 +7,7 @@ Peaks are those of the wrappers that Inductor generates for the CPU, replayed on
 the optimizer's state and its own step included, without the rounding of allocators and workspaces of kernels. Both
 have the same goal: olla's without options, or minimise="peak" ("least").
 
-Times are paired: a small GPT-2 with dropout, torch.compile and its optimizer beside the whole step, in turns; the
+Times are paired: a GPT-2 of 4 layers with dropout, torch.compile and its optimizer beside the whole step, in turns; the
 compilations, with their kernels, in folders of their own. Losses are compared.
 
 Results are kept in --folder as they are found, and read from there unless the code has changed. Exit status: 0; 1 if
@@ -50,7 +50,8 @@ MODELS = ("llama 1B b4", "gpt2 b1, 512 tokens", "gpt2 b8, 1024 tokens", "bert b3
 CASES = [f"{model}: {goal}" for model in MODELS for goal in GOALS]
 COLUMNS = ["model", "goal", "separate MiB", "whole MiB", "of separate, %", "resident MiB", "taken"]
 MEBI = 2**20
-_TIMED = "gpt2 b32, 512 tokens"
+_TIMED = "gpt2, 4 layers of 512, b2, 128 tokens"  # its state outweighs its activations, so that one graph is taken
+_WIDE = {"n_embd": 512, "n_layer": 4, "n_head": 8, "vocab_size": 8192, "bos_token_id": 0, "eos_token_id": 0}
 _STEPS = 20
 _TOLERANCE = 1e-4  # between the losses of both, step by step
 
@@ -114,9 +115,8 @@ def times_here() -> dict[str, float]:
     examples, steps, seconds = [], [], []
     for kind in ("separate", "whole"):
         torch.manual_seed(0)
-        example, _ = compile_cases.build(_TIMED, "small")
-        example.model.train()
-        optimizer = compile_cases.optimizer(_TIMED, example.model)
+        example = models.build("gpt2", 2, length=128, device="cpu", settings=_WIDE)
+        optimizer = models.optimizer("adam", example.model)
         step = _separate(example, optimizer)
         if kind == "whole":
             step = olla.compile(example.model, optimizer=optimizer, loss=example.loss, kernels="inductor")
@@ -137,8 +137,10 @@ def times_here() -> dict[str, float]:
             step(example.batch)
             pair.append(time.perf_counter() - start)
         ratios.append(pair[1] / pair[0])
+    taken = steps[1]._captures.latest.runner.separate is None
     return {
         "step": statistics.median(ratios),
+        "taken as one graph": float(taken),
         "compile": seconds[1] / seconds[0],
         "separate_compile_seconds": seconds[0],
         "difference": max(abs(a - b) for a, b in zip(*losses, strict=True)),
@@ -210,7 +212,7 @@ def main() -> int:
         missing += ["times"] if times is None else []
         differs = times is not None and not times["difference"] <= _TOLERANCE
         for name, value in (times or {}).items():
-            page.summary[f"{_TIMED}, small: {name}"] = value
+            page.summary[f"{_TIMED}: {name}"] = value
     page.summary["needs more as one graph"] = "; ".join(worse) or "none"
     page.summary["not measured"] = "; ".join(missing) or "none"
     page.print()

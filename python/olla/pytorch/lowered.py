@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -86,6 +87,7 @@ class Lowered:
 
     def run(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
         """Run the step on the tensors of its inputs, and return the captured outputs."""
+        assert self._whole.run is not None
         start = time.perf_counter()
         results = in_plain_modes(self._whole.run, values)
         self._note(start)
@@ -154,6 +156,7 @@ class LoweredStep(Step):
         return runner.run_separate(batch) if runner.separate is not None else super()._result(capture, values, batch)
 
     def _prepare(self, batch: Any, key: tuple[Any, ...], leaves: Sequence[Any]) -> Capture:
+        _settle_dynamo()
         with ProgressLine(f"compiling {type(self._model).__name__}"):
             captured = self._captured(batch)
             captured.structure.check()
@@ -164,6 +167,15 @@ class LoweredStep(Step):
         lowered: Any = Lowered(captured, self._goal, self._max_recomputed, self._separate)
         made.runner = lowered
         return made
+
+
+@functools.cache
+def _settle_dynamo() -> None:
+    """Let Dynamo change torch's modules and optimizers now, as it does when something is compiled first.
+
+    A step that was captured before would be captured again for it: its guard sees other functions.
+    """
+    torch.compile(torch.neg, backend="eager")(torch.ones(()))
 
 
 def separate_step(

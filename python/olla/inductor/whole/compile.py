@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from olla.inductor.kernels import inlining, order
 from olla.inductor.saving import saving
 from olla.inductor.simulate.wrappers import LiveBytes, idle_twins, watched_wrappers
 from olla.inductor.whole.flat import Flat, flatten
-from olla.inductor.whole.joined import Asked, Whole
+from olla.inductor.whole.joined import Asked, NothingGainedError, Whole
 from olla.pytorch.capture import Captured
 
 
@@ -23,14 +23,15 @@ class WholeStep:
     """A step compiled as one graph.
 
     Attributes:
-        run: takes the values of the captured inputs, returns those of the captured outputs.
+        run: takes the values of the captured inputs, returns those of the captured outputs. None: separate graphs were
+            compared and are foreseen to need hardly more, so that no code was generated.
         choice: what it saves for backward, and what runs again.
-        peak_bytes: the most bytes alive at once as the code runs, with all that lives throughout: foreseen, exact but
-            for workspaces of kernels.
-        separate_peak_bytes: the same of separate graphs of forward and backward, where that was asked for.
+        peak_bytes: the most bytes alive at once as the code runs, with all that lives throughout: exact but for
+            workspaces of kernels; as planned, where no code was generated.
+        separate_peak_bytes: what separate graphs of forward and backward are foreseen to need; None where nobody asked.
     """
 
-    run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+    run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] | None
     choice: saving.Choice | None
     peak_bytes: int
     separate_peak_bytes: int | None
@@ -38,7 +39,8 @@ class WholeStep:
     @property
     def is_worse(self) -> bool:
         """Whether separate graphs need less."""
-        return self.separate_peak_bytes is not None and self.separate_peak_bytes < self.peak_bytes
+        less = self.separate_peak_bytes is not None and self.separate_peak_bytes < self.peak_bytes
+        return self.run is None or less
 
 
 def compile_step(captured: Captured, asked: Asked, *, kernels: bool = True) -> WholeStep:
@@ -53,7 +55,7 @@ def compile_step(captured: Captured, asked: Asked, *, kernels: bool = True) -> W
         CaptureError: rule "inductor_graph"; the step has not the form of one forward, one backward and updates.
 
     Complexity:
-        A compilation; ``compares`` takes two more without kernels.
+        A compilation; ``compares`` takes a second search for what to save.
     """
     flat = flatten(captured)
     whole = Whole(flat.kinds, asked)
@@ -63,20 +65,29 @@ def compile_step(captured: Captured, asked: Asked, *, kernels: bool = True) -> W
         **inlining.patches(),
         **order.patches(readers_only=True),
     }
-    if kernels:
-        twins: list[Callable[[list[torch.Tensor]], Any]] = []
-        with idle_twins(twins):
-            function = compile_whole(flat.module, flat.fakes, patches)
-        peak_bytes = _peak_bytes(captured, flat, lambda *given: twins[-1](list(given)))
-    else:
-        with compat.uncached(), watched_wrappers([]):
-            function = compile_whole(flat.module, flat.fakes, patches)
-            peak_bytes = _peak_bytes(captured, flat, function)
+    try:
+        function, peak_bytes = _compiled(captured, flat, patches, kernels)
+    except NothingGainedError:
+        return WholeStep(None, whole.choice, whole.planned_peak_bytes, whole.separate_peak_bytes)
 
     def run(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return list(function(*flat.arguments(values)))
 
     return WholeStep(run, whole.choice, peak_bytes, whole.separate_peak_bytes)
+
+
+def _compiled(
+    captured: Captured, flat: Flat, patches: Mapping[str, Any], kernels: bool
+) -> tuple[Callable[..., Any], int]:
+    """Return a function of the inputs, and its peak in bytes."""
+    if kernels:
+        twins: list[Callable[[list[torch.Tensor]], Any]] = []
+        with idle_twins(twins):
+            function = compile_whole(flat.module, flat.fakes, patches)
+        return function, _peak_bytes(captured, flat, lambda *given: twins[-1](list(given)))
+    with compat.uncached(), watched_wrappers([]):
+        function = compile_whole(flat.module, flat.fakes, patches)
+        return function, _peak_bytes(captured, flat, function)
 
 
 def _peak_bytes(captured: Captured, flat: Flat, function: Callable[..., Any]) -> int:

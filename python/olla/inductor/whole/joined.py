@@ -15,15 +15,14 @@ from olla.errors import CaptureError
 from olla.graph import PROFILES
 from olla.inductor.compat import compat, fallback
 from olla.inductor.compat.whole import KEEP, UPDATE, without_duplicates
-from olla.inductor.kernels import order
 from olla.inductor.saving import joint, rebuild, saving
 from olla.inductor.saving.kinds import changes_inputs, is_view
 from olla.inductor.saving.partition import usual_goal
 from olla.inductor.saving.verify import root
-from olla.inductor.simulate import halves
 from olla.plan import Goal
 
 _OF_UPDATES = ("optimizer_state", "rate", "numbers")  # inputs from which updates alone are computed
+_MOST_PLANNED = 0.95  # of what separate graphs need: the code of one graph needs up to 3 % more than planned
 
 
 @dataclass
@@ -54,12 +53,16 @@ class Asked:
     Attributes:
         goal: see `olla.inductor.enable`; a budget here is one for all of the step. None: what the backend has.
         max_recomputed: most flops to run again, as a share of them all.
-        compares: whether to find out what separate graphs would need.
+        compares: whether to end where separate graphs are foreseen to need hardly more, before any code is generated.
     """
 
     goal: Goal | None = None
     max_recomputed: float | None = None
     compares: bool = False
+
+
+class NothingGainedError(Exception):
+    """A whole step would need hardly less than separate graphs of forward and backward, and the optimizer after."""
 
 
 class Whole(compat.CustomGraphPass):  # type: ignore[misc]
@@ -71,18 +74,25 @@ class Whole(compat.CustomGraphPass):  # type: ignore[misc]
 
     Attributes:
         choice: what was chosen; None until then.
-        separate_peak_bytes: of forward and backward as two graphs, whose gradients live until all are there; with what
-            is not theirs, the optimizer's state. None where nobody asked.
+        planned_peak_bytes: what the step is foreseen to need, with what lives throughout.
+        separate_peak_bytes: the same of forward and backward as two graphs, whose gradients live until all are there.
+            None where nobody asked.
     """
 
     def __init__(self, kinds: Sequence[str], asked: Asked) -> None:
         self.kinds = kinds
         self.asked = asked
         self.choice: saving.Choice | None = None
+        self.planned_peak_bytes = 0
         self.separate_peak_bytes: int | None = None
 
     def __call__(self, graph: fx.Graph) -> None:
-        """Rewrite a functional graph whose last nodes change inputs."""
+        """Rewrite a functional graph whose last nodes change inputs.
+
+        Raises:
+            CaptureError: rule "inductor_graph"; it has not the form of one forward, one backward and updates.
+            NothingGainedError: separate graphs were compared, and need hardly more.
+        """
         given = graph.find_nodes(op="placeholder")
         if len(given) != len(self.kinds):
             raise CaptureError(
@@ -93,16 +103,22 @@ class Whole(compat.CustomGraphPass):  # type: ignore[misc]
         inputs = step.find_nodes(op="placeholder")
         updates, rest = _updates(step, dict(zip(inputs, self.kinds, strict=True)))
         part, names, order = _without_updates(step, updates, rest, self.kinds)
-        apart = [compat.size_of(n) for n, k in zip(given, self.kinds, strict=True) if k in _OF_UPDATES]
+        apart = sum(compat.size_of(n) for n, k in zip(given, self.kinds, strict=True) if k in _OF_UPDATES)
+        model, self.choice = self._chosen(part, apart)
+        self.planned_peak_bytes = self.choice.known_peak_bytes + apart
         if self.asked.compares:
-            self.separate_peak_bytes = self._separate(part, sum(apart))
-        rebuilt, self.choice = self._chosen(part, sum(apart))
+            _, choice = self._chosen(_without_sinks(part), apart)
+            self.separate_peak_bytes = choice.known_peak_bytes + apart
+            if self.planned_peak_bytes > _MOST_PLANNED * self.separate_peak_bytes:
+                raise NothingGainedError
         if self.asked.goal is not None and self.asked.goal.budget_bytes is not None:
-            _tell(self.choice, self.asked.goal.budget_bytes, sum(apart))
+            _tell(self.planned_peak_bytes, self.asked.goal.budget_bytes)
+        num_forward = part.meta["num_forward"]
+        rebuilt = rebuild.rebuild(part.graph, model, self.choice.values, self.choice.runs, num_forward, [])
         _replace(graph, _assembled(step, rebuilt, updates, names, order))
 
-    def _chosen(self, part: fx.GraphModule, apart: int) -> tuple[rebuild.Rebuilt, saving.Choice]:
-        """Return forward and backward with what runs again.
+    def _chosen(self, part: fx.GraphModule, apart: int) -> tuple[joint.Joint, saving.Choice]:
+        """Return a model of forward and backward, and what they save and run again.
 
         Args:
             part: forward and backward.
@@ -120,35 +136,28 @@ class Whole(compat.CustomGraphPass):  # type: ignore[misc]
         elif goal.budget_bytes is not None:
             goal = dataclasses.replace(goal, budget_bytes=max(goal.budget_bytes - apart, 1))
         model = joint.build(part.graph, info, num_forward, device)
-        choice = saving.choose(model, goal, most_again)
-        return rebuild.rebuild(part.graph, model, choice.values, choice.runs, num_forward, []), choice
-
-    def _separate(self, part: fx.GraphModule, apart: int) -> int | None:
-        """Return what forward and backward need as two graphs; ``part`` stays as it is."""
-        gm = compat.copied(part)
-        sinks: Any = gm.graph.find_nodes(op="call_function", target=UPDATE)
-        results = [*_results(gm.graph), *dict.fromkeys(n for sink in sinks for n in sink.args[1])]
-        gm.graph.output_node().args = (tuple(results),)
-        gm.graph.output_node().meta["desc"] = [None] * len(results)
-        for sink in sinks:
-            gm.graph.erase_node(sink)
-        gm.meta["num_forward"] = part.meta["num_forward"]
-        rebuilt, _ = self._chosen(gm, apart)
-        gm.graph = rebuilt.graph
-        saved, sizes = list(rebuilt.saved), list(rebuilt.saved_sizes)
-        forward, backward = compat.split(gm, saved, sizes, [], part.meta["num_forward"])
-        with order.unrecorded():
-            found = halves.peak_bytes(forward, backward, part.meta["num_forward"])
-        return None if found is None else found + apart
+        return model, saving.choose(model, goal, most_again)
 
     def uuid(self) -> None:
         """Return that what this makes is not to be kept in caches."""
         return
 
 
-def _tell(choice: saving.Choice, budget: int, apart: int) -> None:
+def _without_sinks(part: fx.GraphModule) -> fx.GraphModule:
+    """Return forward and backward as two graphs have them: what updates take is a result, alive until the end."""
+    gm = compat.copied(part)
+    sinks: Any = gm.graph.find_nodes(op="call_function", target=UPDATE)
+    results = [*_results(gm.graph), *dict.fromkeys(n for sink in sinks for n in sink.args[1])]
+    gm.graph.output_node().args = (tuple(results),)
+    gm.graph.output_node().meta["desc"] = [None] * len(results)
+    for sink in sinks:
+        gm.graph.erase_node(sink)
+    gm.meta["num_forward"] = part.meta["num_forward"]
+    return gm
+
+
+def _tell(needed: int, budget: int) -> None:
     """Warn where no plan fits the budget: what was found instead."""
-    needed = choice.known_peak_bytes + apart
     if needed > budget:
         fallback.warn(
             f"olla found no way to fit a compiled step into budget={budget} bytes: the least found is {needed} bytes, "
