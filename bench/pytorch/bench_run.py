@@ -37,7 +37,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, for bench and tests
 
 import olla
-from bench.support.harness import Cell, Report
+from bench.support.harness import Cell, Report, answer
 from olla.pytorch.binding import InputBinding, flatten
 from olla.pytorch.program.program import compile_program
 from tests.cuda import standin
@@ -302,8 +302,7 @@ def main() -> int:
     parser.add_argument("--part", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.part:
-        print(json.dumps(run_part(*args.part)))
-        return 0
+        answer(run_part(*args.part))
     args.modes = [mode for mode in MODES if mode in args.modes or mode in PAIR]
     device = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} threads of the CPU"
     rows: list[Row] = []
