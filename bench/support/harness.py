@@ -28,7 +28,7 @@ Answer = TypeVar("Answer")
 def answer(found: object) -> NoReturn:
     """Print what a benchmark asked another process for, and end that process at once.
 
-    Threads of torch's autograd may still drop Python objects then; as the interpreter ends, that aborts it (torch 2.13).
+    Threads of torch's autograd may still drop Python objects then, which aborts an interpreter that ends (torch 2.13).
     """
     print(json.dumps(found), flush=True)
     sys.stderr.flush()
