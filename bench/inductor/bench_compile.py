@@ -20,7 +20,8 @@ kernels, of the partitioner and the passes before it, of olla's planning in it.
     olla        olla without options
     olla N B    olla with a budget of that many bytes, the optimizer's state included (compile_budgets.py)
 
-Results are kept in --folder as they are found, and read from there. Exit status: 0; 1 if something could not be
+Results are kept in --folder as they are found, and read from there: those on CUDA beside their page, since torch's take
+hours and depend on its version alone. Exit status: 0; 1 if something could not be
 compiled, or olla's peak with no more recomputed flops is above the best of torch's.
 """
 
@@ -28,8 +29,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import json
+import re
 import sys
 import time
 import traceback
@@ -58,6 +59,7 @@ SETTINGS = {
     "cpu": ("eager", *THEIRS[:-1], *OLLA),
     "cuda": ("eager", *THEIRS, *ON_GPU),
 }
+FOLDERS = {"cpu": "build/bench_compile", "cuda": "bench/results/inductor/cuda_compile"}
 _RIVALS = ("olla same", "olla peak", "olla time")  # which depend on torch's best
 COLUMNS = ["model", "setting", "peak MiB", "planned MiB", "of the default's, %", "recomputed flops, %"]
 COLUMNS += ["recomputed ops", "saved MiB", "compile s", "of the default's", "partition s", "planning s"]
@@ -78,7 +80,7 @@ class Case:
 
     def __init__(self, name: str, folder: Path, size: str = "full", device: str = "cpu") -> None:
         self.name, self.size, self.device = name, size, device
-        self.path = folder / f"{hashlib.sha256(name.encode()).hexdigest()[:12]}.json"
+        self.path = folder / f"{re.sub('[^a-z0-9]+', '_', name.lower())}.json"
         self.partitioner: Partitioner | None = None  # olla's, in the compilation at hand
         self.found = self._kept()
 
@@ -312,14 +314,14 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", choices=list(SETTINGS))
     parser.add_argument("--cases", nargs="+", choices=list(compile_cases.CASES_ON_GPU))
     parser.add_argument("--settings", nargs="+", metavar="SETTING")
-    parser.add_argument("--folder", type=Path, help="default: build/bench_compile, or build/bench_compile_cuda")
+    parser.add_argument("--folder", type=Path, help=f"default: {FOLDERS['cpu']}, or {FOLDERS['cuda']}")
     parser.add_argument("--only-report", action="store_true", help="what was found before")
     parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
     device = arguments.device
     usual = list(compile_cases.CASES if device == "cpu" else compile_cases.CASES_ON_GPU)
     settings = arguments.settings or list(SETTINGS[device])
-    folder = arguments.folder or REPOSITORY / "build" / ("bench_compile" if device == "cpu" else "bench_compile_cuda")
+    folder = arguments.folder or REPOSITORY / FOLDERS[device]
     folder.mkdir(parents=True, exist_ok=True)
     cases = [Case(name, folder, device=device) for name in arguments.cases or usual]
     missing = []
