@@ -112,7 +112,7 @@ cuda-test:  ## the tests of CUDA, where there is no GPU under a stand-in; Linux 
 cuda-coverage:  ## the same, and which lines of the code for CUDA they reach: fails below 95 % of a file
 	$(CUDA_ENV)
 	$(call say,'CUDA tests and the lines they reach')
-	$(UNDER_STANDIN) tests/cuda/reached.py -n $(JOBS) --timeout 600 $(HANGS) $(PYTEST_ARGS)
+	$(UNDER_STANDIN) tests/cuda/reached.py --timeout 600 $(HANGS) $(PYTEST_ARGS)
 
 CUDA_ENV = PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS= PIP_EXTRA_INDEX_URL= $(MAKE) --no-print-directory env VENV=$(VENV)-cuda
 UNDER_STANDIN = settings=$$($(VENV)-cuda/bin/python tests/cuda/standin.py) && eval "$$settings" && $(VENV)-cuda/bin/python

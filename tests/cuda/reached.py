@@ -1,10 +1,11 @@
 """Run the tests of CUDA, and say which lines they reach of the code that is for CUDA; `make cuda-coverage` runs it.
 
     eval "$(python tests/cuda/standin.py)"
-    python tests/cuda/reached.py -n 2          # options of pytest
+    python tests/cuda/reached.py -k allocator  # options of pytest
 
 Needs coverage, and GCC with its gcov. What the tests compile is compiled with counters, in build/cuda-coverage. Of a
-Python file whose other half serves a CPU that half is left out. Lines are merged over all processes of the tests.
+Python file whose other half serves a CPU that half is left out. Lines are merged over all processes of the tests. Not
+with -n: pytest-xdist ends its processes before they write what C++ has counted.
 
 Exit status: 0; 1 where a file has fewer than 95 % of its lines reached; that of pytest where a test fails.
 """
