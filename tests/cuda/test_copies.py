@@ -8,7 +8,11 @@ torch = pytest.importorskip("torch")
 
 from olla.pytorch.memory.copies import Copies, HostMemory  # noqa: E402
 from tests.cuda.standin import Standin  # noqa: E402
-from tests.pytorch.memory.test_copies import VIEWS, require_the_same_view  # noqa: E402
+from tests.pytorch.memory.test_copies import (  # noqa: E402
+    VIEWS,
+    require_the_same_view,
+    require_the_size_of_the_capture,
+)
 
 SIZE = 4 << 20
 SCHEDULES = ("late", "early", *(f"random:{seed}" for seed in range(4)))
@@ -56,6 +60,10 @@ def test_views_are_the_same_in_the_memory_that_comes_back(device: torch.device, 
     there.set_(memory.untyped_storage(), value.storage_offset(), value.shape, value.stride())
     there = torch._conj(there) if value.is_conj() else there
     require_the_same_view(torch._neg_view(there) if value.is_neg() else there)
+
+
+def test_a_tensor_of_another_size_than_captured_is_refused(device: torch.device) -> None:
+    require_the_size_of_the_capture(device)
 
 
 @pytest.mark.parametrize("left_out", ["value is there", "memory is free", "place is free", "copy is over"])
