@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 
 import pytest
 
 import olla
+from olla.inductor.settings import patches
 from olla.inductor.simulate.step import replay
 from olla.inductor.whole.compile import compile_step
-from olla.inductor.whole.joined import Asked
+from olla.inductor.whole.joined import Asked, Whole
 from tests.support.pytorch.compiling import blocks, fresh, inputs, square  # noqa: F401
 from tests.support.pytorch.steps import nn, torch
 
@@ -64,3 +66,10 @@ def test_what_separate_graphs_need_is_foreseen_as_a_replay_finds_it(is_wide: boo
     whole = compile_step(captured, Asked(compares=True), kernels=False)
     separate = replay(model, batch, square, backend="olla", state_bytes=2 * num_bytes)
     assert whole.separate_peak_bytes == pytest.approx(separate.peak_bytes, rel=0.01)
+
+
+def test_one_graph_runs_where_it_alone_fits_the_budget() -> None:
+    whole = Whole([], Asked(dataclasses.replace(patches(budget=97)["custom_partitioner_fn"].goal, budget_bytes=97)))
+    assert whole._gains(97, 100)
+    assert not whole._gains(98, 100)
+    assert not whole._gains(96, 97)
