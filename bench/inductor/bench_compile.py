@@ -21,8 +21,8 @@ kernels, of the partitioner and the passes before it, of olla's planning in it.
     olla N B    olla with a budget of that many bytes, the optimizer's state included (compile_budgets.py)
 
 Results are kept in --folder as they are found, and read from there: those on CUDA beside their page, since torch's take
-hours and depend on its version alone. Exit status: 0; 1 if something could not be
-compiled, or olla's peak with no more recomputed flops is above the best of torch's.
+hours and depend on its version alone. Exit status: 0; 1 if something could not be compiled, or olla's peak with no more
+recomputed flops is above the best of torch's.
 """
 
 from __future__ import annotations

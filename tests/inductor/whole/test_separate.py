@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from typing import Any
 
 import pytest
@@ -69,7 +68,7 @@ def test_what_separate_graphs_need_is_foreseen_as_a_replay_finds_it(is_wide: boo
 
 
 def test_one_graph_runs_where_it_alone_fits_the_budget() -> None:
-    whole = Whole([], Asked(dataclasses.replace(patches(budget=97)["custom_partitioner_fn"].goal, budget_bytes=97)))
+    whole = Whole([], Asked(patches(budget=97)["custom_partitioner_fn"].goal))
     assert whole._gains(97, 100)
     assert not whole._gains(98, 100)
     assert not whole._gains(96, 97)

@@ -66,6 +66,8 @@ def trained(example: Example, make: Any, batches: list[Any], *, whole: bool, **o
             (result[0] if isinstance(result, tuple) else result).backward()
             optimizer.step()
             optimizer.zero_grad()
+    if whole:
+        assert step._captures.latest.runner.separate is None  # it is one graph
     state = [t for p in model.parameters() for t in optimizer.state[p].values() if isinstance(t, torch.Tensor)]
     return [*found, *(t.detach() for t in (*model.parameters(), *model.buffers())), *state]
 
