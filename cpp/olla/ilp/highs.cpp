@@ -269,13 +269,14 @@ MipResult Highs::solve(const Program& program, const MipOptions& options, std::s
                       std::to_string(program.cost.size()) + " columns");
   }
   const auto job = std::make_shared<Job>(*api_, program, options, start);
-  std::thread([job] { job->run(); }).detach();
+  std::thread solver([job] { job->run(); });
   using Clock = std::chrono::steady_clock;
   const auto begin = Clock::now();
   auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
   double deadline = options.time_limit_seconds;
+  bool finished = false;
   try {
-    while (!job->wait(kWatchInterval) && seconds() < deadline + kGraceSeconds) {
+    while (!(finished = job->wait(kWatchInterval)) && seconds() < deadline + kGraceSeconds) {
       const auto [objective, bound] = job->progress();
       if (!options.watch || options.watch(objective, bound)) continue;
       job->stop();
@@ -283,9 +284,14 @@ MipResult Highs::solve(const Program& program, const MipOptions& options, std::s
     }
   } catch (...) {
     job->stop();
+    solver.detach();
     throw;
   }
   job->stop();
+  if (finished)
+    solver.join();
+  else
+    solver.detach();
   return job->take();
 }
 

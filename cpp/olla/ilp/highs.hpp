@@ -40,8 +40,8 @@ struct HighsApi;  // the functions taken from the library
 
 // Thread safety: any number of threads may call solve() at once. Every call runs HiGHS in a thread of its own, because HiGHS keeps
 // its pool of workers per thread, and because it looks at its clock and at stop requests only between its stages, seconds apart in
-// a large program. The caller's thread meanwhile watches; half a second after a limit or a stop request it returns with the best
-// answer so far, and the solver's thread ends by itself at the next look.
+// a large program. The caller's thread meanwhile watches and ends together with the solver's; half a second after a limit or a stop
+// request it returns with the best answer so far, and the solver's thread ends by itself at the next look.
 class Highs {
  public:
   // Opens the library; it stays in memory until the process ends. Throws SolverError where it is missing, is no HiGHS, is older
