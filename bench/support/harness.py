@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import os
 import platform
@@ -33,6 +34,19 @@ def answer(found: object) -> NoReturn:
     print(json.dumps(found), flush=True)
     sys.stderr.flush()
     os._exit(0)
+
+
+def digest(parts: Sequence[str]) -> str:
+    """Return a digest of code that results depend on: files of the repository, and folders with all in them."""
+    found = hashlib.sha256()
+    for part in sorted(parts):
+        top = REPOSITORY / part
+        files = [top] if top.is_file() else [*top.rglob("*.py"), *top.rglob("*.[ch]pp")]
+        assert files, part
+        for path in sorted(files):
+            found.update(str(path.relative_to(REPOSITORY)).encode())
+            found.update(path.read_bytes())
+    return found.hexdigest()
 
 
 def graph_folder() -> Path:

@@ -19,8 +19,13 @@ _library.define("update(int number, Tensor[] taken, Tensor(a!)? into=None) -> ()
 # The value itself, in memory: what backward reads of it, it does not compute anew.
 _library.define("keep(Tensor value) -> Tensor")
 _library.impl("keep", lambda x: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device), "Meta")
+# One of the seeds a step has drawn, apart: kernels in C++ have the place of a seed in their text, and would be one for
+# every mask of dropout. (Those in Triton take it as an argument.)
+_library.define("seed(Tensor seeds, int place) -> Tensor")
+_library.impl("seed", lambda seeds, place: seeds.select(0, place).clone(), "CompositeExplicitAutograd")
 UPDATE = torch.ops.olla_whole.update.default
 KEEP = torch.ops.olla_whole.keep.default
+SEED = torch.ops.olla_whole.seed.default
 
 
 def compile_whole(

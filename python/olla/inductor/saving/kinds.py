@@ -95,6 +95,11 @@ def is_random(node: fx.Node) -> bool:
     ) or name_of(node) in ("prims::inductor_seed", "prims::inductor_seeds")
 
 
+def is_seed(node: fx.Node) -> bool:
+    """Whether a node takes one seed out of those a step has drawn."""
+    return name_of(node) == "prims::inductor_lookup_seed"
+
+
 def is_drawn(node: fx.Node) -> bool:
     """Whether a node computes random numbers from a stored seed, element by element."""
     return name_of(node) in ("prims::inductor_random", "prims::inductor_randint")

@@ -1,7 +1,8 @@
 """A captured step as one graph of tensors for Inductor, and what is computed from numbers before it runs.
 
-Updates take numbers that are read from tensors: learning rates, the corrections of Adam by its number of steps. They
-become one tensor of numbers, computed on the host, so that nothing waits for a value inside of the graph.
+Updates take numbers that are read from tensors: learning rates, the corrections of Adam by its number of steps. Each
+becomes an input of its own, computed on the host: nothing waits for a value inside of the graph, and updates that
+differ in nothing but their numbers share a kernel, which the place of a number in a table would keep apart.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from olla.pytorch.capture import Captured
 aten = torch.ops.aten
 _READ = aten._local_scalar_dense.default
 _KIND = "olla_kind"
+_ALIGNMENT = 16  # in bytes; what Inductor's kernels take of a GPU that is aligned otherwise is copied first
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
 # How an operator takes a number as a tensor; those with a tensor in its place already are called with it.
 _BY_TENSOR: dict[Any, Any] = {
@@ -44,7 +46,7 @@ class Flat:
 
     Attributes:
         module: takes `kinds` tensors, returns the outputs of the captured step, and changes inputs in place.
-        kinds: of its inputs: those of `olla.pytorch.capture.inputs.Input`, ``constant``, ``numbers``, ``tangent``.
+        kinds: of its inputs: those of `olla.pytorch.capture.inputs.Input`, ``constant``, ``number``, ``tangent``.
         arguments: of the values of the captured inputs, and of the present numbers, those of the module.
         fakes: stand-ins for its inputs.
     """
@@ -170,11 +172,10 @@ class _Flattening:
         self.number_type = torch.float64 if double else torch.float32
         devices = {v.device for v in vals if v.dim() > 0}
         self.number_device = next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
-        with vals[0].fake_mode:
-            fake = torch.empty(len(taken), dtype=self.number_type, device=self.number_device)
-        whole = self._input("numbers", fake, -1)
         for i, node in enumerate(taken):
-            self.map[node] = self.new.call_function(aten.select.int, (whole, 0, i))
+            with vals[0].fake_mode:
+                fake = torch.empty((), dtype=self.number_type, device=self.number_device)
+            self.map[node] = self._input("number", fake, -1 - i)
         return taken
 
     def _put(self, node: Any) -> fx.Node:
@@ -229,15 +230,12 @@ class _Flattening:
         compute = self._host_program()
 
         def arguments(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-            numbers = compute(values) if compute is not None else None
-            return [
-                s if isinstance(s, torch.Tensor) else values[s] if s >= 0 else numbers  # type: ignore[misc]
-                for s in sources
-            ]
+            numbers = compute(values) if compute is not None else ()
+            return [s if isinstance(s, torch.Tensor) else values[s] if s >= 0 else numbers[-1 - s] for s in sources]
 
         return arguments
 
-    def _host_program(self) -> Callable[[Sequence[torch.Tensor]], torch.Tensor] | None:
+    def _host_program(self) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] | None:
         """Return a generated function of the captured inputs that returns the numbers, and counts steps."""
         if not self.host:
             return None
@@ -253,13 +251,16 @@ class _Flattening:
             texts += [f"{k}={_text(a, known, f'k{i}_{k}')}" for k, a in node.kwargs.items()]
             lines.append(f"  {node.name} = f{i}({', '.join(texts)})")
         if not self.numbers:
-            lines.append("  return None")
+            lines.append("  return ()")
         else:
-            known |= {"dtype": self.number_type, "device": self.number_device}
+            wide = _ALIGNMENT // self.number_type.itemsize
+            table = torch.zeros((len(self.numbers), wide), dtype=self.number_type, device=self.number_device)
+            known |= {"dtype": self.number_type, "column": table[:, 0], "views": table[:, 0].unbind()}
             names = ", ".join(n.name for n in self.numbers)
-            lines.append(f"  return tensor([{names}], dtype=dtype).to(device, non_blocking=True)")
+            lines.append(f"  column.copy_(tensor([{names}], dtype=dtype), non_blocking=True)")
+            lines.append("  return views")
         exec("\n".join(lines), known)
-        compute: Callable[[Sequence[torch.Tensor]], torch.Tensor] = known["numbers"]
+        compute: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] = known["numbers"]
         return compute
 
     def _refuse(self, node: fx.Node, why: str) -> None:

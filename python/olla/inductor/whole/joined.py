@@ -14,14 +14,14 @@ from torch import fx
 from olla.errors import CaptureError
 from olla.graph import PROFILES
 from olla.inductor.compat import compat, fallback
-from olla.inductor.compat.whole import KEEP, UPDATE, without_duplicates
+from olla.inductor.compat.whole import KEEP, SEED, UPDATE, without_duplicates
 from olla.inductor.saving import joint, rebuild, saving
-from olla.inductor.saving.kinds import changes_inputs, is_view
+from olla.inductor.saving.kinds import changes_inputs, is_seed, is_view
 from olla.inductor.saving.partition import usual_goal
 from olla.inductor.saving.verify import root
 from olla.plan import Goal
 
-_OF_UPDATES = ("optimizer_state", "rate", "numbers")  # inputs from which updates alone are computed
+_OF_UPDATES = ("optimizer_state", "rate", "number")  # inputs from which updates alone are computed
 _MOST_PLANNED = 0.95  # of what separate graphs need: the code of one graph needs up to 5 % more than planned
 
 
@@ -324,6 +324,8 @@ def _assembled(
         elif node.op == "call_function":
             seen = env if node in rebuilt.forward else collections.ChainMap(kept, env)
             env[node] = final.node_copy(node, seen.__getitem__)
+            if is_seed(node) and node.meta["val"].device.type == "cpu":
+                env[node].target = SEED
             if node in rebuilt.saved:
                 kept[node] = final.call_function(KEEP, (env[node],))
                 kept[node].meta["val"] = node.meta["val"]
