@@ -8,6 +8,8 @@ from olla.errors import BudgetError, CaptureError, GraphError, OllaError, PlanEr
 from olla.graph import DeviceProfile, Graph
 from olla.layout import Layout
 from olla.layout.layout import layout
+from olla.picture.memory_viz import memory_viz
+from olla.picture.plot import plot
 from olla.plan import Link, Plan, Status
 from olla.planner import plan
 
@@ -44,8 +46,10 @@ __all__ = [
     "device_profile",
     "inductor",
     "layout",
+    "memory_viz",
     "pareto",
     "plan",
+    "plot",
     "pool",
 ]
 

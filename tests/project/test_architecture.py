@@ -33,6 +33,7 @@ PLANNING = {
     "order": "base graph plan ilp layout",
     "methods": "base graph plan ilp layout order",
     "check": "graph plan",
+    "picture": "base graph plan",
     "pipeline": "base graph plan layout order",
     "chunk": "base graph plan pipeline",
     "recompute": "base graph plan ilp order pipeline",
@@ -56,10 +57,10 @@ INDUCTOR = {
 MAY_IMPORT = {
     **PLANNING,
     **PYTORCH,
-    "pytorch": " ".join(["base graph plan layout check planner report inductor.whole", *PYTORCH]),
+    "pytorch": " ".join(["base graph plan layout check picture planner report inductor.whole", *PYTORCH]),
     **INDUCTOR,
     "inductor": " ".join(["base graph plan planner", *INDUCTOR]),
-    "cli": "base graph plan layout check planner report pytorch.capture olla",
+    "cli": "base graph plan layout check picture planner report pytorch.capture olla",
     "olla": " ".join([*PLANNING, "pytorch.capture pytorch inductor"]),  # the public face
     "__main__": "cli",
 }

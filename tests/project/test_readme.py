@@ -36,7 +36,7 @@ def test_first_example_prints_what_its_comment_says(capsys: pytest.CaptureFixtur
 def test_command_lines_run() -> None:
     run_first_example()
     lines = [shlex.split(line) for block in CONSOLE_BLOCKS for line in block.splitlines()]
-    assert len(lines) == 3
+    assert len(lines) == 4
     for command, *arguments in lines:
         script = Path(sysconfig.get_path("scripts"), command)
         done = subprocess.run([script, *arguments], capture_output=True, text=True)

@@ -241,8 +241,28 @@ def show_plan(args: argparse.Namespace) -> int:
     """Run `olla show`; return the exit status."""
     from olla.plan import Plan
 
-    _print_plan(Plan.load(args.plan), args.verbose)
+    wanted = {"--html": args.html, "--memory-viz": args.memory_viz}
+    for option, path in wanted.items():
+        if path is not None and args.graph is None:
+            return fail(f"{option} needs the graph the plan was made for: add --graph GRAPH")
+        _require_place(path)
+    plan = Plan.load(args.plan)
+    if any(path is not None for path in wanted.values()):
+        _draw(args, plan)
+    _print_plan(plan, args.verbose)
     return OK
+
+
+def _draw(args: argparse.Namespace, plan: Plan) -> None:
+    from olla.graph import Graph
+    from olla.picture.memory_viz import memory_viz
+    from olla.picture.plot import plot
+
+    graph = Graph.load(args.graph)
+    if args.html is not None:
+        plot(graph, plan, args.html)
+    if args.memory_viz is not None:
+        memory_viz(graph, plan, args.memory_viz)
 
 
 def capture_step(args: argparse.Namespace) -> int:

@@ -145,6 +145,9 @@ def _parser() -> argparse.ArgumentParser:
 
     show = subparsers.add_parser("show", help="print a plan", description="Print a plan.")
     show.add_argument("plan", metavar="PLAN", help="plan file")
+    show.add_argument("--html", metavar="FILE", help="draw it: bytes over steps, and the arena, on one page")
+    show.add_argument("--memory-viz", metavar="FILE", help="write it for PyTorch's memory viewer (a pickle)")
+    show.add_argument("--graph", metavar="GRAPH", help="graph file the plan was made for; both need it")
     _add_verbose(show)
     show.set_defaults(run=commands.show_plan)
 

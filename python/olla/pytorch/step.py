@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from olla.errors import PlanError, ReplayError
 from olla.graph import Graph
+from olla.picture.memory_viz import memory_viz
+from olla.picture.plot import plot
 from olla.plan import Goal, Plan, Swapping
 from olla.planner import plan
 from olla.pytorch.capture import Captured, require_choice
@@ -162,6 +164,14 @@ class Step:
             ReplayError: the step has not run yet.
         """
         return self._latest.report(len(self._captures))
+
+    def memory_viz(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan for PyTorch's memory viewer, see `olla.memory_viz`; ReplayError where there is no plan yet."""
+        memory_viz(self.graph, self.plan, path)
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw the plan as a page, see `olla.plot`; ReplayError where there is no plan yet."""
+        plot(self.graph, self.plan, path)
 
     def release(self) -> None:
         """Give the memory of the arena, and that in the host, back until the next call, for work outside the step."""

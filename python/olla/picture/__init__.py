@@ -1,0 +1,1 @@
+"""Where memory goes, for the eye."""
