@@ -27,11 +27,13 @@ class Peaks(Splits):
 
     Attributes:
         peak_bytes, reserved_bytes: the most allocated, and the most taken from the device.
+        requested_bytes: the most asked for: without rounding, and without what is too small to be split off a block.
         compile_seconds: processor time of the compilation, without that of the kernels.
     """
 
     peak_bytes: int
     reserved_bytes: int
+    requested_bytes: int
     compile_seconds: float
 
 
@@ -84,6 +86,7 @@ def measure(case: str, size: str, watch: Callable[[Split], None] | None = None, 
     return Peaks(
         peak_bytes=torch.cuda.max_memory_allocated(),
         reserved_bytes=torch.cuda.max_memory_reserved(),
+        requested_bytes=torch.cuda.memory_stats()["requested_bytes.all.peak"],
         splits=splits,
         compile_seconds=seconds,
     )
