@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,12 @@ def test_torch_reads_the_file(tmp_path: Path) -> None:
     memory_viz = pytest.importorskip("torch.cuda._memory_viz")
     graph = training_step()
     olla.memory_viz(graph, olla.plan(graph), tmp_path / "step.pickle")
-    page = memory_viz.trace_plot(pickle.loads((tmp_path / "step.pickle").read_bytes()))
-    assert "Active Memory Timeline" in page or len(page) > 1000
+    found = pickle.loads((tmp_path / "step.pickle").read_bytes())
+    events = found["device_traces"][0]
+    told = re.findall(r"= MEM\[(\d+):([\d.]+)B\]", memory_viz.trace(found))
+    assert [(int(a), float(n)) for a, n in told] == [(e["addr"], e["size"]) for e in events if e["action"] == "alloc"]
+    assert len(told) == sum(n > 0 for n in graph.tensor_bytes) + sum(n > 0 for n in graph.workspace_bytes)
+    assert memory_viz.trace_plot(found)
 
 
 def test_the_command_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,6 +75,15 @@ def test_ops_that_run_again_are_named() -> None:
     assert [x for x in page_data(graph, plan)["labels"] if x.endswith("(runs again)")] == ["cheap (runs again)"]
 
 
+def test_bounds_are_of_what_they_say() -> None:
+    graph = training_step()
+    plain, rewritten = olla.plan(graph), olla.plan(graph, minimise="peak")
+    assert ("no order is below", plain.lower_bound_bytes) in page_data(graph, plain)["figures"]
+    assert ("within the added time, nothing is below", rewritten.peak_lower_bound_bytes) in (
+        page_data(graph, rewritten)["figures"]
+    )
+
+
 def test_the_plan_of_another_graph_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="give the graph that was planned"):
         olla.plot(hard_graph(), olla.plan(training_step()), tmp_path / "page.html")
