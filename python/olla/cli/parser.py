@@ -1,7 +1,7 @@
 """The `olla` command.
 
-Exit status: 0 done; 1 valid input, but nothing fits; 2 bad usage or input, said in one line; 130 interrupted, what is
-printed and written is the best found so far.
+Exit status: 0 done; 1 valid input, but nothing fits, or `olla doctor` found something missing; 2 bad usage or input,
+said in one line; 130 interrupted, what is printed and written is the best found so far.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from olla.base import visible
 from olla.cli import commands
 from olla.cli.commands import BAD_INPUT, INTERRUPTED, fail
+from olla.cli.doctor import doctor as run_doctor
 from olla.errors import OllaError
 from olla.plan import METHODS
 
@@ -150,6 +151,10 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--graph", metavar="GRAPH", help="graph file the plan was made for; both need it")
     _add_verbose(show)
     show.set_defaults(run=commands.show_plan)
+
+    about = "Try everything that planning and running steps needs, and say what is missing and how to get it."
+    doctor = subparsers.add_parser("doctor", help="is everything here that olla needs?", description=about)
+    doctor.set_defaults(run=run_doctor)
 
     capture = subparsers.add_parser(
         "capture",
