@@ -153,8 +153,7 @@ def _parser() -> argparse.ArgumentParser:
     show.set_defaults(run=commands.show_plan)
 
     about = "Try everything that planning and running steps needs, and say what is missing and how to get it."
-    doctor = subparsers.add_parser("doctor", help="is everything here that olla needs?", description=about)
-    doctor.set_defaults(run=run_doctor)
+    subparsers.add_parser("doctor", help="try what olla needs", description=about).set_defaults(run=run_doctor)
 
     capture = subparsers.add_parser(
         "capture",
