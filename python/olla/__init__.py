@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from olla.graph.measure import device_profile as device_profile
     from olla.pytorch.capture.capture import capture as capture
     from olla.pytorch.compile import compile as compile
+    from olla.pytorch.imported import from_export as from_export
+    from olla.pytorch.imported import from_fx as from_fx
     from olla.pytorch.pool import pool as pool
     from olla.pytorch.step import Step as Step
     from olla.recompute.curve import Curve as Curve
@@ -44,6 +46,8 @@ __all__ = [
     "check",
     "compile",
     "device_profile",
+    "from_export",
+    "from_fx",
     "inductor",
     "layout",
     "memory_viz",
@@ -59,6 +63,8 @@ _MODULES = {  # of names that are loaded when they are asked for; all but the cu
     "capture": "olla.pytorch.capture.capture",
     "compile": "olla.pytorch.compile",
     "device_profile": "olla.graph.measure",
+    "from_export": "olla.pytorch.imported",
+    "from_fx": "olla.pytorch.imported",
     "pareto": "olla.recompute.curve",
     "pool": "olla.pytorch.pool",
 }

@@ -124,7 +124,7 @@ def capture(
         model, batch, loss, optimizer, None if device is None else torch.device(device), step, checks == "run"
     )
     middle = time.perf_counter()
-    folded, inputs = fold(traced, name or type(model).__name__)
+    folded, inputs = fold(traced.module, traced.inputs, name or type(model).__name__)
     seconds = {"trace": middle - start, "fold": time.perf_counter() - middle}
     return Captured(
         graph=folded.graph,

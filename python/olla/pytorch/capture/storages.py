@@ -16,7 +16,7 @@ from olla.errors import CaptureError
 from olla.graph import Graph
 from olla.pytorch.capture import costs
 from olla.pytorch.capture.inputs import Input
-from olla.pytorch.capture.trace import KIND, Traced
+from olla.pytorch.capture.trace import KIND
 from olla.pytorch.checks.checks import CHECK, is_check
 
 _TENSOR_KIND = {"rate": "input"}  # other inputs keep their kind
@@ -57,9 +57,9 @@ class _Tensor:
 
 
 class _Folder:
-    def __init__(self, traced: Traced) -> None:
-        self.module = traced.module
-        self.inputs = list(traced.inputs)
+    def __init__(self, module: fx.GraphModule, inputs: Iterable[Input]) -> None:
+        self.module = module
+        self.inputs = list(inputs)
         self.tensors: list[_Tensor] = []
         self.ops: list[_Op] = []
         self.prologue: list[fx.Node] = []
@@ -226,11 +226,12 @@ class _Folder:
         )
 
 
-def fold(traced: Traced, name: str) -> tuple[Folded, list[Input]]:
+def fold(module: fx.GraphModule, inputs: Iterable[Input], name: str) -> tuple[Folded, list[Input]]:
     """Turn a traced step into an olla graph, cleaning its fx graph of what has no effect.
 
     Args:
-        traced: the step; its module is changed in place.
+        module: the step; it is changed in place.
+        inputs: of its placeholders.
         name: of the graph.
 
     Returns:
@@ -238,8 +239,8 @@ def fold(traced: Traced, name: str) -> tuple[Folded, list[Input]]:
 
     Complexity: O(nodes + edges).
     """
-    _make_views_pure(traced.module)
-    folder = _Folder(traced)
+    _make_views_pure(module)
+    folder = _Folder(module, inputs)
     folder.read()
     folder.drop_dead()
     return folder.build(name), folder.inputs

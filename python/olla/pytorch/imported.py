@@ -1,0 +1,129 @@
+"""Graphs that others traced: fx graphs of ATen operators, and exported programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from olla.errors import CaptureError
+from olla.graph import Graph
+from olla.pytorch.capture.inputs import Input
+from olla.pytorch.capture.storages import fold
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+KINDS = ("parameter", "buffer", "optimizer_state", "input", "constant")
+_REMEDY = "trace it with torch.export or torch.fx.experimental.proxy_tensor.make_fx"
+
+
+def from_fx(module: fx.GraphModule, *, kinds: Mapping[str, str] | None = None, name: str = "") -> Graph:
+    """Return the graph of an fx module of ATen operators, as make_fx, AOTAutograd and torch.export trace them.
+
+    Views are folded into the storage they show, and changes in place are marked. What has no effect is left out.
+    Nothing is computed, and the module stays as it is.
+
+    Args:
+        module: its placeholders have tensors in ``meta["val"]``, real or fake; their shapes are numbers.
+        kinds: of placeholders by name: parameter, buffer, optimizer_state, constant, or input, as all others are.
+        name: of the graph.
+
+    Returns:
+        The graph; its ops are named as the nodes.
+
+    Raises:
+        CaptureError: it calls modules or methods, a placeholder has no value, or an operator does not run on fake
+            tensors.
+        ValueError: a kind is none of these, or belongs to no placeholder.
+
+    Complexity: one run of the operators on fake tensors.
+
+    Example:
+        >>> import torch, olla
+        >>> from torch.fx.experimental.proxy_tensor import make_fx
+        >>> module = make_fx(lambda x, w: (x @ w).relu(), tracing_mode="fake")(torch.ones(2, 8), torch.ones(8, 4))
+        >>> graph = olla.from_fx(module, kinds={"w_1": "parameter"})
+        >>> graph.op_names, graph.resident_bytes
+        (['mm', 'relu'], 192)
+    """
+    kinds = dict(kinds or {})
+    placeholders = module.graph.find_nodes(op="placeholder")
+    for key, kind in kinds.items():
+        if kind not in KINDS:
+            raise ValueError(f"kinds[{key!r}] is {kind!r}, expected one of {', '.join(KINDS)}")
+    if unknown := kinds.keys() - {node.name for node in placeholders}:
+        names = ", ".join(node.name for node in placeholders)
+        raise ValueError(f"kinds names {sorted(unknown)[0]!r}, which is no placeholder of the module: it has {names}")
+    graph, values = fx.Graph(), dict[fx.Node, fx.Node]()
+    graph.output(graph.graph_copy(module.graph, values))
+    copied = fx.GraphModule(module, graph)
+    _propagate(copied)
+    inputs = [Input(kinds.get(node.name, "input"), node.name, node.name) for node in placeholders]
+    return fold(copied, inputs, name)[0].graph
+
+
+def from_export(program: ExportedProgram, *, name: str = "") -> Graph:
+    """Return the graph of an exported program; parameters, buffers and constants are told apart.
+
+    Args:
+        program: of torch.export.export, decomposed or not.
+        name: of the graph.
+
+    Raises:
+        CaptureError: see `from_fx`.
+
+    Example:
+        >>> import torch, olla
+        >>> program = torch.export.export(torch.nn.Linear(8, 4), (torch.ones(2, 8),))
+        >>> graph = olla.from_export(program)
+        >>> graph.tensor_kinds
+        ['parameter', 'parameter', 'input', 'temporary']
+    """
+    signature = program.graph_signature
+    kinds = dict.fromkeys(signature.inputs_to_parameters, "parameter")
+    kinds |= dict.fromkeys(signature.inputs_to_buffers, "buffer")
+    kinds |= dict.fromkeys(signature.inputs_to_lifted_tensor_constants, "constant")
+    return from_fx(program.graph_module, kinds=kinds, name=name)
+
+
+def _propagate(module: fx.GraphModule) -> None:
+    """Run the operators on fakes of one mode: then results that share memory share a storage."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    values: dict[fx.Node, Any] = {}
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        shape = tuple(int(n) for n in tensor.shape)
+        return torch.empty_strided(
+            shape, tuple(int(n) for n in tensor.stride()), dtype=tensor.dtype, device=tensor.device
+        )
+
+    with mode, torch.no_grad():
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                if not isinstance(node.meta.get("val"), torch.Tensor):
+                    raise CaptureError(f"placeholder {node.name} has no tensor in meta['val']: {_REMEDY}")
+                values[node] = fake(node.meta["val"])
+            elif node.op == "get_attr":
+                value: Any = module
+                for part in str(node.target).split("."):
+                    value = getattr(value, part)
+                values[node] = fake(value) if isinstance(value, torch.Tensor) else value
+            elif node.op == "call_function":
+                arguments = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+                values[node] = _result(node, *arguments)
+            elif node.op != "output":
+                raise CaptureError(f"{node.name} is a {node.op} of {node.target}, expected operators: {_REMEDY}")
+            if node in values:
+                node.meta["val"] = values[node]
+
+
+def _result(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    target: Any = node.target
+    try:
+        return target(*args, **kwargs)
+    except Exception as error:
+        raise CaptureError(f"{node.name}, a call of {target}, does not run on fake tensors: {error}") from error
