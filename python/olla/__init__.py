@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from olla.check.check import check
 from olla.errors import BudgetError, CaptureError, GraphError, OllaError, PlanError, ReplayError, SolverError
+from olla.fit.fit import fit
 from olla.graph import DeviceProfile, Graph
 from olla.layout import Layout
 from olla.layout.layout import layout
@@ -42,6 +43,7 @@ __all__ = [
     "check",
     "compile",
     "device_profile",
+    "fit",
     "inductor",
     "layout",
     "pareto",

@@ -1,0 +1,170 @@
+"""What an ordinary loop requests at once: the captured ops in program order, and what it frees later than a plan."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from olla import _core
+from olla.errors import CaptureError
+from olla.graph import Graph
+
+if TYPE_CHECKING:
+    import torch
+
+
+def eager_peak(graph: Graph, update_bytes: int | None = None) -> int:
+    """Return the most bytes an ordinary loop requests at once, the resident ones included.
+
+    Tensors die after their last use, as autograd frees them; gradients live on until the next `zero_grad`. What kernels
+    take while they run is counted where the graph knows it (`workspace_bytes`).
+
+    Args:
+        graph: the captured step, in program order.
+        update_bytes: what the optimizer's step takes at once beside gradients and state, where it is not the captured
+            one of a parameter at a time; see multi_tensor_bytes.
+
+    Example:
+        >>> import olla
+        >>> builder = olla.Graph.builder("two gradients, two updates")
+        >>> weights = [builder.tensor(10, kind="parameter") for _ in range(2)]
+        >>> gradients = [builder.tensor(10) for _ in range(2)]
+        >>> _ = builder.op("first", writes=[gradients[0]]), builder.op("second", writes=[gradients[1]])
+        >>> for w, g in zip(weights, gradients):
+        ...     half = builder.tensor(10)
+        ...     _ = builder.op("scale", reads=[g], writes=[half], kind="update")
+        ...     _ = builder.op("update", reads=[half], mutates=[w], kind="update")
+        >>> graph = builder.build()
+        >>> olla.plan(graph).program_peak_bytes, eager_peak(graph), eager_peak(graph, update_bytes=20)
+        (50, 50, 60)
+    """
+    held = np.unique(np.concatenate([graph.outputs, _gradients(graph)])).astype(np.int32)
+    loop = dataclasses.replace(graph, outputs=held)
+    order = np.arange(graph.num_ops, dtype=np.int32)
+    live: NDArray[np.int64] = _core.profile(loop.core, order).live_bytes
+    if update_bytes is not None:
+        live = live[~_is_update(graph)]
+        kept = int(graph.tensor_bytes[held[~_resident(graph)[held]]].sum())
+        live = np.append(live, graph.resident_bytes + kept + update_bytes)
+    return int(live.max(initial=graph.resident_bytes))
+
+
+def _is_update(graph: Graph) -> NDArray[np.bool_]:
+    return np.array([kind == "update" for kind in graph.op_kinds], dtype=bool)
+
+
+def _resident(graph: Graph) -> NDArray[np.bool_]:
+    found = np.ones(graph.num_tensors, dtype=bool)
+    found[graph.writes.item] = False
+    return found
+
+
+def _gradients(graph: Graph) -> NDArray[np.int32]:
+    """Return the tensors that updates use and other ops made."""
+    update = _is_update(graph)
+    made = np.zeros(graph.num_tensors, dtype=bool)
+    made[graph.writes.item] = ~update[np.repeat(np.arange(graph.num_ops), np.diff(graph.writes.offset))]
+    used = np.zeros(graph.num_tensors, dtype=bool)
+    for lists in (graph.reads, graph.mutates):
+        used[lists.item[update[np.repeat(np.arange(graph.num_ops), np.diff(lists.offset))]]] = True
+    return np.flatnonzero(made & used).astype(np.int32)
+
+
+def multi_tensor_bytes(optimizer: torch.optim.Optimizer) -> int | None:
+    """Return what the step of an optimizer takes at once on a GPU, beside gradients and state.
+
+    There torch updates all parameters of a group together, unless `foreach=False` or `fused=True` says otherwise: AdamW
+    then has a temporary of the size of every parameter at once. The step runs on the meta device: no memory is needed.
+
+    Args:
+        optimizer: nothing of it is changed.
+
+    Returns:
+        Bytes; None where parameters are updated one by one, or nothing is known of the optimizer's first step.
+
+    Example:
+        >>> import torch
+        >>> weights = [torch.nn.Parameter(torch.ones(10)) for _ in range(3)]
+        >>> multi_tensor_bytes(torch.optim.AdamW(weights)), multi_tensor_bytes(torch.optim.AdamW(weights, fused=True))
+        (120, 0)
+    """
+    from olla.pytorch.capture import optimizers
+
+    together = [_is_together(group) for group in optimizer.param_groups]
+    if not optimizers.is_known(optimizer) or None in together:
+        return None
+    groups: list[dict[str, Any]] = []
+    state = {}
+    try:
+        for group, is_together in zip(optimizer.param_groups, together, strict=True):
+            if not is_together:
+                continue
+            parameters = [_on_meta(p) for p in group["params"] if p.requires_grad]
+            # Neither changes what is taken, and both may want tensors of a GPU.
+            settings = {**group, "lr": 0.1, **({"capturable": False} if "capturable" in group else {})}
+            groups.append({**settings, "params": parameters})
+            state |= {p: optimizers.first_state(optimizer, settings, p) for p in parameters}
+    except CaptureError:
+        return None
+    if not groups:
+        return 0
+    copy = optimizers.stand_in(optimizer, groups, state)
+    for group in copy.param_groups:
+        group["foreach"] = True
+    return _most_bytes(copy.step)
+
+
+def _is_together(group: dict[str, Any]) -> bool | None:
+    """Whether a GPU updates the parameters of a group together with temporaries; None: it does so one by one."""
+    if group.get("fused"):
+        return False
+    if "foreach" not in group or group["foreach"] is False or group.get("differentiable"):
+        return None
+    return True
+
+
+def _on_meta(parameter: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    found = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
+    found.grad = torch.empty_like(found)
+    return found
+
+
+def _most_bytes(run: Any) -> int:
+    """Return the most bytes of new storages of the meta device that are alive at once while a function runs."""
+    from torch.multiprocessing.reductions import StorageWeakRef
+    from torch.utils import _pytree as pytree
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        most = 0
+        alive: dict[int, tuple[Any, int]] = {}
+        given: set[int] = set()
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            given = {_storage(t) for t in pytree.tree_leaves((args, kwargs)) if _is_meta(t)}
+            self.given |= given - self.alive.keys()
+            result = func(*args, **(kwargs or {}))
+            self.alive = {key: one for key, one in self.alive.items() if not one[0].expired()}
+            for tensor in pytree.tree_leaves(result):
+                if _is_meta(tensor) and (key := _storage(tensor)) not in self.given and key not in self.alive:
+                    storage = tensor.untyped_storage()
+                    self.alive[key] = (StorageWeakRef(storage), storage.nbytes())
+            self.most = max(self.most, sum(num_bytes for _, num_bytes in self.alive.values()))
+            return result
+
+    with Watch() as watch:
+        run()
+    return watch.most
+
+
+def _is_meta(value: Any) -> bool:
+    return getattr(getattr(value, "device", None), "type", "") == "meta"
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
