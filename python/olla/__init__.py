@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from olla.check.check import check
 from olla.errors import BudgetError, CaptureError, GraphError, OllaError, PlanError, ReplayError, SolverError
+from olla.fit.fit import fit
 from olla.graph import DeviceProfile, Graph
 from olla.layout import Layout
 from olla.layout.layout import layout
@@ -46,6 +47,7 @@ __all__ = [
     "check",
     "compile",
     "device_profile",
+    "fit",
     "from_export",
     "from_fx",
     "inductor",

@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ def fail(message: str) -> int:
 
 def plan_graph(args: argparse.Namespace) -> int:
     """Run `olla plan`; return the exit status."""
-    _require_place(args.output)
+    require_place(args.output)
     from olla.graph import profile_of
     from olla.plan import asked
     from olla.planner import plan
@@ -83,17 +83,17 @@ def plan_graph(args: argparse.Namespace) -> int:
         )
     if refused:
         print("olla:", visible(" ".join(str(refused[0]).split())), file=sys.stderr)
-        return _interrupted("before a plan was found") if interrupt.seen else NOTHING_FITS
+        return interrupted("before a plan was found") if interrupt.seen else NOTHING_FITS
     if args.output:
         result.save(args.output)
     if args.json:
         print_json(_plan_summary(result))
     else:
         _print_plan(result, args.verbose)
-    return _interrupted("the plan is the best found so far") if interrupt.seen else OK
+    return interrupted("the plan is the best found so far") if interrupt.seen else OK
 
 
-def _interrupted(what: str) -> int:
+def interrupted(what: str) -> int:
     print("olla: interrupted:", what, file=sys.stderr)
     return INTERRUPTED
 
@@ -161,7 +161,7 @@ def check_plan(args: argparse.Namespace) -> int:
 
 def lay_out_buffers(args: argparse.Namespace) -> int:
     """Run `olla layout`; return the exit status."""
-    _require_place(args.output)
+    require_place(args.output)
     from olla.layout import read_buffers, write_offsets
     from olla.layout.layout import layout
 
@@ -202,7 +202,7 @@ def lay_out_buffers(args: argparse.Namespace) -> int:
     else:
         _print_layout(result, args.capacity, seconds)
     if interrupt.seen:
-        return _interrupted("the layout is the best found so far")
+        return interrupted("the layout is the best found so far")
     return OK if fits or args.capacity is None else NOTHING_FITS
 
 
@@ -245,7 +245,7 @@ def show_plan(args: argparse.Namespace) -> int:
     for option, path in wanted.items():
         if path is not None and args.graph is None:
             return fail(f"{option} needs the graph the plan was made for: add --graph GRAPH")
-        _require_place(path)
+        require_place(path)
     plan = Plan.load(args.plan)
     if any(path is not None for path in wanted.values()):
         _draw(args, plan)
@@ -267,11 +267,11 @@ def _draw(args: argparse.Namespace, plan: Plan) -> None:
 
 def capture_step(args: argparse.Namespace) -> int:
     """Run `olla capture`; return the exit status."""
-    _require_place(args.output)
+    require_place(args.output)
     from olla.graph import Graph
 
     with ProgressLine(f"capturing {args.source}"):
-        made = _call(args.source)
+        made = call(function_of(args.source), args.source)
         if isinstance(made, tuple):
             if len(made) != 4:
                 raise CaptureError(
@@ -292,26 +292,33 @@ def capture_step(args: argparse.Namespace) -> int:
     return OK
 
 
-def _call(source: str) -> Any:
-    """Import MODULE, also from the working directory, and call FUNCTION."""
+def function_of(source: str) -> Callable[..., Any]:
+    """Import MODULE of MODULE:FUNCTION, also from the working directory, and return FUNCTION."""
     module_name, colon, function_name = source.partition(":")
     if not colon or not module_name or not function_name:
         raise CaptureError(f"{source!r} names no function: write MODULE:FUNCTION, for example train:step")
     sys.path.insert(0, os.getcwd())
+    function: Any = getattr(call(lambda: importlib.import_module(module_name), source), function_name, None)
+    if not callable(function):
+        raise CaptureError(f"module {module_name} has no function {function_name}")
+    found: Callable[..., Any] = function
+    return found
+
+
+def call(function: Callable[[], Any], source: str) -> Any:
+    """Call what belongs to MODULE:FUNCTION; whatever it raises ends as an error in one line."""
     try:
-        function = getattr(importlib.import_module(module_name), function_name, None)
-        if not callable(function):
-            raise CaptureError(f"module {module_name} has no function {function_name}")
         return function()
     except (OllaError, BrokenPipeError, MemoryError):
         raise
     except ModuleNotFoundError as error:
+        module_name = source.partition(":")[0]
         raise CaptureError(f"{source}: {error}; install it, or run olla where {module_name} can be imported") from error
     except (Exception, SystemExit) as error:  # whatever the user's own code raises
         raise CaptureError(f"{source} failed with {type(error).__name__}: {error}") from error
 
 
-def _require_place(path: str | None) -> None:
+def require_place(path: str | None) -> None:
     """Refuse an output path that cannot work before the long work, not after it."""
     if path is None or files.stream_of(path) is not None:
         return

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from olla.base import visible
-from olla.cli import commands
+from olla.cli import commands, fit
 from olla.cli.commands import BAD_INPUT, INTERRUPTED, fail
 from olla.cli.doctor import doctor as run_doctor
 from olla.errors import OllaError
@@ -98,12 +98,17 @@ def _number(convert: Callable[[str], Any], least: float, most: float, expected: 
     return parse
 
 
+def _list(parse: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    return lambda text: [parse(item) for item in text.split(",")]
+
+
 _seconds = _number(float, 0, 1e9, "a number of seconds from 0 to 1e9")
 _alignment = _number(int, 1, 2**30, "a number of bytes from 1 to 2^30")
 _seed = _number(int, 0, 2**31 - 1, "a whole number from 0 to 2^31 - 1")
 _threads = _number(int, 1, 1024, "a number of threads from 1 to 1024")
 _slowdown = _number(float, 0, 1e6, "a share of the step's time from 0 on, such as 0.1 for 10 %")
 _chunks = _number(int, 1, 4096, "a number of chunks from 1 to 4096")
+_size = _number(int, 1, 2**40, "a whole number from 1 on")
 _capacity = _number(int, 0, 2**62, "a number of bytes from 0 to 2^62")
 
 
@@ -152,8 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_verbose(show)
     show.set_defaults(run=commands.show_plan)
 
-    about = "Try everything that planning and running steps needs, and say what is missing and how to get it."
-    subparsers.add_parser("doctor", help="try what olla needs", description=about).set_defaults(run=run_doctor)
+    _add_doctor(subparsers)
 
     capture = subparsers.add_parser(
         "capture",
@@ -166,7 +170,41 @@ def _parser() -> argparse.ArgumentParser:
         "-o", "--output", metavar="GRAPH", required=True, help="write the graph there (.json or .json.gz)"
     )
     capture.set_defaults(run=commands.capture_step)
+    _add_fit(subparsers)
     return parser
+
+
+def _add_doctor(subparsers: argparse._SubParsersAction[_Parser]) -> None:
+    about = "Try everything that planning and running steps needs, and say what is missing and how to get it."
+    subparsers.add_parser("doctor", help="try what olla needs", description=about).set_defaults(run=run_doctor)
+
+
+def _add_fit(subparsers: argparse._SubParsersAction[_Parser]) -> None:
+    parser = subparsers.add_parser(
+        "fit",
+        help="which batch fits a memory, and how",
+        description="Say which sizes of a training step fit a memory, as it is and planned; nothing is run. "
+        "FUNCTION(n) returns (model, batch, optimizer, loss) for size n, the arguments of olla.capture, or a captured "
+        "step; models are made without weights. Exit status 1 if nothing fits.",
+    )
+    add = parser.add_argument
+    add("source", metavar="MODULE:FUNCTION", help="for example train:step, for step(n) in train.py")
+    add("--memory", required=True, metavar="BYTES", help="memory there is (80GB, 80GiB, bytes)")
+    add("--device", default="a100", metavar="NAME", help="what time is estimated for (default: a100)")
+    add("--sizes", type=_list(_size), default=None, metavar="N,N,...", help="values of n (default: 1,2,4,8,16,32)")
+    add("--slowdowns", type=_list(_slowdown), default=None, metavar="X,X", help="added time (default: 0.05,0.1)")
+    add(
+        "--exact",
+        metavar="WAY",
+        help="try further sizes until the largest n of this way is known: eager, planned, 5%%, least, budget",
+    )
+    add("--weights", action="store_true", help="let FUNCTION allocate weights: it does not run on the meta device")
+    add("--time-limit", type=_seconds, default=10.0, metavar="S", help="seconds for each plan (default: 10)")
+    add("--seed", type=_seed, default=0, metavar="N", help="for random choices (default: 0)")
+    add("--json", action="store_true", help="print one JSON object")
+    add("-o", "--output", metavar="FIT", help="write all rows there (.json or .json.gz)")
+    add("--plot", metavar="FILE", help="draw peaks over n with matplotlib (.png, .svg, .pdf)")
+    parser.set_defaults(run=fit.fit_sizes)
 
 
 def _add_budget_options(parser: argparse.ArgumentParser) -> None:

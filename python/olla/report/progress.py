@@ -32,9 +32,10 @@ class ProgressLine:
         return self
 
     def __call__(self, stage: str, seconds: float, value: int, bound: int) -> bool:
-        """Show how a search stands; see the progress argument of `olla.plan`."""
+        """Show how a search stands; see the progress argument of `olla.plan`. Without a value only the stage."""
         if self.status is not None:
-            state = f"{stage} {seconds:.0f} s: {human_bytes(value)}, bound {human_bytes(bound)}"
+            figures = f": {human_bytes(value)}, bound {human_bytes(bound)}" if value else ""
+            state = f"{stage} {seconds:.0f} s{figures}"
             self.status.update(*cells(f"{self.title}: {state} (Ctrl-C ends it with the best so far)"))
         return True
 

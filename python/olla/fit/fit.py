@@ -1,0 +1,289 @@
+"""`olla.fit`: which sizes of a training step fit a memory, and how. Importing this module does not import torch."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from olla.base import Progress, parse_bytes
+from olla.base.files import naming
+from olla.errors import BudgetError, CaptureError, OllaError
+from olla.fit import eager
+from olla.fit.largest import next_size
+from olla.fit.result import Fit, Row, Way
+from olla.graph import DeviceProfile, Graph, profile_of
+from olla.plan import Plan
+from olla.planner import needed_bytes, plan
+
+SIZES = (1, 2, 4, 8, 16, 32)
+SLOWDOWNS = (0.05, 0.1)
+_MOST_TRIES = 30  # captures for the exact largest n
+_MOST_GUESSES = 6  # of them, by the peaks of others
+
+
+def fit(
+    make_step: Callable[[int], Any],
+    *,
+    memory: int | str,
+    device: str | DeviceProfile = "a100",
+    sizes: Sequence[int] = SIZES,
+    slowdowns: Sequence[float] = SLOWDOWNS,
+    exact: str | None = None,
+    weights: bool = False,
+    time_limit: float = 10.0,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Fit:
+    """Say which sizes of a training step fit a memory, as it is, planned and rewritten; nothing is run.
+
+    For every size the step is captured on fake tensors and planned in several ways, see `olla.fit.Fit`. What is said to
+    fit was planned for that size, arena included, and the plan was checked.
+
+    Args:
+        make_step: `make_step(n)` returns (model, batch, optimizer, loss), the arguments of `olla.capture`, or a
+            captured step or an `olla.Graph`. What n counts is its own matter: samples, tokens, micro-batches.
+        memory: that there is, "80GB", "80GiB" or bytes. What the driver and other programs take is not in it.
+        device: what time is estimated for: "h100", "h200", "a100", "rtx4090", "cpu" or a `DeviceProfile`.
+        sizes: values of n.
+        slowdowns: shares of added time within which the least peak is wanted; 0.05 is 5 %.
+        exact: a way, such as "eager" or "budget": further sizes are tried until its largest n is known.
+        weights: whether make_step may allocate what it likes. By default it runs under `torch.device("meta")`: a model
+            made there has no weights.
+        time_limit: seconds for each plan, of up to four for a size.
+        seed: for the random choices of plans.
+        progress: as in `olla.plan`; False ends it with the sizes and ways done so far.
+
+    Returns:
+        Rows as data, with `largest(way)`, `fastest`, `save(path)` and `plot(path)`; `print` shows a table.
+
+    Raises:
+        BudgetError: memory is no number of bytes.
+        CaptureError: make_step failed, or a step cannot be captured; the message names n.
+        ValueError: an option is out of its range.
+
+    Complexity: for each size a capture (about 4 ms per operator) and up to four plans.
+
+    Example:
+        >>> import olla
+        >>> def make_step(n):
+        ...     builder = olla.Graph.builder("chain")
+        ...     a, b, c, d = (builder.tensor(n * size) for size in (100, 10, 100, 1))
+        ...     _ = builder.op("a", writes=[a]), builder.op("b", reads=[a], writes=[b])
+        ...     _ = builder.op("c", reads=[b], writes=[c]), builder.op("d", reads=[c], writes=[d])
+        ...     _ = builder.op("e", reads=[a, d])
+        ...     return builder.build()
+        >>> found = olla.fit(make_step, memory=200_000, sizes=(512, 1024), exact="least")
+        >>> found.largest("eager"), found.largest("least")
+        (512, 1812)
+    """
+    names = ("eager", "planned", *(_name(share) for share in slowdowns), "least", "budget")
+    if not callable(make_step):
+        raise ValueError(f"make_step is a {type(make_step).__name__}, expected a function of n")
+    if exact is not None and exact not in names:
+        raise ValueError(f"exact is {exact!r}, expected one of {', '.join(names)}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"slowdowns are {list(slowdowns)}, expected different ones")
+    if not 0 <= time_limit < math.inf:
+        raise ValueError(f"time_limit is {time_limit}, expected a finite number of seconds from 0 on")
+    search = _Search(make_step, parse_bytes(memory, "memory"), profile_of(device), weights, progress)
+    search.options = {"time_limit": time_limit, "seed": seed}
+    search.goals = {_name(share): {"max_slowdown": share} for share in slowdowns}
+    for n in _sizes(sizes):
+        search.add(n, names)
+    is_exact = exact is not None and search.find_largest(exact)
+    return Fit(
+        memory_bytes=search.memory_bytes,
+        device=search.device.name,
+        names=names,
+        rows=tuple(search.rows[n] for n in sorted(search.rows)),
+        exact=exact if exact is not None and is_exact else "",
+        interrupted=search.is_stopped,
+        seconds=time.perf_counter() - search.start,
+    )
+
+
+def _name(share: object) -> str:
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < math.inf:
+        raise ValueError(f"slowdown is {share!r}, expected a share of the step's time: 0.05 for 5 %")
+    return f"{100 * share:g}%"
+
+
+def _sizes(sizes: Sequence[int]) -> list[int]:
+    found = list(sizes)
+    if not found:
+        raise ValueError("sizes are empty, expected whole numbers such as (8, 16, 32)")
+    for n in found:
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise ValueError(f"size is {n!r}, expected a whole number from 1 on")
+    return sorted(set(found))
+
+
+class _Stopped(Exception):
+    """Somebody asked for the end."""
+
+
+class _Search:
+    """The rows there are, and how one more is made."""
+
+    def __init__(
+        self,
+        make_step: Callable[[int], Any],
+        memory_bytes: int,
+        device: DeviceProfile,
+        weights: bool,
+        progress: Progress | None,
+    ) -> None:
+        self.start = time.perf_counter()
+        self.make_step, self.memory_bytes, self.device, self.weights = make_step, memory_bytes, device, weights
+        self.progress = progress
+        self.options: dict[str, Any] = {}
+        self.goals: dict[str, Mapping[str, Any]] = {}
+        self.rows: dict[int, Row] = {}
+        self.is_stopped = False
+
+    def add(self, n: int, names: Sequence[str]) -> None:
+        """Make the row of a size, unless the end was asked for; then with the ways done until there."""
+        if self.is_stopped:
+            return
+        ways: dict[str, Way] = {}
+        start = middle = time.perf_counter()
+        graph: Graph | None = None
+        try:
+            self._tell(f"n = {n}: capture", 0.0, 0, 0)
+            graph, update_bytes = self._captured(n)
+            middle = time.perf_counter()
+            for name in names:
+                self._tell(f"n = {n}: {name}", 0.0, 0, 0)
+                ways[name] = self._way(n, graph, name, ways, update_bytes)
+        except _Stopped:
+            self.is_stopped = True
+        if graph is not None and ways:
+            seconds = {"capture": middle - start, "plan": time.perf_counter() - middle}
+            shown = {name: ways[name] for name in names if name in ways}
+            self.rows[n] = Row(
+                n=n,
+                graph_name=graph.name,
+                num_ops=graph.num_ops,
+                resident_bytes=graph.resident_bytes,
+                ways=shown,
+                seconds=seconds,
+            )
+
+    def find_largest(self, way: str) -> bool:
+        """Try further sizes until one fits a way and the next does not; return whether that is so."""
+        by = "least" if way == "budget" else way  # in memory a peak says nothing of the next size's
+        names = ["least", "budget"] if way == "budget" else [way]
+        for i in range(_MOST_TRIES):
+            if self.is_stopped:
+                return False
+            tried = [(n, row.ways[way].fits, row.ways[by].peak_bytes) for n, row in sorted(self.rows.items())]
+            n = next_size(tried, self.memory_bytes, bisect=i >= _MOST_GUESSES)
+            if n is None:
+                return True
+            self.add(n, names)
+        return False
+
+    def _tell(self, stage: str, seconds: float, value: int, bound: int) -> bool | None:
+        """Ask the progress callback whether to go on."""
+        if self.progress is not None and self.progress(stage, seconds, value, bound) is False:
+            raise _Stopped
+        return True
+
+    def _captured(self, n: int) -> tuple[Graph, int | None]:
+        """Return the graph of a size, and what its optimizer's step takes at once, if that is known."""
+        try:
+            with naming(f"make_step({n})"), contextlib.nullcontext() if self.weights else _meta():
+                made = self.make_step(n)
+        except (OllaError, MemoryError):
+            raise
+        except Exception as error:  # whatever the user's own code raises
+            remedy = "" if self.weights else ". It ran without weights, on the meta device; weights=True allows them"
+            raise CaptureError(f"make_step({n}) failed with {type(error).__name__}: {error}{remedy}") from error
+        if isinstance(made, Graph):
+            return made, None
+        if isinstance(made, tuple) and len(made) == 4:
+            return self._capture(n, *made)
+        graph = getattr(made, "graph", None)
+        if isinstance(graph, Graph):
+            return graph, None
+        what = f"{len(made)} values" if isinstance(made, tuple) else f"a {type(made).__name__}"
+        expected = "(model, batch, optimizer, loss), a captured step or an olla.Graph"
+        raise CaptureError(f"make_step({n}) returned {what}, expected {expected}")
+
+    def _capture(self, n: int, model: Any, batch: Any, optimizer: Any, loss: Any) -> tuple[Graph, int | None]:
+        import torch
+
+        from olla.pytorch.capture.capture import capture
+
+        on_gpu = not self.device.name.startswith("cpu")
+        where = "cuda" if on_gpu and torch.cuda.is_available() else None
+        try:
+            graph = capture(model, batch, optimizer=optimizer, loss=loss, device=where).graph
+        except CaptureError as error:
+            raise CaptureError(f"the step of make_step({n}): {error}") from error
+        return graph, None if optimizer is None else eager.update_bytes(optimizer, on_gpu=on_gpu)
+
+    def _way(self, n: int, graph: Graph, name: str, ways: Mapping[str, Way], update_bytes: int | None) -> Way:
+        seconds = float(self.device.op_seconds(graph).sum())
+        if name == "eager":
+            peak = eager.eager_peak(graph, update_bytes)
+            return self._judged(peak, None, seconds, 0.0)
+        if name == "planned":
+            found = self._plan(n, name, graph, {})
+            return self._judged(needed_bytes(found), found.lower_bound_bytes, seconds, 0.0)
+        if name == "budget":
+            return self._within(n, graph, ways)
+        return self._rewritten(self._plan(n, name, graph, self.goals.get(name, {"minimise": "peak"})))
+
+    def _within(self, n: int, graph: Graph, ways: Mapping[str, Way]) -> Way:
+        """Return the least added time that fits; that nothing does is known from the least peak, or found out."""
+        least = ways["least"]
+        nothing = Way(
+            peak_bytes=None, bound_bytes=least.bound_bytes, seconds=None, added=None, fits=False, proved=least.proved
+        )
+        if not least.fits and least.proved:
+            return nothing
+        try:
+            found = self._plan(n, "budget", graph, {"budget": self.memory_bytes})
+        except BudgetError:
+            return nothing
+        return self._rewritten(found)
+
+    def _rewritten(self, found: Plan) -> Way:
+        added = found.added_seconds / found.base_seconds if found.base_seconds else 0.0
+        seconds = found.base_seconds + found.added_seconds
+        return self._judged(needed_bytes(found), found.peak_lower_bound_bytes, seconds, added)
+
+    def _judged(self, peak: int, bound: int | None, seconds: float, added: float) -> Way:
+        fits = peak <= self.memory_bytes
+        proved = fits or bound is None or bound > self.memory_bytes
+        return Way(peak_bytes=peak, bound_bytes=bound, seconds=seconds, added=added, fits=fits, proved=proved)
+
+    def _plan(self, n: int, name: str, graph: Graph, goal: Mapping[str, Any]) -> Plan:
+        stopped = False
+
+        def tell(stage: str, seconds: float, value: int, bound: int) -> bool:
+            nonlocal stopped
+            with contextlib.suppress(_Stopped):
+                self._tell(f"n = {n}: {name}: {stage}", seconds, value, bound)
+                return True
+            stopped = True
+            return False
+
+        found = plan(graph, device=self.device, progress=tell, **self.options, **goal)
+        if stopped:
+            raise _Stopped
+        return found
+
+
+def _meta() -> contextlib.AbstractContextManager[Any]:
+    """Let what is made have no memory, where torch is installed."""
+    if importlib.util.find_spec("torch") is None:
+        return contextlib.nullcontext()
+    import torch
+
+    return torch.device("meta")

@@ -1,0 +1,185 @@
+"""What `olla.fit` answers: a row for every size, in it every way to run the step, what it needs and whether it fits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from olla.base.files import naming, write_json
+from olla.errors import OllaError
+from olla.fit import table
+
+FORMAT = "olla-fit"
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """A way to run the step of one size.
+
+    Attributes:
+        peak_bytes: most bytes at once: parameters, optimizer state, data and, where planned, the whole arena. None
+            where no plan within the memory was found.
+        bound_bytes: proved: no plan of this way needs less. None for the eager loop, whose order is what it is.
+        seconds: estimated time of a step; None where peak_bytes is.
+        added: share of that time that recomputing adds; None where peak_bytes is.
+        fits: whether the peak is within the memory.
+        proved: whether that is certain; False: no plan was found that fits, and none was ruled out.
+
+    Example:
+        >>> Way(peak_bytes=10, bound_bytes=8, seconds=1.0, added=0.0, fits=False, proved=False).fits
+        False
+    """
+
+    peak_bytes: int | None
+    bound_bytes: int | None
+    seconds: float | None
+    added: float | None
+    fits: bool
+    proved: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """The step of one size.
+
+    Attributes:
+        n: what was given to make_step.
+        graph_name: of the captured step.
+        num_ops: of it.
+        resident_bytes: parameters, optimizer state, buffers and data.
+        ways: by name, see Fit; those that were asked for.
+        seconds: wall-clock time of "capture" and "plan".
+    """
+
+    n: int
+    graph_name: str
+    num_ops: int
+    resident_bytes: int
+    ways: Mapping[str, Way]
+    seconds: Mapping[str, float]
+
+    def per_second(self, way: str) -> float | None:
+        """Return n over the estimated seconds of a step: samples per second where n counts samples."""
+        found = self.ways.get(way)
+        return self.n / found.seconds if found is not None and found.seconds else None
+
+    @property
+    def fastest(self) -> str | None:
+        """The way that fits and takes the least time, the simplest of equals; None where none fits."""
+        rates = {name: self.per_second(name) or 0.0 for name, way in self.ways.items() if way.fits}
+        return max(rates, key=lambda name: rates[name], default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """Which sizes of a training step fit a memory, and how; made by `olla.fit`.
+
+    The ways are "eager", the ordinary loop; "planned", its ops in the best order; one for every slowdown, such as
+    "5%": the least peak within so much added time; "least": the least peak at whatever time; "budget": what
+    `olla.plan(budget=memory)` gives, the least added time that fits.
+
+    Attributes:
+        memory_bytes: that there is.
+        device: what seconds are estimated for.
+        names: of the ways, the simplest first.
+        rows: by rising n. Where the largest n was asked for, the sizes tried for it have only the ways that needs.
+        exact: the way whose largest n is the largest of all: one more was tried, and did not fit; empty if none.
+        interrupted: whether it ended early, with the rows there were.
+        seconds: wall-clock time in all.
+    """
+
+    memory_bytes: int
+    device: str
+    names: Sequence[str]
+    rows: Sequence[Row]
+    exact: str = ""
+    interrupted: bool = False
+    seconds: float = 0.0
+
+    def largest(self, way: str) -> int | None:
+        """Return the largest n tried that fits one way; None where none does.
+
+        Raises:
+            ValueError: there is no such way.
+        """
+        if way not in self.names:
+            raise ValueError(f"way is {way!r}, expected one of {', '.join(self.names)}")
+        return max((row.n for row in self.rows if way in row.ways and row.ways[way].fits), default=None)
+
+    @property
+    def fastest(self) -> tuple[int, str] | None:
+        """The n and the way that train fastest within the memory, by the estimate; None where nothing fits."""
+        found = [(row.per_second(name) or 0.0, row.n, name) for row in self.rows if (name := row.fastest) is not None]
+        return max(found, key=lambda item: (item[0], -item[1]))[1:] if found else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON has it."""
+        rows = [
+            {
+                **{key: value for key, value in vars(row).items() if key not in ("ways", "seconds")},
+                "ways": {name: {**vars(way), "per_second": row.per_second(name)} for name, way in row.ways.items()},
+                "fastest": row.fastest,
+                "seconds": dict(row.seconds),
+            }
+            for row in self.rows
+        ]
+        fastest = self.fastest
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "memory_bytes": self.memory_bytes,
+            "device": self.device,
+            "names": list(self.names),
+            "rows": rows,
+            "largest": {name: self.largest(name) for name in self.names},
+            "exact": self.exact or None,
+            "fastest": {"n": fastest[0], "way": fastest[1]} if fastest else None,
+            "interrupted": self.interrupted,
+            "seconds": self.seconds,
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything as a JSON file.
+
+        Raises:
+            OllaError: the file cannot be written.
+        """
+        with naming(os.fspath(path)):
+            write_json(path, self.to_dict(), OllaError)
+
+    def plot(self, path: str | os.PathLike[str] | None = None, axes: Any = None) -> Any:
+        """Draw the peak of every way over n with matplotlib, beside the memory; return the axes.
+
+        Args:
+            path: of a picture to write, if any; its ending says which kind (.png, .svg, .pdf).
+            axes: of matplotlib, to draw on; new ones if None.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+            ValueError: matplotlib knows no pictures of that ending.
+        """
+        if axes is None:
+            try:
+                import matplotlib.pyplot as plt
+            except ImportError as cause:
+                raise ImportError("drawing a fit needs matplotlib: pip install 'olla-planner[plot]'") from cause
+            axes = plt.subplots()[1]
+        for name in self.names:
+            peaks = [(row.n, row.ways[name].peak_bytes) for row in self.rows if name in row.ways]
+            points = [(n, peak / 2**30) for n, peak in peaks if peak is not None]
+            if points:
+                axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=table.TITLES.get(name, name))
+        axes.axhline(self.memory_bytes / 2**30, linestyle=":", color="gray", label="memory")
+        title = self.rows[0].graph_name if self.rows else ""
+        axes.set(xlabel="n", ylabel="peak memory, GiB", title=title, ylim=(0, None))
+        axes.legend()
+        if path is not None:
+            axes.figure.savefig(path)
+        return axes
+
+    def __str__(self) -> str:
+        """Return the table."""
+        return table.text(self)

@@ -1,0 +1,94 @@
+"""A fit as a table: what `print(olla.fit(...))` and `olla fit` show."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+from olla.base import cells, human_bytes, percent
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+TITLES = {"least": "least peak", "budget": "in memory"}
+_WIDTH = 120
+_NOTE = (
+    "In brackets: does not fit; with ?: not proved. Below each peak of a plan what is proved: no plan of that kind "
+    "needs less. In memory: the least added time that fits."
+)
+
+
+def text(fit: Any) -> str:
+    """Return the table as plain text, of at most 120 columns for six ways, without colour codes.
+
+    Args:
+        fit: an `olla.fit.Fit`; not named by its type, since that prints itself through here.
+    """
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, force_terminal=False, legacy_windows=False)
+    with console.capture() as capture:
+        console.print(render(fit))
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def render(fit: Any) -> Group:
+    """Return the table for a rich console, which decides about width and colour."""
+    from rich.console import Group
+
+    name = fit.rows[0].graph_name if fit.rows else ""
+    title = f"{name or 'unnamed graph'} on {fit.device} with {human_bytes(fit.memory_bytes)} ({fit.memory_bytes:,} B)"
+    lines = [_NOTE, "", *_answers(fit)]
+    if fit.interrupted:
+        lines.append("Interrupted: sizes and ways are missing.")
+    seconds = f"Time: {fit.seconds:.1f} s"
+    return Group(*cells(title, style="bold"), _table(fit), *cells(*lines), *cells(seconds, style="dim"))
+
+
+def _answers(fit: Any) -> list[str]:
+    """Say which n is the largest, and which trains fastest."""
+    found = [f"{TITLES.get(name, name)} {fit.largest(name) or 'none'}" for name in fit.names]
+    lines = [f"Largest n that fits, of those tried: {', '.join(found)}."]
+    if fit.exact:
+        n = fit.largest(fit.exact) or 0
+        proved = any(row.n == n + 1 and row.ways[fit.exact].proved for row in fit.rows)
+        why = "does not fit: proved" if proved else "was not found to fit"
+        lines.append(f"{TITLES.get(fit.exact, fit.exact)}: no larger n fits than {n or 'none'}; {n + 1} {why}.")
+    if fit.fastest is None:
+        return [*lines, "Nothing fits."]
+    n, way = fit.fastest
+    row = next(row for row in fit.rows if row.n == n)
+    added = f" with {percent(row.ways[way].added)} added time" if row.ways[way].added else ""
+    rate = f"{row.per_second(way):,.1f} per second on {fit.device}, estimated"
+    return [*lines, f"Fastest within the memory: n = {n}, {TITLES.get(way, way)}{added}: {rate}."]
+
+
+def _table(fit: Any) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 1, 0, 1))
+    for title in ("n", *(TITLES.get(name, name) for name in fit.names), "n per second"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in fit.rows:
+        best = row.fastest
+        peaks = [_peak(row.ways.get(name)) for name in fit.names]
+        table.add_row(*cells(str(row.n), *peaks, f"{row.per_second(best):,.1f}" if best else "-"))
+        if bounds := [_bound(row.ways.get(name)) for name in fit.names]:
+            table.add_row(*cells("", *bounds, f"by {TITLES.get(best, best)}" if best else "", style="dim"))
+    return table
+
+
+def _peak(way: Any) -> str:
+    if way is None:
+        return "-"
+    size = "none" if way.peak_bytes is None else human_bytes(way.peak_bytes)
+    if way.fits:
+        return f"{size} "
+    return f"({size})" if way.proved else f"({size})?"
+
+
+def _bound(way: Any) -> str:
+    if way is None or way.bound_bytes is None:
+        return ""
+    return f">= {human_bytes(way.bound_bytes)} "
