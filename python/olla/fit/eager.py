@@ -24,8 +24,8 @@ def eager_peak(graph: Graph, update_bytes: int | None = None) -> int:
 
     Args:
         graph: the captured step, in program order.
-        update_bytes: what the optimizer's step takes at once beside gradients and state, where it is not the captured
-            one of a parameter at a time; see multi_tensor_bytes.
+        update_bytes: what the optimizer's step takes at once beside gradients and state, see update_bytes(); None: as
+            captured, one parameter after the other.
 
     Example:
         >>> import olla
@@ -73,34 +73,37 @@ def _gradients(graph: Graph) -> NDArray[np.int32]:
     return np.flatnonzero(made & used).astype(np.int32)
 
 
-def multi_tensor_bytes(optimizer: torch.optim.Optimizer) -> int | None:
-    """Return what the step of an optimizer takes at once on a GPU, beside gradients and state.
+def update_bytes(optimizer: torch.optim.Optimizer, *, on_gpu: bool) -> int | None:
+    """Return what the step of an optimizer takes at once beside gradients and state.
 
-    There torch updates all parameters of a group together, unless `foreach=False` or `fused=True` says otherwise: AdamW
-    then has a temporary of the size of every parameter at once. The step runs on the meta device: no memory is needed.
+    On a GPU torch updates all parameters of a group together, unless `foreach=False` or `fused=True` says otherwise: AdamW
+    then has a temporary of the size of every parameter at once. On a CPU it does so where `foreach=True`; else some
+    temporaries of one parameter live on until the next one is updated. A fused step has none. The step runs on the meta
+    device: no memory is needed.
 
     Args:
         optimizer: nothing of it is changed.
+        on_gpu: where it is to run.
 
     Returns:
-        Bytes; None where parameters are updated one by one, or nothing is known of the optimizer's first step.
+        Bytes; None where nothing is known of the optimizer's first step.
 
     Example:
         >>> import torch
         >>> weights = [torch.nn.Parameter(torch.ones(10)) for _ in range(3)]
-        >>> multi_tensor_bytes(torch.optim.AdamW(weights)), multi_tensor_bytes(torch.optim.AdamW(weights, fused=True))
-        (120, 0)
+        >>> adamw, fused = torch.optim.AdamW(weights), torch.optim.AdamW(weights, fused=True)
+        >>> [update_bytes(adamw, on_gpu=True), update_bytes(adamw, on_gpu=False), update_bytes(fused, on_gpu=True)]
+        [120, 120, 0]
     """
     from olla.pytorch.capture import optimizers
 
-    together = [_is_together(group) for group in optimizer.param_groups]
-    if not optimizers.is_known(optimizer) or None in together:
+    if not optimizers.is_known(optimizer):
         return None
     groups: list[dict[str, Any]] = []
     state = {}
     try:
-        for group, is_together in zip(optimizer.param_groups, together, strict=True):
-            if not is_together:
+        for group in optimizer.param_groups:
+            if group.get("fused"):
                 continue
             parameters = [_on_meta(p) for p in group["params"] if p.requires_grad]
             # Neither changes what is taken, and both may want tensors of a GPU.
@@ -112,18 +115,11 @@ def multi_tensor_bytes(optimizer: torch.optim.Optimizer) -> int | None:
     if not groups:
         return 0
     copy = optimizers.stand_in(optimizer, groups, state)
-    for group in copy.param_groups:
-        group["foreach"] = True
+    for group, given in zip(copy.param_groups, groups, strict=True):
+        if "foreach" in given:
+            by_default = on_gpu and not given.get("differentiable")
+            group["foreach"] = by_default if given["foreach"] is None else given["foreach"]
     return _most_bytes(copy.step)
-
-
-def _is_together(group: dict[str, Any]) -> bool | None:
-    """Whether a GPU updates the parameters of a group together with temporaries; None: it does so one by one."""
-    if group.get("fused"):
-        return False
-    if "foreach" not in group or group["foreach"] is False or group.get("differentiable"):
-        return None
-    return True
 
 
 def _on_meta(parameter: torch.Tensor) -> torch.Tensor:

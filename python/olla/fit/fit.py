@@ -12,7 +12,7 @@ from typing import Any
 from olla.base import Progress, parse_bytes
 from olla.base.files import naming
 from olla.errors import BudgetError, CaptureError, OllaError
-from olla.fit.eager import eager_peak, multi_tensor_bytes
+from olla.fit import eager
 from olla.fit.largest import next_size
 from olla.fit.result import Fit, Row, Way
 from olla.graph import DeviceProfile, Graph, profile_of
@@ -194,7 +194,7 @@ class _Search:
         return True
 
     def _captured(self, n: int) -> tuple[Graph, int | None]:
-        """Return the graph of a size, and what its optimizer's step takes at once on a GPU, if that is known."""
+        """Return the graph of a size, and what its optimizer's step takes at once, if that is known."""
         try:
             with naming(f"make_step({n})"), contextlib.nullcontext() if self.weights else _meta():
                 made = self.make_step(n)
@@ -225,12 +225,12 @@ class _Search:
             graph = capture(model, batch, optimizer=optimizer, loss=loss, device=where).graph
         except CaptureError as error:
             raise CaptureError(f"the step of make_step({n}): {error}") from error
-        return graph, multi_tensor_bytes(optimizer) if on_gpu and optimizer is not None else None
+        return graph, None if optimizer is None else eager.update_bytes(optimizer, on_gpu=on_gpu)
 
     def _way(self, n: int, graph: Graph, name: str, ways: Mapping[str, Way], update_bytes: int | None) -> Way:
         seconds = float(self.device.op_seconds(graph).sum())
         if name == "eager":
-            peak = eager_peak(graph, update_bytes)
+            peak = eager.eager_peak(graph, update_bytes)
             return self._judged(peak, None, seconds, 0.0)
         if name == "planned":
             found = self._plan(n, name, graph, {})

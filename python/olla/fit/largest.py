@@ -8,9 +8,7 @@ _MOST_GROWTH = 4  # beyond the largest size tried, at once
 _MOST_N = 2**40
 
 
-def next_size(
-    tried: Sequence[tuple[int, bool, int | None]], memory_bytes: int, *, bisect: bool = False
-) -> int | None:
+def next_size(tried: Sequence[tuple[int, bool, int | None]], memory_bytes: int, *, bisect: bool = False) -> int | None:
     """Return the size to try next, or None where one that fits and the next one, which does not, are known.
 
     Sizes above one that does not fit count as too large.
