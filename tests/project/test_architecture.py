@@ -59,8 +59,9 @@ MAY_IMPORT = {
     "pytorch": " ".join(["base graph plan layout check planner report inductor.whole", *PYTORCH]),
     **INDUCTOR,
     "inductor": " ".join(["base graph plan planner", *INDUCTOR]),
-    "cli": "base graph plan layout check planner report pytorch.capture olla",
-    "olla": " ".join([*PLANNING, "pytorch.capture pytorch inductor"]),  # the public face
+    "fit": "base graph plan planner pytorch.capture",
+    "cli": "base graph plan layout check planner report fit pytorch.capture olla",
+    "olla": " ".join([*PLANNING, "fit pytorch.capture pytorch inductor"]),  # the public face
     "__main__": "cli",
 }
 FOR_EVERYONE = ("errors", "_core")

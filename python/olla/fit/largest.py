@@ -1,4 +1,4 @@
-"""Which size to try next for the largest that fits: peaks are nearly affine in n, and a bracket closes on the answer."""
+"""Which size to try next for the largest that fits: peaks are nearly affine in n, a bracket closes on the answer."""
 
 from __future__ import annotations
 
@@ -31,9 +31,8 @@ def next_size(tried: Sequence[tuple[int, bool, int | None]], memory_bytes: int, 
     high = min((n for n, fits, _ in tried if not fits), default=None)
     low = max((n for n, fits, _ in tried if fits and (high is None or n < high)), default=0)
     if high is None:
-        guess = _guess(tried, memory_bytes) or _MOST_GROWTH * low
-        guess = min(max(guess, low + 1), _MOST_GROWTH * low)
-        return guess if guess <= _MOST_N else None
+        further = min(max(_guess(tried, memory_bytes) or _MOST_GROWTH * low, low + 1), _MOST_GROWTH * low)
+        return further if further <= _MOST_N else None
     if high - low <= 1:
         return None
     guess = None if bisect else _guess([t for t in tried if t[0] <= high], memory_bytes)
