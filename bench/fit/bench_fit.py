@@ -31,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 
 import olla
 from bench.support.harness import Cell, Report, answer
+from bench.support.requested import requested
 from tests.support.pytorch import models
-from tests.support.pytorch.requested import requested
 
 CASES = ["gpt2:1:256", "bert_base:2:128", "llama_100m:1:256", "vit_b16:2", "resnet50:4", "mobilenet_v2:4", "unet:1"]
 OPTIMIZERS = ["adamw", "adamw-foreach", "adamw-fused", "momentum"]
