@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from olla.base import files, human_bytes, parse_bytes, percent, visible
 from olla.base.files import naming
@@ -301,8 +301,7 @@ def function_of(source: str) -> Callable[..., Any]:
     function: Any = getattr(call(lambda: importlib.import_module(module_name), source), function_name, None)
     if not callable(function):
         raise CaptureError(f"module {module_name} has no function {function_name}")
-    found: Callable[..., Any] = function
-    return found
+    return cast(Callable[..., Any], function)
 
 
 def call(function: Callable[[], Any], source: str) -> Any:

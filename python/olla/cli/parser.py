@@ -193,11 +193,8 @@ def _add_fit(subparsers: argparse._SubParsersAction[_Parser]) -> None:
     add("--device", default="a100", metavar="NAME", help="what time is estimated for (default: a100)")
     add("--sizes", type=_list(_size), default=None, metavar="N,N,...", help="values of n (default: 1,2,4,8,16,32)")
     add("--slowdowns", type=_list(_slowdown), default=None, metavar="X,X", help="added time (default: 0.05,0.1)")
-    add(
-        "--exact",
-        metavar="WAY",
-        help="try further sizes until the largest n of this way is known: eager, planned, 5%%, least, budget",
-    )
+    ways = "eager, planned, 5%%, 10%%, least, budget"
+    add("--exact", metavar="WAY", help=f"try further sizes until the largest n of this way is known: {ways}")
     add("--weights", action="store_true", help="let FUNCTION allocate weights: it does not run on the meta device")
     add("--time-limit", type=_seconds, default=10.0, metavar="S", help="seconds for each plan (default: 10)")
     add("--seed", type=_seed, default=0, metavar="N", help="for random choices (default: 0)")

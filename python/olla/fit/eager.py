@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,9 +78,9 @@ def update_bytes(optimizer: torch.optim.Optimizer, *, on_gpu: bool) -> int | Non
     """Return what the step of an optimizer takes at once beside gradients and state.
 
     On a GPU torch updates all parameters of a group together, unless `foreach=False` or `fused=True` says otherwise:
-    AdamW then has a temporary as large as every parameter at once. On a CPU it does so where `foreach=True`; else some
-    temporaries of one parameter live on until the next one is updated. A fused step has none. The step runs on the meta
-    device: no memory is needed.
+    AdamW then has a temporary of the size of every parameter at once. On a CPU it does so where `foreach=True`; else
+    some temporaries of one parameter live on until the next one is updated. A fused step has none. The step runs on the
+    meta device: no memory is needed.
 
     Args:
         optimizer: nothing of it is changed.
@@ -100,7 +101,7 @@ def update_bytes(optimizer: torch.optim.Optimizer, *, on_gpu: bool) -> int | Non
     if not optimizers.is_known(optimizer):
         return None
     groups: list[dict[str, Any]] = []
-    state: dict[Any, Any] = {}
+    state: dict[torch.Tensor, dict[str, Any]] = {}
     try:
         for group in optimizer.param_groups:
             if group.get("fused"):
@@ -130,35 +131,32 @@ def _on_meta(parameter: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def _most_bytes(run: Any) -> int:
+def _most_bytes(run: Callable[[], object]) -> int:
     """Return the most bytes of new storages of the meta device that are alive at once while a function runs."""
     from torch.multiprocessing.reductions import StorageWeakRef
     from torch.utils import _pytree as pytree
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
-        def __init__(self) -> None:
-            super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
-            self.most = 0
-            self.alive: dict[int, tuple[Any, int]] = {}
-            self.given: set[int] = set()
+    most = 0
+    given: set[int] = set()  # storages that were there before
+    alive: dict[int, tuple[Any, int]] = {}
 
+    class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            given = {_storage(t) for t in pytree.tree_leaves((args, kwargs)) if _is_meta(t)}
-            self.given |= given - self.alive.keys()
+            nonlocal most, alive
+            alive = {key: found for key, found in alive.items() if not found[0].expired()}
+            given.update({_storage(t) for t in pytree.tree_leaves((args, kwargs)) if _is_meta(t)} - alive.keys())
             result = func(*args, **(kwargs or {}))
-            self.alive = {key: one for key, one in self.alive.items() if not one[0].expired()}
             for tensor in pytree.tree_leaves(result):
-                if _is_meta(tensor) and (key := _storage(tensor)) not in self.given and key not in self.alive:
+                if _is_meta(tensor) and (key := _storage(tensor)) not in given and key not in alive:
                     storage = tensor.untyped_storage()
-                    self.alive[key] = (StorageWeakRef(storage), storage.nbytes())  # type: ignore[no-untyped-call]
-            self.most = max(self.most, sum(num_bytes for _, num_bytes in self.alive.values()))
+                    alive[key] = (StorageWeakRef(storage), storage.nbytes())  # type: ignore[no-untyped-call]
+            most = max(most, sum(num_bytes for _, num_bytes in alive.values()))
             return result
 
-    watch = Watch()
-    with watch:
+    with Watch():  # type: ignore[no-untyped-call]
         run()
-    return watch.most
+    return most
 
 
 def _is_meta(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Which size to try next for the largest that fits: peaks are nearly affine in n, and a bracket closes on it."""
+"""Which size to try next for the largest that fits: peaks are nearly affine in n, a bracket closes on the answer."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ def next_size(tried: Sequence[tuple[int, bool, int | None]], memory_bytes: int, 
     high = min((n for n, fits, _ in tried if not fits), default=None)
     low = max((n for n, fits, _ in tried if fits and (high is None or n < high)), default=0)
     if high is None:
-        most = _MOST_GROWTH * low
-        further = min(max(_guess(tried, memory_bytes) or most, low + 1), most)
+        further = min(max(_guess(tried, memory_bytes) or _MOST_GROWTH * low, low + 1), _MOST_GROWTH * low)
         return further if further <= _MOST_N else None
     if high - low <= 1:
         return None
