@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from olla.check.check import check
 from olla.errors import BudgetError, CaptureError, GraphError, OllaError, PlanError, ReplayError, SolverError
 from olla.fit.fit import fit
-from olla.graph import DeviceProfile, Graph
+from olla.graph import DeviceProfile, Graph, Timeline, timeline
 from olla.layout import Layout
 from olla.layout.layout import layout
 from olla.picture.memory_viz import memory_viz
@@ -42,6 +42,7 @@ __all__ = [
     "SolverError",
     "Status",
     "Step",
+    "Timeline",
     "__version__",
     "capture",
     "check",
@@ -57,6 +58,7 @@ __all__ = [
     "plan",
     "plot",
     "pool",
+    "timeline",
 ]
 
 _MODULES = {  # of names that are loaded when they are asked for; all but the curve import torch

@@ -13,14 +13,16 @@ from numpy.typing import NDArray
 from olla import _core
 from olla.base import Progress, rivals, watched
 from olla.errors import OllaError, SolverError
-from olla.graph import Graph, nearest_order
+from olla.graph import PROFILES, Graph, nearest_order
 from olla.graph.precedences import require_order, updates_stay
 from olla.layout import ArenaBuffers, LayoutOptions, Placement, nothing_placed, place, rounded_up
 from olla.order import Answer, Problem
+from olla.order.overlap import overlapped
 from olla.plan import Options, Plan, Status
 from olla.plan.peak import LiveTensor, OpAt
 
 _NUM_PEAK_TENSORS = 10
+_LINK = PROFILES["a100"]  # by whose seconds collectives are begun early and waited for late
 _LAYOUT_NODES = 200_000  # of the exact search: some seconds, where the greedy passes do not reach the load at once
 OURS = {"auto": "order.auto", "program": "order.program", "inductor": "order.list_schedules"}  # the rest: methods
 
@@ -86,6 +88,8 @@ class _Run:
 
     def ordered(self) -> Ordered:
         answer = self._ask()
+        if self.options.method == "auto" and self.options.order is None:
+            answer = answer._replace(order=overlapped(self.graph, self.core, answer.order, _LINK))
         self.order = answer.order
         peak: int = _core.profile(self.core, self.order).peak_bytes
         bound = max(answer.lower_bound_bytes, self.core.resident_bytes)

@@ -51,7 +51,7 @@ def test_columns_that_do_not_fit_are_rejected(columns: dict[str, object], messag
         (without("format"), "graph: \"format\" is None, expected 'olla-graph'"),
         (changed("format", to="onnx"), "graph: \"format\" is 'onnx', expected 'olla-graph'"),
         (without("version"), 'graph: "version" is None, expected 1'),
-        (changed("version", to=2), 'graph: "version" is 2, expected 1, the one this olla reads'),
+        (changed("version", to=3), 'graph: "version" is 3, expected 1 or 2, which this olla reads'),
         (changed("version", to=True), 'graph: "version" is True, expected 1'),
         (changed("version", to=1.0), 'graph: "version" is 1.0, expected 1'),
         (changed("name", to=5), "graph: name is 5, expected text"),

@@ -156,7 +156,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 
 def test_unknown_and_missing_columns_are_named() -> None:
-    with pytest.raises(TypeError, match="unknown columns: read; known are after, donated"):
+    with pytest.raises(TypeError, match="unknown columns: read; known are after, collectives, donated"):
         Graph.from_arrays(tensor_bytes=[], read=[], writes=[])
     with pytest.raises(TypeError, match="missing columns: reads, writes"):
         Graph.from_arrays(tensor_bytes=[])

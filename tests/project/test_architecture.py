@@ -43,9 +43,10 @@ PLANNING = {
 PYTORCH = {
     "pytorch.guards": "",
     "pytorch.checks": "",
-    "pytorch.capture": "graph pytorch.guards pytorch.checks",
+    "pytorch.ranks": "base graph plan",
+    "pytorch.capture": "graph pytorch.guards pytorch.checks pytorch.ranks",
     "pytorch.memory": "base graph plan layout planner",
-    "pytorch.program": "graph plan layout chunk pytorch.checks pytorch.capture pytorch.memory",
+    "pytorch.program": "graph plan layout chunk pytorch.checks pytorch.capture pytorch.ranks pytorch.memory",
 }
 INDUCTOR = {
     "inductor.compat": "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from olla import _core
 from olla.check.chunked import check_chunked
+from olla.check.collectives import check_collectives, check_kept
 from olla.check.recomputed import check_equivalent
 from olla.check.swapped import check_copies, check_swaps
 from olla.errors import PlanError
@@ -24,7 +25,8 @@ def check(graph: Graph, plan: Plan) -> None:
 
     Raises:
         PlanError: `rule` names what is broken, `ids` the ops or tensors concerned. Rule "digest": the plan belongs to
-            another graph. Order: "permutation", "dependency", "mutation_order", "random_order", "extra_precedence".
+            another graph. Order: "permutation", "dependency", "mutation_order", "random_order", "extra_precedence",
+            "collective_order".
             Layout: "offsets_length", "alignment", "negative_offset", "unplanned_offset", "missing_offset", "overlap",
             "arena". Rewriting: see `olla.check.recomputed`, `olla.check.chunked`; swaps: see `olla.check.swapped`.
             Figures: "resident_bytes", "peak", "program_peak", "bound", "load", "arena_bound".
@@ -35,6 +37,7 @@ def check(graph: Graph, plan: Plan) -> None:
     if plan.source_digest == graph.digest:
         for rewrite in plan.rewrites:
             _check_rewrite(graph, rewrite)
+            check_kept(graph, rewrite.graph, rewrite.origin)
             graph = rewrite.graph
     if plan.graph_digest != graph.digest:
         raise PlanError(
@@ -61,6 +64,7 @@ def check(graph: Graph, plan: Plan) -> None:
         plan.before,
         plan.after,
     )
+    check_collectives(graph, plan.order)
     if plan.arena_lower_bound_bytes > plan.arena_bytes:
         raise PlanError(
             f"arena_lower_bound_bytes is {plan.arena_lower_bound_bytes}, expected at most the arena of "

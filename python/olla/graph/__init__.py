@@ -5,6 +5,7 @@ from olla.graph.columns import Lists
 from olla.graph.devices import PROFILES, DeviceProfile, profile_of
 from olla.graph.graph import Graph
 from olla.graph.operators import Rerun, Rules, operator, rules
+from olla.graph.timeline import Timeline, timeline
 
 __all__ = [
     "PROFILES",
@@ -13,8 +14,10 @@ __all__ = [
     "Lists",
     "Rerun",
     "Rules",
+    "Timeline",
     "nearest_order",
     "operator",
     "profile_of",
     "rules",
+    "timeline",
 ]

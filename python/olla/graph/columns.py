@@ -18,6 +18,8 @@ from olla.errors import GraphError
 
 TENSOR_KINDS = ("parameter", "buffer", "optimizer_state", "input", "constant", "temporary")
 OP_KINDS = ("forward", "backward", "update", "other")
+# What an op that communicates does; "wait" ends what an earlier op of its group began. Empty: it does not communicate.
+COLLECTIVES = ("", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "wait")
 REQUIRED = object()  # default of a key that must be there
 _WHOLE = "a whole number"
 _MAX_INT64 = 2**63 - 1
@@ -286,4 +288,11 @@ OP_FIELDS = (
     Field("recomputable", "recomputable", flags, True),
     Field("targets", "target", texts, ""),
     Field("shapes", "shape[]", shapes, ()),
+)
+# Version 2 of a file has these, too.
+COMMUNICATION_FIELDS = (
+    Field("collectives", "collective", partial(texts, allowed=COLLECTIVES), ""),
+    Field("groups", "group", texts, ""),
+    Field("ranks", "ranks", counts, 0),
+    Field("message_bytes", "message_bytes", counts, 0),
 )

@@ -13,7 +13,14 @@ if TYPE_CHECKING:
     from olla.graph.graph import Graph
 
 
-_MAY_BE_ZERO = ("draw_seconds", "truth_seconds", "single_flops_per_second", "half_flops_per_second")
+_MAY_BE_ZERO = (
+    "draw_seconds",
+    "truth_seconds",
+    "single_flops_per_second",
+    "half_flops_per_second",
+    "peer_bytes_per_second",
+    "peer_latency_seconds",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +38,9 @@ class DeviceProfile:
         draw_seconds: of drawing one random number in fused code, beyond its memory traffic.
         truth_seconds: of writing and reading one truth value in fused code, the same.
         to_host_bytes_per_second, from_host_bytes_per_second: speed of the link in each direction, both busy at once.
+        peer_bytes_per_second: speed of the link between the devices of a process group, in each direction; 0: that of
+            the link to the host.
+        peer_latency_seconds: until a message between two of them begins to arrive.
 
     Source:
         Williams, Waterman, Patterson, "Roofline: an insightful visual performance model" (2009).
@@ -50,6 +60,8 @@ class DeviceProfile:
     truth_seconds: float = 0.0
     single_flops_per_second: float = 0.0
     half_flops_per_second: float = 0.0
+    peer_bytes_per_second: float = 0.0
+    peer_latency_seconds: float = 5e-6
 
     def __post_init__(self) -> None:
         for field, value in vars(self).items():
@@ -62,9 +74,12 @@ class DeviceProfile:
         """Return the seconds of every op.
 
         Returns:
-            float64[num_ops], seconds: of op i, as recorded in the graph, else estimated.
+            float64[num_ops], seconds: of op i, as recorded in the graph, else estimated; of one that communicates, of
+            starting it: what is on the link runs beside other ops, see `olla.graph.timeline`.
         """
-        return np.where(graph.seconds > 0, graph.seconds, self.estimate(graph.flops, graph.moved_bytes, graph.launches))
+        estimated = self.estimate(graph.flops, graph.moved_bytes, graph.launches)
+        seconds = np.where(graph.seconds > 0, graph.seconds, estimated)
+        return np.where(graph.communicates, graph.launches * self.launch_seconds, seconds)
 
     def estimate(
         self, flops: NDArray[np.int64], moved_bytes: NDArray[np.int64], launches: NDArray[np.int64]
@@ -82,6 +97,7 @@ def _profile(
     link: float,
     single: float = 0.0,
     half: float = 0.0,
+    peers: float = 0.0,
     **fused: float,
 ) -> DeviceProfile:
     return DeviceProfile(
@@ -93,12 +109,13 @@ def _profile(
         from_host_bytes_per_second=link * 1e9,
         single_flops_per_second=single * 1e12,
         half_flops_per_second=half * 1e12,
+        peer_bytes_per_second=peers * 1e9,
         **fused,
     )
 
 
 # Published peaks: dense TF32 arithmetic, memory bandwidth, arithmetic of 32 bits in full and of 16 bits; the link is
-# what pinned copies reach over the card's bus.
+# what pinned copies reach over the card's bus. Peers: what NVLink moves in one direction; without it, the bus.
 # gtx1080: what that card reached in published steps of VGG-16 and ResNet-50 (github.com/jcjohnson/cnn-benchmarks: 232.6
 # and 153.9 ms for 16 images), 0.7 of its peak arithmetic and half its bandwidth.
 # cpu: Inductor's vector code draws random numbers, and packs and unpacks truth values, one by one:
@@ -106,9 +123,9 @@ def _profile(
 PROFILES = {
     profile.name: profile
     for profile in (
-        _profile("h100", 494.0, 3350.0, 5.0, 50.0, single=67.0, half=989.0),
-        _profile("h200", 494.0, 4800.0, 5.0, 50.0, single=67.0, half=989.0),
-        _profile("a100", 156.0, 1500.0, 5.0, 25.0, single=19.5, half=312.0),
+        _profile("h100", 494.0, 3350.0, 5.0, 50.0, single=67.0, half=989.0, peers=450.0),
+        _profile("h200", 494.0, 4800.0, 5.0, 50.0, single=67.0, half=989.0, peers=450.0),
+        _profile("a100", 156.0, 1500.0, 5.0, 25.0, single=19.5, half=312.0, peers=300.0),
         _profile("rtx4090", 82.6, 1008.0, 5.0, 25.0, single=82.6, half=165.2),
         _profile("gtx1080ti", 11.3, 484.0, 5.0, 12.0),
         _profile("gtx1080", 6.5, 155.0, 5.0, 12.0),

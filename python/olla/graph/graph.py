@@ -16,10 +16,11 @@ from olla._core import Graph as CoreGraph
 from olla.base import files
 from olla.errors import GraphError
 from olla.graph import columns, rows
-from olla.graph.columns import OP_FIELDS, TENSOR_FIELDS, Lists, shown
-from olla.graph.rows import FORMAT, VERSION
+from olla.graph.columns import COLLECTIVES, COMMUNICATION_FIELDS, OP_FIELDS, TENSOR_FIELDS, Lists, shown
+from olla.graph.rows import FORMAT, OF_COLLECTIVES, VERSION
 
-_COLUMNS = {f.column for f in TENSOR_FIELDS + OP_FIELDS}
+_OP_FIELDS = OP_FIELDS + COMMUNICATION_FIELDS
+_COLUMNS = {f.column for f in TENSOR_FIELDS + _OP_FIELDS}
 
 # Which of the ids of a GraphError are ops, by rule (see cpp/olla/graph/graph.hpp).
 _OPS_AMONG_IDS = {
@@ -54,6 +55,11 @@ class Graph:
         random: bool[n], draws from a generator: random ops keep their program order among themselves.
         recomputable: bool[n], whether running the op again gives the same values.
         shapes: n shapes, of the first output.
+        collectives: n times all_reduce, all_gather, reduce_scatter, broadcast, all_to_all or wait; empty where the op
+            does not communicate. A wait ends what an earlier op began, and changes the tensor that it made.
+        groups: n names of the process groups that ops communicate in.
+        ranks: int64[n], how many ranks are in the group; 0 where the op does not communicate.
+        message_bytes: int64[n], the whole message: the larger of what one rank gives and gets.
         outputs: int32[k], tensors live to the end of the step.
         core: the same graph in the C++ core, with all dependencies derived.
 
@@ -92,6 +98,10 @@ class Graph:
     recomputable: NDArray[np.bool_]
     targets: list[str]
     shapes: list[tuple[int, ...]]
+    collectives: list[str]
+    groups: list[str]
+    ranks: NDArray[np.int64]
+    message_bytes: NDArray[np.int64]
     outputs: NDArray[np.int32]
     core: CoreGraph = field(init=False)
 
@@ -137,6 +147,11 @@ class Graph:
         return self.core.resident_bytes
 
     @cached_property
+    def communicates(self) -> NDArray[np.bool_]:
+        """bool[n], whether op i begins a collective or waits for one."""
+        return np.array(self.collectives, dtype=np.str_) != "" if self.num_ops else np.zeros(0, dtype=np.bool_)
+
+    @cached_property
     def digest(self) -> str:
         """SHA-256, as hex, of all that matters to a plan; names, kinds and the order of ids inside a list do not."""
         digest = hashlib.sha256(f"{FORMAT} {VERSION} {self.num_tensors} {self.num_ops}".encode())
@@ -144,6 +159,10 @@ class Graph:
         for lists in (self.reads, self.writes, self.mutates, self.after):
             owner = np.repeat(np.arange(self.num_ops, dtype=np.int64), np.diff(lists.offset))
             parts.append(np.unique(owner << 32 | lists.item))
+        if self.communicates.any():  # which group has which name does not matter
+            number = {name: i for i, name in enumerate(dict.fromkeys(self.groups))}
+            kinds = [COLLECTIVES.index(kind) for kind in self.collectives]
+            parts += [np.array(kinds), np.array([number[name] for name in self.groups]), self.ranks, self.message_bytes]
         for part in parts:
             digest.update(f" {len(part)}:".encode())
             digest.update(part.astype(part.dtype.newbyteorder("<")).tobytes())
@@ -189,7 +208,7 @@ class Graph:
         with files.naming("graph"):
             num_tensors = columns.num_rows(values["tensor_bytes"], "tensor_bytes")
             num_ops = columns.num_rows(values["reads"], "reads")
-            for fields, num in ((TENSOR_FIELDS, num_tensors), (OP_FIELDS, num_ops)):
+            for fields, num in ((TENSOR_FIELDS, num_tensors), (_OP_FIELDS, num_ops)):
                 for f in fields:
                     values.setdefault(f.column, [f.default] * num)
             return cls._of_columns(name, values, num_tensors, num_ops, outputs)
@@ -211,7 +230,7 @@ class Graph:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Graph:
-        """Read a graph file, version 1, plain or gzip.
+        """Read a graph file, version 1 or 2, plain or gzip.
 
         Raises:
             GraphError: the file is missing, unreadable, or not a valid graph. The message starts with the path.
@@ -220,7 +239,7 @@ class Graph:
             return cls._of_columns(*rows.read(files.read_json(path, GraphError)))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a graph file, version 1, through gzip where the name ends in `.gz`.
+        """Write a graph file, through gzip where the name ends in `.gz`: version 2 where ops communicate, else 1.
 
         The same graph gives the same bytes.
 
@@ -239,7 +258,7 @@ class Graph:
         cls, name: object, values: dict[str, object], num_tensors: int, num_ops: int, outputs: object
     ) -> Graph:
         converted = {}
-        for prefix, fields, num in (("tensors[].", TENSOR_FIELDS, num_tensors), ("ops[].", OP_FIELDS, num_ops)):
+        for prefix, fields, num in (("tensors[].", TENSOR_FIELDS, num_tensors), ("ops[].", _OP_FIELDS, num_ops)):
             for f in fields:
                 converted[f.column] = f.convert(values[f.column], prefix + f.key, num)
         (checked_name,) = columns.texts([name], "name")
@@ -259,10 +278,11 @@ class Builder:
     """
 
     def __init__(self, name: str = "") -> None:
-        self._content: dict[str, Any] = {"format": FORMAT, "version": VERSION, "name": name}
+        self._content: dict[str, Any] = {"format": FORMAT, "version": OF_COLLECTIVES, "name": name}
         self._tensors: list[dict[str, Any]] = []
         self._ops: list[dict[str, Any]] = []
         self._outputs: list[int] = []
+        self._issued: dict[str, int] = {}  # group -> its last collective
 
     def tensor(self, bytes: int, *, kind: str = "temporary", donated: bool = False, name: str = "") -> int:
         """Add a tensor (one storage) and return its id."""
@@ -287,8 +307,19 @@ class Builder:
         recomputable: bool = True,
         target: str = "",
         shape: Iterable[int] = (),
+        collective: str = "",
+        group: str = "",
+        ranks: int = 0,
+        message_bytes: int = 0,
     ) -> int:
-        """Add an op after those added so far and return its id. Arguments are meant like the attributes of `Graph`."""
+        """Add an op after those added so far and return its id. Arguments are meant like the attributes of `Graph`.
+
+        A collective comes after the one before it in its group: all ranks issue them in this order.
+        """
+        after = list(after)
+        if collective not in ("", "wait"):
+            after += [self._issued[group]] if group in self._issued else []
+            self._issued[group] = len(self._ops)
         self._ops.append(
             {
                 "name": name,
@@ -296,7 +327,7 @@ class Builder:
                 "reads": list(reads),
                 "writes": list(writes),
                 "mutates": list(mutates),
-                "after": list(after),
+                "after": after,
                 "workspace_bytes": workspace_bytes,
                 "seconds": seconds,
                 "flops": flops,
@@ -306,6 +337,10 @@ class Builder:
                 "recomputable": recomputable,
                 "target": target,
                 "shape": list(shape),
+                "collective": collective,
+                "group": group,
+                "ranks": ranks,
+                "message_bytes": message_bytes,
             }
         )
         return len(self._ops) - 1

@@ -106,7 +106,8 @@ def rules(graph: Graph, device: DeviceProfile, *, in_place: bool = True, recompu
     """Return what may be done with each op, by its operator.
 
     Norms run again from their saved statistics and update no buffer twice. Random numbers are drawn again from the
-    state that their generator had; dropout runs again from its mask where that is there. Which input a pointwise
+    state that their generator had; dropout runs again from its mask where that is there. What communicates never runs
+    again: all ranks would have to do so at the same place. Which input a pointwise
     result overwrites is left to the planner; sizes in bytes must agree.
 
     Args:
@@ -119,7 +120,8 @@ def rules(graph: Graph, device: DeviceProfile, *, in_place: bool = True, recompu
         O(graph).
     """
     seconds = device.op_seconds(graph)
-    rerun = np.where(graph.recomputable & ~graph.random, Rerun.WHOLE, Rerun.NEVER).astype(np.uint8)
+    may = graph.recomputable & ~graph.random & ~graph.communicates
+    rerun = np.where(may, Rerun.WHOLE, Rerun.NEVER).astype(np.uint8)
     saved_bytes = np.zeros(graph.num_ops, dtype=np.int64)  # that running it again does not move
     reads: list[list[int]] = [[] for _ in range(graph.num_ops)]
     overwrites = np.zeros(graph.num_ops, dtype=np.uint8)

@@ -1,4 +1,7 @@
-"""What a graph file holds, version 1: a row of each tensor and of each op; what equals its default is left out."""
+"""What a graph file holds: a row of each tensor and of each op; what equals its default is left out.
+
+Version 1 is for graphs whose ops do not communicate, version 2 for the others.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ import numpy as np
 
 from olla.errors import GraphError
 from olla.graph import columns
-from olla.graph.columns import OP_FIELDS, TENSOR_FIELDS, Field, Lists, reject, shown
+from olla.graph.columns import COMMUNICATION_FIELDS, OP_FIELDS, TENSOR_FIELDS, Field, Lists, reject, shown
 
 FORMAT = "olla-graph"
-VERSION = 1
+VERSION, OF_COLLECTIVES = 1, 2
 
 
 class Rows(NamedTuple):
@@ -43,8 +46,9 @@ def read(content: object) -> Rows:
     if content.get("format") != FORMAT:
         reject('"format"', content.get("format"), repr(FORMAT))
     version = content.get("version")
-    if type(version) is not int or version != VERSION:
-        raise GraphError(f'"version" is {shown(version)}, expected {VERSION}, the one this olla reads', rule="version")
+    if type(version) is not int or version not in (VERSION, OF_COLLECTIVES):
+        expected = f"{VERSION} or {OF_COLLECTIVES}, which this olla reads"
+        raise GraphError(f'"version" is {shown(version)}, expected {expected}', rule="version")
     values: dict[str, object] = {}
     num_rows = {}
     for place, fields in (("tensors", TENSOR_FIELDS), ("ops", OP_FIELDS)):
@@ -54,6 +58,9 @@ def read(content: object) -> Rows:
         num_rows[place] = len(rows)
         for f in fields:
             values[f.column] = columns.column_of(rows, f.key.removesuffix("[]"), f.default, place)
+        for f in COMMUNICATION_FIELDS if place == "ops" else ():
+            known = rows if version == OF_COLLECTIVES else [{}] * len(rows)  # version 1 has no such keys
+            values[f.column] = columns.column_of(known, f.key, f.default, place)
     return Rows(content.get("name", ""), values, num_rows["tensors"], num_rows["ops"], content.get("outputs", ()))
 
 
@@ -64,12 +71,15 @@ def written(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         name: of the graph.
         values: its columns, by the names of its attributes.
     """
+    communicates = any(values["collectives"])
     return {
         "format": FORMAT,
-        "version": VERSION,
+        "version": OF_COLLECTIVES if communicates else VERSION,
         "name": name,
         "tensors": _rows(TENSOR_FIELDS, values, len(values["tensor_bytes"])),
-        "ops": _rows(OP_FIELDS, values, len(values["workspace_bytes"])),
+        "ops": _rows(
+            (*OP_FIELDS, *COMMUNICATION_FIELDS) if communicates else OP_FIELDS, values, len(values["workspace_bytes"])
+        ),
         "outputs": values["outputs"].tolist(),
     }
 

@@ -26,8 +26,11 @@ def recomputed_graph(graph: Graph, rules: Rules, search: RecomputeSearch) -> Rec
     origin, rerun, tensor_origin = made.origin, made.rerun, made.tensor_origin
     again = rerun != Rerun.NEVER
     share = np.divide(rules.rerun_seconds, rules.seconds, out=np.ones_like(rules.seconds), where=rules.seconds > 0)
-    numbers = {name: getattr(graph, name)[origin] for name in ("flops", "launches", "recomputable")}
-    texts = {name: [getattr(graph, name)[v] for v in origin] for name in ("op_names", "op_kinds", "targets", "shapes")}
+    numbers = {
+        name: getattr(graph, name)[origin] for name in ("flops", "launches", "recomputable", "ranks", "message_bytes")
+    }
+    kept = ("op_names", "op_kinds", "targets", "shapes", "collectives", "groups")
+    texts = {name: [getattr(graph, name)[v] for v in origin] for name in kept}
     after = Graph.from_arrays(
         name=graph.name,
         tensor_bytes=made.tensor_bytes,

@@ -10,6 +10,7 @@ from olla.plan import Swapped, Swaps
 from olla.plan.rewrite import COPY
 
 SWAP_OUT, SWAP_IN = "olla::swap_out", "olla::swap_in"
+_NUMBERS = ("workspace_bytes", "seconds", "flops", "moved_bytes", "launches", "random", "recomputable")
 
 
 def swapped_graph(graph: Graph, order: NDArray[np.int32], swaps: Swaps) -> Swapped:
@@ -105,7 +106,7 @@ class _Parts:
         of = np.array(origin)
         own = of != COPY
         numbers = {}
-        for name in ("workspace_bytes", "seconds", "flops", "moved_bytes", "launches", "random", "recomputable"):
+        for name in (*_NUMBERS, "ranks", "message_bytes"):
             column = getattr(graph, name)
             numbers[name] = np.where(own, column[of], np.zeros(1, dtype=column.dtype)) if graph.num_ops else column
         targets = [
@@ -123,6 +124,8 @@ class _Parts:
             op_kinds=[graph.op_kinds[v] if v != COPY else "other" for v in origin],
             targets=targets,
             shapes=[graph.shapes[v] if v != COPY else () for v in origin],
+            collectives=[graph.collectives[v] if v != COPY else "" for v in origin],
+            groups=[graph.groups[v] if v != COPY else "" for v in origin],
             outputs=[now[t] for t in graph.outputs.tolist()],
             **self.lists,
             **numbers,

@@ -9,6 +9,8 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
+from olla.pytorch.ranks.collectives import is_wait
+
 # Operators that update running statistics without saying so in their schema: positions of what they change.
 _UNDECLARED = {
     "aten::native_batch_norm": (3, 4),
@@ -71,6 +73,8 @@ def mutated(node: fx.Node) -> list[fx.Node]:
     if schema.name in _UNDECLARED and _argument(node, "training", True):
         for position in _UNDECLARED[schema.name]:
             changed += nodes_in(node.args[position])
+    if is_wait(node):
+        changed += nodes_in(node.args[0])  # what is sent arrives meanwhile
     return changed
 
 
@@ -92,7 +96,8 @@ def is_random(node: fx.Node) -> bool:
 
 def num_launches(node: fx.Node) -> int:
     """Return how many kernels the operator starts, at least: reserving memory and reading a number start none."""
-    return 0 if operator_name(node) in _ALLOCATIONS or not is_operator(node) or reads_number(node) else 1
+    starts_none = operator_name(node) in _ALLOCATIONS or not is_operator(node) or reads_number(node) or is_wait(node)
+    return 0 if starts_none else 1
 
 
 def flops(node: fx.Node) -> int:

@@ -18,6 +18,7 @@ from olla.pytorch.capture import costs
 from olla.pytorch.capture.inputs import Input
 from olla.pytorch.capture.trace import KIND
 from olla.pytorch.checks.checks import CHECK, is_check
+from olla.pytorch.ranks import collectives
 
 _TENSOR_KIND = {"rate": "input"}  # other inputs keep their kind
 
@@ -44,6 +45,11 @@ class _Op:
     followers: list[fx.Node] = field(default_factory=list)  # nodes without kernel that derive from it
 
     @property
+    def communicates(self) -> bool:
+        """Whether other ranks expect it to run."""
+        return collectives.is_wait(self.node) or collectives.issues(self.node)
+
+    @property
     def checks(self) -> bool:
         """Whether it may raise an error by the values it reads."""
         return is_check(self.node) or any(map(is_check, self.followers))
@@ -66,6 +72,7 @@ class _Folder:
         self.held: dict[fx.Node, tuple[int, ...]] = {}  # tensors a node's value lives in
         self.op_of: dict[fx.Node, int] = {}  # the op a node's value comes from; absent for inputs
         self._by_storage: dict[int, int] = {}
+        self._sent: dict[fx.Node | None, list[int]] = {}  # tensors that a collective works on until it is waited for
         self._rates: set[str] = set()
 
     def read(self) -> None:
@@ -102,6 +109,10 @@ class _Folder:
         arguments = _unique(t for n in sources for t in self.held[n])
         outputs = _tensors(node.meta.get("val"))
         self._adopt_aliases(node)
+        if collectives.issues(node):
+            self._sent[node] = arguments
+        elif collectives.is_wait(node):
+            arguments = _unique([*arguments, *self._sent.get(collectives.issue_of(node), ())])
         fresh = list({_storage(o): o for o in outputs if _storage(o) not in self._by_storage}.values())
         changed = _unique(t for n in costs.mutated(node) for t in self.held[n])
         kernel = bool(fresh or changed) or (costs.is_operator(node) and not outputs and node.target is not CHECK)
@@ -121,13 +132,22 @@ class _Folder:
         self.held[node] = tuple(_unique(self._by_storage[_storage(o)] for o in outputs)) or tuple(writes)
 
     def _adopt_aliases(self, node: fx.Node) -> None:
-        """Give outputs that alias a constant its tensor: the constant's fake has a storage of its own."""
+        """Give outputs the tensor they alias where the fake has its own storage: that of a constant, of a collective."""
+        if collectives.is_wait(node) or collectives.issues(node):
+            self._adopt_changed(node)
+            return
         if len(node.all_input_nodes) != 1 or node.all_input_nodes[0].op != "get_attr":
             return
         schema = getattr(node.target, "_schema", None)
         if schema is not None and any(r.alias_info is not None for r in schema.returns):
             for output in _tensors(node.meta.get("val")):
                 self._by_storage[_storage(output)] = self.held[node.all_input_nodes[0]][0]
+
+    def _adopt_changed(self, node: fx.Node) -> None:
+        """What is waited for is what was changed, and so is the result of a collective in place."""
+        changed = [v for n in costs.mutated(node) for v in _tensors(n.meta.get("val"))]
+        for before, after in zip(changed, _tensors(node.meta.get("val")), strict=False):
+            self._by_storage[_storage(after)] = self._by_storage[_storage(before)]
 
     def _follow(self, node: fx.Node, producers: list[int]) -> None:
         """Place a view, an item of a tuple or arithmetic on numbers right after the op it derives from."""
@@ -146,15 +166,16 @@ class _Folder:
     def drop_dead(self) -> None:
         """Remove ops without effect from the fx graph and from the lists, and state the optimizer would never create.
 
-        An op has an effect if it draws random numbers, changes what outlives the step, checks values, or feeds an op
-        that has one.
+        An op has an effect if it draws random numbers, changes what outlives the step, checks values, communicates, or
+        feeds an op that has one.
         """
         output = next(n for n in reversed(self.module.graph.nodes) if n.op == "output")
         needed = {t for n in output.all_input_nodes for t in self.held[n]}
         needed |= {i for i, t in enumerate(self.tensors) if t.kind != "temporary"}
         alive = set()
         for op in reversed(self.ops):
-            if op.random or op.checks or not needed.isdisjoint(op.writes) or not needed.isdisjoint(op.mutates):
+            kept = op.random or op.checks or op.communicates
+            if kept or not needed.isdisjoint(op.writes) or not needed.isdisjoint(op.mutates):
                 alive.add(op.node)
                 needed.update(op.reads)
         kernels = {op.node for op in self.ops}
@@ -207,6 +228,7 @@ class _Folder:
         arguments = changed + [v for n in node.all_input_nodes for v in _tensors(n.meta.get("val"))]
         results = [v for t in op.writes for v in self.tensors[t].values]
         outputs = _tensors(node.meta.get("val"))
+        talk = self._communication(node, arguments, outputs)
         builder.op(
             node.name,
             reads=[new_id[t] for t in op.reads],
@@ -215,15 +237,29 @@ class _Folder:
             after=after,
             kind=node.meta.get(KIND, "other"),
             flops=costs.flops(node),
-            moved_bytes=costs.moved_bytes(node, arguments, results, len(changed)),
+            moved_bytes=0 if talk else costs.moved_bytes(node, arguments, results, len(changed)),
             launches=costs.num_launches(node),
             random=op.random,
             recomputable=not op.random
             and not op.checks
+            and collectives.may_run_again(node)
             and all(self.tensors[t].kind == "temporary" for t in op.mutates),
             target=costs.target_name(node),
             shape=tuple(int(n) for n in outputs[0].shape) if outputs else (),
+            **({} if talk is None else {"collective": talk.kind, **dict(zip(talk._fields[1:], talk[1:], strict=True))}),
         )
+
+    def _communication(
+        self, node: fx.Node, given: list[torch.Tensor], made: list[torch.Tensor]
+    ) -> collectives.Communication | None:
+        """Return what an op sends, or waits for; None where it does not communicate."""
+        if collectives.issues(node):
+            return collectives.communication(node, given, made)
+        issue = collectives.issue_of(node) if collectives.is_wait(node) else None
+        if issue is None:
+            return None
+        group = collectives.group_name(issue)
+        return collectives.Communication("wait", group, collectives.group_size(group), 0)
 
 
 def fold(module: fx.GraphModule, inputs: Iterable[Input], name: str) -> tuple[Folded, list[Input]]:

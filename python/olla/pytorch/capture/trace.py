@@ -25,6 +25,7 @@ from olla.pytorch.capture.results import Structure
 from olla.pytorch.capture.updates import TEMPLATE, Updates, copy_updates
 from olla.pytorch.checks import checks, failures
 from olla.pytorch.guards.reads import Reads
+from olla.pytorch.ranks import collectives
 
 _Tensors = tuple[torch.Tensor, ...]
 KIND = "olla_kind"  # key of node.meta: forward, backward or update
@@ -118,6 +119,7 @@ class _Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _makes_tensors(func):
             self.check()
+        collectives.require_functional(func)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 

@@ -17,7 +17,9 @@ from olla.pytorch.memory.copies import Copies, Outline
 from olla.pytorch.program.run import attribute, last_steps
 from olla.pytorch.program.schedule import Call, OpSchedule
 from olla.pytorch.program.swapped import Transfers
+from olla.pytorch.program.talk import Talk
 from olla.pytorch.program.variants import drawn_from, dropout_again, is_dropout, mask_of, norm_again, overwriting
+from olla.pytorch.ranks.settle import counts, settled
 
 Program = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 Window = Callable[[int], None]
@@ -72,7 +74,7 @@ def compile_program(
     if schedule is None:
         schedule = OpSchedule(captured.graph, [Call(nodes) for nodes in captured.nodes])
     writer = _Writer(captured, schedule, order)
-    writer.constants |= {"begin": begin, "end": end, "note": note}
+    writer.constants |= {"begin": begin, "end": end, "note": note, "counts": counts, "settled": settled}
     if copies is not None:
         writer.constants |= {"out": copies.out, "back": copies.back, "wait": copies.wait, "outline": Outline.of}
     writer.write_inputs()
@@ -100,6 +102,7 @@ class _Writer:
         self._in_tensor: dict[int, list[_Key]] = {}  # values that live in one tensor alone
         self._outlines: dict[int, list[tuple[fx.Node, str]]] = {}  # swap -> values that are in host memory
         self._known: dict[Any, str] = {}
+        self._talk = Talk()
         self._place: Mapping[int, int] | None = None  # of the op that is written
         self._last = last_steps(schedule.graph, order)
         self._freed: list[list[_Key]] = [[] for _ in order]
@@ -132,6 +135,8 @@ class _Writer:
             action = "rewind" if call.replay else "save"
             source = self._text(drawn_from(self.captured.module, kernel))
             self._line(f"draws.{action}({call.draw}, {source})")
+        for line in self._talk.before(kernel, self._alive):
+            self._line(line)
         if window:
             self._line(f"begin({op})")
         self._write_kernel(call)
@@ -139,6 +144,8 @@ class _Writer:
             self._line("end()")
         if call.replay:
             self._line("draws.resume()")
+        for line in self._talk.behind(kernel, self._alive):
+            self._line(line)
         self.write_all(followers)
         if note:
             self._note(op, call)
@@ -260,6 +267,10 @@ class _Writer:
             if ends := [self._last[t] for t in tensors if t in self._last]:
                 self._freed[min(ends)].append(key)
         self._line(call)
+
+    def _alive(self, node: fx.Node) -> str:
+        """Return the name of a tensor of this step that is there; empty where there is none."""
+        return self._names.get(self._key(node), "") if self._tensors(node) else ""
 
     def _text(self, value: Any) -> str:
         """Return an argument of an operator as Python source."""

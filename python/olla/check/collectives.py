@@ -1,0 +1,98 @@
+"""Collectives of a plan: those of each process group in the captured order, none twice, none left out.
+
+Ranks that issue the collectives of a group in different orders wait for each other for ever.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from olla.errors import PlanError
+from olla.graph import Graph
+
+
+def check_collectives(graph: Graph, order: NDArray[np.int32]) -> None:
+    """Raise PlanError unless an order has the collectives of each group in program order.
+
+    Args:
+        graph: whose program order is the captured one.
+        order: int32[num_ops], a permutation of its ops.
+
+    Raises:
+        PlanError: rule "collective_order", with the two ops in `ids`.
+
+    Complexity:
+        O(ops).
+
+    Example:
+        >>> b = Graph.builder()
+        >>> t = b.tensor(8)
+        >>> _ = b.op("make", writes=[t])
+        >>> _ = b.op("sum", mutates=[t], collective="all_reduce", group="0", ranks=2)
+        >>> check_collectives(b.build(), np.array([0, 1], dtype=np.int32))
+    """
+    last: dict[str, int] = {}
+    for v in order.tolist():
+        if not _issues(graph, v):
+            continue
+        before = last.get(graph.groups[v], -1)
+        if before > v:
+            raise PlanError(
+                f"op {before} ({graph.op_names[before]}) runs before op {v} ({graph.op_names[v]}), both in group "
+                f"{graph.groups[v]!r}: expected the order they were captured in, on which all ranks rely",
+                rule="collective_order",
+                ids=(before, v),
+            )
+        last[graph.groups[v]] = v
+
+
+def check_kept(graph: Graph, rewritten: Graph, origin: NDArray[np.int32]) -> None:
+    """Raise PlanError unless a rewriting keeps what communicates: each op once, in the same order.
+
+    Args:
+        graph: that was rewritten.
+        rewritten: what it became.
+        origin: int32[ops of rewritten], the op that each stands for; below 0: none.
+
+    Raises:
+        PlanError: rule "rewrite_collective", with the op that differs in `ids`.
+
+    Complexity:
+        O(ops).
+    """
+    wanted = np.flatnonzero(graph.communicates)
+    talks = np.flatnonzero(rewritten.communicates)
+    stands_for = np.asarray(origin, dtype=np.int64)[talks]
+    for u in (set(wanted.tolist()) ^ set(stands_for.tolist())) | _repeated(stands_for):
+        name = graph.op_names[u] if 0 <= u < graph.num_ops else "no op of the graph"
+        times = int((stands_for == u).sum())
+        raise PlanError(
+            f"op {u} ({name}) communicates, and runs {times} times: expected once", rule="rewrite_collective", ids=(u,)
+        )
+    own = {name: [v for v in wanted.tolist() if graph.groups[v] == name and _issues(graph, v)] for name in graph.groups}
+    for name, ops in own.items():
+        issues = [v for v in talks.tolist() if rewritten.groups[v] == name and _issues(rewritten, v)]
+        now = [int(origin[v]) for v in issues]
+        for u, w in zip(ops, now, strict=True):
+            if u != w:
+                raise PlanError(
+                    f"op {w} ({graph.op_names[w]}) communicates where op {u} ({graph.op_names[u]}) did",
+                    rule="rewrite_collective",
+                    ids=(u, w),
+                )
+    for v, u in zip(talks.tolist(), stands_for.tolist(), strict=True):
+        facts = [(g.collectives[i], g.groups[i], int(g.ranks[i])) for g, i in ((graph, u), (rewritten, v))]
+        if facts[0] != facts[1]:
+            raise PlanError(
+                f"op {v} communicates as {facts[1]}, expected {facts[0]}", rule="rewrite_collective", ids=(u,)
+            )
+
+
+def _issues(graph: Graph, v: int) -> bool:
+    return graph.collectives[v] not in ("", "wait")
+
+
+def _repeated(ops: NDArray[np.int64]) -> set[int]:
+    found, times = np.unique(ops, return_counts=True)
+    return set(found[times > 1].tolist())
