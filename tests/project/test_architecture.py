@@ -43,7 +43,7 @@ PLANNING = {
 PYTORCH = {
     "pytorch.guards": "",
     "pytorch.checks": "",
-    "pytorch.ranks": "base graph plan",
+    "pytorch.ranks": "graph plan check",
     "pytorch.capture": "graph pytorch.guards pytorch.checks pytorch.ranks",
     "pytorch.memory": "base graph plan layout planner",
     "pytorch.program": "graph plan layout chunk pytorch.checks pytorch.capture pytorch.ranks pytorch.memory",

@@ -92,7 +92,8 @@ class Place:
         return found
 
     def save(self, plan: Plan) -> None:
-        """Keep the plan of the captured graph."""
+        """Keep the plan of the captured graph: what was recorded for another one is not for this."""
+        self.loaded = False
         self._made_for = _identity(plan)
         if self._name:
             _write(self._plan_file, plan.to_object())

@@ -33,9 +33,11 @@ class Capture:
 
     Attributes:
         runner: runs it; set by the step.
+        number: the same on all ranks that run it together; 0: it runs on one.
     """
 
     runner: Runner
+    number: int = 0
 
     def __init__(self, captured: Captured, key: tuple[Any, ...], inputs: InputBinding, leaves: Sequence[Any]) -> None:
         assert captured.reads is not None

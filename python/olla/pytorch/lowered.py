@@ -160,6 +160,10 @@ class LoweredStep(Step):
         with ProgressLine(f"compiling {type(self._model).__name__}"):
             captured = self._captured(batch)
             captured.structure.check()
+            if captured.graph.communicates.any():
+                raise ReplayError(
+                    'the step has collectives, which kernels="inductor" does not keep: use kernels="torch"'
+                )
             with between():
                 made = Capture(captured, key, InputBinding(self._model, self._optimizer), leaves)
         if self._separate is None and self._loss is not None and self._optimizer is not None:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
+from olla.base import Progress
+from olla.errors import PlanError
 from olla.graph import Graph
 from olla.plan import Costs, Plan
+from olla.planner import plan
+from olla.pytorch.cache import Place
 from olla.pytorch.capture import Captured
-from olla.pytorch.memory.arrange import Arranged
+from olla.pytorch.memory.arrange import Arranged, planned_again
 from olla.pytorch.memory.copies import Copies, HostMemory
 from olla.pytorch.memory.replay import Replay
 from olla.pytorch.memory.requests import Recorder
-from olla.pytorch.planner import captured_costs
+from olla.pytorch.planner import Planner, captured_costs
 from olla.pytorch.program.program import Program, compile_program
 from olla.pytorch.program.schedule import OpSchedule, op_schedule
+from olla.pytorch.ranks.agreement import agreed_costs, digest_of, plan_together
+from olla.pytorch.ranks.group import Ranks
 
 _ALIGNMENT = {"cpu": 64}  # bytes; torch's allocators for accelerators align to 512
 
@@ -96,7 +104,122 @@ class PlannedStep:
         )
 
 
+class Agreement:
+    """What is decided by what was measured: by this process alone, or by the most that any rank measured.
+
+    The ranks of a step record it at the same call, and decide together until its requests are laid out. From then on
+    its order stands; a rank whose requests differ records again for itself.
+
+    Args:
+        ranks: that run the step together; None: this process alone.
+
+    Attributes:
+        is_open: whether the ranks have still to decide.
+    """
+
+    def __init__(self, ranks: Ranks | None) -> None:
+        self.is_open = True
+        self._ranks = ranks
+
+    def all_have(self, recorded: Plan | None) -> bool:
+        """Whether every rank finds on its disk what was recorded, for one order."""
+        if self._ranks is None:
+            return recorded is not None
+        known = self._ranks.gather("" if recorded is None else digest_of(recorded))
+        self.is_open = len(set(known)) > 1 or known[0] == ""
+        return not self.is_open
+
+    def any(self, value: bool) -> bool:
+        """Whether something holds on any rank."""
+        return any(self._ranks.numbers(value)) if self._ranks is not None and self.is_open else value
+
+    def costs(self, graph: Graph) -> Graph:
+        """Return a graph with the most that any rank measured."""
+        return agreed_costs(self._ranks, graph) if self._ranks is not None and self.is_open else graph
+
+    def planned_again(self, graph: Graph, before: Plan, progress: Progress | None) -> Plan:
+        """Return the plan of a step whose workspaces have become known."""
+        if self._ranks is None:
+            return planned_again(graph, before, progress)
+        if not self.is_open:
+            return planned_again(graph, before, progress, search=False)
+        return plan_together(
+            self._ranks, None, graph, lambda: planned_again(graph, before, progress), lambda found: None
+        )
+
+    def replan(
+        self,
+        planner: Planner,
+        captured: Captured,
+        costs: Costs,
+        device: str,
+        needed_bytes: int,
+        peak_bytes: int,
+        progress: Progress | None,
+    ) -> Plan | None:
+        """Return a tighter plan, or None; see `Planner.replan`."""
+        if self._ranks is None:
+            return planner.replan(captured, costs, device, needed_bytes, peak_bytes, progress)
+        if not self.is_open:
+            return None
+        most = max(self._ranks.numbers(needed_bytes))
+
+        def make() -> list[Any]:
+            found = planner.replan(captured, costs, device, most, peak_bytes, progress)
+            return [None if found is None else found.to_object(), planner.is_measured]
+
+        content, planner.is_measured = self._ranks.first(make)
+        return None if content is None else Plan.from_object(content)
+
+
 def device_type(captured: Captured) -> str:
     """Return where the step runs: a learning rate is on the CPU everywhere."""
     nodes = (n for n in captured.module.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor))
     return next((n.meta["val"].device.type for n in nodes if n.meta["val"].device.type != "cpu"), "cpu")
+
+
+def prepared(
+    captured: Captured,
+    place: Place | None,
+    planner: Planner | None,
+    options: dict[str, Any],
+    progress: Progress | None,
+    ranks: Ranks | None,
+) -> tuple[Captured, Plan]:
+    """Return the step to run, with its losses in chunks where its goal says so, and its plan: found or made.
+
+    Args:
+        captured: the step.
+        place: where its plan is kept; None: nowhere.
+        planner: plans it towards its goal; None: there is none.
+        options: of a plan without a goal.
+        progress: see olla.plan.
+        ranks: that run the step; None: this process alone.
+
+    Raises:
+        BudgetError: nothing fits the budget.
+    """
+
+    def accept(found: Plan) -> None:
+        if planner is not None:
+            planner.accept(captured, device_type(captured), found)
+        elif found.rewrites:
+            raise PlanError("the plan is for another goal", rule="plan")
+
+    def make() -> tuple[Captured, Plan]:
+        if planner is None:
+            return captured, plan(captured, layout=False, progress=progress, **options)
+        return planner.plan(captured, device_type(captured), progress)
+
+    own = place.load(captured.graph, accept) if place is not None else None
+    if ranks is not None:
+        found = plan_together(ranks, own, captured.graph, lambda: make()[1], accept)
+    elif own is not None:
+        found = own
+    else:
+        captured, found = make()
+    if place is not None and found is not own:
+        place.save(found)
+    if planner is not None and (own is not None or ranks is not None):
+        captured = planner.restore(captured, found)
+    return captured, found

@@ -21,9 +21,10 @@ from olla.pytorch.memory.copies import HostMemory
 from olla.pytorch.memory.replay import Allocations, Replay
 from olla.pytorch.memory.requests import Recorder, Requests, with_costs
 from olla.pytorch.memory.selfcheck import SelfCheck, warned
-from olla.pytorch.planned import PlannedStep
+from olla.pytorch.planned import Agreement, PlannedStep
 from olla.pytorch.planner import Planner
 from olla.pytorch.program.program import Program
+from olla.pytorch.ranks.group import Ranks
 from olla.pytorch.reports import Figures, Seen
 from olla.report.progress import ProgressLine
 from olla.report.step import StepReport
@@ -46,6 +47,7 @@ class Runner:
         planner: made the plan towards a budget, and makes a tighter one if need be; None: there is no budget.
         host: memory for what is swapped.
         self_check: whether the step leaves the arena where its first steps take more than planned.
+        ranks: that run the step together; None: this process alone.
 
     Attributes:
         program: what runs at the next call.
@@ -63,6 +65,7 @@ class Runner:
         planner: Planner | None = None,
         host: HostMemory | None = None,
         self_check: bool = False,
+        ranks: Ranks | None = None,
     ) -> None:
         self.structure = captured.structure
         self.gradients = _gradients(captured)
@@ -75,6 +78,7 @@ class Runner:
         self._graphed: Graphed | None = None
         self._arranged: arrange.Arranged | None = None
         self._num_recordings = 0
+        self._agreement = Agreement(ranks)
         self._self_check = SelfCheck(self._planned.device) if self_check else None
         self._figures = Figures(
             capture_seconds=sum(captured.seconds.values()),
@@ -84,6 +88,7 @@ class Runner:
             notes=[note, place.note if place else "", planner.note if planner else ""],
         )
         recorded = place.load_recorded(self.graph) if place is not None and replay is not None else None
+        recorded = recorded if self._agreement.all_have(recorded.plan if recorded else None) else None
         self._is_kept = recorded is not None
         if replay is not None and recorded is not None:
             planned = self._planned
@@ -186,9 +191,9 @@ class Runner:
         planned = self._planned
         clock = Recorder(None, self.graph.num_ops, planned.device)
         results = planned.compile_recorded(clock, addresses=False)(values)
-        planned.graph = dataclasses.replace(planned.estimated, seconds=clock.seconds)
+        planned.graph = self._agreement.costs(dataclasses.replace(planned.estimated, seconds=clock.seconds))
         with ProgressLine(f"choosing copies of {planned.estimated.name}") as progress:
-            found = planner.replan(self._captured, planned.costs(), planned.device, 0, 0, progress)
+            found = self._agreement.replan(planner, self._captured, planned.costs(), planned.device, 0, 0, progress)
         planned.use(planned.plan if found is None else found)
         self.program = planned.compile()
         return results
@@ -197,13 +202,15 @@ class Runner:
         """Plan the order again where workspaces matter to it, and lay out the requests of the order that is to run."""
         planned, graph, before = self._planned, self._planned.estimated, self.plan
         with ProgressLine(f"laying out {graph.name}") as progress:
-            planned.graph = with_costs(graph, recorded, self._recorder.seconds, planned.alignment)
+            agreement = self._agreement
+            planned.graph = agreement.costs(with_costs(graph, recorded, self._recorder.seconds, planned.alignment))
             self._figures.eager_peak_bytes = self._eager_peak(planned.costs().on(self._captured.graph))
-            planned.plan = before.with_figures(arrange.planned_again(self.graph, before, progress), self.graph)
+            planned.plan = before.with_figures(agreement.planned_again(self.graph, before, progress), self.graph)
             if not np.array_equal(self.plan.order, before.order):
                 requests = Requests.of(recorded, self._recorder.addresses, graph)
                 moved = requests.in_order(graph, self.plan.order)
-                if not np.array_equal(requests.in_order(graph, before.order).freed_at, recorded.freed_at):
+                freed_at = requests.in_order(graph, before.order).freed_at
+                if agreement.any(not np.array_equal(freed_at, recorded.freed_at)):
                     # Something else than the graph says decides how long memory lives.
                     self.program = self._compile_recorded()
                     return
@@ -222,6 +229,7 @@ class Runner:
             if self._place is not None:
                 self._place.save(tighter)
             return
+        self._agreement.is_open = False
         self._arranged = arranged
         self.program = self._planned.compile_arranged(replay, arranged)
 
@@ -229,7 +237,7 @@ class Runner:
         """Return another plan where the arena does not fit the budget, or copies were planned by estimates."""
         needed = self.graph.resident_bytes + arranged.output_bytes + arranged.table.arena_bytes
         costs, peak = self._planned.costs(), self.plan.peak_bytes
-        return planner.replan(self._captured, costs, self._planned.device, needed, peak, progress)
+        return self._agreement.replan(planner, self._captured, costs, self._planned.device, needed, peak, progress)
 
     def _eager_peak(self, costs: Graph) -> int:
         """Return the peak of the program order; of losses that run in chunks, the whole ones count, unrecorded."""

@@ -9,12 +9,11 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from olla.errors import PlanError, ReplayError
+from olla.errors import ReplayError
 from olla.graph import Graph
 from olla.picture.memory_viz import memory_viz
 from olla.picture.plot import plot
 from olla.plan import Goal, Plan, Swapping
-from olla.planner import plan
 from olla.pytorch.capture import Captured, require_choice
 from olla.pytorch.capture.capture import capture
 
@@ -23,25 +22,12 @@ if TYPE_CHECKING:
 
     from olla.pytorch.captures import Capture
     from olla.pytorch.memory.replay import Replay
-    from olla.pytorch.planner import Planner
+    from olla.pytorch.ranks.group import Ranks
     from olla.pytorch.runner import Runner
     from olla.report.step import StepReport
 
 _this_thread = threading.local()  # .running: whether a step runs on it
 _steps: weakref.WeakSet[Step] = weakref.WeakSet()
-
-
-def _acceptor(planner: Planner | None, captured: Captured) -> Callable[[Plan], None]:
-    """Return what refuses a plan from the disk that this step cannot run."""
-    from olla.pytorch.planned import device_type
-
-    def accept(found: Plan) -> None:
-        if planner is not None:
-            planner.accept(captured, device_type(captured), found)
-        elif found.rewrites:
-            raise PlanError("the plan is for another goal", rule="plan")
-
-    return accept
 
 
 class Step:
@@ -91,6 +77,8 @@ class Step:
         self._checks = checks
         self._host = HostMemory(self._device.type)
         self._captures = Captures(cache_size)
+        self._ranks: Ranks | None = None  # that run the step together, once it is known that it communicates
+        self._num_agreed = 0
         self._lock = threading.Lock()
         _steps.add(self)
         self._replay: Replay | None = None
@@ -202,6 +190,8 @@ class Step:
         key = batch_key(leaves, spec, self._device.type)
         with between():
             capture, values, reason = self._captures.find(key, leaves)
+        if self._ranks is not None and len(set(self._ranks.numbers(capture.number if capture else -1))) > 1:
+            capture, reason = None, "another rank captured the step anew"
         if capture is None:
             capture = self._prepare(batch, key, leaves)
             with between():
@@ -216,7 +206,7 @@ class Step:
         return result
 
     def _result(self, capture: Capture, values: list[torch.Tensor], batch: Any) -> Any:
-        return self._give_back(capture, capture.runner.run(values))
+        return _give_back(capture, capture.runner.run(values), self._optimizer)
 
     def _captured(self, batch: Any) -> Captured:
         return capture(
@@ -224,11 +214,8 @@ class Step:
         )
 
     def _prepare(self, batch: Any, key: tuple[Any, ...], leaves: Sequence[Any]) -> Capture:
-        from olla.pytorch.binding import InputBinding
         from olla.pytorch.cache import find
-        from olla.pytorch.capture.exclusive import between
-        from olla.pytorch.captures import Capture
-        from olla.pytorch.planned import device_type
+        from olla.pytorch.planned import prepared
         from olla.pytorch.planner import Planner
         from olla.pytorch.runner import Runner
         from olla.report.progress import ProgressLine
@@ -238,28 +225,43 @@ class Step:
             planner = Planner(self._goal, self._options, self._swapping, replays=not self._cuda_graph)
             options = {**self._options, "goal": self._goal, "swapping": self._swapping}
         with ProgressLine(f"compiling {type(self._model).__name__}") as progress:
-            captured = self._captured(batch)
-            captured.structure.check()
-            with between():
-                made = Capture(captured, key, InputBinding(self._model, self._optimizer), leaves)
+            together = self._ranks.together if self._ranks is not None else _alone
+            made, captured = together(lambda: self._capture(batch, key, leaves))
+            ranks = self._agree(made, captured, dict(options))
             place = find(captured, options) if self._disk_cache else None
-            found = place.load(captured.graph, _acceptor(planner, captured)) if place is not None else None
-            if found is not None:
-                captured = planner.restore(captured, found) if planner is not None else captured
-            else:
-                if planner is None:
-                    found = plan(captured, layout=False, progress=progress, **self._options)
-                else:
-                    captured, found = planner.plan(captured, device_type(captured), progress)
-                if place is not None:
-                    place.save(found)
+            captured, found = prepared(captured, place, planner, options, progress, ranks)
             replay, note = self._planned_memory()
+            if ranks is not None and not all(ranks.numbers(replay is not None)):
+                replay, note = None, f"{note} A rank has no planned memory, so none has.".strip()
             if self._checks == "skip":
                 note = f"{note} What the step checks of values is skipped: checks='skip'.".strip()
         made.runner = Runner(
-            captured, found, replay, note, place, self._cuda_graph, planner, self._host, self._arena is None
+            captured, found, replay, note, place, self._cuda_graph, planner, self._host, self._arena is None, ranks
         )
         return made
+
+    def _capture(self, batch: Any, key: tuple[Any, ...], leaves: Sequence[Any]) -> tuple[Capture, Captured]:
+        from olla.pytorch.binding import InputBinding
+        from olla.pytorch.capture.exclusive import between
+        from olla.pytorch.captures import Capture
+
+        captured = self._captured(batch)
+        captured.structure.check()
+        with between():
+            return Capture(captured, key, InputBinding(self._model, self._optimizer), leaves), captured
+
+    def _agree(self, made: Capture, captured: Captured, options: dict[str, Any]) -> Ranks | None:
+        """Return the ranks that run a step, once they have captured the same; None: there is one only."""
+        from olla.pytorch.ranks.agreement import agree
+        from olla.pytorch.ranks.group import ranks_of
+
+        if self._ranks is None and captured.graph.communicates.any():
+            self._ranks = ranks_of(name for name in captured.graph.groups if name)
+        if self._ranks is not None:
+            options |= {"arena": self._arena, "cuda_graph": self._cuda_graph, "checks": self._checks}
+            agree(self._ranks, captured.graph, captured.module.graph.nodes, options)
+            self._num_agreed = made.number = max(self._ranks.numbers(self._num_agreed)) + 1
+        return self._ranks
 
     def _planned_memory(self) -> tuple[Replay | None, str]:
         """Return the planned memory of the device, or None and why there is none."""
@@ -279,21 +281,26 @@ class Step:
                 weakref.finalize(self, self._replay.release).atexit = False
         return self._replay, self._note
 
-    def _give_back(self, capture: Capture, results: Sequence[torch.Tensor]) -> Any:
-        """Leave gradients in .grad, and return what the loss function returned."""
-        from olla.pytorch.capture.exclusive import between
-        from olla.pytorch.capture.results import accumulate
 
-        runner = capture.runner
-        if self._optimizer is not None:
-            # A learning-rate scheduler warns unless it sees that the optimizer stepped.
-            self._optimizer._opt_called = True  # type: ignore[attr-defined]
-        num_values = runner.structure.num_tensors
-        if runner.gradients:
-            with between():
-                for (name, is_own), gradient in zip(runner.gradients, results[num_values:], strict=True):
-                    accumulate(capture.inputs.parameter(name), gradient, is_own)
-        return runner.structure.fill(results[:num_values])
+def _alone(run: Callable[[], tuple[Capture, Captured]]) -> tuple[Capture, Captured]:
+    return run()
+
+
+def _give_back(capture: Capture, results: Sequence[torch.Tensor], optimizer: torch.optim.Optimizer | None) -> Any:
+    """Leave gradients in .grad, and return what the loss function returned."""
+    from olla.pytorch.capture.exclusive import between
+    from olla.pytorch.capture.results import accumulate
+
+    runner = capture.runner
+    if optimizer is not None:
+        # A learning-rate scheduler warns unless it sees that the optimizer stepped.
+        optimizer._opt_called = True  # type: ignore[attr-defined]
+    num_values = runner.structure.num_tensors
+    if runner.gradients:
+        with between():
+            for (name, is_own), gradient in zip(runner.gradients, results[num_values:], strict=True):
+                accumulate(capture.inputs.parameter(name), gradient, is_own)
+    return runner.structure.fill(results[:num_values])
 
 
 def _after_fork() -> None:

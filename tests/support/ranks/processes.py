@@ -86,7 +86,7 @@ def _rank(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ["OLLA_DISK_CACHE"] = "1" if "cache" in options else "0"
     if "cache" in options:
-        os.environ["OLLA_CACHE_DIR"] = str(options.pop("cache"))
+        os.environ["OLLA_CACHE_DIR"] = str(options["cache"])
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",

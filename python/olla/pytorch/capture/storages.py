@@ -132,7 +132,7 @@ class _Folder:
         self.held[node] = tuple(_unique(self._by_storage[_storage(o)] for o in outputs)) or tuple(writes)
 
     def _adopt_aliases(self, node: fx.Node) -> None:
-        """Give outputs the tensor they alias where the fake has its own storage: that of a constant, of a collective."""
+        """Give outputs the tensor they alias where their fake has another storage: of constants, of collectives."""
         if collectives.is_wait(node) or collectives.issues(node):
             self._adopt_changed(node)
             return

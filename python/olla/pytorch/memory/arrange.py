@@ -89,7 +89,7 @@ def arrange_known(graph: Graph, plan: Plan, alignment: int) -> Table:
     return arrange(known, graph.num_ops, alignment, 0.0, plan.options["seed"]).table
 
 
-def planned_again(graph: Graph, before: Plan, progress: Progress | None = None) -> Plan:
+def planned_again(graph: Graph, before: Plan, progress: Progress | None = None, *, search: bool = True) -> Plan:
     """Plan a step whose workspaces have become known; its order changes only if a better one was found.
 
     The order of a plan that swaps stays: its copies were chosen for it.
@@ -98,11 +98,12 @@ def planned_again(graph: Graph, before: Plan, progress: Progress | None = None) 
         graph: the step with workspaces.
         before: its plan without them; their lower bound still holds.
         progress: see olla.plan.
+        search: whether another order is looked for; the figures are those of the workspaces in any case.
     """
     options = {name: before.options[name] for name in ("seed", "updates_may_move")}
     kept = plan(graph, order=before.order, layout=False, time_limit=0.0, **options)
     bound = max(kept.lower_bound_bytes, before.lower_bound_bytes)
-    if kept.peak_bytes > bound and before.swapped is None:
+    if search and kept.peak_bytes > bound and before.swapped is None:
         limit = before.options["time_limit"]
         found = plan(graph, layout=False, time_limit=limit, progress=progress, **options)
         if found.peak_bytes < kept.peak_bytes:

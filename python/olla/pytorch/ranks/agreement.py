@@ -1,0 +1,139 @@
+"""A step of several ranks: the same graph, options and plan on all of them, decided before it first runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from olla.check.check import check
+from olla.errors import PlanError, ReplayError
+from olla.graph import Graph
+from olla.plan import Costs, Plan
+from olla.pytorch.ranks import collectives
+from olla.pytorch.ranks.group import Ranks
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_OF_PLAN = ("graph_digest", "source_digest", "order", "before", "after", "rewrites")  # what decides how a step runs
+
+
+def agree(ranks: Ranks, graph: Graph, nodes: Iterable[fx.Node], options: Mapping[str, Any]) -> None:
+    """Raise the same error on every rank unless all have captured one graph, and plan it with the same options.
+
+    Args:
+        ranks: that run the step.
+        graph: that this one has captured.
+        nodes: its operators.
+        options: of the plan.
+
+    Raises:
+        ReplayError: names the first op, or the option, that differs.
+    """
+    lines = described(nodes)
+    texts = {name: _ADDRESS.sub("", repr(value)) for name, value in options.items()}
+    facts = ranks.gather([_digest([graph.digest, *lines]), texts])
+    for rank, (_, others) in enumerate(facts):
+        for name in sorted({*facts[0][1], *others}):
+            ours, theirs = facts[0][1].get(name), others.get(name)
+            if ours != theirs:
+                raise ReplayError(
+                    f"the ranks plan the step with different options: {name} is {ours} on rank 0 and {theirs} on rank "
+                    f"{rank}. Call olla.compile with the same arguments on every rank"
+                )
+    if len({digest for digest, _ in facts}) == 1:
+        return
+    everyone = ranks.gather(lines)
+    for rank, theirs in enumerate(everyone):
+        if theirs != everyone[0]:
+            where = next((i for i, pair in enumerate(zip(everyone[0], theirs, strict=False)) if pair[0] != pair[1]), -1)
+            shown = [all_lines[where] if where >= 0 else f"{len(all_lines)} ops" for all_lines in (everyone[0], theirs)]
+            raise ReplayError(
+                f"the ranks captured different steps: the first op that differs is {shown[0]} on rank 0, and "
+                f"{shown[1]} on rank {rank}. Give every rank the same model, and batches of the same shapes and types "
+                "(drop_last=True in a data loader)"
+            )
+    raise ReplayError("the ranks captured steps whose tensors share memory in different ways: give all the same model")
+
+
+def described(nodes: Iterable[fx.Node]) -> list[str]:
+    """Return what is computed, operator by operator; which groups have which names does not matter."""
+    groups: dict[str, str] = {}
+    lines = []
+    for node in nodes:
+        args = node.args
+        if collectives.issues(node):
+            name = collectives.group_name(node)
+            known = groups.setdefault(name, f"group {len(groups)}")
+            args = tuple(known if str(getattr(a, "group_name", a)) == name and isinstance(a, str) else a for a in args)
+        if node.op == "placeholder":
+            lines.append(f"input {node.name}{_shape(node)}")
+            continue
+        text = f"{node.name} = {node.target}({', '.join(map(repr, (*args, *node.kwargs.items())))})"
+        lines.append(_ADDRESS.sub("", f"{text}{_shape(node)}"))
+    return lines
+
+
+def _shape(node: fx.Node) -> str:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return ""
+    return f" of {str(value.dtype).removeprefix('torch.')}{list(value.shape)} {list(value.stride())}"
+
+
+def plan_together(
+    ranks: Ranks, own: Plan | None, graph: Graph, make: Callable[[], Plan], accept: Callable[[Plan], None]
+) -> Plan:
+    """Return the plan of all ranks: what each found on its disk, where all are equal, else that of the first.
+
+    Args:
+        ranks: that run the step.
+        own: the plan that this one found; None: none.
+        graph: that was captured.
+        make: plans it; called on the first rank only, and only where it found no plan.
+        accept: raises for a plan that the step cannot run.
+
+    Returns:
+        ``own`` itself where it is the plan of all.
+
+    Raises:
+        OllaError: what planning raised, on every rank.
+    """
+    mine = "" if own is None else digest_of(own)
+    known = ranks.gather(mine)
+    if own is not None and len(set(known)) == 1:
+        return own
+    content = ranks.first(lambda: (make() if own is None else own).to_object())
+
+    def checked() -> Plan:
+        found = Plan.from_object(content)
+        if found.source_digest != graph.digest:
+            raise PlanError("the plan of rank 0 is for another graph", rule="digest")
+        check(graph, found)
+        accept(found)
+        return found
+
+    found = ranks.together(checked)
+    return own if own is not None and digest_of(found) == mine else found
+
+
+def digest_of(plan: Plan) -> str:
+    """Return a digest of what a plan decides; the time it took is not in it."""
+    content = plan.to_object()
+    return _digest([json.dumps(content[name]) for name in _OF_PLAN])
+
+
+def agreed_costs(ranks: Ranks, graph: Graph) -> Graph:
+    """Return the graph with the most that any rank has measured of each op: workspaces and seconds."""
+    everyone = ranks.gather([graph.workspace_bytes.tolist(), graph.seconds.tolist()])
+    workspaces, seconds = (np.max(np.array(lists), axis=0) for lists in zip(*everyone, strict=True))
+    return Costs(workspaces.astype(np.int64), seconds.astype(np.float64)).on(graph)
+
+
+def _digest(texts: list[str]) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()

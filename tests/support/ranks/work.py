@@ -1,0 +1,97 @@
+"""What ranks do in tests; each function runs in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.support.ranks.processes import Raised
+
+
+def summed(
+    rank: int,
+    *,
+    steps: int = 4,
+    width: int = 64,
+    rows: int = 32,
+    pause: float = 0.0,
+    ends: int = -1,
+    sends: int = 0,
+    **options: Any,
+) -> Any:
+    """Train with gradients averaged by hand; return losses and what the report says.
+
+    Args:
+        rank: of this process.
+        steps: to take.
+        width: of the hidden layer.
+        rows: of the batch.
+        pause: seconds before the first step.
+        ends: the step before which this process gets a signal; -1: none.
+        sends: that signal.
+        options: of olla.compile.
+    """
+    import torch
+    import torch.distributed as dist
+    import torch.distributed._functional_collectives as fc
+
+    import olla
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, width), torch.nn.GELU(), torch.nn.Linear(width, 64))
+    optimizer = torch.optim.AdamW(model.parameters())
+    batch = torch.randn(rows, 64, generator=torch.Generator().manual_seed(rank))
+
+    def train(model: Any, optimizer: Any, batch: Any) -> Any:
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        for parameter in model.parameters():
+            parameter.grad = fc.all_reduce(parameter.grad, "avg", dist.group.WORLD)
+        optimizer.step()
+        return loss.detach()
+
+    step = olla.compile(model, optimizer=optimizer, step=train, **options)
+    time.sleep(pause)
+    losses = []
+    for i in range(steps):
+        if i == ends:
+            os.kill(os.getpid(), sends)
+        losses.append(float(step(batch)))
+    report = step.report()
+    exact = report.num_misses == 0 and report.planned_peak_bytes == report.measured_peak_bytes
+    return {"losses": losses, "cached": report.cached, "exact": exact, "order": step.plan.order.tolist()}
+
+
+def one_after_another(rank: int, world_size: int, *, cases: dict[str, Any], cache: Path) -> dict[str, Any]:
+    """Run cases one after another; return for each what `summed` returned, or what it raised.
+
+    Args:
+        rank: of this process.
+        world_size: how many there are.
+        cases: name -> options by rank, of `summed`; "empty" first empties the cache.
+        cache: of this rank.
+    """
+    found: dict[str, Any] = {}
+    for name, per_rank in cases.items():
+        options = dict(per_rank.get(rank, per_rank.get("all", {})))
+        if options.pop("empty", False):
+            shutil.rmtree(cache / "steps")
+        try:
+            found[name] = summed(rank, **options)
+        except Exception as error:
+            found[name] = Raised(type(error).__name__, str(error))
+    return found
+
+
+def interrupted(rank: int, world_size: int, *, ends: int = -1, sends: int = int(signal.SIGKILL)) -> Any:
+    """Take steps until this process, or another one, gets a signal."""
+    start = time.monotonic()
+    try:
+        return summed(rank, steps=6, ends=ends, sends=sends)
+    except BaseException as error:
+        return Raised(type(error).__name__, f"{time.monotonic() - start:.1f}: {error}")
