@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import olla
-from olla.cli.interrupt import Interrupt
 from olla.cli.parser import main
+from olla.report.interrupt import Interrupt
 from tests.support.fans import idle
 from tests.support.plans import hard_graph
 

@@ -62,7 +62,9 @@ MAY_IMPORT = {
     **INDUCTOR,
     "inductor": " ".join(["base graph plan planner", *INDUCTOR]),
     "fit": "base graph plan planner pytorch.capture",
-    "cli": "base graph plan layout check picture planner report fit pytorch.capture olla",
+    "integrations": "base graph plan pytorch",
+    "scale": "base graph plan planner report",
+    "cli": "base graph plan layout check picture planner report fit scale pytorch.capture olla",
     "olla": " ".join([*PLANNING, "fit pytorch.capture pytorch inductor"]),  # the public face
     "__main__": "cli",
 }

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from olla.base import files, human_bytes, parse_bytes, percent, visible
 from olla.base.files import naming
-from olla.cli.interrupt import Interrupt
 from olla.errors import BudgetError, CaptureError, OllaError
+from olla.report.interrupt import Interrupt
 from olla.report.progress import ProgressLine
 
 if TYPE_CHECKING:

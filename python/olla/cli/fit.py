@@ -8,8 +8,8 @@ import sys
 from typing import Any
 
 from olla.cli.commands import NOTHING_FITS, OK, call, fail, function_of, interrupted, print_json, require_place
-from olla.cli.interrupt import Interrupt
 from olla.errors import BudgetError
+from olla.report.interrupt import Interrupt
 from olla.report.progress import ProgressLine
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from olla.base import visible
-from olla.cli import commands, fit
+from olla.cli import commands, fit, many
 from olla.cli.commands import BAD_INPUT, INTERRUPTED, fail
 from olla.cli.doctor import doctor as run_doctor
 from olla.errors import OllaError
@@ -102,6 +102,15 @@ def _list(parse: Callable[[str], Any]) -> Callable[[str], list[Any]]:
     return lambda text: [parse(item) for item in text.split(",")]
 
 
+def _part(text: str) -> tuple[int, int]:
+    first, _, step = text.partition("/")
+    if not (first.isdecimal() and step.isdecimal() and int(first) < int(step)):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not I/N, such as 0/8 for the first of 8 parts, or 7/8 for the last"
+        )
+    return int(first), int(step)
+
+
 _seconds = _number(float, 0, 1e9, "a number of seconds from 0 to 1e9")
 _alignment = _number(int, 1, 2**30, "a number of bytes from 1 to 2^30")
 _seed = _number(int, 0, 2**31 - 1, "a whole number from 0 to 2^31 - 1")
@@ -117,16 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    plan = subparsers.add_parser("plan", help="order and lay out a graph", description="Order and lay out a graph.")
-    plan.add_argument("graph", metavar="GRAPH", help="graph file (.json or .json.gz)")
-    plan.add_argument("-o", "--output", metavar="PLAN", help="write the plan there (.json or .json.gz)")
-    _add_search_options(plan, time_limit=15.0, alignment=512)
-    plan.add_argument("--order-only", action="store_true", help="lay out nothing")
-    plan.add_argument("--method", choices=(*METHODS, "autoswap"), default="auto", help="how to plan (default: auto)")
-    plan.add_argument("--updates-stay", action="store_true", help="keep weight updates at the end of the step")
-    _add_verbose(plan)
-    _add_budget_options(plan)
-    plan.set_defaults(run=commands.plan_graph)
+    _add_plan(subparsers)
 
     check = subparsers.add_parser(
         "check", help="check a plan against its graph", description="Check a plan against its graph."
@@ -174,6 +174,32 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_plan(subparsers: argparse._SubParsersAction[_Parser]) -> None:
+    plan = subparsers.add_parser(
+        "plan",
+        help="order and lay out a graph, or many",
+        description="Order and lay out a graph; with --output-folder many graphs, in processes. Exit status 1 if "
+        "nothing fits a budget, 2 if a graph failed.",
+    )
+    plan.add_argument("graphs", metavar="GRAPH", nargs="+", help="graph file (.json or .json.gz)")
+    plan.add_argument("-o", "--output", metavar="PLAN", help="write the plan there (.json or .json.gz)")
+    _add_search_options(plan, time_limit=15.0, alignment=512)
+    plan.add_argument("--order-only", action="store_true", help="lay out nothing")
+    plan.add_argument("--method", choices=(*METHODS, "autoswap"), default="auto", help="how to plan (default: auto)")
+    plan.add_argument("--updates-stay", action="store_true", help="keep weight updates at the end of the step")
+    _add_verbose(plan)
+    _add_budget_options(plan)
+    group = plan.add_argument_group(
+        "many graphs",
+        "GRAPH may be a pattern or a URL for fsspec, --budget and --max-slowdown may be lists: 40GB,80GB. What the "
+        "folder has already is not planned again; --json prints one object a line",
+    )
+    group.add_argument("--output-folder", metavar="FOLDER", help="keep plans and results there: a folder, or a URL")
+    group.add_argument("--jobs", type=_threads, default=1, metavar="N", help="processes that plan (default: 1)")
+    group.add_argument("--part", type=_part, default=(0, 1), metavar="I/N", help="of N equal parts the I-th, from 0 on")
+    plan.set_defaults(run=many.plan_graphs)
+
+
 def _add_doctor(subparsers: argparse._SubParsersAction[_Parser]) -> None:
     about = "Try everything that planning and running steps needs, and say what is missing and how to get it."
     subparsers.add_parser("doctor", help="try what olla needs", description=about).set_defaults(run=run_doctor)
@@ -211,7 +237,9 @@ def _add_budget_options(parser: argparse.ArgumentParser) -> None:
     )
     goal = group.add_mutually_exclusive_group()
     goal.add_argument("--budget", metavar="BYTES", help="memory there is (16GB, 16GiB, bytes): least added time")
-    goal.add_argument("--max-slowdown", type=_slowdown, metavar="X", help="share of added time (0.1): least peak")
+    goal.add_argument(
+        "--max-slowdown", type=_list(_slowdown), metavar="X", help="share of added time (0.1): least peak"
+    )
     goal.add_argument("--minimise", choices=("peak",), help="least peak at whatever time")
     group.add_argument("--device", default="a100", metavar="NAME", help="what time is estimated for (default: a100)")
     group.add_argument("--no-in-place", action="store_true", help="let no result take over an input's storage")

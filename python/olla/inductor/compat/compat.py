@@ -147,6 +147,11 @@ def _changes(node: torch.fx.Node) -> bool:
     return bool(node.args) and isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
+def communicates(node: torch.fx.Node) -> bool:
+    """Return whether a node of a joint graph starts or awaits a communication between processes."""
+    return getattr(node.target, "namespace", "").startswith("_c10d_functional")
+
+
 def keep_in(node: torch.fx.Node, *, backward: bool) -> None:
     """Let a node run in one of the two graphs only: torch keeps what has effects or draws wherever it could run."""
     node.meta["partitioner_tag"] = "must_be_in_backward" if backward else "must_be_in_forward"

@@ -69,6 +69,11 @@ class Joint:
     reduced_in_place: bool
 
     @property
+    def communicates(self) -> bool:
+        """Whether the graph holds communication between processes."""
+        return any(node is not None and compat.communicates(node) for node in self.nodes)
+
+    @property
     def step_seconds(self) -> float:
         """Estimated seconds of forward and backward with everything saved."""
         return float(self.seconds.sum())

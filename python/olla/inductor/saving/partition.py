@@ -159,7 +159,9 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         target, choice = budget, planned.choice
         tried: list[_Divided] = []
         while True:
-            found = self._measured(self._divided(planned, choice, num_forward), num_forward)
+            found = self._divided(planned, choice, num_forward)
+            if not planned.model.communicates:  # or what is communicated would hang on a limit of time
+                found = self._measured(found, num_forward)
             tried.append(found)
             excess = found.choice.known_peak_bytes - budget
             if excess <= 0 or choice.peak_bytes > target or len(tried) == _MOST_PLANS:  # or no plan is left

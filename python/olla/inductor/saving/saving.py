@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _UNLIMITED = 1e30
 _SEED_SECONDS = 1.0  # of one minimum cut; a guard, it takes a thousandth
 _RUN_SECONDS = 10.0  # of one greedy, the same
+_NO_LIMIT = 1e9  # seconds
 _RUN_WORK = 800_000  # of the greedy from one start, in runs simulated; it goes on from the lowest peak alone
 _LAST_WORK = 8_000_000
 _NUM_BOUNDS = 16  # kernels at which the lower bound is sought
@@ -158,7 +159,7 @@ def _clear(best: _Point, points: list[_Point], joint: Joint, evictor: RecomputeS
     """
     lower = min((p for p in points if p.peak < best.peak), key=lambda p: (p.added, p.peak), default=None)
     evictor.reset(best.values, best.steps)
-    evictor.reverse(best.peak, lower.peak if lower else 0, _RUN_SECONDS, _LAST_WORK)
+    evictor.reverse(best.peak, lower.peak if lower else 0, _guard(joint, _RUN_SECONDS), _LAST_WORK)
     if _flops_again(joint, evictor) > _most_flops(joint, most_again):
         evictor.reset(best.values, best.steps)
 
@@ -169,22 +170,28 @@ def _points(joint: Joint, evictor: RecomputeSearch) -> list[_Point]:
     The first is the one that keeps what the joint graph has forward make.
     """
     starts = [_made_late(joint, evictor)]
+    seed_seconds, run_seconds = _guard(joint, _SEED_SECONDS), _guard(joint, _RUN_SECONDS)
     scale = evictor.peak / joint.step_seconds
     for cuts, step in zip(joint.starting(), _PRICE_STEPS, strict=False):
-        starts += [cuts.made_again(joint.split, price, _SEED_SECONDS) for price in (_PRICES[::step] * scale).tolist()]
+        starts += [cuts.made_again(joint.split, price, seed_seconds) for price in (_PRICES[::step] * scale).tolist()]
     points: list[_Point] = []
     for start in {tuple(start.tolist()): start for start in starts}.values():
         last = np.full(len(start), joint.split - 1, dtype=np.int32)
         if evictor.reset(start, last):
-            points += _curve(evictor, _RUN_WORK)
+            points += _curve(evictor, _RUN_WORK, run_seconds)
     lowest = min(points, key=lambda p: (p.peak, p.added))
     evictor.reset(lowest.values, lowest.steps)
-    return points + _curve(evictor, _LAST_WORK)
+    return points + _curve(evictor, _LAST_WORK, run_seconds)
 
 
-def _curve(evictor: RecomputeSearch, max_work: int) -> list[_Point]:
+def _guard(joint: Joint, seconds: float) -> float:
+    """Return a time limit; where ranks communicate there is none, and a busy rank chooses as all the others do."""
+    return _NO_LIMIT if joint.communicates else seconds
+
+
+def _curve(evictor: RecomputeSearch, max_work: int, seconds: float) -> list[_Point]:
     """Return the plans on the greedy's way from the drops in force."""
-    evictor.run(0, _UNLIMITED, Limits(time_limit=_RUN_SECONDS, max_work=max_work, progress=None))
+    evictor.run(0, _UNLIMITED, Limits(time_limit=seconds, max_work=max_work, progress=None))
     curve, decisions = evictor.curve(), evictor.decisions()
     values, steps = decisions.values, decisions.steps
     ends = decisions.offset[curve.num_decisions].tolist()

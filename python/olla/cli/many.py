@@ -1,0 +1,98 @@
+"""What `olla plan` does with many graphs, or one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from olla.cli.commands import BAD_INPUT, NOTHING_FITS, OK, fail, interrupted, plan_graph
+from olla.errors import BudgetError
+from olla.report.progress import ProgressLine
+
+if TYPE_CHECKING:
+    from olla.scale import Result
+
+
+def plan_graphs(args: argparse.Namespace) -> int:
+    """Run `olla plan`; return the exit status."""
+    slowdowns = args.max_slowdown or [None]
+    if args.output_folder is not None:
+        return _plan_many(args, slowdowns)
+    if args.part != (0, 1):
+        return fail("--part is for many graphs: say with --output-folder where their plans go")
+    for option, number in (("graphs", len(args.graphs)), ("values of --max-slowdown", len(slowdowns))):
+        if number > 1:
+            return fail(f"{number} {option} are given: say with --output-folder where their plans go")
+    args.graph, args.max_slowdown = args.graphs[0], slowdowns[0]
+    return plan_graph(args)
+
+
+def _plan_many(args: argparse.Namespace, slowdowns: Sequence[float | None]) -> int:
+    from olla.scale import graphs_of, plan_files
+
+    if args.output:
+        return fail("-o is for one plan: with --output-folder leave it out")
+    goals: list[dict[str, Any]] = [{"max_slowdown": share} for share in slowdowns if share is not None]
+    goals += [{"budget": budget} for budget in (args.budget or "").split(",") if budget]
+    options = [{**_options(args), **goal} for goal in goals or [{}]]
+    results: list[Result] = []
+    total, is_interrupted = 0, False
+    try:
+        graphs = graphs_of(args.graphs)
+        first, step = args.part
+        total = len(range(len(graphs) * len(options))[first::step])
+        with ProgressLine(f"planning {total} plans") as progress:
+            for result in plan_files(graphs, args.output_folder, options, jobs=args.jobs, part=args.part):
+                results.append(result)
+                if args.json:
+                    print(json.dumps(result.to_dict(), allow_nan=False), flush=True)
+                progress(f"{len(results)} done,", sum(r.seconds for r in results), 0, 0)
+    except KeyboardInterrupt:
+        is_interrupted = True
+    except (ValueError, BudgetError) as error:
+        return fail(str(error))
+    if not args.json:
+        _print(results)
+    if is_interrupted or any(result.status == "interrupted" for result in results):
+        return interrupted(f"{len(results)} of {total} done and kept; the same command goes on from there")
+    failed, unfit = (any(result.status == status for result in results) for status in ("failed", "nothing fits"))
+    return BAD_INPUT if failed else NOTHING_FITS if unfit else OK
+
+
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what is asked for besides the goal, as arguments of `olla.plan`; without defaults."""
+    given = {
+        "method": args.method,
+        "time_limit": args.time_limit,
+        "seed": args.seed,
+        "alignment": args.align,
+        "layout": not args.order_only,
+        "updates_may_move": not args.updates_stay,
+        "minimise": args.minimise,
+        "device": args.device,
+        "in_place": not args.no_in_place,
+        "recompute": not args.no_recompute,
+        "chunked_loss": args.chunked_loss,
+        "swap": False if args.no_swap else None,
+        "host_budget": args.host_budget,
+        "swap_state": args.swap_state,
+    }
+    from olla.scale.task import DEFAULTS
+
+    return {name: value for name, value in given.items() if value != DEFAULTS[name]}
+
+
+def _print(results: Sequence[Result]) -> None:
+    from olla.scale import text
+    from olla.scale.result import render
+
+    results = sorted(results, key=lambda result: result.graph)
+    if not sys.stdout.isatty():
+        print(text(results))
+        return
+    from rich.console import Console
+
+    Console().print(render(results))
