@@ -61,8 +61,9 @@ MAY_IMPORT = {
     **INDUCTOR,
     "inductor": " ".join(["base graph plan planner", *INDUCTOR]),
     "fit": "base graph plan planner pytorch.capture",
-    "cli": "base graph plan layout check picture planner report fit pytorch.capture olla",
-    "olla": " ".join([*PLANNING, "fit pytorch.capture pytorch inductor"]),  # the public face
+    "integrations": "base graph layout",
+    "cli": "base graph plan layout check picture planner report fit pytorch.capture integrations olla",
+    "olla": " ".join([*PLANNING, "fit pytorch.capture pytorch inductor integrations"]),  # the public face
     "__main__": "cli",
 }
 FOR_EVERYONE = ("errors", "_core")

@@ -1,0 +1,1 @@
+"""Adapters for other packages, each imported when it is asked for."""
