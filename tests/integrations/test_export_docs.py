@@ -13,7 +13,11 @@ from olla.cli import main
 
 TEXT = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
 SECTIONS = {section.partition("\n")[0]: section for section in re.split(r"^## ", TEXT, flags=re.MULTILINE)[1:]}
-NEEDS = {"From torch: fx modules and exported programs": "torch", "From ONNX": "onnx"}
+NEEDS = {
+    "From torch: fx modules and exported programs": "torch",
+    "From ONNX": "onnx",
+    "To ExecuTorch": "executorch.exir",
+}
 
 
 def blocks(section: str, language: str) -> list[str]:
