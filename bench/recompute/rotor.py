@@ -102,6 +102,8 @@ def chain_of(
     ops: tuple[list[list[int]], list[list[int]]] = [[] for _ in range(num)], [[] for _ in range(num)]
     for i, v in enumerate(forward):
         ops[0][stage_of[i]].append(v)
+    # What many stages read, such as positions, says of no backward op to which stage it belongs.
+    near = {t: s for t, s in stage.items() if stage_of[last.get(t, made_at[t])] <= s + 1}
     used = set[int]()
     made = dict[int, int]()  # by ops of the backward pass -> stage
     extra = np.zeros((2, num), dtype=np.int64)
@@ -112,8 +114,7 @@ def chain_of(
             s, temporary = int(stage[writes[0]]), writes
         else:
             used.update(t for t in reads if t in stage)
-            s = min((stage.get(t, made.get(t, num - 1)) for t in reads), default=num - 1)
-            s = min([s, *(made[t] for t in reads if t in made)])
+            s = min((near.get(t, made.get(t, num - 1)) for t in reads), default=num - 1)
             ops[1][s].append(v)
             made.update(dict.fromkeys((*writes, *(int(t) for t in graph.mutates.of(v))), s))
             temporary = [*writes, *(t for t in reads if t in made and graph.tensor_kinds[t] == "temporary")]
