@@ -17,6 +17,7 @@ from olla.planner import plan
 if TYPE_CHECKING:
     from olla import inductor as inductor
     from olla.graph.measure import device_profile as device_profile
+    from olla.integrations.onnx import from_onnx as from_onnx
     from olla.pytorch.capture.capture import capture as capture
     from olla.pytorch.compile import compile as compile
     from olla.pytorch.imported import from_export as from_export
@@ -51,6 +52,7 @@ __all__ = [
     "fit",
     "from_export",
     "from_fx",
+    "from_onnx",
     "inductor",
     "layout",
     "memory_viz",
@@ -61,7 +63,7 @@ __all__ = [
     "timeline",
 ]
 
-_MODULES = {  # of names that are loaded when they are asked for; all but the curve import torch
+_MODULES = {  # of names that are loaded when they are asked for; all but the curve and from_onnx import torch
     "Curve": "olla.recompute.curve",
     "Step": "olla.pytorch.step",
     "capture": "olla.pytorch.capture.capture",
@@ -69,6 +71,7 @@ _MODULES = {  # of names that are loaded when they are asked for; all but the cu
     "device_profile": "olla.graph.measure",
     "from_export": "olla.pytorch.imported",
     "from_fx": "olla.pytorch.imported",
+    "from_onnx": "olla.integrations.onnx",
     "pareto": "olla.recompute.curve",
     "pool": "olla.pytorch.pool",
 }

@@ -62,10 +62,10 @@ MAY_IMPORT = {
     **INDUCTOR,
     "inductor": " ".join(["base graph plan planner", *INDUCTOR]),
     "fit": "base graph plan planner pytorch.capture",
-    "integrations": "base graph plan pytorch",
+    "integrations": "base graph plan layout pytorch",
     "scale": "base graph plan planner report",
-    "cli": "base graph plan layout check picture planner report fit scale pytorch.capture olla",
-    "olla": " ".join([*PLANNING, "fit pytorch.capture pytorch inductor"]),  # the public face
+    "cli": "base graph plan layout check picture planner report fit scale pytorch.capture integrations olla",
+    "olla": " ".join([*PLANNING, "fit pytorch.capture pytorch inductor integrations"]),  # the public face
     "__main__": "cli",
 }
 FOR_EVERYONE = ("errors", "_core")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from olla.base import files, human_bytes, parse_bytes, percent, visible
 from olla.base.files import naming
+from olla.cli.graphs import graph_at
 from olla.errors import BudgetError, CaptureError, OllaError
 from olla.report.interrupt import Interrupt
 from olla.report.progress import ProgressLine
@@ -62,7 +63,7 @@ def plan_graph(args: argparse.Namespace) -> int:
         return fail("--chunked-loss is for a goal: give --budget, --max-slowdown or --minimise with it")
     with Interrupt() as interrupt, ProgressLine(f"planning {args.graph}") as progress, _nothing_fits() as refused:
         result = plan(
-            args.graph,
+            graph_at(args) if args.graph.endswith(".onnx") else args.graph,
             method=args.method,
             time_limit=args.time_limit,
             seed=args.seed,
@@ -143,11 +144,10 @@ def _plan_summary(plan: Plan) -> dict[str, Any]:
 def check_plan(args: argparse.Namespace) -> int:
     """Run `olla check`; return the exit status."""
     from olla.check.check import check
-    from olla.graph import Graph
     from olla.plan import Plan
 
     with ProgressLine(f"checking {args.plan}"):
-        graph, plan = Graph.load(args.graph), Plan.load(args.plan)
+        graph, plan = graph_at(args), Plan.load(args.plan)
         try:
             check(graph, plan)
         except OllaError as error:
@@ -254,11 +254,10 @@ def show_plan(args: argparse.Namespace) -> int:
 
 
 def _draw(args: argparse.Namespace, plan: Plan) -> None:
-    from olla.graph import Graph
     from olla.picture.memory_viz import memory_viz
     from olla.picture.plot import plot
 
-    graph = Graph.load(args.graph)
+    graph = graph_at(args)
     if args.html is not None:
         plot(graph, plan, args.html)
     if args.memory_viz is not None:

@@ -18,6 +18,7 @@ from olla.base import visible
 from olla.cli import commands, fit, many
 from olla.cli.commands import BAD_INPUT, INTERRUPTED, fail
 from olla.cli.doctor import doctor as run_doctor
+from olla.cli.graphs import add_shapes
 from olla.errors import OllaError
 from olla.plan import METHODS
 
@@ -131,7 +132,8 @@ def _parser() -> argparse.ArgumentParser:
     check = subparsers.add_parser(
         "check", help="check a plan against its graph", description="Check a plan against its graph."
     )
-    check.add_argument("graph", metavar="GRAPH", help="graph file")
+    check.add_argument("graph", metavar="GRAPH", help="graph file, or an ONNX model")
+    add_shapes(check)
     check.add_argument("plan", metavar="PLAN", help="plan file")
     check.set_defaults(run=commands.check_plan)
 
@@ -149,14 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_search_options(layout, time_limit=15.0, alignment=1)
     layout.set_defaults(run=commands.lay_out_buffers)
 
-    show = subparsers.add_parser("show", help="print a plan", description="Print a plan.")
-    show.add_argument("plan", metavar="PLAN", help="plan file")
-    show.add_argument("--html", metavar="FILE", help="draw it: bytes over steps, and the arena, on one page")
-    show.add_argument("--memory-viz", metavar="FILE", help="write it for PyTorch's memory viewer (a pickle)")
-    show.add_argument("--graph", metavar="GRAPH", help="graph file the plan was made for; both need it")
-    _add_verbose(show)
-    show.set_defaults(run=commands.show_plan)
-
+    _add_show(subparsers)
     _add_doctor(subparsers)
 
     capture = subparsers.add_parser(
@@ -181,7 +176,8 @@ def _add_plan(subparsers: argparse._SubParsersAction[_Parser]) -> None:
         description="Order and lay out a graph; with --output-folder many graphs, in processes. Exit status 1 if "
         "nothing fits a budget, 2 if a graph failed.",
     )
-    plan.add_argument("graphs", metavar="GRAPH", nargs="+", help="graph file (.json or .json.gz)")
+    plan.add_argument("graphs", metavar="GRAPH", nargs="+", help="graph file (.json or .json.gz), or an ONNX model (.onnx)")
+    add_shapes(plan)
     plan.add_argument("-o", "--output", metavar="PLAN", help="write the plan there (.json or .json.gz)")
     _add_search_options(plan, time_limit=15.0, alignment=512)
     plan.add_argument("--order-only", action="store_true", help="lay out nothing")
@@ -198,6 +194,17 @@ def _add_plan(subparsers: argparse._SubParsersAction[_Parser]) -> None:
     group.add_argument("--jobs", type=_threads, default=1, metavar="N", help="processes that plan (default: 1)")
     group.add_argument("--part", type=_part, default=(0, 1), metavar="I/N", help="of N equal parts the I-th, from 0 on")
     plan.set_defaults(run=many.plan_graphs)
+
+
+def _add_show(subparsers: argparse._SubParsersAction[_Parser]) -> None:
+    show = subparsers.add_parser("show", help="print a plan", description="Print a plan.")
+    show.add_argument("plan", metavar="PLAN", help="plan file")
+    show.add_argument("--html", metavar="FILE", help="draw it: bytes over steps, and the arena, on one page")
+    show.add_argument("--memory-viz", metavar="FILE", help="write it for PyTorch's memory viewer (a pickle)")
+    show.add_argument("--graph", metavar="GRAPH", help="graph file the plan was made for; both need it")
+    add_shapes(show)
+    _add_verbose(show)
+    show.set_defaults(run=commands.show_plan)
 
 
 def _add_doctor(subparsers: argparse._SubParsersAction[_Parser]) -> None:

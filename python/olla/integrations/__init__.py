@@ -1,1 +1,1 @@
-"""olla inside other people's trainers and exporters: one module each, which imports theirs only when it is used."""
+"""Adapters for other people's packages: one module each, which imports theirs only when it is used."""
