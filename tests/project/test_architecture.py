@@ -45,6 +45,7 @@ PYTORCH = {
     "pytorch.checks": "",
     "pytorch.capture": "graph pytorch.guards pytorch.checks",
     "pytorch.memory": "base graph plan layout planner",
+    "pytorch.lengths": "",
     "pytorch.program": "graph plan layout chunk pytorch.checks pytorch.capture pytorch.memory",
 }
 INDUCTOR = {
