@@ -127,13 +127,13 @@ PyObject* open_loop(PyObject*, PyObject* shared) {
 
 PyObject* plan_loop(PyObject*, PyObject* args) {
   long long arena_bytes = 0, alignment = 0;
-  Py_buffer first, bytes, offset, held;
-  if (!PyArg_ParseTuple(args, "LLy*y*y*y*", &arena_bytes, &alignment, &first, &bytes, &offset, &held)) return nullptr;
+  Py_buffer first, bytes, offset, held, least;
+  if (!PyArg_ParseTuple(args, "LLy*y*y*y*y*", &arena_bytes, &alignment, &first, &bytes, &offset, &held, &least)) return nullptr;
   PyObject* const result = guarded([&]() -> PyObject* {
-    memory().plan_loop({arena_bytes, alignment, copied(first), copied(bytes), copied(offset), copied(held)});
+    memory().plan_loop({arena_bytes, alignment, copied(first), copied(bytes), copied(offset), copied(held), copied(least)});
     Py_RETURN_NONE;
   });
-  for (Py_buffer* buffer : {&first, &bytes, &offset, &held}) PyBuffer_Release(buffer);
+  for (Py_buffer* buffer : {&first, &bytes, &offset, &held, &least}) PyBuffer_Release(buffer);
   return result;
 }
 
@@ -192,7 +192,7 @@ PyMethodDef methods[] = {
     {"abandon", abandon, METH_NOARGS, "End the step that this thread has open, if any."},
     {"release", release, METH_NOARGS, "Give kept arenas back."},
     {"open_loop", open_loop, METH_O, "open_loop(shared)"},
-    {"plan_loop", plan_loop, METH_VARARGS, "plan_loop(arena_bytes, alignment, first, bytes, offset, held)"},
+    {"plan_loop", plan_loop, METH_VARARGS, "plan_loop(arena_bytes, alignment, first, bytes, offset, held, least)"},
     {"loop_counters", loop_counters, METH_NOARGS, "Return what happened since the last call, as deactivate does."},
     {"loop_row", loop_row, METH_NOARGS,
      "Return the kind of the last iteration and int64 rows of offset, end, kind found in the arena."},

@@ -27,6 +27,11 @@ struct Plan {
   std::vector<Bytes> bytes;         // of each request
   std::vector<Offset> offset;       // of each request, kNotInArena where the default allocator answers
   std::vector<Bytes> held{};        // of a loop: what is in use of the arena when the first request of op v comes
+  std::vector<Bytes> least{};       // of a loop: request k may be as small as least[k]; empty: all are as large as bytes[k]
+
+  // Whether the size of a request differs from one iteration to another, and whether one of this size may take its place.
+  bool varies(std::int64_t k) const { return !least.empty() && least[k] < bytes[k]; }
+  bool fits(std::int64_t k, Bytes size) const { return size == bytes[k] || (varies(k) && size >= least[k] && size < bytes[k]); }
 
   OpId num_ops() const { return static_cast<OpId>(first.size()) - 1; }
 
@@ -45,12 +50,16 @@ struct Plan {
     if (bytes.size() != num_requests || offset.size() != num_requests)
       fail("num_bytes has " + std::to_string(bytes.size()) + " and offsets has " + std::to_string(offset.size()) +
            " entries, expected " + std::to_string(num_requests) + ", the last of op_offset");
+    if (!least.empty() && least.size() != num_requests)
+      fail("least has " + std::to_string(least.size()) + " entries, expected " + std::to_string(num_requests) + ", as num_bytes");
     for (std::size_t k = 0; k < num_requests; ++k) {
       const auto fail_at = [&](const std::string& what) {
         fail("request " + std::to_string(k) + " of " + std::to_string(bytes[k]) + " bytes at offset " + std::to_string(offset[k]) +
              what);
       };
       if (bytes[k] < 1) fail_at(" asks for nothing");
+      if (!least.empty() && (least[k] < 1 || least[k] > bytes[k]))
+        fail_at(" may be as small as " + std::to_string(least[k]) + ", expected 1 to its size");
       if (offset[k] == kNotInArena) continue;
       if (offset[k] < 0 || offset[k] % alignment != 0) fail_at(" is at no multiple of " + std::to_string(alignment));
       if (bytes[k] > arena_bytes - offset[k]) fail_at(" ends outside the arena of " + std::to_string(arena_bytes) + " bytes");

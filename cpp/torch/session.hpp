@@ -34,6 +34,7 @@ struct Session {
   std::int64_t next = 0;            // first planned request that has not been passed
   bool exact = true;                // all requests of the window came as planned for `row` so far
   Bytes missed = 0;                 // size of the request before, if it was not found in sequence
+  std::vector<Bytes> asked{};       // of a loop: the sizes so far, as long as all came as planned
   std::vector<Slots::Held> held{};  // of a loop: blocks in the arena when the first request of the window came
   Plan plan{};
   Arena* arena = nullptr;
@@ -46,6 +47,7 @@ struct Session {
     index = 0;
     missed = 0;
     exact = true;
+    asked.clear();
     held.clear();
     row = kNoOp;
     if (recording) recorded.start_op(op);
@@ -76,14 +78,15 @@ struct Session {
 
   // Another op of the plan that begins as this window did and goes on with this size. O(requests so far).
   bool change(Bytes bytes) {
-    const auto begin = plan.bytes.begin();
-    const std::int64_t done = next - plan.first[row];
+    const auto done = static_cast<std::int64_t>(asked.size());
     for (OpId v = 0; v < plan.num_ops(); ++v) {
-      const std::int64_t at = plan.first[v] + done;
-      if (at >= plan.first[v + 1] || plan.bytes[at] != bytes) continue;
-      if (!std::equal(begin + plan.first[v], begin + at, begin + plan.first[row])) continue;
+      const std::int64_t first = plan.first[v];
+      if (first + done >= plan.first[v + 1] || !plan.fits(first + done, bytes)) continue;
+      std::int64_t i = 0;
+      while (i < done && plan.fits(first + i, asked[i])) ++i;
+      if (i < done) continue;
       row = v;
-      next = at;
+      next = first + done;
       return true;
     }
     return false;
@@ -97,16 +100,23 @@ struct Session {
   }
 
   // In a long window the next one of this size may lie far ahead, and going there would pass all between. So a request of another
-  // size counts as one more than planned, unless the one after it shows where the sequence goes on: two sizes in a row.
+  // size counts as one more than planned, unless it is larger than those that its place was planned for, or the one after it shows
+  // where the sequence goes on: two sizes in a row, of which one is always the same.
   std::int64_t find_in_sequence(Bytes bytes, std::int64_t last) {
     const Bytes before = std::exchange(missed, 0);
-    if (next < last && plan.bytes[next] == bytes) return next;
-    if (exact && change(bytes)) return next;
+    if ((next < last && plan.fits(next, bytes)) || (exact && change(bytes))) {
+      if (exact) asked.push_back(bytes);
+      return next;
+    }
     exact = false;
+    if (next < last && plan.varies(next) && bytes > plan.bytes[next]) {
+      ++next;
+      return last;
+    }
     if (before != 0) {
       const std::int64_t end = std::min(last, next + kMaxSkipped);
       for (std::int64_t k = next + 1; k < end; ++k)
-        if (plan.bytes[k] == bytes && plan.bytes[k - 1] == before) return k;
+        if (plan.fits(k, bytes) && plan.fits(k - 1, before) && !(plan.varies(k) && plan.varies(k - 1))) return k;
     }
     missed = bytes;
     return last;

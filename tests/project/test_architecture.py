@@ -46,6 +46,7 @@ PYTORCH = {
     "pytorch.ranks": "graph plan check",
     "pytorch.capture": "graph pytorch.guards pytorch.checks pytorch.ranks",
     "pytorch.memory": "base graph plan layout planner",
+    "pytorch.lengths": "",
     "pytorch.program": "graph plan layout chunk pytorch.checks pytorch.capture pytorch.ranks pytorch.memory",
 }
 INDUCTOR = {

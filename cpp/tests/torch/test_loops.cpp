@@ -61,6 +61,25 @@ TEST(the_requests_of_an_iteration_tell_its_kind) {
   heap.memory.close_loop();
 }
 
+TEST(shorter_iterations_take_the_places_of_the_longest) {
+  Heap heap;
+  heap.memory.open_loop(false);
+  //                                                      varies: request 1, 2 and 4
+  heap.memory.plan_loop(
+      {448, kAlignment, {0, 6}, {10, 40, 40, 20, 60, 30}, {0, 64, 128, 192, 256, 320}, {0}, {10, 1, 1, 20, 5, 30}});
+  CHECK(offsets_of(heap, 0, {10, 40, 40, 20, 60, 30}) == (Offsets{0, 64, 128, 192, 256, 320}));
+  CHECK(offsets_of(heap, 1, {10, 7, 9, 20, 5, 30}) == (Offsets{0, 64, 128, 192, 256, 320}));
+  CHECK_EQ(heap.memory.loop_counters().num_misses, 0);
+  CHECK(offsets_of(heap, 2, {10, 50, 41, 20, 70, 30}) == (Offsets{0, -1, -1, 192, -1, 320}));         // longer than any before
+  CHECK(offsets_of(heap, 3, {10, 7, 9, 99, 20, 5, 30}) == (Offsets{0, 64, 128, -1, 192, 256, 320}));  // 99 was one more
+  CHECK_EQ(heap.memory.loop_counters().num_misses, 4);
+  const Plan bad{64, kAlignment, {0, 1}, {10}, {0}, {0}, {11}};
+  CHECK(contains(message<std::invalid_argument>([&] { heap.memory.plan_loop(bad); }), "may be as small as 11"));
+  const Plan few{64, kAlignment, {0, 1}, {10}, {0}, {0}, {1, 1}};
+  CHECK(contains(message<std::invalid_argument>([&] { heap.memory.plan_loop(few); }), "least has 2 entries, expected 1"));
+  heap.memory.close_loop();
+}
+
 TEST(blocks_found_in_the_arena_tell_the_kind_before_any_request) {
   Heap heap;
   heap.memory.open_loop(false);

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from olla.graph import DeviceProfile, profile_of
 from olla.plan import Link, asked
+from olla.pytorch.lengths.padding import Padding
 from olla.pytorch.step import Step
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def compile(
     updates_may_move: bool = True,
     arena: bool | None = None,
     cache_size: int = 8,
+    buckets: Sequence[int] | None = None,
+    fill: Mapping[str, float] | None = None,
     cuda_graph: bool = False,
     disk_cache: bool = True,
     budget: int | str | None = None,
@@ -81,6 +84,10 @@ def compile(
         cache_size: captures to keep, the latest used. A batch of other shapes or types, and another value of whatever
             the step reads from Python (a mode, a number in a closure, a hook, a setting of the optimizer, but not its
             learning rate) need one each.
+        buckets: lengths that batches are padded to, along dimension 1, so that a capture each serves batches of all
+            lengths: the next bucket's; longer batches stay as they are. See docs/lengths.md for what that changes.
+        fill: with buckets: entry of the batch (a dict) -> the value that it is padded with, as ``{"input_ids": 0,
+            "attention_mask": 0, "labels": -100}``. Other entries stay as they are.
         cuda_graph: whether to capture the planned step in a CUDA graph and to replay that: from the third call on, and
             anew when a learning rate changes, unless that is a tensor on the GPU. Built, not measured.
         disk_cache: whether plans and recorded requests are kept on disk and found there again by later processes that
@@ -115,7 +122,8 @@ def compile(
     Raises:
         ReplayError: the model is elsewhere than ``device``, or not on a GPU with ``cuda_graph=True``.
         BudgetError: the budget is no number of bytes. A call of the step raises it where nothing fits the budget.
-        ValueError: cache_size is below 1, an option of the budget is out of its range, or the method or checks unknown.
+        ValueError: cache_size is below 1, buckets are no lengths or lack ``fill``, an option of the budget is out of
+            its range, or the method or checks unknown.
 
     Example:
         >>> import torch, olla
@@ -149,6 +157,7 @@ def compile(
         goal,
         swapping,
         checks,
+        None if buckets is None and fill is None else Padding(buckets or (), fill or {}),
     )
     if kernels == "torch":
         return Step(*arguments)

@@ -1,4 +1,8 @@
-"""The kinds of iterations that a loop makes: each is laid out once its requests repeat, all of them in one arena."""
+"""The kinds of iterations that a loop makes: each is laid out once its requests repeat, all of them in one arena.
+
+Iterations on batches of several lengths are one kind: they make as many requests, freed at the same points, of other
+sizes. Their plan is for the largest size of each request that was seen, and serves all that are no larger.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import numpy.typing as npt
 
 from olla.layout import rounded_up
 from olla.layout.requests import NEVER, Placed, Trace
+from olla.pytorch.memory.pattern import Pattern, repeated
 from olla.pytorch.memory.replay import Iteration, Replay, Table
 
 Int64 = npt.NDArray[np.int64]
@@ -18,6 +23,8 @@ _MAX_KINDS = 8
 _MAX_PLANS = 4  # of one kind: its places may have to give way to blocks that others leave behind
 _SMALL = 0.0005  # of the bytes of an iteration
 _MAX_UNSEEN = 1000  # iterations, then a kind is forgotten and its memory with it
+_LARGE = 0.9  # of the bytes of a kind: an iteration that asks for less does not keep the memory of the longest
+_MAX_GROWN = 4  # times that a kind is laid out at once for a longer iteration; after that it waits for 2, 4, 8, ...
 
 
 @dataclass
@@ -25,6 +32,7 @@ class _Seen:
     """An iteration that no plan fits; its requests are in the recording under its number."""
 
     number: int
+    num_requests: int
     held: Int64  # rows of offset, end, kind: blocks in the arena when its first request came
 
 
@@ -34,12 +42,27 @@ class _Kind:
     held_bytes: int  # of the arena, when its first request comes
     taken: Int64  # rows of begin and end: where other kinds' blocks were found so far
     last_seen: int
+    last_large: int  # when it asked for about as many bytes as there are places for
+    pattern: Pattern | None  # what the places are for; None: they were read from a file, and sizes do not vary
     num_seen: int = 0
     num_plans: int = 1
+    num_grown: int = 0
+    num_longer: int = 0  # iterations that it was too small for since it grew last
+    longest: Pattern | None = None  # of all of them
 
     @property
     def key(self) -> bytes:
         return self.placed.num_bytes.tobytes()
+
+    @property
+    def least(self) -> Int64:
+        """int64[m]: the smallest sizes that take the places."""
+        return self.placed.num_bytes if self.pattern is None else self.pattern.least
+
+    def takes(self, num_bytes: Int64) -> bool:
+        """Whether the places are for requests of these sizes."""
+        most = self.placed.num_bytes
+        return len(most) == len(num_bytes) and bool(np.all((self.least <= num_bytes) & (num_bytes <= most)))
 
 
 class Kinds:
@@ -60,7 +83,7 @@ class Kinds:
         self._time_limit = time_limit
         self._seed = seed
         self._kinds = (
-            [] if placed is None else [_Kind(placed, 0, np.zeros((0, 2), np.int64), 0)]
+            [] if placed is None else [_Kind(placed, 0, np.zeros((0, 2), np.int64), 0, 0, None)]
         )  # those with the largest load first
         self._seen: dict[bytes, _Seen] = {}
         self.num_plans = len(self._kinds)
@@ -88,38 +111,46 @@ class Kinds:
         """The plan of the kind that came most often."""
         return max(self._kinds, key=lambda kind: kind.num_seen).placed if self._kinds else None
 
-    def table(self) -> tuple[Table, Int64]:
-        """Return all plans, one as one op, and the bytes that each expects in use when its iteration begins."""
+    def table(self) -> tuple[Table, Int64, Int64]:
+        """Return all plans, one as one op, the bytes that each expects in use when its iteration begins, and the
+        smallest size of each request."""
         placed = [kind.placed for kind in self._kinds]
         op_offset = np.cumsum([0, *(len(p.num_bytes) for p in placed)], dtype=np.int64)
         sizes, offsets = (np.concatenate(c) for c in ([p.num_bytes for p in placed], [p.offsets for p in placed]))
         held = np.array([kind.held_bytes for kind in self._kinds], dtype=np.int64)
-        return Table(self.arena_bytes, op_offset, sizes, offsets, self._alignment), held
+        least = np.concatenate([kind.least for kind in self._kinds])
+        return Table(self.arena_bytes, op_offset, sizes, offsets, self._alignment), held, least
 
     def restart(self) -> None:
         """Forget what was seen of a recording that has ended."""
         self._seen.clear()
 
-    def fits(self, replay: Replay, number: int, kind: int) -> bool:
-        """Take note of an iteration that went as planned for a kind; its requests are not needed.
+    def fits(self, replay: Replay, number: int, kind: int, num_bytes: int) -> bool:
+        """Take note of an iteration that went as planned for a kind; its requests, of so many bytes, are not needed.
 
         Returns:
-            Whether kinds were forgotten that have not come for long.
+            Whether kinds, or lengths, were forgotten that have not come for long.
         """
-        replay.forget(number)
+        is_shrunk = False
         if kind >= 0:
             found = self._kinds[kind]
             found.last_seen, found.num_seen = number, found.num_seen + 1
             if (before := self._seen.pop(found.key, None)) is not None:
                 replay.forget(before.number)
+            if num_bytes >= _LARGE * found.placed.num_bytes.sum():
+                found.last_large = number
+            is_shrunk = number - found.last_large > _MAX_UNSEEN and self._shrink(
+                found, replay.iteration(number), number
+            )
+        replay.forget(number)
         recent = [k for k in self._kinds if number - k.last_seen <= _MAX_UNSEEN]
         is_old = 0 < len(recent) < len(self._kinds)
         if is_old:
             self._kinds = recent
-        return is_old
+        return is_old or is_shrunk
 
     def learn(self, replay: Replay, number: int, held: Int64) -> bool:
-        """Take note of an iteration that no plan fits, and lay it out if an earlier one made the same requests.
+        """Take note of an iteration that no plan fits, and lay it out if an earlier one was of its kind.
 
         Args:
             replay: has recorded it.
@@ -130,43 +161,107 @@ class Kinds:
             Whether there is a new plan.
         """
         now = replay.iteration(number)
-        key = now.num_bytes.tobytes()
-        kind = next((k for k in self._kinds if k.key == key), None)
+        kind = next((k for k in self._kinds if k.takes(now.num_bytes)), None)
+        if kind is None and (longer := self._longer(now)) is not None:
+            replay.forget(number)
+            return self._grow(*longer, number, held)
+        key = now.num_bytes.tobytes() if kind is None else kind.key
         if not key or (kind is not None and kind.num_plans == _MAX_PLANS):
             replay.forget(number)
             return False
-        before, self._seen[key] = self._seen.pop(key, None), _Seen(number, held)
-        if before is None:
+        before, self._seen[key] = self._seen.pop(key, None), _Seen(number, len(now.num_bytes), held)
+        found = None
+        if before is not None:
+            found = repeated(replay.iteration(before.number), now, same_sizes=kind is None)
+            replay.forget(before.number)
+        elif kind is None and (other := self._other_length(replay, number, now)) is not None:
+            before, found = other
+        if found is None or before is None:
             if len(self._seen) > MAX_SEEN:
                 replay.forget(self._seen.pop(next(iter(self._seen))).number)
             return False
-        found = repeated(replay.iteration(before.number), now)
-        replay.forget(before.number)
-        if found is None:
-            return False
+        if kind is not None and kind.pattern is not None:
+            found = found.joined(kind.pattern)
         del self._seen[key]
         replay.forget(number)
-        own = self._kinds.index(kind) if kind is not None else NEVER
-        taken = np.concatenate([before.held, held])
-        self._plan(found, taken[taken[:, 2] != own, :2], int((held[:, 1] - held[:, 0]).sum()), number, kind)
+        self._plan(found, self._taken(kind, before.held, held), _num_bytes(held), number, kind)
         return True
 
-    def _plan(self, found: Trace, taken: Int64, held_bytes: int, number: int, kind: _Kind | None) -> None:
+    def _other_length(self, replay: Replay, number: int, now: Iteration) -> tuple[_Seen, Pattern] | None:
+        """Return an iteration that no plan fits, and what it has in common with one of another length; forget it."""
+        for key, seen in reversed(self._seen.items()):
+            if seen.number == number or seen.num_requests != len(now.num_bytes):
+                continue
+            before = replay.iteration(seen.number)
+            found = repeated(before, now, same_sizes=False)
+            if found is not None and found.is_compact(self._alignment, before.num_bytes, now.num_bytes):
+                replay.forget(seen.number)
+                del self._seen[key]
+                return seen, found
+        return None
+
+    def _longer(self, now: Iteration) -> tuple[_Kind, Pattern] | None:
+        """Return the kind that an iteration of other sizes belongs to, and that kind with these sizes too."""
+        for kind in self._kinds:
+            if kind.pattern is not None and kind.pattern.is_like(now):
+                so_far = kind.longest or kind.pattern
+                found = so_far.with_sizes(now.num_bytes)
+                if found.is_compact(self._alignment, so_far.trace.num_bytes, now.num_bytes):
+                    return kind, found
+        return None
+
+    def _grow(self, kind: _Kind, longest: Pattern, number: int, held: Int64) -> bool:
+        """Give a kind the places for other lengths, unless that was done often; return whether it was done now."""
+        kind.longest, kind.num_longer = longest, kind.num_longer + 1
+        assert kind.pattern is not None
+        if np.array_equal(longest.trace.num_bytes, kind.pattern.trace.num_bytes):
+            kind.pattern, kind.longest, kind.num_longer = longest, None, 0  # shorter: the places are there
+            return True
+        if kind.num_longer < 2 ** max(0, kind.num_grown - _MAX_GROWN):
+            return False
+        self._seen.pop(kind.key, None)
+        self._replace(kind, longest, self._taken(kind, held), _num_bytes(held), number).num_grown += 1
+        return True
+
+    def _shrink(self, kind: _Kind, now: Iteration, number: int) -> bool:
+        """Give the memory of lengths back that have not come for long; return whether a kind has several."""
+        if kind.pattern is None or not kind.pattern.is_like(now):
+            return False
+        self._replace(kind, kind.pattern.shrunk(now.num_bytes), np.zeros((0, 2), np.int64), kind.held_bytes, number)
+        return True
+
+    def _replace(self, kind: _Kind, pattern: Pattern, taken: Int64, held_bytes: int, number: int) -> _Kind:
+        """Lay a kind out for other sizes: nothing was wrong with its plan."""
+        made = self._plan(pattern, taken, held_bytes, number, kind)
+        made.num_plans = kind.num_plans
+        return made
+
+    def _taken(self, kind: _Kind | None, *held: Int64) -> Int64:
+        """Return rows of begin and end: where blocks of other kinds were found."""
+        own = self._kinds.index(kind) if kind is not None else NEVER
+        rows = np.concatenate(held)
+        return rows[rows[:, 2] != own, :2]
+
+    def _plan(self, found: Pattern, taken: Int64, held_bytes: int, number: int, kind: _Kind | None) -> _Kind:
         kinds = [k for k in self._kinds if k is not kind]
         if len(kinds) == _MAX_KINDS:
             kinds.remove(min(kinds, key=lambda k: k.last_seen))
         taken = merged(taken if kind is None else np.concatenate([kind.taken, taken]), self._alignment)
-        if kinds:
-            found = _without_small(found)
-        load = found.load_bytes(self._alignment) + int((taken[:, 1] - taken[:, 0]).sum())
-        fixed = _answers(kinds, found.num_bytes, held_bytes, load)
-        made = _Kind(
-            found.place(self._alignment, self._time_limit, self._seed, taken, fixed), held_bytes, taken, number
-        )
+        trace = _without_small(found.trace) if kinds else found.trace
+        load = trace.load_bytes(self._alignment) + int((taken[:, 1] - taken[:, 0]).sum())
+        fixed = _answers(kinds, trace.num_bytes, held_bytes, load)
+        placed = trace.place(self._alignment, self._time_limit, self._seed, taken, fixed)
+        made = _Kind(placed, held_bytes, taken, number, number, found)
         if kind is not None:
             made.num_seen, made.num_plans = kind.num_seen, kind.num_plans + 1
+            made.num_grown = kind.num_grown
         self.num_plans += 1
         self._kinds = sorted([*kinds, made], key=lambda k: -k.placed.load_bytes)
+        return made
+
+
+def _num_bytes(held: Int64) -> int:
+    return int((held[:, 1] - held[:, 0]).sum())
 
 
 def _answers(kinds: list[_Kind], num_bytes: Int64, held_bytes: int, load_bytes: int) -> Int64:
@@ -183,32 +278,12 @@ def _answers(kinds: list[_Kind], num_bytes: Int64, held_bytes: int, load_bytes: 
     done = 0
     for k in [*first, *ahead] if first else []:
         n = min(len(num_bytes), len(k.placed.num_bytes))
-        alike = int(np.argmin(np.append(k.placed.num_bytes[:n] == num_bytes[:n], False)))
+        fits = (k.least[:n] <= num_bytes[:n]) & (num_bytes[:n] <= k.placed.num_bytes[:n])
+        alike = int(np.argmin(np.append(fits, False)))
         if alike > done:
             offsets[done:alike] = k.placed.offsets[done:alike]
             done = alike
     return offsets
-
-
-def repeated(before: Iteration, after: Iteration) -> Trace | None:
-    """Return the requests of two iterations of a loop if these are the same, and freed inside them alike.
-
-    Args:
-        before: may be any number of iterations earlier.
-        after: the one that ended last.
-
-    Complexity: O(requests).
-    """
-    m = len(before.num_bytes)
-    if m == 0 or not np.array_equal(before.num_bytes, after.num_bytes):
-        return None
-    inside = before.freed_inside
-    if not np.array_equal(inside, after.freed_inside):
-        return None
-    # What iterations between the two freed was alive to the end of the first, and is gone when the second begins.
-    crossing = np.where(before.freed_at < 0, NEVER, m + np.maximum(before.freed_at - after.start, 0))
-    within = np.maximum(before.freed_at - before.start, after.freed_at - after.start)
-    return Trace(after.num_bytes, np.where(inside, within, crossing))
 
 
 def _without_small(found: Trace) -> Trace:

@@ -274,7 +274,8 @@ class Pool:
             self._num_misses += counters.num_misses
             self._missed_bytes += counters.missed_bytes
             fits = counters.missed_bytes <= _DEVIATION * counters.requested_bytes
-        if self._kinds.fits(replay, number, kind) if fits else self._kinds.learn(replay, number, held):
+        num_bytes = counters.requested_bytes
+        if self._kinds.fits(replay, number, kind, num_bytes) if fits else self._kinds.learn(replay, number, held):
             self._note = ""
             self._plan(replay)
         elif not self._kinds and self._kinds.num_seen == MAX_SEEN:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from olla.pytorch.captures import Capture
+    from olla.pytorch.lengths.padding import Padding
     from olla.pytorch.memory.replay import Replay
     from olla.pytorch.ranks.group import Ranks
     from olla.pytorch.runner import Runner
@@ -52,6 +53,7 @@ class Step:
         goal: Goal | None = None,
         swapping: Swapping | None = None,
         checks: str = "run",
+        padding: Padding | None = None,
     ) -> None:
         import torch
 
@@ -74,7 +76,7 @@ class Step:
         self._disk_cache = disk_cache
         self._goal = goal
         self._swapping = swapping
-        self._checks = checks
+        self._checks, self._padding = checks, padding
         self._host = HostMemory(self._device.type)
         self._captures = Captures(cache_size)
         self._ranks: Ranks | None = None  # that run the step together, once it is known that it communicates
@@ -83,14 +85,12 @@ class Step:
         _steps.add(self)
         self._replay: Replay | None = None
         self._note = ""
+        here = self._device
         if cuda_graph and self._device.type != "cuda":
-            raise ReplayError(
-                f"cuda_graph=True needs CUDA, and the model is on {self._device}: move it there, or leave it out"
-            )
-        if device is not None and (wanted := torch.device(device)) != self._device:
-            here = self._device
-            if wanted.type != here.type or wanted.index not in (None, here.index):
-                raise ReplayError(f"the step is meant for {wanted}, and the model is on {here}: move it, then compile")
+            raise ReplayError(f"cuda_graph=True needs CUDA, and the model is on {here}: move it there, or leave it out")
+        wanted = here if device is None else torch.device(device)
+        if wanted.type != here.type or wanted.index not in (None, here.index):
+            raise ReplayError(f"the step is meant for {wanted}, and the model is on {here}: move it, then compile")
 
     def __call__(self, batch: Any) -> Any:
         """Run one step.
@@ -186,6 +186,7 @@ class Step:
         from olla.pytorch.binding import batch_key, flatten
         from olla.pytorch.capture.exclusive import between
 
+        batch = batch if self._padding is None else self._padding.padded(batch)
         leaves, spec = flatten(batch)
         key = batch_key(leaves, spec, self._device.type)
         with between():

@@ -189,17 +189,19 @@ class Replay:
         """
         self._module.open_loop(shared)
 
-    def plan_loop(self, table: Table, held: Int64) -> None:
+    def plan_loop(self, table: Table, held: Int64, least: Int64) -> None:
         """Answer the iterations that follow from an arena. Call it between windows.
 
         Op v of the table is a kind of iteration. The first request of an iteration takes it for the kind that expects
         what is in use of the arena then; one that does not go on so, for the first kind that begins alike and does.
         After that, a request of another size than the next planned one counts as one more than planned, unless it and
-        the one before show where the sequence goes on.
+        the one before show where the sequence goes on. A request larger than its place, where sizes vary, misses that
+        place alone.
 
         Args:
             table: copied.
             held: int64[num_ops], bytes of the arena in use when the first request of a kind comes.
+            least: int64[m], bytes: the smallest size that takes the place of a request; from 1 to its size.
 
         Raises:
             ReplayError: the table does not hold together, this thread is in no loop, or there is no room for the
@@ -207,7 +209,8 @@ class Replay:
             MemoryError: the same, of a CPU's.
             torch.OutOfMemoryError: the same, of a GPU's.
         """
-        self._module.plan_loop(table.arena_bytes, table.alignment, *_arrays(table), np.ascontiguousarray(held))
+        held, least = map(np.ascontiguousarray, (held, least))
+        self._module.plan_loop(table.arena_bytes, table.alignment, *_arrays(table), held, least)
 
     def loop_counters(self) -> Counters:
         """Return what happened in the loop since the last call.

@@ -1,0 +1,130 @@
+"""Run a loop whose batches are of random lengths: as it is, in olla.pool, and through olla.compile with buckets.
+
+    python bench/pytorch/bench_lengths.py --markdown bench/results/pytorch/lengths.md
+
+GPT-2 of 4 layers and 128 channels, 4 sequences of 40 to 99 tokens, AdamW, without dropout. Each way runs in a process
+of its own, in turns. Seconds are those of the processor, captures and plans included: "seconds" for all steps, "rest"
+for the second half of them. Peak is the most that is resident (VmHWM) above what was before the first step. Losses are
+compared with the loop's. Exit status: 0; 1 losses differ by more than is promised, or less than 90 % of the pool's
+bytes were served as planned.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, for bench
+
+import olla
+from bench.pytorch.bench_run import resident_bytes
+from bench.support.harness import Report
+
+WAYS = {"loop": [], "pool": [], "buckets 99": [99], "buckets 72, 99": [72, 99]}
+FILL = {"input_ids": 0, "labels": -100}
+COLUMNS = ["way", "seconds", "of the loop's", "rest", "of the loop's ", "peak MiB", "arena MiB", "served", "captures"]
+COLUMNS += ["largest difference of losses"]
+
+
+def measure(way: str, num_steps: int) -> dict[str, Any]:
+    """Run the loop in this process and return its figures."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        n_layer=4, n_embd=128, n_head=4, vocab_size=1024, use_cache=False, bos_token_id=0, eos_token_id=0
+    )
+    model = transformers.GPT2LMHeadModel(config).eval()
+    optimizer = torch.optim.AdamW(model.parameters())
+    generator = torch.Generator().manual_seed(0)
+    pool = olla.pool() if way == "pool" else None
+    step = None
+    if WAYS[way]:
+        step = olla.compile(
+            model, optimizer=optimizer, loss=lambda m, b: m(**b).loss, disk_cache=False, buckets=WAYS[way], fill=FILL
+        )
+    losses, start, middle = [], time.process_time(), 0.0
+    before = resident_bytes("VmRSS")
+    with pool or contextlib.nullcontext():
+        for i in range(num_steps):
+            if i == num_steps // 2:
+                middle = time.process_time()
+            length = int(torch.randint(40, 100, (1,), generator=generator))
+            tokens = torch.randint(1024, (4, length), generator=generator)
+            batch = {"input_ids": tokens, "labels": tokens}
+            if step is not None:
+                losses.append(float(step(batch)))
+                continue
+            optimizer.zero_grad()
+            loss = model(**batch).loss
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            if pool is not None:
+                pool.step()
+    end = time.process_time()
+    answer = {"seconds": end - start, "rest": end - middle, "losses": losses, "served": None, "captures": None}
+    answer |= {"peak": resident_bytes("VmHWM") - before, "arena": None}
+    if pool is not None:
+        answer |= {"served": pool.report().served, "arena": pool.report().arena_bytes}
+    if step is not None:
+        answer |= {"captures": len(step._captures), "arena": step.report().arena_bytes}
+    return answer
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--num-steps", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--part", choices=WAYS, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.part:
+        print(json.dumps(measure(args.part, args.num_steps)))
+        return 0
+    answers: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+    for _ in range(args.rounds):
+        for way, found in answers.items():
+            command = [sys.executable, __file__, "--part", way, "--num-steps", str(args.num_steps)]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+            if done.returncode != 0:
+                raise SystemExit(f"bench_lengths --part {way} failed with status {done.returncode}")
+            found.append(json.loads(done.stdout.splitlines()[-1]))
+    report = Report("Batches of random lengths, on the CPU", COLUMNS)
+    right = True
+    for way, found in answers.items():
+        first, loop = found[0], answers["loop"]
+        share = [
+            statistics.median(mine[what] / its[what] for mine, its in zip(found, loop, strict=True))
+            for what in ("seconds", "rest")
+        ]
+        seconds = [statistics.median(f[what] for f in found) for what in ("seconds", "rest")]
+        difference = max(abs(a - b) for a, b in zip(first["losses"], loop[0]["losses"], strict=True))
+        served = "" if first["served"] is None else f"{first['served']:.2%}"
+        sizes = ["" if b is None else round(b / 2**20) for b in (first["peak"], first["arena"])]
+        report.rows.append([
+            way, seconds[0], f"{share[0]:.2f}", seconds[1], f"{share[1]:.2f}", *sizes, served,
+            first["captures"] or "", f"{difference:.1e}" if difference else "0 (to the bit)",
+        ])  # fmt: skip
+        right &= difference <= (1e-4 if WAYS[way] else 0) and (way != "pool" or first["served"] >= 0.9)
+    report.summary["threads"] = torch.get_num_threads()
+    report.summary["rounds"] = args.rounds
+    report.print()
+    for path in (args.markdown, args.json):
+        if path is not None:
+            report.save(path)
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
