@@ -2,8 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdlib>
+#include <iterator>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -16,6 +18,7 @@
 namespace olla::replay {
 
 inline constexpr std::int64_t kMaxSkipped = 1000;  // planned requests that a sequence may leave out at once
+inline constexpr std::size_t kContext = 4;         // latest sizes that tell where a sequence goes on
 
 // The call does not fit the state: a window inside a window, a second table, another thread.
 struct StateError : std::logic_error {
@@ -28,13 +31,13 @@ struct Session {
   bool shared = false;       // a loop: with all threads that have no session of their own
   Session* outer = nullptr;  // of the same thread: a loop that waits until this step is over
   OpId num_ops = 0;
-  OpId op = kNoOp;                  // whose window is open; of a loop the number of the iteration
-  OpId row = kNoOp;                 // the op of the plan that the window follows; kNoOp: no request of a loop has told so far
-  std::int32_t index = 0;           // of its next request
-  std::int64_t next = 0;            // first planned request that has not been passed
-  bool exact = true;                // all requests of the window came as planned for `row` so far
-  Bytes missed = 0;                 // size of the request before, if it was not found in sequence
-  std::vector<Slots::Held> held{};  // of a loop: blocks in the arena when the first request of the window came
+  OpId op = kNoOp;                       // whose window is open; of a loop the number of the iteration
+  OpId row = kNoOp;                      // the op of the plan that the window follows; kNoOp: no request of a loop has told so far
+  std::int32_t index = 0;                // of its next request
+  std::int64_t next = 0;                 // first planned request that has not been passed
+  bool exact = true;                     // all requests of the window came as planned for `row` so far
+  std::array<Bytes, kContext> recent{};  // sizes of the latest requests of a loop's window, the last one at the end
+  std::vector<Slots::Held> held{};       // of a loop: blocks in the arena when the first request of the window came
   Plan plan{};
   Arena* arena = nullptr;
   Counters counters{};
@@ -44,7 +47,7 @@ struct Session {
   void enter(OpId entered) {
     op = entered;
     index = 0;
-    missed = 0;
+    recent.fill(0);
     exact = true;
     held.clear();
     row = kNoOp;
@@ -97,19 +100,39 @@ struct Session {
   }
 
   // In a long window the next one of this size may lie far ahead, and going there would pass all between. So a request of another
-  // size counts as one more than planned, unless the one after it shows where the sequence goes on: two sizes in a row.
+  // size counts as one more than planned, unless it and those before it show where the sequence goes on. O(kMaxSkipped).
   std::int64_t find_in_sequence(Bytes bytes, std::int64_t last) {
-    const Bytes before = std::exchange(missed, 0);
+    std::ranges::rotate(recent, recent.begin() + 1);
+    recent.back() = bytes;
     if (next < last && plan.bytes[next] == bytes) return next;
     if (exact && change(bytes)) return next;
     exact = false;
-    if (before != 0) {
-      const std::int64_t end = std::min(last, next + kMaxSkipped);
-      for (std::int64_t k = next + 1; k < end; ++k)
-        if (plan.bytes[k] == bytes && plan.bytes[k - 1] == before) return k;
-    }
-    missed = bytes;
-    return last;
+    return find_alike(last);
+  }
+
+  // The planned request that ends the longest run of sizes like the latest ones, two or more, and of those the nearest. It may lie
+  // behind: a run that occurs several times can lead too far ahead, and the requests that follow tell. It may belong to another op,
+  // where that has a longer one. Or `last`: none.
+  std::int64_t find_alike(std::int64_t last) {
+    const std::int64_t done = next - plan.first[row];
+    std::int64_t found = last, longest = 1, nearest = 0;
+    const auto search = [&](OpId v) {
+      const std::int64_t begin = plan.first[v], expected = begin + done;
+      const std::int64_t before = longest, end = std::min(plan.first[v + 1], expected + kMaxSkipped);
+      for (std::int64_t k = std::max(begin, expected - kMaxSkipped); k < end; ++k) {
+        const auto planned = std::make_reverse_iterator(plan.bytes.begin() + k + 1);
+        const auto most = std::min<std::int64_t>(kContext, k + 1 - begin);
+        const auto alike = std::mismatch(planned, planned + most, recent.rbegin()).first - planned;
+        const std::int64_t distance = std::abs(k - expected);
+        if (alike <= before || alike < longest || (alike == longest && distance >= nearest)) continue;
+        found = k, longest = alike, nearest = distance, row = v;
+      }
+    };
+    const OpId own = row;
+    search(own);
+    for (OpId v = 0; v < plan.num_ops(); ++v)
+      if (v != own) search(v);
+    return found;
   }
 };
 
