@@ -61,6 +61,7 @@ MAY_IMPORT = {
     **INDUCTOR,
     "inductor": " ".join(["base graph plan planner", *INDUCTOR]),
     "fit": "base graph plan planner pytorch.capture",
+    "integrations": "pytorch inductor report",
     "cli": "base graph plan layout check picture planner report fit pytorch.capture olla",
     "olla": " ".join([*PLANNING, "fit pytorch.capture pytorch inductor"]),  # the public face
     "__main__": "cli",

@@ -18,5 +18,8 @@ MODULES = [
 def test_examples_give_what_they_show(name: str) -> None:
     if name.startswith("olla.pytorch"):
         pytest.importorskip("torch")
+    if name == "olla.integrations.transformers":
+        pytest.importorskip("transformers")
+        pytest.importorskip("accelerate")
     result = doctest.testmod(importlib.import_module(name))
     assert result.failed == 0

@@ -1,0 +1,1 @@
+"""olla inside other projects: a module each, which imports that project."""
