@@ -2,8 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdlib>
+#include <iterator>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -16,6 +18,7 @@
 namespace olla::replay {
 
 inline constexpr std::int64_t kMaxSkipped = 1000;  // planned requests that a sequence may leave out at once
+inline constexpr std::size_t kContext = 4;         // latest sizes that tell where a sequence goes on
 
 // The call does not fit the state: a window inside a window, a second table, another thread.
 struct StateError : std::logic_error {
@@ -28,14 +31,14 @@ struct Session {
   bool shared = false;       // a loop: with all threads that have no session of their own
   Session* outer = nullptr;  // of the same thread: a loop that waits until this step is over
   OpId num_ops = 0;
-  OpId op = kNoOp;                  // whose window is open; of a loop the number of the iteration
-  OpId row = kNoOp;                 // the op of the plan that the window follows; kNoOp: no request of a loop has told so far
-  std::int32_t index = 0;           // of its next request
-  std::int64_t next = 0;            // first planned request that has not been passed
-  bool exact = true;                // all requests of the window came as planned for `row` so far
-  Bytes missed = 0;                 // size of the request before, if it was not found in sequence
-  std::vector<Bytes> asked{};       // of a loop: the sizes so far, as long as all came as planned
-  std::vector<Slots::Held> held{};  // of a loop: blocks in the arena when the first request of the window came
+  OpId op = kNoOp;                       // whose window is open; of a loop the number of the iteration
+  OpId row = kNoOp;                      // the op of the plan that the window follows; kNoOp: no request of a loop has told so far
+  std::int32_t index = 0;                // of its next request
+  std::int64_t next = 0;                 // first planned request that has not been passed
+  bool exact = true;                     // all requests of the window came as planned for `row` so far
+  std::array<Bytes, kContext> recent{};  // sizes of the latest requests of a loop's window, the last one at the end
+  std::vector<Bytes> asked{};            // of a loop: the sizes so far, as long as all came as planned
+  std::vector<Slots::Held> held{};       // of a loop: blocks in the arena when the first request of the window came
   Plan plan{};
   Arena* arena = nullptr;
   Counters counters{};
@@ -45,7 +48,7 @@ struct Session {
   void enter(OpId entered) {
     op = entered;
     index = 0;
-    missed = 0;
+    recent.fill(0);
     exact = true;
     asked.clear();
     held.clear();
@@ -100,10 +103,11 @@ struct Session {
   }
 
   // In a long window the next one of this size may lie far ahead, and going there would pass all between. So a request of another
-  // size counts as one more than planned, unless it is larger than those that its place was planned for, or the one after it shows
-  // where the sequence goes on: two sizes in a row, of which one is always the same.
+  // size counts as one more than planned, unless it is larger than those that its place was planned for, or it and those before it
+  // show where the sequence goes on. O(kMaxSkipped).
   std::int64_t find_in_sequence(Bytes bytes, std::int64_t last) {
-    const Bytes before = std::exchange(missed, 0);
+    std::ranges::rotate(recent, recent.begin() + 1);
+    recent.back() = bytes;
     if ((next < last && plan.fits(next, bytes)) || (exact && change(bytes))) {
       if (exact) asked.push_back(bytes);
       return next;
@@ -113,13 +117,33 @@ struct Session {
       ++next;
       return last;
     }
-    if (before != 0) {
-      const std::int64_t end = std::min(last, next + kMaxSkipped);
-      for (std::int64_t k = next + 1; k < end; ++k)
-        if (plan.fits(k, bytes) && plan.fits(k - 1, before) && !(plan.varies(k) && plan.varies(k - 1))) return k;
-    }
-    missed = bytes;
-    return last;
+    return find_alike(last);
+  }
+
+  // The planned request that ends the longest run of sizes like the latest ones, two or more of which one is always the same, and
+  // of those the nearest. It may lie behind: a run that occurs several times can lead too far ahead, and the requests that follow
+  // tell. It may belong to another op, where that has a longer one. Or `last`: none.
+  std::int64_t find_alike(std::int64_t last) {
+    const std::int64_t done = next - plan.first[row];
+    std::int64_t found = last, longest = 1, nearest = 0;
+    const auto search = [&](OpId v) {
+      const std::int64_t begin = plan.first[v], expected = begin + done;
+      const std::int64_t before = longest, end = std::min(plan.first[v + 1], expected + kMaxSkipped);
+      for (std::int64_t k = std::max(begin, expected - kMaxSkipped); k < end; ++k) {
+        const auto most = std::min<std::int64_t>(kContext, k + 1 - begin);
+        std::int64_t alike = 0;
+        bool is_known = false;  // by a size that is always the same
+        for (; alike < most && plan.fits(k - alike, recent[kContext - 1 - alike]); ++alike) is_known |= !plan.varies(k - alike);
+        const std::int64_t distance = std::abs(k - expected);
+        if (!is_known || alike <= before || alike < longest || (alike == longest && distance >= nearest)) continue;
+        found = k, longest = alike, nearest = distance, row = v;
+      }
+    };
+    const OpId own = row;
+    search(own);
+    for (OpId v = 0; v < plan.num_ops(); ++v)
+      if (v != own) search(v);
+    return found;
   }
 };
 

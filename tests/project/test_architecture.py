@@ -63,7 +63,7 @@ MAY_IMPORT = {
     **INDUCTOR,
     "inductor": " ".join(["base graph plan planner", *INDUCTOR]),
     "fit": "base graph plan planner pytorch.capture",
-    "integrations": "base graph plan layout pytorch",
+    "integrations": "base graph plan layout report pytorch inductor",
     "scale": "base graph plan planner report",
     "cli": "base graph plan layout check picture planner report fit scale pytorch.capture integrations olla",
     "olla": " ".join([*PLANNING, "fit pytorch.capture pytorch inductor integrations"]),  # the public face

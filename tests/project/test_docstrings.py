@@ -21,5 +21,7 @@ def test_examples_give_what_they_show(name: str) -> None:
     package = name.removeprefix("olla.integrations.")
     if package != name:  # named after the package it is for
         pytest.importorskip(package)
+    if package == "transformers":
+        pytest.importorskip("accelerate")
     result = doctest.testmod(importlib.import_module(name))
     assert result.failed == 0

@@ -41,6 +41,26 @@ TEST(a_sequence_goes_on_after_a_request_more_or_less) {
   CHECK(heap.lent.empty());
 }
 
+TEST(a_sequence_that_went_on_too_far_ahead_comes_back) {
+  Heap heap;
+  heap.memory.open_loop(false);
+  heap.memory.plan_loop({512, kAlignment, {0, 8}, {10, 20, 30, 40, 50, 20, 40, 60}, {0, 64, 128, 192, 256, 320, 384, 448}, {0}});
+  // 30 was left out: 20 and 40 follow each other much later, and 50 tells that it was here.
+  CHECK(offsets_of(heap, 0, {10, 20, 40, 50, 20, 40, 60}) == (Offsets{0, 64, 384, 256, 320, -1, 448}));
+  CHECK_EQ(heap.memory.loop_counters().num_misses, 1);
+  heap.memory.close_loop();
+  CHECK(heap.lent.empty());
+}
+
+TEST(two_requests_in_a_row_tell_the_kind_of_an_iteration_that_began_otherwise) {
+  Heap heap;
+  heap.memory.open_loop(false);
+  heap.memory.plan_loop({512, kAlignment, {0, 4, 8}, {10, 20, 30, 40, 10, 50, 60, 70}, {0, 64, 128, 192, 0, 64, 128, 256}, {0, 0}});
+  CHECK(offsets_of(heap, 0, {99, 50, 60, 70}) == (Offsets{-1, -1, 128, 256}));
+  CHECK_EQ(heap.memory.loop_row().first, 1);
+  heap.memory.close_loop();
+}
+
 TEST(the_requests_of_an_iteration_tell_its_kind) {
   Heap heap;
   heap.memory.open_loop(false);

@@ -1,0 +1,195 @@
+"""olla in the Trainer of transformers: a callback, and a Trainer whose whole step is planned."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import transformers
+
+from olla.errors import CaptureError
+from olla.pytorch.compile import compile as compile_step
+from olla.pytorch.pool import Pool, PoolReport, pool
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from olla.pytorch.step import Step
+    from olla.report.step import StepReport
+
+_inside = threading.local()  # .pool: of the training that this thread is in, or that an exception ended
+
+
+class OllaCallback(transformers.TrainerCallback):
+    """Plan the memory of a Trainer, which stays as it is: ``Trainer(..., callbacks=[OllaCallback()])``.
+
+    Without arguments the loop runs in ``olla.pool``: every allocation at its planned address. With a goal, or
+    ``compile=True``, the model is compiled with the backend "olla" of torch.compile instead, which chooses what is
+    saved for backward. ``TrainingArguments(torch_compile=True)`` is compiled by that backend then.
+
+    Args:
+        budget: bytes, or text such as ``"16GB"``, for a compiled forward and backward.
+        max_slowdown: least peak for this share of added time.
+        minimise: ``"peak"``: least peak at whatever time.
+        compile: whether to compile; by default where there is a goal.
+
+    Example:
+        >>> callback = OllaCallback()  # Trainer(..., callbacks=[callback]).train()
+        >>> print(callback.report())
+        None
+    """
+
+    def __init__(
+        self,
+        *,
+        budget: int | str | None = None,
+        max_slowdown: float | None = None,
+        minimise: Literal["peak"] | None = None,
+        compile: bool | None = None,
+    ) -> None:
+        given = {"budget": budget, "max_slowdown": max_slowdown, "minimise": minimise}
+        self._goal: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        if compile is False and self._goal:
+            raise ValueError(
+                f"compile=False leaves {', '.join(self._goal)} without effect: a pool takes no goal; leave one out"
+            )
+        self._compile = bool(self._goal) if compile is None else compile
+        self._pool: Pool | None = None
+        self._settings: AbstractContextManager[Any] | None = None
+
+    def report(self) -> PoolReport | None:
+        """Return what the pool did in the latest training; None before the first one, and where code is compiled."""
+        return None if self._pool is None else self._pool.report()
+
+    def close(self) -> None:
+        """Leave the pool and the settings of a training that an exception ended; the next training does so itself."""
+        if (entered := self._entered()) is not None:
+            _inside.pool = None
+            entered.__exit__(None, None, None)
+        if self._settings is not None:
+            settings, self._settings = self._settings, None
+            settings.__exit__(None, None, None)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        """Enter the pool, or have the model compiled at its first call."""
+        self.close()
+        if not self._compile:
+            if (left := getattr(_inside, "pool", None)) is not None:
+                left.__exit__(None, None, None)
+            entered = pool(args.device)
+            entered.__enter__()
+            _inside.pool = self._pool = entered
+        elif args.torch_compile:
+            from olla import inductor
+
+            self._settings = inductor.enable(**self._goal)
+            self._settings.__enter__()
+        else:
+            model.compile(backend="olla", options=self._goal)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Leave the pool, and the settings of torch.compile."""
+        self.close()
+
+    def _entered(self) -> Pool | None:
+        inside: Pool | None = getattr(_inside, "pool", None)
+        return inside if inside == self._pool else None
+
+    def _step(self, *_: Any, **__: Any) -> None:
+        """End an iteration of the pool: an update, a micro-batch, a batch of an evaluation, its rest, a checkpoint."""
+        if (entered := self._entered()) is not None:
+            entered.step()
+
+    on_step_end = on_substep_end = on_prediction_step = on_evaluate = on_save = _step
+
+
+class OllaTrainer(transformers.Trainer):
+    """The Trainer, with steps that ``olla.compile`` plans: forward, backward, clipping and update in one.
+
+    Callbacks, logs, ``grad_norm``, schedules and checkpoints are the Trainer's. Gradients live inside the step only:
+    a callback finds none. With ``gradient_accumulation_steps`` above 1, forward and backward of each micro-batch are
+    planned, and the Trainer clips and updates.
+
+    Args:
+        args, kwargs: those of ``transformers.Trainer``.
+        olla_options: of ``olla.compile``, such as ``{"max_slowdown": 0.1}``.
+
+    Raises:
+        CaptureError: when training begins: several processes, float16 with its scaler, or a wrapped model; the
+            message says what to change.
+    """
+
+    def __init__(self, *args: Any, olla_options: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        self._options = dict(olla_options or {})
+        self._step: Step | None = None
+        self._norm: torch.Tensor | None = None  # of the gradients of the step that ran last, until it is logged
+        super().__init__(*args, **kwargs)
+
+    def step_report(self) -> StepReport | None:
+        """Return the report of the planned step; None before the first one."""
+        return None if self._step is None else self._step.report()
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Make the accelerator, which gives the norm of a planned step where the Trainer clips."""
+        super().create_accelerator_and_postprocess()
+        clip = self.accelerator.clip_grad_norm_
+
+        def known_or_clip(*args: Any, **kwargs: Any) -> Any:
+            norm, self._norm = self._norm, None
+            return clip(*args, **kwargs) if norm is None else norm
+
+        self.accelerator.clip_grad_norm_ = known_or_clip
+
+    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
+        """Run a planned step on a batch and return its loss; see transformers.Trainer."""
+        model.train()
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # in accelerate's wrapper
+        whole = self.args.gradient_accumulation_steps == 1
+        if self._step is None or self._step.model is not model or (whole and self._step.optimizer is not optimizer):
+            self._refuse(model)
+            self._step = self._planned(model, optimizer if whole else None)
+        batch: dict[str, Any] = {"inputs": dict(self._prepare_inputs(inputs))}
+        if num_items_in_batch is not None:
+            batch["num_items"] = torch.as_tensor(num_items_in_batch)
+        if not whole:
+            loss: torch.Tensor = self._step(batch)
+            return loss.detach()
+        loss, self._norm = self._step(batch)
+        return loss.detach()
+
+    def _planned(self, model: Any, optimizer: torch.optim.Optimizer | None) -> Step:
+        def loss_of(model: Any, batch: dict[str, Any]) -> Any:
+            num_items = batch.get("num_items")
+            loss: Any = self.compute_loss(model, dict(batch["inputs"]), num_items_in_batch=num_items)
+            is_scaled = self.loss_is_scaled_for_ga
+            if is_scaled is None:
+                is_scaled = (
+                    self.model_accepts_loss_kwargs and num_items is not None
+                ) or self.compute_loss_func is not None
+            return loss if is_scaled else loss / self.current_gradient_accumulation_steps
+
+        def step(model: Any, optimizer: Any, batch: dict[str, Any]) -> tuple[Any, Any]:
+            optimizer.zero_grad()
+            loss = loss_of(model, batch)
+            loss.backward()
+            most = self.args.max_grad_norm or float("inf")
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), most)
+            optimizer.step()
+            return loss.detach(), norm
+
+        if optimizer is None:
+            return compile_step(model, loss=loss_of, **self._options)
+        return compile_step(model, optimizer=optimizer, step=step, **self._options)
+
+    def _refuse(self, model: Any) -> None:
+        """Refuse what no captured step can stand for."""
+        remedy = "train with transformers.Trainer, and OllaCallback() for its memory"
+        if self.accelerator.num_processes > 1 or self.args.n_gpu > 1:
+            raise CaptureError(f"OllaTrainer plans one process with one device, not several: {remedy}")
+        if self.accelerator.scaler is not None:
+            raise CaptureError(
+                "OllaTrainer: fp16=True scales gradients by values: use bf16=True, which needs no scaler"
+            )
+        if self.accelerator.unwrap_model(model, keep_torch_compile=False) is not model:
+            raise CaptureError(f"OllaTrainer: the model is wrapped or compiled ({type(model).__name__}): {remedy}")
