@@ -15,6 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TOOLS := $(VENV)/.tools
 PACKAGE := $(VENV)/.package
 GPU_PACKAGE := $(VENV)-gpu/.package
+DOCS_TOOLS := $(VENV)-docs/.tools
 WHEELS := wheelhouse/gpu
 BEGUN := $(shell date +%s)
 # The folders too: their times change when a file is added or removed.
@@ -28,7 +29,7 @@ SHELL := /bin/bash
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test env lint stub-check stubs format cpp-test thread-test py-test cuda-test cuda-coverage slow-test gpu gpu-wheels wheel wheel-test bench bench-native pins clean
+.PHONY: help demo test env lint stub-check stubs format cpp-test thread-test py-test cuda-test cuda-coverage slow-test gpu gpu-wheels wheel wheel-test bench bench-native pins docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -137,6 +138,21 @@ gpu-wheels:  ## what `make gpu` needs on a machine without network, into wheelho
 
 slow-test: $(PACKAGE)  ## the Python tests that take minutes
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+# The site --------------------------------------------------------------------------------------------------------------
+
+docs: $(PACKAGE) $(DOCS_TOOLS)  ## the site, into build/site: a broken link or anchor is an error
+	$(call say,'Site')
+	$(VENV)-docs/bin/python -m sphinx --fail-on-warning --keep-going --quiet --fresh-env -c docs . build/site
+	@echo 'Open build/site/index.html'
+
+# Sphinx imports the package from the environment that has it, which comes behind its own.
+$(DOCS_TOOLS): docs/requirements.txt | $(PACKAGE)
+	$(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/python -m pip --disable-pip-version-check install --quiet --requirement docs/requirements.txt
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$($(VENV)-docs/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/package.pth"
+	@touch $@
 
 # Distribution, benchmarks --------------------------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):  # names may hold what the terminal's encoding does not
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    args = _parser().parse_args(argv)
+    args = make_parser().parse_args(argv)
     try:
         status: int = args.run(args)
         sys.stdout.flush()
@@ -112,7 +112,8 @@ _size = _number(int, 1, 2**40, "a whole number from 1 on")
 _capacity = _number(int, 0, 2**62, "a number of bytes from 0 to 2^62")
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line; `run` of what it parsed is the function to call."""
     parser = _Parser(prog="olla", description="Plan the memory of PyTorch training steps.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
