@@ -16,6 +16,7 @@ TOOLS := $(VENV)/.tools
 PACKAGE := $(VENV)/.package
 GPU_PACKAGE := $(VENV)-gpu/.package
 DOCS_TOOLS := $(VENV)-docs/.tools
+WHEEL_TOOLS := $(VENV)-wheel/.tools
 WHEELS := wheelhouse/gpu
 BEGUN := $(shell date +%s)
 # The folders too: their times change when a file is added or removed.
@@ -156,8 +157,15 @@ $(DOCS_TOOLS): docs/requirements.txt | $(PACKAGE)
 
 # Distribution, benchmarks --------------------------------------------------------------------------------------------
 
-wheel:  ## the wheel, into dist/
-	$(PYTHON) -m pip wheel --no-deps --wheel-dir dist .
+wheel: $(WHEEL_TOOLS)  ## the wheel, into dist/; on Linux with the tag of the oldest systems it runs on; PYTHON=python3.12 for the stable ABI
+	rm -rf build/wheel
+	$(PYTHON) -m pip wheel --no-deps --wheel-dir build/wheel .
+	PATH="$(CURDIR)/$(VENV)-wheel/bin:$$PATH" bash tests/project/wheel_repair.sh build/wheel dist
+
+$(WHEEL_TOOLS): tests/project/requirements-wheel.txt
+	$(PYTHON) -m venv $(VENV)-wheel
+	$(VENV)-wheel/bin/python -m pip --disable-pip-version-check install --quiet --requirement $<
+	@touch $@
 
 wheel-test:  ## build the wheel, install it where no compiler is, plan a graph
 	$(call say,'Wheel in an empty environment')

@@ -1,7 +1,7 @@
 """Settings of the site (`make docs`): Sphinx reads the pages as they stand in the repository.
 
-The source folder is the root of the repository, so links between docs/, bench/results/ and the files beside README.md are
-the same on a forge, in an editor and here. A link to a file that is no page becomes a download.
+The source folder is the root of the repository, so links between docs/, bench/results/ and the files beside README.md
+are the same on a forge, in an editor and here. A link to a file that is no page becomes a download.
 """
 
 import sys

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from olla.base import visible
-from olla.cli import commands, fit
+from olla.cli import commands, completion, fit
 from olla.cli.commands import BAD_INPUT, INTERRUPTED, fail
 from olla.cli.doctor import doctor as run_doctor
 from olla.errors import OllaError
@@ -159,7 +159,18 @@ def make_parser() -> argparse.ArgumentParser:
     show.set_defaults(run=commands.show_plan)
 
     _add_doctor(subparsers)
+    _add_capture(subparsers)
+    _add_fit(subparsers)
+    _add_completion(subparsers, parser)
+    return parser
 
+
+def _add_doctor(subparsers: argparse._SubParsersAction[_Parser]) -> None:
+    about = "Try everything that planning and running steps needs, and say what is missing and how to get it."
+    subparsers.add_parser("doctor", help="try what olla needs", description=about).set_defaults(run=run_doctor)
+
+
+def _add_capture(subparsers: argparse._SubParsersAction[_Parser]) -> None:
     capture = subparsers.add_parser(
         "capture",
         help="write the graph of a PyTorch training step",
@@ -171,13 +182,17 @@ def make_parser() -> argparse.ArgumentParser:
         "-o", "--output", metavar="GRAPH", required=True, help="write the graph there (.json or .json.gz)"
     )
     capture.set_defaults(run=commands.capture_step)
-    _add_fit(subparsers)
-    return parser
 
 
-def _add_doctor(subparsers: argparse._SubParsersAction[_Parser]) -> None:
-    about = "Try everything that planning and running steps needs, and say what is missing and how to get it."
-    subparsers.add_parser("doctor", help="try what olla needs", description=about).set_defaults(run=run_doctor)
+def _add_completion(subparsers: argparse._SubParsersAction[_Parser], whole: _Parser) -> None:
+    parser = subparsers.add_parser(
+        "completion",
+        help="print what a shell needs to complete this command",
+        description="Print a script with which a shell completes commands, options and files of olla. For bash: "
+        'eval "$(olla completion bash)" in ~/.bashrc; zsh: olla completion zsh > a folder of $fpath/_olla.',
+    )
+    parser.add_argument("shell", choices=completion.SHELLS, help="the shell to complete in")
+    parser.set_defaults(run=lambda args: completion.print_completion(args, whole))
 
 
 def _add_fit(subparsers: argparse._SubParsersAction[_Parser]) -> None:
