@@ -71,6 +71,7 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[
         monkeypatch.setattr(transformers, "GPT2Config", config)
         torch.manual_seed(0)
         model = transformers.GPT2LMHeadModel(config())
+        model.loss_type = "ForCausalLM"  # or transformers logs a warning, which breaks compiled graphs
         optimizer = torch.optim.AdamW(model.parameters())
         batches = [{"input_ids": t, "labels": t} for t in torch.randint(50257, (3, 2, 16))]
 
