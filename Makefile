@@ -15,6 +15,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TOOLS := $(VENV)/.tools
 PACKAGE := $(VENV)/.package
 GPU_PACKAGE := $(VENV)-gpu/.package
+DOCS_TOOLS := $(VENV)-docs/.tools
+WHEEL_TOOLS := $(VENV)-wheel/.tools
 WHEELS := wheelhouse/gpu
 BEGUN := $(shell date +%s)
 # The folders too: their times change when a file is added or removed.
@@ -28,7 +30,7 @@ SHELL := /bin/bash
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test env lint stub-check stubs format cpp-test thread-test py-test cuda-test cuda-coverage slow-test gpu gpu-wheels wheel wheel-test bench bench-native pins clean
+.PHONY: help demo test env lint stub-check stubs format cpp-test thread-test py-test cuda-test cuda-coverage slow-test gpu gpu-wheels wheel wheel-test bench bench-native pins docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -138,10 +140,32 @@ gpu-wheels:  ## what `make gpu` needs on a machine without network, into wheelho
 slow-test: $(PACKAGE)  ## the Python tests that take minutes
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
+# The site --------------------------------------------------------------------------------------------------------------
+
+docs: $(PACKAGE) $(DOCS_TOOLS)  ## the site, into build/site: a broken link or anchor is an error
+	$(call say,'Site')
+	$(VENV)-docs/bin/python -m sphinx --fail-on-warning --keep-going --quiet --fresh-env -c docs . build/site
+	@echo 'Open build/site/index.html'
+
+# Sphinx imports the package from the environment that has it, which comes behind its own.
+$(DOCS_TOOLS): docs/requirements.txt | $(PACKAGE)
+	$(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/python -m pip --disable-pip-version-check install --quiet --requirement docs/requirements.txt
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$($(VENV)-docs/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/package.pth"
+	@touch $@
+
 # Distribution, benchmarks --------------------------------------------------------------------------------------------
 
-wheel:  ## the wheel, into dist/
-	$(PYTHON) -m pip wheel --no-deps --wheel-dir dist .
+wheel: $(WHEEL_TOOLS)  ## the wheel, into dist/; on Linux with the tag of the oldest systems it runs on; PYTHON=python3.12 for the stable ABI
+	rm -rf build/wheel
+	$(PYTHON) -m pip wheel --no-deps --wheel-dir build/wheel .
+	PATH="$(CURDIR)/$(VENV)-wheel/bin:$$PATH" bash tests/project/wheel_repair.sh build/wheel dist
+
+$(WHEEL_TOOLS): tests/project/requirements-wheel.txt
+	$(PYTHON) -m venv $(VENV)-wheel
+	$(VENV)-wheel/bin/python -m pip --disable-pip-version-check install --quiet --requirement $<
+	@touch $@
 
 wheel-test:  ## build the wheel, install it where no compiler is, plan a graph
 	$(call say,'Wheel in an empty environment')

@@ -41,6 +41,8 @@ def run(*arguments: str) -> str:
 
 
 def main() -> None:
+    if run("--version") != f"olla {olla.__version__}\n":
+        sys.exit(f"olla --version: expected the version of the package, {olla.__version__}, got {run('--version')!r}")
     graph = build_graph()
     with tempfile.TemporaryDirectory() as folder:
         graph_file, plan_file = str(Path(folder, "graph.json.gz")), str(Path(folder, "plan.json"))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from olla.base import visible
-from olla.cli import commands, fit, many
+from olla.cli import commands, completion, fit, many
 from olla.cli.commands import BAD_INPUT, INTERRUPTED, fail
 from olla.cli.doctor import doctor as run_doctor
 from olla.cli.graphs import add_shapes
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):  # names may hold what the terminal's encoding does not
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    args = _parser().parse_args(argv)
+    args = make_parser().parse_args(argv)
     try:
         status: int = args.run(args)
         sys.stdout.flush()
@@ -122,7 +122,8 @@ _size = _number(int, 1, 2**40, "a whole number from 1 on")
 _capacity = _number(int, 0, 2**62, "a number of bytes from 0 to 2^62")
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line; `run` of what it parsed is the function to call."""
     parser = _Parser(prog="olla", description="Plan the memory of PyTorch training steps.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -153,7 +154,18 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_show(subparsers)
     _add_doctor(subparsers)
+    _add_capture(subparsers)
+    _add_fit(subparsers)
+    _add_completion(subparsers, parser)
+    return parser
 
+
+def _add_doctor(subparsers: argparse._SubParsersAction[_Parser]) -> None:
+    about = "Try everything that planning and running steps needs, and say what is missing and how to get it."
+    subparsers.add_parser("doctor", help="try what olla needs", description=about).set_defaults(run=run_doctor)
+
+
+def _add_capture(subparsers: argparse._SubParsersAction[_Parser]) -> None:
     capture = subparsers.add_parser(
         "capture",
         help="write the graph of a PyTorch training step",
@@ -165,8 +177,6 @@ def _parser() -> argparse.ArgumentParser:
         "-o", "--output", metavar="GRAPH", required=True, help="write the graph there (.json or .json.gz)"
     )
     capture.set_defaults(run=commands.capture_step)
-    _add_fit(subparsers)
-    return parser
 
 
 def _add_plan(subparsers: argparse._SubParsersAction[_Parser]) -> None:
@@ -207,9 +217,15 @@ def _add_show(subparsers: argparse._SubParsersAction[_Parser]) -> None:
     show.set_defaults(run=commands.show_plan)
 
 
-def _add_doctor(subparsers: argparse._SubParsersAction[_Parser]) -> None:
-    about = "Try everything that planning and running steps needs, and say what is missing and how to get it."
-    subparsers.add_parser("doctor", help="try what olla needs", description=about).set_defaults(run=run_doctor)
+def _add_completion(subparsers: argparse._SubParsersAction[_Parser], whole: _Parser) -> None:
+    parser = subparsers.add_parser(
+        "completion",
+        help="print what a shell needs to complete this command",
+        description="Print a script with which a shell completes commands, options and files of olla. For bash: "
+        'eval "$(olla completion bash)" in ~/.bashrc; zsh: olla completion zsh > a folder of $fpath/_olla.',
+    )
+    parser.add_argument("shell", choices=completion.SHELLS, help="the shell to complete in")
+    parser.set_defaults(run=lambda args: completion.print_completion(args, whole))
 
 
 def _add_fit(subparsers: argparse._SubParsersAction[_Parser]) -> None:
