@@ -23,6 +23,7 @@ def patches(
     max_recomputed: float | None = None,
     arena: bool = False,
     chunked_loss: int | str | None = None,
+    segment: bool = False,
 ) -> dict[str, Any]:
     """Return what olla changes in Inductor's configuration, by name.
 
@@ -43,6 +44,7 @@ def patches(
             max_recomputed=max_recomputed,
             foresee=_code_peak_bytes,
             chunked_loss=chunked_loss,
+            segment=bool(segment),
         ),
         **saved_inputs.patches(),
         **inlining.patches(),
@@ -104,6 +106,7 @@ def enable(
     max_recomputed: float | None = None,
     arena: bool = False,
     chunked_loss: int | str | None = None,
+    segment: bool = False,
 ) -> Enabled:
     """Let olla decide what every ``torch.compile`` from now on saves for backward.
 
@@ -127,6 +130,8 @@ def enable(
         chunked_loss: compute large linear layers with their cross-entropy in so many chunks of rows, or "auto": as many
             as bring a chunk of logits to the size of the layer's weight. This changes rounding: gradients of weights
             are sums over chunks.
+        segment: on a GPU, let torch's allocator take what a step has in memory at its peak from the device in one
+            piece before the step first runs. Mostly less is reserved then; see docs/inductor.md.
 
     Returns:
         An object for a ``with`` block that ends it; it may be ignored.
@@ -140,7 +145,7 @@ def enable(
         >>> with olla.inductor.enable(max_slowdown=0.05):
         ...     pass  # torch.compile(model)(batch).backward()
     """
-    settings = patches(budget, max_slowdown, minimise, device, max_recomputed, arena, chunked_loss)
+    settings = patches(budget, max_slowdown, minimise, device, max_recomputed, arena, chunked_loss, segment)
     layer = Enabled(compat.set_config(settings))
     _enabled.set((*_enabled.get(), layer))
     return layer

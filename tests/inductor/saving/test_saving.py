@@ -268,3 +268,28 @@ def test_without_a_goal_a_gpu_runs_no_product_again_and_a_cpu_hardly_longer() ->
     goal, most_again = partition.usual_goal(PROFILES["cpu"], on_cpu=True)
     assert (goal.max_slowdown, most_again) == (0.05, None)
     assert len({patches(**given)["custom_partitioner_fn"].uuid() for given in ({}, {"max_recomputed": 0.0})}) == 2
+
+
+def test_more_flops_never_need_more_memory_and_none_are_beyond_the_limit(model: Joint) -> None:
+    goal = Goal(minimise="peak", device=PROFILES["cpu"])
+    shares = (0.0, 0.002, 0.01, 0.04, 0.2, 1.0)
+    found = [saving.choose(model, goal, share) for share in shares]
+    peaks = [choice.peak_bytes for choice in found]
+    assert peaks == sorted(peaks, reverse=True)
+    assert all(c.recomputed_flops <= s * model.flops.sum() for c, s in zip(found, shares, strict=True))
+
+
+def test_of_small_products_alone_none_that_is_large_may_run_again(model: Joint) -> None:
+    shares = model.flops / model.flops.sum()
+    most = float(np.median(shares[shares > 0]))
+    may = model.without_products(most).rerun != model.without_products().rerun
+    assert may.any()
+    assert (shares[may] <= most).all()
+
+
+def test_a_segment_holds_what_is_alive_at_the_peak_but_for_inputs_and_the_largest_tensors(model: Joint) -> None:
+    choice = saving.choose(model, Goal(minimise="peak", device=PROFILES["cpu"]), 0.0)
+    alive = choice.peak_bytes - model.graph.resident_bytes
+    left_out = alive - choice.segment_bytes
+    assert 0 <= choice.segment_bytes <= alive
+    assert left_out == 0 or left_out > 0.2 * alive

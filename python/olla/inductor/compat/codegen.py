@@ -5,13 +5,14 @@ The rest, and the guard, are in `compat`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
 
 from olla.inductor.compat import fallback
-from olla.inductor.compat.compat import inductor_ir, inductor_settings, private, scheduler_classes, virtualized
+from olla.inductor.compat.compat import devices, inductor_ir, inductor_settings, private, scheduler_classes, virtualized
 
 _OUTER_LOOPS = "OuterLoopFusedSchedulerNode"  # of the CPU backend: kernels that share outer loops
 
@@ -96,6 +97,29 @@ def before_reuse(wrapper: Any, change: Callable[[list[Any]], list[Any]], consequ
     wrapper.run_wrapper_ir_passes = passes
 
 
+def call_in_code(wrapper: Any, origin: str, name: str, maker: str, *, first: bool) -> None:
+    """Let the code of the graph being compiled make an object when it is loaded, and call it in every run.
+
+    Args:
+        wrapper: of that graph; one of another kind than olla knows stays as it is.
+        origin: the import that ``maker`` needs.
+        name: of the object in the code.
+        maker: what makes it.
+        first: before all else that runs; otherwise behind it.
+    """
+    if type(wrapper) is not private(_wrapper_module, "PythonWrapperCodegen"):
+        return
+    usual = wrapper.run_wrapper_ir_passes
+
+    def passes(is_inference: bool) -> None:
+        usual(is_inference)
+        wrapper.add_import_once(origin)
+        wrapper.header.writeline(f"{name} = {maker}")
+        wrapper.lines.insert(0 if first else len(wrapper.lines), f"{name}()")
+
+    wrapper.run_wrapper_ir_passes = passes
+
+
 def memory_planner(wrapper: Any, choose: Callable[[list[Any]], list[Any]]) -> Any:
     """Return Inductor's planner of pools for a wrapper, for the groups of buffers that are chosen among those it finds.
 
@@ -176,3 +200,30 @@ def place_groups(groups: list[Any], offsets: list[int], num_bytes: int, name: st
         group.make_allocation()
         group.allocation.mark_allocated()
         group.allocation.finalize(pool, private("sympy", "Integer")(offset))
+
+
+SEGMENT = "olla_segment"  # its name in generated code, and in `meta` of a graph module: index of the GPU, bytes
+
+
+def note_segment(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, num_bytes: int) -> None:
+    """Note with the halves of a graph on one GPU what its code will ask of an allocator; see `kernels.segment`."""
+    found = [device for device in devices(forward) | devices(backward) if device.type == "cuda"]
+    if len(found) == 1:
+        forward.meta[SEGMENT], backward.meta[SEGMENT] = (found[0].index, num_bytes), (found[0].index, 0)
+
+
+def noted_segment() -> tuple[int, int] | None:
+    """Return the index of the GPU and the bytes noted with the graph that is being compiled, if there are any."""
+    found: tuple[int, int] | None = virtualized.graph.module.meta.get(SEGMENT)
+    return found
+
+
+def uses_cuda_graphs() -> bool:
+    """Whether what is compiled will run as torch's CUDA graphs."""
+    return bool(private("torch._inductor", "config").triton.cudagraphs)
+
+
+def allocator_settings() -> str:
+    """Return the settings of torch's allocator for GPUs, as its environment variable has them."""
+    ask = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
+    return str(ask()) if ask else os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")

@@ -14,7 +14,7 @@ import numpy as np
 
 from olla.errors import CaptureError
 from olla.inductor.compat import compat, fallback, whole
-from olla.inductor.kernels import arena, scheduler
+from olla.inductor.kernels import arena, scheduler, segment
 from olla.inductor.kernels.fused import Storages
 from olla.inductor.kernels.groups import ends
 from olla.inductor.kernels.unfuse import LEAST_GAIN, Unfusing
@@ -187,6 +187,7 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
             scheduler.end_functions(ordered, ends(ordered, taken.graph, taken.order()))
         if self.arena and alone:
             arena.install(name)
+        segment.install()
         return ordered
 
     def _plan(self, nodes: Sequence[Any], name: str) -> _Planned:

@@ -42,6 +42,7 @@ class Joint:
         start_graphs: the same, with other sizes of what pointwise operators make; see `starting`.
         nodes: fx node of op v, in base order: those of forward, then those of backward. None: the tangents arrive.
         tensor: of every fx node that holds one tensor: the graph's tensor, for a view the one it looks at.
+        tensor_bytes: int64[num_tensors].
         split: the first op of backward.
         late: ops before it that backward runs unless their results are saved; nothing in forward needs them.
         seconds, rerun, rerun_seconds, store_seconds, keep_seconds, fusion, unsaved: rules per op; see
@@ -55,6 +56,7 @@ class Joint:
     start_graphs: list[Graph]
     nodes: list[fx.Node | None]
     tensor: dict[fx.Node, int]
+    tensor_bytes: NDArray[np.int64]
     split: int
     late: NDArray[np.int32]
     seconds: NDArray[np.float64]
@@ -82,9 +84,13 @@ class Joint:
         """Return a search over what to save and what to run again."""
         return self._evictor(self.rerun, self.rerun_seconds)
 
-    def without_products(self) -> Joint:
-        """Return the same with no matrix product, convolution or attention that may run again, unless it has to."""
-        never = (self.flops > 0) & (self.unsaved == 0)
+    def without_products(self, most: float = 0.0) -> Joint:
+        """Return the same with no matrix product, convolution or attention that may run again, unless it has to.
+
+        Args:
+            most: those of at most this share of all flops may.
+        """
+        never = (self.flops > most * self.flops.sum()) & (self.unsaved == 0)
         return replace(self, rerun=np.where(never, np.uint8(Rerun.NEVER), self.rerun))
 
     def by_traffic(self) -> Joint:
@@ -343,6 +349,7 @@ def _with_rules(
         start_graphs=[_graph(b, those, outputs) for those in start_sizes],
         nodes=b.nodes,
         tensor=b.tensor,
+        tensor_bytes=sizes,
         split=split,
         late=late,
         seconds=seconds + draw_seconds,

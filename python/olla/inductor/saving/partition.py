@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import fx
 
 from olla.graph import PROFILES, DeviceProfile
-from olla.inductor.compat import compat, fallback
+from olla.inductor.compat import codegen, compat, fallback
 from olla.inductor.compat.inlined import with_calls_inlined
 from olla.inductor.saving import chunked, joint, rebuild, saving, verify
 from olla.plan import Goal
@@ -55,6 +55,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         foresee: tells the peak of the code for forward and backward, of which the first results are not saved; None:
             budgets are held by the plan.
         chunked_loss: chunks of rows for linear layers with their losses, or "auto"; None: they stay whole.
+        segment: let the code for a GPU have torch's allocator take the memory of the step in one piece.
     """
 
     def __init__(
@@ -65,12 +66,14 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         max_recomputed: float | None = None,
         foresee: Callable[[fx.GraphModule, fx.GraphModule, int], int | None] | None = None,
         chunked_loss: int | str | None = None,
+        segment: bool = False,
     ) -> None:
         self.goal = goal
         self.foresee = foresee
         self.device = device
         self.max_recomputed = max_recomputed
         self.chunked_loss = chunked_loss
+        self.segment = segment
         self.choices: list[saving.Choice] | None = None  # one per graph that is divided, where someone wants them
         self.cacheable = True  # whether what this divides may come out of torch's caches, where nobody is warned
         self.planning_seconds = 0.0  # processor time of what torch's partitioner would not have done
@@ -90,6 +93,8 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         gm.graph = divided.joint
         if self.choices is not None:
             self.choices.append(divided.choice)
+        if self.segment:
+            codegen.note_segment(divided.forward, divided.backward, divided.choice.segment_bytes)
         if self.goal is not None:
             self._tell_budget(divided.choice, self.goal)
         return divided.forward, divided.backward
@@ -237,16 +242,17 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
 
     def __getstate__(self) -> object:
         """Return what pickles, a part of Inductor's hashed configuration: what is decided by, not what became of it."""
-        return self.goal, self.device, self.max_recomputed, self.chunked_loss
+        return self.goal, self.device, self.max_recomputed, self.chunked_loss, self.segment
 
-    def __setstate__(self, state: tuple[Goal | None, DeviceProfile | None, float | None, int | str | None]) -> None:
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
         """Begin with nothing divided."""
-        goal, device, max_recomputed, chunked_loss = state
-        Partitioner.__init__(self, goal, device=device, max_recomputed=max_recomputed, chunked_loss=chunked_loss)
+        goal, device, max_recomputed, chunked_loss, segment = state
+        given = {"max_recomputed": max_recomputed, "chunked_loss": chunked_loss, "segment": segment}
+        Partitioner.__init__(self, goal, device=device, **given)
 
     def _identity(self) -> tuple[str, ...]:
         goal = repr(sorted(self.goal.record().items())) if self.goal else "usual"
-        return compat.code_digest(), goal, f"{self.device} {self.max_recomputed} {self.chunked_loss}"
+        return compat.code_digest(), goal, f"{self.device} {self.max_recomputed} {self.chunked_loss} {self.segment}"
 
 
 def usual_goal(device: DeviceProfile, on_cpu: bool) -> tuple[Goal, float | None]:

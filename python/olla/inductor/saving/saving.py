@@ -24,6 +24,8 @@ _NO_LIMIT = 1e9  # seconds
 _RUN_WORK = 800_000  # of the greedy from one start, in runs simulated; it goes on from the lowest peak alone
 _LAST_WORK = 8_000_000
 _NUM_BOUNDS = 16  # kernels at which the lower bound is sought
+_SMALL_SHARES = (0.00125, 0.0025, 0.005, 0.01, 0.02)  # of a step's flops: products that a limit leaves room for
+_LARGE_SHARE = 0.2  # of the bytes at the peak: a tensor of more is taken from the device for itself
 _BOUND_SECONDS = 2.0  # a guard again; a bound that is not found by then is left out
 # Prices of time for the cuts the greedy starts from, as multiples of (bytes all saved) / (seconds of the step).
 _PRICES = 2.0 ** np.arange(-4, 13)
@@ -43,6 +45,7 @@ class Choice:
         saved_peak_bytes: the peak with everything saved.
         lower_bound_bytes: no plan in which kernels run again for as long as in this one, or shorter, has a lower peak,
             by the same model of what is fused; whatever its order within forward and within backward.
+        segment_bytes: what lives at the peak beside inputs and the largest tensors; see `segment_bytes`.
         code_peak_bytes: the peak of the code that Inductor generates for it; None where nobody asked.
     """
 
@@ -53,6 +56,7 @@ class Choice:
     recomputed_flops: int
     saved_peak_bytes: int
     lower_bound_bytes: int
+    segment_bytes: int
     code_peak_bytes: int | None = None
 
     @property
@@ -90,9 +94,8 @@ def choose(joint: Joint, goal: Goal, max_recomputed: float | None = None) -> Cho
         joint = joint.without_products()
     evictor = joint.evictor()
     points = _points(joint, evictor)
-    if max_recomputed:  # so that more flops never need more memory
-        free = joint.without_products()
-        points += _points(free, free.evictor())
+    if max_recomputed:
+        points += _small_products(joint, max_recomputed)
     by_traffic = joint.by_traffic()
     fits = goal.budget_bytes is None or any(point.peak <= goal.budget_bytes for point in points)
     if (goal.minimise or not fits) and by_traffic is not joint:  # time is no matter: measured otherwise, other plans
@@ -100,15 +103,51 @@ def choose(joint: Joint, goal: Goal, max_recomputed: float | None = None) -> Cho
     most_again = math.inf if max_recomputed is None else max_recomputed
     best = _pick(points, joint, evictor, goal, most_again)
     _clear(best, points, joint, evictor, most_again)
+    runs = evictor.runs()
     return Choice(
         peak_bytes=evictor.peak,
         added_seconds=evictor.added_seconds - points[0].added,
         values=evictor.values,
-        runs=evictor.runs(),
+        runs=runs,
         recomputed_flops=_flops_again(joint, evictor),
         saved_peak_bytes=points[0].peak,
-        lower_bound_bytes=_lower_bound(joint, evictor.runs()),
+        lower_bound_bytes=_lower_bound(joint, runs),
+        segment_bytes=segment_bytes(joint, evictor.values, runs),
     )
+
+
+def segment_bytes(joint: Joint, values: Values, runs: Runs) -> int:
+    """Return the bytes alive at the peak, without inputs and without tensors of a fifth of that or more.
+
+    It is what an allocator should take from a device in one piece: the largest tensors fit better into pieces of
+    their own, which they take over from each other.
+    """
+    peak = int(runs.live_bytes.argmax())
+    num_bytes = int(runs.live_bytes[peak]) - joint.graph.resident_bytes
+    num_copies = len(runs.value)
+    made, read = np.full(num_copies, len(runs.op)), np.full(num_copies, -1)
+    for at, (offset, copies) in ((made, runs.makes), (read, runs.reads)):
+        at[copies] = np.repeat(np.arange(len(runs.op)), np.diff(offset))  # of reads the last one stays
+    alive = (made <= peak) & (peak <= read) & (runs.fused == 0)
+    sizes = joint.tensor_bytes[values.tensor[runs.value[alive]]]
+    return max(num_bytes - int(sizes[sizes > _LARGE_SHARE * num_bytes].sum()), 0)
+
+
+def _small_products(joint: Joint, max_recomputed: float) -> list[_Point]:
+    """Return plans in which no product runs again, and what small ones add to the best of them.
+
+    A greedy that may run all again soon takes a large one, and is beyond a low limit. More flops never need more
+    memory: these limits do not depend on what is asked for, and all plans of a lower one are there with a higher one.
+    """
+    free = joint.without_products()
+    points = _points(free, free.evictor())
+    lowest = min(points, key=lambda p: (p.peak, p.added))
+    for most in _SMALL_SHARES:
+        if most <= max_recomputed:
+            evictor = joint.without_products(most).evictor()
+            evictor.reset(lowest.values, lowest.steps)
+            points += _curve(evictor, _LAST_WORK)
+    return points
 
 
 def _lower_bound(joint: Joint, runs: Runs) -> int:

@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from olla.inductor.compat import compat
+from olla.inductor.compat import codegen, compat
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
@@ -110,6 +110,7 @@ _DISPATCHED: dict[str, Callable[..., Any]] = {
     "reinterpret_tensor": _reinterpret,
     "alloc_from_pool": _from_pool,
 }
+_OF_NO_CONCERN = {codegen.SEGMENT: lambda: None}  # what asks a GPU's allocator for memory: nothing lives in it
 _CHECKS = ("assert_size_stride", "assert_alignment")
 
 
@@ -144,7 +145,7 @@ def _watched(key: str, path: str, attrs: Any, kernels: bool) -> types.ModuleType
     module.__dict__.update(attrs or {}, __file__=path, key=key)
     with contextlib.nullcontext() if kernels else compat.patched("AsyncCompile", _NoCompiler):
         exec(compile(Path(path).read_text(), path, "exec"), module.__dict__)
-    module.__dict__.update(attrs or {}, **_DISPATCHED)
+    module.__dict__.update(attrs or {}, **_DISPATCHED, **_OF_NO_CONCERN)
     if not kernels:
         module.__dict__.update(dict.fromkeys(_CHECKS, lambda *_, **__: None))
         module.__dict__["call"] = _with_any_number(module.__dict__["call"])

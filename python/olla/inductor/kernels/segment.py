@@ -1,0 +1,82 @@
+"""What torch's caching allocator takes from a GPU for a compiled step: one piece, not a piece per size.
+
+Its blocks are parts of what it once took from the device for some request. Blocks of two such pieces never become one,
+so what a step frees in many sizes serves no larger request, and memory is taken anew though enough is free. Before
+forward first runs, olla asks for one piece of the bytes that its plan has in memory at the peak, and hands it back to
+the allocator, which then takes the blocks of the step from it. What is larger than a fifth of the whole has a piece of
+its own: it would rarely fit into what is left of the large one. Before forward runs again, an optimizer's state may lie
+in that piece: what is lacking since is one piece, too.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from olla.inductor.compat import codegen, fallback
+from olla.inductor.kernels import scheduler as inductor
+
+_LEAST_BYTES = 20 * 2**20  # up to this the allocator takes pieces for several requests anyway
+_SETTINGS = ("expandable_segments:true", "max_split_size_mb")  # under the first no piece helps; the second wastes it
+_PIECE_BY_PIECE = "torch's allocator takes memory from the device piece by piece"
+
+
+class Segment:
+    """Called by compiled code whenever it runs; it acts in the first two forwards and the first backward.
+
+    Args:
+        device_index: of the GPU.
+        num_bytes: of the piece that the allocator takes; 0: it only gives back what is in no use, so that what comes
+            behind the first backward and stays, as an optimizer's state, does not settle in pieces of the step.
+    """
+
+    def __init__(self, device_index: int, num_bytes: int) -> None:
+        self.device_index, self.num_bytes = device_index, num_bytes
+        self._runs_left = 2 if num_bytes else 1
+
+    def __call__(self) -> None:
+        """Give back what is in no use, and take the piece, as far as the device has that much."""
+        if not self._runs_left or torch.cuda.is_current_stream_capturing():
+            return
+        self._runs_left -= 1
+        try:
+            if _has_pieces():
+                self._take()
+        except Exception as error:
+            fallback.failed(_PIECE_BY_PIECE, error)
+
+    def _take(self) -> None:
+        torch.cuda.empty_cache()  # what compilation took to measure kernels, too
+        reserved_bytes = torch.cuda.memory_reserved(self.device_index)
+        free_bytes = reserved_bytes - torch.cuda.memory_allocated(self.device_index)
+        num_bytes = self.num_bytes - free_bytes  # a second graph of the step shares the piece of the first
+        if not _LEAST_BYTES < num_bytes <= torch.cuda.mem_get_info(self.device_index)[0]:
+            return
+        taken = []
+        while torch.cuda.memory_reserved(self.device_index) == reserved_bytes:  # as long as what is free serves it
+            taken.append(torch.cuda.caching_allocator_alloc(num_bytes, self.device_index))
+        for address in taken:
+            torch.cuda.caching_allocator_delete(address)  # type: ignore[no-untyped-call]
+
+
+def install() -> None:
+    """Let the code of the graph that is being compiled call its segment, where the partitioner noted one."""
+    try:
+        noted = codegen.noted_segment()
+        if noted is None or codegen.uses_cuda_graphs():  # which have memory of their own
+            return
+        device_index, num_bytes = noted
+        codegen.call_in_code(
+            inductor.wrapper(),
+            "from olla.inductor.kernels.segment import Segment",
+            codegen.SEGMENT,
+            f"Segment({device_index}, {num_bytes})",
+            first=num_bytes > 0,
+        )
+    except Exception as error:
+        fallback.failed(_PIECE_BY_PIECE, error)
+
+
+def _has_pieces() -> bool:
+    """Whether requests are served by torch's own allocator, from pieces that it splits."""
+    settings = codegen.allocator_settings().lower().replace(" ", "")
+    return torch.cuda.get_allocator_backend() == "native" and not any(name in settings for name in _SETTINGS)
