@@ -121,7 +121,7 @@ bool PlaceSharing::merge() {
   for (const Place place : places_) {
     const std::vector<Stretch>& own = lifetimes[place];
     shared_.items.push_back({own[0].first, own[0].last, size_[place]});
-    shared_.again.emplace_back(own.begin() + 1, own.end());
+    shared_.later_lives.emplace_back(own.begin() + 1, own.end());
   }
   shared_.load = shared_.bound = std::ranges::max(shared_.section_load);
   return true;

@@ -1,5 +1,5 @@
 // Items of one size that follow each other share one place. A part that repeats itself, however often and in whatever order,
-// becomes a part of few items that live again and again, which the exact search packs.
+// becomes a part of few items with many lifetimes each, which the exact search packs.
 #pragma once
 
 #include <memory>
