@@ -74,7 +74,7 @@ def plan(
 
     Args:
         graph: a `Graph`, the path of a graph file, or a captured step (anything whose `.graph` is a `Graph`).
-        method: "auto", ours: min-cut refinement and branch and bound, then the order program where a gap is left. The
+        method: "auto", ours: min-cut refinement and branch and bound, from several starts where a gap is left. The
             others are there to compare with: "ilp" (OLLA's order program, then its address program), "joint" (order
             and addresses in one program), "model" (MODeL's devices), "roam" (segments at narrow waists, ordered and
             laid out one by one), "smartpool" (the program order; best fit by falling size), "inductor" (the best of

@@ -30,13 +30,13 @@ def training_step() -> Graph:
     return builder.build()
 
 
-def hard_graph() -> Graph:
-    """A graph whose gap stays open for minutes."""
-    random = np.random.default_rng(1)
+def hard_graph(num_ops: int = 120, seed: int = 1) -> Graph:
+    """A graph whose gap stays open, by default for minutes: ops read what any op before them wrote."""
+    random = np.random.default_rng(seed)
     builder = Graph.builder("hard")
     tensors: list[int] = []
-    for v in range(120):
-        reads = random.choice(tensors, size=min(2, len(tensors)), replace=False).tolist() if v >= 20 else []
+    for v in range(num_ops):
+        reads = random.choice(tensors, size=min(2, len(tensors)), replace=False).tolist() if v >= num_ops // 6 else []
         tensors.append(builder.tensor(int(random.integers(1, 1000))))
         builder.op(f"op_{v}", reads=reads, writes=[tensors[-1]])
     return builder.build()

@@ -66,15 +66,15 @@ class Values {
   std::vector<Replays> replays;  // of op v
   // What op v uses and makes: in its own place, or replaying that as a whole; and in another run.
   Form own(OpId v) const { return {reads[v], overwrites[v], makes[v]}; }
-  Form again(OpId v) const {
+  Form rerun(OpId v) const {
     const auto made = rerun_makes[v];
     return {rerun_reads[v], rerun_overwrites[v], replays[v] == kWholeOrFirst ? made.first(1) : made};
   }
   bool rerunnable(OpId v) const { return rerun_makes[v].size() > 0; }
   bool remade(ValueId x) const {  // by its op, when that runs again: all that makes, or the first alone
     if (producer[x] == kNoOp) return false;
-    const auto again = rerun_makes[producer[x]];
-    return !again.empty() && (again.size() == makes[producer[x]].size() || again.front() == x);
+    const auto made = rerun_makes[producer[x]];
+    return !made.empty() && (made.size() == makes[producer[x]].size() || made.front() == x);
   }
 
  private:

@@ -14,7 +14,7 @@ constexpr std::int64_t kUsesPerEntry = 16;  // most of them are no entries: what
 RecomputeChoices::RecomputeChoices(const Graph& graph, const Values& values, const Rules& rules, std::span<const OpId> base,
                                    const Rewrite& plain, Bytes peak, bool prune, std::int64_t max_size)
     : runs(base.size()),
-      steps_again(base.size()),
+      rerun_steps(base.size()),
       lives(values.num_values()),
       around(base.size()),
       graph_(graph),
@@ -48,21 +48,21 @@ void RecomputeChoices::read_base(const Rewrite& plain) {
 }
 
 bool RecomputeChoices::find_runs(std::int64_t max_size) {
-  Marks again(static_cast<OpId>(base_.size()));  // at the step
-  std::int64_t size = 0;                         // uses of what runs again
+  Marks reruns(static_cast<OpId>(base_.size()));  // at the step
+  std::int64_t size = 0;                          // uses of what runs again
   for (Step s = 0; s < static_cast<Step>(base_.size()); ++s) {
     auto& here = runs[s];
     here.push_back({base_[s], false, {}});
-    again.clear();
+    reruns.clear();
     for (std::size_t i = 0; i < here.size(); ++i) {
       const Run run = here[i];
-      if (run.again) size += std::ssize(reads(run)) + std::ssize(overwrites(run)) + 1;
+      if (run.rerun) size += std::ssize(reads(run)) + std::ssize(overwrites(run)) + 1;
       if (size > kUsesPerEntry * max_size) return false;
       for (const auto& list : {reads(run), overwrites(run)}) {
         for (const ValueId x : list) {
-          if (!may_be_missing(x, s) || !again.add(values_.producer[x])) continue;
+          if (!may_be_missing(x, s) || !reruns.add(values_.producer[x])) continue;
           here.push_back({values_.producer[x], true, {}});
-          steps_again[values_.producer[x]].push_back(s);
+          rerun_steps[values_.producer[x]].push_back(s);
         }
       }
     }
@@ -74,7 +74,7 @@ bool RecomputeChoices::find_lives(std::int64_t max_size) {
   const auto num_ops = static_cast<Step>(base_.size());
   auto touch = [&](ValueId x, Step s) {
     const OpId u = values_.producer[x];
-    const bool moves = u != kNoOp && !steps_again[u].empty();  // then even a value without bytes is not always there
+    const bool moves = u != kNoOp && !rerun_steps[u].empty();  // then even a value without bytes is not always there
     if (!graph_.planned(values_.tensor[x]) || (bytes(x) == 0 && !moves)) return;
     auto& steps = lives[x].steps;
     if (steps.empty() || steps.back() != s) steps.push_back(s);
@@ -117,14 +117,14 @@ bool RecomputeChoices::may_be_missing(ValueId x, Step step) const {
 
 // As in rewrite.cpp.
 bool RecomputeChoices::movable(OpId v) const {
-  if (static_cast<Rerun>(rules_.rerun[v]) != Rerun::kWhole || unmovable_[v] != 0 || steps_again[v].empty()) return false;
+  if (static_cast<Rerun>(rules_.rerun[v]) != Rerun::kWhole || unmovable_[v] != 0 || rerun_steps[v].empty()) return false;
   const auto made = values_.makes[v];
   return std::any_of(made.begin(), made.end(), [&](ValueId x) { return !values_.readers[x].empty(); });
 }
 
-const RecomputeChoices::Run* RecomputeChoices::find(OpId op, Step step, bool again) const {
+const RecomputeChoices::Run* RecomputeChoices::find(OpId op, Step step, bool rerun) const {
   for (const Run& run : runs[step]) {
-    if (run.op == op && run.again == again) return &run;
+    if (run.op == op && run.rerun == rerun) return &run;
   }
   return nullptr;
 }

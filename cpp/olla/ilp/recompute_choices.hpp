@@ -18,7 +18,7 @@ class RecomputeChoices {
   };
   struct Run {
     OpId op;
-    bool again;
+    bool rerun;
     Literal runs;
   };
   struct Life {                 // of a value
@@ -34,20 +34,20 @@ class RecomputeChoices {
 
   bool too_large() const { return too_large_; }
 
-  const Run* find(OpId op, Step step, bool again) const;  // nullptr: it does not run there
+  const Run* find(OpId op, Step step, bool rerun) const;  // nullptr: it does not run there
   const Run* find_maker(ValueId x, Step step) const { return remade(x) ? find(values_.producer[x], step, true) : nullptr; }
   bool movable(OpId v) const;    // it need not run in its own place
   bool remade(ValueId x) const;  // something makes it again
-  std::span<const ValueId> reads(const Run& run) const { return run.again ? values_.rerun_reads[run.op] : values_.reads[run.op]; }
+  std::span<const ValueId> reads(const Run& run) const { return run.rerun ? values_.rerun_reads[run.op] : values_.reads[run.op]; }
   std::span<const ValueId> overwrites(const Run& run) const {
-    return run.again ? values_.rerun_overwrites[run.op] : values_.overwrites[run.op];
+    return run.rerun ? values_.rerun_overwrites[run.op] : values_.overwrites[run.op];
   }
-  std::span<const ValueId> makes(const Run& run) const { return run.again ? values_.rerun_makes[run.op] : values_.makes[run.op]; }
+  std::span<const ValueId> makes(const Run& run) const { return run.rerun ? values_.rerun_makes[run.op] : values_.makes[run.op]; }
   bool uses(const Run& run, ValueId x) const { return contains(reads(run), x) || contains(overwrites(run), x); }
   Bytes bytes(ValueId x) const { return graph_.bytes(values_.tensor[x]); }
 
   std::vector<std::vector<Run>> runs;          // at step s, its own op first
-  std::vector<std::vector<Step>> steps_again;  // of op v: where it may run again
+  std::vector<std::vector<Step>> rerun_steps;  // of op v: where it may run again
   std::vector<Life> lives;                     // of value x; nothing is said yet of what is kept
   std::vector<std::vector<ValueId>> around;    // of step s: values that may be kept past it
   std::vector<std::vector<Step>> accesses;     // of value x: steps at which the base order makes or uses it

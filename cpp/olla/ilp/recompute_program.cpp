@@ -62,12 +62,12 @@ void RecomputeProgram::add_runs() {
   Sum added;
   for (auto& runs : choices_.runs) {
     for (Run& run : runs) {
-      const double seconds = run.again ? rules_.rerun_seconds[run.op] : rules_.seconds[run.op];
+      const double seconds = run.rerun ? rules_.rerun_seconds[run.op] : rules_.seconds[run.op];
       run.runs = {-1, 1};
-      if (!run.again && !choices_.movable(run.op)) continue;
+      if (!run.rerun && !choices_.movable(run.op)) continue;
       run.runs = {program_.add_column(time * seconds, 0, 1, true), 0};
       added.add(run.runs, per_second_ * seconds);
-      if (!run.again) offset_seconds_ -= seconds;
+      if (!run.rerun) offset_seconds_ -= seconds;
     }
   }
   if (target_.least_time && target_.added_seconds > 0) {
@@ -82,7 +82,7 @@ void RecomputeProgram::add_runs() {
     if (own.runs.column < 0) continue;
     Sum sum;
     sum.add(own.runs, 1);
-    for (const Step again : choices_.steps_again[own.op]) sum.add(choices_.find(own.op, again, true)->runs, 1);
+    for (const Step step : choices_.rerun_steps[own.op]) sum.add(choices_.find(own.op, step, true)->runs, 1);
     add_row(1, Program::kInfinity, sum);
   }
 }
@@ -93,7 +93,7 @@ void RecomputeProgram::add_lives() {
     auto& [steps, kept] = choices_.lives[x];
     const OpId u = values_.producer[x];
     Step certain = -1;  // kept up to here: nothing makes it again
-    if (u == kNoOp || (choices_.steps_again[u].empty() && !choices_.movable(u))) {
+    if (u == kNoOp || (choices_.rerun_steps[u].empty() && !choices_.movable(u))) {
       for (const Step s : choices_.accesses[x]) {
         if (choices_.runs[s].front().runs.column < 0) certain = s;
       }
@@ -112,7 +112,7 @@ void RecomputeProgram::add_lives() {
       sum.add(kept[j], -1);
       if (j > 0) sum.add(kept[j - 1], 1);
       if (u != kNoOp && choices_.step_of[u] == steps[j]) sum.add(choices_.runs[steps[j]].front().runs, 1);
-      if (const Run* again = choices_.find_maker(x, steps[j])) sum.add(again->runs, 1);
+      if (const Run* maker = choices_.find_maker(x, steps[j])) sum.add(maker->runs, 1);
       add_row(0, Program::kInfinity, sum);
     }
   }
@@ -124,11 +124,11 @@ void RecomputeProgram::add_dependencies(Step s, const Run& run) {
       Sum sum;
       sum.add(run.runs, -1);
       sum.add(kept_before(x, s), 1);
-      if (const Run* again = choices_.find_maker(x, s)) sum.add(again->runs, 1);
+      if (const Run* maker = choices_.find_maker(x, s)) sum.add(maker->runs, 1);
       add_row(0, Program::kInfinity, sum);
     }
   }
-  if (!run.again) return;
+  if (!run.rerun) return;
   Sum sum;  // (c)
   sum.add(run.runs, -1);
   for (const ValueId x : choices_.makes(run)) sum.add(needed(x, s), 1);
@@ -181,12 +181,12 @@ RecomputeProgram::Literal RecomputeProgram::kept_after(ValueId x, Step step) con
 // C: in memory throughout the step. Kept after it, but for what is only made there.
 RecomputeProgram::Literal RecomputeProgram::carried(ValueId x, Step step) {
   const Literal after = kept_after(x, step);
-  const Run* again = choices_.find_maker(x, step);
-  if (again == nullptr || (after.column < 0 && after.value == 0)) return after;
+  const Run* maker = choices_.find_maker(x, step);
+  if (maker == nullptr || (after.column < 0 && after.value == 0)) return after;
   for (const auto& [value, literal] : carried_[step]) {
     if (value == x) return literal;
   }
-  const Literal made = again->runs;
+  const Literal made = maker->runs;
   const Literal literal = derive([=](Answer answer) { return value(after, answer) - value(made, answer); });
   Sum sum;
   sum.add(literal, 1);
@@ -205,7 +205,7 @@ void RecomputeProgram::add_memory(Step s, const Run& run) {  // (f)
   const Run& own = choices_.runs[s].front();
   for (const ValueId x : choices_.around[s]) {
     if (choices_.uses(run, x) || contains(choices_.makes(run), x)) continue;
-    const bool waits = run.again && choices_.uses(own, x);  // for the step's own op
+    const bool waits = run.rerun && choices_.uses(own, x);  // for the step's own op
     sum.add(waits ? kept_before(x, s) : carried(x, s), static_cast<double>(choices_.bytes(x)) / unit_);
   }
   const double least = static_cast<double>(target_.peak) / unit_;
@@ -310,7 +310,7 @@ std::vector<double> RecomputeProgram::encode(const Rewrite& r) const {
   std::vector<double> answer(program_.num_columns(), 0.0);
   for (const auto& run : r.runs) {
     if (run.dead) continue;
-    const Run* found = choices_.find(run.op, run.position, run.again);
+    const Run* found = choices_.find(run.op, run.position, run.rerun);
     if (found == nullptr) return {};
     if (found->runs.column >= 0) answer[found->runs.column] = 1;
   }
@@ -336,10 +336,10 @@ void RecomputeProgram::cut_off(const Rewrite& r, Bytes limit) {
   std::sort(above.begin(), above.end(), [&](RunId a, RunId b) { return r.live[a] != r.live[b] ? r.live[a] > r.live[b] : a < b; });
   if (above.size() > kMostRows) above.resize(kMostRows);
   for (const RunId run : above) {
-    const auto& [op, step, again, replay, dead, in_place] = r.runs[run];
+    const auto& [op, step, rerun, replay, dead, in_place] = r.runs[run];
     const std::pair<Step, OpId> key(step, op);
-    const Run* found = choices_.find(op, step, again);
-    if (again && found != nullptr && std::find(bounded_.begin(), bounded_.end(), key) == bounded_.end()) {
+    const Run* found = choices_.find(op, step, rerun);
+    if (rerun && found != nullptr && std::find(bounded_.begin(), bounded_.end(), key) == bounded_.end()) {
       add_memory(step, *found);
       bounded_.push_back(key);
     }
@@ -356,7 +356,7 @@ void RecomputeProgram::rule_out(const Rewrite& r, RunId run, Bytes limit) {
   };
   for (RunId at = 0; at < r.num_runs(); ++at) {
     if (r.runs[at].position != step || r.runs[at].dead) continue;
-    if (const Run* found = choices_.find(r.runs[at].op, step, r.runs[at].again)) needs(found->runs);
+    if (const Run* found = choices_.find(r.runs[at].op, step, r.runs[at].rerun)) needs(found->runs);
     for (const CopyId c : r.reads_of(at)) {
       if (position(r, r.copies[c].made) < step) needs(kept_before(r.copies[c].value, step));
     }

@@ -69,8 +69,7 @@ bool Portfolio::improve(Bytes enough, Effort& effort, const Stop& stop) {
 
 void Portfolio::find_repetition() {
   base_ = find_base(part_);
-  if (options_.use_place_sharing)
-    sharing_ = PlaceSharing::find(part_, base_, {options_.seed, options_.num_threads, false}, options_.use_peaks);
+  if (options_.use_place_sharing) sharing_ = PlaceSharing::find(part_, base_, {options_.seed, options_.num_threads, false});
   repeats_ = options_.use_beam && Beam::suits(part_) && births_repeat(part_);
 }
 

@@ -13,7 +13,8 @@
 
 namespace olla {
 
-// Improves best and result.bound until they meet, the tree is empty, or a limit is reached.
+// Improves best and result.bound until they meet, the tree is empty (best is optimal), or options.max_nodes or the limits of
+// control are reached. Counts nodes and cuts in result. A minimum cut per op of a conflict at every node.
 void branch_and_bound(const Graph& graph, const OrderOptions& options, Control& control, Schedule& best, OrderResult& result);
 
 }  // namespace olla

@@ -12,9 +12,9 @@ class FlowNetwork {
   static constexpr Node kSource = 0, kSink = 1;
   static constexpr Bytes kInfinite = kMaxBytes + 1;  // above every finite cut
 
-  void reset();  // leaves the source and the sink
-  Node add_node();
-  void add_edge(Node from, Node to, Bytes capacity);
+  void reset();                                       // leaves the source and the sink
+  Node add_node();                                    // the next number, from 2 on
+  void add_edge(Node from, Node to, Bytes capacity);  // capacity: 0 to kInfinite
   Node num_nodes() const { return static_cast<Node>(first_.size()); }
 
   // Pushes flow until it is maximum, its value passes `enough`, or stop() answers true between two phases; returns the value, a

@@ -1,5 +1,6 @@
 // The list schedules of PyTorch Inductor (torch/_inductor/memory.py, torch 2.13) on our graphs. Its memory model is that of
-// profile.hpp without workspaces. Rules and ties are its own; the data structures are ours, and nothing recurses.
+// profile.hpp without workspaces. Rules and ties are its own; the data structures are ours, and nothing recurses. Item s of an
+// order is the op at step s.
 #pragma once
 
 #include "olla/graph/graph.hpp"
@@ -11,9 +12,11 @@ namespace olla {
 std::vector<OpId> least_peak_order(const Graph& graph);
 
 // First in, first out: the ready op whose predecessors ran earliest, their steps compared from the earliest on.
+// O((ops + dependencies) log ops) comparisons.
 std::vector<OpId> breadth_first_order(const Graph& graph);
 
 // What an op needs right before it: ops by rising bytes they touch, each behind its predecessors in the same order.
+// O((ops + dependencies) log ops).
 std::vector<OpId> depth_first_order(const Graph& graph);
 
 }  // namespace olla

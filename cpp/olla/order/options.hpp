@@ -13,8 +13,8 @@ struct OrderOptions {
 
 struct OrderResult {
   std::vector<OpId> order;  // op at step s
-  Bytes peak = 0;
-  Bytes bound = 0;  // no order needs less
+  Bytes peak = 0;           // of that order, resident memory included
+  Bytes bound = 0;          // no order needs less
   Status status = Status::kFeasible;
   std::int64_t num_nodes = 0, num_cuts = 0;
 };

@@ -20,7 +20,7 @@ RecomputeBound::RecomputeBound(const Graph& graph, const Values& values, const R
       rules_(rules),
       value_node_(values.num_values(), -1),
       op_node_(graph.num_ops(), -1),
-      again_(values.num_values()),
+      rerun_reads_(values.num_values()),
       at_hand_(values.num_values()),
       lost_(values.num_values()) {
   std::vector<std::vector<OpId>> before(graph.num_ops()), after(graph.num_ops());
@@ -64,17 +64,17 @@ void RecomputeBound::mark(OpId t, bool ancestors) {
 
 // What running an op after t takes for certain: a free op may run for the first time there, or again.
 void RecomputeBound::find_inputs(OpId v) {
-  const auto again = values_.replays[v] != Values::kNot ? values_.reads[v] : values_.rerun_reads[v];
+  const auto reads = values_.replays[v] != Values::kNot ? values_.reads[v] : values_.rerun_reads[v];
   inputs_.clear();
   if (side_[v] == kBefore) {
-    inputs_.assign(again.begin(), again.end());
+    inputs_.assign(reads.begin(), reads.end());
     inputs_.insert(inputs_.end(), values_.rerun_overwrites[v].begin(), values_.rerun_overwrites[v].end());
     return;
   }
-  again_.clear();
-  for (const ValueId x : again) again_.add(x);
+  rerun_reads_.clear();
+  for (const ValueId x : reads) rerun_reads_.add(x);
   for (const ValueId x : values_.reads[v]) {
-    if (!values_.rerunnable(v) || again_.has(x)) inputs_.push_back(x);
+    if (!values_.rerunnable(v) || rerun_reads_.has(x)) inputs_.push_back(x);
   }
   const auto& overwritten = values_.rerunnable(v) ? values_.rerun_overwrites[v] : values_.overwrites[v];
   inputs_.insert(inputs_.end(), overwritten.begin(), overwritten.end());
@@ -155,9 +155,9 @@ RecomputeBound::Line RecomputeBound::cut(double price, double& value, Control& c
     const ValueId x = needed_[i];
     const OpId maker = values_.producer[x];
     if (i < num_read_) network_.add_edge(FlowNetwork::kSource, value_node_[x], FlowNetwork::kInfinite);
-    const bool again = maker != kNoOp && op_node_[maker] >= 0 && (side_[maker] == kFree || values_.remade(x));
+    const bool can_rerun = maker != kNoOp && op_node_[maker] >= 0 && (side_[maker] == kFree || values_.remade(x));
     const auto capacity = static_cast<Bytes>(kScale) * keep_bytes_[i];
-    if (capacity > 0) network_.add_edge(value_node_[x], again ? op_node_[maker] : FlowNetwork::kSink, capacity);
+    if (capacity > 0) network_.add_edge(value_node_[x], can_rerun ? op_node_[maker] : FlowNetwork::kSink, capacity);
   }
   for (const OpId v : makers_) {
     if (side_[v] == kBefore) {
@@ -215,13 +215,13 @@ std::vector<ValueId> RecomputeBound::made_again(OpId t, double price, Control& c
   select(t);
   double value = 0;
   cut(price, value, control);
-  std::vector<ValueId> again;
+  std::vector<ValueId> made;
   for (const ValueId x : needed_) {
     const OpId maker = values_.producer[x];
     const bool runs = maker != kNoOp && op_node_[maker] >= 0 && reached_[op_node_[maker]] != 0;
-    if (reached_[value_node_[x]] != 0 && runs && side_[maker] == kBefore) again.push_back(x);
+    if (reached_[value_node_[x]] != 0 && runs && side_[maker] == kBefore) made.push_back(x);
   }
-  return again;
+  return made;
 }
 
 Bytes RecomputeBound::least_peak(OpId t, double added_seconds, Control& control) {

@@ -22,11 +22,11 @@ class RecomputeBound {
   // All must outlive it.
   RecomputeBound(const Graph& graph, const Values& values, const Rules& rules);
 
-  // No rewriting that adds at most added_seconds has a lower peak, as far as op t tells.
+  // Bytes: no rewriting that adds at most added_seconds has a lower peak, as far as op t tells. Up to 24 minimum cuts.
   Bytes least_peak(OpId t, double added_seconds, Control& control);
-  // No rewriting with at most this peak adds less, as far as op t tells; infinity where none has that peak.
+  // Seconds: no rewriting with at most this peak adds less, as far as op t tells; infinity where none has that peak. As many cuts.
   double least_added_seconds(OpId t, Bytes peak, Control& control);
-  // What the cheapest way to go on after t makes again rather than keeps, at a price of time in bytes per second.
+  // What the cheapest way to go on after t recomputes rather than keeps, at a price of time in bytes per second. One cut.
   std::vector<ValueId> made_again(OpId t, double price, Control& control);
 
   // What the ways to go on after t drop there that lie on either side of what was asked last: the cheaper in bytes first. Sound as
@@ -60,7 +60,7 @@ class RecomputeBound {
   std::vector<FlowNetwork::Node> value_node_, op_node_;
   std::vector<Bytes> keep_bytes_;  // of needed_[i], beyond constant_
   std::vector<ValueId> inputs_;
-  Marks again_;                                  // values that an op reads to run again
+  Marks rerun_reads_;                            // values that an op reads to run again
   Marks at_hand_, lost_;                         // values that t uses, and that it may overwrite
   std::vector<ValueId> dropped_, cheap_, kept_;  // by the latest cut; by the lines around what was asked
   std::vector<OpId> queue_;

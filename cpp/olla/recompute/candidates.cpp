@@ -14,7 +14,7 @@ constexpr RunId kBlock = 64;
 
 }  // namespace
 
-IdleCopies::IdleCopies(const Graph& graph, const Values& values, const Rules& rules, const DropSet& drops)
+DropCandidates::DropCandidates(const Graph& graph, const Values& values, const Rules& rules, const DropSet& drops)
     : graph_(graph),
       values_(values),
       rules_(rules),
@@ -22,14 +22,14 @@ IdleCopies::IdleCopies(const Graph& graph, const Values& values, const Rules& ru
       closure_of_(graph.num_ops(), 0),
       is_kept_(values.num_values()) {}
 
-bool IdleCopies::is_idle(CopyId c) const {
+bool DropCandidates::is_candidate(CopyId c) const {
   const auto& copy = rewrite_->copies[c];
   return copy.made >= 0 && copy.buffer >= 0 && copy.made < peak_ && previous_[c] < peak_ && next_[c] > peak_ &&
          next_[c] < rewrite_->num_runs() && graph_.bytes(values_.tensor[copy.value]) > 0;
 }
 
 // Last use up to the peak and first use from it on, of every copy; -1 and num_runs where there is none.
-void IdleCopies::look(const Rewrite& rewrite, RunId peak) {
+void DropCandidates::look(const Rewrite& rewrite, RunId peak) {
   rewrite_ = &rewrite;
   peak_ = peak;
   const auto num_copies = rewrite_->copies.size();
@@ -44,9 +44,9 @@ void IdleCopies::look(const Rewrite& rewrite, RunId peak) {
     if (rewrite_->runs[run].dead) continue;
     for (const CopyId c : rewrite_->reads_of(run)) next_[c] = run;
   }
-  last_again_.assign(graph_.num_ops(), -1);
+  last_rerun_.assign(graph_.num_ops(), -1);
   for (RunId run = 0; run < rewrite_->num_runs(); ++run) {
-    if (rewrite_->runs[run].again && !rewrite_->runs[run].dead) last_again_[rewrite_->runs[run].op] = run;
+    if (rewrite_->runs[run].rerun && !rewrite_->runs[run].dead) last_rerun_[rewrite_->runs[run].op] = run;
   }
   blocks_.assign(rewrite_->live.size() / kBlock + 1, 0);
   for (std::size_t run = 0; run < rewrite_->live.size(); ++run) {
@@ -61,7 +61,7 @@ void IdleCopies::look(const Rewrite& rewrite, RunId peak) {
 }
 
 // The most memory during runs [first, end).
-Bytes IdleCopies::highest(RunId first, RunId end) const {
+Bytes DropCandidates::highest(RunId first, RunId end) const {
   Bytes most = 0;
   while (first < end) {
     const bool whole = first % kBlock == 0 && first + kBlock <= end;
@@ -72,14 +72,14 @@ Bytes IdleCopies::highest(RunId first, RunId end) const {
 }
 
 // A gap of a value, whatever else changes around it.
-std::uint64_t IdleCopies::key(CopyId copy) const {
+std::uint64_t DropCandidates::key(CopyId copy) const {
   const auto position = [&](RunId run) { return static_cast<std::uint64_t>(run < 0 ? Step{0} : rewrite_->runs[run].position); };
   const auto value = static_cast<std::uint64_t>(rewrite_->copies[copy].value);
   return mixed(value + 1) ^ (position(previous_[copy]) << 32 | position(next_[copy]));
 }
 
 // Whether the op that makes a copy need not run before the peak at all once the copy is dropped.
-bool IdleCopies::moves(CopyId copy) const {
+bool DropCandidates::moves(CopyId copy) const {
   const RunId made = rewrite_->copies[copy].made;
   for (const CopyId c : rewrite_->makes_of(made)) {
     if (previous_[c] != made || values_.output[rewrite_->copies[c].value] != 0) return false;
@@ -88,11 +88,11 @@ bool IdleCopies::moves(CopyId copy) const {
 }
 
 // Seconds that making something again adds, as far as is known: an op that runs again behind the peak anyway serves twice.
-double IdleCopies::cost(OpId op) const { return last_again_[op] > peak_ ? 0.0 : rules_.rerun_seconds[op]; }
+double DropCandidates::cost(OpId op) const { return last_rerun_[op] > peak_ ? 0.0 : rules_.rerun_seconds[op]; }
 
 // The drops that free a copy at the peak, bytes freed there, seconds added. False if what makes it cannot run again.
 // Its ancestors that are gone by then are run again as well, or kept: those that are dearest to keep first, as far as that pays.
-bool IdleCopies::estimate(CopyId copy, double reach, Decision& decision, Bytes& freed, double& seconds) {
+bool DropCandidates::estimate(CopyId copy, double reach, Decision& decision, Bytes& freed, double& seconds) {
   const auto& runs = rewrite_->runs;
   const ValueId value = rewrite_->copies[copy].value;
   const RunId use = next_[copy];
@@ -142,14 +142,14 @@ bool IdleCopies::estimate(CopyId copy, double reach, Decision& decision, Bytes& 
     is_kept_.remove(drop.value);
     kept_.erase(kept_.begin() + static_cast<std::ptrdiff_t>(dearest));
     closure_.kept_bytes -= graph_.bytes(values_.tensor[drop.value]);
-    run_again(values_.producer[drop.value], cost(values_.producer[drop.value]));
+    add_rerun(values_.producer[drop.value], cost(values_.producer[drop.value]));
     decision.push_back(drop);
   }
   decision.resize(num_drops);
   return num_drops > 0;
 }
 
-void IdleCopies::run_again(OpId op, double seconds) {
+void DropCandidates::add_rerun(OpId op, double seconds) {
   if (closure_of_[op] == closure_.id) return;
   closure_of_[op] = closure_.id;
   closure_.seconds += seconds;
@@ -157,7 +157,7 @@ void IdleCopies::run_again(OpId op, double seconds) {
 }
 
 // Makes a value available where the closure needs it: it is there, or runs again, or stays (kept_) for now. False if it cannot be.
-bool IdleCopies::need(ValueId y, Decision& decision) {
+bool DropCandidates::need(ValueId y, Decision& decision) {
   const RunId use = closure_.use;
   CopyId copy = -1, later = -1;  // the last one before the run, the first one after
   for (auto i = copies_offset_[y + 1]; copy < 0 && i-- > copies_offset_[y];) {
@@ -172,11 +172,11 @@ bool IdleCopies::need(ValueId y, Decision& decision) {
   if (c.made >= 0 && c.last_use < use && drops_.between(y, rewrite_->runs[c.made].position, position)) {
     if (!values_.remade(y)) return false;
     const bool shared = later >= 0 && !drops_.between(y, position, rewrite_->runs[rewrite_->copies[later].made].position);
-    run_again(op, shared ? 0.0 : cost(op));  // an existing later run only moves here
+    add_rerun(op, shared ? 0.0 : cost(op));  // an existing later run only moves here
     return true;
   }
   if (c.consumed && c.last_use < use) {  // overwritten
-    if (values_.remade(y)) run_again(op, cost(op));
+    if (values_.remade(y)) add_rerun(op, cost(op));
     return values_.remade(y);
   }
   const bool on_the_way = op != kNoOp && closure_of_[op] == closure_.id;
@@ -184,18 +184,18 @@ bool IdleCopies::need(ValueId y, Decision& decision) {
 
   const Bytes bytes = graph_.bytes(values_.tensor[y]);
   const Step last = std::max(rewrite_->runs[c.last_use].position, closure_.step);
-  const bool again = values_.remade(y) && last < rewrite_->runs[use].position;
+  const bool can_rerun = values_.remade(y) && last < rewrite_->runs[use].position;
   const bool ends_here = !rules_.fusion.empty() && c.last_use == peak_;
   if (c.last_use > peak_ || ends_here) {  // it lives at the peak anyway: is there room until it is needed?
-    if (again && highest(c.last_use + 1, use + 1) + bytes > rewrite_->peak) {
-      run_again(op, cost(op));
+    if (can_rerun && highest(c.last_use + 1, use + 1) + bytes > rewrite_->peak) {
+      add_rerun(op, cost(op));
       decision.push_back({y, last});
     }
     return true;
   }
   if (bytes == 0 || is_kept_.has(y)) return true;
   closure_.kept_bytes += bytes;
-  if (again) {
+  if (can_rerun) {
     kept_.push_back({y, last});
     is_kept_.add(y);
   }

@@ -1,4 +1,4 @@
-// What lies idle at the peak of a rewritten op list, and what it takes not to keep it there.
+// The candidates for recomputation at the peak of a rewritten op list, and what recomputing each of them takes.
 #pragma once
 
 #include <utility>
@@ -13,15 +13,15 @@ using Decision = std::vector<Drop>;
 
 inline constexpr double kFreeSeconds = 1e-9;  // seconds of a step that costs nothing, so that scores stay finite
 
-class IdleCopies {
+class DropCandidates {
  public:
   // All must outlive it. drops: those in force whenever it looks.
-  IdleCopies(const Graph& graph, const Values& values, const Rules& rules, const DropSet& drops);
+  DropCandidates(const Graph& graph, const Values& values, const Rules& rules, const DropSet& drops);
 
   // Finds the uses around a run; what is said below is about them until it looks again, and the rewrite must stay. O(runs + uses).
   void look(const Rewrite& rewrite, RunId peak);
 
-  bool is_idle(CopyId copy) const;       // made and used before the run, and used after it
+  bool is_candidate(CopyId copy) const;  // made and used before the run, and used after it
   std::uint64_t key(CopyId copy) const;  // of that gap of a value, whatever else changes around it
   RunId previous(CopyId copy) const { return previous_[copy]; }
   RunId next(CopyId copy) const { return next_[copy]; }
@@ -42,7 +42,7 @@ class IdleCopies {
   };
   Bytes highest(RunId first, RunId end) const;
   double cost(OpId op) const;
-  void run_again(OpId op, double seconds);
+  void add_rerun(OpId op, double seconds);
   bool need(ValueId y, Decision& decision);
   bool moves(CopyId copy) const;
 
@@ -53,7 +53,7 @@ class IdleCopies {
   const Rewrite* rewrite_ = nullptr;
   RunId peak_ = 0;
   std::vector<RunId> previous_, next_;       // of copy c: uses around the peak
-  std::vector<RunId> last_again_;            // of op v: its last run beyond its own, or -1
+  std::vector<RunId> last_rerun_;            // of op v: its last run beyond its own, or -1
   std::vector<std::int64_t> copies_offset_;  // of value i: its copies, in order of making
   std::vector<CopyId> copies_of_;
   std::vector<Bytes> blocks_;  // the most memory during every kBlock runs

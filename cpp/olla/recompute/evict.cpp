@@ -29,7 +29,7 @@ Evictor::Evictor(const Graph& graph, const Values& values, const Rules& rules, s
       rules_(rules),
       rewriter_(graph, values, rules, base),
       drops_(values.num_values()),
-      idle_(graph, values, rules, drops_) {
+      at_peak_(graph, values, rules, drops_) {
   rewriter_.build(drops_, best_);
   curve_.push_back({best_.peak, best_.added_seconds, 0});
 }
@@ -56,9 +56,9 @@ void Evictor::run(const EvictLimits& limits, Control& control) {
 bool Evictor::step(const EvictLimits& limits, Control& control) {
   Decision decision;
   peak_ = best_.peak_run;
-  idle_.look(best_, peak_);
+  at_peak_.look(best_, peak_);
   find_candidates(control);
-  control.spend(best_.num_runs() + idle_.take_work() / 8);
+  control.spend(best_.num_runs() + at_peak_.take_work() / 8);
   const std::vector<Candidate> candidates = candidates_;
   int num_tried = 0;
   for (const Candidate& candidate : candidates) {
@@ -66,16 +66,16 @@ bool Evictor::step(const EvictLimits& limits, Control& control) {
     Bytes freed = 0;
     double seconds = 0;
     decision.clear();
-    idle_.estimate(candidate.copy, effort_.reach, decision, freed, seconds);
+    at_peak_.estimate(candidate.copy, effort_.reach, decision, freed, seconds);
     if (best_.added_seconds + kSure * seconds > limits.added_seconds) continue;
     ++num_tried;
     control.spend(best_.num_runs());
     if (attempt(decision, limits.added_seconds)) return true;
-    const auto gap = idle_.key(candidate.copy);
+    const auto gap = at_peak_.key(candidate.copy);
     if (effort_.deep && !repairing_ && repair_work_ > 0) {
       if (attempt_with_repairs(decision, limits, control)) return true;
       peak_ = best_.peak_run;
-      idle_.look(best_, peak_);
+      at_peak_.look(best_, peak_);
     }
     tabu_.insert(gap);
     if (control.over()) return false;
@@ -150,7 +150,7 @@ bool Evictor::attempt(const Decision& decision, double most_seconds) {
   return true;
 }
 
-// Values that lie idle at the peak, most bytes freed per second first.
+// The candidates at the peak, most bytes freed per second first.
 void Evictor::find_candidates(const Control& control) {
   candidates_.clear();
   Decision decision;
@@ -161,12 +161,12 @@ void Evictor::find_candidates(const Control& control) {
   }
   int num_estimated = 0;
   for (CopyId c = 0; c < static_cast<CopyId>(best_.copies.size()); ++c) {
-    if (!idle_.is_idle(c) || tabu_.contains(idle_.key(c))) continue;
+    if (!at_peak_.is_candidate(c) || tabu_.contains(at_peak_.key(c))) continue;
     if (num_estimated++ % kClockInterval == 0 && control.late()) break;
     Bytes freed = 0;
     double seconds = 0;
     decision.clear();
-    if (!idle_.estimate(c, effort_.reach, decision, freed, seconds) || freed <= 0) continue;
+    if (!at_peak_.estimate(c, effort_.reach, decision, freed, seconds) || freed <= 0) continue;
     candidates_.push_back({weight(c) * static_cast<double>(freed) / std::max(seconds, kFreeSeconds), c, freed});
   }
   std::sort(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) {
@@ -209,7 +209,7 @@ double Evictor::weight(CopyId copy) {
   double weight = 1;
   if (score_weights_.noise > 0) weight += score_weights_.noise * static_cast<double>(random_() >> 11) * 0x1p-53;
   if (score_weights_.spread > 0 && above_.back() > 0) {
-    weight *= 1 + score_weights_.spread * (above_[idle_.next(copy)] - above_[idle_.previous(copy) + 1]) / above_.back();
+    weight *= 1 + score_weights_.spread * (above_[at_peak_.next(copy)] - above_[at_peak_.previous(copy) + 1]) / above_.back();
   }
   return weight;
 }

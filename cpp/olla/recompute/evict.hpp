@@ -14,16 +14,16 @@ struct EvictLimits {
   double added_seconds = 1e30;  // take no step beyond this
 };
 
-struct Point {
+struct Point {  // of the trade-off between memory and time
   Bytes peak;
-  double added_seconds;
+  double added_seconds;           // to the time of the ops as they are
   std::size_t num_decisions = 0;  // in force
 };
 
 // The state of a search: decisions in force and what they make of the base order.
 class Evictor {
  public:
-  // All must outlive the evictor.
+  // All must outlive the evictor. base: a valid order, item s the op at step s; no decision is in force.
   Evictor(const Graph& graph, const Values& values, const Rules& rules, std::span<const OpId> base);
 
   // Greedy decisions until a limit is met or nothing lowers the peak. curve[i]: after the i-th of them. Deterministic unless time
@@ -37,7 +37,7 @@ class Evictor {
 
   // Puts other decisions in force; false, and none are, if they do not make sense together.
   bool reset(std::vector<Decision> decisions);
-  // Bytes that are in host memory while each base step runs; see Rewriter.
+  // absent[s]: bytes that are in host memory while base step s runs; see Rewriter.
   void set_absent(std::vector<Bytes> absent);
   // Takes decisions back, dearest first, where the peak stays between the limits and no time is added.
   void reverse(Bytes most, Control& control, Bytes least = 0);
@@ -74,7 +74,7 @@ class Evictor {
   const Rules& rules_;
   Rewriter rewriter_;
   DropSet drops_;
-  IdleCopies idle_;
+  DropCandidates at_peak_;
   Rewrite best_, trial_;
   std::vector<Decision> decisions_;
   std::vector<Point> curve_;

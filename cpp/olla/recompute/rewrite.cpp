@@ -65,7 +65,7 @@ bool Rewriter::usable(CopyId copy, Step position, const DropSet& drops, const Re
   const auto& run = r.runs[made];
   if (!rules_.unsaved.empty() && rules_.unsaved[run.op] != 0 && run.position < rules_.split && position >= rules_.split)
     return false;
-  if (run.again && fusion(run.op) == Fusion::kPointwise && position - run.position > kFusedReach) return false;
+  if (run.rerun && fusion(run.op) == Fusion::kPointwise && position - run.position > kFusedReach) return false;
   return !drops.between(r.copies[copy].value, run.position, position);
 }
 
@@ -74,7 +74,7 @@ bool Rewriter::walk(const DropSet& drops, Rewrite& r) {
   r.read_offset.assign(1, 0), r.make_offset.assign(1, 0);
   r.own_run.assign(graph_.num_ops(), -1);
   current_.assign(values_.num_values(), -1);
-  repeated_.clear();
+  rerun_.clear();
   for (ValueId x = 0; x < values_.num_values(); ++x) {
     if (values_.producer[x] == kNoOp) current_[x] = new_copy(x, -1, r);
   }
@@ -82,7 +82,7 @@ bool Rewriter::walk(const DropSet& drops, Rewrite& r) {
     stack_.assign(1, {base_[s], false, false, 0});
     while (!stack_.empty()) {
       Frame& frame = stack_.back();
-      const auto [reads, overwrites, makes] = form({frame.op, s, frame.again, frame.replay, false, -1});
+      const auto [reads, overwrites, makes] = form({frame.op, s, frame.rerun, frame.replay, false, -1});
       OpId missing = kNoOp;
       bool replay = false;
       while (frame.next < reads.size() + overwrites.size()) {
@@ -120,7 +120,7 @@ bool Rewriter::replayed(ValueId value, Step position, const DropSet& drops, cons
 bool Rewriter::emit(const Frame& frame, Step position, const DropSet& drops, Rewrite& r) {
   const OpId v = frame.op;
   const RunId run = r.num_runs();
-  r.runs.push_back({v, position, frame.again, frame.replay, false, -1});
+  r.runs.push_back({v, position, frame.rerun, frame.replay, false, -1});
   const auto [reads, overwrites, makes] = form(r.runs.back());
   for (const auto& list : {reads, overwrites}) {
     for (const ValueId x : list) {
@@ -138,8 +138,8 @@ bool Rewriter::emit(const Frame& frame, Step position, const DropSet& drops, Rew
   }
   r.read_offset.push_back(static_cast<std::int64_t>(r.reads.size()));
   r.make_offset.push_back(static_cast<std::int64_t>(r.makes.size()));
-  if (frame.again) {
-    repeated_.push_back(v);
+  if (frame.rerun) {
+    rerun_.push_back(v);
   } else {
     r.own_run[v] = run;
   }
@@ -149,7 +149,7 @@ bool Rewriter::emit(const Frame& frame, Step position, const DropSet& drops, Rew
 // A run may go if all it makes is unread, and running it has no other effect. What the program itself never reads stays.
 bool Rewriter::deletable(RunId run, const Rewrite& r) const {
   const OpId v = r.runs[run].op;
-  const bool must_run = !r.runs[run].again && (static_cast<Rerun>(rules_.rerun[v]) != Rerun::kWhole || unmovable_[v] != 0);
+  const bool must_run = !r.runs[run].rerun && (static_cast<Rerun>(rules_.rerun[v]) != Rerun::kWhole || unmovable_[v] != 0);
   if (r.runs[run].dead || must_run || !values_.rerunnable(v)) return false;
   bool read_once = false;
   for (const CopyId c : r.makes_of(run)) {
@@ -165,8 +165,8 @@ void Rewriter::remove_dead_runs(Rewrite& r) {
   for (const CopyId c : r.reads) ++num_reads_[c];
   queue_.clear();
   r.added_seconds = 0;
-  r.num_again = static_cast<std::int64_t>(repeated_.size());
-  for (const OpId v : repeated_) {
+  r.num_reruns = static_cast<std::int64_t>(rerun_.size());
+  for (const OpId v : rerun_) {
     r.added_seconds += rules_.rerun_seconds[v];
     if (deletable(r.own_run[v], r)) queue_.push_back(r.own_run[v]);
   }
@@ -175,9 +175,9 @@ void Rewriter::remove_dead_runs(Rewrite& r) {
     queue_.pop_back();
     if (!deletable(run, r)) continue;
     r.runs[run].dead = true;
-    --r.num_again;
+    --r.num_reruns;
     const OpId v = r.runs[run].op;
-    r.added_seconds -= r.runs[run].again ? rules_.rerun_seconds[v] : rules_.seconds[v];
+    r.added_seconds -= r.runs[run].rerun ? rules_.rerun_seconds[v] : rules_.seconds[v];
     for (const CopyId c : r.reads_of(run)) {
       const RunId made = r.copies[c].made;
       if (--num_reads_[c] == 0 && made >= 0 && deletable(made, r)) queue_.push_back(made);
@@ -217,7 +217,7 @@ void Rewriter::fuse(Rewrite& r) {
     copy.fused = in_memory_[makes[0]] == 0 && copy.last_use < r.num_runs() && copy.last_use > run;
     if (!copy.fused) {
       const OpId v = r.runs[run].op;
-      r.added_seconds += r.runs[run].again ? rules_.store_seconds[v] : rules_.keep_seconds.empty() ? 0 : rules_.keep_seconds[v];
+      r.added_seconds += r.runs[run].rerun ? rules_.store_seconds[v] : rules_.keep_seconds.empty() ? 0 : rules_.keep_seconds[v];
       continue;
     }
     for (const CopyId c : r.reads_of(run)) r.copies[c].last_use = std::max(r.copies[c].last_use, copy.last_use);
@@ -362,7 +362,7 @@ Rewritten Rewriter::graph(const Rewrite& r) const {
   for (RunId run = 0; run < r.num_runs(); ++run) {
     if (r.runs[run].dead) continue;
     const OpId v = r.runs[run].op;
-    const bool again = r.runs[run].again;
+    const bool is_rerun = r.runs[run].rerun;
     const auto of_reads = r.reads_of(run);
     const std::size_t num_overwritten = form(r.runs[run]).overwrites.size();
     reads.clear(), writes.clear(), mutates.clear(), after.clear();
@@ -381,13 +381,13 @@ Rewritten Rewriter::graph(const Rewrite& r) const {
     if (first[v] == kNoOp) first[v] = static_cast<OpId>(result.origin.size());
     result.origin.push_back(v);
     const auto rerun = r.runs[run].replay                   ? Rerun::kReplay
-                       : !again                             ? Rerun::kNever
+                       : !is_rerun                          ? Rerun::kNever
                        : values_.replays[v] != Values::kNot ? Rerun::kFirstResult
                                                             : static_cast<Rerun>(rules_.rerun[v]);
     result.rerun.push_back(static_cast<std::uint8_t>(rerun));
     d.reads.push_back(reads), d.writes.push_back(writes), d.mutates.push_back(mutates), d.after.push_back(after);
     d.workspace_bytes.push_back(graph_.workspace(v));
-    d.random.push_back(again ? 0 : graph_.data().random[v]);
+    d.random.push_back(is_rerun ? 0 : graph_.data().random[v]);
   }
   for (const TensorId t : graph_.data().outputs) {
     const CopyId copy = current_[values_.last[t]];

@@ -23,8 +23,8 @@ struct Rewrite {
   struct Run {
     OpId op;
     Step position;      // base step whose op it serves
-    bool again;         // not the op's own place in the base order
-    bool replay;        // again, as a whole, with the numbers of its own run
+    bool rerun;         // not the op's own place in the base order
+    bool replay;        // a whole rerun that draws the numbers of the op's own run
     bool dead;          // nobody reads what it makes: left out of the result, but numbered
     BufferId in_place;  // the buffer its one result takes over, or -1
   };
@@ -48,8 +48,8 @@ struct Rewrite {
   std::vector<Bytes> live;                             // during run r; 0 if dead
   Bytes peak = 0;
   RunId peak_run = 0;
-  double added_seconds = 0;    // beyond one run of every op, and for what fused ops store
-  std::int64_t num_again = 0;  // runs beyond one per op
+  double added_seconds = 0;     // beyond one run of every op, and for what fused ops store
+  std::int64_t num_reruns = 0;  // runs beyond one per op
 
   RunId num_runs() const { return static_cast<RunId>(runs.size()); }
   std::span<const CopyId> reads_of(RunId r) const {
@@ -97,12 +97,12 @@ class Rewriter {
  private:
   struct Frame {
     OpId op;
-    bool again, replay;
+    bool rerun, replay;
     std::size_t next;  // of its inputs
   };
   bool replayed(ValueId value, Step position, const DropSet& drops, const Rewrite& r) const;
   Values::Form form(const Rewrite::Run& run) const {
-    return run.again && !run.replay ? values_.again(run.op) : values_.own(run.op);
+    return run.rerun && !run.replay ? values_.rerun(run.op) : values_.own(run.op);
   }
   Fusion fusion(OpId v) const;
   bool walk(const DropSet& drops, Rewrite& r);
@@ -128,7 +128,7 @@ class Rewriter {
   std::vector<std::int32_t> num_reads_;  // of copy c
   std::vector<Frame> stack_;
   std::vector<RunId> queue_;
-  std::vector<OpId> repeated_;            // ops that run again
+  std::vector<OpId> rerun_;               // ops that run again
   std::vector<std::uint8_t> in_memory_;   // copy c has to be, whatever is fused
   std::vector<std::int32_t> num_inputs_;  // of fused copy c: buffers that whoever computes it reads
   std::vector<CopyId> inputs_;            // those; a fixed room per copy

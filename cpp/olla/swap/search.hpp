@@ -36,10 +36,11 @@ struct SwapChoice {
 // Deterministic unless time ends it; a unit of work is a step of a timeline that is tried.
 class SwapSearch {
  public:
-  // All must outlive the search.
+  // All must outlive the search. Index b of blocks is the id of a block; host_bytes: most in host memory at once.
   SwapSearch(const Steps& steps, std::span<const IdleBlock> blocks, const Link& link, Bytes host_bytes);
 
-  // How blocks run beside the ops; those whose copies do not fit into their gap are left out. With stalls, ops wait at the limit.
+  // How blocks (indices) run beside the ops; those whose copies do not fit into their gap are left out. With stalls, ops wait where
+  // more than the limit, in bytes, is live. O(steps + blocks log blocks) for every round of leaving out.
   SwapChoice evaluate(std::span<const std::int32_t> blocks, Bytes limit, bool stalls, bool by_last) const;
 
   // Blocks with which the peak is at most the limit and ops wait at most most_stall_seconds, or the best choice that was found.

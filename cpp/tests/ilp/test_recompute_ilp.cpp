@@ -129,7 +129,7 @@ TEST(an_answer_of_drops_reads_back_as_those_drops) {
   const Rewrite plain = evictor.rewrite();
   evictor.run({60, 1e30}, control);
   const Rewrite& greedy = evictor.rewrite();
-  CHECK(greedy.num_again > 0);
+  CHECK(greedy.num_reruns > 0);
   for (const bool prune : {false, true}) {
     const RecomputeProgram program(c.graph, c.values, c.rules, c.base, plain, {true, greedy.peak, 0.0}, plain.peak, prune,
                                    1'000'000);

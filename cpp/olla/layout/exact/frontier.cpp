@@ -14,7 +14,7 @@ Frontier::Frontier(const Part& part, std::span<const Offset> fixed, const ExactR
     : part_(part),
       rules_(rules),
       fixed_(fixed.empty() ? std::vector<Offset>(part.items.size(), kUnplaced) : std::vector(fixed.begin(), fixed.end())),
-      lives_again_(!part.again.empty()),
+      has_later_lives_(!part.later_lives.empty()),
       shape_(part.items.size()),
       work_(part.section_load.size()) {
   for (ItemId i = 0; i < part.num_items(); ++i) {
@@ -23,10 +23,10 @@ Frontier::Frontier(const Part& part, std::span<const Offset> fixed, const ExactR
   const auto key = [&](ItemId i) { return std::tuple(part.items[i].first, part.items[i].last, part.items[i].size); };
   std::ranges::stable_sort(free_, {}, key);
   for (std::size_t k = 0; k < free_.size(); ++k) {
-    const bool is_twin = !lives_again_ && k > 0 && key(free_[k]) == key(free_[k - 1]);
+    const bool is_twin = !has_later_lives_ && k > 0 && key(free_[k]) == key(free_[k - 1]);
     shape_[free_[k]] = is_twin ? shape_[free_[k - 1]] : static_cast<std::int32_t>(k);
   }
-  if (lives_again_) find_meetings();
+  if (has_later_lives_) find_meetings();
 }
 
 void Frontier::find_meetings() {
@@ -38,7 +38,7 @@ void Frontier::find_meetings() {
       for (Section s = life.first; s < life.last; ++s) alive[s].push_back(i);
     };
     add({part_.items[i].first, part_.items[i].last});
-    std::ranges::for_each(part_.again[i], add);
+    std::ranges::for_each(part_.later_lives[i], add);
   }
   for (const std::vector<ItemId>& here : alive) {
     for (const ItemId i : here) {
@@ -49,8 +49,8 @@ void Frontier::find_meetings() {
 
 bool Frontier::is_alive(const Open& open, Section section) const {
   if (open.first <= section && section < open.last) return true;
-  return lives_again_ && std::ranges::any_of(part_.again[open.item],
-                                             [&](const Stretch& life) { return life.first <= section && section < life.last; });
+  return has_later_lives_ && std::ranges::any_of(part_.later_lives[open.item],
+                                                 [&](const Stretch& life) { return life.first <= section && section < life.last; });
 }
 
 bool Frontier::start(Level capacity, Bytes unit, Group& all) {
@@ -63,8 +63,8 @@ bool Frontier::start(Level capacity, Bytes unit, Group& all) {
     const auto end = static_cast<Level>(std::min<Bytes>((fixed_[i] + item.size + unit - 1) / unit, kMaxLevel));
     if (begin >= end) continue;
     fixed_lives_.push_back({item.first, item.last, begin, end - begin});
-    if (!lives_again_) continue;
-    for (const Stretch& life : part_.again[i]) fixed_lives_.push_back({life.first, life.last, begin, end - begin});
+    if (!has_later_lives_) continue;
+    for (const Stretch& life : part_.later_lives[i]) fixed_lives_.push_back({life.first, life.last, begin, end - begin});
   }
   std::ranges::stable_sort(fixed_lives_, {}, &FixedLife::offset);
   const std::int32_t num_items = num_free();
@@ -199,7 +199,7 @@ bool Frontier::place(const Group& group, std::int32_t x, std::vector<Group>& res
   for (std::int32_t k = from.begin; k < from.end; ++k) {
     if (k == x) continue;
     Open& item = open_[out] = open_[k];
-    if (rest.empty() || (rules_.use_split && !lives_again_ && item.first >= reach)) {
+    if (rest.empty() || (rules_.use_split && !has_later_lives_ && item.first >= reach)) {
       rest.push_back({out, out, limit, item.first, item.last, part_.num_sections(), 0, {}});
       reach = item.last;
     }
@@ -213,8 +213,8 @@ bool Frontier::place(const Group& group, std::int32_t x, std::vector<Group>& res
         item.release = fit(item.item, top);
         if (item.release > capacity_ - item.size) return false;
         rose_[out] = true;
-        last.raised_first = lives_again_ ? 0 : std::min(last.raised_first, item.first);
-        last.raised_last = lives_again_ ? part_.num_sections() : std::max(last.raised_last, item.last);
+        last.raised_first = has_later_lives_ ? 0 : std::min(last.raised_first, item.first);
+        last.raised_last = has_later_lives_ ? part_.num_sections() : std::max(last.raised_last, item.last);
       }
     }
     const StateHash own = hash(item);
@@ -275,7 +275,7 @@ bool Frontier::postpone(const Group& group, std::int32_t x) {
     open_[k].postponed = !on_fixed;
   }
   sort(group);
-  return lives_again_ ? !overfull(group, 0, part_.num_sections()) : !overfull(group, late.first, late.last);
+  return has_later_lives_ ? !overfull(group, 0, part_.num_sections()) : !overfull(group, late.first, late.last);
 }
 
 // From the lowest top an item can rest on upwards (Dijkstra): items that wait for each other alone never get a place.
@@ -304,8 +304,8 @@ bool Frontier::settle(const Group& group) {
     if (best_release > open.release) {
       open.release = best_release;
       open.postponed = !best_on_fixed;
-      first = lives_again_ ? 0 : std::min(first, open.first);
-      last = lives_again_ ? part_.num_sections() : std::max(last, open.last);
+      first = has_later_lives_ ? 0 : std::min(first, open.first);
+      last = has_later_lives_ ? part_.num_sections() : std::max(last, open.last);
     }
     pending_[best] = pending_.back();
     pending_.pop_back();

@@ -66,7 +66,9 @@ class Frontier {
 
   std::int32_t num_free() const { return static_cast<std::int32_t>(free_.size()); }
   const Open& open(std::int32_t x) const { return open_[x]; }
-  bool meet(const Open& a, const Open& b) const { return lives_again_ ? meet_again(a, b) : a.first < b.last && b.first < a.last; }
+  bool meet(const Open& a, const Open& b) const {
+    return has_later_lives_ ? meet_later(a, b) : a.first < b.last && b.first < a.last;
+  }
   bool is_alive(const Open& open, Section section) const;
 
   // Calls visit(first, last) for the lifetimes of the item, as far as they are in [first, last).
@@ -74,8 +76,8 @@ class Frontier {
   void each_life(const Open& open, Section first, Section last, const Visit& visit) const {
     const Section from = std::max(open.first, first), to = std::min(open.last, last);
     if (from < to) visit(from, to);
-    if (lives_again_) {
-      for (const Stretch& life : part_.again[open.item]) {
+    if (has_later_lives_) {
+      for (const Stretch& life : part_.later_lives[open.item]) {
         if (std::max(life.first, first) < std::min(life.last, last)) visit(std::max(life.first, first), std::min(life.last, last));
       }
     }
@@ -102,7 +104,7 @@ class Frontier {
   };
 
   void find_meetings();
-  bool meet_again(const Open& a, const Open& b) const { return meetings_[a.item * part_.items.size() + b.item]; }
+  bool meet_later(const Open& a, const Open& b) const { return meetings_[a.item * part_.items.size() + b.item]; }
   void find_windows();
   Level fit(ItemId item, Level above) const;          // lowest start at or above
   Level next_window(ItemId item, Level above) const;  // lowest start above it that rests on a fixed item
@@ -116,8 +118,8 @@ class Frontier {
   const Part& part_;
   const ExactRules rules_;
   const std::vector<Offset> fixed_;
-  const bool lives_again_;
-  std::vector<char> meetings_;  // where items live again: of items i and j, whether they are ever alive together
+  const bool has_later_lives_;
+  std::vector<char> meetings_;  // where items have later lives: of items i and j, whether they are ever alive together
   std::vector<ItemId> free_;
   std::vector<std::int32_t> shape_;         // of an item; the same for items of equal lifetime and size
   std::vector<FixedLife> fixed_lives_;      // by offset

@@ -29,10 +29,9 @@ struct Signature {
 
 }  // namespace
 
-std::unique_ptr<PlaceSharing> PlaceSharing::find(const Part& part, const LongLivedBase& base, const LadderOptions& options,
-                                                 bool use_peaks) {
+std::unique_ptr<PlaceSharing> PlaceSharing::find(const Part& part, const LongLivedBase& base, const LadderOptions& options) {
   if (!part.fixed.empty()) return nullptr;
-  std::unique_ptr<PlaceSharing> sharing(new PlaceSharing(part, base, options, use_peaks));
+  std::unique_ptr<PlaceSharing> sharing(new PlaceSharing(part, base));
   for (const Section short_sections : kShortSections) {
     if (!sharing->assign(short_sections) || !sharing->merge()) continue;
     if (sharing->base_.height + sharing->shared_.load > part.load + part.load / kMaxExcess) continue;
@@ -122,7 +121,7 @@ bool PlaceSharing::merge() {
   for (const Place place : places_) {
     const std::vector<Stretch>& own = lifetimes[place];
     shared_.items.push_back({own[0].first, own[0].last, size_[place]});
-    shared_.again.emplace_back(own.begin() + 1, own.end());
+    shared_.later_lives.emplace_back(own.begin() + 1, own.end());
   }
   shared_.load = shared_.bound = std::ranges::max(shared_.section_load);
   return true;
@@ -132,11 +131,7 @@ void PlaceSharing::lower(Bytes enough, std::int64_t max_nodes, const std::functi
   const Bytes before = packing_.height = best.height - base_.height;
   const auto asked = [&](Bytes height) { return stop(std::min(best.height, base_.height + height)); };
   const Bytes enough_above = std::max<Bytes>(0, enough - base_.height);
-  ladder_->lower(enough_above, max_nodes / 2, asked, packing_);
-  if (use_peaks_ && packing_.height > std::max(enough_above, ladder_->bound())) {
-    if (!peaks_) peaks_ = std::make_unique<Peaks>(shared_, options_);
-    peaks_->lower(enough_above, max_nodes / 2, asked, packing_);
-  }
+  ladder_->lower(enough_above, max_nodes, asked, packing_);
   if (packing_.height < before) expand(best);
 }
 

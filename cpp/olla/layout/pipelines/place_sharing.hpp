@@ -1,12 +1,11 @@
 // Items of one size that follow each other share one place. A part that repeats itself, however often and in whatever order,
-// becomes a part of few items that live again and again, which the exact search packs.
+// becomes a part of few items with many lifetimes each, which the exact search packs.
 #pragma once
 
 #include <memory>
 
 #include "olla/layout/exact/ladder.hpp"
 #include "olla/layout/pipelines/long_lived.hpp"
-#include "olla/layout/pipelines/peaks.hpp"
 
 namespace olla {
 
@@ -16,8 +15,7 @@ class PlaceSharing {
  public:
   // Null where too many places are left, where they need much more at once than the items do, or where items are fixed. The places
   // lie above the base. O(n log n) in the items, where few places share a size.
-  static std::unique_ptr<PlaceSharing> find(const Part& part, const LongLivedBase& base, const LadderOptions& options,
-                                            bool use_peaks);
+  static std::unique_ptr<PlaceSharing> find(const Part& part, const LongLivedBase& base, const LadderOptions& options);
 
   // Lowers the packing until its height is at most enough, or the nodes are used up, or stop says so, asked with the present
   // height. The next call goes on from here.
@@ -26,8 +24,7 @@ class PlaceSharing {
  private:
   using Place = std::int32_t;
 
-  PlaceSharing(const Part& part, const LongLivedBase& base, const LadderOptions& options, bool use_peaks)
-      : part_(part), base_(base), options_(options), use_peaks_(use_peaks) {}
+  PlaceSharing(const Part& part, const LongLivedBase& base) : part_(part), base_(base) {}
   bool assign(Section short_sections);
   Place take_place(std::vector<Place>& alike, const Item& item);
   bool merge();
@@ -35,15 +32,12 @@ class PlaceSharing {
 
   const Part& part_;
   const LongLivedBase base_;
-  const LadderOptions options_;
-  const bool use_peaks_;
   std::vector<Place> place_of_;   // of what does not lie there
   std::vector<Bytes> size_;       // of a place
   std::vector<Section> free_at_;  // when the last item there is dead
   Part shared_;                   // its items are the places
   std::vector<Place> places_;     // which
   std::unique_ptr<Ladder> ladder_;
-  std::unique_ptr<Peaks> peaks_;
   Packing packing_;  // of the places, above the base
 };
 

@@ -78,7 +78,7 @@ Part full_part(std::size_t count, std::int64_t horizon, Bytes height, std::mt199
 bool meet(const Part& part, ItemId i, ItemId j) {
   const auto lifetimes = [&](ItemId item) {
     std::vector<Stretch> all = {{part.items[item].first, part.items[item].last}};
-    if (!part.again.empty()) all.insert(all.end(), part.again[item].begin(), part.again[item].end());
+    if (!part.later_lives.empty()) all.insert(all.end(), part.later_lives[item].begin(), part.later_lives[item].end());
     return all;
   };
   for (const Stretch& a : lifetimes(i)) {
@@ -105,7 +105,7 @@ Part living_again(ItemId count, Section num_sections, Bytes max_size, std::mt199
       for (Section s = life.first; s < life.last; ++s) part.section_load[s] += size;
     }
     part.items.push_back({lifetimes[0].first, lifetimes[0].last, size});
-    part.again.emplace_back(lifetimes.begin() + 1, lifetimes.end());
+    part.later_lives.emplace_back(lifetimes.begin() + 1, lifetimes.end());
   }
   part.load = part.bound = std::ranges::max(part.section_load);
   return part;

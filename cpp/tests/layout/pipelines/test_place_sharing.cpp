@@ -9,7 +9,7 @@ namespace {
 // The packing of what is tied, from a stack; unchanged where nothing is.
 Packing lowered(const Part& part, Bytes enough, std::int64_t max_nodes) {
   Packing best = stacked(part);
-  if (const std::unique_ptr<PlaceSharing> sharing = PlaceSharing::find(part, find_base(part), {}, true)) {
+  if (const std::unique_ptr<PlaceSharing> sharing = PlaceSharing::find(part, find_base(part), {})) {
     sharing->lower(enough, max_nodes, [](Bytes) { return false; }, best);
   }
   check_packing(part, best);
@@ -71,7 +71,7 @@ TEST(what_repeats_nothing_is_not_tied) {
     buffers.push_back({lower, lower + 40, size});
   }
   const Part part = one_part(buffers);
-  CHECK(PlaceSharing::find(part, find_base(part), {}, true) == nullptr);
+  CHECK(PlaceSharing::find(part, find_base(part), {}) == nullptr);
 }
 
 TEST(a_tie_that_is_stopped_leaves_a_valid_packing) {
@@ -79,7 +79,7 @@ TEST(a_tie_that_is_stopped_leaves_a_valid_packing) {
   for (int most = 0; most < 12; ++most) {
     Packing best = stacked(part);
     int num_questions = 0;
-    const std::unique_ptr<PlaceSharing> sharing = PlaceSharing::find(part, find_base(part), {}, true);
+    const std::unique_ptr<PlaceSharing> sharing = PlaceSharing::find(part, find_base(part), {});
     CHECK(sharing != nullptr);
     if (sharing) sharing->lower(part.load, 1'000'000, [&](Bytes) { return ++num_questions > most; }, best);
     check_packing(part, best);
