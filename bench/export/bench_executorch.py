@@ -32,9 +32,8 @@ from executorch.exir.passes import MemoryPlanningPass
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, for bench
 
-from olla.integrations.executorch import layout_algorithm
-
 from bench.support.harness import Cell, Report
+from olla.integrations.executorch import layout_algorithm
 from tests.support.overlap import highest_end, overlapping
 
 _MIB = 2**20

@@ -186,7 +186,7 @@ def _add_plan(subparsers: argparse._SubParsersAction[_Parser]) -> None:
         description="Order and lay out a graph; with --output-folder many graphs, in processes. Exit status 1 if "
         "nothing fits a budget, 2 if a graph failed.",
     )
-    plan.add_argument("graphs", metavar="GRAPH", nargs="+", help="graph file (.json or .json.gz), or an ONNX model (.onnx)")
+    plan.add_argument("graphs", metavar="GRAPH", nargs="+", help="graph file (.json, .json.gz), or ONNX model (.onnx)")
     add_shapes(plan)
     plan.add_argument("-o", "--output", metavar="PLAN", help="write the plan there (.json or .json.gz)")
     _add_search_options(plan, time_limit=15.0, alignment=512)

@@ -146,7 +146,7 @@ def _small_products(joint: Joint, max_recomputed: float) -> list[_Point]:
         if most <= max_recomputed:
             evictor = joint.without_products(most).evictor()
             evictor.reset(lowest.values, lowest.steps)
-            points += _curve(evictor, _LAST_WORK)
+            points += _curve(evictor, _LAST_WORK, _guard(joint, _RUN_SECONDS))
     return points
 
 
