@@ -141,6 +141,13 @@ class OllaTrainer(transformers.Trainer):
 
         self.accelerator.clip_grad_norm_ = known_or_clip
 
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        """Save the model. Its configuration stays as steps were captured with it: saving changes it."""
+        settings = vars(getattr(self.model, "config", self))
+        before = dict(settings)
+        super().save_model(*args, **kwargs)
+        settings.update(before)
+
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         """Run a planned step on a batch and return its loss; see transformers.Trainer."""
         model.train()
