@@ -23,6 +23,7 @@ from tests.support.pages import ROOT, Block, blocks
 
 DOCS = ROOT / "docs"
 PAGES = {page.relative_to(DOCS).as_posix(): blocks(page) for page in sorted(DOCS.rglob("*.md"))}
+APART = {"export.md", "scale.md"}  # run in tests/integrations and tests/scale
 SLOW = {"start.md", "inductor.md"}  # they train and compile for a minute
 NO_TORCH = {"solver.md"}
 MOST_SECONDS = 600
@@ -91,7 +92,9 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[
 
 
 @pytest.mark.timeout(MOST_SECONDS)
-@pytest.mark.parametrize("name", [pytest.param(name, marks=needs(name)) for name, page in PAGES.items() if page])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=needs(name)) for name, page in PAGES.items() if page and name not in APART]
+)
 def test_a_page_runs_as_printed(
     name: str, given: Callable[[], dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
