@@ -19,7 +19,7 @@ from olla.pytorch.program.schedule import Call, OpSchedule
 from olla.pytorch.program.swapped import Transfers
 from olla.pytorch.program.talk import Talk
 from olla.pytorch.program.variants import drawn_from, dropout_again, is_dropout, mask_of, norm_again, overwriting
-from olla.pytorch.ranks.settle import counts, settled
+from olla.pytorch.ranks.settle import settled, uses
 
 Program = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 Window = Callable[[int], None]
@@ -74,7 +74,7 @@ def compile_program(
     if schedule is None:
         schedule = OpSchedule(captured.graph, [Call(nodes) for nodes in captured.nodes])
     writer = _Writer(captured, schedule, order)
-    writer.constants |= {"begin": begin, "end": end, "note": note, "counts": counts, "settled": settled}
+    writer.constants |= {"begin": begin, "end": end, "note": note, "settled": settled, "uses": uses}
     if copies is not None:
         writer.constants |= {"out": copies.out, "back": copies.back, "wait": copies.wait, "outline": Outline.of}
     writer.write_inputs()

@@ -27,7 +27,7 @@ class Talk:
         found = [alive(node) for node in kernel.all_input_nodes]
         self._given[kernel] = list(dict.fromkeys(name for name in found if name))
         self._counts[kernel] = f"h_{kernel.name}"
-        return [f"{self._counts[kernel]} = counts({', '.join(self._given[kernel])})"]
+        return [f"{self._counts[kernel]} = uses({', '.join(self._given[kernel])})"]
 
     def behind(self, kernel: fx.Node, alive: Alive) -> list[str]:
         """Return the lines behind an operator: nothing but for the last wait for a collective."""

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
-_MOST_SECONDS = 0.02  # a view that was made meanwhile holds its tensor, too: the memory is then freed a moment late
+_MOST_SECONDS = 0.2  # a view that was made meanwhile holds its tensor, too: the memory is then freed a moment late
 
 
-def counts(*tensors: torch.Tensor) -> list[int]:
+def uses(*tensors: torch.Tensor) -> list[int]:
     """Return how many hold each tensor: what a collective that is begun next adds to is let go of later."""
     return [t._use_count() for t in tensors]  # type: ignore[attr-defined]
 
@@ -21,13 +21,13 @@ def settled(before: Sequence[int], given: Sequence[torch.Tensor], made: Sequence
     Until then their memory is not free where the plan says so. Nothing is computed here: it gives up after a moment.
 
     Args:
-        before: what `counts` said of the tensors it was given, before it began.
+        before: what `uses` said of the tensors it was given, before it began.
         given: those tensors.
         made: its results.
 
     Example:
         >>> x = torch.ones(3)
-        >>> settled(counts(x), [x], [])
+        >>> settled(uses(x), [x], [])
     """
     end = 0.0
     for tensor, most in zip((*given, *made), (*before, *[1] * len(made)), strict=True):
@@ -35,4 +35,4 @@ def settled(before: Sequence[int], given: Sequence[torch.Tensor], made: Sequence
             end = end or time.perf_counter() + _MOST_SECONDS
             if time.perf_counter() > end:
                 return
-            time.sleep(0)  # lets the other thread run
+            time.sleep(1e-5)  # lets the other thread run
