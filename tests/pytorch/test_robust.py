@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import olla
+from olla.pytorch.memory import arrange
 from olla.pytorch.memory.requests import Requests
 from tests.support.pytorch.failing import Saved, fail, failing, no_memory
 from tests.support.pytorch.planned import compiled, planned, reference, runner_of, world_of
@@ -117,7 +118,7 @@ def moved_plan(graph: olla.Graph, seed: int = 0) -> olla.Plan:
 def test_another_order_is_recorded_again_only_if_lifetimes_cannot_be_known(
     is_exact: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("olla.pytorch.planned.planned_again", lambda graph, before, progress: moved_plan(graph))
+    monkeypatch.setattr(arrange, "planned_again", lambda graph, before, progress, search: moved_plan(graph))
     if not is_exact:
         monkeypatch.setattr(Requests, "of", lambda recorded, addresses, graph: Requests.of_graph(graph))
     world = world_of("resnet50", "adamw")

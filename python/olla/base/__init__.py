@@ -1,7 +1,7 @@
 """What all folders may use: files, numbers as text, progress, rivals of a search."""
 
 from olla.base.progress import Progress, watched
-from olla.base.text import cells, human_bytes, parse_bytes, percent, visible
+from olla.base.text import cells, human_bytes, parse_bytes, percent, plain, visible
 
 __all__ = [
     "Progress",
@@ -9,6 +9,7 @@ __all__ = [
     "human_bytes",
     "parse_bytes",
     "percent",
+    "plain",
     "visible",
     "watched",
 ]

@@ -119,6 +119,11 @@ def read_json(path: str | os.PathLike[str], error: type[OllaError]) -> object:
         raise error(f"is not JSON, or was cut off: {cause}", rule="file") from cause
 
 
+def packed(name: str, data: bytes) -> bytes:
+    """Return the bytes of a file: through gzip where its name ends in `.gz`, the same bytes for the same data."""
+    return gzip.compress(data, compresslevel=6, mtime=0) if name.endswith(".gz") else data
+
+
 def write(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a file, through gzip where the name ends in `.gz`; it appears whole or not at all.
 
@@ -130,8 +135,7 @@ def write(path: str | os.PathLike[str], data: bytes) -> None:
         OSError: it cannot be written; what was there before still is.
     """
     name = os.fsdecode(path)
-    if name.endswith(".gz"):
-        data = gzip.compress(data, compresslevel=6, mtime=0)
+    data = packed(name, data)
     stream = stream_of(name)
     if stream is None:
         _replace(os.path.realpath(name), data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 import unicodedata
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from olla.errors import BudgetError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.text import Text
 
 _HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control characters, also those of direction; surrogates; other line ends
@@ -39,6 +41,26 @@ def cells(*texts: str, style: str = "") -> list[Text]:
     from rich.text import Text
 
     return [Text(visible(text), style) for text in texts]
+
+
+def plain(*parts: RenderableType, width: int) -> str:
+    """Return what rich prints of some parts, one below the other, as text without colours or trailing spaces.
+
+    Args:
+        parts: tables, texts, lines.
+        width: columns, whatever the terminal has.
+
+    Example:
+        >>> plain("a line", "another", width=80)
+        'a line\\nanother'
+    """
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False, legacy_windows=False)
+    with console.capture() as capture:
+        for part in parts:
+            console.print(part)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
 def human_bytes(num_bytes: int) -> str:

@@ -70,12 +70,10 @@ def check_kept(graph: Graph, rewritten: Graph, origin: NDArray[np.int32]) -> Non
         raise PlanError(
             f"op {u} ({name}) communicates, and runs {times} times: expected once", rule="rewrite_collective", ids=(u,)
         )
-    own = {name: [v for v in wanted.tolist() if graph.groups[v] == name and _issues(graph, v)] for name in graph.groups}
+    own, now = _issued(graph, wanted.tolist()), _issued(rewritten, talks.tolist())
     for name, ops in own.items():
-        issues = [v for v in talks.tolist() if rewritten.groups[v] == name and _issues(rewritten, v)]
-        now = [int(origin[v]) for v in issues]
-        for u, w in zip(ops, now, strict=True):
-            if u != w:
+        for u, v in zip(ops, now.get(name, ()), strict=False):  # a group that differs is found below
+            if (w := int(origin[v])) != u:
                 raise PlanError(
                     f"op {w} ({graph.op_names[w]}) communicates where op {u} ({graph.op_names[u]}) did",
                     rule="rewrite_collective",
@@ -91,6 +89,15 @@ def check_kept(graph: Graph, rewritten: Graph, origin: NDArray[np.int32]) -> Non
 
 def _issues(graph: Graph, v: int) -> bool:
     return graph.collectives[v] not in ("", "wait")
+
+
+def _issued(graph: Graph, ops: list[int]) -> dict[str, list[int]]:
+    """Return the ops that begin a collective, by group."""
+    found: dict[str, list[int]] = {}
+    for v in ops:
+        if _issues(graph, v):
+            found.setdefault(graph.groups[v], []).append(v)
+    return found
 
 
 def _repeated(ops: NDArray[np.int64]) -> set[int]:

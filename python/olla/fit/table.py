@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING, Any
 
-from olla.base import cells, human_bytes, percent
+from olla.base import cells, human_bytes, percent, plain
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -25,12 +24,7 @@ def text(fit: Any) -> str:
     Args:
         fit: an `olla.fit.Fit`; not named by its type, since that prints itself through here.
     """
-    from rich.console import Console
-
-    console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, force_terminal=False, legacy_windows=False)
-    with console.capture() as capture:
-        console.print(render(fit))
-    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+    return plain(render(fit), width=_WIDTH)
 
 
 def render(fit: Any) -> Group:

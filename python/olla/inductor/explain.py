@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from olla.base import human_bytes, percent
+from olla.base import human_bytes, percent, plain
 from olla.graph import DeviceProfile
 from olla.inductor.compat import compat
 from olla.inductor.saving.partition import Partitioner
@@ -44,14 +43,7 @@ class Explanation:
 
     def __str__(self) -> str:
         """Return the two tables a person wants: the graphs, and the step under olla and under torch."""
-        from rich.console import Console
-
-        console = Console(file=io.StringIO(), width=110, color_system=None, force_terminal=False)
-        with console.capture() as capture:
-            console.print(self._graphs())
-            console.print()
-            console.print(self._steps())
-        return "\n".join(line.rstrip() for line in capture.get().splitlines())
+        return plain(self._graphs(), "", self._steps(), width=110)
 
     def _graphs(self) -> Table:
         table = _table("graph", "ops", "saved", "of bytes", "run again", "flops again")

@@ -32,12 +32,14 @@ class Choice:
     """What a policy chose for one graph; bytes and seconds are of the graph that GraphTrainer makes of it.
 
     Attributes:
-        recomputed: names of the nodes that run again in backward.
+        ops: names of the nodes that are ops of the graph; the others are views.
+        recomputed: names of those that run again in backward.
         peak_bytes: most memory live at once, in program order, with all placeholders.
         saved_peak_bytes: the same with everything saved.
         added_seconds, base_seconds: estimated, of what runs again, and of the step without.
     """
 
+    ops: frozenset[str]
     recomputed: tuple[str, ...]
     peak_bytes: int
     saved_peak_bytes: int
@@ -138,7 +140,9 @@ def choose(module: fx.GraphModule, goal: Goal) -> Choice:
         *(human_bytes(best.peak_bytes), human_bytes(saved.peak_bytes), len(names)),
         percent(best.added_seconds / saved.base_seconds if saved.base_seconds else 0.0),
     )
-    return Choice(names, best.peak_bytes, saved.peak_bytes, best.added_seconds, best.base_seconds)
+    return Choice(
+        frozenset(graph.op_names), names, best.peak_bytes, saved.peak_bytes, best.added_seconds, best.base_seconds
+    )
 
 
 def name_sums(module: fx.GraphModule) -> None:
@@ -159,7 +163,7 @@ def tag(module: fx.GraphModule, choice: Choice) -> None:
 
     from torch.utils.checkpoint import CheckpointPolicy
 
-    recomputed, ops = set(choice.recomputed), _op_names(module)
+    recomputed, ops = set(choice.recomputed), choice.ops
     nodes = list(module.graph.nodes)
     first = _first_backward(nodes)
     place = {node: i for i, node in enumerate(nodes)}
@@ -176,12 +180,6 @@ def tag(module: fx.GraphModule, choice: Choice) -> None:
         else:
             node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
     module.recompile()
-
-
-def _op_names(module: fx.GraphModule) -> set[str]:
-    from olla.pytorch.imported import from_fx
-
-    return set(from_fx(module).op_names)
 
 
 def _fqn(node: fx.Node) -> str:

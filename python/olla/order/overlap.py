@@ -70,9 +70,10 @@ class _Overlap:
         for v in talks:
             if self.graph.collectives[v] != WAIT:
                 self._issue_early(v)
+        ends = self._ends()
         for v in talks:
             if v in self.issue:
-                self._wait_late(v)
+                self._wait_late(v, ends[self.issue[v]])
         return self.order
 
     def _issue_early(self, v: int) -> None:
@@ -81,25 +82,23 @@ class _Overlap:
         if first < step[v]:
             self._accept(np.concatenate([self.order[:first], [v], np.delete(self.order, step[v])[first:]]))
 
-    def _wait_late(self, v: int) -> None:
+    def _wait_late(self, v: int, end: float) -> None:
         step = int(np.flatnonzero(self.order == v)[0])
-        target = int(np.searchsorted(np.cumsum(self.own[self.order]), self._end(v))) + 1
+        target = int(np.searchsorted(np.cumsum(self.own[self.order]), end)) + 1
         for _ in range(_TRIES):
             if target <= step + 1 or self._accept(self._behind(step, min(target, len(self.order)))):
                 return
             target = step + (target - step) // 2
 
-    def _end(self, v: int) -> float:
-        """Return when the collective that op v waits for ends, if the ops before it run without a stop."""
-        now, free = 0.0, dict[str, float]()
-        for u in self.order.tolist():
-            now += float(self.own[u])
-            if self.link[u] > 0:
-                group = self.graph.groups[u]
-                free[group] = max(free.get(group, 0.0), now) + float(self.link[u])
-            if u == self.issue[v]:
-                return free.get(self.graph.groups[u], now)
-        return now
+    def _ends(self) -> dict[int, float]:
+        """Return when the collective of each op that issues one ends, if the ops run without a stop."""
+        now, free, ends = 0.0, dict[str, float](), dict[int, float]()
+        for v in self.order.tolist():
+            now += float(self.own[v])
+            if self.graph.collectives[v] not in ("", WAIT):
+                group = self.graph.groups[v]
+                ends[v] = free[group] = max(free.get(group, 0.0), now) + float(self.link[v])
+        return ends
 
     def _behind(self, first: int, last: int) -> Order:
         """Return the order in which op first, and what depends on it, is behind the other ops before step last."""

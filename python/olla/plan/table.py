@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from olla.base import cells, human_bytes, percent
+from olla.base import cells, human_bytes, percent, plain
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -127,12 +126,7 @@ def text(rows: Rows, verbose: bool = False) -> str:
         Lines of at most 100 columns: the figures, what is remarked about them, where the peak is and what lives there,
         seconds per stage.
     """
-    from rich.console import Console
-
-    console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, force_terminal=False, legacy_windows=False)
-    with console.capture() as capture:
-        console.print(render(rows, verbose))
-    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+    return plain(render(rows, verbose), width=_WIDTH)
 
 
 def render(rows: Rows, verbose: bool = False) -> Group:

@@ -14,14 +14,14 @@ from olla.plan import Costs, Plan
 from olla.planner import plan
 from olla.pytorch.cache import Place
 from olla.pytorch.capture import Captured
-from olla.pytorch.memory.arrange import Arranged, planned_again
+from olla.pytorch.memory.arrange import Arranged
 from olla.pytorch.memory.copies import Copies, HostMemory
 from olla.pytorch.memory.replay import Replay
 from olla.pytorch.memory.requests import Recorder
 from olla.pytorch.planner import Planner, captured_costs
 from olla.pytorch.program.program import Program, compile_program
 from olla.pytorch.program.schedule import OpSchedule, op_schedule
-from olla.pytorch.ranks.agreement import agreed_costs, digest_of, plan_together
+from olla.pytorch.ranks.agreement import Agreement, plan_together
 from olla.pytorch.ranks.group import Ranks
 
 _ALIGNMENT = {"cpu": 64}  # bytes; torch's allocators for accelerators align to 512
@@ -68,6 +68,26 @@ class PlannedStep:
         """Return what was recorded, of the ops of the captured graph."""
         return captured_costs(self._captured.graph, self.graph, self.plan)
 
+    def replan(
+        self, planner: Planner, agreement: Agreement, arranged: Arranged | None, progress: Progress | None
+    ) -> Plan | None:
+        """Return another plan where the arena does not fit the budget, or copies were planned by estimates.
+
+        Args:
+            planner: made the plan in force.
+            agreement: of the ranks that run the step.
+            arranged: the arena of the plan in force; None: there is none.
+            progress: see olla.plan.
+        """
+        needed = peak = 0
+        if arranged is not None:
+            needed = self.graph.resident_bytes + arranged.output_bytes + arranged.table.arena_bytes
+            peak = self.plan.peak_bytes
+        captured, costs, device = self._captured, self.costs(), self.device
+        return agreement.replan(
+            needed, planner, lambda most: planner.replan(captured, costs, device, most, peak, progress)
+        )
+
     def compile(self) -> Program:
         """Return the step as a function, on torch's own allocator."""
         order = self.plan.order.tolist()
@@ -102,74 +122,6 @@ class PlannedStep:
             windows=frozenset(np.flatnonzero(np.diff(arranged.table.op_offset)).tolist()),
             copies=self.copies,
         )
-
-
-class Agreement:
-    """What is decided by what was measured: by this process alone, or by the most that any rank measured.
-
-    The ranks of a step record it at the same call, and decide together until its requests are laid out. From then on
-    its order stands; a rank whose requests differ records again for itself.
-
-    Args:
-        ranks: that run the step together; None: this process alone.
-
-    Attributes:
-        is_open: whether the ranks have still to decide.
-    """
-
-    def __init__(self, ranks: Ranks | None) -> None:
-        self.is_open = True
-        self._ranks = ranks
-
-    def all_have(self, recorded: Plan | None) -> bool:
-        """Whether every rank finds on its disk what was recorded, for one order."""
-        if self._ranks is None:
-            return recorded is not None
-        known = self._ranks.gather("" if recorded is None else digest_of(recorded))
-        self.is_open = len(set(known)) > 1 or known[0] == ""
-        return not self.is_open
-
-    def any(self, value: bool) -> bool:
-        """Whether something holds on any rank."""
-        return any(self._ranks.numbers(value)) if self._ranks is not None and self.is_open else value
-
-    def costs(self, graph: Graph) -> Graph:
-        """Return a graph with the most that any rank measured."""
-        return agreed_costs(self._ranks, graph) if self._ranks is not None and self.is_open else graph
-
-    def planned_again(self, graph: Graph, before: Plan, progress: Progress | None) -> Plan:
-        """Return the plan of a step whose workspaces have become known."""
-        if self._ranks is None:
-            return planned_again(graph, before, progress)
-        if not self.is_open:
-            return planned_again(graph, before, progress, search=False)
-        return plan_together(
-            self._ranks, None, graph, lambda: planned_again(graph, before, progress), lambda found: None
-        )
-
-    def replan(
-        self,
-        planner: Planner,
-        captured: Captured,
-        costs: Costs,
-        device: str,
-        needed_bytes: int,
-        peak_bytes: int,
-        progress: Progress | None,
-    ) -> Plan | None:
-        """Return a tighter plan, or None; see `Planner.replan`."""
-        if self._ranks is None:
-            return planner.replan(captured, costs, device, needed_bytes, peak_bytes, progress)
-        if not self.is_open:
-            return None
-        most = max(self._ranks.numbers(needed_bytes))
-
-        def make() -> list[Any]:
-            found = planner.replan(captured, costs, device, most, peak_bytes, progress)
-            return [None if found is None else found.to_object(), planner.is_measured]
-
-        content, planner.is_measured = self._ranks.first(make)
-        return None if content is None else Plan.from_object(content)
 
 
 def device_type(captured: Captured) -> str:

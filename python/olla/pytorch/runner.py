@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 import traceback
 from collections import Counter
@@ -21,9 +22,10 @@ from olla.pytorch.memory.copies import HostMemory
 from olla.pytorch.memory.replay import Allocations, Replay
 from olla.pytorch.memory.requests import Recorder, Requests, with_costs
 from olla.pytorch.memory.selfcheck import SelfCheck, warned
-from olla.pytorch.planned import Agreement, PlannedStep
+from olla.pytorch.planned import PlannedStep
 from olla.pytorch.planner import Planner
 from olla.pytorch.program.program import Program
+from olla.pytorch.ranks.agreement import Agreement
 from olla.pytorch.ranks.group import Ranks
 from olla.pytorch.reports import Figures, Seen
 from olla.report.progress import ProgressLine
@@ -193,7 +195,7 @@ class Runner:
         results = planned.compile_recorded(clock, addresses=False)(values)
         planned.graph = self._agreement.costs(dataclasses.replace(planned.estimated, seconds=clock.seconds))
         with ProgressLine(f"choosing copies of {planned.estimated.name}") as progress:
-            found = self._agreement.replan(planner, self._captured, planned.costs(), planned.device, 0, 0, progress)
+            found = planned.replan(planner, self._agreement, None, progress)
         planned.use(planned.plan if found is None else found)
         self.program = planned.compile()
         return results
@@ -205,7 +207,8 @@ class Runner:
             agreement = self._agreement
             planned.graph = agreement.costs(with_costs(graph, recorded, self._recorder.seconds, planned.alignment))
             self._figures.eager_peak_bytes = self._eager_peak(planned.costs().on(self._captured.graph))
-            planned.plan = before.with_figures(agreement.planned_again(self.graph, before, progress), self.graph)
+            make = functools.partial(arrange.planned_again, self.graph, before, progress)
+            planned.plan = before.with_figures(agreement.plan(self.graph, make), self.graph)
             if not np.array_equal(self.plan.order, before.order):
                 requests = Requests.of(recorded, self._recorder.addresses, graph)
                 moved = requests.in_order(graph, self.plan.order)
@@ -222,8 +225,10 @@ class Runner:
         limit = _LAYOUT_SHARE * (self._planner.time_limit if self._planner else options["time_limit"])
         alignment, num_ops = self._planned.alignment, self.graph.num_ops
         arranged = arrange.arrange(requests, num_ops, alignment, limit, options["seed"], progress)
-        if self._planner is not None and (tighter := self._tighter(self._planner, arranged, progress)) is not None:
-            self._planned.use(tighter)
+        planned, planner = self._planned, self._planner
+        tighter = planned.replan(planner, self._agreement, arranged, progress) if planner is not None else None
+        if tighter is not None:
+            planned.use(tighter)
             self._num_recordings = 0
             self.program = self._compile_recorded()
             if self._place is not None:
@@ -232,12 +237,6 @@ class Runner:
         self._agreement.is_open = False
         self._arranged = arranged
         self.program = self._planned.compile_arranged(replay, arranged)
-
-    def _tighter(self, planner: Planner, arranged: arrange.Arranged, progress: ProgressLine | None) -> Plan | None:
-        """Return another plan where the arena does not fit the budget, or copies were planned by estimates."""
-        needed = self.graph.resident_bytes + arranged.output_bytes + arranged.table.arena_bytes
-        costs, peak = self._planned.costs(), self.plan.peak_bytes
-        return self._agreement.replan(planner, self._captured, costs, self._planned.device, needed, peak, progress)
 
     def _eager_peak(self, costs: Graph) -> int:
         """Return the peak of the program order; of losses that run in chunks, the whole ones count, unrecorded."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from olla.base import cells, human_bytes, percent
+from olla.base import cells, human_bytes, percent, plain
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -123,17 +122,10 @@ class StepReport:
 
     def __str__(self) -> str:
         """Return the report as the table a person wants."""
-        from rich.console import Console
-
-        console = Console(file=io.StringIO(), width=100, color_system=None, force_terminal=False)
-        with console.capture() as capture:
-            console.print(*cells(f"{self.name}: {self.num_ops:,} ops, {self.num_steps:,} steps"))
-            console.print(self._figures())
-            slowest = ", ".join(f"{name} {seconds * 1e3:.3f} ms" for name, seconds in self.slowest)
-            for line in (slowest and f"slowest when recorded: {slowest}", *self.misses, self.note):
-                if line:
-                    console.print(*cells(line))
-        return "\n".join(line.rstrip() for line in capture.get().splitlines())
+        title = f"{self.name}: {self.num_ops:,} ops, {self.num_steps:,} steps"
+        slowest = ", ".join(f"{name} {seconds * 1e3:.3f} ms" for name, seconds in self.slowest)
+        notes = [slowest and f"slowest when recorded: {slowest}", *self.misses, self.note]
+        return plain(*cells(title), self._figures(), *cells(*filter(None, notes)), width=100)
 
     def _figures(self) -> Table:
         from rich.table import Table

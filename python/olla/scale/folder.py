@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import gzip
 import os
 import secrets
 import tempfile
@@ -78,11 +77,9 @@ class Folder:
         if self._remote is None:
             files.write(self.place(name), data)
             return
-        if name.endswith(".gz"):
-            data = gzip.compress(data, compresslevel=6, mtime=0)
         temporary = f"{self._root}/.olla-{secrets.token_hex(8)}.tmp"
         try:
-            self._remote.pipe_file(temporary, data)
+            self._remote.pipe_file(temporary, files.packed(name, data))
             self._remote.mv(temporary, f"{self._root}/{name}")
         except BaseException:
             with suppress(Exception):

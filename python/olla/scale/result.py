@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from olla.base import cells, human_bytes, percent
+from olla.base import cells, human_bytes, percent, plain
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -62,12 +61,7 @@ def text(results: Iterable[Result]) -> str:
         Planned: 0 of 1, 0 of them before; failed: 1.
         a.json: is empty
     """
-    from rich.console import Console
-
-    console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, force_terminal=False, legacy_windows=False)
-    with console.capture() as capture:
-        console.print(render(list(results)))
-    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+    return plain(render(list(results)), width=_WIDTH)
 
 
 def render(results: Sequence[Result]) -> Group:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as fc
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import olla
+from tests.support.ranks.steps import summed
 
 pytestmark = pytest.mark.torch
 
@@ -39,16 +39,6 @@ def captured(step: Any, num_blocks: int = 3) -> Any:
     model = nn.Sequential(*[Block() for _ in range(num_blocks)])
     optimizer = torch.optim.AdamW(model.parameters())
     return olla.capture(model, torch.ones(64, 16), optimizer=optimizer, step=step)
-
-
-def summed(model: Any, optimizer: Any, batch: torch.Tensor) -> torch.Tensor:
-    optimizer.zero_grad()
-    loss = model(batch).square().mean()
-    loss.backward()
-    for parameter in model.parameters():
-        parameter.grad = fc.all_reduce(parameter.grad, "avg", dist.group.WORLD)
-    optimizer.step()
-    return loss.detach()
 
 
 def issues(graph: olla.Graph) -> list[int]:

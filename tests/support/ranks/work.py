@@ -36,26 +36,16 @@ def summed(
         options: of olla.compile.
     """
     import torch
-    import torch.distributed as dist
-    import torch.distributed._functional_collectives as fc
 
     import olla
+    from tests.support.ranks.steps import summed
 
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, width), torch.nn.GELU(), torch.nn.Linear(width, 64))
     optimizer = torch.optim.AdamW(model.parameters())
     batch = torch.randn(rows, 64, generator=torch.Generator().manual_seed(rank))
 
-    def train(model: Any, optimizer: Any, batch: Any) -> Any:
-        optimizer.zero_grad()
-        loss = model(batch).square().mean()
-        loss.backward()
-        for parameter in model.parameters():
-            parameter.grad = fc.all_reduce(parameter.grad, "avg", dist.group.WORLD)
-        optimizer.step()
-        return loss.detach()
-
-    step = olla.compile(model, optimizer=optimizer, step=train, **options)
+    step = olla.compile(model, optimizer=optimizer, step=summed, **options)
     time.sleep(pause)
     losses = []
     for i in range(steps):

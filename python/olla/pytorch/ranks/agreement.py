@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,6 +21,12 @@ from olla.pytorch.ranks.group import Ranks
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _OF_PLAN = ("graph_digest", "source_digest", "order", "before", "after", "rewrites")  # what decides how a step runs
+
+
+class Planner(Protocol):
+    """What plans a step towards a goal, as far as ranks have to know."""
+
+    is_measured: bool
 
 
 def agree(ranks: Ranks, graph: Graph, nodes: Iterable[fx.Node], options: Mapping[str, Any]) -> None:
@@ -122,17 +128,87 @@ def plan_together(
     return own if own is not None and digest_of(found) == mine else found
 
 
+class Search(Protocol):
+    """Plans a step."""
+
+    def __call__(self, *, search: bool) -> Plan:
+        """Return the plan; `search`: whether another order is looked for."""
+
+
+class Agreement:
+    """What is decided by what was measured: by this process alone, or by the most that any rank measured.
+
+    The ranks of a step record it at the same call, and decide together until its requests are laid out. From then on
+    its order stands; a rank whose requests differ records again for itself.
+
+    Args:
+        ranks: that run the step together; None: this process alone.
+
+    Attributes:
+        is_open: whether the ranks have still to decide.
+    """
+
+    def __init__(self, ranks: Ranks | None) -> None:
+        self.is_open = True
+        self._ranks = ranks
+
+    def all_have(self, recorded: Plan | None) -> bool:
+        """Whether every rank finds on its disk what was recorded, for one order."""
+        if self._ranks is None:
+            return recorded is not None
+        known = self._ranks.gather("" if recorded is None else digest_of(recorded))
+        self.is_open = len(set(known)) > 1 or known[0] == ""
+        return not self.is_open
+
+    def any(self, value: bool) -> bool:
+        """Whether something holds on any rank."""
+        return any(self._ranks.numbers(value)) if self._ranks is not None and self.is_open else value
+
+    def costs(self, graph: Graph) -> Graph:
+        """Return a graph with the most that any rank measured of each op: workspaces and seconds."""
+        if self._ranks is None or not self.is_open:
+            return graph
+        everyone = self._ranks.gather([graph.workspace_bytes.tolist(), graph.seconds.tolist()])
+        workspaces, seconds = (np.max(np.array(lists), axis=0) for lists in zip(*everyone, strict=True))
+        return Costs(workspaces.astype(np.int64), seconds.astype(np.float64)).on(graph)
+
+    def plan(self, graph: Graph, make: Search) -> Plan:
+        """Return the plan of a step whose workspaces have become known.
+
+        Args:
+            graph: the step.
+            make: plans it; `search` says whether another order may be looked for.
+        """
+        if self._ranks is None or not self.is_open:
+            return make(search=self._ranks is None)
+        return plan_together(self._ranks, None, graph, lambda: make(search=True), lambda found: None)
+
+    def replan(self, needed_bytes: int, planner: Planner, make: Callable[[int], Plan | None]) -> Plan | None:
+        """Return a tighter plan, or None; `planner.is_measured` is afterwards what it is on the first rank.
+
+        Args:
+            needed_bytes: what the recorded step takes here.
+            planner: that `make` asks.
+            make: plans for the most bytes that any rank needs.
+        """
+        if self._ranks is None:
+            return make(needed_bytes)
+        if not self.is_open:
+            return None
+        most = max(self._ranks.numbers(needed_bytes))
+
+        def made() -> list[Any]:
+            found = make(most)
+            return [None if found is None else found.to_object(), planner.is_measured]
+
+        content, planner.is_measured = self._ranks.first(made)
+        return None if content is None else Plan.from_object(content)
+
+
 def digest_of(plan: Plan) -> str:
     """Return a digest of what a plan decides; the time it took is not in it."""
     content = plan.to_object()
     return _digest([json.dumps(content[name]) for name in _OF_PLAN])
-
-
-def agreed_costs(ranks: Ranks, graph: Graph) -> Graph:
-    """Return the graph with the most that any rank has measured of each op: workspaces and seconds."""
-    everyone = ranks.gather([graph.workspace_bytes.tolist(), graph.seconds.tolist()])
-    workspaces, seconds = (np.max(np.array(lists), axis=0) for lists in zip(*everyone, strict=True))
-    return Costs(workspaces.astype(np.int64), seconds.astype(np.float64)).on(graph)
 
 
 def _digest(texts: list[str]) -> str:
