@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
+import torch
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, get_proxy_mode
 
 from olla.pytorch.capture.signals import deferred
 
@@ -57,6 +59,27 @@ def capture() -> Iterator[Capture]:
             yield found
         finally:
             found.is_over = True
+
+
+@contextlib.contextmanager
+def unwatched_operators(capture: Capture) -> Iterator[None]:
+    """Record operators without asking modes for functions of torch, and without watching which code is entered.
+
+    In the middle of a backward pass both are on, and torch's own Python behind each operator calls hundreds of functions.
+    """
+    record: Any = ProxyTorchDispatchMode.__torch_dispatch__
+
+    def record_unwatched(*args: Any, **kwargs: Any) -> Any:
+        watching = sys.gettrace()
+        sys.settrace(None)
+        try:
+            with torch._C.DisableTorchFunction():
+                return record(*args, **kwargs)
+        finally:
+            sys.settrace(watching)
+
+    with capture.replaced(ProxyTorchDispatchMode, "__torch_dispatch__", record_unwatched):
+        yield
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,10 @@ from olla.pytorch.guards.reads import Reads
 from olla.pytorch.ranks import collectives
 
 _Tensors = tuple[torch.Tensor, ...]
+# Which function of torch an operator comes from is not needed; older versions of torch do not ask.
+_unnamed = {"_disable_torch_fn_metadata_mode": True}
+_unnamed = {k: v for k, v in _unnamed.items() if k in inspect.signature(make_fx).parameters}
+_recorded = functools.partial(make_fx, **_unnamed)
 KIND = "olla_kind"  # key of node.meta: forward, backward or update
 
 
@@ -162,8 +167,8 @@ def _trace(
         stack.enter_context(checks.traced())
         stack.enter_context(reads.undone())
         stack.enter_context(_metadata_restored())
-        with reads.recording(capture.is_here):
-            module = make_fx(lambda *tensors: _run(step, tensors), tracing_mode="fake")(*step.fakes)
+        stack.enter_context(exclusive.unwatched_operators(capture))
+        module = _recorded(lambda *tensors: _run(step, tensors), tracing_mode="fake")(*step.fakes)
         if shapes.refused is not None:
             raise shapes.refused
         generator.drop_unneeded(module, costs.is_random)
@@ -242,7 +247,9 @@ def _run(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
         hooks = [_hooks(t) for _, t in pairs]
         stack.enter_context(lent.in_functions(step.capture))
         stack.enter_context(lent)
-        result = lent.stand_ins_in(_call(step, batch))
+        with step.reads.recording(step.capture.is_here):
+            result = _call(step, batch)
+        result = lent.stand_ins_in(result)
     if [_hooks(t) for _, t in pairs] != hooks:
         raise CaptureError(
             "the step registers a hook on a parameter, a buffer or the batch and leaves it there: register it before "
