@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 import threading
@@ -16,6 +17,7 @@ from olla.pytorch.capture.signals import deferred
 
 _lock = threading.RLock()
 _replaced: list[tuple[Any, str, Any, Any]] = []  # by the captures that run: owner, name, original, stand-in
+_is_collected = False  # whether garbage is collected again once the capture that runs is over
 
 
 class Capture:
@@ -52,8 +54,8 @@ class Capture:
 
 @contextlib.contextmanager
 def capture() -> Iterator[Capture]:
-    """Wait until no other thread captures; inside, signals wait for ``check``."""
-    with _lock, deferred() as check:
+    """Wait until no other thread captures; inside, signals wait for ``check``, and no garbage is collected."""
+    with _lock, deferred() as check, _collecting_no_garbage():
         found = Capture(check)
         try:
             yield found
@@ -65,7 +67,7 @@ def capture() -> Iterator[Capture]:
 def unwatched_operators(capture: Capture) -> Iterator[None]:
     """Record operators without asking modes for functions of torch, and without watching which code is entered.
 
-    In the middle of a backward pass both are on, and torch's own Python behind each operator calls hundreds of functions.
+    In a backward pass both are on, and torch's own Python behind each operator calls hundreds of functions.
     """
     record: Any = ProxyTorchDispatchMode.__torch_dispatch__
 
@@ -87,6 +89,25 @@ def between() -> Iterator[None]:
     """Wait until no other thread captures: modules that it captures hold fake tensors meanwhile."""
     with _lock:
         yield
+
+
+@contextlib.contextmanager
+def _collecting_no_garbage() -> Iterator[None]:
+    """Let nobody look for unreachable cycles: nearly all that a capture makes is reachable until its end.
+
+    Each look goes through all of torch's objects, too, a tenth of a second or two.
+    """
+    global _is_collected
+    if not gc.isenabled():
+        yield
+        return
+    _is_collected = True
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        _is_collected = False
 
 
 @contextlib.contextmanager
@@ -112,6 +133,8 @@ def _after_fork() -> None:
     _lock = threading.RLock()
     while _replaced:
         _restore(*_replaced.pop())
+    if _is_collected:
+        gc.enable()
 
 
 if hasattr(os, "register_at_fork"):

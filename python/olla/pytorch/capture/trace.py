@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,10 +28,6 @@ from olla.pytorch.guards.reads import Reads
 from olla.pytorch.ranks import collectives
 
 _Tensors = tuple[torch.Tensor, ...]
-# Which function of torch an operator comes from is not needed; older versions of torch do not ask.
-_unnamed = {"_disable_torch_fn_metadata_mode": True}
-_unnamed = {k: v for k, v in _unnamed.items() if k in inspect.signature(make_fx).parameters}
-_recorded = functools.partial(make_fx, **_unnamed)
 KIND = "olla_kind"  # key of node.meta: forward, backward or update
 
 
@@ -168,7 +163,7 @@ def _trace(
         stack.enter_context(reads.undone())
         stack.enter_context(_metadata_restored())
         stack.enter_context(exclusive.unwatched_operators(capture))
-        module = _recorded(lambda *tensors: _run(step, tensors), tracing_mode="fake")(*step.fakes)
+        module = make_fx(lambda *tensors: _run(step, tensors), tracing_mode="fake")(*step.fakes)
         if shapes.refused is not None:
             raise shapes.refused
         generator.drop_unneeded(module, costs.is_random)
@@ -215,6 +210,7 @@ def _add_optimizer_inputs(step: _Step, optimizer: torch.optim.Optimizer, fakes: 
         for entry in optimizers.rates(group):
             fake = fakes.of(optimizers.rate_tensor(group, entry))
             step.add(Input("rate", f"{entry} of group {number}", number, entry), fake)
+        made: dict[torch.dtype, optimizers.State] = {}
         for parameter in group["params"]:
             if not parameter.requires_grad:
                 continue
@@ -223,7 +219,7 @@ def _add_optimizer_inputs(step: _Step, optimizer: torch.optim.Optimizer, fakes: 
             exists = bool(state)
             if not exists:
                 with mode:
-                    state = optimizers.first_state(optimizer, group, fakes.of(parameter))
+                    state = optimizers.first_state_of_fake(optimizer, group, fakes.of(parameter), made)
             for entry, value in state.items():
                 if value is not None:
                     fake = fakes.of(value) if exists else value

@@ -108,7 +108,7 @@ def knows_instructions() -> bool:
             import collections.abc as found
             from collections import OrderedDict
 
-            return [found.Sized.__mro__.count(self), super(Sample, self).keys(), super().items, OrderedDict, sorted]
+            return [found.Sized.__mro__.count(self), super().keys(), super().items, OrderedDict, sorted]
 
     codes = (Sample.method.__code__, origin.__wrapped__.__code__, named_by_dis.__code__)
     return all(named_quickly(code) == named_by_dis(code) for code in codes)

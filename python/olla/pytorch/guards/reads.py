@@ -49,6 +49,7 @@ class Reads(Objects):
         self._clocks: dict[int, frozenset[int]] = {}  # by the id of their code
         self._first_use = FirstUse()
         self._scopes: list[dict[str, Any]] = []  # of code that looks globals up by name
+        self._closing: list[types.CodeType] = []  # code that was entered and reads variables of functions around it
         for name, table in _global_hooks():
             self.places.watch(table, Holds.HOOKS, name, "torch")
             for function in table.values():
@@ -149,6 +150,8 @@ class Reads(Objects):
             return
         names = named(code)
         if where in ("user", "installed"):
+            if code.co_freevars and code.co_name not in _COMPREHENSIONS:
+                self._closing.append(code)
             self.names.is_open |= names.is_open and where == "user"
             for name in names.variables:
                 self._variable(name, scope, names.loaded)
@@ -254,8 +257,7 @@ class Reads(Objects):
 
     def _find_closures(self) -> None:
         """Find functions that ran and were not reached as objects: their closures count, too."""
-        codes = [c for i, c in self._entered.items() if c.co_freevars and i not in self._functions]
-        codes = [c for c in codes if origin(c.co_filename) in ("user", "installed") and c.co_name not in _COMPREHENSIONS]
+        codes = [code for code in self._closing if id(code) not in self._functions]
         for function in gc.get_referrers(*codes) if codes else ():
             if isinstance(function, types.FunctionType) and (
                 code_origin(function.__code__, function.__globals__) in ("user", "installed")
