@@ -54,8 +54,8 @@ class Capture:
 
 @contextlib.contextmanager
 def capture() -> Iterator[Capture]:
-    """Wait until no other thread captures; inside, signals wait for ``check``, and no garbage is collected."""
-    with _lock, deferred() as check, _collecting_no_garbage():
+    """Wait until no other thread captures; inside, signals wait for ``check``."""
+    with _lock, deferred() as check:
         found = Capture(check)
         try:
             yield found
@@ -92,22 +92,23 @@ def between() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _collecting_no_garbage() -> Iterator[None]:
+def collecting_no_garbage() -> Iterator[None]:
     """Let nobody look for unreachable cycles: nearly all that a capture makes is reachable until its end.
 
     Each look goes through all of torch's objects, too, a tenth of a second or two.
     """
     global _is_collected
-    if not gc.isenabled():
-        yield
-        return
-    _is_collected = True
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-        _is_collected = False
+    with _lock:
+        if not gc.isenabled():
+            yield
+            return
+        try:
+            _is_collected = True
+            gc.disable()
+            yield
+        finally:
+            gc.enable()
+            _is_collected = False
 
 
 @contextlib.contextmanager
