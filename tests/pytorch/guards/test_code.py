@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import decimal
+import importlib
 import tarfile
 import types
 import typing
@@ -59,17 +60,21 @@ def test_where_instructions_are_not_known_dis_reads_them(monkeypatch: pytest.Mon
         code.knows_instructions.cache_clear()
 
 
-def test_functions_of_equal_code_read_their_own_globals(tmp_path: Path) -> None:
-    text = "def scaled(x):\n    return x * SCALE\n"
-    one, two = ({"SCALE": scale, "__name__": name} for scale, name in ((1.0, "one"), (2.0, "two")))
-    for name, scope in (("one", one), ("two", two)):
-        exec(compile(text, str(tmp_path / f"{name}.py"), "exec"), scope)
-    assert one["scaled"].__code__ == two["scaled"].__code__
-    model = nn.Linear(3, 2)
-    step = olla.compile(model, loss=lambda m, x: two["scaled"](one["scaled"](m(x))).sum(), arena=False)
+def test_functions_of_equal_code_in_two_files_read_their_own_globals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("scale_one", "scale_two"):
+        (tmp_path / f"{name}.py").write_text("SCALE = 1.0\n\n\ndef scaled(x):\n    return x * SCALE\n")
+    one, two = (importlib.import_module(name) for name in ("scale_one", "scale_two"))
+    inner, outer = one.scaled, two.scaled
+    assert inner.__code__ == outer.__code__
+    step = olla.compile(
+        nn.Linear(3, 2), loss=lambda m, x: outer(inner(m(x))).sum(), arena=False, disk_cache=False, time_limit=0.05
+    )
     batch = torch.ones(4, 3)
     before = step(batch)
-    two["SCALE"] = 4.0
+    monkeypatch.setattr(two, "SCALE", 4.0)
+    torch.testing.assert_close(step(batch), 4 * before)
+    monkeypatch.setattr(one, "SCALE", 0.5)
     torch.testing.assert_close(step(batch), 2 * before)
-    one["SCALE"] = 0.5
-    torch.testing.assert_close(step(batch), before)
