@@ -249,15 +249,20 @@ class Lent(TorchFunctionMode):
         return pytree.tree_map_only(torch.Tensor, self._stand_in, value, is_leaf=_is_shape)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        _refuse(func, args, self._stand_ins)
-        args, kwargs = self.stand_ins_in((args, kwargs or {}))
-        for argument in (*args, *kwargs.values()):
-            if isinstance(argument, torch.Generator):
-                self._reads.draws_from(argument)
-        result = self._run(func, args, kwargs)
-        return self._originals.get(id(result), result)
+        watching = sys.gettrace()
+        sys.settrace(None)  # torch's own functions read nothing of the user's, and there is much code in them
+        try:
+            _refuse(func, args, self._stand_ins)
+            args, kwargs = self.stand_ins_in((args, kwargs or {}))
+            for argument in (*args, *kwargs.values()):
+                if isinstance(argument, torch.Generator):
+                    self._reads.draws_from(argument)
+            result = self._run(func, args, kwargs, watching)
+            return self._originals.get(id(result), result)
+        finally:
+            sys.settrace(watching)
 
-    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _run(self, func: Any, args: Any, kwargs: Any, watching: Any) -> Any:
         if self._modes != kernel_modes(self._device_type):
             raise CaptureError(
                 "the step changes settings of torch that its kernels read (torch.backends, the precision of matrix "
@@ -271,16 +276,11 @@ class Lent(TorchFunctionMode):
             return func(value)
         if func in _READ_VALUES and args and type(args[0]) in (torch.Tensor, torch.nn.Parameter):
             self._reads.value_of(args[0])
+        if func is torch.lstm:
+            return recurrent.lstm(*args, **kwargs)
         if func in _ENTERING or any(callable(a) for a in args):
-            return func(*args, **kwargs)
-        watching = sys.gettrace()
-        sys.settrace(None)  # torch's own functions read nothing of the user's, and there is much code in them
-        try:
-            if func is torch.lstm:
-                return recurrent.lstm(*args, **kwargs)
-            return func(*args, **kwargs)
-        finally:
-            sys.settrace(watching)
+            sys.settrace(watching)  # it runs code of the user's
+        return func(*args, **kwargs)
 
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._stand_ins.get(id(tensor), tensor)

@@ -162,8 +162,8 @@ def _trace(
         stack.enter_context(checks.traced())
         stack.enter_context(reads.undone())
         stack.enter_context(_metadata_restored())
-        with reads.recording(capture.is_here):
-            module = make_fx(lambda *tensors: _run(step, tensors), tracing_mode="fake")(*step.fakes)
+        stack.enter_context(exclusive.unwatched_operators(capture))
+        module = make_fx(lambda *tensors: _run(step, tensors), tracing_mode="fake")(*step.fakes)
         if shapes.refused is not None:
             raise shapes.refused
         generator.drop_unneeded(module, costs.is_random)
@@ -210,6 +210,7 @@ def _add_optimizer_inputs(step: _Step, optimizer: torch.optim.Optimizer, fakes: 
         for entry in optimizers.rates(group):
             fake = fakes.of(optimizers.rate_tensor(group, entry))
             step.add(Input("rate", f"{entry} of group {number}", number, entry), fake)
+        made: dict[torch.dtype, optimizers.State] = {}
         for parameter in group["params"]:
             if not parameter.requires_grad:
                 continue
@@ -218,7 +219,7 @@ def _add_optimizer_inputs(step: _Step, optimizer: torch.optim.Optimizer, fakes: 
             exists = bool(state)
             if not exists:
                 with mode:
-                    state = optimizers.first_state(optimizer, group, fakes.of(parameter))
+                    state = optimizers.first_state_of_fake(optimizer, group, fakes.of(parameter), made)
             for entry, value in state.items():
                 if value is not None:
                     fake = fakes.of(value) if exists else value
@@ -242,7 +243,9 @@ def _run(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
         hooks = [_hooks(t) for _, t in pairs]
         stack.enter_context(lent.in_functions(step.capture))
         stack.enter_context(lent)
-        result = lent.stand_ins_in(_call(step, batch))
+        with step.reads.recording(step.capture.is_here):
+            result = _call(step, batch)
+        result = lent.stand_ins_in(result)
     if [_hooks(t) for _, t in pairs] != hooks:
         raise CaptureError(
             "the step registers a hook on a parameter, a buffer or the batch and leaves it there: register it before "
