@@ -11,7 +11,8 @@ the added time of each and goes through olla.check; once more without results in
 
 sac_milp needs pulp, pwlf and scipy. Where its trackers fail, a row says so: with torch 2.13 on modules that are made
 in a forward pass (the loss of BERT in transformers) or have no backward pass (the rotary embedding of Llama).
-torch's auto_chunker is a part of Inductor: see bench/inductor/bench_chunked.py. Exit status: 0; 1 if a rival needs less than our plan at its added time.
+torch's auto_chunker is a part of Inductor: see bench/inductor/bench_chunked.py. Exit status: 0; 1 if a rival needs less
+than our plan at its added time.
 """
 
 from __future__ import annotations
