@@ -32,6 +32,8 @@ def check(optimizer: torch.optim.Optimizer, parameters: dict[int, str]) -> None:
         parameters: id of each parameter of the model -> its name.
     """
     kind = type(optimizer).__name__
+    if isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        raise CaptureError(f"{kind} wraps another optimizer, which a captured step takes itself: pass its .optimizer.")
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise CaptureError(
