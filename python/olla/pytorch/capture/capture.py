@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from olla.pytorch.capture.inputs import Input
     from olla.pytorch.capture.results import Structure
     from olla.pytorch.guards.reads import Reads
+    from olla.pytorch.ranks.reduced import Left
 
 OLDEST_TORCH = (2, 11)
 
@@ -38,6 +39,7 @@ class Captured:
         structure: of what the loss function or the model returned; the first of ``outputs`` are its tensors.
         seconds: by stage: ``trace``, ``fold``.
         reads: what the step read from Python while it was captured.
+        left: what a step of a DistributedDataParallel does beside its operators; None: the model is none.
         original: the step as it was before its losses were put in chunks of rows; None: this is how it was captured.
     """
 
@@ -52,6 +54,7 @@ class Captured:
     seconds: dict[str, float] = field(default_factory=dict)
     original: Captured | None = None
     reads: Reads | None = None
+    left: Left | None = None
 
     def __repr__(self) -> str:
         return f"Captured({self.graph.name!r}: {self.graph.num_ops} ops, {self.graph.num_tensors} tensors)"
@@ -137,6 +140,7 @@ def capture(
         structure=traced.structure,
         seconds=seconds,
         reads=traced.reads,
+        left=traced.left,
     )
 
 
