@@ -85,3 +85,26 @@ def interrupted(rank: int, world_size: int, *, ends: int = -1, sends: int = int(
         return summed(rank, steps=6, ends=ends, sends=sends)
     except BaseException as error:
         return Raised(type(error).__name__, f"{time.monotonic() - start:.1f}: {error}")
+
+
+def parallel(rank: int, world_size: int, *, cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Train models in DistributedDataParallel; return for each case what was found in both ways, or what was raised.
+
+    Args:
+        rank: of this process.
+        world_size: how many there are.
+        cases: name -> options of `tests.support.ranks.parallel.trained`; "eager" and "olla" hold those of one way.
+    """
+    from tests.support.ranks.parallel import trained
+
+    found: dict[str, dict[str, Any]] = {}
+    for name, options in cases.items():
+        own = {way: options.get(way, {}) for way in ("eager", "olla")}
+        both = {key: value for key, value in options.items() if key not in own}
+        found[name] = {}
+        for way, further in own.items():
+            try:
+                found[name][way] = trained(rank, way, **both, **further)
+            except Exception as error:
+                found[name][way] = Raised(type(error).__name__, str(error))
+    return found
