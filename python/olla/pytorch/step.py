@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import warnings
@@ -207,7 +208,13 @@ class Step:
         return result
 
     def _result(self, capture: Capture, values: list[torch.Tensor], batch: Any) -> Any:
-        return _give_back(capture, capture.runner.run(values), self._optimizer)
+        if (left := capture.left) is not None:
+            left.begin(capture.inputs.parameter(name).grad for name, _ in capture.runner.gradients)
+        with self._ranks.in_step() if self._ranks is not None else contextlib.nullcontext():
+            results = capture.runner.run(values)
+        if left is not None:
+            left.end(self._model)
+        return _give_back(capture, results, self._optimizer)
 
     def _captured(self, batch: Any) -> Captured:
         return capture(

@@ -24,6 +24,17 @@ class Small(nn.Module):
         return self.second(nn.functional.gelu(self.first(x)))
 
 
+class Branches(nn.Module):
+    """Two layers, of which a rank uses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers[torch.distributed.get_rank()](x)
+
+
 class ResNet(nn.Module):
     """Three residual blocks with batch normalisation, whose buffers are broadcast."""
 
@@ -57,7 +68,7 @@ def gpt2() -> nn.Module:
 def made(name: str) -> nn.Module:
     """Return a model by its name, the same on every rank."""
     torch.manual_seed(0)
-    kinds = {"small": Small, "unused": lambda: Small(unused=True), "resnet": ResNet, "gpt2": gpt2}
+    kinds = {"small": Small, "unused": lambda: Small(unused=True), "branches": Branches, "resnet": ResNet, "gpt2": gpt2}
     return kinds[name]()
 
 
@@ -128,6 +139,7 @@ def trained(
     model: str = "small",
     body: str = "",
     steps: int = 20,
+    then: int = 0,
     warm: bool = False,
     ddp: dict[str, Any] | None = None,
     **options: Any,
@@ -140,29 +152,32 @@ def trained(
         model: its name.
         body: name of the step function; empty: the ordinary loop.
         steps: to take.
+        then: steps of the ordinary loop after them.
         warm: whether DistributedDataParallel has rebuilt its buckets before the first step.
         ddp: options of DistributedDataParallel.
         options: of olla.compile.
     """
     wrapped = DistributedDataParallel(made(model), **(ddp or {}))
-    given = batches(model, rank, steps)
+    given = batches(model, rank, steps + then)
     if warm:
         _rebuild(wrapped, given[0])
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-2)
     found: dict[str, Any] = {}
     if way == "eager":
         step = BODIES.get(body, plain)
-        losses = [float(step(wrapped, optimizer, batch)) for batch in given]
-        found["buckets"] = buckets_of(wrapped)
+        losses = [float(step(wrapped, optimizer, batch)) for batch in given[:steps]]
+        found["bucket_bytes"] = bucket_bytes(wrapped)
     else:
         how = {"step": BODIES[body]} if body else {"loss": loss}
         compiled = olla.compile(wrapped, optimizer=optimizer, time_limit=1.0, **how, **options)
-        losses = [float(compiled(batch)) for batch in given]
+        losses = [float(compiled(batch)) for batch in given[:steps]]
         report, graph, plan = compiled.report(), compiled.graph, compiled.plan
         olla.check(graph, plan)
         found["report"] = (report.num_misses, report.planned_peak_bytes, report.measured_peak_bytes)
-        order = [v for v in plan.order.tolist() if graph.collectives[v] not in ("", "wait")]
-        found["collectives"] = [(graph.collectives[v], int(graph.message_bytes[v])) for v in order]
+        order = plan.order.tolist()
+        for kind in ("all_reduce", "broadcast"):
+            found[kind] = [int(graph.message_bytes[v]) for v in order if graph.collectives[v] == kind]
+    losses += [float(plain(wrapped, optimizer, batch)) for batch in given[steps:]]
     tensors = [*wrapped.module.parameters(), *wrapped.module.buffers()]
     found |= {"losses": losses, "tensors": [t.detach().double().flatten().tolist() for t in tensors]}
     return found
@@ -179,9 +194,8 @@ def _rebuild(wrapped: Any, batch: Any) -> None:
             tensor.copy_(old)
 
 
-def buckets_of(wrapped: Any) -> list[list[str]]:
-    """Return the names of the parameters in the buckets that DistributedDataParallel uses."""
-    names = {id(p): name for name, p in wrapped.named_parameters()}
+def bucket_bytes(wrapped: Any) -> list[int]:
+    """Return the sizes of the buckets that DistributedDataParallel uses from its second step on."""
     with contextlib.suppress(RuntimeError):
         wrapped.reducer._rebuild_buckets()
-    return [[names[id(p)] for p in b.parameters()] for b in wrapped.reducer._get_zeros_like_grad_buckets()]
+    return [b.buffer().numel() * b.buffer().element_size() for b in wrapped.reducer._get_zeros_like_grad_buckets()]

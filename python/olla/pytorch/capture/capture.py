@@ -77,7 +77,7 @@ def capture(
     Model, optimizer and random state stay as they are. The model may be real, on the meta device, or of fake tensors.
 
     Args:
-        model: in the mode (train or eval) it shall run in.
+        model: in the mode (train or eval) it shall run in; in a DistributedDataParallel or not.
         batch: what the loss function takes: tensors in any structure of dicts, lists and tuples. Shapes and types are
             captured, values are not.
         optimizer: over parameters of the model; SGD, Adam, AdamW, or any other that keeps its state in tensors and took
@@ -127,7 +127,8 @@ def capture(
         model, batch, loss, optimizer, None if device is None else torch.device(device), step, checks == "run"
     )
     middle = time.perf_counter()
-    folded, inputs = fold(traced.module, traced.inputs, name or type(model).__name__)
+    inside = model if traced.left is None else model.module
+    folded, inputs = fold(traced.module, traced.inputs, name or type(inside).__name__)
     seconds = {"trace": middle - start, "fold": time.perf_counter() - middle}
     return Captured(
         graph=folded.graph,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
-from olla.errors import CaptureError
+from olla.errors import CaptureError, ReplayError
 from olla.pytorch.ranks import wrapped
 
 _Parameters = list[torch.nn.Parameter]
@@ -23,6 +23,27 @@ class Left(NamedTuple):
 
     syncs_next: bool
     reduces: bool
+
+    def begin(self, gradients: Iterable[torch.Tensor | None]) -> None:
+        """Refuse to add what is reduced to gradients that are there: DistributedDataParallel would reduce these, too.
+
+        Args:
+            gradients: that are there, of the parameters whose gradients the step leaves.
+
+        Raises:
+            ReplayError: there are any.
+        """
+        if self.reduces and any(gradient is not None for gradient in gradients):
+            raise ReplayError(
+                "the step reduces its gradients over the ranks and leaves them in .grad, where there are some already, "
+                "which DistributedDataParallel would reduce as well: call model.zero_grad() before the step, or "
+                "accumulate in one step function, with model.no_sync()"
+            )
+
+    def end(self, model: Any) -> None:
+        """Leave the model as its forward passes would."""
+        if model.require_forward_param_sync is not self.syncs_next:
+            model.require_forward_param_sync = self.syncs_next
 
 
 class DataParallel:
@@ -45,7 +66,7 @@ class DataParallel:
         self._num_ranks: int = model.process_group.size()
         self._parameters = wrapped.reduced_parameters(model)
         self._buckets = wrapped.final_buckets(model)
-        self._names = {id(p): name for name, p in model.named_parameters()}
+        self._names: dict[int, str] = {id(p): name for name, p in model.named_parameters()}
         self._dense = {id(p) for p in self._parameters if torch.ops.aten.is_non_overlapping_and_dense.default(p)}
         self._stand_ins: Mapping[str, torch.Tensor] = {}
         self._arrived: dict[str, None] = {}  # in the backward pass that is to be reduced, the latest last

@@ -44,9 +44,13 @@ def require_supported(model: Any) -> None:
 def _refused(model: Any) -> list[tuple[str, str]]:
     hook = model._get_ddp_logging_data().get("comm_hook") if model.logger is not None else None
     found = {
+        "trains in mixed precision of its own": (model.mixed_precision, "use torch.autocast in the loss function"),
+        "steps an optimizer in backward": (
+            any(hasattr(p, "_in_backward_optimizers") for p in model.parameters()),
+            "pass the optimizer to olla.compile, which updates as early as its plan allows",
+        ),
         "has a communication hook": (model._comm_hooks or hook, "leave register_comm_hook() out"),
         "has a hook for buffers": (hasattr(model, "buffer_hook"), "leave _register_buffer_comm_hook() out"),
-        "trains in mixed precision of its own": (model.mixed_precision, "use torch.autocast in the loss function"),
         "delays the reduction of some gradients": (
             getattr(model, "_delay_all_reduce_params", None), "leave delay_all_reduce_named_params out",
         ),
@@ -58,10 +62,6 @@ def _refused(model: Any) -> list[tuple[str, str]]:
         ),
         "reduces in Python (optimize_ddp='python_reducer')": (
             model._use_python_reducer, 'set torch._dynamo.config.optimize_ddp = "ddp_optimizer"',
-        ),
-        "steps an optimizer in backward": (
-            any(hasattr(p, "_in_backward_optimizers") for p in model.parameters()),
-            "pass the optimizer to olla.compile, which updates as early as its plan allows",
         ),
         "has another forward, of a class that inherits": (
             type(model).forward is not _FORWARD and "olla" not in type(model).forward.__module__,
@@ -83,7 +83,7 @@ def synced_buffers(model: Any) -> list[list[torch.Tensor]]:
     buffers: list[torch.Tensor] = model.modules_buffers
     if not model.broadcast_buffers or not buffers:
         return []
-    groups, _ = dist._compute_bucket_assignment_by_size(buffers, [model.broadcast_bucket_size])
+    groups = _assigned(buffers, [model.broadcast_bucket_size])
     return [[buffers[i] for i in group] for group in groups]
 
 
@@ -103,11 +103,17 @@ def rebuilt_buckets(model: Any, arrived: Sequence[torch.nn.Parameter]) -> list[l
         arrived: all parameters it reduces.
     """
     cap = model.bucket_bytes_cap
-    first = dist._DEFAULT_FIRST_BUCKET_BYTES if model.bucket_bytes_cap_default else cap
+    first = vars(dist)["_DEFAULT_FIRST_BUCKET_BYTES"] if model.bucket_bytes_cap_default else cap
     limits = list(getattr(model, "bucket_bytes_cap_list", ())) or [first, cap]
     last_is_small = os.environ.get("DDP_SET_LAST_BUCKET_CAP") == "1"
     ordered = list(reversed(arrived)) if last_is_small else list(arrived)
-    numbers = list(range(len(ordered)))  # given, they keep buckets in the order of arrival
-    buckets, _ = dist._compute_bucket_assignment_by_size(ordered, limits, [False] * len(ordered), numbers)
+    # Given numbers, buckets keep the order of arrival.
+    buckets = _assigned(ordered, limits, [False] * len(ordered), list(range(len(ordered))))
     found = [[ordered[i] for i in bucket] for bucket in buckets]
     return list(reversed(found)) if last_is_small else found
+
+
+def _assigned(tensors: Sequence[torch.Tensor], limits: Sequence[int], *rest: Any) -> list[list[int]]:
+    """Return which tensors make a message, by torch's own rule."""
+    groups: list[list[int]] = vars(dist)["_compute_bucket_assignment_by_size"](list(tensors), list(limits), *rest)[0]
+    return groups
