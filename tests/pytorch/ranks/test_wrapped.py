@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -194,3 +195,19 @@ def test_inductor_takes_no_wrapped_model() -> None:
     model, optimizer = wrapped()
     with pytest.raises(olla.ReplayError, match='kernels="inductor" does not keep'):
         olla.compile(model, optimizer=optimizer, loss=loss, kernels="inductor")(_X)
+
+
+def test_buckets_are_sent_while_others_are_filled() -> None:
+    model, optimizer = wrapped("gpt2", bucket_cap_mb=0.02)
+    graph = olla.capture(model, torch.zeros(2, 16, dtype=torch.int64), optimizer=optimizer, loss=loss).graph
+    plan = olla.plan(graph, time_limit=2.0)
+    olla.check(graph, plan)
+    program = olla.timeline(graph, np.arange(graph.num_ops))
+    planned = olla.timeline(graph, plan.order)
+    assert planned.link_seconds == program.link_seconds > 0
+    assert planned.exposed_seconds < 0.1 * planned.link_seconds
+    for order in (range(graph.num_ops), plan.order.tolist()):
+        kinds = [graph.collectives[v] for v in order]
+        last = max(i for i, v in enumerate(order) if "embedding_dense_backward" in graph.targets[v])
+        assert kinds.count("all_reduce") == kinds.count("wait") == 4
+        assert kinds[:last].count("all_reduce") == 3  # begun in the backward pass, where their gradients arrive

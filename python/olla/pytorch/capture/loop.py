@@ -95,7 +95,7 @@ class Loop:
         self._parallel = parallel
         self._depth = 0
         if parallel is not None:
-            parallel.watch(parameters)
+            parallel.watch(parameters, capture.mode.tracer.graph)
 
     @contextlib.contextmanager
     def run(self) -> Iterator[None]:

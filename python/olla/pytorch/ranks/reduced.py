@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch import fx
 
 from olla.errors import CaptureError, ReplayError
 from olla.pytorch.ranks import wrapped
@@ -69,7 +70,8 @@ class DataParallel:
         self._names: dict[int, str] = {id(p): name for name, p in model.named_parameters()}
         self._dense = {id(p) for p in self._parameters if torch.ops.aten.is_non_overlapping_and_dense.default(p)}
         self._stand_ins: Mapping[str, torch.Tensor] = {}
-        self._arrived: dict[str, None] = {}  # in the backward pass that is to be reduced, the latest last
+        # In the backward pass that is to be reduced, in order: the last operator before each gradient was there.
+        self._arrived: dict[str, fx.Node] = {}
         self._used: set[str] = set()  # since gradients were reduced last
         self._views: dict[str, torch.Tensor] = {}  # gradients as they were left
         self._syncs_buffers: bool = model.require_forward_param_sync
@@ -82,13 +84,14 @@ class DataParallel:
         """What the traced step does beside its operators."""
         return Left(self._syncs_buffers, self._reduces)
 
-    def watch(self, stand_ins: Mapping[str, torch.Tensor]) -> None:
+    def watch(self, stand_ins: Mapping[str, torch.Tensor], graph: fx.Graph) -> None:
         """Note when gradients arrive.
 
         Args:
             stand_ins: name -> what stands for the parameter.
+            graph: that is recorded.
         """
-        self._stand_ins = stand_ins
+        self._stand_ins, self._graph = stand_ins, graph
         for parameter in self._parameters:
             name = self._names[id(parameter)]
             stand_ins[name].register_post_accumulate_grad_hook(lambda _, name=name: self._arrive(name))  # type: ignore[no-untyped-call]
@@ -101,7 +104,7 @@ class DataParallel:
                 "again"
             )
         self._arrived.pop(name, None)
-        self._arrived[name] = None
+        self._arrived[name] = self._latest()
         self._used.add(name)
 
     def forward(self, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -153,7 +156,11 @@ class DataParallel:
         if self._buckets is None:
             self._buckets = wrapped.rebuilt_buckets(model, self._in_order())
         with torch.no_grad():
-            begun = [(bucket, self._begin(bucket)) for bucket in self._buckets]
+            begun: list[tuple[_Parameters, torch.Tensor]] = []
+            issue = next(iter(self._arrived.values()))
+            for bucket in self._buckets:
+                flat, issue = self._begin(bucket, issue)
+                begun.append((bucket, flat))
             for bucket, flat in begun:
                 self._end(bucket, torch.ops._c10d_functional.wait_tensor(flat))
         self._expects, self._is_reduced, self._reduces = False, True, True
@@ -164,31 +171,61 @@ class DataParallel:
         place = {name: i for i, name in enumerate(self._arrived)}
         return sorted(self._parameters, key=lambda p: place.get(self._name(p), len(place)))
 
-    def _begin(self, bucket: _Parameters) -> torch.Tensor:
-        """Fill a bucket and begin to sum it over the ranks."""
-        first = self._stand_ins[self._name(bucket[0])]
-        flat = torch.empty(sum(p.numel() for p in bucket), dtype=first.dtype, device=first.device)
-        of = {self._name(p): view for p, view in zip(bucket, self._slices(bucket, flat), strict=True)}
-        late = len(self._arrived)
+    def _begin(self, bucket: _Parameters, issue: fx.Node) -> tuple[torch.Tensor, fx.Node]:
+        """Fill a bucket as its gradients arrive, and begin to sum it over the ranks.
+
+        Args:
+            bucket: its parameters, in order.
+            issue: where the bucket before was begun to be summed.
+
+        Returns:
+            The sum, once it is waited for, and where it was begun.
+        """
         place = {name: i for i, name in enumerate(self._arrived)}
-        scaled: list[torch.Tensor] = []  # summed before, and kept in the bucket: DDP divides these by themselves
-        for name in sorted(of, key=lambda n: place.get(n, late)):
-            gradient = self._stand_ins[name].grad
+        names = sorted(map(self._name, bucket), key=lambda name: place.get(name, -1))
+        at = next((self._arrived[name] for name in names if name in self._arrived), self._latest())
+        first, before = self._stand_ins[names[0]], self._latest()
+        flat = torch.empty(sum(p.numel() for p in bucket), dtype=first.dtype, device=first.device)
+        of = dict(zip(map(self._name, bucket), self._slices(bucket, flat), strict=True))
+        at = self._move(before, at)
+        kept: set[str] = set()  # in the bucket since they were summed before: these are divided
+        for name in names:
+            gradient, before = self._stand_ins[name].grad, self._latest()
             if gradient is None:
                 of[name].zero_()
             else:
                 of[name].copy_(gradient)
                 if self._model.gradient_as_bucket_view and gradient is self._views.get(name):
-                    scaled.append(of[name])
-        if getattr(self._model, "batched_grad_copy", False) or len(scaled) == len(of):
+                    kept.add(name)
+            at = self._move(before, max(at, self._arrived.get(name, at)))
+        before = self._latest()
+        self._scale(flat, of, kept)
+        summed: torch.Tensor = torch.ops._c10d_functional.all_reduce_(flat, "sum", self._group)
+        return summed, self._move(before, max(at, issue))
+
+    def _latest(self) -> fx.Node:
+        """Return the operator that was recorded last."""
+        last: fx.Node = next(iter(reversed(self._graph.nodes)))
+        return last
+
+    def _move(self, before: fx.Node, at: fx.Node) -> fx.Node:
+        """Put what was recorded since an operator behind another one; return the last of it."""
+        while (node := before.next).op != "root":
+            at.append(node)
+            at = node
+            if before.next is node:  # it stays where it is
+                before = node
+        return at
+
+    def _scale(self, flat: torch.Tensor, of: Mapping[str, torch.Tensor], kept: Container[str]) -> None:
+        """Divide a bucket by the ranks, with the rounding of DistributedDataParallel."""
+        if getattr(self._model, "batched_grad_copy", False) or all(name in kept for name in of):
             flat.div_(self._num_ranks)
-        elif not scaled:
+        elif not any(name in kept for name in of):
             flat.mul_(1.0 / self._num_ranks)
         else:
-            for view in of.values():
-                view.div_(self._num_ranks) if any(view is s for s in scaled) else view.mul_(1.0 / self._num_ranks)
-        summed: torch.Tensor = torch.ops._c10d_functional.all_reduce_(flat, "sum", self._group)
-        return summed
+            for name, view in of.items():
+                view.div_(self._num_ranks) if name in kept else view.mul_(1.0 / self._num_ranks)
 
     def _slices(self, bucket: _Parameters, flat: torch.Tensor) -> list[torch.Tensor]:
         """Return the place of each gradient in a bucket, in the layout of its parameter where that is dense."""
