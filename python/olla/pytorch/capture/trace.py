@@ -38,8 +38,8 @@ KIND = "olla_kind"  # key of node.meta: forward, backward or update
 class Traced:
     """A recorded step: placeholder i of the module takes inputs[i], element i of its result is called outputs[i].
 
-    The first outputs fill `structure`, what the loss function or the model returned; `reads` is what the step read from
-    Python; `left` is what a step of a wrapped model does beside its operators.
+    The first outputs fill `structure`, what the loss function or the model returned. `reads`: what the step read from
+    Python. `left`: what a step of a wrapped model does beside its operators.
     """
 
     module: fx.GraphModule
@@ -186,8 +186,7 @@ def _trace(
         copy_updates(module, step.updates.made if step.updates else [], len(step.outputs))
     assert step.structure is not None
     reads.forget()
-    left = step.parallel.left if step.parallel is not None else None
-    return Traced(module, step.inputs, step.outputs, step.structure, reads, left)
+    return Traced(module, step.inputs, step.outputs, step.structure, reads, step.parallel and step.parallel.left)
 
 
 def _reads(step: _Step, loss: Loss | None) -> Reads:
