@@ -38,8 +38,7 @@ KIND = "olla_kind"  # key of node.meta: forward, backward or update
 class Traced:
     """A recorded step: placeholder i of the module takes inputs[i], element i of its result is called outputs[i].
 
-    The first outputs fill `structure`, what the loss function or the model returned. `reads`: what the step read from
-    Python. `left`: what a step of a wrapped model does beside its operators.
+    The first outputs fill `structure`, what the loss function or the model returned; `reads`, what it read from Python.
     """
 
     module: fx.GraphModule
@@ -186,7 +185,8 @@ def _trace(
         copy_updates(module, step.updates.made if step.updates else [], len(step.outputs))
     assert step.structure is not None
     reads.forget()
-    return Traced(module, step.inputs, step.outputs, step.structure, reads, step.parallel and step.parallel.left)
+    left = step.parallel.left if step.parallel else None
+    return Traced(module, step.inputs, step.outputs, step.structure, reads, left)
 
 
 def _reads(step: _Step, loss: Loss | None) -> Reads:
