@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     from olla.graph import DeviceProfile
 
 Order = NDArray[np.int32]
-_TRIES = 6  # places for one wait, each half as far behind as the one before
+_TRIES = 6  # places for one op, each half as far away as the one before
 
 
 def overlapped(graph: Graph, core: CoreGraph, order: Order, device: DeviceProfile) -> Order:
     """Return the order with its collectives issued as early, and waited for as late, as the peak allows.
 
-    A collective is issued right behind the last op that it needs. The op that waits, and with it what depends on it,
-    moves behind ops that run meanwhile, until the collective has ended. No move raises the peak of the order.
+    A collective is issued right behind the last op that it needs, and what it needs moves before other ops. The op that
+    waits, and with it what depends on it, moves behind ops that run meanwhile, until the collective has ended. No move
+    raises the peak of the order.
 
     Args:
         graph: a training step.
@@ -81,6 +82,11 @@ class _Overlap:
         first = int(step[self.preds[v]].max(initial=-1)) + 1
         if first < step[v]:
             self._accept(np.concatenate([self.order[:first], [v], np.delete(self.order, step[v])[first:]]))
+        at = window = int(np.flatnonzero(self.order == v)[0])
+        for _ in range(_TRIES):
+            if window < 2 or self._accept(self._ahead(at - window, at)):
+                return
+            window //= 2
 
     def _wait_late(self, v: int, end: float) -> None:
         step = int(np.flatnonzero(self.order == v)[0])
@@ -111,6 +117,17 @@ class _Overlap:
                 later.add(u)
         moved = np.array([*others, *waits], dtype=np.int32)
         return np.concatenate([self.order[:first], moved, self.order[last:]])
+
+    def _ahead(self, first: int, last: int) -> Order:
+        """Return the order in which op last, and what it needs, is before the other ops from step first on."""
+        v = int(self.order[last])
+        needed, others, wanted = [v], list[int](), set(self.preds[v].tolist())
+        for u in reversed(self.order[first:last].tolist()):
+            (needed if u in wanted else others).append(u)
+            if u in wanted:
+                wanted.update(self.preds[u].tolist())
+        moved = np.array([*reversed(needed), *reversed(others)], dtype=np.int32)
+        return np.concatenate([self.order[:first], moved, self.order[last + 1 :]])
 
     def _accept(self, order: Order) -> bool:
         """Take an order unless its peak is higher; whether it was taken."""

@@ -21,6 +21,7 @@ from olla.pytorch.capture.exclusive import Capture, replaced
 from olla.pytorch.checks import failures
 from olla.pytorch.guards.modes import kernel_modes
 from olla.pytorch.guards.reads import Reads
+from olla.pytorch.ranks.reduced import DataParallel
 
 Loss = Callable[[Any, Any], Any]
 Body = Callable[[Any, Any, Any], Any]
@@ -71,6 +72,7 @@ class Loop:
         update: traces the optimizer's update with these gradients.
         mark: called with a kind for all nodes recorded since its last call.
         capture: that runs the body.
+        parallel: reduces gradients over ranks; None: nothing does.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Loop:
         update: Callable[[Gradients], None],
         mark: Callable[[str], None],
         capture: Capture,
+        parallel: DataParallel | None = None,
     ) -> None:
         self.phase = "forward"
         self.num_updates = 0
@@ -89,7 +92,10 @@ class Loop:
         self._update = update
         self._mark = mark
         self._capture = capture
+        self._parallel = parallel
         self._depth = 0
+        if parallel is not None:
+            parallel.watch(parameters, capture.mode.tracer.graph)
 
     @contextlib.contextmanager
     def run(self) -> Iterator[None]:
@@ -121,6 +127,8 @@ class Loop:
                 "Let the step function begin with the forward pass."
             )
         self._drop_stale()
+        if self._parallel is not None:
+            self._parallel.check_finished()
         found = self.gradients()
         if not found:
             raise CaptureError("optimizer.step() finds no gradient: call loss.backward() before it")
@@ -146,6 +154,8 @@ class Loop:
                 original(*args, **kwargs)
             finally:
                 self._depth -= 1
+            if self._parallel is not None:
+                self._parallel.reduce()
             self._mark("backward")
 
         with self._capture.replaced(torch.autograd, "backward", backward):
@@ -189,6 +199,8 @@ class Loop:
 
     def _check_end(self) -> None:
         self._drop_stale()
+        if self._parallel is not None:
+            self._parallel.check_finished()
         if not self._stale:
             return
         if self.num_updates == 0:

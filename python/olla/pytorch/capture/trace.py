@@ -13,6 +13,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
@@ -26,6 +27,8 @@ from olla.pytorch.capture.updates import TEMPLATE, Updates, copy_updates
 from olla.pytorch.checks import checks, failures
 from olla.pytorch.guards.reads import Reads
 from olla.pytorch.ranks import collectives
+from olla.pytorch.ranks.reduced import DataParallel, Left
+from olla.pytorch.ranks.wrapped import ATTRIBUTES, is_wrapped
 
 _Tensors = tuple[torch.Tensor, ...]
 KIND = "olla_kind"  # key of node.meta: forward, backward or update
@@ -35,8 +38,7 @@ KIND = "olla_kind"  # key of node.meta: forward, backward or update
 class Traced:
     """A recorded step: placeholder i of the module takes inputs[i], element i of its result is called outputs[i].
 
-    The first outputs fill `structure`, what the loss function or the model returned; `reads` is what the step read from
-    Python.
+    The first outputs fill `structure`, what the loss function or the model returned; `reads`, what it read from Python.
     """
 
     module: fx.GraphModule
@@ -44,6 +46,7 @@ class Traced:
     outputs: list[str]
     structure: Structure
     reads: Reads
+    left: Left | None
 
 
 @dataclass
@@ -65,6 +68,7 @@ class _Step:
     loop: Loop | None = None
     updates: Updates | None = None
     reads: Reads | None = None
+    parallel: DataParallel | None = None
 
     @property
     def phase(self) -> str:
@@ -149,6 +153,9 @@ def _trace(
     fakes = Fakes(mode, where)
     _add_inputs(step, fakes, mode, leaf_names)
     step.reads = reads = _reads(step, loss)
+    if is_wrapped(model):
+        step.parallel = DataParallel(model)
+        reads.names_are_read(ATTRIBUTES)
     if body is not None:
         with mode:
             step.stale = {n: torch.empty_like(fakes.of(p)) for n, p in model.named_parameters() if p.requires_grad}
@@ -157,6 +164,8 @@ def _trace(
         for context in (_unchanged(model, leaves), _checkpoints(capture), plain_recurrent_layers(capture), no_code):
             stack.enter_context(context)
         stack.enter_context(known.told_to_transformers(capture))
+        if step.parallel is not None:
+            stack.enter_context(capture.replaced(DistributedDataParallel, "forward", step.parallel.forward))
         stack.enter_context(failures.explained(lambda: step.phase, model))
         stack.enter_context(generator.traced(capture))
         stack.enter_context(checks.traced())
@@ -176,7 +185,8 @@ def _trace(
         copy_updates(module, step.updates.made if step.updates else [], len(step.outputs))
     assert step.structure is not None
     reads.forget()
-    return Traced(module, step.inputs, step.outputs, step.structure, reads)
+    left = step.parallel.left if step.parallel else None
+    return Traced(module, step.inputs, step.outputs, step.structure, reads, left)
 
 
 def _reads(step: _Step, loss: Loss | None) -> Reads:
@@ -319,7 +329,7 @@ def _enter_loop(
         for hook in (original._post_accumulate_grad_hooks or {}).values():
             of_original = functools.partial(_call_hook, hook, original)
             parameters[name].register_post_accumulate_grad_hook(of_original)  # type: ignore[no-untyped-call]
-    step.loop = Loop(parameters, step.stale, update, _mark, step.capture)
+    step.loop = Loop(parameters, step.stale, update, _mark, step.capture, step.parallel)
     stack.enter_context(step.loop.run())
     if step.optimizer is not None:
         step.updates = Updates(step.optimizer, step.inputs, tensors, names, lambda template: _mark("update", template))

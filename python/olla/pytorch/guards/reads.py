@@ -95,6 +95,11 @@ class Reads(Objects):
                 sys.settrace(before)
                 self._finish()
 
+    def names_are_read(self, names: Iterable[str]) -> None:
+        """Note that code which nobody watches reads attributes of these names."""
+        self._learn(names)
+        self._drain()
+
     def draws_from(self, generator: torch.Generator) -> None:
         """Note that an operator of the step draws from a generator.
 
