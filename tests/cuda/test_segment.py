@@ -130,7 +130,7 @@ def test_two_forwards_take_the_planned_bytes_and_one_backward_gives_back(
     with standing.without_times(), standing.without_triton():
         train(segment=False)
         assert seen == []
-        train(segment=True)
+        train()
     planned, *others = seen
     assert planned > 20 * MEBI
     assert others == [0, planned]

@@ -167,10 +167,8 @@ def _trace(
         if step.parallel is not None:
             stack.enter_context(capture.replaced(DistributedDataParallel, "forward", step.parallel.forward))
         stack.enter_context(failures.explained(lambda: step.phase, model))
-        stack.enter_context(generator.traced(capture))
-        stack.enter_context(checks.traced())
-        stack.enter_context(reads.undone())
-        stack.enter_context(_metadata_restored())
+        for context in (generator.traced(capture), checks.traced(), reads.undone(), _metadata_restored()):
+            stack.enter_context(context)
         stack.enter_context(exclusive.unwatched_operators(capture))
         module = make_fx(lambda *tensors: _run(step, tensors), tracing_mode="fake")(*step.fakes)
         if shapes.refused is not None:
@@ -185,8 +183,7 @@ def _trace(
         copy_updates(module, step.updates.made if step.updates else [], len(step.outputs))
     assert step.structure is not None
     reads.forget()
-    left = step.parallel.left if step.parallel else None
-    return Traced(module, step.inputs, step.outputs, step.structure, reads, left)
+    return Traced(module, step.inputs, step.outputs, step.structure, reads, step.parallel and step.parallel.left)
 
 
 def _reads(step: _Step, loss: Loss | None) -> Reads:
