@@ -140,17 +140,16 @@ def _trace(
     leaves, spec, leaf_names = batch_leaves(batch)
     failures.check_modes(loss is not None or body is not None)
     failures.check_modules(model)
-    failures.check_memory((name, t, True) for name, t in (*model.named_parameters(), *model.named_buffers()))
-    step = _Step(capture, model, ordinary(loss) if loss is not None else body, body is None, optimizer, leaves, spec)
     named = [*model.named_parameters(), *model.named_buffers()]
+    failures.check_memory((name, t, True) for name, t in named)
+    step = _Step(capture, model, ordinary(loss) if loss is not None else body, body is None, optimizer, leaves, spec)
     named += [(n, leaf) for n, leaf in zip(leaf_names, leaves, strict=True) if isinstance(leaf, torch.Tensor)]
-    where = step_device(named, device)
     if step.body is not None:
         failures.check_inputs(zip(leaf_names, leaves, strict=True))
     shapes = checks.Shapes(_run.__code__, run_checks, lambda: step.phase)
     mode = _Mode(shape_env=shapes, static_shapes=True, allow_non_fake_inputs=True)
     mode.check = capture.check
-    fakes = Fakes(mode, where)
+    fakes = Fakes(mode, step_device(named, device))
     _add_inputs(step, fakes, mode, leaf_names)
     step.reads = reads = _reads(step, loss)
     if is_wrapped(model):
@@ -164,11 +163,11 @@ def _trace(
         for context in (_unchanged(model, leaves), _checkpoints(capture), plain_recurrent_layers(capture), no_code):
             stack.enter_context(context)
         stack.enter_context(known.told_to_transformers(capture))
-        if step.parallel is not None:
-            stack.enter_context(capture.replaced(DistributedDataParallel, "forward", step.parallel.forward))
+        if parallel := step.parallel:
+            stack.enter_context(capture.replaced(DistributedDataParallel, "forward", parallel.forward))
         stack.enter_context(failures.explained(lambda: step.phase, model))
-        for context in (generator.traced(capture), checks.traced(), reads.undone(), _metadata_restored()):
-            stack.enter_context(context)
+        for block in (generator.traced(capture), checks.traced(), reads.undone(), _metadata_restored()):
+            stack.enter_context(block)
         stack.enter_context(exclusive.unwatched_operators(capture))
         module = make_fx(lambda *tensors: _run(step, tensors), tracing_mode="fake")(*step.fakes)
         if shapes.refused is not None:
@@ -183,7 +182,8 @@ def _trace(
         copy_updates(module, step.updates.made if step.updates else [], len(step.outputs))
     assert step.structure is not None
     reads.forget()
-    return Traced(module, step.inputs, step.outputs, step.structure, reads, step.parallel and step.parallel.left)
+    left = step.parallel.left if step.parallel else None
+    return Traced(module, step.inputs, step.outputs, step.structure, reads, left)
 
 
 def _reads(step: _Step, loss: Loss | None) -> Reads:
