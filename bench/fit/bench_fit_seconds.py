@@ -11,10 +11,8 @@ Exit status: 1 if an answer costs more than 180 processor seconds, its own threa
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, for bench and tests
 
-from bench.support.harness import Cell, Report, answer
+from bench.support.harness import Cell, Report, answer, ask
 
 CASES = ["gpt2:4,8,16,32,64", "llama_1b:2,4,8,16,32"]
 MOST_SECONDS = 180.0
@@ -38,7 +36,7 @@ def timed(case: str, memory: str) -> dict[str, Any]:
     name, _, sizes = case.partition(":")
 
     def make_step(n: int) -> tuple[Any, ...]:
-        example = models.build(name, n, tiny=name.endswith("-tiny"), length=1024, device="meta")
+        example = models.build(name, n, length=1024, device="meta")
         return example.model, example.batch, models.optimizer("adamw", example.model, fused=True), example.loss
 
     found = olla.fit(make_step, memory=memory, device="h100", sizes=[int(size) for size in sizes.split(",")])
@@ -56,12 +54,8 @@ def timed(case: str, memory: str) -> dict[str, Any]:
 def apart(case: str, memory: str) -> dict[str, Any]:
     """Do it in a process of its own, with empty caches."""
     with tempfile.TemporaryDirectory() as empty:
-        environment = {**os.environ, "NUMBA_CACHE_DIR": f"{empty}/numba", "OLLA_CACHE_DIR": f"{empty}/olla"}
-        command = [sys.executable, __file__, "--one", case, "--memory", memory]
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
-    if done.returncode != 0:
-        raise SystemExit(f"{case}: failed with status {done.returncode}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        caches = {"NUMBA_CACHE_DIR": f"{empty}/numba", "OLLA_CACHE_DIR": f"{empty}/olla"}
+        found: dict[str, Any] = ask(__file__, "--one", case, "--memory", memory, environment=caches)
     return found
 
 

@@ -10,10 +10,8 @@ of a model differ in more than sizes.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -22,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, for bench and tests
 
 import olla
-from bench.support.harness import Report, answer
+from bench.support.harness import Report, answer, ask
 
 MODELS = ("gpt2", "bert_base", "resnet50")
 BATCHES = (2, 4, 6, 8, 10)
@@ -61,11 +59,7 @@ def main() -> int:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     report, right = Report("Captures at five batch sizes", COLUMNS), True
     for name in args.models:
-        command = [sys.executable, __file__, "--part", name]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-        if done.returncode != 0:
-            raise SystemExit(f"bench_capture --part {name} failed with status {done.returncode}")
-        found = json.loads(done.stdout.splitlines()[-1])
+        found = ask(__file__, "--part", name)
         first, *others = found["seconds"]
         later = statistics.median(others)
         sizes = [found["ops"], found["traced"], found["parameters"]]

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, for bench and tests
 
 import olla
-from bench.support.harness import Cell, Report
+from bench.support.harness import Cell, Report, ask
 from bench.support.requested import requested
 from tests.support.pytorch import models
 
@@ -142,14 +140,9 @@ def measure(case: str) -> list[dict[str, Any]]:
 
 def launched(case: str, num_ranks: int) -> list[dict[str, Any]]:
     """Measure a case in ranks that torchrun starts."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
-    environment = {**os.environ, "OLLA_DISK_CACHE": "0", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, __file__, "--one", case], env=environment, capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        raise SystemExit(f"{case} on {num_ranks} ranks: {done.stderr[-3000:]}")
-    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+    variables = {"OLLA_DISK_CACHE": "0", "OMP_NUM_THREADS": "1"}
+    found: list[dict[str, Any]] = ask(*launcher, __file__, "--one", case, environment=variables)
     return found
 
 

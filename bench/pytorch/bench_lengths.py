@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -29,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 
 import olla
 from bench.pytorch.bench_run import resident_bytes
-from bench.support.harness import Report
+from bench.support.harness import Report, answer, ask
 
 WAYS = {"loop": [], "pool": [], "buckets 99": [99], "buckets 72, 99": [72, 99]}
 FILL = {"input_ids": 0, "labels": -100}
@@ -78,14 +76,14 @@ def measure(way: str, num_steps: int) -> dict[str, Any]:
             if pool is not None:
                 pool.step()
     end = time.process_time()
-    answer = {"seconds": end - start, "rest": end - middle, "wall": time.perf_counter() - clock, "losses": losses}
-    answer |= {"served": None, "captures": None, "first": None, "peak": resident_bytes("VmHWM") - before, "arena": None}
+    found = {"seconds": end - start, "rest": end - middle, "wall": time.perf_counter() - clock, "losses": losses}
+    found |= {"served": None, "captures": None, "first": None, "peak": resident_bytes("VmHWM") - before, "arena": None}
     if pool is not None:
-        answer |= {"served": pool.report().served, "arena": pool.report().arena_bytes}
+        found |= {"served": pool.report().served, "arena": pool.report().arena_bytes}
     if step is not None:
         num = len(step._captures)
-        answer |= {"captures": num, "first": sum(sorted(each)[-num:]), "arena": step.report().arena_bytes}
-    return answer
+        found |= {"captures": num, "first": sum(sorted(each)[-num:]), "arena": step.report().arena_bytes}
+    return found
 
 
 def main() -> int:
@@ -97,16 +95,11 @@ def main() -> int:
     parser.add_argument("--part", choices=WAYS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.part:
-        print(json.dumps(measure(args.part, args.num_steps)))
-        return 0
+        answer(measure(args.part, args.num_steps))
     answers: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
     for _ in range(args.rounds):
         for way, found in answers.items():
-            command = [sys.executable, __file__, "--part", way, "--num-steps", str(args.num_steps)]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-            if done.returncode != 0:
-                raise SystemExit(f"bench_lengths --part {way} failed with status {done.returncode}")
-            found.append(json.loads(done.stdout.splitlines()[-1]))
+            found.append(ask(__file__, "--part", way, "--num-steps", str(args.num_steps)))
     report = Report("Batches of random lengths, on the CPU", COLUMNS)
     right, best = True, float("inf")
     for way, found in answers.items():

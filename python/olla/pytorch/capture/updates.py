@@ -88,8 +88,8 @@ class Updates:
             self._run([(g, [self._positions[n] for n in m]) for g, m in zip(self.groups, members, strict=True)])
             return
         templates: dict[Any, int] = {}
+        any_shape = optimizers.updates_are_elementwise(self._optimizer)
         for number, group in enumerate(self.groups):
-            any_shape = optimizers.updates_are_elementwise(self._optimizer)
             for name in members[number]:
                 positions = self._positions[name]
                 entries = [self._inputs[p].entry for p in positions]

@@ -153,35 +153,32 @@ class DataParallel:
         may_miss = model.find_unused_parameters or model.static_graph
         if not self._expects or not self._arrived or (len(self._arrived) < len(self._parameters) and not may_miss):
             return
-        if self._buckets is None:
-            self._buckets = wrapped.rebuilt_buckets(model, self._in_order())
+        place = {name: i for i, name in enumerate(self._arrived)}
+        if self._buckets is None:  # made of the order of arrival, parameters without gradient last
+            in_order = sorted(self._parameters, key=lambda p: place.get(self._name(p), len(place)))
+            self._buckets = wrapped.rebuilt_buckets(model, in_order)
         with torch.no_grad():
             begun: list[tuple[_Parameters, torch.Tensor]] = []
             issue = next(iter(self._arrived.values()))
             for bucket in self._buckets:
-                flat, issue = self._begin(bucket, issue)
+                flat, issue = self._begin(bucket, place, issue)
                 begun.append((bucket, flat))
             for bucket, flat in begun:
                 self._end(bucket, torch.ops._c10d_functional.wait_tensor(flat))
         self._expects, self._is_reduced, self._reduces = False, True, True
         self._used.clear()
 
-    def _in_order(self) -> _Parameters:
-        """Return all parameters as their gradients arrived, those without one last."""
-        place = {name: i for i, name in enumerate(self._arrived)}
-        return sorted(self._parameters, key=lambda p: place.get(self._name(p), len(place)))
-
-    def _begin(self, bucket: _Parameters, issue: fx.Node) -> tuple[torch.Tensor, fx.Node]:
+    def _begin(self, bucket: _Parameters, place: Mapping[str, int], issue: fx.Node) -> tuple[torch.Tensor, fx.Node]:
         """Fill a bucket as its gradients arrive, and begin to sum it over the ranks.
 
         Args:
             bucket: its parameters, in order.
+            place: name -> how many gradients arrived before its own.
             issue: where the bucket before was begun to be summed.
 
         Returns:
             The sum, once it is waited for, and where it was begun.
         """
-        place = {name: i for i, name in enumerate(self._arrived)}
         names = sorted(map(self._name, bucket), key=lambda name: place.get(name, -1))
         at = next((self._arrived[name] for name in names if name in self._arrived), self._latest())
         first, before = self._stand_ins[names[0]], self._latest()
