@@ -76,15 +76,17 @@ def trained(
 @pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2}, {"mixed_precision": "bf16"}], ids=str)
 def test_a_loop_in_a_pool_loses_the_same_and_is_not_planned_at_every_epoch(options: dict[str, Any]) -> None:
     expected, _ = trained(accelerator(**options), made(), 8, clip=1.0)
-    with olla.pool(accelerator(**options).device) as pool:
+    used = accelerator(**options)
+    with olla.pool(used.device) as pool:
 
         def ended() -> Any:
-            pool.step()
+            if used.sync_gradients:
+                pool.step()
             return pool.report()
 
-        losses, reports = trained(accelerator(**options), made(), 8, clip=1.0, ended=ended)
+        losses, reports = trained(used, made(), 8, clip=1.0, ended=ended)
     assert losses == expected
-    first, last = reports[2], reports[-1]
+    first, last = reports[3], reports[-1]
     assert last.num_plans == first.num_plans  # each kind of iteration was seen by then
     assert (last.served_bytes - first.served_bytes) / (last.requested_bytes - first.requested_bytes) >= 0.95
 

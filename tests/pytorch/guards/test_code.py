@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import decimal
 import importlib
+import operator
 import tarfile
 import types
 import typing
@@ -78,3 +79,33 @@ def test_functions_of_equal_code_in_two_files_read_their_own_globals(
     torch.testing.assert_close(step(batch), 4 * before)
     monkeypatch.setattr(one, "SCALE", 0.5)
     torch.testing.assert_close(step(batch), 2 * before)
+
+
+@pytest.mark.parametrize(
+    "getter",
+    [
+        operator.attrgetter("brook.ripple"),
+        operator.methodcaller("ripples", "brook"),
+        operator.methodcaller("flow", at=0),
+    ],
+    ids=["attributes", "method", "method with a keyword"],
+)
+def test_names_that_only_a_getter_holds_count(getter: Any) -> None:
+    class River:
+        def __init__(self) -> None:
+            self.brook = types.SimpleNamespace(ripple=1.0)
+
+        def ripples(self, name: str) -> float:
+            return getattr(self, name).ripple  # type: ignore[no-any-return]
+
+        def flow(self, at: int) -> float:
+            return self.brook.ripple + at  # type: ignore[no-any-return]
+
+    river = River()
+    step = olla.compile(
+        nn.Linear(3, 2), loss=lambda m, x: m(x).sum() * getter(river), arena=False, disk_cache=False, time_limit=0.05
+    )
+    batch = torch.ones(4, 3)
+    before = step(batch)
+    river.brook.ripple = 3.0
+    torch.testing.assert_close(step(batch), 3 * before)
