@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -71,6 +72,7 @@ def pool_bytes(pool: tuple[int, int]) -> int:
 def workspace_bytes() -> int:
     """What cuBLAS asks for on every stream that it multiplies matrices on; now it has that of the current one."""
     torch._C._cuda_clearCublasWorkspaces()
+    gc.collect()  # or what others left is freed meanwhile
     ones = torch.ones(8, 8, device="cuda")
     product = torch.empty_like(ones)
     before = torch.cuda.memory_allocated()

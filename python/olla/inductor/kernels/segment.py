@@ -16,6 +16,7 @@ from olla.inductor.compat import codegen, fallback
 from olla.inductor.kernels import scheduler as inductor
 
 _LEAST_BYTES = 20 * 2**20  # up to this the allocator takes pieces for several requests anyway
+_LARGE_BYTES = 2**20  # above this requests and blocks are large
 _SETTINGS = ("expandable_segments:true", "max_split_size_mb")  # under the first no piece helps; the second wastes it
 _PIECE_BY_PIECE = "torch's allocator takes memory from the device piece by piece"
 
@@ -47,8 +48,7 @@ class Segment:
     def _take(self) -> None:
         torch.cuda.empty_cache()  # what compilation took to measure kernels, too
         reserved_bytes = torch.cuda.memory_reserved(self.device_index)
-        free_bytes = reserved_bytes - torch.cuda.memory_allocated(self.device_index)
-        num_bytes = self.num_bytes - free_bytes  # a second graph of the step shares the piece of the first
+        num_bytes = self.num_bytes - _free_bytes(self.device_index)  # a second graph shares the piece of the first
         if not _LEAST_BYTES < num_bytes <= torch.cuda.mem_get_info(self.device_index)[0]:
             return
         taken = []
@@ -74,6 +74,19 @@ def install() -> None:
         )
     except Exception as error:
         fallback.failed(_PIECE_BY_PIECE, error)
+
+
+def _free_bytes(device_index: int) -> int:
+    """Return the free bytes of a GPU that serve large requests of the current stream, outside the pools of graphs."""
+    stream = torch.cuda.current_stream(device_index).cuda_stream
+    return sum(
+        block["size"]
+        for segment in torch.cuda.memory_snapshot()
+        if (segment["device"], segment["stream"]) == (device_index, stream)
+        and (segment["segment_type"], segment["segment_pool_id"]) == ("large", (0, 0))
+        for block in segment["blocks"]
+        if block["state"] == "inactive" and block["size"] > _LARGE_BYTES
+    )
 
 
 def _has_pieces() -> bool:
