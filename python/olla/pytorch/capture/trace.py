@@ -26,6 +26,7 @@ from olla.pytorch.capture.updates import TEMPLATE, Updates, copy_updates
 from olla.pytorch.checks import checks, failures
 from olla.pytorch.guards.reads import Reads
 from olla.pytorch.ranks import collectives
+from olla.pytorch.sharded.ranks import Ranks, settle
 
 _Tensors = tuple[torch.Tensor, ...]
 KIND = "olla_kind"  # key of node.meta: forward, backward or update
@@ -57,6 +58,7 @@ class _Step:
     optimizer: torch.optim.Optimizer | None
     batch: list[Any]  # leaves; tensors among them are replaced by inputs
     batch_spec: pytree.TreeSpec
+    ranks: Ranks | None  # that share the step, where that is not for the user's own code to say
     inputs: list[Input] = field(default_factory=list)
     fakes: list[torch.Tensor] = field(default_factory=list)
     stale: dict[str, torch.Tensor] = field(default_factory=dict)  # see Loop
@@ -86,6 +88,7 @@ def trace(
     device: torch.device | None,
     body: Body | None = None,
     run_checks: bool = True,
+    ranks: Ranks | None = None,
 ) -> Traced:
     """Record one step without running it: no memory is allocated, nothing the user owns is changed.
 
@@ -95,6 +98,7 @@ def trace(
     Args:
         model, batch, loss, optimizer, device, body: see olla.capture, which calls the last one ``step``.
         run_checks: whether the recorded step makes the checks of values that the step makes.
+        ranks: that share the step; None: its own code says so.
 
     One thread captures at a time, and signals such as Ctrl-C wait for the next operator.
 
@@ -102,7 +106,7 @@ def trace(
         CaptureError: see olla.capture.
     """
     with exclusive.capture() as capture:
-        return _trace(capture, model, batch, loss, optimizer, device, body, run_checks)
+        return _trace(capture, model, batch, loss, optimizer, device, body, run_checks, ranks)
 
 
 @functools.cache
@@ -132,12 +136,14 @@ def _trace(
     device: torch.device | None,
     body: Body | None,
     run_checks: bool,
+    ranks: Ranks | None,
 ) -> Traced:
     leaves, spec, leaf_names = batch_leaves(batch)
     failures.check_modes(loss is not None or body is not None)
     failures.check_modules(model)
     failures.check_memory((name, t, True) for name, t in (*model.named_parameters(), *model.named_buffers()))
-    step = _Step(capture, model, ordinary(loss) if loss is not None else body, body is None, optimizer, leaves, spec)
+    body_of = ordinary(loss) if loss is not None else body
+    step = _Step(capture, model, body_of, body is None, optimizer, leaves, spec, ranks)
     named = [*model.named_parameters(), *model.named_buffers()]
     named += [(n, leaf) for n, leaf in zip(leaf_names, leaves, strict=True) if isinstance(leaf, torch.Tensor)]
     where = step_device(named, device)
@@ -146,7 +152,7 @@ def _trace(
     shapes = checks.Shapes(_run.__code__, run_checks, lambda: step.phase)
     mode = _Mode(shape_env=shapes, static_shapes=True, allow_non_fake_inputs=True)
     mode.check = capture.check
-    fakes = Fakes(mode, where)
+    fakes = Fakes(mode, where, ranks.hold(model.named_parameters(), optimizer) if ranks else None)
     _add_inputs(step, fakes, mode, leaf_names)
     step.reads = reads = _reads(step, loss)
     if body is not None:
@@ -166,6 +172,7 @@ def _trace(
             module = make_fx(lambda *tensors: _run(step, tensors), tracing_mode="fake")(*step.fakes)
         if shapes.refused is not None:
             raise shapes.refused
+        settle(module)
         generator.drop_unneeded(module, costs.is_random)
         if not run_checks:
             checks.drop(module)
@@ -229,12 +236,13 @@ def _run(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
     """The traced function: one step on the given tensors, in the order of step.inputs."""
     step.capture.mode = get_proxy_mode()
     parameters = {str(name): p for name, p in step.values(tensors, "parameter").items()}
-    stand_ins: dict[Any, torch.Tensor] = {**parameters, **step.values(tensors, "buffer")}
     batch = pytree.tree_unflatten(step.batch, step.batch_spec)
-    pairs = [(t, stand_ins[name]) for name, t in (*step.model.named_parameters(), *step.model.named_buffers())]
-    pairs += [(step.batch[int(i)], t) for i, t in step.values(tensors, "input").items()]
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(step.body is not None))
+        whole = step.ranks.whole(parameters) if step.ranks else parameters
+        stand_ins: dict[Any, torch.Tensor] = {**whole, **step.values(tensors, "buffer")}
+        pairs = [(t, stand_ins[name]) for name, t in (*step.model.named_parameters(), *step.model.named_buffers())]
+        pairs += [(step.batch[int(i)], t) for i, t in step.values(tensors, "input").items()]
         if step.body is not None:
             _enter_loop(step, tensors, parameters, stack)
         assert step.reads is not None
@@ -310,6 +318,8 @@ def _enter_loop(
         assert step.updates is not None
         step.updates.trace(gradients)
 
+    if step.ranks:
+        step.ranks.average(parameters)
     for name, original in step.model.named_parameters():
         for hook in (original._backward_hooks or {}).values():
             parameters[name].register_hook(hook)  # type: ignore[no-untyped-call]
