@@ -16,6 +16,7 @@ from olla.errors import BudgetError
 from olla.graph import Graph, Rules
 from olla.graph.operators import without_replays
 from olla.order.base_orders import base_orders, induced
+from olla.order.gathers import gathered_late
 from olla.pipeline import find_order
 from olla.plan import Options, Plan, Recomputed
 from olla.recompute.base import ORDER_WORK, Base, find_base, is_movable
@@ -79,8 +80,8 @@ class RecomputeSearch:
         self.left_out: list[str] = []
         self.base = find_base(graph, options, self.progress, self.left_out) if base is None else base
         self.base_peak_bytes = self.base.found.peak_bytes
-        self.first_order = self.base.first_order
-        self.starts = [self._start(self.first_order)]  # after a choice: the best first
+        self._first = self._start(self.base.first_order)
+        self.starts = [self._first]  # after a choice: the best first
         self._has_chosen = False
         self._latest: tuple[Any, Recomputed] | None = None  # decisions, and the graph that they make
 
@@ -95,6 +96,7 @@ class RecomputeSearch:
         return self.starts[0].evictor
 
     def _start(self, order: NDArray[np.int32]) -> _Start:
+        order = gathered_late(self.graph, order)
         return _Start(order, self.rules.evictor(self.graph, order))
 
     def _left(self, share: float = 1.0) -> float:
@@ -135,7 +137,7 @@ class RecomputeSearch:
     def improve(self, peak_bytes: int, added_seconds: float | None) -> None:
         """Search for less added time within the peak, or, given an added time, for a lower peak within that."""
         work, self.improve_work = self.improve_work, self.improve_work // 2  # what follows is a small step from here
-        first = next((s for s in self.starts if s.order is self.first_order), self.starts[0])
+        first = next((s for s in self.starts if s is self._first), self.starts[0])
         rival = self.starts[0]  # the greedy's end says only so much
         for start, share in ((first, 1.0), (rival, _RIVAL_SHARE))[: 1 if rival is first else 2]:
             self.starts = [start]
@@ -167,7 +169,8 @@ class RecomputeSearch:
         with rivals.optional("the order of the rewritten graph", self.left_out, self.progress) as failed:
             found = self.rewritten()
             options = replace(self.options, layout=False, time_limit=self._until(_IMPROVE_SHARE), max_work=ORDER_WORK)
-            order = induced(self.graph, find_order(found.graph, options, self.progress).order, found.origin)
+            order = find_order(found.graph, options, self.progress, overlap=False).order
+            order = induced(self.graph, order, found.origin)
             if order is None or np.array_equal(order, self.order):
                 return
             self.starts = [self._start(order)]
