@@ -9,6 +9,7 @@ one instead of whole blocks of them, nothing fetched ahead.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple
 
 import highspy
@@ -86,7 +87,7 @@ def _dropped(
 
 
 def _blocks(graph: olla.Graph) -> set[int]:
-    """Return the ops inside blocks of layers, the sums that end a block not among them: they are the next one's input."""
+    """Return the ops inside blocks of layers, without the sums that end them: these are the input of the next block."""
     names = [graph.tensor_names[t] for t in range(graph.num_tensors)]
     gather = gathers(graph)
     embedded = next(v for v in range(graph.num_ops) if graph.targets[v].startswith("aten.embedding."))
@@ -154,7 +155,7 @@ def least_gathered_bytes(graph: olla.Graph, order: NDArray[np.int32], peak_bytes
         ordered = sorted(steps)
         for step in ordered:
             other[step] += size[shard]
-        gaps += [(a + 1, b, size[shard]) for a, b in zip(ordered, ordered[1:], strict=False) if b > a + 1]
+        gaps += [(a + 1, b, size[shard]) for a, b in pairwise(ordered) if b > a + 1]
     room = peak_bytes - other
     assert (room >= 0).all()
     kept = _most_kept(gaps, room)
@@ -172,7 +173,7 @@ def _most_kept(gaps: list[tuple[int, int, int]], room: NDArray[np.int64]) -> flo
     none: list[int] = []
     for _, _, num in gaps:
         solver.addCol(-num / unit, 0.0, 1.0, 0, np.array(none, dtype=np.int32), np.array(none, dtype=np.float64))
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in pairwise(edges):
         inside = [i for i, (first, last, _) in enumerate(gaps) if first <= low and high <= last]
         least = float(room[low:high].min()) / unit
         if sum(gaps[i][2] for i in inside) / unit > least:

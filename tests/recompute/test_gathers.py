@@ -1,4 +1,4 @@
-"""Gathering as recomputation: a parameter stays gathered or is gathered again, and nothing else that communicates is."""
+"""Gathering as recomputation: a parameter stays gathered or is gathered again; nothing else that communicates is."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def least_gathers(layers: list[tuple[int, int]], peak: int) -> float:
     cost = {i: float(seconds[graph.op_names.index(f"gather {i}")]) + launch for i in range(len(layers))}
     best = math.inf
     for again in itertools.product((False, True), repeat=len(layers)):
-        live = [w for w in _live(layers, again)]
+        live = list(_live(layers, again))
         if max(live) <= peak:
             best = min(best, sum(cost[i] for i, twice in enumerate(again) if twice))
     return best

@@ -25,7 +25,9 @@ class Rerun(IntEnum):
     NEVER = 0  # it draws random numbers, or is marked as not recomputable
     WHOLE = 1  # as it is
     FIRST_RESULT = 2  # its first result alone, from results it saved
-    REPLAY = 3  # as it is, behind its own run, with the random numbers of that; or FIRST_RESULT where what it saved is there
+    REPLAY = (
+        3  # as it is, behind its own run, with the random numbers of that; or FIRST_RESULT where what it saved is there
+    )
 
 
 class Rules(NamedTuple):

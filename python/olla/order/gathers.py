@@ -14,8 +14,9 @@ Order = NDArray[np.int32]
 def gathered_late(graph: Graph, order: Order) -> Order:
     """Return the order with every parameter gathered, and waited for, right before its first use.
 
-    What changes a shard, such as the decay of weights, comes behind all uses of what is gathered from it. The collectives of a group keep their order, so that one may be gathered
-    earlier than it is used: before the next that is not gathered, or that is used earlier.
+    What changes a shard, such as the decay of weights, comes behind all uses of what is gathered from it. The
+    collectives of a group keep their order, so that one may be gathered earlier than it is used: before the next that
+    is not gathered, or that is used earlier.
 
     Args:
         graph: a training step.
@@ -67,7 +68,7 @@ class _Moves:
         whole = np.zeros(graph.num_tensors, dtype=np.bool_)
         issues = gather & (np.array(graph.collectives) != "wait")
         whole[graph.writes.item[issues[np.repeat(np.arange(graph.num_ops), np.diff(graph.writes.offset))]]] = True
-        self._waits = {int(graph.mutates.of(v)[0]): int(v) for v in np.flatnonzero(gather & ~issues)}
+        self._waits = {int(graph.mutates.of(v)[0]): v for v in np.flatnonzero(gather & ~issues).tolist()}
         self._used: dict[int, list[int]] = {}  # step of each use of what is gathered
         mine = whole[tensor] & ~gather[user]
         for t, step in zip(tensor[mine].tolist(), at[user[mine]].tolist(), strict=True):
@@ -90,5 +91,7 @@ class _Moves:
     def change_later(self) -> None:
         """Let what changes a shard wait until nobody needs what is gathered from it: till then it can be again."""
         lists = self.graph.mutates
-        for t, v in zip(lists.item.tolist(), np.repeat(np.arange(self.graph.num_ops), np.diff(lists.offset)), strict=True):
+        for t, v in zip(
+            lists.item.tolist(), np.repeat(np.arange(self.graph.num_ops), np.diff(lists.offset)), strict=True
+        ):
             self.place[v] = max(self.place[v], self._last.get(t, -1) + 0.25)

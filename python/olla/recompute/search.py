@@ -14,6 +14,7 @@ from olla import _core
 from olla.base import Progress, rivals, watched
 from olla.errors import BudgetError
 from olla.graph import Graph, Rules
+from olla.graph.gathers import gathers
 from olla.graph.operators import without_replays
 from olla.order.base_orders import base_orders, induced
 from olla.order.gathers import gathered_late
@@ -26,6 +27,7 @@ from olla.recompute.rewrite import recomputed_graph
 # What a search may do is limited in work, so that its results are the same on every machine; time limits it only where
 # a caller leaves less than the work takes. A million units take about 10 ms of ordering, 60 ms of choosing.
 _DROP_WORK = 40_000_000  # for one greedy run
+_GATHER_RUNS = 12  # of it, beyond that, for every op and parameter in shards: each is a decision or two
 _TRIAL_WORK = 4_000_000  # for one on a further base order
 _IMPROVE_WORK, _IMPROVE_RUNS = 12_000_000, 6_000  # for improving the choice: in all, and per op
 _RIVAL_SHARE = 1 / 2  # of that work, on a base order where the greedy ended better than on the first one
@@ -75,6 +77,7 @@ class RecomputeSearch:
         self.base_seconds = float(self.rules.seconds.sum())
         self.interrupted = False
         self.lowest_bytes = 2**62
+        self.drop_work = _DROP_WORK + _GATHER_RUNS * int(gathers(graph).sum()) // 2 * graph.num_ops
         self.improve_work = min(_IMPROVE_WORK, _IMPROVE_RUNS * graph.num_ops)
         self.notes: tuple[str, ...] = ()  # on the choice, for the plan's details
         self.left_out: list[str] = []
@@ -107,8 +110,9 @@ class RecomputeSearch:
         """Return the seconds left to a share of the time limit, or the least that every stage gets."""
         return 0.0 if self.interrupted else max(self._left(share), _LEAST_SHARE * self.options.time_limit)
 
-    def drop(self, peak_bytes: int, added_seconds: float, work: int = _DROP_WORK) -> None:
+    def drop(self, peak_bytes: int, added_seconds: float, work: int | None = None) -> None:
         """Drop values until the peak is reached, or no time may be added any more."""
+        work = self.drop_work if work is None else work
         limits = _core.Limits(time_limit=self._until(_DROP_SHARE), max_work=work, progress=self.progress)
         self.interrupted |= self.evictor.run(peak_bytes, added_seconds, limits)
 
@@ -169,8 +173,8 @@ class RecomputeSearch:
         with rivals.optional("the order of the rewritten graph", self.left_out, self.progress) as failed:
             found = self.rewritten()
             options = replace(self.options, layout=False, time_limit=self._until(_IMPROVE_SHARE), max_work=ORDER_WORK)
-            order = find_order(found.graph, options, self.progress, overlap=False).order
-            order = induced(self.graph, order, found.origin)
+            best = find_order(found.graph, options, self.progress, overlap=False).order
+            order = induced(self.graph, best, found.origin)
             if order is None or np.array_equal(order, self.order):
                 return
             self.starts = [self._start(order)]
