@@ -20,6 +20,7 @@ from olla.graph import PROFILES, rules
 from olla.graph.gathers import gathers
 from olla.graph.timeline import collective_seconds
 from olla.order.gathers import gathered_late
+from olla.order.overlap import overlapped
 
 RANKS = 4
 DEVICE = dataclasses.replace(PROFILES["a100"], name="slow link", peer_bytes_per_second=1e9)
@@ -229,3 +230,24 @@ def test_the_checker_refuses_a_shard_that_has_changed_before_it_is_gathered_agai
 def test_the_integer_program_keeps_what_is_gathered() -> None:
     plan = olla.plan(sharded([(2, 1)] * 2), max_slowdown=1.0, device=DEVICE, method="ilp", time_limit=5.0)
     assert plan.graph.collectives.count("all_gather") == 2
+
+
+def test_what_is_gathered_again_is_fetched_ahead_as_far_as_the_peak_allows() -> None:
+    b = olla.Graph.builder("a hill before")
+    shard, whole, hill = b.tensor(UNIT, kind="parameter"), b.tensor(4 * UNIT), b.tensor(9 * UNIT)
+    talk = {"group": "0", "ranks": RANKS}
+    steps = [b.tensor(8) for _ in range(9)]
+    b.op("hill", writes=[hill], seconds=1e-3)
+    b.op("top", reads=[hill], writes=steps[:1], seconds=1e-3)
+    for i in range(8):
+        b.op(f"after {i}", reads=[steps[i]], writes=[steps[i + 1]], seconds=1e-3)
+    b.op("gather", reads=[shard], writes=[whole], collective="all_gather", message_bytes=4 * UNIT, **talk)
+    b.op("arrived", reads=[shard], mutates=[whole], collective="wait", launches=0, **talk)
+    b.op("use", reads=[whole, steps[-1]], seconds=1e-3)
+    graph = b.build()
+    found = overlapped(graph, graph.core, np.arange(graph.num_ops, dtype=np.int32), DEVICE)
+    names = [graph.op_names[v] for v in found]
+    assert names[:2] == ["hill", "top"]  # above them there is no room
+    assert names.index("gather") in (6, 7)  # 3 ms on the link before it is used
+    before, after = (olla.timeline(graph, order, DEVICE).exposed_seconds for order in (None, found))
+    assert (before > 2.9e-3, after) == (True, 0.0)
