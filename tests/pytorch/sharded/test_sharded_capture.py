@@ -15,6 +15,9 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import olla
+from olla.graph import PROFILES, Rerun, rules
+from olla.graph.gathers import gathers
+from olla.pytorch.program.variants import restrict_rules
 from tests.support.ranks.processes import ranks
 from tests.support.ranks.sharded import beside_fsdp2
 
@@ -157,3 +160,22 @@ def test_two_ranks_of_the_captured_step_train_as_torchs_own(parallel: str, tmp_p
         found, wanted, difference = answer
         assert np.allclose(found, wanted, rtol=1e-6)
         assert difference < 1e-6
+
+
+def test_what_gathers_a_parameter_may_run_again_in_plans_and_not_in_compiled_steps() -> None:
+    step = captured()
+    graph = step.graph
+    assert gathers(graph).sum() == 8
+    allowed = rules(graph, PROFILES["a100"])
+    assert (allowed.rerun[gathers(graph)] == Rerun.REPLAY).all()
+    assert not restrict_rules(step, "cpu", allowed).rerun[graph.communicates].any()
+
+
+def test_a_plan_gathers_again_and_is_checked() -> None:
+    graph = captured(8, widths=(64, 64, 64, 64, 64)).graph
+    plan = olla.plan(graph, minimise="peak", device="h100")
+    olla.check(graph, plan)
+    assert plan.graph is not None
+    assert plan.graph.collectives.count("all_gather") > graph.collectives.count("all_gather")
+    assert plan.graph.collectives.count("reduce_scatter") == graph.collectives.count("reduce_scatter")
+    assert plan.added_seconds >= plan.added_seconds_lower_bound > 0
