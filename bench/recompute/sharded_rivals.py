@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 import olla
 from olla import _core
-from olla.graph import Lists, Rules
+from olla.graph import DeviceProfile, Lists, Rules
 from olla.graph.gathers import gathers
 from olla.order.gathers import gathered_late
+from olla.order.overlap import overlapped
 from olla.recompute.rewrite import recomputed_graph
 
 _KEPT_PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten._scaled_dot_product")
@@ -33,19 +34,22 @@ class Rival(NamedTuple):
         peak_bytes: of a rank.
         added_seconds: of what runs and is gathered again.
         gathered_bytes: of all all-gathers.
+        step_seconds: of its timeline, with collectives beside other ops as far as its peak allows.
     """
 
     peak_bytes: int
     added_seconds: float
     gathered_bytes: int
+    step_seconds: float
 
 
-def fixed(graph: olla.Graph, allowed: Rules, keeps: Callable[[str], bool] | None) -> Rival:
+def fixed(graph: olla.Graph, allowed: Rules, device: DeviceProfile, keeps: Callable[[str], bool] | None) -> Rival:
     """Return what FSDP2 needs that gathers every parameter of a block again.
 
     Args:
         graph: a captured Llama of transformers.
         allowed: what may be done with its ops.
+        device: what seconds are estimated for.
         keeps: whether a block's forward keeps what an operator makes, by its target; None: it keeps everything.
     """
     order = gathered_late(graph, np.arange(graph.num_ops, dtype=np.int32))
@@ -53,9 +57,11 @@ def fixed(graph: olla.Graph, allowed: Rules, keeps: Callable[[str], bool] | None
     values, steps = _dropped(graph, search, order, keeps)
     assert search.reset(np.array(values, dtype=np.int32), np.array(steps, dtype=np.int32))
     made = recomputed_graph(graph, allowed, search)
-    peak = _core.profile(made.graph.core, np.arange(made.graph.num_ops, dtype=np.int32)).peak_bytes
+    program = np.arange(made.graph.num_ops, dtype=np.int32)
+    peak = _core.profile(made.graph.core, program).peak_bytes
     assert peak == search.peak
-    return Rival(int(peak), float(made.added_seconds), gathered_bytes(made.graph))
+    seconds = olla.timeline(made.graph, overlapped(made.graph, made.graph.core, program, device), device).seconds
+    return Rival(int(peak), float(made.added_seconds), gathered_bytes(made.graph), seconds)
 
 
 def _dropped(
