@@ -19,8 +19,6 @@ Exit status: 1 if a deviation is above 0.5 %, or recording op by op changes what
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, for bench and tests
 
 import olla
-from bench.support.harness import Cell, Report, answer
+from bench.support.harness import Cell, Report, answer, ask
 from bench.support.requested import requested
 from tests.support.pytorch import models
 
@@ -77,10 +75,7 @@ def record(case: str, optimizer: str) -> dict[str, Any]:
 
 def apart(case: str, optimizer: str) -> dict[str, Any]:
     """Do both in a process of its own."""
-    done = subprocess.run([sys.executable, __file__, "--one", case, optimizer], stdout=subprocess.PIPE, text=True)
-    if done.returncode != 0:
-        raise SystemExit(f"{case}, {optimizer}: failed with status {done.returncode}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = ask(__file__, "--one", case, optimizer)
     return found
 
 

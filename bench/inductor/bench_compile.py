@@ -18,7 +18,7 @@ kernels, of the partitioner and the passes before it, of olla's planning in it.
     olla F %    olla's least peak with up to F % of the flops recomputed
     olla least  olla with minimise="peak"
     olla        olla without options
-    olla segment  the same with segment=True (not by default)
+    olla pieces  the same with segment=False (not by default)
     olla N B    olla with a budget of that many bytes, the optimizer's state included (compile_budgets.py)
 
 Results are kept in --folder as they are found, and read from there: those on CUDA beside their page, since torch's take
@@ -139,7 +139,7 @@ class Case:
             seen.append(split)
             for other, result in self.found.items():
                 same = result.get("digests") == [split.digest] and "copy_of" not in result
-                same = same and "olla segment" not in (setting, other)  # the same graphs, taken otherwise
+                same = same and "olla pieces" not in (setting, other)  # the same graphs, taken otherwise
                 if same and _code(result["stamp"]) == _code(self._stamp(setting)) and other != setting:
                     known.update(result)
                     raise _Known
@@ -188,7 +188,7 @@ class Case:
                 yield
             return
         best = self._best()
-        goals: dict[str, dict[str, Any]] = {"": {}, "least": {"minimise": "peak"}, "segment": {"segment": True}}
+        goals: dict[str, dict[str, Any]] = {"": {}, "least": {"minimise": "peak"}, "pieces": {"segment": False}}
         if best:
             goals["same"] = {"max_recomputed": best["recomputed_flops"] / best["flops"]}
             goals["peak"] = {"budget": best["peak_bytes"] - state_bytes}

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -28,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 
 import olla
 from bench.pytorch.bench_run import resident_bytes
-from bench.support.harness import Cell, Report
+from bench.support.harness import Cell, Report, ask
 from tests.support.pytorch import models
 
 WARMUP = 10
@@ -107,11 +106,7 @@ def row_of(case: str, optimizer: str, num_iterations: int) -> tuple[list[Cell], 
     """Measure a loop both ways, each in a process of its own; return its row and whether it is as it should be."""
     answers = []
     for mode in ("stock", "pool"):
-        command = [sys.executable, __file__, "--part", case, optimizer, mode, str(num_iterations)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-        if done.returncode != 0:
-            raise SystemExit(f"bench_pool --part {case} {optimizer} {mode} failed with status {done.returncode}")
-        answers.append(json.loads(done.stdout.splitlines()[-1]))
+        answers.append(ask(__file__, "--part", case, optimizer, mode, str(num_iterations)))
     stock, pool = answers
     same = stock["losses"] == pool["losses"]
     row: list[Cell] = [case, optimizer, *(round(a["bytes"] / 2**20) for a in answers), round(pool["arena"] / 2**20)]

@@ -13,9 +13,6 @@ Exit status: 1 if olla reserves more than the loop where its plan saves more tha
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,7 +22,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, for bench and tests
 
 from bench.pytorch.bench_run import CASES, LEAST_SAVED, World
-from bench.support.harness import Cell, Report, answer
+from bench.support.harness import Cell, Report, answer, ask
 from tests.support.pytorch import models
 
 NUM_STEPS = 4
@@ -62,12 +59,8 @@ def measure(case: str, optimizer: str, way: str) -> dict[str, Any]:
 
 def apart(case: str, optimizer: str, way: str) -> dict[str, Any]:
     """Measure in a process of its own."""
-    command = [sys.executable, __file__, "--one", case, optimizer, way]
-    environment = {**os.environ, **WAYS[way], "OLLA_DISK_CACHE": "0"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise SystemExit(f"{case}, {optimizer}, {way}: {done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    variables = {**WAYS[way], "OLLA_DISK_CACHE": "0"}
+    found: dict[str, Any] = ask(__file__, "--one", case, optimizer, way, environment=variables)
     return found
 
 

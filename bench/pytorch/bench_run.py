@@ -25,7 +25,6 @@ import copy
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -37,7 +36,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, for bench and tests
 
 import olla
-from bench.support.harness import Cell, Report, answer
+from bench.support.harness import Cell, Report, answer, ask
 from olla.pytorch.binding import InputBinding, flatten
 from olla.pytorch.program.program import compile_program
 from tests.cuda import standin
@@ -212,11 +211,8 @@ def measure_time(case: str, optimizer: str, device: str, num_rounds: int, modes:
 
 def in_own_process(part: str, *arguments: str) -> dict[str, Any]:
     """Run a part of this script in a process of its own."""
-    done = subprocess.run([sys.executable, __file__, "--part", part, *arguments], stdout=subprocess.PIPE, text=True)
-    if done.returncode != 0:
-        raise SystemExit(f"bench_run --part {part} {' '.join(arguments)} failed with status {done.returncode}")
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+    found: dict[str, Any] = ask(__file__, "--part", part, *arguments)
+    return found
 
 
 def run_part(part: str, case: str, optimizer: str, device: str, *rest: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What do planners of memory need beside olla, at equal added time: PyTorch's sac_milp, min-cut, checkpoints, Rotor?
 
     python bench/recompute/bench_memory_rivals.py gpt2 --markdown bench/results/recompute/memory_rivals_gpt2.md
+    python bench/recompute/bench_memory_rivals.py bert --markdown bench/results/recompute/memory_rivals_bert.md
     python bench/recompute/bench_memory_rivals.py llama --markdown bench/results/recompute/memory_rivals_llama.md
 
 Training steps with AdamW, float32, without dropout, captured without weights. One cost model for all, ours: simulated
@@ -9,8 +10,9 @@ with its checkpoints, in program order, as PyTorch runs it; the others by their 
 the added time of each and goes through olla.check; once more without results in place, which none of the others has.
 
 sac_milp needs pulp, pwlf and scipy. Where its trackers fail, a row says so: with torch 2.13 on modules that are made
-in a forward pass (the loss of BERT in transformers) or have no backward pass (the rotary embedding of Llama). Exit
-status: 0; 1 if a rival needs less than our plan at its added time.
+in a forward pass (the loss of BERT in transformers) or have no backward pass (the rotary embedding of Llama).
+torch's auto_chunker is a part of Inductor: see bench/inductor/bench_chunked.py. Exit status: 0; 1 if a rival needs less
+than our plan at its added time.
 """
 
 from __future__ import annotations

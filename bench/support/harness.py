@@ -11,11 +11,11 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -34,6 +34,23 @@ def answer(found: object) -> NoReturn:
     print(json.dumps(found), flush=True)
     sys.stderr.flush()
     os._exit(0)
+
+
+def ask(*command: str, environment: Mapping[str, str] | None = None) -> Any:
+    """Return what a script answers (`answer`) in a process of its own, which prints its errors here.
+
+    Args:
+        command: arguments of Python: the script and its own.
+        environment: variables beside those of this process.
+
+    Raises:
+        SystemExit: the process failed.
+    """
+    variables = {**os.environ, **(environment or {})}
+    done = subprocess.run([sys.executable, *command], env=variables, stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(command)} failed with status {done.returncode}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def digest(parts: Sequence[str]) -> str:

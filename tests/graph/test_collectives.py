@@ -147,6 +147,24 @@ def test_collectives_are_hidden_behind_ops_without_a_higher_peak() -> None:
     assert after.exposed_seconds < 0.3 * before.exposed_seconds
 
 
+def test_what_a_collective_needs_moves_before_other_ops_with_it() -> None:
+    builder = olla.Graph.builder("late")
+    made, sent, other = (builder.tensor(size) for size in (BYTES, BYTES, 8))
+    builder.op("gradient", writes=[made], seconds=SECONDS)
+    for i in range(3):
+        builder.op(f"other{i}", **({"writes": [other]} if i == 0 else {"mutates": [other]}), seconds=SECONDS)
+    builder.op("fill", reads=[made], writes=[sent], seconds=SECONDS)
+    builder.op("scale", mutates=[sent], seconds=SECONDS)
+    builder.op("sum", mutates=[sent], collective="all_reduce", group="0", ranks=2, message_bytes=BYTES)
+    builder.op("wait", mutates=[sent], collective="wait", group="0", ranks=2)
+    builder.output(sent)
+    builder.output(other)
+    graph = builder.build()
+    found = overlapped(graph, graph.core, np.arange(graph.num_ops, dtype=np.int32), PROFILES["a100"])
+    names = [graph.op_names[v] for v in found.tolist()]
+    assert names == ["gradient", "fill", "scale", "sum", "other0", "other1", "other2", "wait"]
+
+
 def test_where_the_peak_leaves_no_room_nothing_moves() -> None:
     b = olla.Graph.builder()
     for i in range(3):

@@ -11,6 +11,7 @@ import pytest
 import olla
 from olla import _core
 from olla.integrations import torchtitan as ours
+from tests.support.pages import ROOT, blocks
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
@@ -92,3 +93,12 @@ def test_wrong_goals_are_told_before_anything_is_trained() -> None:
         ours.register(budget="1GB", minimise="peak")
     with pytest.raises(olla.errors.BudgetError, match="'much' is no number of bytes"):
         ours.register(budget="much")
+
+
+def test_the_example_of_the_docs_runs_as_printed(titan: Any) -> None:
+    from torchtitan.experiments.graph_trainer.trainer import GraphTrainer
+
+    (block,) = blocks(ROOT / "docs/torchtitan.md")
+    config = GraphTrainer.Config()
+    exec(compile(block.text, "torchtitan.md", "exec"), {"config": config})
+    assert config.compile.memory_policy == "olla"

@@ -23,7 +23,13 @@ from tests.support.pages import ROOT, Block, blocks
 
 DOCS = ROOT / "docs"
 PAGES = {page.relative_to(DOCS).as_posix(): blocks(page) for page in sorted(DOCS.rglob("*.md"))}
-APART = {"export.md", "scale.md"}  # run in tests/integrations and tests/scale
+APART = {  # run elsewhere: in tests/integrations, tests/pytorch/ranks and tests/scale
+    "distributed.md",
+    "export.md",
+    "scale.md",
+    "torchtitan.md",
+    "trainers.md",
+}
 SLOW = {"start.md", "inductor.md"}  # they train and compile for a minute
 NO_TORCH = {"solver.md"}
 MOST_SECONDS = 600

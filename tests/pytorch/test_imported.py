@@ -68,6 +68,29 @@ def test_an_exported_program_is_planned() -> None:
     assert graph.resident_bytes == state + 2 * 3 * 8 * 8 * 4
 
 
+class Tied(nn.Module):
+    """A head that shares its weight with the embedding, as language models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(100, 16)
+        self.head = nn.Linear(16, 100, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the logits."""
+        return self.head(self.embedding(tokens))  # type: ignore[no-any-return]
+
+
+def test_a_parameter_that_modules_share_counts_once() -> None:
+    program = torch.export.export(Tied(), (torch.zeros(2, dtype=torch.long),))
+    num_placeholders = len(program.graph.find_nodes(op="placeholder"))
+    graph = olla.from_export(program)
+    assert graph.tensor_kinds.count("parameter") == 1
+    assert graph.resident_bytes == 100 * 16 * 4 + 2 * 8
+    assert len(program.graph.find_nodes(op="placeholder")) == num_placeholders  # the program stays as it is
+
+
 def test_modules_are_refused() -> None:
     module = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2)))
     for node in module.graph.find_nodes(op="placeholder"):

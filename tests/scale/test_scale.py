@@ -239,6 +239,7 @@ def test_a_part_that_is_none_is_refused(part: str, capsys: pytest.CaptureFixture
     assert "is not I/N" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_keeps_what_is_done_and_the_next_run_goes_on(graphs: list[str]) -> None:
     hard_graph().save("graphs/hard.json")
     command = [sys.executable, "-m", "olla", "plan", *graphs, "graphs/hard.json", "--output-folder", "plans"]

@@ -69,7 +69,7 @@ def fit(
         CaptureError: make_step failed, or a step cannot be captured; the message names n.
         ValueError: an option is out of its range.
 
-    Complexity: for each size a capture (about 4 ms per operator) and up to four plans.
+    Complexity: for each size a capture (about 1 ms per operator) and up to four plans.
 
     Example:
         >>> import olla

@@ -23,7 +23,7 @@ def patches(
     max_recomputed: float | None = None,
     arena: bool = False,
     chunked_loss: int | str | None = None,
-    segment: bool = False,
+    segment: bool = True,
 ) -> dict[str, Any]:
     """Return what olla changes in Inductor's configuration, by name.
 
@@ -106,7 +106,7 @@ def enable(
     max_recomputed: float | None = None,
     arena: bool = False,
     chunked_loss: int | str | None = None,
-    segment: bool = False,
+    segment: bool = True,
 ) -> Enabled:
     """Let olla decide what every ``torch.compile`` from now on saves for backward.
 
@@ -131,7 +131,8 @@ def enable(
             as bring a chunk of logits to the size of the layer's weight. This changes rounding: gradients of weights
             are sums over chunks.
         segment: on a GPU, let torch's allocator take what a step has in memory at its peak from the device in one
-            piece before the step first runs. Mostly less is reserved then; see docs/inductor.md.
+            piece before the step first runs, so that less is reserved; False: piece by piece, as it is asked for.
+            See docs/inductor.md.
 
     Returns:
         An object for a ``with`` block that ends it; it may be ignored.

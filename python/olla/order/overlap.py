@@ -16,16 +16,17 @@ if TYPE_CHECKING:
     from olla.graph import DeviceProfile
 
 Order = NDArray[np.int32]
-_TRIES = 6  # places for one wait, each half as far behind as the one before
-_ISSUE_TRIES = 3  # the same for what is waited for, half as far before
+_TRIES = 6  # places for one op, each half as far away as the one before
+_ISSUE_TRIES = 3  # the same for a collective that moves alone
 
 
 def overlapped(graph: Graph, core: CoreGraph, order: Order, device: DeviceProfile) -> Order:
     """Return the order with its collectives issued as early, and waited for as late, as the peak allows.
 
     A collective is issued right behind the last op that it needs; or, where the peak does not allow that, so early that
-    it ends when it is waited for, or half as early, and so on. The op that waits, and with it what depends on it, moves
-    behind ops that run meanwhile, until the collective has ended. No move raises the peak of the order.
+    it ends when it is waited for, or half as early, and so on. Where it still begins too late for that, what it needs
+    moves with it. The op that waits, and with it what depends on it, moves behind ops that run meanwhile, until the
+    collective has ended. No move raises the peak of the order.
 
     Args:
         graph: a training step.
@@ -84,12 +85,13 @@ class _Overlap:
         first, now = int(step[self.preds[v]].max(initial=-1)) + 1, int(step[v])
         begins = np.cumsum(self.own[self.order]) - self.own[self.order]
         in_time = int(np.searchsorted(begins, begins[now] - self.link[v], side="right")) - 1
-        places = [first, *(now - (now - max(first, in_time)) // 2**i for i in range(_ISSUE_TRIES))]
-        for place in dict.fromkeys(places):
-            if place >= now or self._accept(
-                np.concatenate([self.order[:place], [v], self.order[place:now], self.order[now + 1 :]])
-            ):
+        alone = [first, *(now - (now - max(first, in_time)) // 2**i for i in range(_ISSUE_TRIES))]
+        at = next((p for p in dict.fromkeys(alone) if p >= now or self._accept(self._ahead(p, now))), now)
+        window = at if at > in_time else 0
+        for _ in range(_TRIES):
+            if window < 2 or self._accept(self._ahead(at - window, at)):
                 return
+            window //= 2
 
     def _wait_late(self, v: int, end: float) -> None:
         step = int(np.flatnonzero(self.order == v)[0])
@@ -120,6 +122,17 @@ class _Overlap:
                 later.add(u)
         moved = np.array([*others, *waits], dtype=np.int32)
         return np.concatenate([self.order[:first], moved, self.order[last:]])
+
+    def _ahead(self, first: int, last: int) -> Order:
+        """Return the order in which op last, and what it needs, is before the other ops from step first on."""
+        v = int(self.order[last])
+        needed, others, wanted = [v], list[int](), set(self.preds[v].tolist())
+        for u in reversed(self.order[first:last].tolist()):
+            (needed if u in wanted else others).append(u)
+            if u in wanted:
+                wanted.update(self.preds[u].tolist())
+        moved = np.array([*reversed(needed), *reversed(others)], dtype=np.int32)
+        return np.concatenate([self.order[:first], moved, self.order[last + 1 :]])
 
     def _accept(self, order: Order) -> bool:
         """Take an order unless its peak is higher; whether it was taken."""

@@ -34,6 +34,7 @@ class Capture:
     Attributes:
         runner: runs it; set by the step.
         number: the same on all ranks that run it together; 0: it runs on one.
+        left: what it does beside its operators; None: nothing.
     """
 
     runner: Runner
@@ -42,6 +43,7 @@ class Capture:
     def __init__(self, captured: Captured, key: tuple[Any, ...], inputs: InputBinding, leaves: Sequence[Any]) -> None:
         assert captured.reads is not None
         self.key = key
+        self.left = captured.left
         self.inputs = inputs
         self.gather = inputs.gatherer(captured.inputs)
         self._settings = Settings(inputs.optimizer) if inputs.optimizer is not None else None

@@ -58,16 +58,13 @@ def from_fx(module: fx.GraphModule, *, kinds: Mapping[str, str] | None = None, n
     if unknown := kinds.keys() - {node.name for node in placeholders}:
         names = ", ".join(node.name for node in placeholders)
         raise ValueError(f"kinds names {sorted(unknown)[0]!r}, which is no placeholder of the module: it has {names}")
-    graph, values = fx.Graph(), dict[fx.Node, fx.Node]()
-    graph.output(graph.graph_copy(module.graph, values))
-    copied = fx.GraphModule(module, graph)
-    _propagate(copied)
-    inputs = [Input(kinds.get(node.name, "input"), node.name, node.name) for node in placeholders]
-    return fold(copied, inputs, name)[0].graph
+    return _graph(_copy(module), kinds, name)
 
 
 def from_export(program: ExportedProgram, *, name: str = "") -> Graph:
     """Return the graph of an exported program; parameters, buffers and constants are told apart.
+
+    A parameter that two modules share has two placeholders, and counts once.
 
     Args:
         program: of torch.export.export, decomposed or not.
@@ -87,7 +84,35 @@ def from_export(program: ExportedProgram, *, name: str = "") -> Graph:
     kinds = dict.fromkeys(signature.inputs_to_parameters, "parameter")
     kinds |= dict.fromkeys(signature.inputs_to_buffers, "buffer")
     kinds |= dict.fromkeys(signature.inputs_to_lifted_tensor_constants, "constant")
-    return from_fx(program.graph_module, kinds=kinds, name=name)
+    module = _copy(program.graph_module)
+    shown = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    _merge(module, {name: program.state_dict[key] for name, key in shown.items() if key in program.state_dict})
+    return _graph(module, kinds, name)
+
+
+def _copy(module: fx.GraphModule) -> fx.GraphModule:
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    return fx.GraphModule(module, graph)
+
+
+def _merge(module: fx.GraphModule, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Leave one placeholder of those that show the same tensor."""
+    first: dict[Any, fx.Node] = {}
+    for node in module.graph.find_nodes(op="placeholder"):
+        if (tensor := tensors.get(node.name)) is None or tensor.layout != torch.strided:
+            continue
+        place = tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+        if (kept := first.setdefault(place, node)) is not node:
+            node.replace_all_uses_with(kept)
+            module.graph.erase_node(node)
+
+
+def _graph(module: fx.GraphModule, kinds: Mapping[str, str], name: str) -> Graph:
+    _propagate(module)
+    placeholders = module.graph.find_nodes(op="placeholder")
+    inputs = [Input(kinds.get(node.name, "input"), node.name, node.name) for node in placeholders]
+    return fold(module, inputs, name)[0].graph
 
 
 def _propagate(module: fx.GraphModule) -> None:

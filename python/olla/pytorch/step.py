@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import warnings
@@ -207,7 +208,7 @@ class Step:
         return result
 
     def _result(self, capture: Capture, values: list[torch.Tensor], batch: Any) -> Any:
-        return _give_back(capture, capture.runner.run(values), self._optimizer)
+        return _give_back(capture, _outputs(capture, values, self._model, self._ranks), self._optimizer)
 
     def _captured(self, batch: Any) -> Captured:
         return capture(
@@ -285,6 +286,19 @@ class Step:
 
 def _alone(run: Callable[[], tuple[Capture, Captured]]) -> tuple[Capture, Captured]:
     return run()
+
+
+def _outputs(
+    capture: Capture, values: list[torch.Tensor], model: torch.nn.Module, ranks: Ranks | None
+) -> list[torch.Tensor]:
+    """Run a capture, with what it does beside its operators."""
+    if (left := capture.left) is not None:
+        left.begin(capture.inputs.parameter(name).grad for name, _ in capture.runner.gradients)
+    with ranks.in_step() if ranks is not None else contextlib.nullcontext():
+        results = capture.runner.run(values)
+    if left is not None:
+        left.end(model)
+    return results
 
 
 def _give_back(capture: Capture, results: Sequence[torch.Tensor], optimizer: torch.optim.Optimizer | None) -> Any:

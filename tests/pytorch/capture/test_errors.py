@@ -95,9 +95,17 @@ def _hooked(model: nn.Module) -> Any:
     return optimizer
 
 
+class Wrapper(torch.optim.Optimizer):
+    """What trainers put around an optimizer; it has no hooks of its own."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda m: Wrapper(torch.optim.SGD(m.parameters())), r"Wrapper wraps another optimizer.*pass its \.optimizer"),
         (lambda m: torch.optim.LBFGS(m.parameters()), r"LBFGS evaluates the loss several times"),
         (
             lambda m: torch.optim.SGD(m.parameters(), 0.1, momentum=0.9, dampening=0.5),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -309,14 +308,6 @@ def test_a_capture_interrupted_at_any_moment_leaves_the_process_and_the_model_as
 
     assert num_interrupted(60, 1.1 * seconds, lambda: capture(world), check) > 30
     assert capture(world).graph.to_dict() == wanted
-
-
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Ctrl-C raises, even where the shell started this process in the background and it is ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("interruptible")

@@ -13,6 +13,7 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import olla
+from tests.support.pages import ROOT, blocks
 from tests.support.ranks.steps import summed
 
 pytestmark = pytest.mark.torch
@@ -128,3 +129,17 @@ def test_collectives_that_work_on_their_arguments_or_of_single_ranks_are_refused
                 captured(step, 1)
     finally:
         dist.destroy_process_group()
+
+
+def test_the_example_of_the_docs_runs_as_printed(world_size: int, capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = blocks(ROOT / "docs/distributed.md")
+    model = nn.Sequential(Block())
+    names = {
+        "torch": torch,
+        "olla": olla,
+        "model": model,
+        "batch": torch.ones(8, 16),
+        "optimizer": torch.optim.AdamW(model.parameters()),
+    }
+    exec(compile(block.text, "distributed.md", "exec"), names)
+    assert capsys.readouterr().out.strip()

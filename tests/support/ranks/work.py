@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -85,3 +86,52 @@ def interrupted(rank: int, world_size: int, *, ends: int = -1, sends: int = int(
         return summed(rank, steps=6, ends=ends, sends=sends)
     except BaseException as error:
         return Raised(type(error).__name__, f"{time.monotonic() - start:.1f}: {error}")
+
+
+def parallel(rank: int, world_size: int, *, cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Train models in DistributedDataParallel; return for each case what was found in both ways, or what was raised.
+
+    Args:
+        rank: of this process.
+        world_size: how many there are.
+        cases: name -> options of `tests.support.ranks.parallel.trained`; "eager" and "olla" hold those of one way.
+    """
+    from tests.support.ranks.parallel import trained
+
+    found: dict[str, dict[str, Any]] = {}
+    for name, options in cases.items():
+        own = {way: options.get(way, {}) for way in ("eager", "olla")}
+        both = {key: value for key, value in options.items() if key not in own}
+        found[name] = {}
+        for way, further in own.items():
+            try:
+                found[name][way] = trained(rank, way, **both, **further)
+            except Exception as error:
+                found[name][way] = Raised(type(error).__name__, str(error))
+    return found
+
+
+def killed(rank: int, world_size: int, *, after: float = -1.0, sends: int = 0) -> Any:
+    """Train a model in DistributedDataParallel until this process, or another one, gets a signal in a step.
+
+    Args:
+        rank: of this process.
+        world_size: how many there are.
+        after: seconds from the third step on until it gets the signal; negative: it gets none.
+        sends: that signal.
+    """
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    import olla
+    from tests.support.ranks.parallel import batches, loss, made
+
+    model = DistributedDataParallel(made("resnet"))
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = olla.compile(model, optimizer=optimizer, loss=loss, time_limit=1.0)
+    batch = batches("resnet", rank, 1)[0]
+    for i in range(1_000_000):
+        if i == 3 and after >= 0:
+            threading.Timer(after, os.kill, (os.getpid(), sends)).start()
+        step(batch)
+    return "went on"

@@ -66,7 +66,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         max_recomputed: float | None = None,
         foresee: Callable[[fx.GraphModule, fx.GraphModule, int], int | None] | None = None,
         chunked_loss: int | str | None = None,
-        segment: bool = False,
+        segment: bool = True,
     ) -> None:
         self.goal = goal
         self.foresee = foresee

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, get_proxy_mode
 
 from olla.pytorch.capture.signals import deferred
 
 _lock = threading.RLock()
 _replaced: list[tuple[Any, str, Any, Any]] = []  # by the captures that run: owner, name, original, stand-in
+_is_collected = False  # whether garbage is collected again once the capture that runs is over
 
 
 class Capture:
@@ -60,10 +65,70 @@ def capture() -> Iterator[Capture]:
 
 
 @contextlib.contextmanager
+def unwatched_operators(capture: Capture) -> Iterator[None]:
+    """Record operators without asking modes for functions of torch, and without watching which code is entered.
+
+    In a backward pass both are on, and torch's own Python behind each operator calls hundreds of functions.
+    """
+    record: Any = ProxyTorchDispatchMode.__torch_dispatch__
+
+    def record_unwatched(*args: Any, **kwargs: Any) -> Any:
+        watching = sys.gettrace()
+        sys.settrace(None)
+        try:
+            with torch._C.DisableTorchFunction():
+                return record(*args, **kwargs)
+        finally:
+            sys.settrace(watching)
+
+    with capture.replaced(ProxyTorchDispatchMode, "__torch_dispatch__", record_unwatched):
+        yield
+
+
+@contextlib.contextmanager
+def unchanged(model: torch.nn.Module, leaves: list[Any]) -> Iterator[None]:
+    """Undo what a forward pass on fake tensors leaves in modules and batch: caches, replaced buffers, attributes."""
+    tables = [t for m in model.modules() for t in (m.__dict__, m._buffers, m._parameters, m._modules)]
+    tables += [vars(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    saved = [dict(table) for table in tables]
+    gradients = [(p, p.grad) for p in model.parameters()]
+    try:
+        yield
+    finally:
+        for parameter, gradient in gradients:
+            if isinstance(parameter.grad, FakeTensor):
+                parameter.grad = gradient
+        for table, before in zip(tables, saved, strict=True):
+            if list(table) != list(before) or any(table[key] is not before[key] for key in before):
+                table.clear()
+                table.update(before)
+
+
+@contextlib.contextmanager
 def between() -> Iterator[None]:
     """Wait until no other thread captures: modules that it captures hold fake tensors meanwhile."""
     with _lock:
         yield
+
+
+@contextlib.contextmanager
+def collecting_no_garbage() -> Iterator[None]:
+    """Let nobody look for unreachable cycles: nearly all that a capture makes is reachable until its end.
+
+    Each look goes through all of torch's objects, too, a tenth of a second or two.
+    """
+    global _is_collected
+    with _lock:
+        if not gc.isenabled():
+            yield
+            return
+        try:
+            _is_collected = True
+            gc.disable()
+            yield
+        finally:
+            gc.enable()
+            _is_collected = False
 
 
 @contextlib.contextmanager
@@ -89,6 +154,8 @@ def _after_fork() -> None:
     _lock = threading.RLock()
     while _replaced:
         _restore(*_replaced.pop())
+    if _is_collected:
+        gc.enable()
 
 
 if hasattr(os, "register_at_fork"):

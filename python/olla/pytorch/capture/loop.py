@@ -21,6 +21,7 @@ from olla.pytorch.capture.exclusive import Capture, replaced
 from olla.pytorch.checks import failures
 from olla.pytorch.guards.modes import kernel_modes
 from olla.pytorch.guards.reads import Reads
+from olla.pytorch.ranks.reduced import DataParallel
 
 Loss = Callable[[Any, Any], Any]
 Body = Callable[[Any, Any, Any], Any]
@@ -70,6 +71,7 @@ class Loop:
         update: traces the optimizer's update with these gradients.
         mark: called with a kind for all nodes recorded since its last call.
         capture: that runs the body.
+        parallel: reduces gradients over ranks; None: nothing does.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Loop:
         update: Callable[[Gradients], None],
         mark: Callable[[str], None],
         capture: Capture,
+        parallel: DataParallel | None = None,
     ) -> None:
         self.phase = "forward"
         self.num_updates = 0
@@ -88,7 +91,10 @@ class Loop:
         self._update = update
         self._mark = mark
         self._capture = capture
+        self._parallel = parallel
         self._depth = 0
+        if parallel is not None:
+            parallel.watch(parameters, capture.mode.tracer.graph)
 
     @contextlib.contextmanager
     def run(self) -> Iterator[None]:
@@ -120,6 +126,8 @@ class Loop:
                 "Let the step function begin with the forward pass."
             )
         self._drop_stale()
+        if self._parallel is not None:
+            self._parallel.check_finished()
         found = self.gradients()
         if not found:
             raise CaptureError("optimizer.step() finds no gradient: call loss.backward() before it")
@@ -145,6 +153,8 @@ class Loop:
                 original(*args, **kwargs)
             finally:
                 self._depth -= 1
+            if self._parallel is not None:
+                self._parallel.reduce()
             self._mark("backward")
 
         with self._capture.replaced(torch.autograd, "backward", backward):
@@ -188,6 +198,8 @@ class Loop:
 
     def _check_end(self) -> None:
         self._drop_stale()
+        if self._parallel is not None:
+            self._parallel.check_finished()
         if not self._stale:
             return
         if self.num_updates == 0:
@@ -248,15 +260,20 @@ class Lent(TorchFunctionMode):
         return pytree.tree_map_only(torch.Tensor, self._stand_in, value, is_leaf=_is_shape)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        _refuse(func, args, self._stand_ins)
-        args, kwargs = self.stand_ins_in((args, kwargs or {}))
-        for argument in (*args, *kwargs.values()):
-            if isinstance(argument, torch.Generator):
-                self._reads.draws_from(argument)
-        result = self._run(func, args, kwargs)
-        return self._originals.get(id(result), result)
+        watching = sys.gettrace()
+        sys.settrace(None)  # torch's own functions read nothing of the user's, and there is much code in them
+        try:
+            _refuse(func, args, self._stand_ins)
+            args, kwargs = self.stand_ins_in((args, kwargs or {}))
+            for argument in (*args, *kwargs.values()):
+                if isinstance(argument, torch.Generator):
+                    self._reads.draws_from(argument)
+            result = self._run(func, args, kwargs, watching)
+            return self._originals.get(id(result), result)
+        finally:
+            sys.settrace(watching)
 
-    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _run(self, func: Any, args: Any, kwargs: Any, watching: Any) -> Any:
         if self._modes != kernel_modes(self._device_type):
             raise CaptureError(
                 "the step changes settings of torch that its kernels read (torch.backends, the precision of matrix "
@@ -270,16 +287,11 @@ class Lent(TorchFunctionMode):
             return func(value)
         if func in _READ_VALUES and args and type(args[0]) in (torch.Tensor, torch.nn.Parameter):
             self._reads.value_of(args[0])
+        if func is torch.lstm:
+            return recurrent.lstm(*args, **kwargs)
         if func in _ENTERING or any(callable(a) for a in args):
-            return func(*args, **kwargs)
-        watching = sys.gettrace()
-        sys.settrace(None)  # torch's own functions read nothing of the user's, and there is much code in them
-        try:
-            if func is torch.lstm:
-                return recurrent.lstm(*args, **kwargs)
-            return func(*args, **kwargs)
-        finally:
-            sys.settrace(watching)
+            sys.settrace(watching)  # it runs code of the user's
+        return func(*args, **kwargs)
 
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._stand_ins.get(id(tensor), tensor)

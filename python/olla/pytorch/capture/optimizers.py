@@ -13,6 +13,7 @@ from torch.optim import optimizer as torch_optimizer
 from olla.errors import CaptureError
 
 State = dict[str, Any]
+_ELEMENTWISE = ("Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "NAdam", "RMSprop", "SGD")
 _CHANGED_BY_TORCH = {
     "state",
     "param_groups",
@@ -31,6 +32,8 @@ def check(optimizer: torch.optim.Optimizer, parameters: dict[int, str]) -> None:
         parameters: id of each parameter of the model -> its name.
     """
     kind = type(optimizer).__name__
+    if isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        raise CaptureError(f"{kind} wraps another optimizer, which a captured step takes itself: pass its .optimizer.")
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise CaptureError(
@@ -97,6 +100,11 @@ def updates_are_independent(optimizer: torch.optim.Optimizer) -> bool:
     return is_known(optimizer)
 
 
+def updates_are_elementwise(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a parameter's update is known to be the same operators for every shape, element by element."""
+    return is_known(optimizer) and type(optimizer).__name__ in _ELEMENTWISE
+
+
 def existing_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str) -> State:
     """Return the state the optimizer keeps for a parameter; empty before its first step.
 
@@ -140,6 +148,31 @@ def first_state(optimizer: torch.optim.Optimizer, group: State, parameter: torch
     num_lists = len(inspect.signature(prepare).parameters) - 2
     prepare(copy, {**copy.param_groups[0], "fused": group.get("fused")}, *([] for _ in range(num_lists)))
     return {entry: value for entry, value in copy.state[alone].items() if value is not None}
+
+
+def first_state_of_fake(
+    optimizer: torch.optim.Optimizer, group: State, parameter: torch.Tensor, made: dict[torch.dtype, State]
+) -> State:
+    """Return first_state of a fake parameter; where updates go by elements, by what another one of its group has.
+
+    Args:
+        optimizer, group, parameter: see first_state.
+        made: of each type of parameters, the state of one, and that parameter as "". It is added to.
+    """
+    simple = bool(parameter.shape) and parameter.is_contiguous() and not parameter.is_complex()
+    if not simple or not updates_are_elementwise(optimizer):
+        return first_state(optimizer, group, parameter)
+    if (other := made.get(parameter.dtype)) is None:
+        state = first_state(optimizer, group, parameter)
+        if all(not t.shape or (t.shape == parameter.shape and t.is_contiguous()) for t in state.values()):
+            made[parameter.dtype] = {"": parameter, **state}
+        return state
+    shape = other[""].shape
+    return {
+        entry: torch.empty(parameter.shape if t.shape == shape else (), dtype=t.dtype, device=t.device)
+        for entry, t in other.items()
+        if entry
+    }
 
 
 def parameter_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> State:

@@ -231,7 +231,7 @@ class _Folder:
         arguments = changed + [v for n in node.all_input_nodes for v in _tensors(n.meta.get("val"))]
         results = [v for t in op.writes for v in self.tensors[t].values]
         outputs = _tensors(node.meta.get("val"))
-        talk = self._communication(node, arguments, outputs)
+        talk = self._communication(node, arguments[len(changed) :], outputs)
         builder.op(
             node.name,
             reads=[new_id[t] for t in op.reads],

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
@@ -26,6 +27,8 @@ from olla.pytorch.capture.updates import TEMPLATE, Updates, copy_updates
 from olla.pytorch.checks import checks, failures
 from olla.pytorch.guards.reads import Reads
 from olla.pytorch.ranks import collectives
+from olla.pytorch.ranks.reduced import DataParallel, Left
+from olla.pytorch.ranks.wrapped import ATTRIBUTES, is_wrapped
 from olla.pytorch.sharded.ranks import Ranks, settle
 
 _Tensors = tuple[torch.Tensor, ...]
@@ -36,8 +39,7 @@ KIND = "olla_kind"  # key of node.meta: forward, backward or update
 class Traced:
     """A recorded step: placeholder i of the module takes inputs[i], element i of its result is called outputs[i].
 
-    The first outputs fill `structure`, what the loss function or the model returned; `reads` is what the step read from
-    Python.
+    The first outputs fill `structure`, what the loss function or the model returned; `reads`, what it read from Python.
     """
 
     module: fx.GraphModule
@@ -45,6 +47,7 @@ class Traced:
     outputs: list[str]
     structure: Structure
     reads: Reads
+    left: Left | None
 
 
 @dataclass
@@ -67,6 +70,7 @@ class _Step:
     loop: Loop | None = None
     updates: Updates | None = None
     reads: Reads | None = None
+    parallel: DataParallel | None = None
 
     @property
     def phase(self) -> str:
@@ -141,35 +145,39 @@ def _trace(
     leaves, spec, leaf_names = batch_leaves(batch)
     failures.check_modes(loss is not None or body is not None)
     failures.check_modules(model)
-    failures.check_memory((name, t, True) for name, t in (*model.named_parameters(), *model.named_buffers()))
+    named = [*model.named_parameters(), *model.named_buffers()]
+    failures.check_memory((name, t, True) for name, t in named)
     body_of = ordinary(loss) if loss is not None else body
     step = _Step(capture, model, body_of, body is None, optimizer, leaves, spec, ranks)
-    named = [*model.named_parameters(), *model.named_buffers()]
     named += [(n, leaf) for n, leaf in zip(leaf_names, leaves, strict=True) if isinstance(leaf, torch.Tensor)]
-    where = step_device(named, device)
     if step.body is not None:
         failures.check_inputs(zip(leaf_names, leaves, strict=True))
     shapes = checks.Shapes(_run.__code__, run_checks, lambda: step.phase)
     mode = _Mode(shape_env=shapes, static_shapes=True, allow_non_fake_inputs=True)
     mode.check = capture.check
-    fakes = Fakes(mode, where, ranks.hold(model.named_parameters(), optimizer) if ranks else None)
+    held = ranks.hold(step.model.named_parameters(), optimizer) if ranks else None
+    fakes = Fakes(mode, step_device(named, device), held)
     _add_inputs(step, fakes, mode, leaf_names)
     step.reads = reads = _reads(step, loss)
+    if is_wrapped(model):
+        step.parallel = DataParallel(model)
+        reads.names_are_read(ATTRIBUTES)
     if body is not None:
         with mode:
             step.stale = {n: torch.empty_like(fakes.of(p)) for n, p in model.named_parameters() if p.requires_grad}
     with contextlib.ExitStack() as stack:
+        stack.enter_context(exclusive.unchanged(model, leaves))
         no_code = _use_lazy_graph_module(True)  # nobody needs the module's Python code
-        for context in (_unchanged(model, leaves), _checkpoints(capture), plain_recurrent_layers(capture), no_code):
+        for context in (_checkpoints(capture), plain_recurrent_layers(capture), no_code):
             stack.enter_context(context)
         stack.enter_context(known.told_to_transformers(capture))
+        if parallel := step.parallel:
+            stack.enter_context(capture.replaced(DistributedDataParallel, "forward", parallel.forward))
         stack.enter_context(failures.explained(lambda: step.phase, model))
-        stack.enter_context(generator.traced(capture))
-        stack.enter_context(checks.traced())
-        stack.enter_context(reads.undone())
-        stack.enter_context(_metadata_restored())
-        with reads.recording(capture.is_here):
-            module = make_fx(lambda *tensors: _run(step, tensors), tracing_mode="fake")(*step.fakes)
+        for block in (generator.traced(capture), checks.traced(), reads.undone(), _metadata_restored()):
+            stack.enter_context(block)
+        stack.enter_context(exclusive.unwatched_operators(capture))
+        module = make_fx(lambda *tensors: _run(step, tensors), tracing_mode="fake")(*step.fakes)
         if shapes.refused is not None:
             raise shapes.refused
         settle(module)
@@ -183,7 +191,8 @@ def _trace(
         copy_updates(module, step.updates.made if step.updates else [], len(step.outputs))
     assert step.structure is not None
     reads.forget()
-    return Traced(module, step.inputs, step.outputs, step.structure, reads)
+    left = step.parallel.left if step.parallel else None
+    return Traced(module, step.inputs, step.outputs, step.structure, reads, left)
 
 
 def _reads(step: _Step, loss: Loss | None) -> Reads:
@@ -217,6 +226,7 @@ def _add_optimizer_inputs(step: _Step, optimizer: torch.optim.Optimizer, fakes: 
         for entry in optimizers.rates(group):
             fake = fakes.of(optimizers.rate_tensor(group, entry))
             step.add(Input("rate", f"{entry} of group {number}", number, entry), fake)
+        made: dict[torch.dtype, optimizers.State] = {}
         for parameter in group["params"]:
             if not parameter.requires_grad:
                 continue
@@ -225,7 +235,7 @@ def _add_optimizer_inputs(step: _Step, optimizer: torch.optim.Optimizer, fakes: 
             exists = bool(state)
             if not exists:
                 with mode:
-                    state = optimizers.first_state(optimizer, group, fakes.of(parameter))
+                    state = optimizers.first_state_of_fake(optimizer, group, fakes.of(parameter), made)
             for entry, value in state.items():
                 if value is not None:
                     fake = fakes.of(value) if exists else value
@@ -250,7 +260,9 @@ def _run(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
         hooks = [_hooks(t) for _, t in pairs]
         stack.enter_context(lent.in_functions(step.capture))
         stack.enter_context(lent)
-        result = lent.stand_ins_in(_call(step, batch))
+        with step.reads.recording(step.capture.is_here):
+            result = _call(step, batch)
+        result = lent.stand_ins_in(result)
     if [_hooks(t) for _, t in pairs] != hooks:
         raise CaptureError(
             "the step registers a hook on a parameter, a buffer or the batch and leaves it there: register it before "
@@ -326,7 +338,7 @@ def _enter_loop(
         for hook in (original._post_accumulate_grad_hooks or {}).values():
             of_original = functools.partial(_call_hook, hook, original)
             parameters[name].register_post_accumulate_grad_hook(of_original)  # type: ignore[no-untyped-call]
-    step.loop = Loop(parameters, step.stale, update, _mark, step.capture)
+    step.loop = Loop(parameters, step.stale, update, _mark, step.capture, step.parallel)
     stack.enter_context(step.loop.run())
     if step.optimizer is not None:
         step.updates = Updates(step.optimizer, step.inputs, tensors, names, lambda template: _mark("update", template))
@@ -379,22 +391,3 @@ def _checkpoints(capture: exclusive.Capture) -> Iterator[None]:
 def _metadata_restored() -> contextlib.AbstractContextManager[None]:
     """Put back what torch writes into every node it records from now on: checkpoints leave their policy there."""
     return fx.traceback.preserve_node_meta(fx.traceback.should_preserve_node_meta)
-
-
-@contextlib.contextmanager
-def _unchanged(model: torch.nn.Module, leaves: list[Any]) -> Iterator[None]:
-    """Undo what a forward pass on fake tensors leaves in modules and batch: caches, replaced buffers, attributes."""
-    tables = [t for m in model.modules() for t in (m.__dict__, m._buffers, m._parameters, m._modules)]
-    tables += [vars(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    saved = [dict(table) for table in tables]
-    gradients = [(p, p.grad) for p in model.parameters()]
-    try:
-        yield
-    finally:
-        for parameter, gradient in gradients:
-            if isinstance(parameter.grad, FakeTensor):
-                parameter.grad = gradient
-        for table, before in zip(tables, saved, strict=True):
-            if list(table) != list(before) or any(table[key] is not before[key] for key in before):
-                table.clear()
-                table.update(before)

@@ -88,12 +88,13 @@ class Updates:
             self._run([(g, [self._positions[n] for n in m]) for g, m in zip(self.groups, members, strict=True)])
             return
         templates: dict[Any, int] = {}
+        any_shape = optimizers.updates_are_elementwise(self._optimizer)
         for number, group in enumerate(self.groups):
             for name in members[number]:
                 positions = self._positions[name]
                 entries = [self._inputs[p].entry for p in positions]
                 used = [*(self._tensors[p] for p in positions), gradients[name]]
-                key = signature(number, used, entries)
+                key = signature(number, used, entries, any_shape)
                 traced = key not in templates
                 template = templates.setdefault(key, self._num_templates)
                 self.made.append(Update([_node_name(t) for t in used], template, traced))
@@ -113,9 +114,21 @@ class Updates:
         return {self._tensors[p]: {self._inputs[e].entry: self._tensors[e] for e in rest} for p, *rest in members}
 
 
-def signature(group: int, tensors: list[torch.Tensor], entries: list[str]) -> tuple[Any, ...]:
-    """Return what two parameters must have in common for the same operators to update both."""
-    layout = tuple((tuple(t.shape), t.stride(), t.dtype, str(t.device)) for t in tensors)
+def signature(group: int, tensors: list[torch.Tensor], entries: list[str], any_shape: bool) -> tuple[Any, ...]:
+    """Return what two parameters must have in common for the same operators to update both.
+
+    Args:
+        group: the group of the optimizer.
+        tensors: the parameter, its state, its gradient.
+        entries: of the state.
+        any_shape: whether updates go element by element: then contiguous tensors may be of any shape.
+    """
+    shape = tensors[0].shape
+    likes = [t.shape == shape and t.is_contiguous() and not t.is_complex() for t in tensors]
+    if any_shape and shape and all(like or not t.shape for like, t in zip(likes, tensors, strict=True)):
+        layout: Any = tuple((like, t.dtype, str(t.device)) for like, t in zip(likes, tensors, strict=True))
+    else:
+        layout = tuple((tuple(t.shape), t.stride(), t.dtype, str(t.device)) for t in tensors)
     return (group, layout, tuple(entries))
 
 
@@ -161,13 +174,24 @@ def _node_name(tensor: torch.Tensor) -> str:
 
 
 def _copy(graph: fx.Graph, nodes: list[fx.Node], other: dict[fx.Node, fx.Node], end: fx.Node) -> fx.Node:
-    """Append copies of nodes after ``end``, with other inputs; return the last copy."""
-    bases = {_storage(old.meta["val"]): new.meta["val"] for old, new in other.items()}
+    """Append copies of nodes after ``end``, with other inputs, the parameter first; return the last copy."""
+    bases: dict[int, torch.Tensor] = {_storage(old.meta["val"]): new.meta["val"] for old, new in other.items()}
+    shape, new_shape = next((old.meta["val"].shape, new.meta["val"].shape) for old, new in other.items())
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        if shape == new_shape or not tensor.shape:
+            return _fake_like(tensor, bases)
+        assert tensor.shape == shape, f"an update by elements makes a tensor of shape {tuple(tensor.shape)}"
+        if _storage(tensor) not in bases:
+            bases[_storage(tensor)] = torch.empty(new_shape, dtype=tensor.dtype, device=tensor.device)
+        return bases[_storage(tensor)]
+
     for node in nodes:
         with graph.inserting_after(end):
             end = graph.node_copy(node, lambda n: other.get(n, n))
         other[node] = end
-        end.meta["val"] = pytree.tree_map_only(torch.Tensor, lambda t: _fake_like(t, bases), node.meta.get("val"))
+        end.meta["val"] = pytree.tree_map_only(torch.Tensor, fake, node.meta.get("val"))
+        end.meta.pop("tensor_meta", None)  # of the other shape
     return end
 
 

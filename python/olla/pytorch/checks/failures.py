@@ -196,9 +196,13 @@ def check_modules(model: torch.nn.Module) -> None:
             )
     for name, module in model.named_modules():
         kind = type(module).__name__
-        if isinstance(module, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
+        if isinstance(module, torch.nn.DataParallel):
             raise CaptureError(
                 f"{name or 'the model'} is a {kind}: one device is planned. Pass the module inside it (model.module)."
+            )
+        if name and isinstance(module, torch.nn.parallel.DistributedDataParallel):
+            raise CaptureError(
+                f"{name} is a {kind}, inside the model: wrap the whole model in it, or pass the module inside."
             )
         if isinstance(module, torch._dynamo.OptimizedModule):
             raise CaptureError(

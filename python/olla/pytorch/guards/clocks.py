@@ -40,7 +40,7 @@ _READERS = (
 _FILES = {f.__code__: f"a file or another thing outside Python ({f.__qualname__})" for f in _READERS}
 
 
-def offsets(code: types.CodeType, scope: dict[str, Any]) -> dict[types.CodeType, frozenset[int]]:
+def offsets(code: types.CodeType, scope: dict[str, Any]) -> frozenset[int]:
     """Return where a code object takes such a source in hand: offsets of instructions; empty if nowhere.
 
     Args:
@@ -62,7 +62,7 @@ def offsets(code: types.CodeType, scope: dict[str, Any]) -> dict[types.CodeType,
             last = None
         if id(last) in _CLOCKS:
             found.add(i.offset)
-    return {code: frozenset(found)} if found else {}
+    return frozenset(found)
 
 
 def is_clock(value: Any) -> bool:

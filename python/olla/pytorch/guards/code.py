@@ -78,9 +78,57 @@ class Named(NamedTuple):
     is_open: bool
 
 
+def _numbers(*names: str) -> frozenset[int]:
+    return frozenset(dis.opmap[name] for name in names if name in dis.opmap)
+
+
+_VARIABLES = ("LOAD_GLOBAL", "LOAD_NAME")
+_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
+_IMPORTS = ("IMPORT_NAME", "IMPORT_FROM")
+_KINDS = {n: kind for kind, names in enumerate((_VARIABLES, _ATTRIBUTES, _IMPORTS)) for n in _numbers(*names)}
+# Bits of an instruction's argument below the number of the name.
+_FLAGS = dict.fromkeys(_numbers("LOAD_GLOBAL"), 1)
+if sys.version_info >= (3, 12):
+    _FLAGS |= dict.fromkeys(_numbers("LOAD_ATTR"), 1) | dict.fromkeys(_numbers("LOAD_SUPER_ATTR"), 2)
+
+
 @functools.cache
 def named(code: types.CodeType) -> Named:
     """Return what a code object names; nested ones speak for themselves."""
+    words = {*code.co_names, *code.co_varnames, *code.co_cellvars, *code.co_freevars, *_texts(code.co_consts)}
+    return named_by_dis(code) if words & _GETTERS or not knows_instructions() else named_quickly(code)
+
+
+@functools.cache
+def knows_instructions() -> bool:
+    """Whether the instructions of this Python are those that named_quickly knows."""
+
+    class Sample(dict[Any, Any]):
+        def method(self) -> Any:
+            import collections.abc as found
+            from collections import OrderedDict
+
+            return [found.Sized.__mro__.count(self), super().keys(), super().items, OrderedDict, sorted]
+
+    codes = (Sample.method.__code__, origin.__wrapped__.__code__, named_by_dis.__code__)
+    return all(named_quickly(code) == named_by_dis(code) for code in codes)
+
+
+def named_quickly(code: types.CodeType) -> Named:
+    """Return what code names that has no word for a getter in it: in a tenth of the time that dis takes."""
+    found: tuple[dict[str, None], ...] = ({}, {}, {})
+    extended = 0
+    for number, argument in zip(code.co_code[::2], code.co_code[1::2], strict=True):
+        argument |= extended
+        extended = argument << 8 if number == dis.EXTENDED_ARG else 0
+        if number in _KINDS:
+            found[_KINDS[number]][code.co_names[argument >> _FLAGS.get(number, 0)]] = None
+    variables, loaded, modules = found
+    return Named(tuple(variables), frozenset({*loaded, *_texts(code.co_consts)}), tuple(modules), False)
+
+
+def named_by_dis(code: types.CodeType) -> Named:
+    """Return what any code names."""
     variables: dict[str, None] = {}
     loaded: set[str] = set()
     modules: dict[str, None] = {}
@@ -89,19 +137,18 @@ def named(code: types.CodeType) -> Named:
     for instruction in dis.get_instructions(code):
         name = instruction.opname
         value = instruction.argval
-        if name in ("LOAD_GLOBAL", "LOAD_NAME"):
+        if name in _VARIABLES:
             variables[value] = None
-        elif name in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
+        elif name in _ATTRIBUTES:
             loaded.add(value)
-        elif name in ("IMPORT_NAME", "IMPORT_FROM"):
+        elif name in _IMPORTS:
             modules[value] = None
         elif name.startswith("CALL") and not is_open:
             is_open = _is_open_call(before)
         if name not in ("CACHE", "PRECALL", "KW_NAMES", "NOP", "EXTENDED_ARG"):
             before = [*before[-5:], instruction]
     is_open = is_open or "__dict__" in loaded or "__getattribute__" in loaded
-    loaded |= {text for constant in code.co_consts for text in _texts(constant)}
-    return Named(tuple(variables), frozenset(loaded), tuple(modules), is_open)
+    return Named(tuple(variables), frozenset({*loaded, *_texts(code.co_consts)}), tuple(modules), is_open)
 
 
 def _is_open_call(before: list[Any]) -> bool:
@@ -115,6 +162,7 @@ def _is_open_call(before: list[Any]) -> bool:
     return True
 
 
-def _texts(constant: Any) -> list[str]:
-    items = constant if isinstance(constant, tuple) else (constant,)
+def _texts(constants: tuple[Any, ...]) -> list[str]:
+    """Return short texts among constants of code, and in tuples among them."""
+    items = (item for constant in constants for item in (constant if isinstance(constant, tuple) else (constant,)))
     return [item for item in items if isinstance(item, str) and len(item) < 80]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import operator
 import sys
 import threading
 import types
@@ -74,7 +75,7 @@ def own_attributes(value: Any) -> dict[str, Any] | None:
 
 
 def parts_of(value: Any) -> tuple[Any, ...]:
-    """Return what makes up a method, a descriptor, a partial function or a reference; empty for everything else."""
+    """Return what makes up a method, a descriptor, a partial function, a getter or a reference; else nothing."""
     if isinstance(value, types.MethodType):
         return (value.__self__, value.__func__)
     if isinstance(value, types.BuiltinMethodType) and not isinstance(value.__self__, types.ModuleType | type(None)):
@@ -87,6 +88,8 @@ def parts_of(value: Any) -> tuple[Any, ...]:
         return (value.func,)
     if isinstance(value, functools.partial | functools.partialmethod):
         return (value.func, value.args, value.keywords)
+    if isinstance(value, operator.attrgetter | operator.methodcaller):
+        return tuple(value.__reduce__())  # names of attributes are among the arguments
     if isinstance(value, functools._lru_cache_wrapper):
         return (value.__wrapped__,)
     if isinstance(value, types.MappingProxyType | _VIEWS):

@@ -47,11 +47,16 @@ class Names:
             self._waiting.setdefault(name, []).append((read, f"{path}.{name}"))
 
     def learn(self, names: Iterable[str]) -> Iterator[tuple[Callable[[], Any], str]]:
-        """Let attributes of these names count, and yield what waited for them: its reader and its path."""
+        """Let attributes of these names count, and yield what waited for them: its reader and its path.
+
+        Args:
+            names: those with dots count as a whole, as names of modules do, and part by part, as getters take them.
+        """
         for name in names:
             if name not in self.known:
-                self.known.add(name)
-                yield from self._waiting.pop(name, ())
+                for part in (name, *name.split(".")):
+                    self.known.add(part)
+                    yield from self._waiting.pop(part, ())
         if self.is_open:
             for waiting in list(self._waiting.values()):
                 yield from waiting

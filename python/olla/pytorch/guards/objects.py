@@ -74,8 +74,9 @@ class Objects:
         self._of_model = {id(m) for m in model.modules()}
         self._seen: dict[int, Any] = {**self._inputs, id(vars(builtins)): vars(builtins)}
         self._queue: list[tuple[Any, str]] = []
-        self._functions: dict[types.CodeType, list[tuple[types.FunctionType, str]]] = {}
-        self._entered: set[types.CodeType] = set()
+        # By the id of their code: equal code of two files reads two files' globals, and hashing code takes long.
+        self._functions: dict[int, list[tuple[types.FunctionType, str]]] = {}
+        self._entered: dict[int, types.CodeType] = {}
         self._elsewhere: list[types.FunctionType] = []  # what may run on other threads
 
     def _learn(self, names: Iterable[str]) -> None:
@@ -131,8 +132,8 @@ class Objects:
             self._object(value, path)
 
     def _function(self, function: types.FunctionType, path: str) -> None:
-        self._functions.setdefault(function.__code__, []).append((function, path))
-        if function.__code__ in self._entered:
+        self._functions.setdefault(id(function.__code__), []).append((function, path))
+        if id(function.__code__) in self._entered:
             self._closure(function, path)
         self._reach(getattr(function, "__wrapped__", None), path)
 

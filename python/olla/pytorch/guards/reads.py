@@ -31,7 +31,8 @@ from olla.pytorch.guards.objects import Objects
 from olla.pytorch.guards.values import MISSING, is_plain
 from olla.pytorch.guards.watched import Holds
 
-_ENVIRONMENT = {os._Environ.__getitem__.__code__}
+_ENVIRONMENT = id(os._Environ.__getitem__.__code__)
+_COMPREHENSIONS = ("<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>")  # close over what another function holds
 
 
 class Reads(Objects):
@@ -45,9 +46,10 @@ class Reads(Objects):
 
     def __init__(self, model: torch.nn.Module, roots: dict[str, Any], inputs: Iterable[torch.Tensor]) -> None:
         super().__init__(model, inputs)
-        self._clocks: dict[types.CodeType, frozenset[int]] = {}
+        self._clocks: dict[int, frozenset[int]] = {}  # by the id of their code
         self._first_use = FirstUse()
         self._scopes: list[dict[str, Any]] = []  # of code that looks globals up by name
+        self._closing: list[types.CodeType] = []  # code that was entered and reads variables of functions around it
         for name, table in _global_hooks():
             self.places.watch(table, Holds.HOOKS, name, "torch")
             for function in table.values():
@@ -74,10 +76,10 @@ class Reads(Objects):
         before = sys.gettrace()
 
         def entered(frame: types.FrameType, event: Any, argument: Any) -> Any:
-            code = frame.f_code
+            code = id(frame.f_code)
             if code not in self._entered:
-                self._enter(code, frame.f_globals, frame)
-            if code in _ENVIRONMENT:
+                self._enter(frame.f_code, frame.f_globals, frame)
+            if code == _ENVIRONMENT:
                 self._read_environment(frame)
             if code in self._clocks:
                 frame.f_trace_opcodes = True
@@ -92,6 +94,11 @@ class Reads(Objects):
             finally:
                 sys.settrace(before)
                 self._finish()
+
+    def names_are_read(self, names: Iterable[str]) -> None:
+        """Note that code which nobody watches reads attributes of these names."""
+        self._learn(names)
+        self._drain()
 
     def draws_from(self, generator: torch.Generator) -> None:
         """Note that an operator of the step draws from a generator.
@@ -142,12 +149,14 @@ class Reads(Objects):
 
     def _enter(self, code: types.CodeType, scope: dict[str, Any], frame: types.FrameType | None) -> None:
         """Walk through a function before it runs for the first time."""
-        self._entered.add(code)
+        self._entered[id(code)] = code
         where = code_origin(code, scope)
         if where == "olla":
             return
         names = named(code)
         if where in ("user", "installed"):
+            if code.co_freevars and code.co_name not in _COMPREHENSIONS:
+                self._closing.append(code)
             self.names.is_open |= names.is_open and where == "user"
             for name in names.variables:
                 self._variable(name, scope, names.loaded)
@@ -155,10 +164,11 @@ class Reads(Objects):
                 self._imported(name, scope, names.loaded)
             if "globals" in names.variables:
                 self._scopes.append(scope)
-            self._clocks |= clocks.offsets(code, scope) if where == "user" else {}
+            if where == "user" and (found := clocks.offsets(code, scope)):
+                self._clocks[id(code)] = found
         if where in ("user", "installed") and names.loaded & SETTERS:
             self.generators.watch()
-        for function, path in self._functions.get(code, ()):
+        for function, path in self._functions.get(id(code), ()):
             self._closure(function, path)
         self._learn(names.loaded)
         if (file := clocks.file_read(code)) and self._caller(frame) == "user":
@@ -169,7 +179,7 @@ class Reads(Objects):
         super()._drain()
         while self._elsewhere:  # autograd of a GPU runs these on threads of its own, where nobody watches
             function = self._elsewhere.pop()
-            if function.__code__ not in self._entered:
+            if id(function.__code__) not in self._entered:
                 self._enter(function.__code__, function.__globals__, None)
 
     def _caller(self, frame: types.FrameType | None) -> str:
@@ -245,15 +255,14 @@ class Reads(Objects):
                 self.places.probe(functools.partial(os.environ.get, key), f"the environment variable {key}")
 
     def _see_clocks(self, frame: types.FrameType, event: str, argument: Any) -> Any:
-        if event == "opcode" and frame.f_lasti in self._clocks[frame.f_code]:
+        if event == "opcode" and frame.f_lasti in self._clocks[id(frame.f_code)]:
             line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
             self.problems.append(f"{clocks.WHAT} ({line})")
         return self._see_clocks
 
     def _find_closures(self) -> None:
         """Find functions that ran and were not reached as objects: their closures count, too."""
-        codes = [c for c in self._entered if c.co_freevars and c not in self._functions]
-        codes = [c for c in codes if origin(c.co_filename) in ("user", "installed")]
+        codes = [code for code in self._closing if id(code) not in self._functions]
         for function in gc.get_referrers(*codes) if codes else ():
             if isinstance(function, types.FunctionType) and (
                 code_origin(function.__code__, function.__globals__) in ("user", "installed")

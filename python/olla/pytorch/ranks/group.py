@@ -5,10 +5,11 @@ Every rank takes part in every exchange. Waiting is bounded by the time-out of t
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -116,6 +117,25 @@ class Ranks:
                 raise _raised(rank, error)
         found: T = result
         return found
+
+    @contextlib.contextmanager
+    def in_step(self) -> Iterator[None]:
+        """Run a step inside this context; where one of its collectives fails, the error says what that means.
+
+        Raises:
+            ReplayError: a rank is gone, or took longer than the time-out of the step's group.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+                raise
+            raise ReplayError(
+                f"rank {self.rank} of {self.size} lost the others in the middle of a step: one of them ended, or took "
+                f"longer than the time-out of the group ({self._timeout.total_seconds():g} s). Look at what the other "
+                "ranks printed, and start all again from a checkpoint: some parameters may have their new values "
+                f"({error})"
+            ) from error
 
     def _run(self, begin: Callable[[], Any]) -> None:
         """Run a collective, asking for its end again and again: a thread that waits in C++ hears no Ctrl-C."""

@@ -23,14 +23,15 @@ def settled(before: Sequence[int], given: Sequence[torch.Tensor], made: Sequence
     Args:
         before: what `uses` said of the tensors it was given, before it began.
         given: those tensors.
-        made: its results.
+        made: its results; of one in place, these are tensors it was given.
 
     Example:
         >>> x = torch.ones(3)
         >>> settled(uses(x), [x], [])
     """
     end = 0.0
-    for tensor, most in zip((*given, *made), (*before, *[1] * len(made)), strict=True):
+    fresh = [t for t in made if not any(t is other for other in given)]
+    for tensor, most in zip((*given, *fresh), (*before, *[1] * len(fresh)), strict=True):
         while tensor._use_count() > most:  # type: ignore[attr-defined]
             end = end or time.perf_counter() + _MOST_SECONDS
             if time.perf_counter() > end:

@@ -1,0 +1,133 @@
+"""olla in the Trainer of Lightning: a callback for its memory, and a step that is planned as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import lightning.pytorch as pl
+
+from olla.errors import CaptureError
+from olla.pytorch.compile import compile as compile_step
+from olla.pytorch.pool import Pool, PoolReport, pool
+from olla.pytorch.step import Step
+from olla.report.step import StepReport
+
+
+class OllaCallback(pl.Callback):  # type: ignore[misc]
+    """Plan the memory of a Trainer, which stays as it is: ``Trainer(..., callbacks=[OllaCallback()])``.
+
+    The training runs in ``olla.pool``: every allocation at its planned address. An iteration of the pool ends with an
+    update; a whole validation is one, too.
+
+    Example:
+        >>> callback = OllaCallback()  # Trainer(..., callbacks=[callback]).fit(module)
+        >>> print(callback.report())
+        None
+    """
+
+    def __init__(self) -> None:
+        self._pool: Pool | None = None
+        self._is_inside = False
+        self._num_updates = 0
+
+    def report(self) -> PoolReport | None:
+        """Return what the pool did in the latest training; None before the first one."""
+        return None if self._pool is None else self._pool.report()
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Enter the pool; the sanity check is over then."""
+        self._leave()
+        entered = pool(trainer.strategy.root_device)
+        entered.__enter__()
+        self._pool, self._is_inside, self._num_updates = entered, True, trainer.global_step
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        """End an iteration: micro-batches of one update are one."""
+        if trainer.global_step != self._num_updates or not pl_module.automatic_optimization:
+            self._num_updates = trainer.global_step
+            self._step()
+
+    def _step(self, *_: Any) -> None:
+        if self._is_inside and self._pool is not None:
+            self._pool.step()
+
+    on_validation_start = on_validation_end = _step
+
+    def _leave(self, *_: Any) -> None:
+        if self._is_inside and self._pool is not None:
+            self._is_inside = False
+            self._pool.__exit__(None, None, None)
+
+    on_train_end = on_exception = _leave
+
+
+class OllaStep:
+    """A step that ``olla.compile`` plans, called by the ``training_step`` of a module with manual optimization.
+
+    Forward, backward and update run as one. Lightning counts it as a step of the optimizer, so ``global_step``, the
+    loggers and the callbacks go on as ever; gradients live inside the step only, and hooks around backward and the
+    optimizer's step are not called. Rates are the module's own matter, as always in manual optimization.
+
+    Args:
+        module: it returns one optimizer from ``configure_optimizers``.
+        loss: ``loss(module, batch)``; it logs nothing, ``training_step`` does.
+        options: of ``olla.compile``, such as ``max_slowdown=0.1``; ``step=`` in place of ``loss`` takes the body of a
+            loop, for clipping.
+
+    Raises:
+        CaptureError: at the first call: several optimizers or processes, float16 with its scaler, or automatic
+            optimization; the message says what to change.
+
+    Example:
+        >>> class Module(pl.LightningModule):
+        ...     def __init__(self, model):
+        ...         super().__init__()
+        ...         self.model, self.automatic_optimization = model, False
+        ...         self.planned = OllaStep(self, lambda module, batch: module.model(batch).square().mean())
+        ...
+        ...     def training_step(self, batch, batch_idx):
+        ...         self.log("loss", self.planned(batch))
+    """
+
+    def __init__(
+        self, module: pl.LightningModule, loss: Callable[[Any, Any], Any] | None = None, **options: Any
+    ) -> None:
+        self._module = module
+        self._options = {**options, "loss": loss}
+        self._step: Step | None = None
+
+    def __call__(self, batch: Any) -> Any:
+        """Run the step on a batch and return its loss, or what else it returns."""
+        optimizer = self._optimizer()
+        if self._step is None or self._step.optimizer is not optimizer:
+            self._step = compile_step(self._module, optimizer=optimizer, **self._options)
+        progress = self._module.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+        progress.increment_ready()
+        result = self._step(batch)
+        progress.increment_completed()
+        return result
+
+    def report(self) -> StepReport | None:
+        """Return the report of the planned step; None before the first one."""
+        return None if self._step is None else self._step.report()
+
+    def _optimizer(self) -> Any:
+        """Return the module's optimizer, and refuse what no captured step can stand for."""
+        trainer, name = self._module.trainer, type(self._module).__name__
+        if self._module.automatic_optimization:
+            raise CaptureError(
+                f"OllaStep: Lightning would update {name} a second time: set self.automatic_optimization = False"
+            )
+        if trainer.world_size > 1:
+            raise CaptureError(
+                f"OllaStep plans one process with one device, not {trainer.world_size}: train with automatic "
+                "optimization, and OllaCallback() for its memory"
+            )
+        if getattr(trainer.precision_plugin, "scaler", None) is not None:
+            raise CaptureError(
+                "OllaStep: precision 16-mixed scales gradients by values: use bf16-mixed, which needs no scaler"
+            )
+        if len(trainer.optimizers) != 1:
+            raise CaptureError(f"OllaStep takes one optimizer, {name} has {len(trainer.optimizers)}")
+        return trainer.optimizers[0]
