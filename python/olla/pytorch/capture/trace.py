@@ -143,11 +143,11 @@ def _trace(
     ranks: Ranks | None,
 ) -> Traced:
     leaves, spec, leaf_names = batch_leaves(batch)
-    failures.check_modes(loss is not None or body is not None)
+    body_of = ordinary(loss) if loss is not None else body
+    failures.check_modes(body_of is not None)
     failures.check_modules(model)
     named = [*model.named_parameters(), *model.named_buffers()]
     failures.check_memory((name, t, True) for name, t in named)
-    body_of = ordinary(loss) if loss is not None else body
     step = _Step(capture, model, body_of, body is None, optimizer, leaves, spec, ranks)
     named += [(n, leaf) for n, leaf in zip(leaf_names, leaves, strict=True) if isinstance(leaf, torch.Tensor)]
     if step.body is not None:
@@ -167,10 +167,9 @@ def _trace(
             step.stale = {n: torch.empty_like(fakes.of(p)) for n, p in model.named_parameters() if p.requires_grad}
     with contextlib.ExitStack() as stack:
         stack.enter_context(exclusive.unchanged(model, leaves))
-        no_code = _use_lazy_graph_module(True)  # nobody needs the module's Python code
-        for context in (_checkpoints(capture), plain_recurrent_layers(capture), no_code):
+        told, no_code = known.told_to_transformers(capture), _use_lazy_graph_module(True)  # nobody needs Python code
+        for context in (_checkpoints(capture), plain_recurrent_layers(capture), no_code, told):
             stack.enter_context(context)
-        stack.enter_context(known.told_to_transformers(capture))
         if parallel := step.parallel:
             stack.enter_context(capture.replaced(DistributedDataParallel, "forward", parallel.forward))
         stack.enter_context(failures.explained(lambda: step.phase, model))
@@ -191,8 +190,7 @@ def _trace(
         copy_updates(module, step.updates.made if step.updates else [], len(step.outputs))
     assert step.structure is not None
     reads.forget()
-    left = step.parallel.left if step.parallel else None
-    return Traced(module, step.inputs, step.outputs, step.structure, reads, left)
+    return Traced(module, step.inputs, step.outputs, step.structure, reads, parallel.left if parallel else None)
 
 
 def _reads(step: _Step, loss: Loss | None) -> Reads:
