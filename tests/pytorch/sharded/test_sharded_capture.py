@@ -18,6 +18,7 @@ import olla
 from olla.graph import PROFILES, Rerun, rules
 from olla.graph.gathers import gathers
 from olla.pytorch.program.variants import restrict_rules
+from tests.support.pages import ROOT, blocks
 from tests.support.ranks.processes import ranks
 from tests.support.ranks.sharded import beside_fsdp2
 
@@ -179,3 +180,13 @@ def test_a_plan_gathers_again_and_is_checked() -> None:
     assert plan.graph.collectives.count("all_gather") > graph.collectives.count("all_gather")
     assert plan.graph.collectives.count("reduce_scatter") == graph.collectives.count("reduce_scatter")
     assert plan.added_seconds >= plan.added_seconds_lower_bound > 0
+
+
+def test_the_example_of_the_docs_runs_as_printed() -> None:
+    _, block = blocks(ROOT / "docs/distributed.md")
+    names: dict[str, Any] = {}
+    exec(compile(block.text, "distributed.md", "exec"), names)
+    graph = names["captured"].graph
+    assert set(graph.ranks[graph.ranks > 1]) == {64}
+    assert names["plan"].peak_bytes < olla.plan(graph).peak_bytes
+    assert not dist.is_initialized()
