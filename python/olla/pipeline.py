@@ -46,15 +46,16 @@ class Ordered(NamedTuple):
         return self.answer.order
 
 
-def find_order(graph: Graph, options: Options, progress: Progress | None) -> Ordered:
+def find_order(graph: Graph, options: Options, progress: Progress | None, *, overlap: bool = True) -> Ordered:
     """Order a graph's ops; nothing is laid out.
 
     Args:
         graph: a training step.
         options: of `olla.plan`.
         progress: as in `olla.plan`.
+        overlap: whether collectives begin early and are waited for late, where the peak allows it.
     """
-    return _Run(graph, options, progress).ordered()
+    return _Run(graph, options, progress).ordered(overlap)
 
 
 def run(graph: Graph, options: Options, progress: Progress | None) -> Plan:
@@ -86,9 +87,9 @@ class _Run:
             self.order = options.order.astype(np.int32)
             require_order(self.core, self.order)
 
-    def ordered(self) -> Ordered:
+    def ordered(self, overlap: bool = True) -> Ordered:
         answer = self._ask()
-        if self.options.method == "auto" and self.options.order is None:
+        if overlap and self.options.method == "auto" and self.options.order is None:
             answer = answer._replace(order=overlapped(self.graph, self.core, answer.order, _LINK))
         self.order = answer.order
         peak: int = _core.profile(self.core, self.order).peak_bytes

@@ -123,3 +123,27 @@ def test_the_command_prints_and_writes(
     assert "64" in capsys.readouterr().out
     assert [row["n"] for row in json.loads((tmp_path / "fit.json").read_text())["rows"]] == [64, 128]
     assert main(["fit", "tests.fit.test_fit:chain", "--memory", "10", "--sizes", "64"]) == 1
+
+
+@pytest.mark.torch
+def test_sizes_are_those_of_one_of_many_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tests.fit.sharded import make_step
+
+    options: dict[str, Any] = {"memory": "1GB", "sizes": (4,), "slowdowns": (), "time_limit": 2.0}
+    alone, found = olla.fit(make_step, **options), olla.fit(make_step, **options, world_size=8, parallel="fsdp")
+    (one,), (row,) = alone.rows, found.rows
+    assert one.ways["least"].link_bytes == 0
+    assert row.resident_bytes < one.resident_bytes / 7
+    model, batch, optimizer, loss = make_step(4)
+    graph = olla.capture(model, batch, optimizer=optimizer, loss=loss, world_size=8, parallel="fsdp").graph
+    assert row.ways["planned"].link_bytes == graph.message_bytes.sum()
+    assert row.ways["least"].link_bytes > row.ways["planned"].link_bytes  # it gathers again
+    plan = olla.plan(graph, minimise="peak", time_limit=2.0)
+    assert row.ways["least"].peak_bytes == plan.resident_bytes + plan.arena_bytes
+    assert "one of 8 ranks (fsdp)" in str(found)
+    out = tmp_path / "fit.json"
+    source = "tests.fit.sharded:make_step"
+    main(["fit", source, "--memory", "1GB", "--sizes", "4", "--world-size", "8", "--slowdowns", "0.1", "-o", str(out)])
+    content = json.loads(out.read_text())
+    assert (content["world_size"], content["parallel"]) == (8, "fsdp")
+    assert "over the link" in capsys.readouterr().out

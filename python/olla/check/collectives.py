@@ -5,11 +5,14 @@ Ranks that issue the collectives of a group in different orders wait for each ot
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import numpy as np
 from numpy.typing import NDArray
 
 from olla.errors import PlanError
 from olla.graph import Graph
+from olla.graph.gathers import gathers
 
 
 def check_collectives(graph: Graph, order: NDArray[np.int32]) -> None:
@@ -50,6 +53,8 @@ def check_collectives(graph: Graph, order: NDArray[np.int32]) -> None:
 def check_kept(graph: Graph, rewritten: Graph, origin: NDArray[np.int32]) -> None:
     """Raise PlanError unless a rewriting keeps what communicates: each op once, in the same order.
 
+    What gathers a parameter (`olla.graph.gathers`) may run again behind its first run; each run is waited for.
+
     Args:
         graph: that was rewritten.
         rewritten: what it became.
@@ -64,13 +69,17 @@ def check_kept(graph: Graph, rewritten: Graph, origin: NDArray[np.int32]) -> Non
     wanted = np.flatnonzero(graph.communicates)
     talks = np.flatnonzero(rewritten.communicates)
     stands_for = np.asarray(origin, dtype=np.int64)[talks]
-    for u in (set(wanted.tolist()) ^ set(stands_for.tolist())) | _repeated(stands_for):
+    again = set(np.flatnonzero(gathers(graph)).tolist())
+    for u in (set(wanted.tolist()) ^ set(stands_for.tolist())) | (_repeated(stands_for) - again):
         name = graph.op_names[u] if 0 <= u < graph.num_ops else "no op of the graph"
         times = int((stands_for == u).sum())
         raise PlanError(
             f"op {u} ({name}) communicates, and runs {times} times: expected once", rule="rewrite_collective", ids=(u,)
         )
-    own, now = _issued(graph, wanted.tolist()), _issued(rewritten, talks.tolist())
+    if again:
+        _check_waited(rewritten, talks[np.isin(stands_for, list(again))].tolist())
+    _, first = np.unique(stands_for, return_index=True)
+    own, now = _issued(graph, wanted.tolist()), _issued(rewritten, talks[np.sort(first)].tolist())
     for name, ops in own.items():
         for u, v in zip(ops, now.get(name, ()), strict=False):  # a group that differs is found below
             if (w := int(origin[v])) != u:
@@ -85,6 +94,28 @@ def check_kept(graph: Graph, rewritten: Graph, origin: NDArray[np.int32]) -> Non
             raise PlanError(
                 f"op {v} communicates as {facts[1]}, expected {facts[0]}", rule="rewrite_collective", ids=(u,)
             )
+
+
+def _check_waited(rewritten: Graph, ops: list[int]) -> None:
+    """What gathers is waited for before anything else touches what arrives, and nothing is waited for twice."""
+    arriving: dict[int, int] = {}  # tensor -> op that gathers into it
+    waits = {v: int(rewritten.mutates.of(v)[0]) for v in ops if not _issues(rewritten, v)}
+    gathered = {t: v for v in ops if v not in waits for t in rewritten.writes.of(v).tolist()}
+    for v in range(rewritten.num_ops) if gathered else ():
+        used = [*rewritten.reads.of(v).tolist(), *rewritten.mutates.of(v).tolist()]
+        if v in waits:
+            if waits[v] not in arriving:
+                _refuse_wait(rewritten, v, "waits for what nothing gathers")
+            del arriving[waits[v]]
+        elif (early := next((t for t in used if t in arriving), None)) is not None:
+            _refuse_wait(rewritten, v, f"uses what op {arriving[early]} gathers before it has arrived")
+        arriving |= {t: v for t in rewritten.writes.of(v).tolist() if gathered.get(t) == v}
+    for v in arriving.values():
+        _refuse_wait(rewritten, v, "gathers what nothing waits for")
+
+
+def _refuse_wait(rewritten: Graph, v: int, what: str) -> NoReturn:
+    raise PlanError(f"op {v} ({rewritten.op_names[v]}) {what}", rule="rewrite_collective", ids=(v,))
 
 
 def _issues(graph: Graph, v: int) -> bool:

@@ -31,6 +31,8 @@ def fit_sizes(args: argparse.Namespace) -> int:
                 device=args.device,
                 exact=args.exact,
                 weights=args.weights,
+                world_size=args.world_size,
+                parallel=args.parallel or (None if args.world_size is None else "fsdp"),
                 time_limit=args.time_limit,
                 seed=args.seed,
                 progress=interrupt.ends(progress),

@@ -245,6 +245,10 @@ def _add_fit(subparsers: argparse._SubParsersAction[_Parser]) -> None:
     ways = "eager, planned, 5%%, 10%%, least, budget"
     add("--exact", metavar="WAY", help=f"try further sizes until the largest n of this way is known: {ways}")
     add("--weights", action="store_true", help="let FUNCTION allocate weights: it does not run on the meta device")
+    add(
+        "--world-size", type=_size, metavar="RANKS", help="how many ranks run the step; memory and n are of one of them"
+    )
+    add("--parallel", choices=("fsdp", "ddp"), help="what they share (default: fsdp, parameters in shards)")
     add("--time-limit", type=_seconds, default=10.0, metavar="S", help="seconds for each plan (default: 10)")
     add("--seed", type=_seed, default=0, metavar="N", help="for random choices (default: 0)")
     add("--json", action="store_true", help="print one JSON object")

@@ -15,7 +15,7 @@ from olla.errors import BudgetError, CaptureError, OllaError
 from olla.fit import eager
 from olla.fit.largest import next_size
 from olla.fit.result import Fit, Row, Way
-from olla.graph import DeviceProfile, Graph, profile_of
+from olla.graph import DeviceProfile, Graph, profile_of, rules
 from olla.plan import Plan
 from olla.planner import needed_bytes, plan
 
@@ -34,6 +34,8 @@ def fit(
     slowdowns: Sequence[float] = SLOWDOWNS,
     exact: str | None = None,
     weights: bool = False,
+    world_size: int | None = None,
+    parallel: str | None = None,
     time_limit: float = 10.0,
     seed: int = 0,
     progress: Progress | None = None,
@@ -53,6 +55,8 @@ def fit(
         exact: a way, such as "eager" or "budget": further sizes are tried until its largest n is known.
         weights: whether make_step may allocate what it likes. By default it runs under `torch.device("meta")`: a model
             made there has no weights.
+        world_size, parallel: of `olla.capture`: how many ranks run the step, and what they share. Memory and n are of
+            one rank.
         time_limit: seconds for each plan, of up to four for a size.
         seed: for the random choices of plans.
         progress: as in `olla.plan`; False ends it with the sizes and ways done so far.
@@ -90,6 +94,7 @@ def fit(
     if not 0 <= time_limit < math.inf:
         raise ValueError(f"time_limit is {time_limit}, expected a finite number of seconds from 0 on")
     search = _Search(make_step, parse_bytes(memory, "memory"), profile_of(device), weights, progress)
+    search.ranks = {"world_size": world_size, "parallel": parallel}
     search.options = {"time_limit": time_limit, "seed": seed}
     search.goals = {_name(share): {"max_slowdown": share} for share in slowdowns}
     for n in _sizes(sizes):
@@ -98,6 +103,8 @@ def fit(
     return Fit(
         memory_bytes=search.memory_bytes,
         device=search.device.name,
+        world_size=world_size or 1,
+        parallel=parallel or "",
         names=names,
         rows=tuple(search.rows[n] for n in sorted(search.rows)),
         exact=exact if exact is not None and is_exact else "",
@@ -141,6 +148,7 @@ class _Search:
         self.make_step, self.memory_bytes, self.device, self.weights = make_step, memory_bytes, device, weights
         self.progress = progress
         self.options: dict[str, Any] = {}
+        self.ranks: dict[str, Any] = {}
         self.goals: dict[str, Mapping[str, Any]] = {}
         self.rows: dict[int, Row] = {}
         self.is_stopped = False
@@ -222,19 +230,22 @@ class _Search:
         on_gpu = not self.device.name.startswith("cpu")
         where = "cuda" if on_gpu and torch.cuda.is_available() else None
         try:
-            graph = capture(model, batch, optimizer=optimizer, loss=loss, device=where).graph
+            graph = capture(model, batch, optimizer=optimizer, loss=loss, device=where, **self.ranks).graph
         except CaptureError as error:
             raise CaptureError(f"the step of make_step({n}): {error}") from error
-        return graph, None if optimizer is None else eager.update_bytes(optimizer, on_gpu=on_gpu)
+        at_once = None if optimizer is None else eager.update_bytes(optimizer, on_gpu=on_gpu)
+        if at_once is not None and self.ranks.get("parallel") == "fsdp":
+            at_once = -(-at_once // self.ranks["world_size"])  # of shards
+        return graph, at_once
 
     def _way(self, n: int, graph: Graph, name: str, ways: Mapping[str, Way], update_bytes: int | None) -> Way:
-        seconds = float(self.device.op_seconds(graph).sum())
+        seconds = float(rules(graph, self.device).seconds.sum())  # with what gathers parameters
         if name == "eager":
             peak = eager.eager_peak(graph, update_bytes)
-            return self._judged(peak, None, seconds, 0.0)
+            return self._judged(peak, None, seconds, 0.0, graph)
         if name == "planned":
             found = self._plan(n, name, graph, {})
-            return self._judged(needed_bytes(found), found.lower_bound_bytes, seconds, 0.0)
+            return self._judged(needed_bytes(found), found.lower_bound_bytes, seconds, 0.0, graph)
         if name == "budget":
             return self._within(n, graph, ways)
         return self._rewritten(self._plan(n, name, graph, self.goals.get(name, {"minimise": "peak"})))
@@ -243,7 +254,13 @@ class _Search:
         """Return the least added time that fits; that nothing does is known from the least peak, or found out."""
         least = ways["least"]
         nothing = Way(
-            peak_bytes=None, bound_bytes=least.bound_bytes, seconds=None, added=None, fits=False, proved=least.proved
+            peak_bytes=None,
+            bound_bytes=least.bound_bytes,
+            seconds=None,
+            added=None,
+            fits=False,
+            proved=least.proved,
+            link_bytes=None,
         )
         if not least.fits and least.proved:
             return nothing
@@ -256,12 +273,21 @@ class _Search:
     def _rewritten(self, found: Plan) -> Way:
         added = found.added_seconds / found.base_seconds if found.base_seconds else 0.0
         seconds = found.base_seconds + found.added_seconds
-        return self._judged(needed_bytes(found), found.peak_lower_bound_bytes, seconds, added)
+        assert found.graph is not None
+        return self._judged(needed_bytes(found), found.peak_lower_bound_bytes, seconds, added, found.graph)
 
-    def _judged(self, peak: int, bound: int | None, seconds: float, added: float) -> Way:
+    def _judged(self, peak: int, bound: int | None, seconds: float, added: float, graph: Graph) -> Way:
         fits = peak <= self.memory_bytes
         proved = fits or bound is None or bound > self.memory_bytes
-        return Way(peak_bytes=peak, bound_bytes=bound, seconds=seconds, added=added, fits=fits, proved=proved)
+        return Way(
+            peak_bytes=peak,
+            bound_bytes=bound,
+            seconds=seconds,
+            added=added,
+            fits=fits,
+            proved=proved,
+            link_bytes=int(graph.message_bytes.sum()),
+        )
 
     def _plan(self, n: int, name: str, graph: Graph, goal: Mapping[str, Any]) -> Plan:
         stopped = False

@@ -27,6 +27,8 @@ class Way:
         added: share of that time that recomputing adds; None where peak_bytes is.
         fits: whether the peak is within the memory.
         proved: whether that is certain; False: no plan was found that fits, and none was ruled out.
+        link_bytes: of the messages of all collectives, of one rank; 0 where it does not communicate. None where
+            peak_bytes is.
 
     Example:
         >>> Way(peak_bytes=10, bound_bytes=8, seconds=1.0, added=0.0, fits=False, proved=False).fits
@@ -39,6 +41,7 @@ class Way:
     added: float | None
     fits: bool
     proved: bool
+    link_bytes: int | None = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +87,8 @@ class Fit:
     Attributes:
         memory_bytes: that there is.
         device: what seconds are estimated for.
+        world_size: how many ranks run the step.
+        parallel: what they share, as of `olla.capture`; empty: nothing that was asked for here.
         names: of the ways, the simplest first.
         rows: by rising n. Where the largest n was asked for, the sizes tried for it have only the ways that needs.
         exact: the way whose largest n is the largest of all: one more was tried, and did not fit; empty if none.
@@ -96,6 +101,8 @@ class Fit:
     names: Sequence[str]
     rows: Sequence[Row]
     exact: str = ""
+    world_size: int = 1
+    parallel: str = ""
     interrupted: bool = False
     seconds: float = 0.0
 
@@ -132,6 +139,8 @@ class Fit:
             "version": VERSION,
             "memory_bytes": self.memory_bytes,
             "device": self.device,
+            "world_size": self.world_size,
+            "parallel": self.parallel or None,
             "names": list(self.names),
             "rows": rows,
             "largest": {name: self.largest(name) for name in self.names},

@@ -33,6 +33,8 @@ def render(fit: Any) -> Group:
 
     name = fit.rows[0].graph_name if fit.rows else ""
     title = f"{name or 'unnamed graph'} on {fit.device} with {human_bytes(fit.memory_bytes)} ({fit.memory_bytes:,} B)"
+    if fit.parallel:
+        title += f", one of {fit.world_size} ranks ({fit.parallel})"
     lines = [_NOTE, "", *_answers(fit)]
     if fit.interrupted:
         lines.append("Interrupted: sizes and ways are missing.")
@@ -55,6 +57,8 @@ def _answers(fit: Any) -> list[str]:
     row = next(row for row in fit.rows if row.n == n)
     added = f" with {percent(row.ways[way].added)} added time" if row.ways[way].added else ""
     rate = f"{row.per_second(way):,.1f} per second on {fit.device}, estimated"
+    if row.ways[way].link_bytes:
+        rate += f"; {human_bytes(row.ways[way].link_bytes)} over the link"
     return [*lines, f"Fastest within the memory: n = {n}, {TITLES.get(way, way)}{added}: {rate}."]
 
 

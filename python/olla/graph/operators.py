@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from olla._core import RecomputeSearch
 from olla._core import Rules as CoreRules
 from olla.graph.columns import Lists, lists_of
+from olla.graph.gathers import gathers
+from olla.graph.timeline import collective_seconds
 
 if TYPE_CHECKING:
     from olla.graph.devices import DeviceProfile
@@ -23,7 +25,9 @@ class Rerun(IntEnum):
     NEVER = 0  # it draws random numbers, or is marked as not recomputable
     WHOLE = 1  # as it is
     FIRST_RESULT = 2  # its first result alone, from results it saved
-    REPLAY = 3  # as it is, with the random numbers of its own run; or FIRST_RESULT where what it saved is there
+    REPLAY = (
+        3  # as it is, behind its own run, with the random numbers of that; or FIRST_RESULT where what it saved is there
+    )
 
 
 class Rules(NamedTuple):
@@ -106,9 +110,9 @@ def rules(graph: Graph, device: DeviceProfile, *, in_place: bool = True, recompu
     """Return what may be done with each op, by its operator.
 
     Norms run again from their saved statistics and update no buffer twice. Random numbers are drawn again from the
-    state that their generator had; dropout runs again from its mask where that is there. What communicates never runs
-    again: all ranks would have to do so at the same place. Which input a pointwise
-    result overwrites is left to the planner; sizes in bytes must agree.
+    state that their generator had; dropout runs again from its mask where that is there. Of what communicates, only the
+    all-gather of a parameter runs again, behind its own run; each run takes its time on the link, as if nothing ran
+    beside it. Which input a pointwise result overwrites is left to the planner; sizes in bytes must agree.
 
     Args:
         graph: the training step.
@@ -120,8 +124,10 @@ def rules(graph: Graph, device: DeviceProfile, *, in_place: bool = True, recompu
         O(graph).
     """
     seconds = device.op_seconds(graph)
-    may = graph.recomputable & ~graph.random & ~graph.communicates
-    rerun = np.where(may, Rerun.WHOLE, Rerun.NEVER).astype(np.uint8)
+    may, gather = graph.recomputable & ~graph.random & ~graph.communicates, gathers(graph)
+    rerun = np.where(may, Rerun.WHOLE, np.where(gather, Rerun.REPLAY, Rerun.NEVER)).astype(np.uint8)
+    if gather.any():
+        seconds = seconds + np.where(gather, collective_seconds(graph, device), 0.0)
     saved_bytes = np.zeros(graph.num_ops, dtype=np.int64)  # that running it again does not move
     reads: list[list[int]] = [[] for _ in range(graph.num_ops)]
     overwrites = np.zeros(graph.num_ops, dtype=np.uint8)
@@ -147,6 +153,7 @@ def rules(graph: Graph, device: DeviceProfile, *, in_place: bool = True, recompu
     shorter = device.estimate(graph.flops, moved, graph.launches)
     full = device.estimate(graph.flops, graph.moved_bytes, graph.launches)
     share = np.divide(shorter, full, out=np.ones_like(full), where=full > 0)
+    share[gather] = 1.0
     return Rules(seconds, rerun, seconds * share, moved, lists_of(reads), overwrites)
 
 

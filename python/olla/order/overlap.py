@@ -17,14 +17,16 @@ if TYPE_CHECKING:
 
 Order = NDArray[np.int32]
 _TRIES = 6  # places for one op, each half as far away as the one before
+_ISSUE_TRIES = 3  # the same for a collective that moves alone
 
 
 def overlapped(graph: Graph, core: CoreGraph, order: Order, device: DeviceProfile) -> Order:
     """Return the order with its collectives issued as early, and waited for as late, as the peak allows.
 
-    A collective is issued right behind the last op that it needs, and what it needs moves before other ops. The op that
-    waits, and with it what depends on it, moves behind ops that run meanwhile, until the collective has ended. No move
-    raises the peak of the order.
+    A collective is issued right behind the last op that it needs; or, where the peak does not allow that, so early that
+    it ends when it is waited for, or half as early, and so on. Where it still begins too late for that, what it needs
+    moves with it. The op that waits, and with it what depends on it, moves behind ops that run meanwhile, until the
+    collective has ended. No move raises the peak of the order.
 
     Args:
         graph: a training step.
@@ -78,11 +80,14 @@ class _Overlap:
         return self.order
 
     def _issue_early(self, v: int) -> None:
-        step = np.argsort(self.order)
-        first = int(step[self.preds[v]].max(initial=-1)) + 1
-        if first < step[v]:
-            self._accept(np.concatenate([self.order[:first], [v], np.delete(self.order, step[v])[first:]]))
-        at = window = int(np.flatnonzero(self.order == v)[0])
+        step = np.empty(len(self.order), dtype=np.int64)
+        step[self.order] = np.arange(len(self.order))
+        first, now = int(step[self.preds[v]].max(initial=-1)) + 1, int(step[v])
+        begins = np.cumsum(self.own[self.order]) - self.own[self.order]
+        in_time = int(np.searchsorted(begins, begins[now] - self.link[v], side="right")) - 1
+        alone = [first, *(now - (now - max(first, in_time)) // 2**i for i in range(_ISSUE_TRIES))]
+        at = next((p for p in dict.fromkeys(alone) if p >= now or self._accept(self._ahead(p, now))), now)
+        window = at if at > in_time else 0
         for _ in range(_TRIES):
             if window < 2 or self._accept(self._ahead(at - window, at)):
                 return

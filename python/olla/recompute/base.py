@@ -53,7 +53,7 @@ def find_base(graph: Graph, options: Options, progress: Progress | None, left_ou
     # An integer program chooses what to drop; the order it starts from is the best there is in either case.
     method = "auto" if options.method == "ilp" else options.method
     quick = replace(options, method=method, layout=False, time_limit=limit, max_work=_BASE_WORK)
-    found = find_order(graph, quick, progress)
+    found = find_order(graph, quick, progress, overlap=False)
     left_out += [line for line in found.answer.details if line.startswith(rivals.LEFT_OUT)]
     if not is_movable(options):
         return Base(found, found.order.copy())

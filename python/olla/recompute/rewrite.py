@@ -8,7 +8,23 @@ import numpy as np
 
 from olla._core import RecomputeSearch
 from olla.graph import Graph, Lists, Rerun, Rules
+from olla.graph.columns import lists_of
+from olla.graph.timeline import WAIT
 from olla.plan import Recomputed
+
+
+def _one_after_the_other(after: Lists, collectives: list[str], groups: list[str]) -> Lists:
+    """Return what each op comes after, with all collectives of a group in the order of the ops: ranks agree on it."""
+    issues = [v for v, kind in enumerate(collectives) if kind not in ("", WAIT)]
+    if not issues:
+        return after
+    lists = [dict.fromkeys(after.of(v).tolist()) for v in range(len(collectives))]
+    last: dict[str, int] = {}
+    for v in issues:
+        if groups[v] in last:
+            lists[v][last[groups[v]]] = None
+        last[groups[v]] = v
+    return lists_of(lists)
 
 
 def recomputed_graph(graph: Graph, rules: Rules, search: RecomputeSearch) -> Recomputed:
@@ -37,7 +53,8 @@ def recomputed_graph(graph: Graph, rules: Rules, search: RecomputeSearch) -> Rec
         donated=made.donated.astype(np.bool_),
         tensor_kinds=[graph.tensor_kinds[t] for t in tensor_origin],
         tensor_names=[graph.tensor_names[t] for t in tensor_origin],
-        **{name: Lists(*getattr(made, name)) for name in ("reads", "writes", "mutates", "after")},
+        **{name: Lists(*getattr(made, name)) for name in ("reads", "writes", "mutates")},
+        after=_one_after_the_other(Lists(*made.after), texts["collectives"], texts["groups"]),
         workspace_bytes=made.workspace_bytes,
         seconds=graph.seconds[origin] * np.where(again, share[origin], 1.0),
         moved_bytes=np.where(again, rules.rerun_moved_bytes[origin], graph.moved_bytes[origin]),

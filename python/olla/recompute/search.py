@@ -14,8 +14,10 @@ from olla import _core
 from olla.base import Progress, rivals, watched
 from olla.errors import BudgetError
 from olla.graph import Graph, Rules
+from olla.graph.gathers import gathers
 from olla.graph.operators import without_replays
 from olla.order.base_orders import base_orders, induced
+from olla.order.gathers import gathered_late
 from olla.pipeline import find_order
 from olla.plan import Options, Plan, Recomputed
 from olla.recompute.base import ORDER_WORK, Base, find_base, is_movable
@@ -25,6 +27,7 @@ from olla.recompute.rewrite import recomputed_graph
 # What a search may do is limited in work, so that its results are the same on every machine; time limits it only where
 # a caller leaves less than the work takes. A million units take about 10 ms of ordering, 60 ms of choosing.
 _DROP_WORK = 40_000_000  # for one greedy run
+_GATHER_RUNS = 12  # of it, beyond that, for every op and parameter in shards: each is a decision or two
 _TRIAL_WORK = 4_000_000  # for one on a further base order
 _IMPROVE_WORK, _IMPROVE_RUNS = 12_000_000, 6_000  # for improving the choice: in all, and per op
 _RIVAL_SHARE = 1 / 2  # of that work, on a base order where the greedy ended better than on the first one
@@ -74,13 +77,14 @@ class RecomputeSearch:
         self.base_seconds = float(self.rules.seconds.sum())
         self.interrupted = False
         self.lowest_bytes = 2**62
+        self.drop_work = _DROP_WORK + _GATHER_RUNS * int(gathers(graph).sum()) // 2 * graph.num_ops
         self.improve_work = min(_IMPROVE_WORK, _IMPROVE_RUNS * graph.num_ops)
         self.notes: tuple[str, ...] = ()  # on the choice, for the plan's details
         self.left_out: list[str] = []
         self.base = find_base(graph, options, self.progress, self.left_out) if base is None else base
         self.base_peak_bytes = self.base.found.peak_bytes
-        self.first_order = self.base.first_order
-        self.starts = [self._start(self.first_order)]  # after a choice: the best first
+        self._first = self._start(self.base.first_order)
+        self.starts = [self._first]  # after a choice: the best first
         self._has_chosen = False
         self._latest: tuple[Any, Recomputed] | None = None  # decisions, and the graph that they make
 
@@ -95,6 +99,7 @@ class RecomputeSearch:
         return self.starts[0].evictor
 
     def _start(self, order: NDArray[np.int32]) -> _Start:
+        order = gathered_late(self.graph, order)
         return _Start(order, self.rules.evictor(self.graph, order))
 
     def _left(self, share: float = 1.0) -> float:
@@ -105,8 +110,9 @@ class RecomputeSearch:
         """Return the seconds left to a share of the time limit, or the least that every stage gets."""
         return 0.0 if self.interrupted else max(self._left(share), _LEAST_SHARE * self.options.time_limit)
 
-    def drop(self, peak_bytes: int, added_seconds: float, work: int = _DROP_WORK) -> None:
+    def drop(self, peak_bytes: int, added_seconds: float, work: int | None = None) -> None:
         """Drop values until the peak is reached, or no time may be added any more."""
+        work = self.drop_work if work is None else work
         limits = _core.Limits(time_limit=self._until(_DROP_SHARE), max_work=work, progress=self.progress)
         self.interrupted |= self.evictor.run(peak_bytes, added_seconds, limits)
 
@@ -135,7 +141,7 @@ class RecomputeSearch:
     def improve(self, peak_bytes: int, added_seconds: float | None) -> None:
         """Search for less added time within the peak, or, given an added time, for a lower peak within that."""
         work, self.improve_work = self.improve_work, self.improve_work // 2  # what follows is a small step from here
-        first = next((s for s in self.starts if s.order is self.first_order), self.starts[0])
+        first = next((s for s in self.starts if s is self._first), self.starts[0])
         rival = self.starts[0]  # the greedy's end says only so much
         for start, share in ((first, 1.0), (rival, _RIVAL_SHARE))[: 1 if rival is first else 2]:
             self.starts = [start]
@@ -167,7 +173,8 @@ class RecomputeSearch:
         with rivals.optional("the order of the rewritten graph", self.left_out, self.progress) as failed:
             found = self.rewritten()
             options = replace(self.options, layout=False, time_limit=self._until(_IMPROVE_SHARE), max_work=ORDER_WORK)
-            order = induced(self.graph, find_order(found.graph, options, self.progress).order, found.origin)
+            best = find_order(found.graph, options, self.progress, overlap=False).order
+            order = induced(self.graph, best, found.origin)
             if order is None or np.array_equal(order, self.order):
                 return
             self.starts = [self._start(order)]

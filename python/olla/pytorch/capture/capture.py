@@ -70,6 +70,8 @@ def capture(
     device: torch.device | str | None = None,
     name: str = "",
     checks: str = "run",
+    world_size: int | None = None,
+    parallel: str | None = None,
 ) -> Captured:
     """Capture one step of a model as a graph; nothing is run and no memory is allocated.
 
@@ -91,13 +93,18 @@ def capture(
         name: of the graph; the model's class if not given.
         checks: what becomes of branches on values of which one outcome only raises an error (``assert x.min() >= 0``,
             the validation of torch.distributions): "run", the captured step checks and raises too, or "skip".
+        world_size: how many ranks run the step; the batch is that of one of them. Nothing is launched for it, and the
+            captured step is that of the first rank: the others hold no more.
+        parallel: what the ranks share, with world_size: "fsdp", every parameter, gradient and optimizer state is in
+            shards of dim 0, as FSDP2 has them, and gathered where it is used; "ddp", every rank has all, and gradients
+            are averaged.
 
     Returns:
         The captured step; ``.graph`` is its olla.Graph.
 
     Raises:
         CaptureError: the step cannot be captured; the message says what to change.
-        ValueError: checks is neither "run" nor "skip".
+        ValueError: an option is out of its range.
 
     Complexity: one traced forward, backward and update: about 1 ms per operator.
 
@@ -118,15 +125,17 @@ def capture(
     from olla.pytorch.capture import exclusive
     from olla.pytorch.capture.storages import fold
     from olla.pytorch.capture.trace import trace
+    from olla.pytorch.sharded.group import ranks_of, require_parallel
 
     if not isinstance(model, torch.nn.Module):
         raise CaptureError(f"model is a {type(model).__name__}, expected a torch.nn.Module")
     _require_functions(optimizer, loss, step)
     require_choice(checks)
+    require_parallel(world_size, parallel, step)
     where = None if device is None else torch.device(device)
     start = time.perf_counter()
-    with exclusive.collecting_no_garbage():
-        traced = trace(model, batch, loss, optimizer, where, step, checks == "run")
+    with exclusive.collecting_no_garbage(), ranks_of(world_size, parallel) as ranks:
+        traced = trace(model, batch, loss, optimizer, where, step, checks == "run", ranks)
         middle = time.perf_counter()
         inside = model if traced.left is None else model.module
         folded, inputs = fold(traced.module, traced.inputs, name or type(inside).__name__)

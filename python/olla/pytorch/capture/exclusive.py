@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, get_proxy_mode
 
 from olla.pytorch.capture.signals import deferred
@@ -82,6 +83,25 @@ def unwatched_operators(capture: Capture) -> Iterator[None]:
 
     with capture.replaced(ProxyTorchDispatchMode, "__torch_dispatch__", record_unwatched):
         yield
+
+
+@contextlib.contextmanager
+def unchanged(model: torch.nn.Module, leaves: list[Any]) -> Iterator[None]:
+    """Undo what a forward pass on fake tensors leaves in modules and batch: caches, replaced buffers, attributes."""
+    tables = [t for m in model.modules() for t in (m.__dict__, m._buffers, m._parameters, m._modules)]
+    tables += [vars(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    saved = [dict(table) for table in tables]
+    gradients = [(p, p.grad) for p in model.parameters()]
+    try:
+        yield
+    finally:
+        for parameter, gradient in gradients:
+            if isinstance(parameter.grad, FakeTensor):
+                parameter.grad = gradient
+        for table, before in zip(tables, saved, strict=True):
+            if list(table) != list(before) or any(table[key] is not before[key] for key in before):
+                table.clear()
+                table.update(before)
 
 
 @contextlib.contextmanager

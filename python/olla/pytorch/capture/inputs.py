@@ -44,11 +44,15 @@ class Fakes:
     Args:
         mode: the mode every fake belongs to.
         device: where meta tensors are taken to live.
+        shapes: of what stands for a tensor of which there is only a part, by its id.
     """
 
-    def __init__(self, mode: FakeTensorMode, device: torch.device) -> None:
+    def __init__(
+        self, mode: FakeTensorMode, device: torch.device, shapes: Mapping[int, tuple[int, ...]] | None = None
+    ) -> None:
         self._mode = mode
         self._device = device
+        self._shapes = shapes or {}
         self._fakes: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -58,7 +62,10 @@ class Fakes:
             return known[1]
         device = self._device if tensor.device.type == "meta" else tensor.device
         with self._mode:
-            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+            if (shape := self._shapes.get(id(tensor))) is not None:
+                fake = torch.empty(shape, dtype=tensor.dtype, device=device)
+            else:
+                fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
         fake.requires_grad_(tensor.requires_grad)
         self._fakes[id(tensor)] = (tensor, fake)  # keeping the tensor keeps its id from being given away
         return fake

@@ -74,6 +74,7 @@ class _Folder:
         self._by_storage: dict[int, int] = {}
         self._sent: dict[fx.Node | None, list[int]] = {}  # tensors that a collective works on until it is waited for
         self._rates: set[str] = set()
+        self._parameters: set[fx.Node] = set()
 
     def read(self) -> None:
         """Sort every node into tensors, ops and followers, in program order."""
@@ -83,6 +84,8 @@ class _Folder:
                 entry = next(waiting)
                 if entry.kind == "rate":
                     self._rates.add(node.name)
+                elif entry.kind == "parameter":
+                    self._parameters.add(node)
                 self._resident(node, node.meta["val"], _TENSOR_KIND.get(entry.kind, entry.kind), entry.name)
             elif node.op == "get_attr":
                 self._constant(node)
@@ -242,7 +245,7 @@ class _Folder:
             random=op.random,
             recomputable=not op.random
             and not op.checks
-            and collectives.may_run_again(node)
+            and collectives.may_run_again(node, self._parameters)
             and all(self.tensors[t].kind == "temporary" for t in op.mutates),
             target=costs.target_name(node),
             shape=tuple(int(n) for n in outputs[0].shape) if outputs else (),

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.nn.parallel import DistributedDataParallel
@@ -29,6 +29,7 @@ from olla.pytorch.guards.reads import Reads
 from olla.pytorch.ranks import collectives
 from olla.pytorch.ranks.reduced import DataParallel, Left
 from olla.pytorch.ranks.wrapped import ATTRIBUTES, is_wrapped
+from olla.pytorch.sharded.ranks import Ranks, settle
 
 _Tensors = tuple[torch.Tensor, ...]
 KIND = "olla_kind"  # key of node.meta: forward, backward or update
@@ -60,6 +61,7 @@ class _Step:
     optimizer: torch.optim.Optimizer | None
     batch: list[Any]  # leaves; tensors among them are replaced by inputs
     batch_spec: pytree.TreeSpec
+    ranks: Ranks | None  # that share the step, where that is not for the user's own code to say
     inputs: list[Input] = field(default_factory=list)
     fakes: list[torch.Tensor] = field(default_factory=list)
     stale: dict[str, torch.Tensor] = field(default_factory=dict)  # see Loop
@@ -90,6 +92,7 @@ def trace(
     device: torch.device | None,
     body: Body | None = None,
     run_checks: bool = True,
+    ranks: Ranks | None = None,
 ) -> Traced:
     """Record one step without running it: no memory is allocated, nothing the user owns is changed.
 
@@ -99,6 +102,7 @@ def trace(
     Args:
         model, batch, loss, optimizer, device, body: see olla.capture, which calls the last one ``step``.
         run_checks: whether the recorded step makes the checks of values that the step makes.
+        ranks: that share the step; None: its own code says so.
 
     One thread captures at a time, and signals such as Ctrl-C wait for the next operator.
 
@@ -106,7 +110,7 @@ def trace(
         CaptureError: see olla.capture.
     """
     with exclusive.capture() as capture:
-        return _trace(capture, model, batch, loss, optimizer, device, body, run_checks)
+        return _trace(capture, model, batch, loss, optimizer, device, body, run_checks, ranks)
 
 
 @functools.cache
@@ -136,20 +140,23 @@ def _trace(
     device: torch.device | None,
     body: Body | None,
     run_checks: bool,
+    ranks: Ranks | None,
 ) -> Traced:
     leaves, spec, leaf_names = batch_leaves(batch)
-    failures.check_modes(loss is not None or body is not None)
+    body_of = ordinary(loss) if loss is not None else body
+    failures.check_modes(body_of is not None)
     failures.check_modules(model)
     named = [*model.named_parameters(), *model.named_buffers()]
     failures.check_memory((name, t, True) for name, t in named)
-    step = _Step(capture, model, ordinary(loss) if loss is not None else body, body is None, optimizer, leaves, spec)
+    step = _Step(capture, model, body_of, body is None, optimizer, leaves, spec, ranks)
     named += [(n, leaf) for n, leaf in zip(leaf_names, leaves, strict=True) if isinstance(leaf, torch.Tensor)]
     if step.body is not None:
         failures.check_inputs(zip(leaf_names, leaves, strict=True))
     shapes = checks.Shapes(_run.__code__, run_checks, lambda: step.phase)
     mode = _Mode(shape_env=shapes, static_shapes=True, allow_non_fake_inputs=True)
     mode.check = capture.check
-    fakes = Fakes(mode, step_device(named, device))
+    held = ranks.hold(step.model.named_parameters(), optimizer) if ranks else None
+    fakes = Fakes(mode, step_device(named, device), held)
     _add_inputs(step, fakes, mode, leaf_names)
     step.reads = reads = _reads(step, loss)
     if is_wrapped(model):
@@ -159,10 +166,10 @@ def _trace(
         with mode:
             step.stale = {n: torch.empty_like(fakes.of(p)) for n, p in model.named_parameters() if p.requires_grad}
     with contextlib.ExitStack() as stack:
-        no_code = _use_lazy_graph_module(True)  # nobody needs the module's Python code
-        for context in (_unchanged(model, leaves), _checkpoints(capture), plain_recurrent_layers(capture), no_code):
+        stack.enter_context(exclusive.unchanged(model, leaves))
+        told, no_code = known.told_to_transformers(capture), _use_lazy_graph_module(True)  # nobody needs Python code
+        for context in (_checkpoints(capture), plain_recurrent_layers(capture), no_code, told):
             stack.enter_context(context)
-        stack.enter_context(known.told_to_transformers(capture))
         if parallel := step.parallel:
             stack.enter_context(capture.replaced(DistributedDataParallel, "forward", parallel.forward))
         stack.enter_context(failures.explained(lambda: step.phase, model))
@@ -172,6 +179,7 @@ def _trace(
         module = make_fx(lambda *tensors: _run(step, tensors), tracing_mode="fake")(*step.fakes)
         if shapes.refused is not None:
             raise shapes.refused
+        settle(module)
         generator.drop_unneeded(module, costs.is_random)
         if not run_checks:
             checks.drop(module)
@@ -182,8 +190,7 @@ def _trace(
         copy_updates(module, step.updates.made if step.updates else [], len(step.outputs))
     assert step.structure is not None
     reads.forget()
-    left = step.parallel.left if step.parallel else None
-    return Traced(module, step.inputs, step.outputs, step.structure, reads, left)
+    return Traced(module, step.inputs, step.outputs, step.structure, reads, parallel.left if parallel else None)
 
 
 def _reads(step: _Step, loss: Loss | None) -> Reads:
@@ -237,12 +244,13 @@ def _run(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
     """The traced function: one step on the given tensors, in the order of step.inputs."""
     step.capture.mode = get_proxy_mode()
     parameters = {str(name): p for name, p in step.values(tensors, "parameter").items()}
-    stand_ins: dict[Any, torch.Tensor] = {**parameters, **step.values(tensors, "buffer")}
     batch = pytree.tree_unflatten(step.batch, step.batch_spec)
-    pairs = [(t, stand_ins[name]) for name, t in (*step.model.named_parameters(), *step.model.named_buffers())]
-    pairs += [(step.batch[int(i)], t) for i, t in step.values(tensors, "input").items()]
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(step.body is not None))
+        whole = step.ranks.whole(parameters) if step.ranks else parameters
+        stand_ins: dict[Any, torch.Tensor] = {**whole, **step.values(tensors, "buffer")}
+        pairs = [(t, stand_ins[name]) for name, t in (*step.model.named_parameters(), *step.model.named_buffers())]
+        pairs += [(step.batch[int(i)], t) for i, t in step.values(tensors, "input").items()]
         if step.body is not None:
             _enter_loop(step, tensors, parameters, stack)
         assert step.reads is not None
@@ -320,6 +328,8 @@ def _enter_loop(
         assert step.updates is not None
         step.updates.trace(gradients)
 
+    if step.ranks:
+        step.ranks.average(parameters)
     for name, original in step.model.named_parameters():
         for hook in (original._backward_hooks or {}).values():
             parameters[name].register_hook(hook)  # type: ignore[no-untyped-call]
@@ -379,22 +389,3 @@ def _checkpoints(capture: exclusive.Capture) -> Iterator[None]:
 def _metadata_restored() -> contextlib.AbstractContextManager[None]:
     """Put back what torch writes into every node it records from now on: checkpoints leave their policy there."""
     return fx.traceback.preserve_node_meta(fx.traceback.should_preserve_node_meta)
-
-
-@contextlib.contextmanager
-def _unchanged(model: torch.nn.Module, leaves: list[Any]) -> Iterator[None]:
-    """Undo what a forward pass on fake tensors leaves in modules and batch: caches, replaced buffers, attributes."""
-    tables = [t for m in model.modules() for t in (m.__dict__, m._buffers, m._parameters, m._modules)]
-    tables += [vars(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    saved = [dict(table) for table in tables]
-    gradients = [(p, p.grad) for p in model.parameters()]
-    try:
-        yield
-    finally:
-        for parameter, gradient in gradients:
-            if isinstance(parameter.grad, FakeTensor):
-                parameter.grad = gradient
-        for table, before in zip(tables, saved, strict=True):
-            if list(table) != list(before) or any(table[key] is not before[key] for key in before):
-                table.clear()
-                table.update(before)

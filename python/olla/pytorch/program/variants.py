@@ -80,6 +80,7 @@ def restrict_rules(captured: Captured, device: str, rules: Rules, replays: bool 
         replays: whether the state of random number generators may be set during the step.
     """
     rerun, in_place = rules.rerun.copy(), rules.in_place.copy()
+    rerun[captured.graph.communicates] = Rerun.NEVER  # a program has one run of each, which the wait for it finds
     for v, nodes in enumerate(captured.nodes):
         if rerun[v] == Rerun.REPLAY:
             rerun[v] = _draws_again(captured.module, nodes[0], replays)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from olla.errors import CaptureError
 
 _FUNCTIONAL = "_c10d_functional::"
 _WAIT = _FUNCTIONAL + "wait_tensor"
+_GATHER = _FUNCTIONAL + "all_gather_into_tensor"
 _KINDS = {
     "all_reduce": "all_reduce",
     "all_gather_into_tensor": "all_gather",
@@ -138,13 +139,19 @@ def issue_of(node: fx.Node) -> fx.Node | None:
     return None
 
 
-def may_run_again(node: fx.Node) -> bool:
-    """Whether an operator that communicates may run twice: none does yet.
+def may_run_again(node: fx.Node, parameters: Container[fx.Node]) -> bool:
+    """Whether an operator may run twice, for all that it communicates: if it gathers a parameter, or waits for that.
 
-    All ranks would have to run it again at the same place. That holds for the all-gather of a parameter, once plans
-    gather parameters again instead of keeping them; it is to be told here.
+    All ranks run it again at the same place, since they have the same plan, and from what they hold throughout.
+
+    Args:
+        node: the operator.
+        parameters: nodes that stand for parameters.
     """
-    return not (issues(node) or is_wait(node))
+    issue = issue_of(node) if is_wait(node) else node
+    if issue is None or not (issues(issue) or is_wait(node)):
+        return issue is not None
+    return name_of(issue) == _GATHER and all(source in parameters for source in issue.all_input_nodes)
 
 
 def _kind(name: str) -> str | None:

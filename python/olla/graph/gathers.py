@@ -1,0 +1,51 @@
+"""Which ops gather a parameter from its shards: every rank can do so again, at the same place, from what it holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from olla.graph.graph import Graph
+
+
+def gathers(graph: Graph) -> NDArray[np.bool_]:
+    """Return which ops gather a parameter, and may do so again: they begin an all-gather of one, or wait for it.
+
+    What is gathered is a tensor of kind "parameter" that the step begins with; both ops are recomputable. That it holds
+    the same value when it is gathered again is for whoever runs it again to see to, as for any other op.
+
+    Returns:
+        bool[num_ops], of op i.
+
+    Complexity:
+        O(ops + uses of those that communicate).
+
+    Example:
+        >>> from olla.graph import Graph
+        >>> b = Graph.builder("one shard of two")
+        >>> shard, whole, x = b.tensor(8, kind="parameter"), b.tensor(16), b.tensor(16)
+        >>> talk = {"group": "0", "ranks": 2}
+        >>> _ = b.op("gather", reads=[shard], writes=[whole], collective="all_gather", message_bytes=16, **talk)
+        >>> _ = b.op("wait", reads=[shard], mutates=[whole], collective="wait", **talk)
+        >>> _ = b.op("use", reads=[whole], writes=[x])
+        >>> gathers(b.build()).tolist()
+        [True, True, False]
+    """
+    found = np.zeros(graph.num_ops, dtype=np.bool_)
+    if not graph.communicates.any():
+        return found
+    made_here = np.zeros(graph.num_tensors, dtype=np.bool_)
+    made_here[graph.writes.item] = True
+    arriving: set[int] = set()  # what an all-gather of a parameter writes
+    for v in np.flatnonzero(graph.communicates & graph.recomputable).tolist():
+        read, written, changed = (lists.of(v).tolist() for lists in (graph.reads, graph.writes, graph.mutates))
+        if graph.collectives[v] == "all_gather":
+            given = [t for t in read if graph.tensor_kinds[t] == "parameter" and not made_here[t]]
+            found[v] = bool(read) and len(given) == len(read) and len(written) == 1 and not changed
+            arriving.update(written if found[v] else ())
+        elif graph.collectives[v] == "wait":
+            found[v] = len(changed) == 1 and not written and changed[0] in arriving
+    return found

@@ -1,0 +1,97 @@
+"""An order in which parameters are gathered late: what is chosen to be kept or gathered again starts from that."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from olla.graph import Graph, nearest_order
+from olla.graph.gathers import gathers
+
+Order = NDArray[np.int32]
+
+
+def gathered_late(graph: Graph, order: Order) -> Order:
+    """Return the order with every parameter gathered, and waited for, right before its first use.
+
+    What changes a shard, such as the decay of weights, comes behind all uses of what is gathered from it. The
+    collectives of a group keep their order, so that one may be gathered earlier than it is used: before the next that
+    is not gathered, or that is used earlier.
+
+    Args:
+        graph: a training step.
+        order: int32[num_ops], valid.
+
+    Returns:
+        int32[num_ops], valid.
+
+    Complexity:
+        O(ops log ops + uses).
+
+    Example:
+        >>> b = Graph.builder("one shard of two")
+        >>> shard, whole, x, y = b.tensor(8, kind="parameter"), b.tensor(16), b.tensor(16), b.tensor(16)
+        >>> talk = {"group": "0", "ranks": 2}
+        >>> _ = b.op("gather", reads=[shard], writes=[whole], collective="all_gather", message_bytes=16, **talk)
+        >>> _ = b.op("wait", reads=[shard], mutates=[whole], collective="wait", **talk)
+        >>> _ = b.op("before", writes=[x]), b.op("use", reads=[whole, x], writes=[y])
+        >>> gathered_late(b.build(), np.arange(4, dtype=np.int32)).tolist()
+        [2, 0, 1, 3]
+    """
+    gather = gathers(graph)
+    if not gather.any():
+        return order
+    at = np.empty(graph.num_ops, dtype=np.int64)
+    at[order] = np.arange(graph.num_ops)
+    moves = _Moves(graph, at, gather)
+    for v in order[::-1].tolist():
+        if graph.collectives[v] not in ("", "wait"):
+            moves.gather(v) if gather[v] else moves.stay(v)
+    moves.change_later()
+    waits = np.array(graph.collectives) == "wait"
+    found: Order = np.lexsort((waits, moves.number, moves.place)).astype(np.int32)
+    return nearest_order(graph.core, found)
+
+
+class _Moves:
+    """Where ops go: to places of the order, and to halves, between two of them."""
+
+    def __init__(self, graph: Graph, at: NDArray[np.int64], gather: NDArray[np.bool_]) -> None:
+        self.graph, self.at = graph, at
+        self.place = at.astype(np.float64)
+        self.number = at.copy()  # who comes first at one place: an op, then what waits for it
+        self._limits: dict[str, float] = {}  # group -> place of the collective behind
+        self._last: dict[int, int] = {}  # shard -> step of the last use of what is gathered from it
+        uses = graph.reads, graph.mutates
+        ops = [np.repeat(np.arange(graph.num_ops), np.diff(lists.offset)) for lists in uses]
+        tensor, user = np.concatenate([lists.item for lists in uses]), np.concatenate(ops)
+        whole = np.zeros(graph.num_tensors, dtype=np.bool_)
+        issues = gather & (np.array(graph.collectives) != "wait")
+        whole[graph.writes.item[issues[np.repeat(np.arange(graph.num_ops), np.diff(graph.writes.offset))]]] = True
+        self._waits = {int(graph.mutates.of(v)[0]): v for v in np.flatnonzero(gather & ~issues).tolist()}
+        self._used: dict[int, list[int]] = {}  # step of each use of what is gathered
+        mine = whole[tensor] & ~gather[user]
+        for t, step in zip(tensor[mine].tolist(), at[user[mine]].tolist(), strict=True):
+            self._used.setdefault(t, []).append(step)
+
+    def stay(self, v: int) -> None:
+        self._limits[self.graph.groups[v]] = self.place[v]
+
+    def gather(self, v: int) -> None:
+        """Move an all-gather, and the wait for it, before the first use and the collective behind."""
+        (whole,), group = self.graph.writes.of(v).tolist(), self.graph.groups[v]
+        used = self._used.get(whole, [])
+        place = min([*used, *([self._limits[group]] if group in self._limits else [])], default=self.at[v] + 0.5) - 0.5
+        moved = [v, *([self._waits[whole]] if whole in self._waits else [])]
+        self.place[moved], self.number[moved] = place, self.at[v]
+        self._limits[group] = place + 0.5
+        for shard in self.graph.reads.of(v).tolist():
+            self._last[shard] = max([*used, self._last.get(shard, 0)])
+
+    def change_later(self) -> None:
+        """Let what changes a shard wait until nobody needs what is gathered from it: till then it can be again."""
+        lists = self.graph.mutates
+        for t, v in zip(
+            lists.item.tolist(), np.repeat(np.arange(self.graph.num_ops), np.diff(lists.offset)), strict=True
+        ):
+            self.place[v] = max(self.place[v], self._last.get(t, -1) + 0.25)

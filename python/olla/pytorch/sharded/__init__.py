@@ -1,0 +1,1 @@
+"""Steps of many ranks, captured by one process: parameters in shards as FSDP2 has them, or whole as with DDP."""
