@@ -77,6 +77,16 @@ def test_a_second_graph_shares_the_piece_of_the_first(pieces: Callable[[], list[
     del saved
 
 
+def test_what_is_free_in_the_pool_of_a_graph_is_no_part_of_the_piece(pieces: Callable[[], list[int]]) -> None:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        torch.empty(60 * MEBI, dtype=torch.uint8, device="cuda")
+    (pool,) = pieces()
+    assert pool >= 60
+    Segment(0, 100 * MEBI)()
+    assert pieces() == [pool, 100]
+
+
 def test_more_than_the_device_has_is_not_asked_for(pieces: Callable[[], list[int]]) -> None:
     Segment(0, 2 * torch.cuda.mem_get_info()[1])()
     assert pieces() == []

@@ -81,7 +81,7 @@ def _free_bytes(device_index: int) -> int:
     stream = torch.cuda.current_stream(device_index).cuda_stream
     return sum(
         block["size"]
-        for segment in torch.cuda.memory_snapshot()
+        for segment in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
         if (segment["device"], segment["stream"]) == (device_index, stream)
         and (segment["segment_type"], segment["segment_pool_id"]) == ("large", (0, 0))
         for block in segment["blocks"]

@@ -167,8 +167,8 @@ def _trace(
             step.stale = {n: torch.empty_like(fakes.of(p)) for n, p in model.named_parameters() if p.requires_grad}
     with contextlib.ExitStack() as stack:
         stack.enter_context(exclusive.unchanged(model, leaves))
-        told, no_code = known.told_to_transformers(capture), _use_lazy_graph_module(True)  # nobody needs Python code
-        for context in (_checkpoints(capture), plain_recurrent_layers(capture), no_code, told):
+        contexts = (_checkpoints(capture), plain_recurrent_layers(capture), known.told_to_transformers(capture))
+        for context in (*contexts, _use_lazy_graph_module(True)):  # nobody needs the module's Python code
             stack.enter_context(context)
         if parallel := step.parallel:
             stack.enter_context(capture.replaced(DistributedDataParallel, "forward", parallel.forward))
