@@ -161,6 +161,20 @@ def test_a_step_with_a_number_on_the_cpu_is_foreseen() -> None:
     assert measured(*example, **OURS, options=LEAST) in rounded(foreseen(*example, **OURS, options=LEAST), 16)
 
 
+@pytest.mark.usefixtures("uncompiled")
+def test_a_budget_for_images_is_held_by_code_that_looks_at_addresses() -> None:
+    """Inductor copies inputs that are not aligned; the fake ones of foreseen code have no address to look at."""
+    layers = [nn.Conv2d(3, 32, 3, padding=1), nn.GELU(), nn.Conv2d(32, 32, 3, padding=1), nn.GELU()]
+    model, batch = nn.Sequential(*layers).cuda(), torch.randn(8, 3, 64, 64, device="cuda")
+    least = measured(model, batch, square, **OURS, options=LEAST)
+    with pytest.warns(UserWarning, match="no way to fit") as caught:
+        refused = measured(model, batch, square, **OURS, options={"budget": 1000})
+    (text,) = {str(w.message) for w in caught if "no way to fit" in str(w.message)}
+    assert refused == least
+    kept = int(text.partition("Ask for budget=")[2].partition(",")[0])
+    assert measured(model, batch, square, **OURS, options={"budget": kept}) == least
+
+
 def free_of_products(example: tuple[Any, Any, Any], **compiling: Any) -> tuple[int, bool]:
     """The peak of a step, and whether no product of matrices runs twice in it."""
     splits: list[Split] = []

@@ -12,6 +12,7 @@ from olla.inductor.simulate.step import replay
 from tests.support.pytorch.compiling import LEAST, fresh  # noqa: F401
 from tests.support.pytorch.steps import nn, torch
 
+RELAXED: dict[str, Any] = {"max_slowdown": 1.0}
 CHANNELS = 64
 WEIGHT_BYTES = CHANNELS * CHANNELS * 9 * 4
 
@@ -51,11 +52,11 @@ def test_the_numbers_are_those_of_torch_compile() -> None:
 
 
 def test_the_users_own_pass_is_left_in_force() -> None:
-    called: list[torch.fx.Graph] = []
+    called: list[torch.fx.Graph] = []  # once for each half: this goal needs no code to be foreseen
     model, x = network()
-    torch.compile(loss, backend="olla", options={**LEAST, saved_inputs.HOOK: called.append})(model, x).backward()
+    torch.compile(loss, backend="olla", options={**RELAXED, saved_inputs.HOOK: called.append})(model, x).backward()
     assert len(called) == 2
-    with torch._inductor.config.patch({saved_inputs.HOOK: called.append}), olla.inductor.enable(**LEAST):
+    with torch._inductor.config.patch({saved_inputs.HOOK: called.append}), olla.inductor.enable(**RELAXED):
         torch.compiler.reset()
         torch.compile(loss)(model, x).backward()
     assert len(called) == 4

@@ -76,6 +76,25 @@ def test_where_the_code_needs_more_than_planned_the_next_plan_is_for_as_much_les
     assert choice.peak_bytes < free.peak_bytes - 100_000
 
 
+def test_where_another_plan_needs_less_as_code_than_the_least_it_is_taken_and_kept_when_asked_for() -> None:
+    planned, _ = chosen(lambda *_: None, **LEAST)
+    needed: dict[int, int] = {}  # the least plan needs half as much again as code, others what they are planned for
+
+    def code(*halves: Any) -> int:
+        saved_bytes = sum(n.meta["val"].nbytes for n in halves[0].graph.output_node().args[0] if hasattr(n, "meta"))
+        lowest = needed.setdefault(saved_bytes, len(needed))
+        return planned.peak_bytes * 3 // 2 if lowest == 0 else planned.peak_bytes + 1000 * lowest
+
+    choice, _ = chosen(code, **LEAST)
+    assert choice.peak_bytes > planned.peak_bytes
+    least = choice.known_peak_bytes
+    assert planned.peak_bytes < least < planned.peak_bytes * 3 // 2
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="olla")
+        kept, _ = chosen(code, budget=least)
+    assert kept.known_peak_bytes <= least
+
+
 def test_without_the_code_a_plan_is_taken_at_its_word() -> None:
     def failing(*_: Any) -> int:
         raise RuntimeError("no such lowering")

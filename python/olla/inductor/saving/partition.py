@@ -19,6 +19,7 @@ from olla.plan import Goal
 
 _log = logging.getLogger(__name__)
 _MOST_PLANS = 4  # for one budget: a compilation each, without its kernels
+_OTHER_SHARES = (1 / 16, 1 / 4, 1 / 2)  # of what code needs above the least plan: others, that keep so much more
 _USUAL_SLOWDOWN = 0.05  # on a CPU
 _LEFT = "olla leaves a compiled graph to torch's own partitioner"
 
@@ -33,6 +34,11 @@ class _Planned(NamedTuple):
     goal: Goal
     most_again: float | None
     choice: saving.Choice
+
+    def within(self, budget: int) -> saving.Choice:
+        """Choose once more, for a budget."""
+        goal = dataclasses.replace(self.goal, budget_bytes=budget, minimise=None)
+        return saving.choose(self.model, goal, self.most_again)
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,8 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         if self.choices is not None:
             self.choices.append(divided.choice)
         if self.segment:
-            codegen.note_segment(divided.forward, divided.backward, divided.choice.segment_bytes)
+            above = divided.choice.known_peak_bytes - divided.choice.peak_bytes
+            codegen.note_segment(divided.forward, divided.backward, divided.choice.segment_bytes + max(above, 0))
         if self.goal is not None:
             self._tell_budget(divided.choice, self.goal)
         return divided.forward, divided.backward
@@ -112,10 +119,12 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         if planned is None:
             return None
         start = time.process_time()
-        if planned.goal.budget_bytes is None:
-            found = self._divided(planned, planned.choice, num_forward)
-        else:
+        if planned.goal.budget_bytes is not None:
             found = self._within(planned, planned.goal.budget_bytes, num_forward)
+        elif self.goal is not None and self.goal.minimise:
+            found = self._least(planned, 0, num_forward)
+        else:
+            found = self._divided(planned, planned.choice, num_forward)
         self.planning_seconds += time.process_time() - start
         choice, model = found.choice, planned.model
         _log.info(
@@ -162,22 +171,38 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         one for as much less.
         """
         target, choice = budget, planned.choice
-        tried: list[_Divided] = []
-        while True:
-            found = self._divided(planned, choice, num_forward)
-            if not planned.model.communicates:  # or what is communicated would hang on a limit of time
-                found = self._measured(found, num_forward)
-            tried.append(found)
+        for _ in range(_MOST_PLANS):
+            found = self._measured(planned, choice, num_forward)
             excess = found.choice.known_peak_bytes - budget
-            if excess <= 0 or choice.peak_bytes > target or len(tried) == _MOST_PLANS:  # or no plan is left
+            if excess <= 0:
+                return found
+            if choice.peak_bytes > target:  # no plan is left
                 break
             target = choice.peak_bytes - excess
-            goal = dataclasses.replace(planned.goal, budget_bytes=target)
-            choice = saving.choose(planned.model, goal, planned.most_again)
-        return min(tried, key=lambda d: (max(d.choice.known_peak_bytes, budget), d.choice.added_seconds))
+            choice = planned.within(target)
+        return self._least(planned, budget, num_forward)
 
-    def _measured(self, found: _Divided, num_forward: int) -> _Divided:
-        if self.foresee is None:
+    def _least(self, planned: _Planned, budget: int, num_forward: int) -> _Divided:
+        """Return a division of least peak as code, or the first that fits the budget.
+
+        A plan that needs more than the least may need less as code. The plans tried do not depend on the budget, so
+        that the least one, if it is named and asked for, is found again.
+        """
+        lowest = planned.choice if planned.goal.minimise else planned.within(0)
+        found = [self._measured(planned, lowest, num_forward)]
+        excess = found[0].choice.known_peak_bytes - lowest.peak_bytes
+        for share in _OTHER_SHARES:
+            if min(d.choice.known_peak_bytes for d in found) <= max(budget, lowest.peak_bytes):
+                break
+            choice = planned.within(lowest.peak_bytes + int(share * excess))
+            if choice.peak_bytes != found[-1].choice.peak_bytes:
+                found.append(self._measured(planned, choice, num_forward))
+        return min(found, key=lambda d: (max(d.choice.known_peak_bytes, budget), d.choice.added_seconds))
+
+    def _measured(self, planned: _Planned, choice: saving.Choice, num_forward: int) -> _Divided:
+        """Divide a joint graph by a choice, and note what its code needs."""
+        found = self._divided(planned, choice, num_forward)
+        if self.foresee is None or planned.model.communicates:  # which would hang on a limit of time
             return found
         try:
             peak_bytes = self.foresee(found.forward, found.backward, num_forward)

@@ -111,7 +111,12 @@ _DISPATCHED: dict[str, Callable[..., Any]] = {
     "alloc_from_pool": _from_pool,
 }
 _OF_NO_CONCERN = {codegen.SEGMENT: lambda: None}  # what asks a GPU's allocator for memory: nothing lives in it
-_CHECKS = ("assert_size_stride", "assert_alignment")
+# What reads addresses, of which a fake tensor has none: torch ends the process where it is asked for one.
+_OF_ADDRESSES: dict[str, Callable[..., Any]] = {
+    "assert_size_stride": lambda *_, **__: None,
+    "assert_alignment": lambda *_, **__: None,
+    "copy_if_misaligned": lambda tensor: tensor,
+}
 
 
 def _with_any_number(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,7 +152,7 @@ def _watched(key: str, path: str, attrs: Any, kernels: bool) -> types.ModuleType
         exec(compile(Path(path).read_text(), path, "exec"), module.__dict__)
     module.__dict__.update(attrs or {}, **_DISPATCHED, **_OF_NO_CONCERN)
     if not kernels:
-        module.__dict__.update(dict.fromkeys(_CHECKS, lambda *_, **__: None))
+        module.__dict__.update(_OF_ADDRESSES)
         module.__dict__["call"] = _with_any_number(module.__dict__["call"])
     return module
 
