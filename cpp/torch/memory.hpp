@@ -205,6 +205,14 @@ class Memory {
     if (s != nullptr && s->op != kNoOp && s->recording) s->recorded.allocated(block, s->op, bytes);
   }
 
+  // How many blocks that an op of this thread's step asked for are in use, of those that are recorded or in the arena.
+  std::int64_t live(OpId op) {
+    if (session_ == nullptr || session_->is_loop) return 0;
+    const std::lock_guard lock(mutex_);
+    if (session_->recording) return session_->recorded.live(op);
+    return session_->arena == nullptr ? 0 : session_->arena->slots.taken_by(op);
+  }
+
   // False: the block is the default allocator's and the caller frees it there.
   bool freed(void* block) {
     std::unique_lock lock(mutex_);

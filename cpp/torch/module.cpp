@@ -43,6 +43,12 @@ PyObject* begin(PyObject*, PyObject* op) {
   });
 }
 
+PyObject* live(PyObject*, PyObject* op) {
+  const long value = PyLong_AsLong(op);
+  if (value == -1 && PyErr_Occurred()) return nullptr;
+  return PyLong_FromLongLong(memory().live(static_cast<OpId>(value)));
+}
+
 PyObject* end(PyObject*, PyObject*) {
   memory().end();
   Py_RETURN_NONE;
@@ -185,6 +191,7 @@ PyObject* held_bytes(PyObject*, PyObject*) { return PyLong_FromLongLong(memory()
 PyMethodDef methods[] = {
     {"begin", begin, METH_O, "Open the window of an op on this thread."},
     {"end", end, METH_NOARGS, "Close the window of this thread, if one is open."},
+    {"live", live, METH_O, "Return how many blocks that an op asked for are in use."},
     {"stop_recording", stop_recording, METH_NOARGS, "Return int64 rows of op, index, bytes, freed in, freed at, address."},
     {"activate", activate, METH_VARARGS, "activate(arena_bytes, alignment, first, bytes, offset, recording)"},
     {"deactivate", deactivate, METH_VARARGS,

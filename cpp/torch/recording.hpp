@@ -41,6 +41,10 @@ class Recording {
     alive_.erase(found);
     return true;
   }
+  // How many blocks of an op are alive. O(blocks alive).
+  std::int64_t live(OpId op) const {
+    return std::ranges::count_if(alive_, [&](const auto& block) { return allocations_[block.second].op == op; });
+  }
   std::vector<Allocation> take() { return std::move(allocations_); }
 
   // Ops whose numbers rise, as those of a loop do: what op v asked for, and its removal.

@@ -1,6 +1,7 @@
 // Which blocks of an arena are in use.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <utility>
@@ -53,6 +54,11 @@ class Slots {
     blocks.reserve(used_.size());
     for (const auto& [offset, block] : used_) blocks.push_back({offset, block.end, block.owner});
     return blocks;
+  }
+
+  // How many blocks in use an op took. O(blocks in use).
+  std::int64_t taken_by(OpId op) const {
+    return std::ranges::count_if(used_, [&](const auto& block) { return block.second.owner == op; });
   }
 
   bool empty() const { return used_.empty(); }

@@ -14,6 +14,7 @@ from olla.pytorch.capture import optimizers
 from olla.pytorch.capture.inputs import Input, plain_batch
 from olla.pytorch.guards.modes import modes
 from olla.pytorch.guards.values import same
+from olla.pytorch.sharded.fully import Shards, is_sharded
 
 Gather = Callable[[Sequence[Any]], list[torch.Tensor]]
 
@@ -31,6 +32,7 @@ class InputBinding:
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         self.optimizer = optimizer
+        self._shards = Shards() if is_sharded(model) else None
         # Where each parameter and buffer stands: the dict that holds it, and its name there.
         self._parameters = _places(model, "_parameters")
         self._buffers = _places(model, "_buffers")
@@ -57,7 +59,7 @@ class InputBinding:
         It is generated: a lookup per tensor, with nothing of ours in between, is the larger part of a call's own time.
         """
         known: dict[str, Any] = {"state_of": optimizers.parameter_state, "rate": optimizers.rate_tensor}
-        known |= {"optimizer": self.optimizer}
+        known |= {"optimizer": self.optimizer, "shard": self._shards}
         states: dict[str, str] = {}  # where a parameter stands -> the name of its state
         items = []
         for i, entry in enumerate(inputs):
@@ -74,7 +76,7 @@ class InputBinding:
                     place = f"{states.setdefault(key, f's{len(states)} := state_of(optimizer, {place})')}"
                     states[key] = place.split()[0]
                     place = f"({place})[{entry.entry!r}]"
-                items.append(place)
+                items.append(place if self._shards is None else f"shard({place})")
         exec(f"def gather(leaves):\n  return [{', '.join(items)}]", known)
         gather: Gather = known["gather"]
         return gather

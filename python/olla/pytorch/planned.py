@@ -106,6 +106,7 @@ class PlannedStep:
             schedule=self._schedule,
             begin=recorder.begin,
             end=recorder.end,
+            live=recorder.live,
             windows=range(self.graph.num_ops),
             note=recorder.note if addresses else None,
             copies=self.copies,
@@ -119,6 +120,7 @@ class PlannedStep:
             schedule=self._schedule,
             begin=replay.begin,
             end=replay.end,
+            live=replay.live,
             windows=frozenset(np.flatnonzero(np.diff(arranged.table.op_offset)).tolist()),
             copies=self.copies,
         )

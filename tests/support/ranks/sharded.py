@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tests.support.ranks.processes import Raised
+
 
 def model() -> Any:
     """Return a model some of whose rows do not divide by two."""
@@ -74,6 +76,80 @@ def beside_fsdp2(rank: int, world_size: int, *, parallel: str, store: Path, step
         mine = parameter.detach().to_local() if parallel == "fsdp" else parameter.detach()
         difference = max(difference, float((held[name][: len(mine)] - mine).abs().max()) if len(mine) else 0.0)
     return found, wanted, difference
+
+
+def beside_eager(rank: int, world_size: int, *, cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Train models in fully_shard; return for each case what was found in both ways, or what was raised.
+
+    Args:
+        rank: of this process.
+        world_size: how many there are.
+        cases: name -> options of `trained`; "olla" holds those of olla.compile.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name, options in cases.items():
+        both = {key: value for key, value in options.items() if key != "olla"}
+        found[name] = {}
+        for way, further in (("eager", None), ("olla", options.get("olla", {}))):
+            try:
+                found[name][way] = trained(rank, further, **both)
+            except Exception as error:
+                found[name][way] = Raised(type(error).__name__, str(error))
+    return found
+
+
+def trained(
+    rank: int,
+    compiled: dict[str, Any] | None,
+    *,
+    model: str,
+    optimizer: str = "AdamW",
+    steps: int = 20,
+    then: int = 0,
+    fsdp: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Train a model whose blocks and rest are in fully_shard; return losses, shards and what the report says.
+
+    Args:
+        rank: of this process.
+        compiled: options of olla.compile; None: an ordinary loop.
+        model: its name.
+        optimizer: name of its class.
+        steps: to take.
+        then: steps of the ordinary loop after them.
+        fsdp: options of fully_shard.
+    """
+    import torch
+    from torch.distributed.fsdp import fully_shard
+
+    import olla
+    from tests.support.ranks import parallel
+
+    net = parallel.made(model)
+    for module in list(net.modules()):
+        if isinstance(module, torch.nn.Sequential) or "Block" in type(module).__name__:
+            fully_shard(module, **(fsdp or {}))
+    fully_shard(net, **(fsdp or {}))
+    updates = getattr(torch.optim, optimizer)(net.parameters(), lr=1e-2)
+    given = parallel.batches(model, rank, steps + then)
+    found: dict[str, Any] = {}
+    if compiled is None:
+        losses = [float(parallel.plain(net, updates, batch)) for batch in given[:steps]]
+    else:
+        how = {"loss": parallel.loss} if "step" not in compiled else {}
+        step = olla.compile(net, optimizer=updates, time_limit=1.0, **how, **compiled)
+        losses = [float(step(batch)) for batch in given[:steps]]
+        report, graph, plan = step.report(), step.graph, step.plan
+        olla.check(graph, plan)
+        found["report"] = (report.num_misses, report.planned_peak_bytes, report.measured_peak_bytes)
+        kinds = [graph.collectives[v] for v in plan.order.tolist()]
+        found["order"] = [kind for kind in kinds if kind]
+        found["captures"] = report.num_captures
+    losses += [float(parallel.plain(net, updates, batch)) for batch in given[steps:]]
+    state = [t for entries in updates.state.values() for t in entries.values()]
+    tensors = [getattr(t, "_local_tensor", t) for t in (*net.parameters(), *net.buffers(), *state)]
+    found |= {"losses": losses, "tensors": [t.detach().double().flatten().tolist() for t in tensors]}
+    return found
 
 
 def _shard(tensor: Any, rank: int, world_size: int) -> Any:

@@ -125,6 +125,7 @@ def capture(
     from olla.pytorch.capture import exclusive
     from olla.pytorch.capture.storages import fold
     from olla.pytorch.capture.trace import trace
+    from olla.pytorch.sharded.fully import ranks_of_model
     from olla.pytorch.sharded.group import ranks_of, require_parallel
 
     if not isinstance(model, torch.nn.Module):
@@ -135,6 +136,7 @@ def capture(
     where = None if device is None else torch.device(device)
     start = time.perf_counter()
     with exclusive.collecting_no_garbage(), ranks_of(world_size, parallel) as ranks:
+        ranks = ranks or ranks_of_model(model, optimizer, loss)
         traced = trace(model, batch, loss, optimizer, where, step, checks == "run", ranks)
         middle = time.perf_counter()
         inside = model if traced.left is None else model.module

@@ -29,6 +29,7 @@ from olla.pytorch.guards.reads import Reads
 from olla.pytorch.ranks import collectives
 from olla.pytorch.ranks.reduced import DataParallel, Left
 from olla.pytorch.ranks.wrapped import ATTRIBUTES, is_wrapped
+from olla.pytorch.sharded.fully import idle_hooks, local
 from olla.pytorch.sharded.ranks import Ranks, settle
 
 _Tensors = tuple[torch.Tensor, ...]
@@ -146,7 +147,7 @@ def _trace(
     body_of = ordinary(loss) if loss is not None else body
     failures.check_modes(body_of is not None)
     failures.check_modules(model)
-    named = [*model.named_parameters(), *model.named_buffers()]
+    named = [(name, local(t)) for name, t in (*model.named_parameters(), *model.named_buffers())]
     failures.check_memory((name, t, True) for name, t in named)
     step = _Step(capture, model, body_of, body is None, optimizer, leaves, spec, ranks)
     named += [(n, leaf) for n, leaf in zip(leaf_names, leaves, strict=True) if isinstance(leaf, torch.Tensor)]
@@ -173,6 +174,7 @@ def _trace(
         if parallel := step.parallel:
             stack.enter_context(capture.replaced(DistributedDataParallel, "forward", parallel.forward))
         stack.enter_context(failures.explained(lambda: step.phase, model))
+        stack.enter_context(idle_hooks(model))
         for block in (generator.traced(capture), checks.traced(), reads.undone(), _metadata_restored()):
             stack.enter_context(block)
         stack.enter_context(exclusive.unwatched_operators(capture))

@@ -119,6 +119,7 @@ class Replay:
 
     Attributes:
         begin: begin(op) opens the window of an op. ReplayError: one is open, no table is active, no such op.
+        live: live(op) tells how many blocks that an op of the step asked for are in use.
         end: end() closes it; nothing happens where none is open. A pair of both takes about 0.1 microseconds.
     """
 
@@ -126,6 +127,7 @@ class Replay:
         self._module = module
         self.begin = module.begin
         self.end = module.end
+        self.live = module.live
 
     def stop_recording(self) -> Allocations:
         """End the recording, its table, and the window where one is open.

@@ -57,6 +57,10 @@ class Recorder:
         if self._replay is not None:
             self._replay.end()
 
+    def live(self, op: int) -> int:
+        """Return how many blocks that an op asked for are in use."""
+        return self._replay.live(op) if self._replay is not None else 0
+
     def note(self, tensor: int, value: torch.Tensor) -> None:
         """Keep where a tensor of the graph lives."""
         if not value._is_zerotensor():  # it has no memory

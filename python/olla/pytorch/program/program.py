@@ -36,6 +36,7 @@ def compile_program(
     schedule: OpSchedule | None = None,
     begin: Window | None = None,
     end: Callable[[], None] | None = None,
+    live: Callable[[int], int] | None = None,
     windows: Collection[int] = (),
     note: Note | None = None,
     copies: Copies | None = None,
@@ -50,6 +51,7 @@ def compile_program(
         schedule: what runs; the captured ops themselves if not given.
         begin: called with the op before its kernel.
         end: called after its kernel.
+        live: tells how many blocks that an op asked for between these two are in use.
         windows: the ops to call begin and end for.
         note: called with each tensor that an op writes, and a value that lives in it.
         copies: of a schedule that swaps.
@@ -75,6 +77,7 @@ def compile_program(
         schedule = OpSchedule(captured.graph, [Call(nodes) for nodes in captured.nodes])
     writer = _Writer(captured, schedule, order)
     writer.constants |= {"begin": begin, "end": end, "note": note, "settled": settled, "uses": uses}
+    writer.constants["live"] = live
     if copies is not None:
         writer.constants |= {"out": copies.out, "back": copies.back, "wait": copies.wait, "outline": Outline.of}
     writer.write_inputs()
@@ -135,7 +138,7 @@ class _Writer:
             action = "rewind" if call.replay else "save"
             source = self._text(drawn_from(self.captured.module, kernel))
             self._line(f"draws.{action}({call.draw}, {source})")
-        for line in self._talk.before(kernel, self._alive):
+        for line in self._talk.before(op, kernel, self._alive):
             self._line(line)
         if window:
             self._line(f"begin({op})")

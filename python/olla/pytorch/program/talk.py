@@ -19,14 +19,16 @@ class Talk:
         self._given: dict[fx.Node, list[str]] = {}  # collective -> names of its tensors
         self._left: dict[fx.Node, int] = {}  # collective -> waits to come
         self._counts: dict[fx.Node, str] = {}
+        self._ops: dict[fx.Node, int] = {}
 
-    def before(self, kernel: fx.Node, alive: Alive) -> list[str]:
+    def before(self, op: int, kernel: fx.Node, alive: Alive) -> list[str]:
         """Return the lines before an operator."""
         if not _on_cpu(kernel) or not collectives.issues(kernel):
             return []
         found = [alive(node) for node in kernel.all_input_nodes]
         self._given[kernel] = list(dict.fromkeys(name for name in found if name))
         self._counts[kernel] = f"h_{kernel.name}"
+        self._ops[kernel] = op
         return [f"{self._counts[kernel]} = uses({', '.join(self._given[kernel])})"]
 
     def behind(self, kernel: fx.Node, alive: Alive) -> list[str]:
@@ -41,7 +43,7 @@ class Talk:
         made = [alive(wait.all_input_nodes[0]) for wait in waits]
         given = self._given[issue]
         results = ", ".join(name for name in dict.fromkeys(made) if name and name not in given)
-        return [f"settled({self._counts[issue]}, [{', '.join(given)}], [{results}])"]
+        return [f"settled({self._counts[issue]}, [{', '.join(given)}], [{results}], live, {self._ops[issue]})"]
 
 
 def _waits_for(issue: fx.Node) -> list[fx.Node]:

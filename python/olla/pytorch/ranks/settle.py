@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
+_ALONE = 3  # uses of a tensor that nobody else holds: one of it, two of its memory, by itself and by who asks
 _MOST_SECONDS = 0.2  # a view that was made meanwhile holds its tensor, too: the memory is then freed a moment late
 
 
 def uses(*tensors: torch.Tensor) -> list[int]:
-    """Return how many hold each tensor: what a collective that is begun next adds to is let go of later."""
-    return [t._use_count() for t in tensors]  # type: ignore[attr-defined]
+    """Return how many hold each tensor or its memory: what a collective that is begun next adds is let go of later."""
+    return [_uses(t) for t in tensors]
 
 
-def settled(before: Sequence[int], given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> None:
+def settled(
+    before: Sequence[int],
+    given: Sequence[torch.Tensor],
+    made: Sequence[torch.Tensor],
+    live: Callable[[int], int] | None = None,
+    op: int = -1,
+) -> None:
     """Return once the group holds none of the tensors of a collective that has been waited for.
 
     Until then their memory is not free where the plan says so. Nothing is computed here: it gives up after a moment.
@@ -24,16 +31,25 @@ def settled(before: Sequence[int], given: Sequence[torch.Tensor], made: Sequence
         before: what `uses` said of the tensors it was given, before it began.
         given: those tensors.
         made: its results; of one in place, these are tensors it was given.
+        live: tells how many blocks that an op asked for are in use; None: nobody knows. A collective may have asked
+            for more than its results.
+        op: that began it.
 
     Example:
         >>> x = torch.ones(3)
         >>> settled(uses(x), [x], [])
     """
-    end = 0.0
     fresh = [t for t in made if not any(t is other for other in given)]
-    for tensor, most in zip((*given, *fresh), (*before, *[1] * len(fresh)), strict=True):
-        while tensor._use_count() > most:  # type: ignore[attr-defined]
-            end = end or time.perf_counter() + _MOST_SECONDS
-            if time.perf_counter() > end:
-                return
-            time.sleep(1e-5)  # lets the other thread run
+    most = [*before, *[_ALONE] * len(fresh)]
+    end = 0.0
+    while any(_uses(t) > n for t, n in zip((*given, *fresh), most, strict=True)) or (live and live(op) > len(fresh)):
+        end = end or time.perf_counter() + _MOST_SECONDS
+        if time.perf_counter() > end:
+            return
+        time.sleep(1e-5)  # lets the other thread run
+
+
+def _uses(tensor: torch.Tensor) -> int:
+    """Count what holds a tensor, and what holds its memory: a group may work on parts of it."""
+    storage = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
+    return tensor._use_count() + storage  # type: ignore[attr-defined,no-any-return]

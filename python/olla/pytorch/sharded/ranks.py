@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -29,10 +29,12 @@ class Ranks:
         parallel: "fsdp" or "ddp".
         world_size: how many.
         group: the name of their process group.
+        sharded: names of the parameters in shards; None: all of them would be.
     """
 
-    def __init__(self, parallel: str, world_size: int, group: str) -> None:
+    def __init__(self, parallel: str, world_size: int, group: str, sharded: Container[str] | None = None) -> None:
         self.world_size, self.group = world_size, group
+        self._sharded = sharded
         self.shards = parallel == "fsdp"
         self._rows: dict[str, int] = {}  # of each parameter
         self._held: dict[int, tuple[int, ...]] = {}  # id of a tensor in shards -> shape of the first of them
@@ -52,6 +54,8 @@ class Ranks:
             CaptureError: a parameter has no dim 0.
         """
         for name, parameter in named if self.shards else ():
+            if self._sharded is not None and name not in self._sharded:
+                continue
             if parameter.dim() == 0:
                 raise CaptureError(
                     f"{name} is a single number, of which there are no shards (FSDP2 refuses it, too): give it a "
@@ -75,7 +79,7 @@ class Ranks:
         if not self.shards:
             return parameters
         gather: Any = _Gather.apply  # untyped
-        return {name: gather(t, self._rows[name], self) for name, t in parameters.items()}
+        return {n: gather(t, self._rows[n], self) if n in self._rows else t for n, t in parameters.items()}
 
     def average(self, parameters: dict[str, torch.Tensor]) -> None:
         """Let the gradient of every whole parameter be averaged among the ranks as soon as it is there.

@@ -1,0 +1,71 @@
+"""Models in FSDP2's fully_shard through olla.compile: processes of a gloo group, beside the same in ordinary loops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.ranks.parallel import clipped
+from tests.support.ranks.processes import Raised, ranks
+from tests.support.ranks.sharded import beside_eager
+
+pytestmark = pytest.mark.torch
+_LEAST = {"olla": {"minimise": "peak"}}
+_TWO = {
+    "gpt2": {"model": "gpt2"},
+    "resnet": {"model": "resnet", "then": 2},
+    "momentum": {"model": "small", "optimizer": "SGD"},
+    "gathered again": {"model": "gpt2", **_LEAST},
+}
+_FOUR = {  # ten classes are no multiple of four: the last rank has none
+    "gpt2": {"model": "gpt2"},
+    "resnet": {"model": "resnet", "then": 2},
+    "gathered again": {"model": "resnet", **_LEAST},
+}
+_CASES: dict[int, dict[str, dict[str, Any]]] = {2: _TWO, 4: _FOUR}
+_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "mixed precision": ({"fsdp": "half"}, "leave mp_policy out"),
+    "a step function": ({"olla": {"step": clipped}}, "no step function"),
+    "whole parameters": ({"optimizer": "Adafactor"}, "updates element by element"),
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
+    """What ranks found in all cases, by how many there are."""
+    folder = tmp_path_factory.mktemp("ranks")
+    return {size: ranks(beside_eager, size, folder, cases=cases) for size, cases in _CASES.items()}
+
+
+@pytest.mark.parametrize(("size", "case"), [(size, case) for size, cases in _CASES.items() for case in cases])
+def test_steps_are_those_of_fsdp2_and_planned_peaks_are_measured(
+    found: dict[int, list[dict[str, Any]]], size: int, case: str
+) -> None:
+    for rank in found[size]:
+        eager, ours = rank[case]["eager"], rank[case]["olla"]
+        assert not isinstance(ours, Raised), ours
+        if size == 2:  # what two ranks add has one order
+            assert (ours["losses"], ours["tensors"]) == (eager["losses"], eager["tensors"])
+        assert ours["losses"] == pytest.approx(eager["losses"], rel=1e-5)
+        for mine, theirs in zip(ours["tensors"], eager["tensors"], strict=True):
+            assert mine == pytest.approx(theirs, rel=1e-3, abs=1e-5)
+        num_misses, planned, measured = ours["report"]
+        assert (num_misses, planned, ours["captures"]) == (0, measured, 1)
+        assert ours["order"] == found[size][0][case]["olla"]["order"]
+
+
+def test_what_no_captured_step_computes_is_refused_on_every_rank(tmp_path: Any) -> None:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    half = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)}
+    cases = {name: {"model": "small", "steps": 1, **options} for name, (options, _) in _REFUSED.items()}
+    for options in cases.values():
+        if options.get("fsdp") == "half":
+            options["fsdp"] = half
+    for rank in ranks(beside_eager, 2, tmp_path, cases=cases):
+        for name, (_, remedy) in _REFUSED.items():
+            error = rank[name]["olla"]
+            assert isinstance(error, Raised), name
+            assert (error.kind, remedy in error.text) == ("CaptureError", True), error.text
