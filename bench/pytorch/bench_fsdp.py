@@ -2,8 +2,8 @@
 
     python bench/pytorch/bench_fsdp.py --markdown bench/results/pytorch/fsdp.md
 
-torchrun starts the ranks of each case, of a gloo group on this machine's CPU; fully_shard is called on each block and on
-the rest. FSDP2 has two answers to what is gathered: once for a step, or again in backward (reshard_after_forward).
+torchrun starts the ranks of each case, of a gloo group on this machine's CPU; fully_shard is called on each block and
+on the rest. FSDP2 has two answers to what is gathered: once for a step, or again in backward (reshard_after_forward).
 Peaks are of the worst rank: shards of parameters and optimizer state, batch, and the most bytes requested at once in a
 step, gathered parameters included. Sent are the bytes of parameters gathered and of gradients reduced, whole.
 
@@ -39,17 +39,18 @@ BLOCKS = ("GPT2Block", "BasicBlock", "Block")
 FIXED = {"gathered once": False, "gathered again": True}  # reshard_after_forward
 WAYS: dict[str, dict[str, Any]] = {"olla": {}, "olla 5 %": {"max_slowdown": 0.05}, "olla least": {"minimise": "peak"}}
 TOLERANCE = 1e-5  # of a loss, relative: gradients are added up in another order
+_LIKE = 4  # times what FSDP2's losses differ by where it adds up in another order itself
 
 
 class World:
     """A model in shards with its optimizer, and the batches of this rank."""
 
-    def __init__(self, case: str, again: bool = True) -> None:
+    def __init__(self, case: str, again: bool = True, in_blocks: bool = True) -> None:
         torch.manual_seed(0)
         example = models.build(device="cpu", **CASES[case])
         self.loss, self.model = example.loss, example.model
         for module in list(self.model.modules()):
-            if type(module).__name__ in BLOCKS:
+            if in_blocks and type(module).__name__ in BLOCKS:
                 fully_shard(module, reshard_after_forward=again)
         fully_shard(self.model, reshard_after_forward=again)
         torch.manual_seed(1 + dist.get_rank())
@@ -149,18 +150,23 @@ def measure(case: str) -> list[dict[str, Any]]:
     for way, again in FIXED.items():
         wanted, found = eager(case, again)
         rows.append({"way": f"FSDP2, {way}", "losses": 0.0, "misses": 0, "measured": found["peak"], **found})
+    world = World(case, in_blocks=False)
+    whole = _difference([world.train(batch) for batch in world.batches], wanted)
     for way, options in WAYS.items():
         losses, found = planned(case, **options)
-        difference = max(abs(a - b) / abs(b) for a, b in zip(losses, wanted, strict=True))
-        rows.append({"way": way, "losses": difference, **found})
+        rows.append({"way": way, "losses": _difference(losses, wanted), "whole": whole, **found})
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, rows)
     found_rows = []
     for way in zip(*everyone, strict=True):
         exact = all(row["misses"] == 0 and row["peak"] == row["measured"] for row in way)
-        worst = {key: max(row[key] for row in way) for key in ("peak", "sent", "losses", "misses")}
+        worst = {key: max(row.get(key, 0) for row in way) for key in ("peak", "sent", "losses", "whole", "misses")}
         found_rows.append({"way": way[0]["way"], "exact": exact, **worst})
     return found_rows
+
+
+def _difference(losses: list[float], wanted: list[float]) -> float:
+    return max(abs(a - b) / abs(b) for a, b in zip(losses, wanted, strict=True))
 
 
 def launched(case: str, num_ranks: int) -> list[dict[str, Any]]:
@@ -194,19 +200,20 @@ def main() -> int:
             rows = launched(case, num_ranks)
             fixed = rows[: len(FIXED)]
             for row in rows:
-                facts: list[Cell] = ["-"] * (len(FIXED) + 3)
+                facts: list[Cell] = ["-"] * (len(FIXED) + 4)
                 if row not in fixed:
-                    is_well &= row["exact"] and row["losses"] <= TOLERANCE
+                    is_well &= row["exact"] and row["losses"] <= max(_LIKE * row["whole"], TOLERANCE)
                     is_well &= any(row["peak"] < f["peak"] and row["sent"] <= f["sent"] for f in fixed)
                     less: list[Cell] = [100 * (1 - row["peak"] / f["peak"]) for f in fixed]
-                    facts = [*less, f"{row['losses']:.1e}", row["misses"], row["exact"]]
+                    differences: list[Cell] = [f"{row[key]:.1e}" for key in ("losses", "whole")]
+                    facts = [*less, *differences, row["misses"], row["exact"]]
                 table.append([case, num_ranks, row["way"], row["peak"] / MIB, row["sent"] / MIB, *facts])
                 print(*table[-1], file=sys.stderr, flush=True)
     columns = ["case", "ranks", "way", "peak MiB", "sent MiB", *(f"below {way}, %" for way in FIXED)]
-    columns += ["losses differ by", "misses", "measured = planned"]
+    columns += ["losses differ by", "FSDP2's own by", "misses", "measured = planned"]
     notes: dict[str, Cell] = {
         "peaks": "of the worst rank",
-        "losses": f"of {NUM_STEPS} steps, relative, the worst rank",
+        "losses": f"of {NUM_STEPS} steps, relative, the worst rank; FSDP2's own: not in blocks, but as a whole",
         "optimizer": "AdamW",
     }
     report = Report("FSDP2, planned", columns, table, notes)

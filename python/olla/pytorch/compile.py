@@ -70,8 +70,8 @@ def compile(
     rate schedules and ``model.eval()`` work as before.
 
     Args:
-        model: the model to train; in a DistributedDataParallel, its gradients are reduced as that one does it: see
-            docs/distributed.md.
+        model: the model to train; in a DistributedDataParallel, or in FSDP2's ``fully_shard``, the ranks share what
+            those have them share: see docs/distributed.md.
         optimizer: see olla.capture. None: the gradients are left in ``.grad``, added to those already there.
         loss: ``loss(model, batch)`` returns the loss, or a tuple that starts with it. None: inference.
         step: ``step(model, optimizer, batch)``, the body of a training loop, in place of ``loss``: see olla.capture.

@@ -79,7 +79,7 @@ def capture(
     Model, optimizer and random state stay as they are. The model may be real, on the meta device, or of fake tensors.
 
     Args:
-        model: in the mode (train or eval) it shall run in; in a DistributedDataParallel or not.
+        model: in the mode (train or eval) it shall run in; in a DistributedDataParallel, in FSDP2, or in neither.
         batch: what the loss function takes: tensors in any structure of dicts, lists and tuples. Shapes and types are
             captured, values are not.
         optimizer: over parameters of the model; SGD, Adam, AdamW, or any other that keeps its state in tensors and took
@@ -122,7 +122,7 @@ def capture(
     _require_torch()
     import torch
 
-    from olla.pytorch.capture import exclusive
+    from olla.pytorch.capture import exclusive, optimizers
     from olla.pytorch.capture.storages import fold
     from olla.pytorch.capture.trace import trace
     from olla.pytorch.sharded.fully import ranks_of_model
@@ -136,7 +136,9 @@ def capture(
     where = None if device is None else torch.device(device)
     start = time.perf_counter()
     with exclusive.collecting_no_garbage(), ranks_of(world_size, parallel) as ranks:
-        ranks = ranks or ranks_of_model(model, optimizer, loss)
+        if ranks is None:
+            is_elementwise = optimizer is not None and optimizers.updates_are_elementwise(optimizer)
+            ranks = ranks_of_model(model, loss is not None and optimizer is not None, is_elementwise)
         traced = trace(model, batch, loss, optimizer, where, step, checks == "run", ranks)
         middle = time.perf_counter()
         inside = model if traced.left is None else model.module

@@ -174,8 +174,13 @@ def _trace(
         if parallel := step.parallel:
             stack.enter_context(capture.replaced(DistributedDataParallel, "forward", parallel.forward))
         stack.enter_context(failures.explained(lambda: step.phase, model))
-        stack.enter_context(idle_hooks(model))
-        for block in (generator.traced(capture), checks.traced(), reads.undone(), _metadata_restored()):
+        for block in (
+            idle_hooks(model),
+            generator.traced(capture),
+            checks.traced(),
+            reads.undone(),
+            _metadata_restored(),
+        ):
             stack.enter_context(block)
         stack.enter_context(exclusive.unwatched_operators(capture))
         module = make_fx(lambda *tensors: _run(step, tensors), tracing_mode="fake")(*step.fakes)

@@ -51,5 +51,5 @@ def settled(
 
 def _uses(tensor: torch.Tensor) -> int:
     """Count what holds a tensor, and what holds its memory: a group may work on parts of it."""
-    storage = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
-    return tensor._use_count() + storage  # type: ignore[attr-defined,no-any-return]
+    of_memory: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return tensor._use_count() + of_memory  # type: ignore[attr-defined,no-any-return]

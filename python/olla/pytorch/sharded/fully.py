@@ -12,7 +12,6 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from olla.errors import CaptureError
-from olla.pytorch.capture import optimizers
 
 if TYPE_CHECKING:
     from olla.pytorch.sharded.ranks import Ranks
@@ -73,11 +72,13 @@ def _with_padding(tensor: Any, shard: torch.Tensor, rows: int) -> torch.Tensor:
     return whole
 
 
-def ranks_of_model(model: torch.nn.Module, optimizer: Any, loss: Any) -> Ranks | None:
+def ranks_of_model(model: torch.nn.Module, is_ordinary: bool, is_elementwise: bool) -> Ranks | None:
     """Return the ranks that hold the shards of a model; None where it is in none.
 
     Args:
-        model, optimizer, loss: of `olla.capture`.
+        model: of `olla.capture`.
+        is_ordinary: whether a loss function and an optimizer make the step.
+        is_elementwise: whether the optimizer updates element by element.
 
     Raises:
         CaptureError: it is sharded in a way that no captured step computes; the message says what to do.
@@ -94,7 +95,7 @@ def ranks_of_model(model: torch.nn.Module, optimizer: Any, loss: Any) -> Ranks |
     meshes = {p.device_mesh for p in sharded.values()}
     if not meshes:
         raise CaptureError("the parameters of the model are whole for the moment: call model.reshard() before the step")
-    if loss is None or optimizer is None:
+    if not is_ordinary:
         raise CaptureError(
             "of a model in shards the ordinary training step is captured, since gradients of shards live inside it: "
             "pass loss=... and optimizer=..., and no step function"
@@ -104,10 +105,10 @@ def ranks_of_model(model: torch.nn.Module, optimizer: Any, loss: Any) -> Ranks |
             "the model is sharded over several dimensions of ranks (hybrid or tensor parallel), of which no step can "
             "be captured: call fully_shard with one mesh of one dimension, or use torch.compile with backend='olla'"
         )
-    if not optimizers.updates_are_elementwise(optimizer):
+    if not is_elementwise:
         raise CaptureError(
-            f"{type(optimizer).__name__} looks at whole parameters, of which each rank holds a shard: use SGD, Adam, "
-            "AdamW or another optimizer that updates element by element"
+            "the optimizer looks at whole parameters, of which each rank holds a shard: use SGD, Adam, AdamW or "
+            "another one that updates element by element"
         )
     for name, parameter in sharded.items():
         if tuple(parameter.placements) != (Shard(0),):
