@@ -125,7 +125,7 @@ def capture(
     from olla.pytorch.capture import exclusive, optimizers
     from olla.pytorch.capture.storages import fold
     from olla.pytorch.capture.trace import trace
-    from olla.pytorch.sharded.fully import ranks_of_model
+    from olla.pytorch.sharded.fully import idle_hooks, ranks_of_model
     from olla.pytorch.sharded.group import ranks_of, require_parallel
 
     if not isinstance(model, torch.nn.Module):
@@ -139,7 +139,8 @@ def capture(
         if ranks is None:
             is_elementwise = optimizer is not None and optimizers.updates_are_elementwise(optimizer)
             ranks = ranks_of_model(model, loss is not None and optimizer is not None, is_elementwise)
-        traced = trace(model, batch, loss, optimizer, where, step, checks == "run", ranks)
+        with idle_hooks(model):
+            traced = trace(model, batch, loss, optimizer, where, step, checks == "run", ranks)
         middle = time.perf_counter()
         inside = model if traced.left is None else model.module
         folded, inputs = fold(traced.module, traced.inputs, name or type(inside).__name__)

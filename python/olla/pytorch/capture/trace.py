@@ -29,7 +29,7 @@ from olla.pytorch.guards.reads import Reads
 from olla.pytorch.ranks import collectives
 from olla.pytorch.ranks.reduced import DataParallel, Left
 from olla.pytorch.ranks.wrapped import ATTRIBUTES, is_wrapped
-from olla.pytorch.sharded.fully import idle_hooks, local
+from olla.pytorch.sharded.fully import local
 from olla.pytorch.sharded.ranks import Ranks, settle
 
 _Tensors = tuple[torch.Tensor, ...]
@@ -174,13 +174,7 @@ def _trace(
         if parallel := step.parallel:
             stack.enter_context(capture.replaced(DistributedDataParallel, "forward", parallel.forward))
         stack.enter_context(failures.explained(lambda: step.phase, model))
-        for block in (
-            idle_hooks(model),
-            generator.traced(capture),
-            checks.traced(),
-            reads.undone(),
-            _metadata_restored(),
-        ):
+        for block in (generator.traced(capture), checks.traced(), reads.undone(), _metadata_restored()):
             stack.enter_context(block)
         stack.enter_context(exclusive.unwatched_operators(capture))
         module = make_fx(lambda *tensors: _run(step, tensors), tracing_mode="fake")(*step.fakes)
