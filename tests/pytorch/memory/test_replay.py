@@ -52,6 +52,24 @@ def test_misses_go_to_the_default_allocator_and_are_named(replay: Replay) -> Non
     assert all(bool((tensor == 1).all()) for tensor in (a, other, b, more, unplanned, occupied))
 
 
+@pytest.mark.parametrize("recording", [False, True])
+def test_blocks_of_an_op_are_counted_until_they_are_freed(replay: Replay, recording: bool) -> None:
+    """A collective of gloo asks for more than its result, and a thread frees that a moment after the wait."""
+    assert replay.live(0) == 0
+    replay.activate(table([[(64, 0), (128, 64)], [(64, 192)]], 256), recording=recording)
+    a, b = ones(replay, 0, 16, 32)
+    [c] = ones(replay, 1, 16)
+    assert [replay.live(op) for op in (0, 1, 2)] == [2, 1, 0]
+    view = a[3:]
+    del a, b
+    assert replay.live(0) == 1
+    del view
+    assert [replay.live(op) for op in (0, 1)] == [0, 1]
+    assert float(c.sum()) == 16
+    replay.stop_recording() if recording else replay.deactivate()
+    assert replay.live(1) == 0
+
+
 def test_a_slot_is_free_again_when_its_tensor_and_all_views_are_gone(replay: Replay) -> None:
     replay.activate(table([[(64, 0)]], 64))
     [tensor] = ones(replay, 0, 16)
