@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -49,9 +50,11 @@ class World:
         torch.manual_seed(0)
         example = models.build(device="cpu", **CASES[case])
         self.loss, self.model = example.loss, example.model
-        for module in list(self.model.modules()):
-            whole = [p for p in module.parameters(recurse=False) if type(p) is torch.nn.Parameter]
-            if whole if by_layer else type(module).__name__ in BLOCKS:
+        own = {module: list(module.parameters(recurse=False)) for module in self.model.modules()}
+        holders = Counter(id(p) for parameters in own.values() for p in parameters)
+        for module, parameters in own.items():
+            is_layer = bool(parameters) and all(holders[id(p)] == 1 for p in parameters)  # tied ones are the root's
+            if is_layer if by_layer else type(module).__name__ in BLOCKS:
                 fully_shard(module, reshard_after_forward=again)
         fully_shard(self.model, reshard_after_forward=again)
         torch.manual_seed(1 + dist.get_rank())
