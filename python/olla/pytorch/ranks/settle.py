@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-_ALONE = 3  # uses of a tensor that nobody else holds: one of it, two of its memory, by itself and by who asks
 _MOST_SECONDS = 0.2  # a view that was made meanwhile holds its tensor, too: the memory is then freed a moment late
 
 
 def uses(*tensors: torch.Tensor) -> list[int]:
-    """Return how many hold each tensor or its memory: what a collective that is begun next adds is let go of later."""
+    """Return how many hold each tensor: what a collective that is begun next adds to is let go of later."""
     return [_uses(t) for t in tensors]
 
 
@@ -40,7 +39,7 @@ def settled(
         >>> settled(uses(x), [x], [])
     """
     fresh = [t for t in made if not any(t is other for other in given)]
-    most = [*before, *[_ALONE] * len(fresh)]
+    most = [*before, *[1] * len(fresh)]
     end = 0.0
     while any(_uses(t) > n for t, n in zip((*given, *fresh), most, strict=True)) or (live and live(op) > len(fresh)):
         end = end or time.perf_counter() + _MOST_SECONDS
@@ -50,6 +49,5 @@ def settled(
 
 
 def _uses(tensor: torch.Tensor) -> int:
-    """Count what holds a tensor, and what holds its memory: a group may work on parts of it."""
-    of_memory: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-    return tensor._use_count() + of_memory  # type: ignore[attr-defined,no-any-return]
+    # Not of its storage: asking makes an object of Python's for that, while another thread may let go of it.
+    return tensor._use_count()  # type: ignore[attr-defined,no-any-return]
