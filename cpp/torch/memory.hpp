@@ -10,6 +10,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -167,7 +168,7 @@ class Memory {
 
   // The planned address of a request of the window that is open for this thread, or nullptr: the default allocator answers.
   void* planned(Bytes bytes) {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     Session* const found = current();
     if (found == nullptr || found->op == kNoOp || found->arena == nullptr || found->plan.num_ops() < 1) return nullptr;
     Session& s = *found;
@@ -179,7 +180,7 @@ class Memory {
     const Offset offset = s.plan.offset[k];
     if (offset == kNotInArena) return nullptr;
     const Bytes charge = (bytes + s.plan.alignment - 1) / s.plan.alignment * s.plan.alignment;
-    if (!s.arena->slots.take(offset, bytes, charge, s.row)) return miss(s, index, bytes, "occupied");
+    if (!take(s, offset, bytes, charge, lock)) return miss(s, index, bytes, "occupied");
     s.counters.peak_bytes = std::max(s.counters.peak_bytes, s.arena->slots.used_bytes());
     s.counters.high_water_bytes = std::max(s.counters.high_water_bytes, offset + charge);
     ++s.counters.num_hits;
@@ -330,6 +331,17 @@ class Memory {
     if (session_ != nullptr) show(*session_);
     std::erase(recordings_, &left->recorded);
     return left;
+  }
+
+  // A place may be occupied by what another thread is about to free: those of gloo hold what was sent a moment beyond the wait.
+  static bool take(Session& s, Offset offset, Bytes bytes, Bytes charge, std::unique_lock<std::mutex>& lock) {
+    while (!s.arena->slots.take(offset, bytes, charge, s.row)) {
+      if (s.is_loop || s.patience-- <= 0) return false;
+      lock.unlock();
+      std::this_thread::sleep_for(kPause);
+      lock.lock();
+    }
+    return true;
   }
 
   void* miss(Session& s, std::int32_t index, Bytes bytes, const char* reason) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <iterator>
@@ -18,6 +19,8 @@
 namespace olla::replay {
 
 inline constexpr std::int64_t kMaxSkipped = 1000;  // planned requests that a sequence may leave out at once
+inline constexpr std::chrono::microseconds kPause{50};
+inline constexpr int kPatience = 100;  // pauses of a step: 5 ms in all
 inline constexpr std::size_t kContext = 4;         // latest sizes that tell where a sequence goes on
 
 // The call does not fit the state: a window inside a window, a second table, another thread.
@@ -34,6 +37,7 @@ struct Session {
   OpId op = kNoOp;                       // whose window is open; of a loop the number of the iteration
   OpId row = kNoOp;                      // the op of the plan that the window follows; kNoOp: no request of a loop has told so far
   std::int32_t index = 0;                // of its next request
+  int patience = kPatience;              // pauses that are left to wait for places that are occupied
   std::int64_t next = 0;                 // first planned request that has not been passed
   bool exact = true;                     // all requests of the window came as planned for `row` so far
   std::array<Bytes, kContext> recent{};  // sizes of the latest requests of a loop's window, the last one at the end

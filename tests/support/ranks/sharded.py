@@ -104,6 +104,7 @@ def trained(
     *,
     model: str,
     optimizer: str = "AdamW",
+    before: int = 0,
     steps: int = 20,
     then: int = 0,
     fsdp: dict[str, Any] | None = None,
@@ -115,6 +116,7 @@ def trained(
         compiled: options of olla.compile; None: an ordinary loop.
         model: its name.
         optimizer: name of its class.
+        before: steps of the ordinary loop at first.
         steps: to take.
         then: steps of the ordinary loop after them.
         fsdp: options of fully_shard.
@@ -131,7 +133,9 @@ def trained(
             fully_shard(module, **(fsdp or {}))
     fully_shard(net, **(fsdp or {}))
     updates = getattr(torch.optim, optimizer)(net.parameters(), lr=1e-2)
-    given = parallel.batches(model, rank, steps + then)
+    given = parallel.batches(model, rank, before + steps + then)
+    earlier = [float(parallel.plain(net, updates, batch)) for batch in given[:before]]
+    given = given[before:]
     found: dict[str, Any] = {}
     if compiled is None:
         losses = [float(parallel.plain(net, updates, batch)) for batch in given[:steps]]
@@ -144,11 +148,11 @@ def trained(
         found["report"] = (report.num_misses, report.planned_peak_bytes, report.measured_peak_bytes)
         kinds = [graph.collectives[v] for v in plan.order.tolist()]
         found["order"] = [kind for kind in kinds if kind]
-        found["captures"] = report.num_captures
+        found["captures"], found["told"] = report.num_captures, str(report)
     losses += [float(parallel.plain(net, updates, batch)) for batch in given[steps:]]
     state = [t for entries in updates.state.values() for t in entries.values()]
     tensors = [getattr(t, "_local_tensor", t) for t in (*net.parameters(), *net.buffers(), *state)]
-    found |= {"losses": losses, "tensors": [t.detach().double().flatten().tolist() for t in tensors]}
+    found |= {"losses": earlier + losses, "tensors": [t.detach().double().flatten().tolist() for t in tensors]}
     return found
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-_MOST_SECONDS = 0.2  # a view that was made meanwhile holds its tensor, too: the memory is then freed a moment late
+_MOST_SECONDS = 1.0  # a view that was made meanwhile holds its tensor, too: the memory is then freed a moment late
 
 
 def uses(*tensors: torch.Tensor) -> list[int]:
