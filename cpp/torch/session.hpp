@@ -20,8 +20,8 @@ namespace olla::replay {
 
 inline constexpr std::int64_t kMaxSkipped = 1000;  // planned requests that a sequence may leave out at once
 inline constexpr std::chrono::microseconds kPause{50};
-inline constexpr int kPatience = 100;  // pauses of a step: 5 ms in all
-inline constexpr std::size_t kContext = 4;         // latest sizes that tell where a sequence goes on
+inline constexpr int kPatience = 100;       // pauses of a step: 5 ms in all
+inline constexpr std::size_t kContext = 4;  // latest sizes that tell where a sequence goes on
 
 // The call does not fit the state: a window inside a window, a second table, another thread.
 struct StateError : std::logic_error {
