@@ -12,8 +12,6 @@ planned one, or needs more than the ordinary loop.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, for bench and tests
 
 import olla
-from bench.support.harness import Cell, Report, ask
+from bench.support.harness import Cell, Report
+from bench.support.ranks import arguments, as_rank, launched, of_all_ranks
 from bench.support.requested import requested
 from tests.support.pytorch import models
 
@@ -126,10 +125,8 @@ def measure(case: str) -> list[dict[str, Any]]:
         same = own_losses == losses and all(map(torch.equal, own_values, values))
         rows.append({"way": way, "same": same, "ddp": plain["peak"], "views": views["peak"], **found})
         rows[-1]["same sent"] = found["sent"] == plain["sent"]
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, rows)
     found_rows = []
-    for way in zip(*everyone, strict=True):
+    for way in of_all_ranks(rows):
         worst = max(way, key=lambda row: row["peak"])
         as_planned = all(row["misses"] == 0 and row["peak"] == row["measured"] for row in way)
         together = {key: all(row[key] for row in way) for key in ("same", "same sent")}
@@ -138,34 +135,16 @@ def measure(case: str) -> list[dict[str, Any]]:
     return found_rows
 
 
-def launched(case: str, num_ranks: int) -> list[dict[str, Any]]:
-    """Measure a case in ranks that torchrun starts."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
-    variables = {"OLLA_DISK_CACHE": "0", "OMP_NUM_THREADS": "1"}
-    found: list[dict[str, Any]] = ask(*launcher, __file__, "--one", case, environment=variables)
-    return found
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", default=["gpt2-small", "resnet18"], choices=CASES)
-    parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4])
-    parser.add_argument("--markdown", type=Path, metavar="OUT")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.one:
-        dist.init_process_group("gloo")
-        torch.set_num_threads(1)
-        rows = measure(arguments.one)
-        if dist.get_rank() == 0:
-            print(json.dumps(rows), flush=True)
-        dist.destroy_process_group()
+    options = arguments(__doc__, CASES)
+    if options.one:
+        as_rank(measure, options.one)
         return 0
     table: list[list[Cell]] = []
     is_well = True
-    for case in arguments.cases:
-        for num_ranks in arguments.ranks:
-            for row in launched(case, num_ranks):
+    for case in options.cases:
+        for num_ranks in options.ranks:
+            for row in launched(__file__, case, num_ranks):
                 is_well &= row["same"] and row["as planned"] and row["same sent"]
                 is_well &= row["peak"] <= min(row["ddp"], row["views"])
                 peaks: list[Cell] = [row[key] / MIB for key in ("ddp", "views", "peak")]
@@ -195,8 +174,8 @@ def main() -> int:
     }
     report = Report("DistributedDataParallel, planned", columns, table, notes)
     report.print()
-    if arguments.markdown:
-        report.save(arguments.markdown)
+    if options.markdown:
+        report.save(options.markdown)
     return 0 if is_well else 1
 
 

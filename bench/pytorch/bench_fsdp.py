@@ -13,9 +13,7 @@ another peak than the planned one, or needs more than FSDP2 in both ways, or sen
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -32,8 +30,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 
 import olla
 from bench.pytorch.bench_ddp import CASES, MIB, NUM_STEPS
-from bench.support.harness import Cell, Report, ask
+from bench.support.harness import Cell, Report
+from bench.support.ranks import arguments, as_rank, launched, of_all_ranks
 from bench.support.requested import requested
+from olla.pytorch.sharded.fully import local
 from tests.support.pytorch import models
 
 BLOCKS = ("GPT2Block", "BasicBlock", "Block")
@@ -72,7 +72,7 @@ class World:
     def resident_bytes(self) -> int:
         state = [v for s in self.optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor)]
         found = [*self.model.parameters(), *self.model.buffers(), *state, *self.batches[0].values()]
-        return sum(t.numel() * t.element_size() for t in (getattr(t, "_local_tensor", t) for t in found))
+        return sum(local(t).nbytes for t in found)
 
 
 def sent_by(run: Callable[[], Any]) -> int:
@@ -159,10 +159,8 @@ def measure(case: str) -> list[dict[str, Any]]:
     for way, options in WAYS.items():
         losses, found = planned(case, **options)
         rows.append({"way": way, "losses": _difference(losses, wanted), "by layer": by_layer, **found})
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, rows)
     found_rows = []
-    for way in zip(*everyone, strict=True):
+    for way in of_all_ranks(rows):
         exact = all(row["misses"] == 0 and row["peak"] == row["measured"] for row in way)
         worst = {key: max(row.get(key, 0) for row in way) for key in ("peak", "sent", "losses", "by layer", "misses")}
         found_rows.append({"way": way[0]["way"], "exact": exact, **worst})
@@ -173,35 +171,17 @@ def _difference(losses: list[float], wanted: list[float]) -> float:
     return max(abs(a - b) / abs(b) for a, b in zip(losses, wanted, strict=True))
 
 
-def launched(case: str, num_ranks: int) -> list[dict[str, Any]]:
-    """Measure a case in ranks that torchrun starts."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
-    variables = {"OLLA_DISK_CACHE": "0", "OMP_NUM_THREADS": "1"}
-    found: list[dict[str, Any]] = ask(*launcher, __file__, "--one", case, environment=variables)
-    return found
-
-
 def main() -> int:
     """Run it; see the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", default=["gpt2-small", "resnet18"], choices=CASES)
-    parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4])
-    parser.add_argument("--markdown", type=Path, metavar="OUT")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.one:
-        dist.init_process_group("gloo")
-        torch.set_num_threads(1)
-        rows = measure(arguments.one)
-        if dist.get_rank() == 0:
-            print(json.dumps(rows), flush=True)
-        dist.destroy_process_group()
+    options = arguments(__doc__, CASES)
+    if options.one:
+        as_rank(measure, options.one)
         return 0
     table: list[list[Cell]] = []
     is_well = True
-    for case in arguments.cases:
-        for num_ranks in arguments.ranks:
-            rows = launched(case, num_ranks)
+    for case in options.cases:
+        for num_ranks in options.ranks:
+            rows = launched(__file__, case, num_ranks)
             fixed = rows[: len(FIXED)]
             for row in rows:
                 facts: list[Cell] = ["-"] * (len(FIXED) + 4)
@@ -223,8 +203,8 @@ def main() -> int:
     }
     report = Report("FSDP2, planned", columns, table, notes)
     report.print()
-    if arguments.markdown:
-        report.save(arguments.markdown)
+    if options.markdown:
+        report.save(options.markdown)
     return 0 if is_well else 1
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from tests.support.ranks.parallel import clipped
 from tests.support.ranks.processes import Raised, ranks
@@ -17,17 +18,17 @@ _TWO = {
     "gpt2": {"model": "gpt2"},
     "resnet": {"model": "resnet", "then": 2},
     "momentum": {"model": "small", "optimizer": "SGD"},
-    "gathered again": {"model": "gpt2", **_LEAST},
+    "least": {"model": "gpt2", **_LEAST},
 }
 _FOUR = {  # ten classes are no multiple of four: the last rank has none
     "gpt2": {"model": "gpt2"},
     "resnet": {"model": "resnet", "then": 2},
     "gone on with": {"model": "resnet", "before": 2, "then": 2},
-    "gathered again": {"model": "resnet", **_LEAST},
+    "least": {"model": "resnet", **_LEAST},
 }
 _CASES: dict[int, dict[str, dict[str, Any]]] = {2: _TWO, 4: _FOUR}
 _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "mixed precision": ({"fsdp": "half"}, "leave mp_policy out"),
+    "mixed precision": ({"fsdp": {"mp_policy": MixedPrecisionPolicy(torch.bfloat16)}}, "leave mp_policy out"),
     "a step function": ({"olla": {"step": clipped}}, "no step function"),
     "whole parameters": ({"optimizer": "Adafactor"}, "updates element by element"),
 }
@@ -58,13 +59,7 @@ def test_steps_are_those_of_fsdp2_and_planned_peaks_are_measured(
 
 
 def test_what_no_captured_step_computes_is_refused_on_every_rank(tmp_path: Any) -> None:
-    from torch.distributed.fsdp import MixedPrecisionPolicy
-
-    half = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)}
     cases = {name: {"model": "small", "steps": 1, **options} for name, (options, _) in _REFUSED.items()}
-    for options in cases.values():
-        if options.get("fsdp") == "half":
-            options["fsdp"] = half
     for rank in ranks(beside_eager, 2, tmp_path, cases=cases):
         for name, (_, remedy) in _REFUSED.items():
             error = rank[name]["olla"]
