@@ -8,7 +8,8 @@ Peaks are of the worst rank: shards of parameters and optimizer state, batch, an
 step, gathered parameters included. Sent are the bytes of parameters gathered and of gradients reduced, whole.
 
 Exit status: 1 if losses differ by more than a different order of sums explains, a rank misses a planned place, measures
-another peak than the planned one, or needs more than FSDP2 in both ways, or sends more than where it needs less.
+another peak than the planned one, or needs no less than FSDP2 in any way that sends as much (at the least peak: in any
+way at all).
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from tests.support.pytorch import models
 
 BLOCKS = ("GPT2Block", "BasicBlock", "Block")
 FIXED = {"gathered once": False, "gathered again": True}  # reshard_after_forward
-WAYS: dict[str, dict[str, Any]] = {"olla": {}, "olla 5 %": {"max_slowdown": 0.05}, "olla least": {"minimise": "peak"}}
+LEAST = "olla least"
+WAYS: dict[str, dict[str, Any]] = {"olla": {}, "olla 5 %": {"max_slowdown": 0.05}, LEAST: {"minimise": "peak"}}
 TOLERANCE = 1e-5  # of a loss, relative: gradients are added up in another order
 _LIKE = 4  # times what FSDP2's losses differ by where it adds up in another order itself
 
@@ -187,7 +189,8 @@ def main() -> int:
                 facts: list[Cell] = ["-"] * (len(FIXED) + 4)
                 if row not in fixed:
                     is_well &= row["exact"] and row["losses"] <= max(_LIKE * row["by layer"], TOLERANCE)
-                    is_well &= any(row["peak"] < f["peak"] and row["sent"] <= f["sent"] for f in fixed)
+                    like = fixed if row["way"] == LEAST else [f for f in fixed if f["sent"] >= row["sent"]]
+                    is_well &= any(row["peak"] < f["peak"] for f in like)
                     less: list[Cell] = [100 * (1 - row["peak"] / f["peak"]) for f in fixed]
                     differences: list[Cell] = [f"{row[key]:.1e}" for key in ("losses", "by layer")]
                     facts = [*less, *differences, row["misses"], row["exact"]]

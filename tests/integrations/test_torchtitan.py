@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 def titan() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        reason = 'needs torchtitan: pip install "olla-planner[torchtitan]"'
+        reason = 'needs torchtitan, and Triton: pip install "olla-planner[torchtitan]" triton'
         pytest.importorskip("torchtitan", reason=reason)
         return pytest.importorskip("torchtitan.experiments.graph_trainer.tests._trainer_test_utils", reason=reason)
 

@@ -11,8 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import olla
+from olla.pytorch.capture.inputs import gather
+from olla.pytorch.program.program import compile_program
 from tests.support.pages import ROOT, blocks
 from tests.support.ranks.steps import summed
 
@@ -97,6 +100,43 @@ def test_every_collective_of_whole_groups_is_captured(world_size: int) -> None:
     assert len(graph.writes.of(in_place)) == 0
     assert graph.message_bytes[issues(graph)[0]] == 16 * world_size**2
     olla.check(graph, olla.plan(graph))
+
+
+class Talks(TorchDispatchMode):
+    """Writes down functional collectives, and waits for them, as they are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "_c10d_functional":
+            self.names.append(func._opname)
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_two_all_gathers_are_under_way_at_once(world_size: int) -> None:
+    ops = torch.ops._c10d_functional
+
+    def step(model: Any, optimizer: Any, batch: torch.Tensor) -> Any:
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        x = [loss.detach().reshape(1) + i for i in range(4)]
+        under_way = [ops.all_gather_into_tensor(t, world_size, "0") for t in x[:2]]
+        under_way += ops.all_gather_into_tensor_coalesced(x[2:], world_size, "0")
+        return [ops.wait_tensor(t) for t in under_way]
+
+    model, batch = nn.Linear(4, 1), torch.ones(2, 4)
+    optimizer = torch.optim.SGD(model.parameters())
+    found = olla.capture(model, batch, optimizer=optimizer, step=step)
+    program = compile_program(found, range(found.graph.num_ops))
+    with torch.no_grad(), Talks() as talks:
+        program(gather(found.inputs, model, batch, optimizer))
+    single, several = "all_gather_into_tensor", "all_gather_into_tensor_coalesced"
+    expected = [single, "wait_tensor", single, "wait_tensor", several, "wait_tensor", "wait_tensor"]
+    assert talks.names[: len(expected)] == expected
 
 
 def test_a_plan_overlaps_more_than_the_program(world_size: int) -> None:

@@ -45,6 +45,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, 
 def test_steps_are_those_of_fsdp2_and_planned_peaks_are_measured(
     found: dict[int, list[dict[str, Any]]], size: int, case: str
 ) -> None:
+    assert None not in found[size], "a rank's process ended"
     for rank in found[size]:
         eager, ours = rank[case]["eager"], rank[case]["olla"]
         assert not isinstance(ours, Raised), ours
@@ -56,6 +57,18 @@ def test_steps_are_those_of_fsdp2_and_planned_peaks_are_measured(
         num_misses, planned, measured = ours["report"]
         assert (num_misses, planned, ours["captures"]) == (0, measured, 1), ours["told"]
         assert ours["order"] == found[size][0][case]["olla"]["order"]
+
+
+@pytest.mark.parametrize("size", _CASES)
+def test_at_the_least_peak_parameters_are_gathered_again(found: dict[int, list[dict[str, Any]]], size: int) -> None:
+    usual = "gpt2" if size == 2 else "resnet"
+    for rank in found[size]:
+        (once, peak), (again, lower) = [
+            (ours["order"].count("all_gather"), ours["report"][1])
+            for ours in (rank[usual]["olla"], rank["least"]["olla"])
+        ]
+        assert again > once
+        assert lower < peak
 
 
 def test_what_no_captured_step_computes_is_refused_on_every_rank(tmp_path: Any) -> None:

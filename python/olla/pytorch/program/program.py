@@ -19,7 +19,7 @@ from olla.pytorch.program.schedule import Call, OpSchedule
 from olla.pytorch.program.swapped import Transfers
 from olla.pytorch.program.talk import Talk
 from olla.pytorch.program.variants import drawn_from, dropout_again, is_dropout, mask_of, norm_again, overwriting
-from olla.pytorch.ranks.settle import settled, uses
+from olla.pytorch.ranks.settle import ended, settled, uses
 
 Program = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 Window = Callable[[int], None]
@@ -76,7 +76,7 @@ def compile_program(
     if schedule is None:
         schedule = OpSchedule(captured.graph, [Call(nodes) for nodes in captured.nodes])
     writer = _Writer(captured, schedule, order)
-    writer.constants |= {"begin": begin, "end": end, "note": note, "settled": settled, "uses": uses}
+    writer.constants |= {"begin": begin, "end": end, "note": note, "ended": ended, "settled": settled, "uses": uses}
     writer.constants["live"] = live
     if copies is not None:
         writer.constants |= {"out": copies.out, "back": copies.back, "wait": copies.wait, "outline": Outline.of}

@@ -70,7 +70,8 @@ def _recomputing(captured: Captured, plan: Recomputed) -> OpSchedule:
     original, graph = captured.graph, plan.graph
     held = plan.tensor_origin.tolist()  # tensor of the captured graph that each tensor stands for so far
     calls = []
-    drawn = set(plan.origin[plan.rerun == Rerun.REPLAY].tolist())
+    replays = (plan.rerun == Rerun.REPLAY) & ~graph.communicates  # of random numbers: what is gathered is there
+    drawn = set(plan.origin[replays].tolist())
     for i, v in enumerate(plan.origin.tolist()):
         changed = list(dict.fromkeys(graph.mutates.of(i).tolist()))
         place = {held[t]: t for t in (*graph.reads.of(i).tolist(), *changed)}
@@ -83,7 +84,7 @@ def _recomputing(captured: Captured, plan: Recomputed) -> OpSchedule:
         nodes = captured.nodes[v]
         if again:
             nodes = (nodes[0], *(n for n in nodes[1:] if set(captured.tensors[n]) == {written[0]}))
-        replay = bool(plan.rerun[i] == Rerun.REPLAY)
+        replay = bool(replays[i])
         draw = v if v in drawn and (replay or plan.rerun[i] == Rerun.NEVER) else -1
         calls.append(Call(nodes, place, again, over, draw, replay))
     outputs = dict(zip(original.outputs.tolist(), graph.outputs.tolist(), strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import fx
@@ -12,38 +13,49 @@ from olla.pytorch.ranks import collectives
 Alive = Callable[[fx.Node], str]  # the name of a tensor of the step that is there, or ""
 
 
+class _Begun(NamedTuple):
+    op: int
+    given: list[str]  # names of its tensors
+    counts: str  # name of what `uses` said of them
+
+
 class Talk:
     """What is written before a collective is begun, and behind the wait for it, for tensors on a CPU."""
 
     def __init__(self) -> None:
-        self._given: dict[fx.Node, list[str]] = {}  # collective -> names of its tensors
+        self._begun: dict[fx.Node, _Begun] = {}
         self._left: dict[fx.Node, int] = {}  # collective -> waits to come
-        self._counts: dict[fx.Node, str] = {}
-        self._ops: dict[fx.Node, int] = {}
 
     def before(self, op: int, kernel: fx.Node, alive: Alive) -> list[str]:
         """Return the lines before an operator."""
         if not _on_cpu(kernel) or not collectives.issues(kernel):
             return []
         found = [alive(node) for node in kernel.all_input_nodes]
-        self._given[kernel] = list(dict.fromkeys(name for name in found if name))
-        self._counts[kernel] = f"h_{kernel.name}"
-        self._ops[kernel] = op
-        return [f"{self._counts[kernel]} = uses({', '.join(self._given[kernel])})"]
+        begun = self._begun[kernel] = _Begun(op, list(dict.fromkeys(filter(None, found))), f"h_{kernel.name}")
+        return [f"{begun.counts} = uses({', '.join(begun.given)})"]
 
     def behind(self, kernel: fx.Node, alive: Alive) -> list[str]:
-        """Return the lines behind an operator: nothing but for the last wait for a collective."""
+        """Return the lines behind an operator: nothing but for the last wait for a collective, and for all-gathers.
+
+        These end where they begin: with several under way at once, gloo's threads (torch 2.13) free memory twice.
+        """
+        if kernel in self._begun and collectives.gathers(kernel) and (result := alive(kernel)):
+            made = f"[*{result}]" if isinstance(kernel.meta["val"], list | tuple) else f"[{result}]"
+            return [f"ended({made})", _settled(self._begun.pop(kernel), made)]
         issue = collectives.issue_of(kernel) if collectives.is_wait(kernel) else None
-        if issue is None or issue not in self._given:
+        if issue is None or issue not in self._begun:
             return []
         waits = _waits_for(issue)
         left = self._left[issue] = self._left.get(issue, len(waits)) - 1
         if left > 0:
             return []
-        made = [alive(wait.all_input_nodes[0]) for wait in waits]
-        given = self._given[issue]
-        results = ", ".join(name for name in dict.fromkeys(made) if name and name not in given)
-        return [f"settled({self._counts[issue]}, [{', '.join(given)}], [{results}], live, {self._ops[issue]})"]
+        begun = self._begun.pop(issue)
+        names = dict.fromkeys(alive(wait.all_input_nodes[0]) for wait in waits)
+        return [_settled(begun, f"[{', '.join(name for name in names if name and name not in begun.given)}]")]
+
+
+def _settled(begun: _Begun, made: str) -> str:
+    return f"settled({begun.counts}, [{', '.join(begun.given)}], {made}, live, {begun.op})"
 
 
 def _waits_for(issue: fx.Node) -> list[fx.Node]:

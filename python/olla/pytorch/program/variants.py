@@ -80,9 +80,9 @@ def restrict_rules(captured: Captured, device: str, rules: Rules, replays: bool 
         replays: whether the state of random number generators may be set during the step.
     """
     rerun, in_place = rules.rerun.copy(), rules.in_place.copy()
-    rerun[captured.graph.communicates] = Rerun.NEVER  # a program has one run of each, which the wait for it finds
+    communicates = captured.graph.communicates
     for v, nodes in enumerate(captured.nodes):
-        if rerun[v] == Rerun.REPLAY:
+        if rerun[v] == Rerun.REPLAY and not communicates[v]:
             rerun[v] = _draws_again(captured.module, nodes[0], replays)
         if rerun[v] == Rerun.FIRST_RESULT and not _has_rerun(nodes[0]):
             rerun[v] = Rerun.NEVER

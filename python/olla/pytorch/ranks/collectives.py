@@ -81,6 +81,11 @@ def issues(node: fx.Node) -> bool:
     return True
 
 
+def gathers(node: fx.Node) -> bool:
+    """Whether the operator begins an all-gather."""
+    return _kind(name_of(node)) == "all_gather"
+
+
 def communication(node: fx.Node, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> Communication:
     """Return what an operator that begins a collective sends.
 

@@ -1,4 +1,4 @@
-"""Until a collective lets go of its tensors: on a CPU a thread of the group may hold them a moment beyond the wait."""
+"""Where collectives of a CPU end, and let go of their tensors: a thread of the group may hold them beyond the wait."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from collections.abc import Callable, Sequence
 import torch
 
 _MOST_SECONDS = 1.0  # a view that was made meanwhile holds its tensor, too: the memory is then freed a moment late
+
+
+def ended(results: Sequence[torch.Tensor]) -> None:
+    """Wait for a functional collective right where it began; the step's own waits for it return at once."""
+    for t in results:
+        torch.ops._c10d_functional.wait_tensor(t)
 
 
 def uses(*tensors: torch.Tensor) -> list[int]:
