@@ -27,14 +27,20 @@ DEVICE = dataclasses.replace(PROFILES["a100"], name="slow link", peer_bytes_per_
 UNIT = 1_000_000
 
 
-def sharded(layers: list[tuple[int, int]], *, decay: bool = True) -> olla.Graph:
-    """Return a step whose layer i has a parameter and an activation of so many units, forward and backward."""
+def sharded(layers: list[tuple[int, int]], *, decay: bool = True, half: bool = False) -> olla.Graph:
+    """Return a step whose layer i has a parameter and an activation of so many units, forward and backward.
+
+    With `half` every shard is copied first, as for a gather in another type.
+    """
     b = olla.Graph.builder("sharded")
     talk = {"group": "0", "ranks": RANKS}
     shards = [b.tensor(UNIT * size, kind="parameter", name=f"p{i}") for i, (size, _) in enumerate(layers)]
     whole, kept = [b.tensor(RANKS * UNIT * size) for size, _ in layers], [b.tensor(UNIT * n) for _, n in layers]
     for i, shard in enumerate(shards):
         size = RANKS * UNIT * layers[i][0]
+        if half:
+            parameter, shard = shard, b.tensor(UNIT * layers[i][0])
+            b.op(f"half {i}", reads=[parameter], writes=[shard], seconds=1e-6)
         b.op(f"gather {i}", reads=[shard], writes=[whole[i]], collective="all_gather", message_bytes=size, **talk)
         b.op(f"arrived {i}", reads=[shard], mutates=[whole[i]], collective="wait", launches=0, **talk)
         b.op(f"forward {i}", reads=[whole[i], *kept[max(i - 1, 0) : i]], writes=[kept[i]], kind="forward", seconds=1e-3)
@@ -137,14 +143,31 @@ def test_ranks_share_one_order_of_collectives_and_a_file_carries_it(tmp_path: An
     assert (gathers(read) == gathers(graph)).all()
 
 
-def test_what_changes_a_shard_early_does_not_end_the_choice() -> None:
-    plans = [olla.plan(sharded([(4, 1)] * 4, decay=d), minimise="peak", device=DEVICE) for d in (True, False)]
+@pytest.mark.parametrize("half", [False, True])
+def test_what_changes_a_shard_early_does_not_end_the_choice(half: bool) -> None:
+    plans = [
+        olla.plan(sharded([(4, 1)] * 4, decay=d, half=half), minimise="peak", device=DEVICE) for d in (True, False)
+    ]
     assert plans[0].peak_bytes == plans[1].peak_bytes
 
 
-@given(sizes, st.integers(0, 99))
-def test_gathering_late_keeps_the_order_valid_and_no_step_higher(layers: Any, seed: int) -> None:
-    graph = sharded(layers, decay=False)
+def test_a_copy_of_a_shard_is_made_again_with_what_is_gathered_from_it() -> None:
+    graph = sharded([(4, 1)] * 4, half=True)
+    names = [graph.op_names[v] for v in np.flatnonzero(gathers(graph))]
+    assert names == [f"{what} {i}" for i in range(4) for what in ("gather", "arrived")]
+    plan = olla.plan(graph, minimise="peak", device=DEVICE)
+    olla.check(graph, plan)
+    (found,) = plan.rewrites
+    runs = [graph.op_names[v] for v in found.origin]
+    assert runs.count("gather 0") == runs.count("half 0") == 2
+    other = graph.to_dict()
+    other["ops"][0]["recomputable"] = False  # the copy cannot be made again
+    assert not gathers(olla.Graph.from_dict(other))[:3].any()
+
+
+@given(sizes, st.integers(0, 99), st.booleans())
+def test_gathering_late_keeps_the_order_valid_and_no_step_higher(layers: Any, seed: int, half: bool) -> None:
+    graph = sharded(layers, decay=False, half=half)
     some = np.random.default_rng(seed).permutation(graph.num_ops).astype(np.int32)
     order = _core.nearest_order(graph.core, some)
     late = gathered_late(graph, order)

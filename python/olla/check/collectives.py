@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from olla.errors import PlanError
 from olla.graph import Graph
 from olla.graph.gathers import gathers
+from olla.graph.under_way import under_way
 
 
 def check_collectives(graph: Graph, order: NDArray[np.int32]) -> None:
@@ -53,7 +54,8 @@ def check_collectives(graph: Graph, order: NDArray[np.int32]) -> None:
 def check_kept(graph: Graph, rewritten: Graph, origin: NDArray[np.int32]) -> None:
     """Raise PlanError unless a rewriting keeps what communicates: each op once, in the same order.
 
-    What gathers a parameter (`olla.graph.gathers`) may run again behind its first run; each run is waited for.
+    What gathers a parameter (`olla.graph.gathers`) may run again behind its first run; each run is waited for. What a
+    collective uses stays in its memory until the wait.
 
     Args:
         graph: that was rewritten.
@@ -88,6 +90,7 @@ def check_kept(graph: Graph, rewritten: Graph, origin: NDArray[np.int32]) -> Non
                     rule="rewrite_collective",
                     ids=(u, w),
                 )
+    _check_held(graph, rewritten, origin)
     for v, u in zip(talks.tolist(), stands_for.tolist(), strict=True):
         facts = [(g.collectives[i], g.groups[i], int(g.ranks[i])) for g, i in ((graph, u), (rewritten, v))]
         if facts[0] != facts[1]:
@@ -112,6 +115,15 @@ def _check_waited(rewritten: Graph, ops: list[int]) -> None:
         arriving |= {t: v for t in rewritten.writes.of(v).tolist() if gathered.get(t) == v}
     for v in arriving.values():
         _refuse_wait(rewritten, v, "gathers what nothing waits for")
+
+
+def _check_held(graph: Graph, rewritten: Graph, origin: NDArray[np.int32]) -> None:
+    """What was sent, and what arrives, is in the same memory at the issue and at the wait."""
+    expected = {found.wait: len(found.held) for found in under_way(graph)}
+    held = {found.wait: len(found.held) for found in under_way(rewritten)}
+    for v in np.flatnonzero(rewritten.communicates).tolist():
+        if rewritten.collectives[v] == "wait" and held.get(v, 0) != expected.get(int(origin[v]), 0):
+            _refuse_wait(rewritten, v, "waits for a collective whose memory was let go of meanwhile")
 
 
 def _refuse_wait(rewritten: Graph, v: int, what: str) -> NoReturn:

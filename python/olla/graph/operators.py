@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from olla._core import RecomputeSearch
 from olla._core import Rules as CoreRules
 from olla.graph.columns import Lists, lists_of
-from olla.graph.gathers import gathers
+from olla.graph.gathers import Shards, gathers
 from olla.graph.timeline import collective_seconds
+from olla.graph.under_way import under_way
 
 if TYPE_CHECKING:
     from olla.graph.devices import DeviceProfile
@@ -112,7 +113,8 @@ def rules(graph: Graph, device: DeviceProfile, *, in_place: bool = True, recompu
     Norms run again from their saved statistics and update no buffer twice. Random numbers are drawn again from the
     state that their generator had; dropout runs again from its mask where that is there. Of what communicates, only the
     all-gather of a parameter runs again, behind its own run; each run takes its time on the link, as if nothing ran
-    beside it. Which input a pointwise result overwrites is left to the planner; sizes in bytes must agree.
+    beside it. What others send is made once. Which input a pointwise result overwrites is left to the planner; sizes
+    in bytes must agree.
 
     Args:
         graph: the training step.
@@ -146,6 +148,10 @@ def rules(graph: Graph, device: DeviceProfile, *, in_place: bool = True, recompu
             reads[v] += [int(written[1]), int(written[2])]
             saved_bytes[v] = graph.tensor_bytes[written[0]]  # the pass over the input that finds the statistics
         overwrites[v] = in_place and _may_overwrite(graph, v, name)
+    held = [t for found in under_way(graph) if not gather[found.issue] for t in found.held]
+    if held:  # what is sent stays in one place until the wait
+        makers = Shards(graph).maker[held]
+        rerun[makers[makers >= 0]] = Rerun.NEVER
     if not recompute:
         rerun[:] = Rerun.NEVER
         reads = [[] for _ in reads]

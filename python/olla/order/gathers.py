@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla.graph import Graph, nearest_order
-from olla.graph.gathers import gathers
+from olla.graph.gathers import Shards, gathers
 
 Order = NDArray[np.int32]
 
@@ -60,6 +60,7 @@ class _Moves:
         self.graph, self.at = graph, at
         self.place = at.astype(np.float64)
         self.number = at.copy()  # who comes first at one place: an op, then what waits for it
+        self._shards = Shards(graph)
         self._limits: dict[str, float] = {}  # group -> place of the collective behind
         self._last: dict[int, int] = {}  # shard -> step of the last use of what is gathered from it
         uses = graph.reads, graph.mutates
@@ -78,14 +79,16 @@ class _Moves:
         self._limits[self.graph.groups[v]] = self.place[v]
 
     def gather(self, v: int) -> None:
-        """Move an all-gather, and the wait for it, before the first use and the collective behind."""
+        """Move an all-gather, the copy it sends and the wait before the first use and the collective behind."""
         (whole,), group = self.graph.writes.of(v).tolist(), self.graph.groups[v]
         used = self._used.get(whole, [])
         place = min([*used, *([self._limits[group]] if group in self._limits else [])], default=self.at[v] + 0.5) - 0.5
-        moved = [v, *([self._waits[whole]] if whole in self._waits else [])]
+        sent = self.graph.reads.of(v)
+        copies = [u for u in self._shards.maker[sent].tolist() if u >= 0]
+        moved = [*copies, v, *([self._waits[whole]] if whole in self._waits else [])]
         self.place[moved], self.number[moved] = place, self.at[v]
         self._limits[group] = place + 0.5
-        for shard in self.graph.reads.of(v).tolist():
+        for shard in map(self._shards.of, sent.tolist()):
             self._last[shard] = max([*used, self._last.get(shard, 0)])
 
     def change_later(self) -> None:

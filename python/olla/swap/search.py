@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from olla import _core
 from olla.graph import Graph
+from olla.graph.under_way import under_way
 from olla.plan import Link, Swaps
 
 MIN_BYTES = 1 << 18  # smaller blocks take the link mostly for its latency
@@ -65,7 +66,9 @@ class SwapSearch:
         kept = np.zeros(0, dtype=np.int32) if lasting is None else lasting
         idle = _core.idle_blocks(graph.core, order, min_bytes, kept)
         made = idle.made if early_copies else idle.last
-        self.blocks = Blocks(idle.tensor, made, idle.last, idle.next, graph.tensor_bytes[idle.tensor])
+        blocks = Blocks(idle.tensor, made, idle.last, idle.next, graph.tensor_bytes[idle.tensor])
+        free = ~_under_way(graph, order, blocks)
+        self.blocks = Blocks(*(column[free] for column in blocks))
         self._core = _core.SwapSearch(
             live=self.live,
             seconds=self.seconds,
@@ -133,3 +136,18 @@ class SwapSearch:
             swapped_bytes=int(sizes.sum()),
             base_seconds=self.base_seconds,
         )
+
+
+def _under_way(graph: Graph, order: NDArray[np.int32], blocks: Blocks) -> NDArray[np.bool_]:
+    """Return which blocks are idle while a collective is under way that uses their tensor: they stay where they are."""
+    found = np.zeros(len(blocks.tensor), dtype=np.bool_)
+    if not graph.communicates.any():
+        return found
+    at = np.argsort(order)
+    spans: dict[int, list[tuple[int, int]]] = {}
+    for issue, wait, held in under_way(graph):
+        for t in held:
+            spans.setdefault(t, []).append((int(at[issue]), int(at[wait])))
+    for b, (t, last, following) in enumerate(zip(blocks.tensor, blocks.last, blocks.next, strict=True)):
+        found[b] = any(begin <= last < following <= end for begin, end in spans.get(int(t), ()))
+    return found

@@ -14,11 +14,14 @@ from tests.support.ranks.sharded import beside_eager
 
 pytestmark = pytest.mark.torch
 _LEAST = {"olla": {"minimise": "peak"}}
+_HALF = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
 _TWO = {
     "gpt2": {"model": "gpt2"},
     "resnet": {"model": "resnet", "then": 2},
     "momentum": {"model": "small", "optimizer": "SGD"},
     "least": {"model": "gpt2", **_LEAST},
+    "half": {"model": "gpt2", "fsdp": {"mp_policy": _HALF}, **_LEAST},
+    "half throughout": {"model": "gpt2", "fsdp": {"mp_policy": MixedPrecisionPolicy(torch.bfloat16)}},
 }
 _FOUR = {  # ten classes are no multiple of four: the last rank has none
     "gpt2": {"model": "gpt2"},
@@ -28,7 +31,7 @@ _FOUR = {  # ten classes are no multiple of four: the last rank has none
 }
 _CASES: dict[int, dict[str, dict[str, Any]]] = {2: _TWO, 4: _FOUR}
 _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "mixed precision": ({"fsdp": {"mp_policy": MixedPrecisionPolicy(torch.bfloat16)}}, "leave mp_policy out"),
+    "float16": ({"fsdp": {"mp_policy": MixedPrecisionPolicy(torch.float16)}}, "reduce_dtype=torch.float32"),
     "a step function": ({"olla": {"step": clipped}}, "no step function"),
     "whole parameters": ({"optimizer": "Adafactor"}, "updates element by element"),
 }

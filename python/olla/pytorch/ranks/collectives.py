@@ -156,7 +156,14 @@ def may_run_again(node: fx.Node, parameters: Container[fx.Node]) -> bool:
     issue = issue_of(node) if is_wait(node) else node
     if issue is None or not (issues(issue) or is_wait(node)):
         return issue is not None
-    return name_of(issue) == _GATHER and all(source in parameters for source in issue.all_input_nodes)
+    return name_of(issue) == _GATHER and all(_is_shard(source, parameters) for source in issue.all_input_nodes)
+
+
+def _is_shard(node: fx.Node, parameters: Container[fx.Node]) -> bool:
+    """Whether a node is a parameter, or a copy of one in another type."""
+    if node.target is torch.ops.aten._to_copy.default:
+        node = node.all_input_nodes[0]
+    return node in parameters
 
 
 def _kind(name: str) -> str | None:

@@ -14,7 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from olla.errors import CaptureError
 
 if TYPE_CHECKING:
-    from olla.pytorch.sharded.ranks import Ranks
+    from olla.pytorch.sharded.ranks import Precision, Ranks
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
@@ -89,7 +89,8 @@ def ranks_of_model(model: torch.nn.Module, is_ordinary: bool, is_elementwise: bo
 
     from olla.pytorch.sharded.ranks import Ranks
 
-    for state in _states(model):
+    states = _states(model)
+    for state in states:
         _require_supported(state)
     sharded = {name: p for name, p in model.named_parameters() if isinstance(p, DTensor)}
     meshes = {p.device_mesh for p in sharded.values()}
@@ -114,7 +115,20 @@ def ranks_of_model(model: torch.nn.Module, is_ordinary: bool, is_elementwise: bo
         if tuple(parameter.placements) != (Shard(0),):
             raise CaptureError(f"{name} is sharded as {parameter.placements}, expected shards of dim 0: leave "
                                "shard_placement_fn out")  # fmt: skip
-    return Ranks("fsdp", mesh.size(), str(mesh.get_group().group_name), sharded)
+    return Ranks("fsdp", mesh.size(), str(mesh.get_group().group_name), _precisions(states, sharded))
+
+
+def _precisions(states: list[Any], sharded: dict[str, Any]) -> dict[str, Precision]:
+    """Return the types that FSDP2 gathers parameters and averages their gradients in."""
+    from olla.pytorch.sharded.ranks import Precision
+
+    found = {
+        id(parameter.sharded_param): Precision(group.mp_policy.param_dtype, group.mp_policy.reduce_dtype)
+        for state in states
+        for group in state._fsdp_param_groups
+        for parameter in group.fsdp_params
+    }
+    return {name: found[id(parameter)] for name, parameter in sharded.items()}
 
 
 def _states(model: torch.nn.Module) -> list[Any]:
@@ -134,9 +148,9 @@ def _require_supported(state: Any) -> None:
     policy = state._mp_policy
     groups = state._fsdp_param_groups
     found = {
-        "trains in mixed precision of its own": (
-            any(getattr(policy, name) is not None for name in ("param_dtype", "reduce_dtype", "output_dtype")),
-            "leave mp_policy out, and use torch.autocast in the loss function",
+        "averages gradients in float16": (
+            torch.float16 in (policy.reduce_dtype, policy.reduce_dtype or policy.param_dtype),
+            "give its mp_policy reduce_dtype=torch.float32",
         ),
         "keeps its shards in the host's memory": (
             any(type(group.offload_policy).__name__ != "OffloadPolicy" for group in groups),

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Container, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -22,6 +22,18 @@ _PART = "olla_part"  # key of node.meta: the node gathers a parameter, or averag
 _GATHERS, _REDUCES = 0, 1
 
 
+class Precision(NamedTuple):
+    """Types of a parameter in shards; None: as what is there.
+
+    Attributes:
+        gathered: it is gathered in, and computed with.
+        averaged: its gradient is averaged in.
+    """
+
+    gathered: torch.dtype | None = None
+    averaged: torch.dtype | None = None
+
+
 class Ranks:
     """The ranks of a captured step.
 
@@ -29,10 +41,12 @@ class Ranks:
         parallel: "fsdp" or "ddp".
         world_size: how many.
         group: the name of their process group.
-        sharded: names of the parameters in shards; None: all of them would be.
+        sharded: the parameters in shards, by name; None: all of them are, in one type.
     """
 
-    def __init__(self, parallel: str, world_size: int, group: str, sharded: Container[str] | None = None) -> None:
+    def __init__(
+        self, parallel: str, world_size: int, group: str, sharded: Mapping[str, Precision] | None = None
+    ) -> None:
         self.world_size, self.group = world_size, group
         self._sharded = sharded
         self.shards = parallel == "fsdp"
@@ -79,7 +93,11 @@ class Ranks:
         if not self.shards:
             return parameters
         gather: Any = _Gather.apply  # untyped
-        return {n: gather(t, self._rows[n], self) if n in self._rows else t for n, t in parameters.items()}
+        types = self._sharded or {}
+        return {
+            name: gather(t, self._rows[name], self, types.get(name, Precision())) if name in self._rows else t
+            for name, t in parameters.items()
+        }
 
     def average(self, parameters: dict[str, torch.Tensor]) -> None:
         """Let the gradient of every whole parameter be averaged among the ranks as soon as it is there.
@@ -100,20 +118,22 @@ class _Gather(torch.autograd.Function):
     """A shard -> the parameter; backward: the gradient of the parameter -> the average of that of the shard."""
 
     @staticmethod
-    def forward(ctx: Any, shard: torch.Tensor, rows: int, ranks: Ranks) -> torch.Tensor:
-        ctx.rows, ctx.ranks = rows, ranks
+    def forward(ctx: Any, shard: torch.Tensor, rows: int, ranks: Ranks, precision: Precision) -> torch.Tensor:
+        ctx.rows, ctx.ranks, ctx.averaged, ctx.dtype = rows, ranks, precision.averaged, shard.dtype
         with _marked(_GATHERS):
+            shard = shard.to(precision.gathered or shard.dtype)
             whole = _TALK.wait_tensor(_TALK.all_gather_into_tensor(shard, ranks.world_size, ranks.group))
             return whole if whole.shape[0] == rows else whole.narrow(0, 0, rows)  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         (gradient,), ranks = gradients, ctx.ranks
         with _marked(_REDUCES):
+            gradient = gradient.to(ctx.averaged or gradient.dtype)
             if missing := -ctx.rows % ranks.world_size:  # rows that only pad the last shards
                 gradient = torch.constant_pad_nd(gradient, [0] * (2 * gradient.dim() - 1) + [missing])
             mine = _TALK.reduce_scatter_tensor(gradient.contiguous(), "avg", ranks.world_size, ranks.group)
-            return _TALK.wait_tensor(mine), None, None
+            return _TALK.wait_tensor(mine).to(ctx.dtype), None, None, None
 
 
 @contextlib.contextmanager
