@@ -66,9 +66,9 @@ class SwapSearch:
         kept = np.zeros(0, dtype=np.int32) if lasting is None else lasting
         idle = _core.idle_blocks(graph.core, order, min_bytes, kept)
         made = idle.made if early_copies else idle.last
-        blocks = Blocks(idle.tensor, made, idle.last, idle.next, graph.tensor_bytes[idle.tensor])
-        free = ~_under_way(graph, order, blocks)
-        self.blocks = Blocks(*(column[free] for column in blocks))
+        free = _free(graph, order, idle)
+        tensor, first, last, following = (c[free] for c in (idle.tensor, made, idle.last, idle.next))
+        self.blocks = Blocks(tensor, first, last, following, graph.tensor_bytes[tensor])
         self._core = _core.SwapSearch(
             live=self.live,
             seconds=self.seconds,
@@ -138,16 +138,15 @@ class SwapSearch:
         )
 
 
-def _under_way(graph: Graph, order: NDArray[np.int32], blocks: Blocks) -> NDArray[np.bool_]:
-    """Return which blocks are idle while a collective is under way that uses their tensor: they stay where they are."""
-    found = np.zeros(len(blocks.tensor), dtype=np.bool_)
-    if not graph.communicates.any():
-        return found
-    at = np.argsort(order)
+def _free(graph: Graph, order: NDArray[np.int32], idle: _core.IdleBlocks) -> NDArray[np.bool_]:
+    """Return which blocks are idle with no collective under way that uses their tensor: others stay where they are."""
+    found = np.ones(len(idle.tensor), dtype=np.bool_)
     spans: dict[int, list[tuple[int, int]]] = {}
+    at = np.argsort(order)
     for issue, wait, held in under_way(graph):
         for t in held:
             spans.setdefault(t, []).append((int(at[issue]), int(at[wait])))
-    for b, (t, last, following) in enumerate(zip(blocks.tensor, blocks.last, blocks.next, strict=True)):
-        found[b] = any(begin <= last < following <= end for begin, end in spans.get(int(t), ()))
+    for b in np.flatnonzero(np.isin(idle.tensor, list(spans))).tolist():
+        last, following = idle.last[b], idle.next[b]
+        found[b] = not any(begin <= last < following <= end for begin, end in spans[int(idle.tensor[b])])
     return found
