@@ -37,7 +37,7 @@ class Talk:
     def behind(self, kernel: fx.Node, alive: Alive) -> list[str]:
         """Return the lines behind an operator: nothing but for the last wait for a collective, and for all-gathers.
 
-        These end where they begin: with several under way at once, gloo's threads (torch 2.13) free memory twice.
+        These end where they begin: with several under way at once, gloo's threads (torch 2.13) crash now and then.
         """
         if kernel in self._begun and collectives.gathers(kernel) and (result := alive(kernel)):
             made = f"[*{result}]" if isinstance(kernel.meta["val"], list | tuple) else f"[{result}]"
