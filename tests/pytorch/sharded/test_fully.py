@@ -20,8 +20,8 @@ _TWO = {
     "resnet": {"model": "resnet", "then": 2},
     "momentum": {"model": "small", "optimizer": "SGD"},
     "least": {"model": "gpt2", **_LEAST},
-    "half": {"model": "gpt2", "fsdp": {"mp_policy": _HALF}, **_LEAST},
-    "half throughout": {"model": "gpt2", "fsdp": {"mp_policy": MixedPrecisionPolicy(torch.bfloat16)}},
+    "half": {"model": "gpt2", "steps": 5, "fsdp": {"mp_policy": _HALF}, **_LEAST},
+    "half throughout": {"model": "gpt2", "steps": 5, "fsdp": {"mp_policy": MixedPrecisionPolicy(torch.bfloat16)}},
 }
 _FOUR = {  # ten classes are no multiple of four: the last rank has none
     "gpt2": {"model": "gpt2"},
