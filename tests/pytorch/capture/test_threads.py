@@ -306,7 +306,7 @@ def test_a_capture_interrupted_at_any_moment_leaves_the_process_and_the_model_as
         assert not world.optimizer.state
         assert all(p.grad is None for p in world.model.parameters())
 
-    assert num_interrupted(60, 1.1 * seconds, lambda: capture(world), check) > 30
+    assert num_interrupted(60, 1.1 * seconds, lambda: capture(world), check) > 10
     assert capture(world).graph.to_dict() == wanted
 
 

@@ -170,8 +170,13 @@ def num_interrupted(num_times: int, seconds: float, run: Callable[[], Any], afte
     def interrupt(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
 
+    def dropped(unraisable: Any) -> None:  # an interrupt that came in a callback, say of a weak reference
+        if unraisable.exc_type is not KeyboardInterrupt:
+            told(unraisable)
+
     before, left = signal.signal(signal.SIGALRM, interrupt), signal.setitimer(signal.ITIMER_REAL, 0)
     watching, gc.callbacks[:] = gc.callbacks[:], []  # hypothesis has one: what is raised in it Python drops
+    told, sys.unraisablehook = sys.unraisablehook, dropped
     found = 0
     try:
         for i in range(num_times):
@@ -187,6 +192,7 @@ def num_interrupted(num_times: int, seconds: float, run: Callable[[], Any], afte
         signal.signal(signal.SIGALRM, before)
         signal.setitimer(signal.ITIMER_REAL, *left)  # the time limit of the test, which goes on
         gc.callbacks[:] = watching
+        sys.unraisablehook = told
     return found
 
 
