@@ -31,8 +31,8 @@ class BudgetPolicy:
         from torchtitan.experiments.graph_trainer.common_utils import _get_layer_id, _is_backward_node
 
         self.graph = graph = olla.from_fx(module)
-        self.nodes = {node.name: node for node in module.graph.nodes}
-        ops = [self.nodes[name] for name in graph.op_names]
+        nodes = {node.name: node for node in module.graph.nodes}
+        ops = [nodes[name] for name in graph.op_names]
         self.layer = np.array([_get_layer_id(node) for node in ops])
         self.backward = np.array([_is_backward_node(node) for node in ops], dtype=bool)
         self.seconds = profile_of("a100").op_seconds(graph)
@@ -105,7 +105,7 @@ class BudgetPolicy:
                 model.addConstr(sum(below[1:], below[0]) <= room - own)
             elif own > room:
                 return None
-        model.maximize(sum(keep[1:], keep[0] * 1.0))
+        model.maximize(model.qsum(keep))
         if model.getModelStatus() != highspy.HighsModelStatus.kOptimal:
             return None
         return [float(model.val(variable)) for variable in keep]

@@ -8,13 +8,14 @@ Peaks are of the worst rank: shards of parameters and optimizer state, batch, an
 step, gathered parameters included. Sent are the bytes of parameters gathered and of gradients reduced, whole.
 
 Exit status: 1 if losses differ by more than a different order of sums explains, a rank misses a planned place, measures
-another peak than the planned one, or needs no less than FSDP2 in any way that sends as much (at the least peak: in any
-way at all).
+another peak than the planned one, or needs no less than FSDP2 in each way that sends as much (at the least peak: in
+either way).
 """
 
 from __future__ import annotations
 
 import contextlib
+import operator
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -189,8 +190,9 @@ def main() -> int:
                 facts: list[Cell] = ["-"] * (len(FIXED) + 4)
                 if row not in fixed:
                     is_well &= row["exact"] and row["losses"] <= max(_LIKE * row["by layer"], TOLERANCE)
-                    like = fixed if row["way"] == LEAST else [f for f in fixed if f["sent"] >= row["sent"]]
-                    is_well &= any(row["peak"] < f["peak"] for f in like)
+                    below = [row["peak"] < f["peak"] for f in fixed]
+                    alike = [f["sent"] >= row["sent"] for f in fixed]
+                    is_well &= all(below) if row["way"] == LEAST else any(map(operator.and_, below, alike))
                     less: list[Cell] = [100 * (1 - row["peak"] / f["peak"]) for f in fixed]
                     differences: list[Cell] = [f"{row[key]:.1e}" for key in ("losses", "by layer")]
                     facts = [*less, *differences, row["misses"], row["exact"]]

@@ -141,9 +141,11 @@ class SwapSearch:
 def _free(graph: Graph, order: NDArray[np.int32], idle: _core.IdleBlocks) -> NDArray[np.bool_]:
     """Return which blocks are idle with no collective under way that uses their tensor: others stay where they are."""
     found = np.ones(len(idle.tensor), dtype=np.bool_)
+    if not (talks := under_way(graph)):
+        return found
     spans: dict[int, list[tuple[int, int]]] = {}
     at = np.argsort(order)
-    for issue, wait, held in under_way(graph):
+    for issue, wait, held in talks:
         for t in held:
             spans.setdefault(t, []).append((int(at[issue]), int(at[wait])))
     for b in np.flatnonzero(np.isin(idle.tensor, list(spans))).tolist():

@@ -7,6 +7,7 @@ import os
 import random
 import threading
 import time
+import timeit
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -290,9 +291,7 @@ def test_a_capture_interrupted_at_any_moment_leaves_the_process_and_the_model_as
     tables = [t for m in world.model.modules() for t in (m.__dict__, m._parameters, m._buffers)]
     saved = [dict(t) for t in tables]
     wanted = capture(world).graph.to_dict()
-    start = time.perf_counter()
-    capture(world)
-    seconds = time.perf_counter() - start
+    seconds = min(timeit.repeat(lambda: capture(world), number=1, repeat=3))  # the machine may be busy with others
     before, settings, state = replaceable(), health(), torch.get_rng_state()
 
     def check() -> None:
@@ -306,7 +305,7 @@ def test_a_capture_interrupted_at_any_moment_leaves_the_process_and_the_model_as
         assert not world.optimizer.state
         assert all(p.grad is None for p in world.model.parameters())
 
-    assert num_interrupted(60, 1.1 * seconds, lambda: capture(world), check) > 10
+    assert num_interrupted(60, 1.1 * seconds, lambda: capture(world), check) > 30
     assert capture(world).graph.to_dict() == wanted
 
 

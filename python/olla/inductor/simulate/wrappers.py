@@ -133,7 +133,8 @@ def watched_wrappers(loaded: list[str], *, kernels: bool = False) -> Iterator[No
 
     Args:
         loaded: receives the source of every wrapper.
-        kernels: whether they are compiled and run; else kernels do nothing, and the wrappers run on fake tensors.
+        kernels: whether they are compiled and run; else kernels do nothing, and the wrappers run on fake tensors, none
+            of which a CUDA graph takes.
     """
 
     def load(_: Any, key: str, path: str, linemap: Any = None, attrs: Any = None) -> types.ModuleType:
@@ -141,7 +142,10 @@ def watched_wrappers(loaded: list[str], *, kernels: bool = False) -> Iterator[No
         loaded.append(Path(path).read_text())
         return module
 
-    with compat.patched("load_wrapper", classmethod(load)):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(compat.patched("load_wrapper", classmethod(load)))
+        if not kernels:
+            stack.enter_context(compat.patched("cudagraphify", lambda model, *_, **__: model))
         yield
 
 
