@@ -120,8 +120,8 @@ def test_the_gradient_of_logits_lies_where_they_were() -> None:
     logits_bytes = 16 * 16 * 4032 * 4  # rows are padded
     gradients = sum(p.nbytes for p in found.model.parameters())
     as_torch = {"realize_reads_threshold": 4}
-    assert measured(*example, **OURS, options=LEAST) < 1.2 * (logits_bytes + gradients)
-    assert measured(*example, **OURS, options={**LEAST, **as_torch}) > 2 * logits_bytes
+    assert measured(*example, **OURS) < 1.2 * (logits_bytes + gradients)
+    assert measured(*example, **OURS, options=as_torch) > 2 * logits_bytes
 
 
 class Attention(nn.Module):
@@ -163,8 +163,8 @@ def test_a_step_with_a_number_on_the_cpu_is_foreseen() -> None:
 
 @pytest.mark.usefixtures("uncompiled")
 def test_a_budget_for_images_is_held_by_code_that_looks_at_addresses() -> None:
-    """Inductor copies inputs that are not aligned; the fake ones of foreseen code have no address to look at."""
-    layers = [nn.Conv2d(3, 32, 3, padding=1), nn.GELU(), nn.Conv2d(32, 32, 3, padding=1), nn.GELU()]
+    """Inductor copies inputs that are not aligned, and those that change back; fake ones have no address to look at."""
+    layers = [nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.GELU(), nn.Conv2d(32, 32, 3, padding=1), nn.GELU()]
     model, batch = nn.Sequential(*layers).cuda(), torch.randn(8, 3, 64, 64, device="cuda")
     least = measured(model, batch, square, **OURS, options=LEAST)
     with pytest.warns(UserWarning, match="no way to fit") as caught:

@@ -110,8 +110,8 @@ def enable(
 ) -> Enabled:
     """Let olla decide what every ``torch.compile`` from now on saves for backward.
 
-    Without a goal, graphs on a GPU get the least peak with which no matrix product, convolution or attention runs
-    again, those on a CPU the least peak for at most 5 % of added time.
+    Without a goal, graphs on a GPU get the least peak with which matrix products, convolutions and attention run again
+    for at most 1 % of their flops and of the estimated time, those on a CPU the least for at most 5 % of added time.
 
     Code that has been compiled already stays as it is. A second call replaces the goal of the first, until its own
     block ends. Since torch 2.13 every thread has settings of its own: this call counts for the thread that makes it.

@@ -17,6 +17,7 @@ from olla.inductor.kernels import order
 from olla.inductor.saving import kinds, partition, saving, split_sums
 from olla.inductor.saving.joint import Joint
 from olla.inductor.saving.kinds import Fusion, is_drawn, is_truth
+from olla.inductor.saving.saving import Again
 from olla.inductor.settings import patches
 from olla.inductor.simulate.step import Replay, replay, sweep
 from olla.plan import Goal
@@ -63,9 +64,9 @@ class Seen:
         self.choices: list[saving.Choice] = []
         choose = saving.choose
 
-        def watch(joint: Joint, goal: Goal, max_recomputed: float | None = None) -> saving.Choice:
+        def watch(joint: Joint, goal: Goal, again: Again) -> saving.Choice:
             self.joints.append(joint)
-            self.choices.append(choose(joint, goal, max_recomputed))
+            self.choices.append(choose(joint, goal, again))
             return self.choices[-1]
 
         monkeypatch.setattr(saving, "choose", watch)
@@ -108,7 +109,7 @@ def test_nothing_runs_again_that_does_not_lower_the_peak(model: Joint, monkeypat
 
 
 def test_no_more_flops_run_again_than_allowed_and_more_of_them_never_raise_the_peak(model: Joint) -> None:
-    choices = [saving.choose(model, LEAST, share) for share in (0.0, 0.02, 0.1, 0.5, 2.0)]
+    choices = [saving.choose(model, LEAST, Again(share)) for share in (0.0, 0.02, 0.1, 0.5, 2.0)]
     shares = [choice.recomputed_flops / model.flops.sum() for choice in choices]
     assert all(share <= limit for share, limit in zip(shares, (0.0, 0.02, 0.1, 0.5, 2.0), strict=True))
     peaks = [choice.peak_bytes for choice in choices]
@@ -117,7 +118,7 @@ def test_no_more_flops_run_again_than_allowed_and_more_of_them_never_raise_the_p
 
 
 def test_ten_budgets_never_raise_the_peak_as_they_fall(model: Joint) -> None:
-    most = saving.choose(model, LEAST, 0.0).saved_peak_bytes
+    most = saving.choose(model, LEAST, Again(0.0)).saved_peak_bytes
     goals = [Goal.of(most * tenth // 10, None, None, "cpu", True, True) for tenth in range(10, 0, -1)]
     peaks = [saving.choose(model, goal).peak_bytes for goal in goals if goal]
     assert len(peaks) == 10
@@ -145,7 +146,7 @@ def test_where_time_is_no_matter_plans_of_both_measures_of_it_are_compared(model
     assert (by_traffic.rerun_seconds < model.rerun_seconds).any()
     assert by_traffic.by_traffic() is by_traffic
     for most_flops in (0.0, 0.1, 0.5):
-        peaks = [saving.choose(joint, LEAST, most_flops).peak_bytes for joint in (model, by_traffic)]
+        peaks = [saving.choose(joint, LEAST, Again(most_flops)).peak_bytes for joint in (model, by_traffic)]
         assert peaks[0] <= peaks[1]
 
 
@@ -263,18 +264,29 @@ def test_products_take_what_their_precision_takes(precision: str, dtype: torch.d
     assert found == [times, 1.0]  # of the second, one speed is known
 
 
-def test_without_a_goal_a_gpu_runs_no_product_again_and_a_cpu_hardly_longer() -> None:
-    goal, most_again = partition.usual_goal(PROFILES["a100"], on_cpu=False)
-    assert (goal.minimise, most_again) == ("peak", 0.0)
-    goal, most_again = partition.usual_goal(PROFILES["cpu"], on_cpu=True)
-    assert (goal.max_slowdown, most_again) == (0.05, None)
+def test_without_a_goal_hardly_a_product_runs_again_on_a_gpu_and_a_cpu_takes_hardly_longer() -> None:
+    goal, again = partition.usual_goal(PROFILES["a100"], on_cpu=False)
+    assert (goal.minimise, again) == ("peak", Again(flops=0.01, seconds=0.01))
+    goal, again = partition.usual_goal(PROFILES["cpu"], on_cpu=True)
+    assert (goal.max_slowdown, again) == (0.05, Again())
     assert len({patches(**given)["custom_partitioner_fn"].uuid() for given in ({}, {"max_recomputed": 0.0})}) == 2
+
+
+def test_products_take_no_longer_than_allowed_and_more_time_never_needs_more_memory(model: Joint) -> None:
+    shares = (0.0, 0.01, 0.05, 0.3, 2.0)
+    choices = [saving.choose(model, LEAST, Again(seconds=share)) for share in shares]
+    products = np.where(model.flops > 0, model.seconds, 0.0)
+    seconds = [products[choice.runs.op].sum() - products.sum() for choice in choices]
+    assert all(s <= share * model.step_seconds + 1e-12 for s, share in zip(seconds, shares, strict=True))
+    assert seconds[-1] > 0
+    peaks = [choice.peak_bytes for choice in choices]
+    assert peaks == sorted(peaks, reverse=True)
 
 
 def test_more_flops_never_need_more_memory_and_none_are_beyond_the_limit(model: Joint) -> None:
     goal = Goal(minimise="peak", device=PROFILES["cpu"])
     shares = (0.0, 0.002, 0.01, 0.04, 0.2, 1.0)
-    found = [saving.choose(model, goal, share) for share in shares]
+    found = [saving.choose(model, goal, Again(share)) for share in shares]
     peaks = [choice.peak_bytes for choice in found]
     assert peaks == sorted(peaks, reverse=True)
     assert all(c.recomputed_flops <= s * model.flops.sum() for c, s in zip(found, shares, strict=True))
@@ -289,7 +301,7 @@ def test_of_small_products_alone_none_that_is_large_may_run_again(model: Joint) 
 
 
 def test_a_segment_holds_what_is_alive_at_the_peak_but_for_inputs_and_the_largest_tensors(model: Joint) -> None:
-    choice = saving.choose(model, Goal(minimise="peak", device=PROFILES["cpu"]), 0.0)
+    choice = saving.choose(model, Goal(minimise="peak", device=PROFILES["cpu"]), Again(0.0))
     alive = choice.peak_bytes - model.graph.resident_bytes
     left_out = alive - choice.segment_bytes
     assert 0 <= choice.segment_bytes <= alive

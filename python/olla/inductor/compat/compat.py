@@ -332,6 +332,7 @@ def code_digest() -> str:
 
 _PATCHABLE = {  # what is replaced for a while: module, path in it
     "AsyncCompile": ("torch._inductor.async_compile", "AsyncCompile"),
+    "align_inputs": ("torch._inductor.output_code", "align_inputs_from_check_idxs"),
     "cudagraphify": ("torch._inductor.compile_fx", "cudagraphify"),
     "load_wrapper": ("torch._inductor.codecache", "PyCodeCache.load_by_key_path"),
     "partition_fn": ("torch._inductor.compile_fx", "partition_fn"),

@@ -20,7 +20,9 @@ from olla.plan import Goal
 _log = logging.getLogger(__name__)
 _MOST_PLANS = 4  # for one budget: a compilation each, without its kernels
 _OTHER_SHARES = (1 / 16, 1 / 4, 1 / 2)  # of what code needs above the least plan: others, that keep so much more
+_CLOSE = 1.02  # of what was planned: code that needs no more is taken, where no budget is to be kept
 _USUAL_SLOWDOWN = 0.05  # on a CPU
+_UNMEASURABLE = 0.01  # of a step's flops, and of its seconds: products that run again on a GPU without a goal
 _LEFT = "olla leaves a compiled graph to torch's own partitioner"
 
 
@@ -32,13 +34,13 @@ class _Planned(NamedTuple):
     info: Any
     model: joint.Joint
     goal: Goal
-    most_again: float | None
+    again: saving.Again
     choice: saving.Choice
 
     def within(self, budget: int) -> saving.Choice:
         """Choose once more, for a budget."""
         goal = dataclasses.replace(self.goal, budget_bytes=budget, minimise=None)
-        return saving.choose(self.model, goal, self.most_again)
+        return saving.choose(self.model, goal, self.again)
 
 
 @dataclass(frozen=True)
@@ -158,11 +160,11 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         start = time.process_time()
         on_cpu = all(device.type in ("cpu", "meta") for device in compat.devices(gm))
         device = self.device or PROFILES["cpu" if on_cpu else "a100"]
-        goal, most_again = (self.goal, self.max_recomputed) if self.goal else usual_goal(device, on_cpu)
+        goal, again = (self.goal, most(self.max_recomputed)) if self.goal else usual_goal(device, on_cpu)
         model = joint.build(gm.graph, info, num_forward, device)
-        choice = saving.choose(model, goal, most_again)
+        choice = saving.choose(model, goal, again)
         self.planning_seconds += time.process_time() - start
-        return _Planned(gm, gm.graph, info, model, goal, most_again, choice)
+        return _Planned(gm, gm.graph, info, model, goal, again, choice)
 
     def _within(self, planned: _Planned, budget: int, num_forward: int) -> _Divided:
         """Return a division whose code fits the budget, else the one of least peak that was found.
@@ -183,16 +185,17 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         return self._least(planned, budget, num_forward)
 
     def _least(self, planned: _Planned, budget: int, num_forward: int) -> _Divided:
-        """Return a division of least peak as code, or the first that fits the budget.
+        """Return a division of least peak as code, or the first that fits the budget; 0: one close to its plan.
 
         A plan that needs more than the least may need less as code. The plans tried do not depend on the budget, so
         that the least one, if it is named and asked for, is found again.
         """
         lowest = planned.choice if planned.goal.minimise else planned.within(0)
+        enough = max(budget, lowest.peak_bytes) if budget else int(_CLOSE * lowest.peak_bytes)
         found = [self._measured(planned, lowest, num_forward)]
         excess = found[0].choice.known_peak_bytes - lowest.peak_bytes
         for share in _OTHER_SHARES:
-            if min(d.choice.known_peak_bytes for d in found) <= max(budget, lowest.peak_bytes):
+            if min(d.choice.known_peak_bytes for d in found) <= enough:
                 break
             choice = planned.within(lowest.peak_bytes + int(share * excess))
             if choice.peak_bytes != found[-1].choice.peak_bytes:
@@ -280,12 +283,18 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         return compat.code_digest(), goal, f"{self.device} {self.max_recomputed} {self.chunked_loss} {self.segment}"
 
 
-def usual_goal(device: DeviceProfile, on_cpu: bool) -> tuple[Goal, float | None]:
-    """Return the goal where none is given, and the most flops to run again, as a share of them all.
+def most(max_recomputed: float | None) -> saving.Again:
+    """Return what runs again at most, where the most flops are given or None."""
+    return saving.EVERYTHING if max_recomputed is None else saving.Again(flops=max_recomputed)
 
-    Triton's fused kernels wait for memory, so what joins them runs again for next to nothing: on a GPU no matrix
-    product, convolution or attention runs twice, and whatever else may. A CPU's are as often bound by arithmetic.
+
+def usual_goal(device: DeviceProfile, on_cpu: bool) -> tuple[Goal, saving.Again]:
+    """Return the goal where none is given, and the most products to run again.
+
+    Triton's fused kernels wait for memory, so what joins them runs again for next to nothing: on a GPU it may, and
+    matrix products, convolutions and attention as far as they take no time that could be measured. A CPU's kernels are
+    as often bound by arithmetic.
     """
     if on_cpu:
-        return Goal(max_slowdown=_USUAL_SLOWDOWN, device=device), None
-    return Goal(minimise="peak", device=device), 0.0
+        return Goal(max_slowdown=_USUAL_SLOWDOWN, device=device), saving.EVERYTHING
+    return Goal(minimise="peak", device=device), saving.Again(_UNMEASURABLE, _UNMEASURABLE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ _UNLIMITED = 1e30
 _SEED_SECONDS = 1.0  # of one minimum cut; a guard, it takes a thousandth
 _RUN_SECONDS = 10.0  # of one greedy, the same
 _NO_LIMIT = 1e9  # seconds
+_ROUNDING = 1 + 1e-12  # of a share that was a quotient of flops
 _RUN_WORK = 800_000  # of the greedy from one start, in runs simulated; it goes on from the lowest peak alone
 _LAST_WORK = 8_000_000
 _NUM_BOUNDS = 16  # kernels at which the lower bound is sought
@@ -30,6 +31,28 @@ _BOUND_SECONDS = 2.0  # a guard again; a bound that is not found by then is left
 # Prices of time for the cuts the greedy starts from, as multiples of (bytes all saved) / (seconds of the step).
 _PRICES = 2.0 ** np.arange(-4, 13)
 _PRICE_STEPS = (1, 2, 2)  # of each search for cuts: how many of the prices it takes
+
+
+class Again(NamedTuple):
+    """The most matrix products, convolutions and attention that run again.
+
+    Attributes:
+        flops: as a share of all flops of these.
+        seconds: estimated, as a share of the step's.
+    """
+
+    flops: float = math.inf
+    seconds: float = math.inf
+
+    def allows(self, joint: Joint, evictor: RecomputeSearch) -> bool:
+        """Return whether the plan in force runs no more of them again."""
+        op, products = evictor.runs().op, np.where(joint.flops > 0, joint.seconds, 0.0)
+        flops = int(joint.flops[op].sum() - joint.flops.sum())
+        seconds = float(products[op].sum() - products.sum())
+        return flops <= self.flops * _ROUNDING * int(joint.flops.sum()) and seconds <= self.seconds * joint.step_seconds
+
+
+EVERYTHING = Again()
 
 
 @dataclass(frozen=True)
@@ -75,7 +98,7 @@ class _Point:
     steps: NDArray[np.int32]
 
 
-def choose(joint: Joint, goal: Goal, max_recomputed: float | None = None) -> Choice:
+def choose(joint: Joint, goal: Goal, again: Again = EVERYTHING) -> Choice:
     """Return the best plan for a goal among the curves of all starts.
 
     The plans that are compared depend on the kind of goal alone; where none of these fits a budget, more are. So less
@@ -85,31 +108,30 @@ def choose(joint: Joint, goal: Goal, max_recomputed: float | None = None) -> Cho
     Args:
         joint: what is planned.
         goal: what is asked for.
-        max_recomputed: most flops of matrix products, convolutions and attention to run again, as a share of them all.
+        again: the most that runs again, beyond what is pointwise or a reduction.
 
     Complexity:
         A few thousand simulations, each O(nodes + edges).
     """
-    if max_recomputed == 0:
+    if again.flops == 0:
         joint = joint.without_products()
     evictor = joint.evictor()
     points = _points(joint, evictor)
-    if max_recomputed:
-        points += _small_products(joint, max_recomputed)
+    if 0 < again.flops < math.inf:
+        points += _small_products(joint, again.flops)
     by_traffic = joint.by_traffic()
     fits = goal.budget_bytes is None or any(point.peak <= goal.budget_bytes for point in points)
     if (goal.minimise or not fits) and by_traffic is not joint:  # time is no matter: measured otherwise, other plans
         points += _points(by_traffic, by_traffic.evictor())
-    most_again = math.inf if max_recomputed is None else max_recomputed
-    best = _pick(points, joint, evictor, goal, most_again)
-    _clear(best, points, joint, evictor, most_again)
+    best = _pick(points, joint, evictor, goal, again)
+    _clear(best, points, joint, evictor, again)
     runs = evictor.runs()
     return Choice(
         peak_bytes=evictor.peak,
         added_seconds=evictor.added_seconds - points[0].added,
         values=evictor.values,
         runs=runs,
-        recomputed_flops=_flops_again(joint, evictor),
+        recomputed_flops=int(joint.flops[runs.op].sum() - joint.flops.sum()),
         saved_peak_bytes=points[0].peak,
         lower_bound_bytes=_lower_bound(joint, runs),
         segment_bytes=segment_bytes(joint, evictor.values, runs),
@@ -163,12 +185,8 @@ def _lower_bound(joint: Joint, runs: Runs) -> int:
     return max(int(bounds.max()), joint.graph.resident_bytes)
 
 
-def _flops_again(joint: Joint, evictor: RecomputeSearch) -> int:
-    return int(joint.flops[evictor.runs().op].sum() - joint.flops.sum())
-
-
-def _pick(points: list[_Point], joint: Joint, evictor: RecomputeSearch, goal: Goal, most_again: float) -> _Point:
-    """Return the first plan, in the order of preference that the goal means, which runs no more flops again."""
+def _pick(points: list[_Point], joint: Joint, evictor: RecomputeSearch, goal: Goal, again: Again) -> _Point:
+    """Return the first plan, in the order of preference that the goal means, which runs no more again."""
     by_peak = sorted(points, key=lambda p: (p.peak, p.added))
     order = by_peak
     if goal.max_slowdown is not None:
@@ -177,21 +195,16 @@ def _pick(points: list[_Point], joint: Joint, evictor: RecomputeSearch, goal: Go
     elif goal.budget_bytes is not None:
         fitting = sorted((p for p in points if p.peak <= goal.budget_bytes), key=lambda p: (p.added, p.peak))
         order = [*fitting, *by_peak]
-    if most_again == math.inf:
+    if again == EVERYTHING:
         return order[0]
-    most_flops = _most_flops(joint, most_again)
     for point in order:
         evictor.reset(point.values, point.steps)
-        if _flops_again(joint, evictor) <= most_flops:
+        if again.allows(joint, evictor):
             return point
     return points[0]
 
 
-def _most_flops(joint: Joint, share: float) -> float:
-    return share * (1 + 1e-12) * int(joint.flops.sum())
-
-
-def _clear(best: _Point, points: list[_Point], joint: Joint, evictor: RecomputeSearch, most_again: float) -> None:
+def _clear(best: _Point, points: list[_Point], joint: Joint, evictor: RecomputeSearch, again: Again) -> None:
     """Put a plan in force without the drops that a start brought along and that do not lower its peak.
 
     The peak may fall thereby, not below that of the plan which the next lower budget takes.
@@ -199,7 +212,7 @@ def _clear(best: _Point, points: list[_Point], joint: Joint, evictor: RecomputeS
     lower = min((p for p in points if p.peak < best.peak), key=lambda p: (p.added, p.peak), default=None)
     evictor.reset(best.values, best.steps)
     evictor.reverse(best.peak, lower.peak if lower else 0, _guard(joint, _RUN_SECONDS), _LAST_WORK)
-    if _flops_again(joint, evictor) > _most_flops(joint, most_again):
+    if not again.allows(joint, evictor):
         evictor.reset(best.values, best.steps)
 
 

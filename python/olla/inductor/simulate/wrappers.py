@@ -145,7 +145,8 @@ def watched_wrappers(loaded: list[str], *, kernels: bool = False) -> Iterator[No
     with contextlib.ExitStack() as stack:
         stack.enter_context(compat.patched("load_wrapper", classmethod(load)))
         if not kernels:
-            stack.enter_context(compat.patched("cudagraphify", lambda model, *_, **__: model))
+            for name in ("align_inputs", "cudagraphify"):  # the first looks at addresses of inputs that change
+                stack.enter_context(compat.patched(name, lambda model, *_, **__: model))
         yield
 
 
