@@ -328,6 +328,10 @@ def report(cases: list[Case], settings: list[str], device: str) -> tuple[Report,
             page.summary["on average, with losses in chunks as torch's chunker has them, %"] = (
                 100 * sum(chunked) / len(chunked)
             )
+            default = [gain for case in cases if (gain := case.gain(["olla"], most_theirs=0.0)) is not None]
+            page.summary["on average, without options, below the best of torch's that runs no product again, %"] = (
+                100 * sum(default) / len(default)
+            )
     page.summary["worse than torch's best with no more recomputed flops"] = "; ".join(faults) or "none"
     if device == "cuda":
         most = [fault for c in cases if c.found for fault in c.reserved_above([10**18] * len(ON_GPU))]
