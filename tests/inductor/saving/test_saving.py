@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from typing import Any
 
@@ -281,6 +282,15 @@ def test_products_take_no_longer_than_allowed_and_more_time_never_needs_more_mem
     assert seconds[-1] > 0
     peaks = [choice.peak_bytes for choice in choices]
     assert peaks == sorted(peaks, reverse=True)
+
+
+@pytest.mark.parametrize("again", [saving.EVERYTHING, Again(seconds=0.5), Again(flops=0.5)])
+def test_where_there_is_no_product_all_limits_of_products_are_the_same(model: Joint, again: Again) -> None:
+    """What does not lower the peak is taken back there as well."""
+    nothing = dataclasses.replace(model, flops=np.zeros_like(model.flops))
+    found, expected = saving.choose(nothing, LEAST, again), saving.choose(model, LEAST)
+    assert found.recomputed_flops == 0
+    assert (found.peak_bytes, len(found.runs.op)) == (expected.peak_bytes, len(expected.runs.op))
 
 
 def test_more_flops_never_need_more_memory_and_none_are_beyond_the_limit(model: Joint) -> None:

@@ -46,13 +46,20 @@ class Again(NamedTuple):
 
     def allows(self, joint: Joint, evictor: RecomputeSearch) -> bool:
         """Return whether the plan in force runs no more of them again."""
+        if self == EVERYTHING:
+            return True
         op, products = evictor.runs().op, np.where(joint.flops > 0, joint.seconds, 0.0)
-        flops = int(joint.flops[op].sum() - joint.flops.sum())
-        seconds = float(products[op].sum() - products.sum())
-        return flops <= self.flops * _ROUNDING * int(joint.flops.sum()) and seconds <= self.seconds * joint.step_seconds
+        flops, seconds = joint.flops[op].sum() - joint.flops.sum(), products[op].sum() - products.sum()
+        return bool(
+            flops <= _most(self.flops, joint.flops.sum()) and seconds <= _most(self.seconds, joint.step_seconds)
+        )
 
 
 EVERYTHING = Again()
+
+
+def _most(share: float, total: float) -> float:
+    return share * _ROUNDING * float(total) if total else 0.0  # infinity times nothing is no number
 
 
 @dataclass(frozen=True)
