@@ -120,7 +120,8 @@ def test_the_gradient_of_logits_lies_where_they_were() -> None:
     logits_bytes = 16 * 16 * 4032 * 4  # rows are padded
     gradients = sum(p.nbytes for p in found.model.parameters())
     as_torch = {"realize_reads_threshold": 4}
-    assert measured(*example, **OURS) < 1.2 * (logits_bytes + gradients)
+    for options in ({}, LEAST):
+        assert measured(*example, **OURS, options=options) < 1.2 * (logits_bytes + gradients)
     assert measured(*example, **OURS, options=as_torch) > 2 * logits_bytes
 
 

@@ -160,7 +160,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         start = time.process_time()
         on_cpu = all(device.type in ("cpu", "meta") for device in compat.devices(gm))
         device = self.device or PROFILES["cpu" if on_cpu else "a100"]
-        goal, again = (self.goal, most(self.max_recomputed)) if self.goal else usual_goal(device, on_cpu)
+        goal, again = (self.goal, saving.Again.of(self.max_recomputed)) if self.goal else usual_goal(device, on_cpu)
         model = joint.build(gm.graph, info, num_forward, device)
         choice = saving.choose(model, goal, again)
         self.planning_seconds += time.process_time() - start
@@ -281,11 +281,6 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
     def _identity(self) -> tuple[str, ...]:
         goal = repr(sorted(self.goal.record().items())) if self.goal else "usual"
         return compat.code_digest(), goal, f"{self.device} {self.max_recomputed} {self.chunked_loss} {self.segment}"
-
-
-def most(max_recomputed: float | None) -> saving.Again:
-    """Return what runs again at most, where the most flops are given or None."""
-    return saving.EVERYTHING if max_recomputed is None else saving.Again(flops=max_recomputed)
 
 
 def usual_goal(device: DeviceProfile, on_cpu: bool) -> tuple[Goal, saving.Again]:

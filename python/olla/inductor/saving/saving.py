@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,15 +44,16 @@ class Again(NamedTuple):
     flops: float = math.inf
     seconds: float = math.inf
 
+    @classmethod
+    def of(cls, max_recomputed: float | None) -> Again:
+        """Return the limit that is meant by an option: a share of the flops, or None."""
+        return EVERYTHING if max_recomputed is None else cls(flops=max_recomputed)
+
     def allows(self, joint: Joint, evictor: RecomputeSearch) -> bool:
         """Return whether the plan in force runs no more of them again."""
-        if self == EVERYTHING:
-            return True
-        op, products = evictor.runs().op, np.where(joint.flops > 0, joint.seconds, 0.0)
-        flops, seconds = joint.flops[op].sum() - joint.flops.sum(), products[op].sum() - products.sum()
-        return bool(
-            flops <= _most(self.flops, joint.flops.sum()) and seconds <= _most(self.seconds, joint.step_seconds)
-        )
+        op, product_seconds = evictor.runs().op, np.where(joint.flops > 0, joint.seconds, 0.0)
+        most_flops, most_seconds = _most(self.flops, joint.flops.sum()), _most(self.seconds, joint.step_seconds)
+        return _again(joint.flops, op) <= most_flops and _again(product_seconds, op) <= most_seconds
 
 
 EVERYTHING = Again()
@@ -60,6 +61,11 @@ EVERYTHING = Again()
 
 def _most(share: float, total: float) -> float:
     return share * _ROUNDING * float(total) if total else 0.0  # infinity times nothing is no number
+
+
+def _again(amounts: NDArray[Any], op: NDArray[np.int32]) -> float:
+    """Return by how much what ops amount to is more where each runs as often as in a plan."""
+    return (amounts[op].sum() - amounts.sum()).item()  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -138,7 +144,7 @@ def choose(joint: Joint, goal: Goal, again: Again = EVERYTHING) -> Choice:
         added_seconds=evictor.added_seconds - points[0].added,
         values=evictor.values,
         runs=runs,
-        recomputed_flops=int(joint.flops[runs.op].sum() - joint.flops.sum()),
+        recomputed_flops=int(_again(joint.flops, runs.op)),
         saved_peak_bytes=points[0].peak,
         lower_bound_bytes=_lower_bound(joint, runs),
         segment_bytes=segment_bytes(joint, evictor.values, runs),
@@ -202,8 +208,6 @@ def _pick(points: list[_Point], joint: Joint, evictor: RecomputeSearch, goal: Go
     elif goal.budget_bytes is not None:
         fitting = sorted((p for p in points if p.peak <= goal.budget_bytes), key=lambda p: (p.added, p.peak))
         order = [*fitting, *by_peak]
-    if again == EVERYTHING:
-        return order[0]
     for point in order:
         evictor.reset(point.values, point.steps)
         if again.allows(joint, evictor):

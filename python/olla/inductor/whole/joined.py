@@ -17,7 +17,7 @@ from olla.inductor.compat import compat, fallback
 from olla.inductor.compat.whole import KEEP, SEED, UPDATE, without_duplicates
 from olla.inductor.saving import joint, rebuild, saving
 from olla.inductor.saving.kinds import changes_inputs, is_seed, is_view
-from olla.inductor.saving.partition import most, usual_goal
+from olla.inductor.saving.partition import usual_goal
 from olla.inductor.saving.verify import root
 from olla.plan import Goal
 
@@ -130,7 +130,7 @@ class Whole(compat.CustomGraphPass):  # type: ignore[misc]
             raise CaptureError("nothing of the step is backward", rule="inductor_graph")
         on_cpu = all(device.type in ("cpu", "meta") for device in compat.devices(part))
         device = PROFILES["cpu" if on_cpu else "a100"] if self.asked.goal is None else self.asked.goal.device
-        goal, again = self.asked.goal, most(self.asked.max_recomputed)
+        goal, again = self.asked.goal, saving.Again.of(self.asked.max_recomputed)
         if goal is None:
             goal, again = usual_goal(device, on_cpu)
         elif goal.budget_bytes is not None:
