@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from olla.plan import fields
 from olla.plan.rewrite import Rewrite
 
 
@@ -47,13 +45,6 @@ class Chunked(Rewrite, kind="chunked"):
     part: NDArray[np.uint8]
     loss: NDArray[np.int32]
     chunk: NDArray[np.int32]
-
-    table: ClassVar[fields.Table] = {
-        "num_chunks": fields.count,
-        "part": fields.integers(np.uint8),
-        "loss": fields.integers(np.int32),
-        "chunk": fields.integers(np.int32),
-    }
 
     @property
     def num_losses(self) -> int:

@@ -1,9 +1,10 @@
-"""Dataclasses as JSON objects, by a table: field -> what reads its JSON value, or says what is wrong with it."""
+"""Dataclasses as JSON objects: every field has a reader of its JSON value, which says what is wrong with it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
@@ -16,7 +17,7 @@ from olla.graph.columns import shown
 
 _MAX_SECONDS = 1e18
 
-Table = Mapping[str, Callable[[str, Any], Any]]
+Reader = Callable[[str, Any], Any]  # (key, JSON value) -> value
 
 
 def reject(key: str, value: object, expected: str, rule: str = "type") -> PlanError:
@@ -43,7 +44,7 @@ def count(key: str, value: object) -> int:
     return integer(key, value, least=0)
 
 
-def integers(dtype: type[np.integer[Any]]) -> Callable[[str, object], NDArray[Any]]:
+def integers(dtype: type[np.integer[Any]]) -> Reader:
     """Return a reader of a list of whole numbers."""
     limits = np.iinfo(dtype)
 
@@ -72,11 +73,16 @@ def number(key: str, value: object) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
+def items(key: str, value: object, expected: str, read: Reader) -> tuple[Any, ...]:
+    """Read a list, item by item."""
+    if not isinstance(value, list):
+        raise reject(key, value, expected)
+    return tuple(read(f"{key}[{i}]", item) for i, item in enumerate(value))
+
+
 def seconds_list(key: str, value: object) -> NDArray[np.float64]:
     """Read a list of seconds."""
-    if not isinstance(value, list):
-        raise reject(key, value, "a list of seconds")
-    return np.array([seconds(f"{key}[{i}]", item) for i, item in enumerate(value)], dtype=np.float64)
+    return np.array(items(key, value, "a list of seconds", seconds), dtype=np.float64)
 
 
 def section(key: str, value: object, names: Iterable[str]) -> dict[str, Any]:
@@ -118,14 +124,37 @@ def options(key: str, value: object) -> dict[str, Any]:
 
 def lines(key: str, value: object) -> tuple[str, ...]:
     """Read a list of lines."""
-    if not isinstance(value, list):
-        raise reject(key, value, "a list of lines")
-    return tuple(text(f"{key}[{i}]", line) for i, line in enumerate(value))
+    return items(key, value, "a list of lines", text)
 
 
-def to_object(value: object, table: Table) -> dict[str, Any]:
-    """Return the fields of a table as what `json.dumps` takes; arrays are lists."""
-    return {name: _json(getattr(value, name)) for name in table}
+_READERS: Mapping[Any, Reader] = {  # by the type of a field, as it is written there
+    "str": text,
+    "int": count,
+    "float": seconds,
+    "Graph": graph,
+    "NDArray[np.uint8]": integers(np.uint8),
+    "NDArray[np.int32]": integers(np.int32),
+    "NDArray[np.int64]": integers(np.int64),
+    "NDArray[np.float64]": seconds_list,
+    "Mapping[str, float]": stage_seconds,
+    "Mapping[str, Any]": options,
+    "tuple[str, ...]": lines,
+}
+
+
+def readers(kind: type, others: Mapping[str, Reader]) -> dict[str, Reader]:
+    """Return the reader of every field of a dataclass, in their order.
+
+    Args:
+        kind: the dataclass.
+        others: readers of fields whose type says too little.
+    """
+    return {field.name: others.get(field.name) or _READERS[field.type] for field in fields(kind)}
+
+
+def to_object(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass as what `json.dumps` takes; arrays are lists."""
+    return {field.name: _json(getattr(value, field.name)) for field in fields(value)}
 
 
 def _json(value: Any) -> Any:
@@ -135,20 +164,20 @@ def _json(value: Any) -> Any:
         return value.to_dict()
     if isinstance(value, tuple):
         return [_json(item) for item in value]
-    if hasattr(value, "to_object"):
-        return value.to_object()
+    if is_dataclass(value):
+        return value.to_object() if hasattr(value, "to_object") else to_object(value)
     return value.value if isinstance(value, Enum) else value
 
 
-def from_object(content: Mapping[str, Any], table: Table, place: str = "") -> dict[str, Any]:
-    """Return field -> value for the fields of a table that the object holds; unknown keys are ignored.
+def from_object(content: Mapping[str, Any], table: Mapping[str, Reader], place: str = "") -> dict[str, Any]:
+    """Return field -> value for an object that holds all fields of a table; other keys are ignored.
 
     Args:
         content: what `to_object` returned.
-        table: the fields.
+        table: see `readers`.
         place: where the object stands in its file, with a dot, for messages.
 
     Raises:
         PlanError: rule "type", naming the key and the value seen.
     """
-    return {name: read(place + name, content[name]) for name, read in table.items() if name in content}
+    return {name: read(place + name, content[name]) for name, read in table.items()}

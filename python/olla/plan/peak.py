@@ -35,19 +35,16 @@ def read_op(key: str, value: object) -> OpAt | None:
 
 def read_tensors(key: str, value: object) -> tuple[LiveTensor, ...]:
     """Read the tensors that are live at a peak."""
-    if not isinstance(value, list):
-        raise fields.reject(key, value, "a list")
-    tensors = []
-    for i, row in enumerate(value):
-        place = f"{key}[{i}]"
-        if not isinstance(row, list) or len(row) != 5:
-            raise fields.reject(place, row, "[id, name, bytes, kind, producer]")
-        tensor = LiveTensor(
-            fields.integer(place, row[0], least=-1),
-            fields.text(place, row[1]),
-            fields.count(place, row[2]),
-            fields.text(place, row[3]),
-            fields.text(place, row[4]),
-        )
-        tensors.append(tensor)
-    return tuple(tensors)
+    return fields.items(key, value, "a list", _tensor)
+
+
+def _tensor(key: str, row: object) -> LiveTensor:
+    if not isinstance(row, list) or len(row) != 5:
+        raise fields.reject(key, row, "[id, name, bytes, kind, producer]")
+    return LiveTensor(
+        fields.integer(key, row[0], least=-1),
+        fields.text(key, row[1]),
+        fields.count(key, row[2]),
+        fields.text(key, row[3]),
+        fields.text(key, row[4]),
+    )

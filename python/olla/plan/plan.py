@@ -54,42 +54,7 @@ def _status(key: str, value: object) -> Status:
         raise PlanError(f"{key}: {cause}; expected one of {[s.value for s in Status]}", rule="type") from None
 
 
-# Field -> what turns its JSON value into the field's.
-_FIELDS: fields.Table = {
-    "graph_name": fields.text,
-    "graph_digest": fields.text,
-    "num_ops": fields.count,
-    "num_tensors": fields.count,
-    "method": fields.text,
-    "status": _status,
-    "message": fields.text,
-    "order": fields.integers(np.int32),
-    "offsets": fields.integers(np.int64),
-    "workspace_offsets": fields.integers(np.int64),
-    "alignment": fields.count,
-    "peak_bytes": fields.count,
-    "lower_bound_bytes": fields.count,
-    "program_peak_bytes": fields.count,
-    "resident_bytes": fields.count,
-    "arena_bytes": fields.count,
-    "load_bytes": fields.count,
-    "arena_lower_bound_bytes": fields.count,
-    "before": fields.integers(np.int32),
-    "after": fields.integers(np.int32),
-    "seconds": fields.stage_seconds,
-    "peak_op": read_op,
-    "peak_tensors": read_tensors,
-    "options": fields.options,
-    "details": fields.lines,
-    "rewrites": read_rewrites,
-    "source_digest": fields.text,
-    "goal": fields.options,
-    "base_peak_bytes": fields.count,
-    "base_seconds": fields.seconds,
-    "added_seconds": fields.seconds,
-    "added_seconds_lower_bound": fields.seconds,
-    "peak_lower_bound_bytes": fields.count,
-}
+_READERS = {"status": _status, "peak_op": read_op, "peak_tensors": read_tensors, "rewrites": read_rewrites}
 # What a plan says of the request and of all its rewritings; the rest is about the last graph alone.
 _OF_REQUEST = (
     "source_digest",
@@ -100,20 +65,6 @@ _OF_REQUEST = (
     "added_seconds_lower_bound",
     "peak_lower_bound_bytes",
 )
-
-
-def _fields_of(content: object) -> dict[str, Any]:
-    if not isinstance(content, dict):
-        raise PlanError(f"is a JSON {type(content).__name__}, expected an object", rule="format")
-    if content.get("format") != FORMAT:
-        raise fields.reject("format", content.get("format"), f"{FORMAT!r}: this is no plan", rule="format")
-    version = content.get("version")
-    if type(version) is not int or version != VERSION:
-        raise fields.reject("version", version, f"{VERSION}: make the plan again, or update olla", rule="version")
-    for name in _FIELDS:
-        if name not in content:
-            raise PlanError(f"has no {name!r}, which every plan needs: was the file cut or edited?", rule="missing")
-    return fields.from_object(content, _FIELDS)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -299,7 +250,7 @@ class Plan:
         Returns:
             "format" and "version", then one key per attribute; arrays are lists.
         """
-        return {"format": FORMAT, "version": VERSION, **fields.to_object(self, _FIELDS)}
+        return {"format": FORMAT, "version": VERSION, **fields.to_object(self)}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
@@ -319,7 +270,18 @@ class Plan:
             PlanError: it is no plan, damaged, or of an unknown version: rule "format", "version", "missing" or "type",
                 naming the key and the value seen.
         """
-        return cls(**_fields_of(content))
+        if not isinstance(content, dict):
+            raise PlanError(f"is a JSON {type(content).__name__}, expected an object", rule="format")
+        if content.get("format") != FORMAT:
+            raise fields.reject("format", content.get("format"), f"{FORMAT!r}: this is no plan", rule="format")
+        version = content.get("version")
+        if type(version) is not int or version != VERSION:
+            raise fields.reject("version", version, f"{VERSION}: make the plan again, or update olla", rule="version")
+        table = fields.readers(cls, _READERS)
+        for name in table:
+            if name not in content:
+                raise PlanError(f"has no {name!r}, which every plan needs: was the file cut or edited?", rule="missing")
+        return cls(**fields.from_object(content, table))
 
     def with_figures(self, figures: Plan, graph: Graph) -> Plan:
         """Return this plan with the order and figures of another plan of its last graph, and that graph's costs."""

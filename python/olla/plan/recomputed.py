@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from olla.graph import Graph, Rules
-from olla.plan import fields
 from olla.plan.rewrite import Rewrite
 
 
@@ -41,13 +40,6 @@ class Recomputed(Rewrite, kind="recomputed"):
     tensor_origin: NDArray[np.int32]
     num_recomputed: int
     num_in_place: int
-
-    table: ClassVar[fields.Table] = {
-        "rerun": fields.integers(np.uint8),
-        "tensor_origin": fields.integers(np.int32),
-        "num_recomputed": fields.count,
-        "num_in_place": fields.count,
-    }
 
     def line(self) -> str:
         """Say in one line what was rewritten."""

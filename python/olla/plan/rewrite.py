@@ -31,7 +31,7 @@ class Rewrite(ABC):
     added_seconds: float
 
     kind: ClassVar[str]
-    table: ClassVar[fields.Table]  # of the attributes of the kind, besides those above
+    readers: ClassVar[dict[str, fields.Reader]] = {"added_seconds": fields.number}  # see `fields.readers`
     kinds: ClassVar[dict[str, type[Rewrite]]] = {}
 
     def __init_subclass__(cls, kind: str, **kwargs: Any) -> None:
@@ -52,21 +52,12 @@ class Rewrite(ABC):
 
     def to_object(self) -> dict[str, Any]:
         """Return it as what `json.dumps` takes: its kind, then a key per attribute."""
-        return {"kind": self.kind, **fields.to_object(self, {**_FIELDS, **self.table})}
-
-
-_FIELDS: fields.Table = {
-    "graph": fields.graph,
-    "origin": fields.integers(np.int32),
-    "added_seconds": fields.number,
-}
+        return {"kind": self.kind, **fields.to_object(self)}
 
 
 def read_rewrites(key: str, value: object) -> tuple[Rewrite, ...]:
     """Read a list of rewritings."""
-    if not isinstance(value, list):
-        raise fields.reject(key, value, "a list of rewritings")
-    return tuple(_read(f"{key}[{i}]", item) for i, item in enumerate(value))
+    return fields.items(key, value, "a list of rewritings", _read)
 
 
 def _read(key: str, value: object) -> Rewrite:
@@ -74,7 +65,7 @@ def _read(key: str, value: object) -> Rewrite:
     kind = Rewrite.kinds.get(fields.text(f"{key}.kind", content["kind"]))
     if kind is None:
         raise fields.reject(f"{key}.kind", content["kind"], f"one of {', '.join(Rewrite.kinds)}")
-    table = {**_FIELDS, **kind.table}
+    table = fields.readers(kind, kind.readers)
     return kind(**fields.from_object(fields.section(key, value, table), table, f"{key}."))
 
 

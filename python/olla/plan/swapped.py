@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from olla.base import human_bytes
 from olla.graph import Graph, Rules
-from olla.plan import fields
+from olla.plan.fields import Reader
 from olla.plan.rewrite import Rewrite
 from olla.plan.swaps import Swaps, read_swaps
 
@@ -51,7 +51,7 @@ class Swapped(Rewrite, kind="swapped"):
 
     swaps: Swaps
 
-    table: ClassVar[fields.Table] = {"swaps": read_swaps}
+    readers: ClassVar[dict[str, Reader]] = {**Rewrite.readers, "swaps": read_swaps}
 
     def line(self) -> str:
         """Say in one line what is swapped."""

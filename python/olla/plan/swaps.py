@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,25 +100,11 @@ class Swaps:
         """The stall as a share of the ops' own time."""
         return self.stall_seconds / self.base_seconds if self.base_seconds > 0 else 0.0
 
-    def to_object(self) -> dict[str, Any]:
-        """Return them as what `json.dumps` takes."""
-        return fields.to_object(self, _FIELDS)
-
-
-_FIELDS: fields.Table = {
-    **dict.fromkeys(("tensor", "ready", "last", "freed", "issue", "next"), fields.integers(np.int32)),
-    **dict.fromkeys(("start", "out_start", "out_end", "in_start", "in_end"), fields.seconds_list),
-    "peak_bytes": fields.count,
-    "stall_seconds": fields.seconds,
-    "host_bytes": fields.count,
-    "swapped_bytes": fields.count,
-    "base_seconds": fields.seconds,
-}
-
 
 def read_swaps(key: str, value: object) -> Swaps:
     """Read swaps."""
-    columns = fields.from_object(fields.section(key, value, _FIELDS), _FIELDS, f"{key}.")
+    table = fields.readers(Swaps, {})
+    columns = fields.from_object(fields.section(key, value, table), table, f"{key}.")
     lengths = {len(column) for name, column in columns.items() if np.ndim(column) and name != "start"}
     if len(lengths) > 1:
         raise PlanError(f"the columns of {key} have different lengths: was the file edited?", rule="type")
