@@ -11,6 +11,8 @@ from olla.errors import PlanError
 from olla.graph import Graph, profile_of, rules
 from olla.plan import Chunked, Plan, Recomputed, Rewrite, Swapped
 
+_FIGURES = ("peak", "lower_bound", "program_peak", "resident", "arena", "load")
+
 
 def check(graph: Graph, plan: Plan) -> None:
     """Raise PlanError unless the plan is valid for the graph and reports true figures.
@@ -46,24 +48,9 @@ def check(graph: Graph, plan: Plan) -> None:
             f"{graph.num_tensors} tensors (digest {graph.digest[:12]}): plan this graph anew",
             rule="digest",
         )
-    figures = {
-        "peak_bytes": plan.peak_bytes,
-        "lower_bound_bytes": plan.lower_bound_bytes,
-        "program_peak_bytes": plan.program_peak_bytes,
-        "resident_bytes": plan.resident_bytes,
-        "arena_bytes": plan.arena_bytes,
-        "load_bytes": plan.load_bytes,
-    }
-    _core.check(
-        graph.core,
-        plan.order,
-        plan.offsets,
-        plan.workspace_offsets,
-        plan.alignment,
-        figures,
-        plan.before,
-        plan.after,
-    )
+    offsets = (plan.offsets, plan.workspace_offsets, plan.alignment)
+    figures = {f"{name}_bytes": getattr(plan, f"{name}_bytes") for name in _FIGURES}
+    _core.check(graph.core, plan.order, *offsets, figures, plan.before, plan.after)
     check_collectives(graph, plan.order)
     if plan.arena_lower_bound_bytes > plan.arena_bytes:
         raise PlanError(

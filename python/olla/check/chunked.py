@@ -8,12 +8,11 @@ original has it. Not proved: the arithmetic inside of a loss, which is not the s
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from olla.errors import PlanError
+from olla.check.values import fail, numbered, residents, used
 from olla.graph import Graph, operator
 
 if TYPE_CHECKING:
@@ -39,10 +38,6 @@ _CUT = (3, 4, 6)  # each chunk has a tensor of its own
 _READ_NOTHING = ("aten.ones_like", "aten.zeros_like", "aten.full_like")  # of their input but its shape
 
 
-def _fail(rule: str, message: str, *ids: int) -> NoReturn:
-    raise PlanError(message, rule=rule, ids=tuple(map(int, ids)))
-
-
 def check_chunked(original: Graph, chunked: Chunked) -> None:
     """Raise PlanError unless a chunked graph is the original but for the inside of its losses.
 
@@ -61,9 +56,9 @@ def check_chunked(original: Graph, chunked: Chunked) -> None:
     graph = chunked.graph
     columns = (chunked.origin, chunked.part, chunked.loss, chunked.chunk)
     if any(len(column) != graph.num_ops for column in columns) or graph.num_tensors < original.num_tensors:
-        _fail("chunked_lengths", "the origins of ops do not fit the chunked graph")
+        fail("chunked_lengths", "the origins of ops do not fit the chunked graph")
     if len(chunked.origin) and not 0 <= chunked.origin.min() <= chunked.origin.max() < original.num_ops:
-        _fail("chunked_lengths", f"an origin is not below {original.num_ops}")
+        fail("chunked_lengths", f"an origin is not below {original.num_ops}")
     inside = _regions(original, chunked)
     _check_tensors(original, graph, chunked, inside)
     _Walk(original, chunked, inside).run()
@@ -77,11 +72,11 @@ def _regions(original: Graph, chunked: Chunked) -> list[set[int]]:
     for i in np.flatnonzero(chunked.part).tolist():
         v, part, loss = int(chunked.origin[i]), int(chunked.part[i]), int(chunked.loss[i])
         if part not in _TARGETS or not 0 <= loss < len(inside) or operator(original.targets[v]) not in _TARGETS[part]:
-            _fail("chunked_parts", f"op {i} is no part of a loss that op {v} can be", i, v)
+            fail("chunked_parts", f"op {i} is no part of a loss that op {v} can be", i, v)
         inside[loss].add(v)
         parts[loss][part, int(chunked.chunk[i])] += 1
     if np.any((chunked.loss >= 0) != (chunked.part > 0)):
-        _fail("chunked_parts", "an op belongs to a loss, but is no part of one")
+        fail("chunked_parts", "an op belongs to a loss, but is no part of one")
     for found in parts:
         num_chunks = max((chunk for _, chunk in found), default=-1) + 1
         chunks = set(range(num_chunks))
@@ -91,11 +86,11 @@ def _regions(original: Graph, chunked: Chunked) -> list[set[int]]:
             for part in kinds | _NEEDED | _ONCE
         )
         if not complete or set(found.values()) != {1}:
-            _fail("chunked_parts", "a loss lacks a part of one of its chunks, or has it twice")
+            fail("chunked_parts", "a loss lacks a part of one of its chunks, or has it twice")
     expected = Counter(v for v in range(original.num_ops) if not any(v in region for region in inside))
     if own != expected:
         v = next(iter((own - expected) | (expected - own)))
-        _fail("chunked_ops", f"op {v} of the original runs {own[v]} times outside of losses", v)
+        fail("chunked_ops", f"op {v} of the original runs {own[v]} times outside of losses", v)
     return inside
 
 
@@ -105,26 +100,22 @@ def _check_tensors(original: Graph, graph: Graph, chunked: Chunked, inside: list
     for i in np.flatnonzero(np.isin(chunked.part, _CUT)).tolist():
         v = int(chunked.origin[i])
         if len(graph.writes.of(i)) != 1:
-            _fail(
-                "chunked_parts", f"op {i} makes a chunk of op {v}, but writes {len(graph.writes.of(i))} tensors", i, v
-            )
+            fail("chunked_parts", f"op {i} makes a chunk of op {v}, but writes {len(graph.writes.of(i))} tensors", i, v)
         cut[v] = cut.get(v, 0) + int(graph.tensor_bytes[graph.writes.of(i)[0]])
     for v, num_bytes in cut.items():
         if num_bytes != original.tensor_bytes[original.writes.of(v)[0]]:
-            _fail("chunked_parts", f"the chunks of op {v} have {num_bytes} bytes in all", v)
+            fail("chunked_parts", f"the chunks of op {v} have {num_bytes} bytes in all", v)
     num = original.num_tensors
     same = np.ones(num, dtype=np.bool_)
     for v in {*cut, *chunked.origin[chunked.part == 2].tolist()}:
         same[original.writes.of(v)] = False
     if not np.array_equal(graph.tensor_bytes[:num][same], original.tensor_bytes[same]):
-        _fail("chunked_tensors", "a tensor has another size than in the original")
-    resident = [np.ones(g.num_tensors, dtype=np.bool_) for g in (original, graph)]
-    resident[0][original.writes.item] = False
-    resident[1][graph.writes.item] = False
-    if not np.array_equal(resident[0], resident[1][:num]) or resident[1][num:].any():
-        _fail("chunked_tensors", "the chunked graph has other resident tensors than the original")
+        fail("chunked_tensors", "a tensor has another size than in the original")
+    resident = residents(graph)
+    if not np.array_equal(residents(original), resident[:num]) or resident[num:].any():
+        fail("chunked_tensors", "the chunked graph has other resident tensors than the original")
     if not np.array_equal(original.donated, graph.donated[:num]) or graph.donated[num:].any():
-        _fail("chunked_tensors", "the chunked graph has other donated tensors than the original")
+        fail("chunked_tensors", "the chunked graph has other donated tensors than the original")
 
 
 class _Walk:
@@ -134,28 +125,12 @@ class _Walk:
         self.original, self.chunked, self.inside = original, chunked, inside
         self.region = {v: j for j, ops in enumerate(inside) for v in ops}
         self.place = {int(v): i for i, v in enumerate(chunked.origin) if chunked.part[i] == 0}
-        self.inputs, self.results, self.final = self._number()
+        self.inputs, self.results, self.final = numbered(original)
         self.outside, self.kept = self._borders()
         self.left = Counter(chunked.loss[chunked.loss >= 0].tolist())
         self.held = np.full(chunked.graph.num_tensors, -1 - len(inside), dtype=np.int64)
-        resident = np.ones(chunked.graph.num_tensors, dtype=np.bool_)
-        resident[chunked.graph.writes.item] = False
-        self.held[resident] = np.flatnonzero(resident)
-
-    def _number(self) -> tuple[list[list[int]], list[dict[int, int]], NDArray[np.int64]]:
-        graph = self.original
-        held = np.arange(graph.num_tensors, dtype=np.int64)
-        num_values = graph.num_tensors
-        inputs, results = [], []
-        for v in range(graph.num_ops):
-            changed = graph.mutates.of(v).tolist()
-            inputs.append(sorted({int(held[t]) for t in (*graph.reads.of(v).tolist(), *changed)}))
-            made = {}
-            for t in dict.fromkeys((*graph.writes.of(v).tolist(), *changed)):
-                held[t] = made[t] = num_values
-                num_values += 1
-            results.append(made)
-        return inputs, results, held
+        resident = np.flatnonzero(residents(chunked.graph))
+        self.held[resident] = resident
 
     def _borders(self) -> tuple[list[set[int]], list[dict[int, int]]]:
         """Return, per loss: the values it reads from outside; tensor -> value that it leaves to others."""
@@ -171,53 +146,47 @@ class _Walk:
     def run(self) -> None:
         graph, chunked = self.chunked.graph, self.chunked
         for i in range(graph.num_ops):
-            changed = graph.mutates.of(i).tolist()
-            seen = sorted({int(self.held[t]) for t in (*graph.reads.of(i).tolist(), *changed)})
-            loss = int(chunked.loss[i])
+            seen, loss = set(used(graph, i, self.held)), int(chunked.loss[i])
             if loss >= 0:
-                self._part(i, loss, seen, changed)
+                self._part(i, loss, seen)
             else:
                 self._whole(i, int(chunked.origin[i]), seen)
         drawn = chunked.origin[graph.random]
         if np.any(np.diff(drawn) <= 0):
-            _fail("chunked_inputs", "random ops left their program order")
+            fail("chunked_inputs", "random ops left their program order")
         if not np.array_equal(graph.outputs, self.original.outputs):
-            _fail("chunked_end", "the chunked graph has other outputs than the original")
-        lasting = np.unique(np.concatenate([self.original.outputs, self._resident()]))
+            fail("chunked_end", "the chunked graph has other outputs than the original")
+        lasting = np.union1d(self.original.outputs, np.flatnonzero(residents(self.original)))
         wrong = lasting[self.held[lasting] != self.final[lasting]]
         if len(wrong):
-            _fail("chunked_end", f"tensor {wrong[0]} ends with another value than in the original", int(wrong[0]))
+            fail("chunked_end", f"tensor {wrong[0]} ends with another value than in the original", int(wrong[0]))
 
-    def _resident(self) -> NDArray[np.int64]:
-        resident = np.ones(self.original.num_tensors, dtype=np.bool_)
-        resident[self.original.writes.item] = False
-        return np.flatnonzero(resident)
-
-    def _whole(self, i: int, v: int, seen: list[int]) -> None:
+    def _whole(self, i: int, v: int, seen: set[int]) -> None:
         graph, original = self.chunked.graph, self.original
         free = operator(original.targets[v]) in _READ_NOTHING and not seen
-        if seen != self.inputs[v] and not free:
-            _fail("chunked_inputs", f"op {i} stands for op {v}, but reads other values than that op", i, v)
+        if seen != set(self.inputs[v]) and not free:
+            fail("chunked_inputs", f"op {i} stands for op {v}, but reads other values than that op", i, v)
         lists = ((graph.writes, original.writes), (graph.mutates, original.mutates))
         if any(ours.of(i).tolist() != theirs.of(v).tolist() for ours, theirs in lists):
-            _fail("chunked_results", f"op {i} stands for op {v}, but writes other tensors", i, v)
+            fail("chunked_results", f"op {i} stands for op {v}, but writes other tensors", i, v)
         same = graph.random[i] == original.random[v] and graph.targets[i] == original.targets[v]
         if not same or graph.workspace_bytes[i] != original.workspace_bytes[v]:
-            _fail("chunked_results", f"op {i} stands for op {v}, but is another operator", i, v)
+            fail("chunked_results", f"op {i} stands for op {v}, but is another operator", i, v)
         if not {self.place.get(u, -1) for u in original.after.of(v).tolist()} <= set(graph.after.of(i).tolist()):
-            _fail("chunked_inputs", f"op {i} stands for op {v}, but does not wait for the ops that op waits for", i, v)
+            fail("chunked_inputs", f"op {i} stands for op {v}, but does not wait for the ops that op waits for", i, v)
         for t, value in self.results[v].items():
             self.held[t] = value
 
-    def _part(self, i: int, loss: int, seen: list[int], changed: list[int]) -> None:
+    def _part(self, i: int, loss: int, seen: set[int]) -> None:
         own = -1 - loss
-        if not set(seen) <= self.outside[loss] | {own} or any(self.held[t] != own for t in changed):
-            _fail("chunked_inputs", f"op {i} of a loss reads or changes what its loss does not", i)
+        changed = self.chunked.graph.mutates.of(i)
+        if not seen <= self.outside[loss] | {own} or np.any(self.held[changed] != own):
+            fail("chunked_inputs", f"op {i} of a loss reads or changes what its loss does not", i)
         for t in self.chunked.graph.writes.of(i).tolist():
             self.held[t] = own
         self.left[loss] -= 1
         if self.left[loss] == 0:
             for t, value in self.kept[loss].items():
                 if self.held[t] != own:
-                    _fail("chunked_results", f"tensor {t} is a result of a loss that its chunks do not make", t)
+                    fail("chunked_results", f"tensor {t} is a result of a loss that its chunks do not make", t)
                 self.held[t] = value

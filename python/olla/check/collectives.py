@@ -10,10 +10,12 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from olla.errors import PlanError
+from olla.check.values import fail
 from olla.graph import Graph
 from olla.graph.gathers import gathers
 from olla.graph.under_way import under_way
+
+_RULE = "rewrite_collective"
 
 
 def check_collectives(graph: Graph, order: NDArray[np.int32]) -> None:
@@ -42,11 +44,12 @@ def check_collectives(graph: Graph, order: NDArray[np.int32]) -> None:
             continue
         before = last.get(graph.groups[v], -1)
         if before > v:
-            raise PlanError(
+            fail(
+                "collective_order",
                 f"op {before} ({graph.op_names[before]}) runs before op {v} ({graph.op_names[v]}), both in group "
                 f"{graph.groups[v]!r}: expected the order they were captured in, on which all ranks rely",
-                rule="collective_order",
-                ids=(before, v),
+                before,
+                v,
             )
         last[graph.groups[v]] = v
 
@@ -75,9 +78,7 @@ def check_kept(graph: Graph, rewritten: Graph, origin: NDArray[np.int32]) -> Non
     for u in (set(wanted.tolist()) ^ set(stands_for.tolist())) | (_repeated(stands_for) - again):
         name = graph.op_names[u] if 0 <= u < graph.num_ops else "no op of the graph"
         times = int((stands_for == u).sum())
-        raise PlanError(
-            f"op {u} ({name}) communicates, and runs {times} times: expected once", rule="rewrite_collective", ids=(u,)
-        )
+        fail(_RULE, f"op {u} ({name}) communicates, and runs {times} times: expected once", u)
     if again:
         _check_waited(rewritten, talks[np.isin(stands_for, list(again))].tolist())
     _, first = np.unique(stands_for, return_index=True)
@@ -85,18 +86,13 @@ def check_kept(graph: Graph, rewritten: Graph, origin: NDArray[np.int32]) -> Non
     for name, ops in own.items():
         for u, v in zip(ops, now.get(name, ()), strict=False):  # a group that differs is found below
             if (w := int(origin[v])) != u:
-                raise PlanError(
-                    f"op {w} ({graph.op_names[w]}) communicates where op {u} ({graph.op_names[u]}) did",
-                    rule="rewrite_collective",
-                    ids=(u, w),
-                )
+                what = f"op {w} ({graph.op_names[w]}) communicates where op {u} ({graph.op_names[u]}) did"
+                fail(_RULE, what, u, w)
     _check_held(graph, rewritten, origin)
     for v, u in zip(talks.tolist(), stands_for.tolist(), strict=True):
         facts = [(g.collectives[i], g.groups[i], int(g.ranks[i])) for g, i in ((graph, u), (rewritten, v))]
         if facts[0] != facts[1]:
-            raise PlanError(
-                f"op {v} communicates as {facts[1]}, expected {facts[0]}", rule="rewrite_collective", ids=(u,)
-            )
+            fail(_RULE, f"op {v} communicates as {facts[1]}, expected {facts[0]}", u)
 
 
 def _check_waited(rewritten: Graph, ops: list[int]) -> None:
@@ -127,7 +123,7 @@ def _check_held(graph: Graph, rewritten: Graph, origin: NDArray[np.int32]) -> No
 
 
 def _refuse_wait(rewritten: Graph, v: int, what: str) -> NoReturn:
-    raise PlanError(f"op {v} ({rewritten.op_names[v]}) {what}", rule="rewrite_collective", ids=(v,))
+    fail(_RULE, f"op {v} ({rewritten.op_names[v]}) {what}", v)
 
 
 def _issues(graph: Graph, v: int) -> bool:
