@@ -21,7 +21,7 @@ import olla
 from olla.base import visible
 from olla.cli.parser import main
 from olla.plan.peak import LiveTensor, OpAt
-from olla.plan.table import rows, text
+from olla.plan.table import text
 from olla.report.step import StepReport
 from tests.support.plans import training_step
 
@@ -86,7 +86,7 @@ def test_control_characters_are_shown_as_escapes() -> None:
 
 
 def test_a_plan_of_evil_names_is_text_and_not_markup() -> None:
-    shown = text(rows(evil_plan()), verbose=True)
+    shown = text(evil_plan(), verbose=True)
     assert controls(shown) == set()
     assert shown.replace("\n", "").count("owned") >= 9
     assert r"\x1b]0;owned" in shown

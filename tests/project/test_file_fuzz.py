@@ -19,7 +19,7 @@ from olla import Graph, OllaError, Plan
 from olla.layout import read_buffers, requests, write_offsets
 from olla.layout.layout import layout
 from olla.layout.requests import NEVER, Trace
-from olla.plan.table import rows, text
+from olla.plan.table import text
 from tests.support.damage import VALUES, flip_bit, move_chunk, swap_token
 from tests.support.fans import idle
 
@@ -98,7 +98,7 @@ def test_a_damaged_plan_is_read_or_gives_one_clear_error(folder: Path) -> None:
         except OllaError as error:
             rules.add(require_clear(error, path, data))
             return
-        assert text(rows(plan), True)
+        assert text(plan, True)
         plan.save(folder / "again.json")
         assert (folder / "again.json").read_bytes()
         try:

@@ -335,11 +335,11 @@ def print_json(summary: dict[str, Any]) -> None:
 
 
 def _print_plan(plan: Plan, verbose: bool) -> None:
-    from olla.plan.table import render, rows, text
+    from olla.plan.table import render, text
 
     if not sys.stdout.isatty():
-        print(text(rows(plan), verbose))
+        print(text(plan, verbose))
         return
     from rich.console import Console
 
-    Console().print(render(rows(plan), verbose))
+    Console().print(render(plan, verbose))

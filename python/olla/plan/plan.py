@@ -326,7 +326,7 @@ class Plan:
 
     def __str__(self) -> str:
         """Return the plan as the table a person wants."""
-        return table.text(table.rows(self))
+        return table.text(self)
 
 
 def _ratio(difference: int, base: int) -> float:

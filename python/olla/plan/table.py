@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from olla.base import cells, human_bytes, percent, plain
 
@@ -14,77 +13,36 @@ if TYPE_CHECKING:
 _WIDTH = 100
 
 
-class Figure(NamedTuple):
-    """A number of bytes by name; None where there is none."""
-
-    name: str
-    num_bytes: int | None
-    remark: str
-
-
-class Live(NamedTuple):
-    """A tensor, or a workspace, that is live at the peak."""
-
-    num_bytes: int
-    name: str
-    kind: str
-    source: str
-
-
-class Rows(NamedTuple):
-    """What a plan says of itself.
-
-    Attributes:
-        title: of which graph it is.
-        figures: bytes by name.
-        remarks: lines below them.
-        peak: where the peak is; empty where there is none.
-        live: the largest tensors live there.
-        details: lines for a reader who wants to know more.
-        seconds: wall-clock time per stage.
-    """
-
-    title: str
-    figures: Sequence[Figure]
-    remarks: Sequence[str]
-    peak: str
-    live: Sequence[Live]
-    details: Sequence[str]
-    seconds: Mapping[str, float]
-
-
-def rows(plan: Any) -> Rows:
-    """Return what a plan says of itself to a reader.
+def text(plan: Any, verbose: bool = False) -> str:
+    """Return the table as plain text, without colour codes.
 
     Args:
         plan: an `olla.Plan`; not named by its type, since that prints itself through here.
+        verbose: whether to add the plan's details.
+
+    Returns:
+        Lines of at most 100 columns: the figures, what is remarked about them, where the peak is and what lives there,
+        seconds per stage.
     """
-    saved = plan.saved_bytes / plan.program_peak_bytes if plan.program_peak_bytes else 0.0
-    figures = [
-        Figure("peak before", plan.program_peak_bytes, "in program order"),
-        Figure("peak after", plan.peak_bytes, f"method {plan.method}"),
-        Figure("saved", plan.saved_bytes, percent(saved)),
-        Figure("lower bound", plan.lower_bound_bytes, f"gap {percent(plan.gap)}, {plan.status.value}"),
-        Figure("resident", plan.resident_bytes, "live throughout, outside the arena"),
-    ]
-    if plan.arena_bytes > 0:
-        figures += [
-            Figure("arena", plan.arena_bytes, f"fragmentation {percent(plan.fragmentation)}"),
-            Figure("load", plan.load_bytes, f"offsets are multiples of {plan.alignment}"),
-        ]
-        if plan.arena_lower_bound_bytes > 0:
-            figures.append(Figure("arena bound", plan.arena_lower_bound_bytes, "no order has a smaller arena"))
-    else:
-        figures.append(Figure("arena", None, "nothing was laid out"))
-    return Rows(
-        title=f"{plan.graph_name or 'unnamed graph'}: {plan.num_ops:,} ops, {plan.num_tensors:,} tensors",
-        figures=figures,
-        remarks=[plan.message, *(rewrite.line() for rewrite in plan.rewrites), *_tradeoff(plan)],
-        peak=_peak_line(plan),
-        live=[Live(tensor.bytes, *_where(tensor)) for tensor in plan.peak_tensors],
-        details=plan.details,
-        seconds=plan.seconds,
-    )
+    return plain(render(plan, verbose), width=_WIDTH)
+
+
+def render(plan: Any, verbose: bool = False) -> Group:
+    """Return the table for a rich console, which decides about width and colour."""
+    from rich.console import Group
+
+    title = f"{plan.graph_name or 'unnamed graph'}: {plan.num_ops:,} ops, {plan.num_tensors:,} tensors"
+    remarks = [plan.message, *(rewrite.line() for rewrite in plan.rewrites), *_tradeoff(plan)]
+    parts: list[RenderableType] = [*cells(title, style="bold"), _figures(plan), *cells(*remarks)]
+    if plan.peak_op is not None:
+        who = ". Largest live there besides resident memory:" if plan.peak_tensors else ", with resident memory alone."
+        parts += cells("", f"The peak is at op {plan.peak_op.id} ({plan.peak_op.name or 'unnamed'}){who}")
+    if plan.peak_tensors:
+        parts.append(_live(plan))
+    if verbose and plan.details:
+        parts += cells("", *plan.details)
+    stages = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in plan.seconds.items())
+    return Group(*parts, *cells(""), *cells(f"Time: {stages or 'not recorded'}", style="dim"))
 
 
 def _tradeoff(plan: Any) -> list[str]:
@@ -100,79 +58,51 @@ def _tradeoff(plan: Any) -> list[str]:
     ]
 
 
-def _peak_line(plan: Any) -> str:
-    if plan.peak_op is None:
-        return ""
-    who = ". Largest live there besides resident memory:" if plan.peak_tensors else ", with resident memory alone."
-    return f"The peak is at op {plan.peak_op.id} ({plan.peak_op.name or 'unnamed'}){who}"
-
-
-def _where(tensor: Any) -> tuple[str, str, str]:
-    """Say where a tensor of the peak comes from: itself, its kind, its producer."""
-    if tensor.id < 0:
-        return "", tensor.kind, f"of {tensor.producer}"
-    name = f"tensor {tensor.id}" + (f" {tensor.name}" if tensor.name else "")
-    return name, tensor.kind, f"written by {tensor.producer}" if tensor.producer else ""
-
-
-def text(rows: Rows, verbose: bool = False) -> str:
-    """Return the rows as plain text, without colour codes.
-
-    Args:
-        rows: of a plan.
-        verbose: whether to add the plan's details.
-
-    Returns:
-        Lines of at most 100 columns: the figures, what is remarked about them, where the peak is and what lives there,
-        seconds per stage.
-    """
-    return plain(render(rows, verbose), width=_WIDTH)
-
-
-def render(rows: Rows, verbose: bool = False) -> Group:
-    """Return the rows for a rich console, which decides about width and colour."""
-    from rich.console import Group
-
-    parts: list[RenderableType] = [*cells(rows.title, style="bold"), _figures(rows), *cells(*rows.remarks)]
-    if rows.peak:
-        parts += cells("", rows.peak)
-    if rows.live:
-        parts.append(_live(rows))
-    if verbose and rows.details:
-        parts += cells("", *rows.details)
-    parts += [*cells(""), *cells(_stages(rows), style="dim")]
-    return Group(*parts)
-
-
 def _table() -> Table:
     from rich.table import Table
 
     return Table(box=None, show_header=False, padding=(0, 2, 0, 2), pad_edge=True)
 
 
-def _figures(rows: Rows) -> Table:
+def _figures(plan: Any) -> Table:
+    saved = plan.saved_bytes / plan.program_peak_bytes if plan.program_peak_bytes else 0.0
+    figures = [
+        ("peak before", plan.program_peak_bytes, "in program order"),
+        ("peak after", plan.peak_bytes, f"method {plan.method}"),
+        ("saved", plan.saved_bytes, percent(saved)),
+        ("lower bound", plan.lower_bound_bytes, f"gap {percent(plan.gap)}, {plan.status.value}"),
+        ("resident", plan.resident_bytes, "live throughout, outside the arena"),
+    ]
+    if plan.arena_bytes > 0:
+        figures += [
+            ("arena", plan.arena_bytes, f"fragmentation {percent(plan.fragmentation)}"),
+            ("load", plan.load_bytes, f"offsets are multiples of {plan.alignment}"),
+        ]
+        if plan.arena_lower_bound_bytes > 0:
+            figures.append(("arena bound", plan.arena_lower_bound_bytes, "no order has a smaller arena"))
     table = _table()
     table.add_column()
     table.add_column(justify="right")
     table.add_column(justify="right", style="dim")
     table.add_column()
-    for name, num_bytes, remark in rows.figures:
-        number = ("none", "") if num_bytes is None else (human_bytes(num_bytes), f"{num_bytes:,}")
-        table.add_row(*cells(name, *number, remark))
+    for name, num_bytes, remark in figures:
+        table.add_row(*cells(name, human_bytes(num_bytes), f"{num_bytes:,}", remark))
+    if plan.arena_bytes <= 0:
+        table.add_row(*cells("arena", "none", "", "nothing was laid out"))
     return table
 
 
-def _live(rows: Rows) -> Table:
+def _live(plan: Any) -> Table:
     table = _table()
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
     table.add_column()
     table.add_column(overflow="fold")
-    for live in rows.live:
-        table.add_row(*cells(human_bytes(live.num_bytes), live.name, live.kind, live.source))
+    for tensor in plan.peak_tensors:
+        if tensor.id < 0:
+            name, source = "", f"of {tensor.producer}"
+        else:
+            name = f"tensor {tensor.id}" + (f" {tensor.name}" if tensor.name else "")
+            source = f"written by {tensor.producer}" if tensor.producer else ""
+        table.add_row(*cells(human_bytes(tensor.bytes), name, tensor.kind, source))
     return table
-
-
-def _stages(rows: Rows) -> str:
-    stages = [f"{name} {seconds:.2f} s" for name, seconds in rows.seconds.items()]
-    return "Time: " + ", ".join(stages) if stages else "Time: not recorded"
