@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -32,8 +33,17 @@ from olla.plan import (
     asked,
     graph_of,
 )
-from olla.plan.search import RewriteSearch
 from olla.plan.swapped import SwapDecision
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from olla.recompute.search import RecomputeSearch
+    from olla.swap.alone import AutoSwapSearch
+    from olla.swap.combine import CombinedSearch
+
+    # For rewritings of one graph. It orders where it has to, but lays out nothing and makes no plan.
+    RewriteSearch: TypeAlias = RecomputeSearch | AutoSwapSearch | CombinedSearch
 
 _MAX_LAYOUTS = 6  # rewritten graphs laid out until the arena fits a budget
 _ROUNDED_UP = 1 + 1e-12  # sums of seconds depend on their order
@@ -369,12 +379,11 @@ def with_costs(plan: Plan, costs: Costs) -> Plan:
             costs = costs.through(rewrite)
             rewrite = replace(rewrite, graph=costs.on(rewrite.graph))
         rewrites.append(rewrite)
-    last = rewrites[-1].graph
     may_move = bool(plan.options["updates_may_move"]) or plan.swapped is not None  # swaps keep the order in any case
     options = Options(layout=False, order=plan.order, time_limit=0.0, updates_may_move=may_move)
-    figures = pipeline.run(last, options, None)
+    figures = pipeline.run(rewrites[-1].graph, options, None)
     figures = replace(figures, method=plan.method, options=plan.options, seconds=plan.seconds, details=plan.details)
-    return replace(plan, rewrites=tuple(rewrites)).with_figures(figures, last)
+    return replace(plan, rewrites=tuple(rewrites)).with_figures(figures, rewrites[-1].graph)
 
 
 def needed_bytes(plan: Plan) -> int:

@@ -107,44 +107,6 @@ class Swapping:
     state: bool = False
     by_autoswap: bool = False
 
-    @classmethod
-    def of(
-        cls,
-        swap: bool | None,
-        host_budget: int | str | None,
-        link: Link | float | None,
-        method: str,
-        goal: Goal | None,
-        device: DeviceProfile,
-        state: bool = False,
-    ) -> Swapping | None:
-        """Check the options of `olla.plan`; None where nothing may be swapped.
-
-        Swapping is on where it is asked for (`swap=True`, method "autoswap") or host memory is granted (`host_budget`),
-        unless `swap=False` forbids it. The link is by default the device's, and for AutoSwap what its authors saw.
-
-        Raises:
-            BudgetError: the host budget is no number of bytes.
-            ValueError: the options contradict each other.
-        """
-        host_bytes = None if host_budget is None else parse_bytes(host_budget, "host_budget")
-        autoswap = method == "autoswap"
-        if swap is False and autoswap:
-            raise ValueError("swap is False, but method 'autoswap' does nothing else: choose another method")
-        if not (autoswap or (host_budget is not None if swap is None else swap)):
-            if (link is not None or state) and swap is None:
-                name = "swap_state" if state else "link"
-                raise ValueError(f"{name} is given, but nothing may be swapped: give host_budget, or swap=True")
-            return None
-        if goal is None and not autoswap:
-            name = "swap" if swap else "host_budget"
-            raise ValueError(f"{name} is for a goal: give budget, max_slowdown or minimise too, or method 'autoswap'")
-        if state and autoswap:
-            raise ValueError("swap_state is not for method 'autoswap', which swaps activations: choose another method")
-        default = PCIE3 if autoswap else device
-        speed = Link.of(default if link is None else link)
-        return cls(link=speed, host_bytes=host_bytes, state=bool(state), by_autoswap=autoswap)
-
     def record(self) -> dict[str, Any]:
         """Return it as a plan keeps it, with its goal: numbers, true or false."""
         speeds = {f"link_{name}": value for name, value in vars(self.link).items()}
@@ -169,7 +131,9 @@ def asked(
 ) -> tuple[Goal | None, Swapping | None]:
     """Check what is asked for besides an order; the arguments are those of `olla.plan`.
 
-    AutoSwap without a goal looks for the least peak at no overhead.
+    Swapping is on where it is asked for (`swap=True`, method "autoswap") or host memory is granted (`host_budget`),
+    unless `swap=False` forbids it. The link is by default the device's, and for AutoSwap what its authors saw. AutoSwap
+    without a goal looks for the least peak at no overhead.
 
     Raises:
         BudgetError: a budget is no number of bytes.
@@ -177,7 +141,21 @@ def asked(
     """
     profile = profile_of(device)
     goal = Goal.of(budget, max_slowdown, minimise, profile, in_place, recompute, chunked_loss)
-    swapping = Swapping.of(swap, host_budget, link, method, goal, profile, swap_state)
-    if goal is None and swapping is not None:
-        goal = Goal(max_slowdown=0.0, device=profile, in_place=False, recompute=False)
-    return goal, swapping
+    host_bytes = None if host_budget is None else parse_bytes(host_budget, "host_budget")
+    autoswap = method == "autoswap"
+    if swap is False and autoswap:
+        raise ValueError("swap is False, but method 'autoswap' does nothing else: choose another method")
+    if not (autoswap or (host_budget is not None if swap is None else swap)):
+        if (link is not None or swap_state) and swap is None:
+            name = "swap_state" if swap_state else "link"
+            raise ValueError(f"{name} is given, but nothing may be swapped: give host_budget, or swap=True")
+        return goal, None
+    if goal is None and not autoswap:
+        name = "swap" if swap else "host_budget"
+        raise ValueError(f"{name} is for a goal: give budget, max_slowdown or minimise too, or method 'autoswap'")
+    if swap_state and autoswap:
+        raise ValueError("swap_state is not for method 'autoswap', which swaps activations: choose another method")
+    default = PCIE3 if autoswap else profile
+    speed = Link.of(default if link is None else link)
+    swapping = Swapping(link=speed, host_bytes=host_bytes, state=bool(swap_state), by_autoswap=autoswap)
+    return goal or Goal(max_slowdown=0.0, device=profile, in_place=False, recompute=False), swapping

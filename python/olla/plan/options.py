@@ -11,16 +11,7 @@ from numpy.typing import NDArray
 
 from olla.graph import Graph
 
-METHODS = (
-    "auto",
-    "ilp",
-    "joint",
-    "model",
-    "roam",
-    "smartpool",
-    "inductor",
-    "program",
-)
+METHODS = ("auto", "ilp", "joint", "model", "roam", "smartpool", "inductor", "program")
 
 
 @dataclass(frozen=True, kw_only=True)
