@@ -14,7 +14,7 @@ from olla import Graph, _core, planner
 from olla.graph import Rules
 from olla.graph.operators import without_replays
 from olla.plan import Goal, Options, Request
-from olla.recompute.ilp import solve_choice
+from olla.recompute.ilp import proof, solve_choice
 from tests.support.budget_oracle import Permissions, evictor, least_added_seconds, tiny
 from tests.support.training import training_chain
 
@@ -76,5 +76,5 @@ def test_what_nothing_fits_is_said_to_be_proved() -> None:
     search = r.evictor(graph, order)
     found = solve_choice(search, peak_bytes=1_500_000, time_limit=20.0)
     assert found.status == "infeasible"
-    assert "nothing fits" in found.line(least_time=True)
+    assert "nothing fits" in proof(found, least_time=True)
     assert search.added_seconds == 0.0

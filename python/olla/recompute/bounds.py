@@ -23,22 +23,22 @@ class CutBounds:
         order: int32[n], whose busiest ops are taken.
         search: of the core, for the graph.
         seconds: time limit of one bound.
+        plan: of a rewriting, whose busiest ops are taken as well.
 
     Attributes:
         ops: int32[k], those with most live memory, whose cuts bound best.
     """
 
-    def __init__(self, graph: Graph, order: NDArray[np.int32], search: RecomputeSearch, seconds: float) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        order: NDArray[np.int32],
+        search: RecomputeSearch,
+        seconds: float,
+        plan: Plan | None = None,
+    ) -> None:
         self.graph, self._search, self._seconds = graph, search, seconds
-        self.ops = busiest(graph, order)[:_NUM_OPS]
-
-    def beside(self, plan: Plan) -> CutBounds:
-        """Take the busiest ops of a plan of a rewriting as well; return self."""
-        assert plan.graph is not None
-        assert plan.recomputed is not None
-        ops = plan.recomputed.origin[busiest(plan.graph, plan.order)][:_NUM_OPS]
-        self.ops = np.array(list(dict.fromkeys([*self.ops.tolist(), *ops.tolist()])), dtype=np.int32)
-        return self
+        self.ops = busiest(graph, order, plan)
 
     def least_peak(self, added_seconds: float) -> int:
         """Return bytes: no rewriting that adds at most these seconds has a lower peak."""
@@ -57,9 +57,17 @@ class CutBounds:
         return self.ops[highest], peaks[highest]
 
 
-def busiest(graph: Graph, order: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return all ops, those with most live memory under an order first."""
-    return order[np.argsort(-profile(graph.core, order).live_bytes, kind="stable")]
+def busiest(graph: Graph, order: NDArray[np.int32], plan: Plan | None) -> NDArray[np.int32]:
+    """Return the ops with most live memory under an order, and in a plan of a rewriting without its swaps."""
+
+    def first(graph: Graph, order: NDArray[np.int32]) -> NDArray[np.int32]:
+        return order[np.argsort(-profile(graph.core, order).live_bytes, kind="stable")][:_NUM_OPS]
+
+    ops = first(graph, order).tolist()
+    if plan is not None and plan.recomputed is not None:
+        own = plan.order if plan.swapped is None else plan.swapped.origin[plan.swapped.origin >= 0]
+        ops += plan.recomputed.origin[first(plan.recomputed.graph, own)].tolist()
+    return np.array(list(dict.fromkeys(ops)), dtype=np.int32)
 
 
 def refusal(

@@ -16,22 +16,24 @@ from olla.errors import BudgetError
 from olla.graph import Graph, Rules
 from olla.graph.gathers import gathers
 from olla.graph.operators import without_replays
-from olla.order.base_orders import base_orders, induced
+from olla.order.base_orders import base_orders, early_updates, induced
 from olla.order.gathers import gathered_late
-from olla.pipeline import find_order
+from olla.pipeline import Ordered, find_order
 from olla.plan import Options, Plan, Recomputed
-from olla.recompute.base import ORDER_WORK, Base, find_base, is_movable
 from olla.recompute.bounds import CutBounds, refusal
 from olla.recompute.rewrite import recomputed_graph
 
 # What a search may do is limited in work, so that its results are the same on every machine; time limits it only where
 # a caller leaves less than the work takes. A million units take about 10 ms of ordering, 60 ms of choosing.
+_BASE_WORK = 60_000_000  # for the best order without rewriting
+_ORDER_WORK = 15_000_000  # for that of one other graph or start
 _DROP_WORK = 40_000_000  # for one greedy run
 _GATHER_RUNS = 12  # of it, beyond that, for every op and parameter in shards: each is a decision or two
 _TRIAL_WORK = 4_000_000  # for one on a further base order
 _IMPROVE_WORK, _IMPROVE_RUNS = 12_000_000, 6_000  # for improving the choice: in all, and per op
 _RIVAL_SHARE = 1 / 2  # of that work, on a base order where the greedy ended better than on the first one
 _REBASE_SHARE = 1 / 6  # of that work, on the order of the rewritten graph
+_BASE_SHARE = 0.2  # of the time limit
 _DROP_SHARE = 0.5  # of the time limit, by which that stage ends at the latest
 _IMPROVE_SHARE = 0.7
 _LEAST_SHARE = 0.1  # of the time limit, that every stage gets however late it is: an answer that is late, but one
@@ -40,6 +42,43 @@ _BOUND_SHARE = 0.1  # of the time limit, for one lower bound
 _CLOSE = 0.002  # a peak this near to its bound is not searched for further
 _MAX_ROUNDS = 1000  # of the local search; work ends it earlier on all but small graphs
 _NUM_SEED_OPS = 3  # whose bounds the local search starts from, too
+
+
+class Base(NamedTuple):
+    """A graph before it is rewritten.
+
+    Attributes:
+        found: the best order, and its proof.
+        first_order: int32[n], the base order that choices start from.
+    """
+
+    found: Ordered
+    first_order: NDArray[np.int32]
+
+
+def _is_movable(options: Options) -> bool:
+    """Whether any valid order will do as a base order."""
+    return options.order is None and options.updates_may_move
+
+
+def _find_base(graph: Graph, options: Options, progress: Progress | None, left_out: list[str]) -> Base:
+    """Return the best order, and with weight updates early where that costs no memory: gradients then go at once.
+
+    A heuristic that fails is left out, with a note in `left_out`.
+    """
+    limit = _BASE_SHARE * options.time_limit
+    # An integer program chooses what to drop; the order it starts from is the best there is in either case.
+    method = "auto" if options.method == "ilp" else options.method
+    quick = replace(options, method=method, layout=False, time_limit=limit, max_work=_BASE_WORK)
+    found = find_order(graph, quick, progress, overlap=False)
+    left_out += [line for line in found.answer.details if line.startswith(rivals.LEFT_OUT)]
+    if not _is_movable(options):
+        return Base(found, found.order.copy())
+    schedule = {"the best order with early updates": lambda: early_updates(graph, found.order)}
+    early = list(rivals.orders(graph.core, schedule, left_out).values()) or [found.order]
+    limits = _core.Limits(time_limit=limit, max_work=_ORDER_WORK, progress=progress)
+    better = _core.order(graph.core, early, options.seed, limits)
+    return Base(found, better.order if better.peak_bytes <= found.peak_bytes else found.order.copy())
 
 
 class _Start(NamedTuple):
@@ -81,7 +120,7 @@ class RecomputeSearch:
         self.improve_work = min(_IMPROVE_WORK, _IMPROVE_RUNS * graph.num_ops)
         self.notes: tuple[str, ...] = ()  # on the choice, for the plan's details
         self.left_out: list[str] = []
-        self.base = find_base(graph, options, self.progress, self.left_out) if base is None else base
+        self.base = _find_base(graph, options, self.progress, self.left_out) if base is None else base
         self.base_peak_bytes = self.base.found.peak_bytes
         self._first = self._start(self.base.first_order)
         self.starts = [self._first]  # after a choice: the best first
@@ -119,7 +158,7 @@ class RecomputeSearch:
     def choose(self, peak_bytes: int, added_seconds: float) -> None:
         """Drop values on several base orders; go on with the one where that ends best."""
         self.drop(peak_bytes, added_seconds)
-        if not is_movable(self.options):
+        if not _is_movable(self.options):
             return
         goal = None if peak_bytes > 0 else added_seconds
         starts = self.starts
@@ -148,7 +187,7 @@ class RecomputeSearch:
             if added_seconds is not None or start.evictor.peak <= peak_bytes:
                 self._search(peak_bytes, added_seconds, int(share * work))
         self.starts = self._ranked([rival, first], peak_bytes)
-        if is_movable(self.options):
+        if _is_movable(self.options):
             self._rebase(peak_bytes, added_seconds, int(_REBASE_SHARE * work))
 
     def _search(self, peak_bytes: int, added_seconds: float | None, work: int) -> None:
@@ -172,7 +211,7 @@ class RecomputeSearch:
         before = self.starts
         with rivals.optional("the order of the rewritten graph", self.left_out, self.progress) as failed:
             found = self.rewritten()
-            options = replace(self.options, layout=False, time_limit=self._until(_IMPROVE_SHARE), max_work=ORDER_WORK)
+            options = replace(self.options, layout=False, time_limit=self._until(_IMPROVE_SHARE), max_work=_ORDER_WORK)
             best = find_order(found.graph, options, self.progress, overlap=False).order
             order = induced(self.graph, best, found.origin)
             if order is None or np.array_equal(order, self.order):
@@ -187,7 +226,7 @@ class RecomputeSearch:
         """With the method "ilp": solve the integer program of the choice, for the base order."""
         if self.options.method != "ilp" or self.interrupted:
             return
-        from olla.recompute.ilp import solve_choice
+        from olla.recompute.ilp import proof, solve_choice
 
         bound = 0.0
         if added_seconds is None:
@@ -204,7 +243,7 @@ class RecomputeSearch:
             progress=self.progress,
         )
         self.interrupted |= found.cancelled
-        self.notes = (found.line(added_seconds is None),)
+        self.notes = (proof(found, added_seconds is None),)
 
     def _close_enough(self, peak_bytes: int, added_seconds: float | None) -> bool:
         """Whether the bounds leave next to nothing to gain."""
@@ -247,7 +286,7 @@ class RecomputeSearch:
 
     def final_options(self) -> Options:
         """Return the options by which the graph that was found is ordered and laid out."""
-        return replace(self.options, order=None, time_limit=self._until(1.0), max_work=ORDER_WORK)
+        return replace(self.options, order=None, time_limit=self._until(1.0), max_work=_ORDER_WORK)
 
     @property
     def details(self) -> tuple[str, ...]:
@@ -259,10 +298,10 @@ class RecomputeSearch:
         ops, needs = self.cut_bounds().forcing()
         return refusal(self.graph, budget_bytes, self.lowest_bytes, ops, needs, "more levers")
 
-    def cut_bounds(self) -> CutBounds:
-        """Return the bounds by the cuts around the busiest ops of the base order."""
+    def cut_bounds(self, plan: Plan | None = None) -> CutBounds:
+        """Return the bounds by the cuts around the busiest ops of the base order, and of a plan of what was found."""
         seconds = max(0.05, min(self._left(), _BOUND_SHARE * self.options.time_limit))
-        return CutBounds(self.graph, self.order, self.evictor, seconds)
+        return CutBounds(self.graph, self.order, self.evictor, seconds, plan)
 
     def bounds(self, plan: Plan, added_seconds: float, peak_bytes: int) -> tuple[int, float]:
         """Return what is proved about every other plan.
@@ -275,7 +314,7 @@ class RecomputeSearch:
         Returns:
             The least peak within its added time, in bytes; the least added time within `peak_bytes`, in seconds.
         """
-        bounds = self.cut_bounds().beside(plan)
+        bounds = self.cut_bounds(plan)
         return bounds.least_peak(added_seconds), bounds.least_added_seconds(peak_bytes)
 
     def rewritten(self) -> Recomputed:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from olla.graph import Graph, Rules
     from olla.plan import Link, Plan
 
-_NUM_OPS = 12  # per source of ops whose cuts make a bound
 _NUM_FINE, _NUM_PARTS = 3, 8  # ops whose bound is refined, and into how many cases
 _SECONDS = 1.0  # for the cuts of one kind
 _ROUNDING = 1e-9  # of floating-point sums of seconds
@@ -130,16 +129,8 @@ class SwapBound:
         Returns:
             The least peak within its added time, in bytes; the least added time within `peak_bytes`, in seconds.
         """
-        ops = self._busiest_ops(plan)
+        ops = busiest(self.graph, np.arange(self.graph.num_ops, dtype=np.int32), plan)
         return self.least_peak(ops, added_seconds), self.least_added_seconds(ops, peak_bytes, added_seconds)
-
-    def _busiest_ops(self, plan: Plan) -> NDArray[np.int32]:
-        """Return ops of the graph with most live memory, in program order and in the plan without its swaps."""
-        ops = busiest(self.graph, np.arange(self.graph.num_ops, dtype=np.int32))[:_NUM_OPS].tolist()
-        if plan.recomputed is not None:
-            own = plan.order if plan.swapped is None else plan.swapped.origin[plan.swapped.origin >= 0]
-            ops += plan.recomputed.origin[busiest(plan.recomputed.graph, own)[:_NUM_OPS]].tolist()
-        return np.array(list(dict.fromkeys(ops)), dtype=np.int32)
 
 
 def working_sets(graph: Graph, rules: Rules, lasting: Any = ()) -> NDArray[np.int64]:
