@@ -37,13 +37,9 @@ class Status(Enum):
     @property
     def message(self) -> str:
         """What the status means, for a reader."""
-        return _STATUS_MESSAGES[self]
-
-
-_STATUS_MESSAGES = {
-    Status.OPTIMAL: "Proved: no valid order has a lower peak.",
-    Status.FEASIBLE: "Not proved: a better order may exist, but none has a peak below the bound.",
-}
+        if self is Status.OPTIMAL:
+            return "Proved: no valid order has a lower peak."
+        return "Not proved: a better order may exist, but none has a peak below the bound."
 
 
 def _status(key: str, value: object) -> Status:
@@ -65,6 +61,21 @@ _OF_REQUEST = (
     "added_seconds_lower_bound",
     "peak_lower_bound_bytes",
 )
+
+
+def _fields_of(content: object) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise PlanError(f"is a JSON {type(content).__name__}, expected an object", rule="format")
+    if content.get("format") != FORMAT:
+        raise fields.reject("format", content.get("format"), f"{FORMAT!r}: this is no plan", rule="format")
+    version = content.get("version")
+    if type(version) is not int or version != VERSION:
+        raise fields.reject("version", version, f"{VERSION}: make the plan again, or update olla", rule="version")
+    readers = fields.readers(Plan, _READERS)
+    for name in readers:
+        if name not in content:
+            raise PlanError(f"has no {name!r}, which every plan needs: was the file cut or edited?", rule="missing")
+    return fields.from_object(content, readers)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -270,18 +281,7 @@ class Plan:
             PlanError: it is no plan, damaged, or of an unknown version: rule "format", "version", "missing" or "type",
                 naming the key and the value seen.
         """
-        if not isinstance(content, dict):
-            raise PlanError(f"is a JSON {type(content).__name__}, expected an object", rule="format")
-        if content.get("format") != FORMAT:
-            raise fields.reject("format", content.get("format"), f"{FORMAT!r}: this is no plan", rule="format")
-        version = content.get("version")
-        if type(version) is not int or version != VERSION:
-            raise fields.reject("version", version, f"{VERSION}: make the plan again, or update olla", rule="version")
-        table = fields.readers(cls, _READERS)
-        for name in table:
-            if name not in content:
-                raise PlanError(f"has no {name!r}, which every plan needs: was the file cut or edited?", rule="missing")
-        return cls(**fields.from_object(content, table))
+        return cls(**_fields_of(content))
 
     def with_figures(self, figures: Plan, graph: Graph) -> Plan:
         """Return this plan with the order and figures of another plan of its last graph, and that graph's costs."""
