@@ -181,10 +181,8 @@ class CombinedSearch:
         step = np.argsort(r.order).astype(np.int32)
         position = np.where(recomputed.rerun == 0, step[origin], np.int32(self.graph.num_ops))
         position = np.minimum.accumulate(position[::-1])[::-1]  # what runs again does so before the op it serves
-        seconds = self._seconds(recomputed)
-        program = np.arange(graph.num_ops, dtype=np.int32)
-        swaps = self._swaps(graph, program, seconds, added, limit, _SWAP_WORK)
-        again = max(0.0, float(seconds.sum()) - r.base_seconds)
+        swaps = self._swaps(recomputed, np.arange(graph.num_ops, dtype=np.int32), added, limit, _SWAP_WORK)
+        again = max(0.0, float(self._seconds(recomputed).sum()) - r.base_seconds)
         return _Found(recomputed, position, swaps, again + swaps.stall_seconds)
 
     def _seconds(self, recomputed: Recomputed) -> NDArray[np.float64]:
@@ -192,25 +190,20 @@ class CombinedSearch:
         return np.where(recomputed.rerun != 0, may.rerun_seconds[origin], may.seconds[origin])
 
     def _swaps(
-        self,
-        graph: Graph,
-        order: NDArray[np.int32],
-        seconds: NDArray[np.float64],
-        added: float,
-        limit: int | None,
-        work: int,
+        self, recomputed: Recomputed, order: NDArray[np.int32], added: float, limit: int | None, work: int
     ) -> Swaps:
+        seconds = self._seconds(recomputed)
         spent = float(seconds.sum())
         left = min(max(0.0, added - (spent - self.recompute.base_seconds)), _MOST_STALL * spent)
         return plan_swaps(
-            graph,
+            recomputed.graph,
             order,
             seconds,
             self.swapping.link,
             limit=limit,
             max_slowdown=left / max(spent, 1e-30),
             host_bytes=self.swapping.host_bytes,
-            lasting=self._lasting(graph),
+            lasting=self._lasting(recomputed.graph),
             time_limit=max(_SWAP_SHARE * self.options.time_limit, 0.02),
             seed=self.options.seed,
             progress=self.progress,
@@ -230,9 +223,8 @@ class CombinedSearch:
         recomputed, swaps = found.recomputed, found.swaps
         order = np.arange(recomputed.graph.num_ops, dtype=np.int32)
         ordered = find_order(recomputed.graph, self.recompute.final_options(), self.progress)
-        seconds = self._seconds(recomputed)
         for other in {row.tobytes(): row for row in (order, ordered.order)}.values():
-            again = self._swaps(recomputed.graph, other, seconds, added, limit, _LAST_WORK)
+            again = self._swaps(recomputed, other, added, limit, _LAST_WORK)
             if (again.peak_bytes, again.stall_seconds) < (swaps.peak_bytes, swaps.stall_seconds):
                 order, swaps = other, again
         return recomputed, swapped_graph(recomputed.graph, order, swaps)
