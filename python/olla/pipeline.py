@@ -131,12 +131,10 @@ class _Run:
             **placement._asdict(),
         )
 
-    def _elapsed(self) -> float:
-        return time.perf_counter() - self.start
-
     def _left(self, share: float = 1.0) -> float:
         """Seconds left of a share of the time limit; none once interrupted."""
-        return 0.0 if self.interrupted else max(0.0, share * self.options.time_limit - self._elapsed())
+        passed = time.perf_counter() - self.start
+        return 0.0 if self.interrupted else max(0.0, share * self.options.time_limit - passed)
 
     def _precedences(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         try:
@@ -225,18 +223,11 @@ class _Run:
         producer = np.full(graph.num_tensors, -1, dtype=np.int64)
         producer[graph.writes.item] = np.repeat(np.arange(graph.num_ops), np.diff(graph.writes.offset))
         live = (first <= peak_step) & (peak_step < last) & ((producer >= 0) | graph.donated) & (graph.tensor_bytes > 0)
-        ids = np.flatnonzero(live)
-        ids = ids[np.argsort(-graph.tensor_bytes[ids], kind="stable")][:_NUM_PEAK_TENSORS]
-        tensors = [
-            LiveTensor(
-                id=int(t),
-                name=graph.tensor_names[t],
-                bytes=int(graph.tensor_bytes[t]),
-                kind=graph.tensor_kinds[t],
-                producer=graph.op_names[producer[t]] if producer[t] >= 0 else "",
-            )
-            for t in ids
-        ]
+        tensors = []
+        for t in np.flatnonzero(live).tolist():
+            maker = graph.op_names[producer[t]] if producer[t] >= 0 else ""
+            num_bytes = int(graph.tensor_bytes[t])
+            tensors.append(LiveTensor(t, graph.tensor_names[t], num_bytes, graph.tensor_kinds[t], maker))
         if graph.workspace_bytes[op] > 0:
             tensors.append(LiveTensor(-1, "", int(graph.workspace_bytes[op]), "workspace", graph.op_names[op]))
         tensors.sort(key=lambda tensor: -tensor.bytes)

@@ -130,7 +130,7 @@ def check_copies(original: Graph, swapped: Graph, origin: NDArray[np.int32], swa
     if len(s.start) != n or np.any(np.diff(s.start) < 0) or np.any(s.start[:1] < 0):
         fail("swap_times", "the plan's ops start in another order than they stand in")
     leaves, returns = s.last >= 0, s.next < n  # the others are in host memory when the step starts, or when it ends
-    _check_places(original, swapped, origin, swaps, leaves, returns)
+    _check_places(original, swapped, origin, swaps)
     start = np.append(s.start, s.base_seconds + s.stall_seconds)
     slack = _ROUNDING * max(1.0, float(start[-1]))
     if start[-1] + slack < float(start.max()):
@@ -153,15 +153,9 @@ def check_copies(original: Graph, swapped: Graph, origin: NDArray[np.int32], swa
         fail("swap_times", f"the copies take {held.max()} bytes of host memory, not {s.host_bytes} as the plan says")
 
 
-def _check_places(
-    original: Graph,
-    swapped: Graph,
-    origin: NDArray[np.int32],
-    s: Swaps,
-    leaves: NDArray[np.bool_],
-    returns: NDArray[np.bool_],
-) -> None:
+def _check_places(original: Graph, swapped: Graph, origin: NDArray[np.int32], s: Swaps) -> None:
     n = original.num_ops
+    leaves, returns = s.last >= 0, s.next < n
     inner = (s.last < s.issue) & (s.issue <= s.next) & (s.next <= n) & (~returns | (s.freed < s.issue))
     inner &= np.where(leaves, (s.ready >= 0) & (s.ready <= s.last) & (s.last < s.freed) & (s.freed <= n), s.freed == 0)
     if not np.all(inner & (leaves | returns)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from olla.base import rivals
 from olla.graph import DeviceProfile, Graph
 from olla.plan import Link, Swaps
 from olla.swap.autoswap import SCORES, AutoSwap
-from olla.swap.search import ANY_WORK, MIN_BYTES, NUM_ROUNDS, SwapSearch
+from olla.swap.search import ANY_WORK, MIN_BYTES, SwapSearch
 
 _AUTOSWAP_SHARE = 0.8  # of the time limit, after which no other of its scores is tried as a start
 _FREE_SHARE = 0.25  # of the time limit, for swaps that make nobody wait, where some may
@@ -30,7 +31,6 @@ def plan_swaps(
     lasting: NDArray[np.int32] | None = None,
     time_limit: float = 5.0,
     seed: int = 0,
-    num_rounds: int = NUM_ROUNDS,
     progress: Any = None,
     max_work: int | None = None,
 ) -> Swaps:
@@ -47,7 +47,6 @@ def plan_swaps(
         lasting: int32[m], resident tensors that may wait in host memory from step to step.
         time_limit: seconds for the search.
         seed: for its random choices.
-        num_rounds: of the local search.
         progress: as in `olla.plan`.
         max_work: for the search, in steps of the order whose memory is simulated; a million take about 0.04 s. None: as
             time allows.
@@ -74,26 +73,26 @@ def plan_swaps(
     search = SwapSearch(graph, order, seconds, speed, host_bytes=host_bytes, min_bytes=MIN_BYTES, lasting=lasting)
     most_stall = max_slowdown * search.base_seconds
     work = ANY_WORK if max_work is None else max_work
-    if limit is None:
-        begin = time.perf_counter()
-        deadline = begin + _AUTOSWAP_SHARE * time_limit
-        method, found = AutoSwap(graph, order, seconds, Link.of(link), host_bytes, deadline), []
-        for score in SCORES if max_work is None else SCORES[:-1]:  # the last one takes longer than all others
-            if time.perf_counter() < deadline:
-                with rivals.optional(f"AutoSwap by {score}", []):
-                    found.append(method.least_peak(score, max_slowdown))
-        how: dict[str, Any] = {"seed": seed, "num_rounds": num_rounds, "progress": progress}
-        if most_stall > 0:
-            part = int(_FREE_SHARE * work)
-            found.append(search.least_peak(0.0, _FREE_SHARE * time_limit, max_work=part, **how))
-            work -= part
-        starts = [search.chosen(swaps) for swaps in found]
-        left = max(0.0, time_limit - (time.perf_counter() - begin))
-        found.append(search.least_peak(most_stall, left, starts=starts, max_work=work, **how))
-        return min(reversed(found), key=lambda swaps: swaps.peak_bytes)
-    allowed = [share * most_stall for share in (0.0, 0.125, 0.25, 0.5, 1.0)] if most_stall > 0 else [0.0]
-    for stall in allowed:
-        swaps = search.fit(limit, stall, time_limit / len(allowed), progress, work // len(allowed))
-        if swaps.peak_bytes <= limit:
-            break
-    return swaps
+    if limit is not None:
+        allowed = [share * most_stall for share in (0.0, 0.125, 0.25, 0.5, 1.0)] if most_stall > 0 else [0.0]
+        for stall in allowed:
+            swaps = search.fit(limit, stall, time_limit / len(allowed), progress, work // len(allowed))
+            if swaps.peak_bytes <= limit:
+                break
+        return swaps
+    begin = time.perf_counter()
+    deadline = begin + _AUTOSWAP_SHARE * time_limit
+    method, found = AutoSwap(graph, order, seconds, speed, host_bytes, deadline), []
+    for score in SCORES if max_work is None else SCORES[:-1]:  # the last one takes longer than all others
+        if time.perf_counter() < deadline:
+            with rivals.optional(f"AutoSwap by {score}", []):
+                found.append(method.least_peak(score, max_slowdown))
+    least_peak = partial(search.least_peak, seed=seed, progress=progress)
+    if most_stall > 0:
+        part = int(_FREE_SHARE * work)
+        found.append(least_peak(0.0, _FREE_SHARE * time_limit, max_work=part))
+        work -= part
+    starts = [search.chosen(swaps) for swaps in found]
+    left = max(0.0, time_limit - (time.perf_counter() - begin))
+    found.append(least_peak(most_stall, left, starts=starts, max_work=work))
+    return min(reversed(found), key=lambda swaps: swaps.peak_bytes)

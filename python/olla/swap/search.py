@@ -16,7 +16,6 @@ from olla.plan import Link, Swaps
 MIN_BYTES = 1 << 18  # smaller blocks take the link mostly for its latency
 _NO_LIMIT = 1 << 62
 ANY_WORK = (1 << 63) - 1
-NUM_ROUNDS = 30  # of the local search; on large graphs, time ends it earlier
 
 
 class Blocks(NamedTuple):
@@ -102,11 +101,14 @@ class SwapSearch:
         *,
         starts: Sequence[NDArray[np.int32]] = (),
         seed: int = 0,
-        num_rounds: int = NUM_ROUNDS,
+        num_rounds: int = 30,
         progress: Any = None,
         max_work: int = ANY_WORK,
     ) -> Swaps:
-        """Choose swaps of least peak for that stall, no worse than with the blocks of any of `starts`."""
+        """Choose swaps of least peak for that stall, no worse than with the blocks of any of `starts`.
+
+        The rounds are those of the local search; on large graphs, time ends it earlier.
+        """
         limits = _core.Limits(time_limit=time_limit, max_work=max_work, progress=progress)
         return self._swaps(self._core.least_peak(most_stall_seconds, list(starts), seed, num_rounds, limits))
 
