@@ -168,13 +168,6 @@ void bind_recompute(nb::module_& m) {
           },
           "op"_a, "price"_a, "time_limit"_a,
           "Values that the cheapest way to go on after the op makes again, at a price of time in bytes per second.")
-      .def_prop_ro(
-          "drops",
-          [](const RecomputeSearch& self) {
-            Decisions all = self.decisions();
-            return std::pair(to_numpy(std::move(all.values)), to_numpy(std::move(all.steps)));
-          },
-          kOwned, "(values, steps) in force, as `reset` takes them.")
       .def("decisions", &RecomputeSearch::decisions, "The drops in force.")
       .def("runs", &RecomputeSearch::runs, "What runs under the decisions in force.")
       .def("rewritten", &RecomputeSearch::rewritten, "The graph that the decisions in force make; not of fused ops.")

@@ -579,10 +579,6 @@ class RecomputeSearch:
         Values that the cheapest way to go on after the op makes again, at a price of time in bytes per second.
         """
 
-    @property
-    def drops(self) -> tuple[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]]:
-        """(values, steps) in force, as `reset` takes them."""
-
     def decisions(self) -> Decisions:
         """The drops in force."""
 

@@ -357,7 +357,7 @@ void RecomputeProgram::rule_out(const Rewrite& r, RunId run, Bytes limit) {
   for (RunId at = 0; at < r.num_runs(); ++at) {
     if (r.runs[at].position != step || r.runs[at].dead) continue;
     if (const Run* found = choices_.find(r.runs[at].op, step, r.runs[at].rerun)) needs(found->runs);
-    for (const CopyId c : r.reads_of(at)) {
+    for (const CopyId c : r.reads[at]) {
       if (position(r, r.copies[c].made) < step) needs(kept_before(r.copies[c].value, step));
     }
   }

@@ -215,12 +215,8 @@ std::vector<ValueId> RecomputeBound::made_again(OpId t, double price, Control& c
   select(t);
   double value = 0;
   cut(price, value, control);
-  std::vector<ValueId> made;
-  for (const ValueId x : needed_) {
-    const OpId maker = values_.producer[x];
-    const bool runs = maker != kNoOp && op_node_[maker] >= 0 && reached_[op_node_[maker]] != 0;
-    if (reached_[value_node_[x]] != 0 && runs && side_[maker] == kBefore) made.push_back(x);
-  }
+  std::vector<ValueId> made = dropped_;
+  std::erase_if(made, [&](ValueId x) { return side_[values_.producer[x]] != kBefore; });
   return made;
 }
 

@@ -37,12 +37,12 @@ void DropCandidates::look(const Rewrite& rewrite, RunId peak) {
   next_.assign(num_copies, rewrite_->num_runs());
   for (RunId run = 0; run <= peak_; ++run) {
     if (rewrite_->runs[run].dead) continue;
-    for (const CopyId c : rewrite_->reads_of(run)) previous_[c] = run;
-    for (const CopyId c : rewrite_->makes_of(run)) previous_[c] = run;
+    for (const CopyId c : rewrite_->reads[run]) previous_[c] = run;
+    for (const CopyId c : rewrite_->makes[run]) previous_[c] = run;
   }
   for (RunId run = rewrite_->num_runs() - 1; run >= peak_; --run) {
     if (rewrite_->runs[run].dead) continue;
-    for (const CopyId c : rewrite_->reads_of(run)) next_[c] = run;
+    for (const CopyId c : rewrite_->reads[run]) next_[c] = run;
   }
   last_rerun_.assign(graph_.num_ops(), -1);
   for (RunId run = 0; run < rewrite_->num_runs(); ++run) {
@@ -81,7 +81,7 @@ std::uint64_t DropCandidates::key(CopyId copy) const {
 // Whether the op that makes a copy need not run before the peak at all once the copy is dropped.
 bool DropCandidates::moves(CopyId copy) const {
   const RunId made = rewrite_->copies[copy].made;
-  for (const CopyId c : rewrite_->makes_of(made)) {
+  for (const CopyId c : rewrite_->makes[made]) {
     if (previous_[c] != made || values_.output[rewrite_->copies[c].value] != 0) return false;
   }
   return static_cast<Rerun>(rules_.rerun[rewrite_->runs[made].op]) == Rerun::kWhole;

@@ -1,6 +1,7 @@
 #include "olla/recompute/evict.hpp"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 namespace olla {
@@ -57,9 +58,8 @@ bool Evictor::step(const EvictLimits& limits, Control& control) {
   Decision decision;
   peak_ = best_.peak_run;
   at_peak_.look(best_, peak_);
-  find_candidates(control);
+  const std::vector<Candidate> candidates = find_candidates(control);
   control.spend(best_.num_runs() + at_peak_.take_work() / 8);
-  const std::vector<Candidate> candidates = candidates_;
   int num_tried = 0;
   for (const Candidate& candidate : candidates) {
     if ((effort_.deep && num_tried >= kMaxDeep) || (repairing_ && num_tried >= kMaxRepairTries)) return false;
@@ -87,13 +87,9 @@ bool Evictor::step(const EvictLimits& limits, Control& control) {
 bool Evictor::attempt_with_repairs(const Decision& decision, const EvictLimits& limits, Control& control) {
   const OpId at_op = best_.runs[peak_].op;
   const Step at_position = best_.runs[peak_].position;
-  for (std::size_t i = 0; i < decision.size(); ++i) {
-    if (drops_.add(decision[i])) continue;
-    while (i-- > 0) drops_.remove(decision[i]);
-    return false;
-  }
+  if (!drops_.add(decision)) return false;
   if (!rewriter_.build(drops_, trial_) || trial_.added_seconds > limits.added_seconds) {
-    for (const Drop& drop : decision) drops_.remove(drop);
+    drops_.remove(decision);
     return false;
   }
   const Rewrite before = best_;
@@ -116,7 +112,7 @@ bool Evictor::attempt_with_repairs(const Decision& decision, const EvictLimits& 
   if (done) return true;
   tabu_ = tabu;
   while (decisions_.size() > num_decisions) {
-    for (const Drop& drop : decisions_.back()) drops_.remove(drop);
+    drops_.remove(decisions_.back());
     decisions_.pop_back();
   }
   best_ = before;
@@ -132,17 +128,12 @@ Bytes Evictor::live_at(const Rewrite& r, OpId op, Step position) {
 }
 
 bool Evictor::attempt(const Decision& decision, double most_seconds) {
-  for (std::size_t i = 0; i < decision.size(); ++i) {
-    if (drops_.add(decision[i])) continue;
-    while (i-- > 0) drops_.remove(decision[i]);
-    return false;
-  }
+  if (!drops_.add(decision)) return false;
   const OpId op = best_.runs[peak_].op;
   const Step position = best_.runs[peak_].position;
-  bool better = rewriter_.build(drops_, trial_) && trial_.peak <= best_.peak && trial_.added_seconds <= most_seconds;
-  if (better) better = live_at(trial_, op, position) < best_.peak;
-  if (!better) {
-    for (const Drop& drop : decision) drops_.remove(drop);
+  if (!rewriter_.build(drops_, trial_) || trial_.peak > best_.peak || trial_.added_seconds > most_seconds ||
+      live_at(trial_, op, position) >= best_.peak) {
+    drops_.remove(decision);
     return false;
   }
   std::swap(best_, trial_);
@@ -151,8 +142,8 @@ bool Evictor::attempt(const Decision& decision, double most_seconds) {
 }
 
 // The candidates at the peak, most bytes freed per second first.
-void Evictor::find_candidates(const Control& control) {
-  candidates_.clear();
+std::vector<Evictor::Candidate> Evictor::find_candidates(const Control& control) {
+  std::vector<Candidate> candidates;
   Decision decision;
   if (score_weights_.spread > 0) {
     above_.assign(1, 0.0);
@@ -167,12 +158,10 @@ void Evictor::find_candidates(const Control& control) {
     double seconds = 0;
     decision.clear();
     if (!at_peak_.estimate(c, effort_.reach, decision, freed, seconds) || freed <= 0) continue;
-    candidates_.push_back({weight(c) * static_cast<double>(freed) / std::max(seconds, kFreeSeconds), c, freed});
+    candidates.push_back({weight(c) * static_cast<double>(freed) / std::max(seconds, kFreeSeconds), c, freed});
   }
-  std::sort(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) {
-    if (a.score != b.score) return a.score > b.score;
-    return a.bytes != b.bytes ? a.bytes > b.bytes : a.copy < b.copy;
-  });
+  std::ranges::sort(candidates, {}, [](const Candidate& c) { return std::tuple(-c.score, -c.bytes, c.copy); });
+  return candidates;
 }
 
 Rewritten Evictor::rewritten() {
@@ -181,9 +170,7 @@ Rewritten Evictor::rewritten() {
 }
 
 bool Evictor::reset(std::vector<Decision> decisions) {
-  for (const Decision& decision : decisions_) {
-    for (const Drop& drop : decision) drops_.remove(drop);
-  }
+  for (const Decision& decision : decisions_) drops_.remove(decision);
   decisions_ = std::move(decisions);
   for (const Decision& decision : decisions_) {
     for (const Drop& drop : decision) drops_.add(drop);
@@ -215,7 +202,7 @@ double Evictor::weight(CopyId copy) {
 }
 
 bool Evictor::take_back(std::span<const Drop> drops, Bytes most, Bytes least) {
-  for (const Drop& drop : drops) drops_.remove(drop);
+  drops_.remove(drops);
   const bool fits = rewriter_.build(drops_, trial_) && trial_.peak <= most && trial_.peak >= least;
   if (fits && trial_.added_seconds <= best_.added_seconds) {
     std::swap(best_, trial_);

@@ -64,7 +64,7 @@ class Evictor {
   bool step(const EvictLimits& limits, Control& control);
   bool attempt_with_repairs(const Decision& decision, const EvictLimits& limits, Control& control);
   static Bytes live_at(const Rewrite& r, OpId op, Step position);
-  void find_candidates(const Control& control);
+  std::vector<Candidate> find_candidates(const Control& control);
   bool attempt(const Decision& decision, double most_seconds);
   double weight(CopyId copy);
   bool take_back(std::span<const Drop> drops, Bytes most, Bytes least);
@@ -82,7 +82,6 @@ class Evictor {
   Effort effort_;
   bool repairing_ = false;
   std::int64_t repair_work_ = 0;  // that may still be spent on repairs
-  std::vector<Candidate> candidates_;
   ScoreWeights score_weights_;
   std::vector<double> above_;  // memory above score_weights_.level, summed over the runs before run r
   std::mt19937_64 random_;

@@ -85,7 +85,7 @@ Runs RecomputeSearch::runs() const {
     if (r.runs[run].dead) continue;
     all.op.push_back(r.runs[run].op), all.position.push_back(r.runs[run].position);
     all.again.push_back(r.runs[run].rerun ? 1 : 0), all.live.push_back(r.live[run]);
-    all.reads.push_back(r.reads_of(run)), all.makes.push_back(r.makes_of(run));
+    all.reads.push_back(r.reads[run]), all.makes.push_back(r.makes[run]);
   }
   for (const auto& copy : r.copies) all.value.push_back(copy.value), all.fused.push_back(copy.fused ? 1 : 0);
   return all;

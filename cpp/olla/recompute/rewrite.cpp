@@ -29,6 +29,19 @@ bool DropSet::remove(const Drop& drop) {
   return true;
 }
 
+bool DropSet::add(std::span<const Drop> drops) {
+  for (std::size_t i = 0; i < drops.size(); ++i) {
+    if (add(drops[i])) continue;
+    remove(drops.first(i));
+    return false;
+  }
+  return true;
+}
+
+void DropSet::remove(std::span<const Drop> drops) {
+  for (const Drop& drop : drops) remove(drop);
+}
+
 bool DropSet::between(ValueId value, Step made, Step read) const {
   const auto& steps = steps_[value];
   if (steps.empty()) return false;
@@ -70,8 +83,8 @@ bool Rewriter::usable(CopyId copy, Step position, const DropSet& drops, const Re
 }
 
 bool Rewriter::walk(const DropSet& drops, Rewrite& r) {
-  r.runs.clear(), r.copies.clear(), r.buffers.clear(), r.reads.clear(), r.makes.clear();
-  r.read_offset.assign(1, 0), r.make_offset.assign(1, 0);
+  r.runs.clear(), r.copies.clear(), r.buffers.clear();
+  for (Csr<CopyId>* lists : {&r.reads, &r.makes}) lists->offset.assign(1, 0), lists->item.clear();
   r.own_run.assign(graph_.num_ops(), -1);
   current_.assign(values_.num_values(), -1);
   rerun_.clear();
@@ -127,17 +140,16 @@ bool Rewriter::emit(const Frame& frame, Step position, const DropSet& drops, Rew
       const CopyId copy = current_[x];
       if (!usable(copy, position, drops, r)) return false;  // another input's chain has overwritten it
       r.copies[copy].last_use = run;
-      r.reads.push_back(copy);
+      r.reads.item.push_back(copy);
     }
   }
   for (const ValueId x : overwrites) r.copies[current_[x]].consumed = true;
   for (const ValueId x : makes) {
     const CopyId copy = new_copy(x, run, r);
-    r.makes.push_back(copy);
+    r.makes.item.push_back(copy);
     if (!usable(current_[x], position, drops, r)) current_[x] = copy;
   }
-  r.read_offset.push_back(static_cast<std::int64_t>(r.reads.size()));
-  r.make_offset.push_back(static_cast<std::int64_t>(r.makes.size()));
+  for (Csr<CopyId>* lists : {&r.reads, &r.makes}) lists->offset.push_back(static_cast<std::int64_t>(lists->item.size()));
   if (frame.rerun) {
     rerun_.push_back(v);
   } else {
@@ -152,7 +164,7 @@ bool Rewriter::deletable(RunId run, const Rewrite& r) const {
   const bool must_run = !r.runs[run].rerun && (static_cast<Rerun>(rules_.rerun[v]) != Rerun::kWhole || unmovable_[v] != 0);
   if (r.runs[run].dead || must_run || !values_.rerunnable(v)) return false;
   bool read_once = false;
-  for (const CopyId c : r.makes_of(run)) {
+  for (const CopyId c : r.makes[run]) {
     const ValueId x = r.copies[c].value;
     if (num_reads_[c] > 0 || (values_.output[x] != 0 && current_[x] == c)) return false;
     read_once = read_once || !values_.readers[x].empty();
@@ -162,7 +174,7 @@ bool Rewriter::deletable(RunId run, const Rewrite& r) const {
 
 void Rewriter::remove_dead_runs(Rewrite& r) {
   num_reads_.assign(r.copies.size(), 0);
-  for (const CopyId c : r.reads) ++num_reads_[c];
+  for (const CopyId c : r.reads.item) ++num_reads_[c];
   queue_.clear();
   r.added_seconds = 0;
   r.num_reruns = static_cast<std::int64_t>(rerun_.size());
@@ -178,7 +190,7 @@ void Rewriter::remove_dead_runs(Rewrite& r) {
     --r.num_reruns;
     const OpId v = r.runs[run].op;
     r.added_seconds -= r.runs[run].rerun ? rules_.rerun_seconds[v] : rules_.seconds[v];
-    for (const CopyId c : r.reads_of(run)) {
+    for (const CopyId c : r.reads[run]) {
       const RunId made = r.copies[c].made;
       if (--num_reads_[c] == 0 && made >= 0 && deletable(made, r)) queue_.push_back(made);
     }
@@ -189,7 +201,7 @@ void Rewriter::find_last_uses(Rewrite& r) {
   for (auto& copy : r.copies) copy.last_use = copy.made;
   for (RunId run = 0; run < r.num_runs(); ++run) {
     if (r.runs[run].dead) continue;
-    for (const CopyId c : r.reads_of(run)) r.copies[c].last_use = run;
+    for (const CopyId c : r.reads[run]) r.copies[c].last_use = run;
   }
   for (ValueId x = 0; x < values_.num_values(); ++x) {
     if (values_.output[x] != 0 && current_[x] >= 0) r.copies[current_[x]].last_use = r.num_runs();
@@ -203,7 +215,7 @@ void Rewriter::fuse(Rewrite& r) {
   for (RunId run = 0; run < r.num_runs(); ++run) {
     if (r.runs[run].dead) continue;
     const bool opaque = fusion(r.runs[run].op) == Fusion::kNone;
-    for (const CopyId c : r.reads_of(run)) {
+    for (const CopyId c : r.reads[run]) {
       const RunId made = r.copies[c].made;
       const bool crosses = made >= 0 && r.runs[made].position < rules_.split && r.runs[run].position >= rules_.split;
       if (opaque || crosses) in_memory_[c] = 1;
@@ -211,7 +223,7 @@ void Rewriter::fuse(Rewrite& r) {
   }
   count_inputs(r);
   for (RunId run = r.num_runs(); run-- > 0;) {
-    const auto makes = r.makes_of(run);
+    const auto makes = r.makes[run];
     if (r.runs[run].dead || fusion(r.runs[run].op) != Fusion::kPointwise || makes.size() != 1) continue;
     auto& copy = r.copies[makes[0]];
     copy.fused = in_memory_[makes[0]] == 0 && copy.last_use < r.num_runs() && copy.last_use > run;
@@ -220,7 +232,7 @@ void Rewriter::fuse(Rewrite& r) {
       r.added_seconds += r.runs[run].rerun ? rules_.store_seconds[v] : rules_.keep_seconds.empty() ? 0 : rules_.keep_seconds[v];
       continue;
     }
-    for (const CopyId c : r.reads_of(run)) r.copies[c].last_use = std::max(r.copies[c].last_use, copy.last_use);
+    for (const CopyId c : r.reads[run]) r.copies[c].last_use = std::max(r.copies[c].last_use, copy.last_use);
   }
 }
 
@@ -232,16 +244,16 @@ void Rewriter::count_inputs(Rewrite& r) {
     const bool kernel = !r.runs[run].dead && fusion(r.runs[run].op) == Fusion::kNone;
     kernels_.push_back(kernels_.back() + (kernel ? 1 : 0));
     if (r.runs[run].dead) continue;
-    for (const CopyId c : r.reads_of(run)) ++num_reads_[c];
+    for (const CopyId c : r.reads[run]) ++num_reads_[c];
   }
   num_inputs_.assign(r.copies.size(), 0);
   inputs_.resize(r.copies.size() * kMaxInputs);
   std::vector<CopyId> all;
   for (RunId run = 0; run < r.num_runs(); ++run) {
-    const auto makes = r.makes_of(run);
+    const auto makes = r.makes[run];
     if (r.runs[run].dead || fusion(r.runs[run].op) != Fusion::kPointwise || makes.size() != 1) continue;
     all.clear();
-    for (const CopyId c : r.reads_of(run)) {
+    for (const CopyId c : r.reads[run]) {
       const auto of_input = inputs_.begin() + std::int64_t{c} * kMaxInputs;
       if (num_inputs_[c] == 0) all.push_back(c);
       all.insert(all.end(), of_input, of_input + num_inputs_[c]);
@@ -261,11 +273,11 @@ void Rewriter::count_inputs(Rewrite& r) {
 // Whether the one result of a run takes over the buffer of an input that nobody reads later, which is found here. Not what a
 // reduction in the same kernel goes through at its own pace, by the rules.
 bool Rewriter::take_over(RunId run, Rewrite& r) {
-  Rewrite::Copy& made = r.copies[r.makes_of(run)[0]];
+  Rewrite::Copy& made = r.copies[r.makes[run][0]];
   const Bytes bytes = graph_.bytes(values_.tensor[made.value]);
   const RunId last = made.fused ? made.last_use : run;
   if (bytes == 0) return false;
-  for (const CopyId read : r.reads_of(run)) {
+  for (const CopyId read : r.reads[run]) {
     const CopyId c = r.copies[read].fused ? donated_input_[read] : read;
     if (c < 0) continue;
     const Rewrite::Copy& input = r.copies[c];
@@ -273,7 +285,7 @@ bool Rewriter::take_over(RunId run, Rewrite& r) {
     const bool reduced = !made.fused && !rules_.reduced_in_place && !reduced_.empty() && reduced_[c] == kernels_[run];
     if (reduced || input.last_use != last || graph_.producer(held) == kNoOp || graph_.bytes(held) != bytes) continue;
     if (made.fused) {
-      donated_input_[r.makes_of(run)[0]] = c;
+      donated_input_[r.makes[run][0]] = c;
     } else {
       made.buffer = r.runs[run].in_place = input.buffer;
     }
@@ -294,8 +306,8 @@ void Rewriter::place(Rewrite& r) {
   }
   for (RunId run = 0; run < r.num_runs(); ++run) {
     if (r.runs[run].dead) continue;
-    const auto reads = r.reads_of(run);
-    const auto makes = r.makes_of(run);
+    const auto reads = r.reads[run];
+    const auto makes = r.makes[run];
     if (fusion(r.runs[run].op) == Fusion::kReduction) {
       for (const CopyId c : reads) {
         if (num_inputs_[c] == 0) reduced_[c] = kernels_[run];
@@ -363,14 +375,14 @@ Rewritten Rewriter::graph(const Rewrite& r) const {
     if (r.runs[run].dead) continue;
     const OpId v = r.runs[run].op;
     const bool is_rerun = r.runs[run].rerun;
-    const auto of_reads = r.reads_of(run);
+    const auto of_reads = r.reads[run];
     const std::size_t num_overwritten = form(r.runs[run]).overwrites.size();
     reads.clear(), writes.clear(), mutates.clear(), after.clear();
     for (std::size_t i = 0; i < of_reads.size(); ++i) {
       const TensorId t = tensor[r.copies[of_reads[i]].buffer];
       (i + num_overwritten < of_reads.size() ? reads : mutates).push_back(t);
     }
-    const auto makes = r.makes_of(run);
+    const auto makes = r.makes[run];
     for (std::size_t i = 0; i + num_overwritten < makes.size(); ++i) {
       (r.runs[run].in_place >= 0 ? mutates : writes).push_back(tensor[r.copies[makes[i]].buffer]);
     }

@@ -42,22 +42,15 @@ struct Rewrite {
   std::vector<Run> runs;
   std::vector<Copy> copies;
   std::vector<Buffer> buffers;
-  std::vector<std::int64_t> read_offset, make_offset;  // of run r
-  std::vector<CopyId> reads, makes;                    // reads first, then what it overwrites; makes as in Values
-  std::vector<RunId> own_run;                          // of op v: its run in the base order
-  std::vector<Bytes> live;                             // during run r; 0 if dead
+  Csr<CopyId> reads, makes;    // of run r: reads first, then what it overwrites; makes as in Values
+  std::vector<RunId> own_run;  // of op v: its run in the base order
+  std::vector<Bytes> live;     // during run r; 0 if dead
   Bytes peak = 0;
   RunId peak_run = 0;
   double added_seconds = 0;     // beyond one run of every op, and for what fused ops store
   std::int64_t num_reruns = 0;  // runs beyond one per op
 
   RunId num_runs() const { return static_cast<RunId>(runs.size()); }
-  std::span<const CopyId> reads_of(RunId r) const {
-    return {reads.data() + read_offset[r], static_cast<std::size_t>(read_offset[r + 1] - read_offset[r])};
-  }
-  std::span<const CopyId> makes_of(RunId r) const {
-    return {makes.data() + make_offset[r], static_cast<std::size_t>(make_offset[r + 1] - make_offset[r])};
-  }
 };
 
 // A graph, and where it comes from.
@@ -72,8 +65,10 @@ struct Rewritten {
 class DropSet {
  public:
   explicit DropSet(ValueId num_values) : steps_(num_values) {}
-  bool add(const Drop& drop);                               // false if it was there
-  bool remove(const Drop& drop);                            // false if it was not there
+  bool add(const Drop& drop);             // false if it was there
+  bool remove(const Drop& drop);          // false if it was not there
+  bool add(std::span<const Drop> drops);  // false, and none is added, if one was there
+  void remove(std::span<const Drop> drops);
   bool between(ValueId value, Step made, Step read) const;  // is a copy of step `made` gone at step `read`?
 
  private:

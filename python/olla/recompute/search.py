@@ -319,8 +319,8 @@ class RecomputeSearch:
 
     def rewritten(self) -> Recomputed:
         """Return the graph that the decisions in force make."""
-        order, drops = self.starts[0].order, self.evictor.drops
-        decisions = (order.tobytes(), *(column.tobytes() for column in drops))
+        drops = self.evictor.decisions()
+        decisions = (self.order.tobytes(), drops.values.tobytes(), drops.steps.tobytes())
         if self._latest is None or self._latest[0] != decisions:
             self._latest = decisions, recomputed_graph(self.graph, self.rules, self.evictor)
         return self._latest[1]
