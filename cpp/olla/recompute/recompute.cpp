@@ -81,8 +81,7 @@ Decisions RecomputeSearch::decisions() const {
 Runs RecomputeSearch::runs() const {
   const Rewrite& r = evictor_.rewrite();
   Runs all;
-  for (RunId run = 0; run < r.num_runs(); ++run) {
-    if (r.runs[run].dead) continue;
+  for (const RunId run : r.alive()) {
     all.op.push_back(r.runs[run].op), all.position.push_back(r.runs[run].position);
     all.again.push_back(r.runs[run].rerun ? 1 : 0), all.live.push_back(r.live[run]);
     all.reads.push_back(r.reads[run]), all.makes.push_back(r.makes[run]);

@@ -30,16 +30,10 @@ bool DropSet::remove(const Drop& drop) {
 }
 
 bool DropSet::add(std::span<const Drop> drops) {
-  for (std::size_t i = 0; i < drops.size(); ++i) {
-    if (add(drops[i])) continue;
-    remove(drops.first(i));
-    return false;
-  }
-  return true;
-}
-
-void DropSet::remove(std::span<const Drop> drops) {
-  for (const Drop& drop : drops) remove(drop);
+  const auto there = std::ranges::find_if_not(drops, [&](const Drop& drop) { return add(drop); });
+  if (there == drops.end()) return true;
+  remove({drops.begin(), there});
+  return false;
 }
 
 bool DropSet::between(ValueId value, Step made, Step read) const {
@@ -199,8 +193,7 @@ void Rewriter::remove_dead_runs(Rewrite& r) {
 
 void Rewriter::find_last_uses(Rewrite& r) {
   for (auto& copy : r.copies) copy.last_use = copy.made;
-  for (RunId run = 0; run < r.num_runs(); ++run) {
-    if (r.runs[run].dead) continue;
+  for (const RunId run : r.alive()) {
     for (const CopyId c : r.reads[run]) r.copies[c].last_use = run;
   }
   for (ValueId x = 0; x < values_.num_values(); ++x) {
@@ -212,8 +205,7 @@ void Rewriter::find_last_uses(Rewrite& r) {
 void Rewriter::fuse(Rewrite& r) {
   if (rules_.fusion.empty()) return;
   in_memory_.assign(r.copies.size(), 0);
-  for (RunId run = 0; run < r.num_runs(); ++run) {
-    if (r.runs[run].dead) continue;
+  for (const RunId run : r.alive()) {
     const bool opaque = fusion(r.runs[run].op) == Fusion::kNone;
     for (const CopyId c : r.reads[run]) {
       const RunId made = r.copies[c].made;
@@ -304,8 +296,7 @@ void Rewriter::place(Rewrite& r) {
   for (auto& copy : r.copies) {
     if (copy.made < 0) open(copy);
   }
-  for (RunId run = 0; run < r.num_runs(); ++run) {
-    if (r.runs[run].dead) continue;
+  for (const RunId run : r.alive()) {
     const auto reads = r.reads[run];
     const auto makes = r.makes[run];
     if (fusion(r.runs[run].op) == Fusion::kReduction) {
@@ -360,10 +351,7 @@ void Rewriter::measure(Rewrite& r) const {
 Rewritten Rewriter::graph(const Rewrite& r) const {
   Rewritten result;
   GraphData& d = result.data;
-  std::vector<TensorId> tensor(r.buffers.size());  // of buffer b in the rewritten graph
-  for (std::size_t b = 0; b < r.buffers.size(); ++b) {
-    tensor[b] = static_cast<TensorId>(b);
-    const TensorId t = r.buffers[b].tensor;
+  for (const auto& [t, first, last] : r.buffers) {  // buffer b is tensor b
     result.tensor_origin.push_back(t);
     d.tensor_bytes.push_back(graph_.bytes(t));
     d.donated.push_back(graph_.donated(t) ? 1 : 0);
@@ -371,20 +359,18 @@ Rewritten Rewriter::graph(const Rewrite& r) const {
   std::vector<OpId> first(graph_.num_ops(), kNoOp);  // op of the rewritten graph that stands for op v first
   std::vector<TensorId> reads, writes, mutates;
   std::vector<OpId> after;
-  for (RunId run = 0; run < r.num_runs(); ++run) {
-    if (r.runs[run].dead) continue;
+  for (const RunId run : r.alive()) {
     const OpId v = r.runs[run].op;
     const bool is_rerun = r.runs[run].rerun;
     const auto of_reads = r.reads[run];
     const std::size_t num_overwritten = form(r.runs[run]).overwrites.size();
     reads.clear(), writes.clear(), mutates.clear(), after.clear();
     for (std::size_t i = 0; i < of_reads.size(); ++i) {
-      const TensorId t = tensor[r.copies[of_reads[i]].buffer];
-      (i + num_overwritten < of_reads.size() ? reads : mutates).push_back(t);
+      (i + num_overwritten < of_reads.size() ? reads : mutates).push_back(r.copies[of_reads[i]].buffer);
     }
     const auto makes = r.makes[run];
     for (std::size_t i = 0; i + num_overwritten < makes.size(); ++i) {
-      (r.runs[run].in_place >= 0 ? mutates : writes).push_back(tensor[r.copies[makes[i]].buffer]);
+      (r.runs[run].in_place >= 0 ? mutates : writes).push_back(r.copies[makes[i]].buffer);
     }
     for (const OpId u : graph_.data().after[v]) {
       if (first[u] != kNoOp) after.push_back(first[u]);
@@ -402,8 +388,7 @@ Rewritten Rewriter::graph(const Rewrite& r) const {
     d.random.push_back(is_rerun ? 0 : graph_.data().random[v]);
   }
   for (const TensorId t : graph_.data().outputs) {
-    const CopyId copy = current_[values_.last[t]];
-    d.outputs.push_back(tensor[r.copies[copy].buffer]);
+    d.outputs.push_back(r.copies[current_[values_.last[t]]].buffer);
   }
   return result;
 }

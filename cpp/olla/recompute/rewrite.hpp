@@ -3,6 +3,8 @@
 // only thereby moves there), and results take over inputs that die, where the op allows it.
 #pragma once
 
+#include <ranges>
+
 #include "olla/graph/values.hpp"
 
 namespace olla {
@@ -51,6 +53,9 @@ struct Rewrite {
   std::int64_t num_reruns = 0;  // runs beyond one per op
 
   RunId num_runs() const { return static_cast<RunId>(runs.size()); }
+  auto alive() const {  // the runs that are not dead, in order
+    return std::views::iota(RunId{0}, num_runs()) | std::views::filter([this](RunId r) { return !runs[r].dead; });
+  }
 };
 
 // A graph, and where it comes from.
@@ -68,7 +73,9 @@ class DropSet {
   bool add(const Drop& drop);             // false if it was there
   bool remove(const Drop& drop);          // false if it was not there
   bool add(std::span<const Drop> drops);  // false, and none is added, if one was there
-  void remove(std::span<const Drop> drops);
+  void remove(std::span<const Drop> drops) {
+    for (const Drop& drop : drops) remove(drop);
+  }
   bool between(ValueId value, Step made, Step read) const;  // is a copy of step `made` gone at step `read`?
 
  private:
