@@ -9,7 +9,7 @@ backward pass with ones.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -47,16 +47,7 @@ def chunked(graph: Graph, num_chunks: int, suits: Callable[[Region], bool] | Non
         0
     """
     ids = np.arange(graph.num_ops, dtype=np.int32)
-    none = np.full(graph.num_ops, NONE, dtype=np.int32)
-    found = Chunked(
-        graph=graph,
-        num_chunks=num_chunks,
-        origin=ids,
-        added_seconds=0.0,
-        part=np.zeros(graph.num_ops, dtype=np.uint8),
-        loss=none,
-        chunk=none.copy(),
-    )
+    found = _chunked(graph, num_chunks, ((v, Part.WHOLE, NONE, NONE) for v in ids.tolist()))
     least = LEAST_SHARE * _core.profile(graph.core, ids).peak_bytes
     for region in regions(graph):
         is_large = graph.tensor_bytes[graph.writes.of(region.linear)[0]] >= max(least, 1)
@@ -91,15 +82,20 @@ def _apply(before: Chunked, region: Region) -> Chunked | None:
     for row in rows:
         if row.get("after"):
             row["after"] = [new_place[u] for u in row["after"]]
-    origin, parts, losses, chunks = zip(*columns, strict=True)
+    return _chunked(Graph.from_dict({**content, "ops": rows}), before.num_chunks, columns)
+
+
+def _chunked(graph: Graph, num_chunks: int, columns: Iterable[Sequence[Any]]) -> Chunked:
+    """Return a graph in chunks; columns: origin, part, loss and chunk of every op."""
+    origin, part, loss, chunk = np.array(list(columns), dtype=np.int32).reshape(-1, 4).T.copy()
     return Chunked(
-        graph=Graph.from_dict({**content, "ops": rows}),
-        num_chunks=before.num_chunks,
-        origin=np.array(origin, dtype=np.int32),
+        graph=graph,
+        num_chunks=num_chunks,
+        origin=origin,
         added_seconds=0.0,
-        part=np.array(parts, dtype=np.uint8),
-        loss=np.array(losses, dtype=np.int32),
-        chunk=np.array(chunks, dtype=np.int32),
+        part=part.astype(np.uint8),
+        loss=loss,
+        chunk=chunk,
     )
 
 
@@ -166,14 +162,8 @@ class _Writer:
         self.tensors[through] = {**self.tensors[through], "bytes": number_bytes * r.num_rows}
 
         yield self._once(r.loss, Part.COUNT, [r.target], [total], launches=3, workspace_bytes=r.num_rows)
-        yield self._once(
-            r.loss_grad,
-            Part.ROWS,
-            [r.target, total, r.scale],
-            [through, classes],
-            launches=4,
-            workspace_bytes=r.num_rows,
-        )
+        of_rows = [r.target, total, r.scale]
+        yield self._once(r.loss_grad, Part.ROWS, of_rows, [through, classes], launches=4, workspace_bytes=r.num_rows)
         for c in range(self.num_chunks):
             yield self._chunk(r.linear, Part.LOGITS, c, self.ops[r.linear]["reads"], [logits[c]])
             yield self._chunk(r.log_softmax, Part.LOG_PROBS, c, [logits[c]], [probs[c]])
@@ -189,14 +179,9 @@ class _Writer:
     def _once(
         self, v: int, part: Part, reads: list[int], writes: list[int], *, launches: int, workspace_bytes: int
     ) -> tuple[dict[str, Any], int, Part, int]:
-        moved = self._num_bytes(reads) + self._num_bytes(writes)
-        costs = {"moved_bytes": moved, "launches": launches, "workspace_bytes": workspace_bytes}
-        return (
-            self._op(v, part, "", {"reads": reads, "writes": writes, "flops": 0, "shape": [], **costs}),
-            v,
-            part,
-            NONE,
-        )
+        moved = self._num_bytes([*reads, *writes])
+        costs = {"flops": 0, "moved_bytes": moved, "launches": launches, "workspace_bytes": workspace_bytes}
+        return self._op(v, part, "", {"reads": reads, "writes": writes, "shape": [], **costs}), v, part, NONE
 
     def _chunk(
         self, v: int, part: Part, c: int, reads: list[int], writes: list[int], mutates: Sequence[int] = ()
@@ -204,13 +189,8 @@ class _Writer:
         """Return the chunk of an op. What belongs to all rows is read whole by every chunk, or added to."""
         op = self.ops[v]
         share = (self.first[c + 1] - self.first[c]) / self.region.num_rows
-        chunk: dict[str, Any] = {
-            "reads": reads,
-            "writes": writes,
-            "mutates": list(mutates),
-            "launches": 1,
-            "workspace_bytes": 0,
-        }
+        chunk: dict[str, Any] = {"reads": reads, "writes": writes, "mutates": list(mutates)}
+        chunk |= {"launches": 1, "workspace_bytes": 0}
         moved, flops = op.get("moved_bytes", 0), op.get("flops", 0)
         if part in (Part.LOGITS, Part.INPUT_GRAD):
             by_rows = (self.region.input, self._result(self.region.logits_grad))

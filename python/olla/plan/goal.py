@@ -51,11 +51,8 @@ class Goal:
             BudgetError: the budget is no number of bytes.
             ValueError: an option is out of its range, or two goals are given.
         """
-        given = [
-            name
-            for name, value in (("budget", budget), ("max_slowdown", max_slowdown), ("minimise", minimise))
-            if value is not None
-        ]
+        goals = {"budget": budget, "max_slowdown": max_slowdown, "minimise": minimise}
+        given = [name for name, value in goals.items() if value is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are given, expected one of them: each is a goal of its own")
         profile = profile_of(device)

@@ -37,8 +37,7 @@ class AutoSwapSearch:
         self.base_peak_bytes = _core.profile(graph.core, self.order).peak_bytes
         self.base_seconds = float(rules.seconds.sum())
         deadline = time.perf_counter() + _SHARE * options.time_limit
-        host_bytes = swapping.host_bytes
-        self.method = AutoSwap(graph, self.order, rules.seconds, swapping.link, host_bytes, deadline)
+        self.method = AutoSwap(graph, self.order, rules.seconds, swapping.link, swapping.host_bytes, deadline)
         self.lowest_bytes = 2**62
 
     def least(self, added_seconds: float) -> tuple[Swapped]:
