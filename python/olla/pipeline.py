@@ -49,23 +49,13 @@ class Ordered(NamedTuple):
 def find_order(graph: Graph, options: Options, progress: Progress | None, *, overlap: bool = True) -> Ordered:
     """Order a graph's ops; nothing is laid out.
 
-    Args:
-        graph: a training step.
-        options: of `olla.plan`.
-        progress: as in `olla.plan`.
-        overlap: whether collectives begin early and are waited for late, where the peak allows it.
+    Collectives begin early and are waited for late, where the peak allows it; not so without `overlap`.
     """
     return _Run(graph, options, progress).ordered(overlap)
 
 
 def run(graph: Graph, options: Options, progress: Progress | None) -> Plan:
-    """Order a graph's ops and lay out its tensors; that the plan holds is for `olla.check` to say.
-
-    Args:
-        graph: a training step.
-        options: of `olla.plan`.
-        progress: as in `olla.plan`.
-    """
+    """Order a graph's ops and lay out its tensors; that the plan holds is for `olla.check` to say."""
     return _Run(graph, options, progress).plan()
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from olla.recompute.search import RecomputeSearch
-    from olla.swap.alone import AutoSwapSearch
+    from olla.swap.autoswap import AutoSwapSearch
     from olla.swap.combine import CombinedSearch
 
     # For rewritings of one graph. It orders where it has to, but lays out nothing and makes no plan.
@@ -257,7 +257,7 @@ class _Rewriting:
 
             search: RewriteSearch = RecomputeSearch(self.graph, self.rules, options, request.progress)
         elif request.swapping.by_autoswap:
-            from olla.swap.alone import AutoSwapSearch
+            from olla.swap.autoswap import AutoSwapSearch
 
             search = AutoSwapSearch(self.graph, self.rules, options, request.swapping)
         else:

@@ -120,8 +120,7 @@ bool Evictor::attempt_with_repairs(const Decision& decision, const EvictLimits& 
 }
 
 Bytes Evictor::live_at(const Rewrite& r, OpId op, Step position) {
-  const auto at =
-      std::lower_bound(r.runs.begin(), r.runs.end(), position, [](const Rewrite::Run& run, Step p) { return run.position < p; });
+  const auto at = std::ranges::lower_bound(r.runs, position, {}, &Rewrite::Run::position);
   const auto same = [&](const Rewrite::Run& run) { return run.op == op && run.position == position && !run.dead; };
   const auto found = std::find_if(at, r.runs.end(), same);
   return found == r.runs.end() ? 0 : r.live[found - r.runs.begin()];

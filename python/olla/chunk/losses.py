@@ -11,6 +11,7 @@ from olla.graph import Graph, operator
 
 LINEAR = ("aten.mm", "aten.addmm")
 NONE = -1
+OPS = ("linear", "log_softmax", "loss", "loss_grad", "logits_grad", "input_grad", "weight_grad", "bias_grad")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +35,7 @@ class Region:
     @property
     def ops(self) -> list[int]:
         """Its ops, in program order."""
-        found = (self.linear, self.log_softmax, self.loss, self.loss_grad, self.logits_grad)
-        return sorted(v for v in (*found, self.input_grad, self.weight_grad, self.bias_grad) if v != NONE)
+        return sorted(v for name in OPS if (v := getattr(self, name)) != NONE)
 
 
 def regions(graph: Graph) -> list[Region]:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from olla import _core
-from olla.chunk.losses import NONE, Region, regions
+from olla.chunk.losses import NONE, OPS, Region, regions
 from olla.graph import Graph, operator
 from olla.plan import Chunked
 from olla.plan.chunks import Part
@@ -59,9 +60,7 @@ def chunked(graph: Graph, num_chunks: int, suits: Callable[[Region], bool] | Non
 def _apply(before: Chunked, region: Region) -> Chunked | None:
     """Chunk one more loss, whose ids are those of the original; None where its scale depends on the loss itself."""
     place = {int(v): i for i, v in enumerate(before.origin) if before.part[i] == Part.WHOLE}
-    names = ("linear", "log_softmax", "loss", "loss_grad", "logits_grad", "input_grad", "weight_grad", "bias_grad")
-    ops = {name: getattr(region, name) for name in names}
-    region = Region(**{**vars(region), **{name: place.get(v, NONE) for name, v in ops.items()}})
+    region = replace(region, **{name: place.get(getattr(region, name), NONE) for name in OPS})
     graph = before.graph
     content = graph.to_dict()
     _free_of_the_loss(graph, region, content["ops"])
@@ -109,7 +108,7 @@ def _free_of_the_loss(graph: Graph, region: Region, rows: list[dict[str, Any]]) 
             continue
         seen.add(v)
         if operator(graph.targets[v]) in SHAPE_ONLY:
-            rows[v] = {key: value for key, value in rows[v].items() if key != "reads"} | {"reads": []}
+            rows[v] = {**rows[v], "reads": []}
         else:
             pending += graph.reads.of(v).tolist()
 

@@ -119,16 +119,7 @@ class SwapBound:
         return min(best, reached_seconds)
 
     def of(self, plan: Plan, added_seconds: float, peak_bytes: int) -> tuple[int, float]:
-        """Return what is proved about every other plan.
-
-        Args:
-            plan: of the graph, or of a rewriting of it.
-            added_seconds: that it adds to the graph.
-            peak_bytes: which it reaches.
-
-        Returns:
-            The least peak within its added time, in bytes; the least added time within `peak_bytes`, in seconds.
-        """
+        """Return what is proved about every other plan; see `RecomputeSearch.bounds`."""
         ops = busiest(self.graph, np.arange(self.graph.num_ops, dtype=np.int32), plan)
         return self.least_peak(ops, added_seconds), self.least_added_seconds(ops, peak_bytes, added_seconds)
 

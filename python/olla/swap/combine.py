@@ -137,7 +137,9 @@ class CombinedSearch:
 
     def _least_time(self, limit: int) -> _Found:
         """Recompute as little as swaps allow for a peak within the limit; the lowest peak where that fails."""
-        self._reset()
+        none = np.zeros(0, dtype=np.int32)
+        self.recompute.evictor.set_absent(np.zeros(self.graph.num_ops, dtype=np.int64))
+        self.recompute.evictor.reset(none, none)
         found = self._with_swaps(0.0, limit)
         for _ in range(_NUM_TARGETS):
             excess = found.swaps.peak_bytes - limit
@@ -157,11 +159,6 @@ class CombinedSearch:
             if found.swaps.peak_bytes <= limit and found.added_seconds < best.added_seconds:
                 best = found
         return best
-
-    def _reset(self) -> None:
-        none = np.zeros(0, dtype=np.int32)
-        self.recompute.evictor.set_absent(np.zeros(self.graph.num_ops, dtype=np.int64))
-        self.recompute.evictor.reset(none, none)
 
     def _beside(self, found: _Found, least_time: bool, limit: int, added: float, turn: int) -> None:
         """Improve the recomputation beside swaps: what they take from the device counts nothing."""
