@@ -74,14 +74,14 @@ def check_kept(graph: Graph, rewritten: Graph, origin: NDArray[np.int32]) -> Non
     wanted = np.flatnonzero(graph.communicates)
     talks = np.flatnonzero(rewritten.communicates)
     stands_for = np.asarray(origin, dtype=np.int64)[talks]
+    found, first, times = np.unique(stands_for, return_index=True, return_counts=True)
     again = set(np.flatnonzero(gathers(graph)).tolist())
-    for u in (set(wanted.tolist()) ^ set(stands_for.tolist())) | (_repeated(stands_for) - again):
+    for u in (set(wanted.tolist()) ^ set(stands_for.tolist())) | (set(found[times > 1].tolist()) - again):
         name = graph.op_names[u] if 0 <= u < graph.num_ops else "no op of the graph"
-        times = int((stands_for == u).sum())
-        fail(_RULE, f"op {u} ({name}) communicates, and runs {times} times: expected once", u)
+        num_runs = int((stands_for == u).sum())
+        fail(_RULE, f"op {u} ({name}) communicates, and runs {num_runs} times: expected once", u)
     if again:
         _check_waited(rewritten, talks[np.isin(stands_for, list(again))].tolist())
-    _, first = np.unique(stands_for, return_index=True)
     own, now = _issued(graph, wanted.tolist()), _issued(rewritten, talks[np.sort(first)].tolist())
     for name, ops in own.items():
         for u, v in zip(ops, now.get(name, ()), strict=False):  # a group that differs is found below
@@ -137,8 +137,3 @@ def _issued(graph: Graph, ops: list[int]) -> dict[str, list[int]]:
         if _issues(graph, v):
             found.setdefault(graph.groups[v], []).append(v)
     return found
-
-
-def _repeated(ops: NDArray[np.int64]) -> set[int]:
-    found, times = np.unique(ops, return_counts=True)
-    return set(found[times > 1].tolist())

@@ -59,18 +59,16 @@ def integers(dtype: type[np.integer[Any]]) -> Reader:
     return read
 
 
+def number(key: str, value: Any, least: float = -_MAX_SECONDS, expected: str = "a finite number") -> float:
+    """Read a finite number."""
+    if type(value) not in (int, float) or not least <= value <= _MAX_SECONDS:
+        raise reject(key, value, expected)
+    return float(value)
+
+
 def seconds(key: str, value: object) -> float:
     """Read a finite number of seconds from 0 on."""
-    if type(value) not in (int, float) or not 0 <= value <= _MAX_SECONDS:  # type: ignore[operator]
-        raise reject(key, value, "a finite number of seconds from 0 on")
-    return float(value)  # type: ignore[arg-type]
-
-
-def number(key: str, value: object) -> float:
-    """Read a finite number."""
-    if type(value) not in (int, float) or not -_MAX_SECONDS <= value <= _MAX_SECONDS:  # type: ignore[operator]
-        raise reject(key, value, "a finite number")
-    return float(value)  # type: ignore[arg-type]
+    return number(key, value, 0, "a finite number of seconds from 0 on")
 
 
 def items(key: str, value: object, expected: str, read: Reader) -> tuple[Any, ...]:

@@ -30,12 +30,7 @@ class CutBounds:
     """
 
     def __init__(
-        self,
-        graph: Graph,
-        order: NDArray[np.int32],
-        search: RecomputeSearch,
-        seconds: float,
-        plan: Plan | None = None,
+        self, graph: Graph, order: NDArray[np.int32], search: RecomputeSearch, seconds: float, plan: Plan | None
     ) -> None:
         self.graph, self._search, self._seconds = graph, search, seconds
         self.ops = busiest(graph, order, plan)
@@ -71,18 +66,11 @@ def busiest(graph: Graph, order: NDArray[np.int32], plan: Plan | None) -> NDArra
 
 
 def refusal(
-    graph: Graph,
-    budget_bytes: int,
-    lowest_bytes: int,
-    ops: NDArray[np.int32],
-    needs: NDArray[np.int64],
-    lever: str,
+    graph: Graph, budget_bytes: int, lowest_bytes: int, ops: NDArray[np.int32], needs: NDArray[np.int64], lever: str
 ) -> BudgetError:
     """Return the error for a budget that nothing was found for.
 
     Args:
-        graph: the training step.
-        budget_bytes: the budget.
         lowest_bytes: the lowest peak that was found.
         ops: int32[k], which need most, the first most of all.
         needs: int64[k], bytes that every plan needs while op i runs.

@@ -97,10 +97,4 @@ def pareto(
     by_time = np.lexsort((peak, seconds))
     peak, seconds = peak[by_time], seconds[by_time]
     better = np.concatenate(([True], peak[1:] < np.minimum.accumulate(peak)[:-1]))
-    return Curve(
-        search.graph.name,
-        peak[better],
-        seconds[better],
-        float(search.rules.seconds.sum()),
-        search.graph.resident_bytes,
-    )
+    return Curve(found.name, peak[better], seconds[better], search.base_seconds, found.resident_bytes)

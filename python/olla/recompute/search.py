@@ -197,11 +197,8 @@ class RecomputeSearch:
             return
         limits = _core.Limits(time_limit=limit, max_work=work, progress=self.progress)
         ops = self.cut_bounds().ops[:_NUM_SEED_OPS].tolist()
-        target = _core.RecomputeTarget(
-            least_time=added_seconds is None,
-            peak=peak_bytes,
-            added_seconds=math.inf if added_seconds is None else added_seconds,
-        )
+        most = math.inf if added_seconds is None else added_seconds
+        target = _core.RecomputeTarget(least_time=added_seconds is None, peak=peak_bytes, added_seconds=most)
         self.interrupted |= self.evictor.improve(target, ops, _MAX_ROUNDS, self.options.seed, limits)
 
     def _rebase(self, peak_bytes: int, added_seconds: float | None, work: int) -> None:
