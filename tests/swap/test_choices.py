@@ -62,7 +62,8 @@ def test_choice_of_swaps_is_that_of_brute_force_on_small_graphs(
     seconds = np.random.default_rng(seed).integers(1, 4, g.num_ops).astype(np.float64)
     search = SwapSearch(g, order, seconds, Link.of(float(max(1, g.tensor_bytes.max(initial=1)))), min_bytes=1)
     if g.num_ops and len(search.blocks.tensor) <= 6:
-        assert search.least_peak(0.0, 60.0, num_rounds=40).peak_bytes == every_subset(search)
+        limits = _core.Limits(time_limit=60.0, max_work=None, progress=None)
+        assert search.least_peak(0.0, limits, num_rounds=40).peak_bytes == every_subset(search)
 
 
 @settings(max_examples=25, deadline=None)

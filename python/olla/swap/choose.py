@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from olla import _core
 from olla.base import rivals
 from olla.graph import DeviceProfile, Graph
 from olla.plan import Link, Swaps
 from olla.swap.autoswap import SCORES, AutoSwap
-from olla.swap.search import ANY_WORK, MIN_BYTES, SwapSearch
+from olla.swap.search import MIN_BYTES, SwapSearch
 
+_ANY_WORK = 2**63 - 1
 _AUTOSWAP_SHARE = 0.8  # of the time limit, after which no other of its scores is tried as a start
 _FREE_SHARE = 0.25  # of the time limit, for swaps that make nobody wait, where some may
 
@@ -72,11 +74,13 @@ def plan_swaps(
     speed = Link.of(link)
     search = SwapSearch(graph, order, seconds, speed, host_bytes=host_bytes, min_bytes=MIN_BYTES, lasting=lasting)
     most_stall = max_slowdown * search.base_seconds
-    work = ANY_WORK if max_work is None else max_work
+    work = _ANY_WORK if max_work is None else max_work
+    limits = partial(_core.Limits, progress=progress)
     if limit is not None:
         allowed = [share * most_stall for share in (0.0, 0.125, 0.25, 0.5, 1.0)] if most_stall > 0 else [0.0]
+        each = limits(time_limit=time_limit / len(allowed), max_work=work // len(allowed))
         for stall in allowed:
-            swaps = search.fit(limit, stall, time_limit / len(allowed), progress, work // len(allowed))
+            swaps = search.fit(limit, stall, each)
             if swaps.peak_bytes <= limit:
                 break
         return swaps
@@ -87,12 +91,11 @@ def plan_swaps(
         if time.perf_counter() < deadline:
             with rivals.optional(f"AutoSwap by {score}", []):
                 found.append(method.least_peak(score, max_slowdown))
-    least_peak = partial(search.least_peak, seed=seed, progress=progress)
     if most_stall > 0:
         part = int(_FREE_SHARE * work)
-        found.append(least_peak(0.0, _FREE_SHARE * time_limit, max_work=part))
+        found.append(search.least_peak(0.0, limits(time_limit=_FREE_SHARE * time_limit, max_work=part), seed=seed))
         work -= part
     starts = [search.chosen(swaps) for swaps in found]
     left = max(0.0, time_limit - (time.perf_counter() - begin))
-    found.append(least_peak(most_stall, left, starts=starts, max_work=work))
+    found.append(search.least_peak(most_stall, limits(time_limit=left, max_work=work), starts=starts, seed=seed))
     return min(reversed(found), key=lambda swaps: swaps.peak_bytes)

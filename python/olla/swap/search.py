@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,6 @@ from olla.plan import Link, Swaps
 
 MIN_BYTES = 1 << 18  # smaller blocks take the link mostly for its latency
 _NO_LIMIT = 1 << 62
-ANY_WORK = (1 << 63) - 1
 
 
 class Blocks(NamedTuple):
@@ -82,34 +81,23 @@ class SwapSearch:
         bound = _NO_LIMIT if limit is None else limit
         return self._swaps(self._core.evaluate(blocks, bound, limit is not None, by_last))
 
-    def fit(
-        self,
-        limit: int,
-        most_stall_seconds: float,
-        time_limit: float,
-        progress: Any = None,
-        max_work: int = ANY_WORK,
-    ) -> Swaps:
+    def fit(self, limit: int, most_stall_seconds: float, limits: _core.Limits) -> Swaps:
         """Choose swaps with which the peak is at most the limit, or the lowest that was found."""
-        limits = _core.Limits(time_limit=time_limit, max_work=max_work, progress=progress)
         return self._swaps(self._core.fit(limit, most_stall_seconds, limits))
 
     def least_peak(
         self,
         most_stall_seconds: float,
-        time_limit: float,
+        limits: _core.Limits,
         *,
         starts: Sequence[NDArray[np.int32]] = (),
         seed: int = 0,
         num_rounds: int = 30,
-        progress: Any = None,
-        max_work: int = ANY_WORK,
     ) -> Swaps:
         """Choose swaps of least peak for that stall, no worse than with the blocks of any of `starts`.
 
         The rounds are those of the local search; on large graphs, time ends it earlier.
         """
-        limits = _core.Limits(time_limit=time_limit, max_work=max_work, progress=progress)
         return self._swaps(self._core.least_peak(most_stall_seconds, list(starts), seed, num_rounds, limits))
 
     def chosen(self, swaps: Swaps) -> NDArray[np.int32]:
