@@ -60,9 +60,9 @@ def graphs(names: list[str]) -> list[tuple[str, olla.Graph]]:
 
 def check(graph: olla.Graph, order: NDArray[np.int32], swaps: Swaps) -> None:
     """Raise PlanError unless the graph that swaps computes the same and has the simulated peak."""
-    swapped, origin = swapped_graph(graph, order, swaps)
-    check_swaps(graph, swapped, origin)
-    peak = _core.profile(swapped.core, np.arange(swapped.num_ops, dtype=np.int32)).peak_bytes
+    swapped = swapped_graph(graph, order, swaps)
+    check_swaps(graph, swapped.graph, swapped.origin)
+    peak = _core.profile(swapped.graph.core, np.arange(swapped.graph.num_ops, dtype=np.int32)).peak_bytes
     if peak != swaps.peak_bytes:
         raise olla.PlanError(
             f"the simulation says {swaps.peak_bytes} bytes, the graph needs {peak}", rule="peak", ids=()
