@@ -41,6 +41,17 @@ class Lists(NamedTuple):
         """Return list i as a view."""
         return self.item[self.offset[i] : self.offset[i + 1]]
 
+    @property
+    def owner(self) -> NDArray[np.int64]:
+        """int64[items], the list that item j is in."""
+        return np.repeat(np.arange(len(self.offset) - 1), np.diff(self.offset))
+
+    def inverted(self, num: int) -> Lists:
+        """Return for every id below num the lists that hold it, in rising order."""
+        counts = np.bincount(self.item, minlength=num)
+        holder = self.owner[np.argsort(self.item, kind="stable")]
+        return Lists(np.append(0, np.cumsum(counts)).astype(np.int64), holder.astype(np.int32))
+
     def to_lists(self) -> list[list[int]]:
         """Return all lists as plain Python lists."""
         items, ends = self.item.tolist(), self.offset.tolist()

@@ -152,13 +152,19 @@ class Graph:
         return np.array(self.collectives, dtype=np.str_) != "" if self.num_ops else np.zeros(0, dtype=np.bool_)
 
     @cached_property
+    def writer(self) -> NDArray[np.int64]:
+        """int64[T], the op that writes tensor t; -1: the step begins with it."""
+        found = np.full(self.num_tensors, -1, dtype=np.int64)
+        found[self.writes.item] = self.writes.owner
+        return found
+
+    @cached_property
     def digest(self) -> str:
         """SHA-256, as hex, of all that matters to a plan; names, kinds and the order of ids inside a list do not."""
         digest = hashlib.sha256(f"{FORMAT} {VERSION} {self.num_tensors} {self.num_ops}".encode())
         parts = [self.tensor_bytes, self.donated, self.workspace_bytes, self.random, np.unique(self.outputs)]
         for lists in (self.reads, self.writes, self.mutates, self.after):
-            owner = np.repeat(np.arange(self.num_ops, dtype=np.int64), np.diff(lists.offset))
-            parts.append(np.unique(owner << 32 | lists.item))
+            parts.append(np.unique(lists.owner << 32 | lists.item))
         if self.communicates.any():  # which group has which name does not matter
             number = {name: i for i, name in enumerate(dict.fromkeys(self.groups))}
             kinds = [COLLECTIVES.index(kind) for kind in self.collectives]

@@ -9,7 +9,7 @@ from olla.methods.addresses import place
 from olla.order import Answer, Problem
 from olla.order.search import OrderSearch
 
-_BOUND_SHARE = 0.2  # of the time to search, before the integer program
+BOUND_SHARE = 0.2  # of the time to search, before the integer program
 
 
 def solve(problem: Problem) -> Answer:
@@ -31,7 +31,7 @@ def solve_order(search: OrderSearch) -> None:
         starts += search.warm_starts()
     with search.stage("order"):
         search.keep(min(starts, key=search.peak_of))
-        search.raise_bound(_BOUND_SHARE * search.left())
+        search.raise_bound(BOUND_SHARE * search.left())
     if not search.interrupted:
         with search.stage("ilp"):
             order, bound = search.solve_ilp(search.problem.core, search.order, search.bound, search.left())

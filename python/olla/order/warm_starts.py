@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any, no_type_check
 import numpy as np
 import numpy.typing as npt
 
+from olla.graph import Lists
+from olla.order.base_orders import bytes_per_op, freed_bytes
+
 if TYPE_CHECKING:
     from olla.graph import Graph
 
@@ -73,14 +76,6 @@ def schedules(graph: Graph, core: Any = None, program: Order | None = None) -> d
     return {"hoisting": hoist, "least memory first": least_memory, "what became ready last first": depth_first}
 
 
-def invert(offset: npt.NDArray[np.int64], item: npt.NDArray[np.int32], num_lists: int) -> tuple[Any, Any]:
-    """Turn lists "i holds item" around: for every item the i that hold it, in rising order."""
-    owner = np.repeat(np.arange(len(offset) - 1, dtype=np.int32), np.diff(offset))
-    by_item = np.argsort(item, kind="stable")
-    counts = np.bincount(item, minlength=num_lists)
-    return np.concatenate(([0], np.cumsum(counts))).astype(np.int64), owner[by_item]
-
-
 class _Tables:
     """What the kernels read, as flat arrays."""
 
@@ -88,15 +83,12 @@ class _Tables:
         num_ops, num_tensors = graph.num_ops, graph.num_tensors
         self.pred_offset, self.preds = pred_offset, preds
         self.num_preds = np.diff(pred_offset)
-        self.succ_offset, self.succs = invert(pred_offset, preds, num_ops)
+        self.succ_offset, self.succs = Lists(pred_offset, preds).inverted(num_ops)
         self.updates = np.array([kind == "update" for kind in graph.op_kinds], dtype=np.bool_)
 
         # (op, tensor) pairs without repetition; the writer counts as a user, for a tensor nobody else uses.
-        owners, tensors = [], []
-        for lists in (graph.reads, graph.mutates, graph.writes):
-            owners.append(np.repeat(np.arange(num_ops, dtype=np.int64), np.diff(lists.offset)))
-            tensors.append(lists.item.astype(np.int64))
-        pairs = np.unique(np.concatenate(owners) * max(num_tensors, 1) + np.concatenate(tensors))
+        lists = graph.reads, graph.mutates, graph.writes
+        pairs = np.unique(np.concatenate([each.owner * max(num_tensors, 1) + each.item for each in lists]))
         owner, used = np.divmod(pairs, max(num_tensors, 1))
         self.use_offset = np.concatenate(([0], np.cumsum(np.bincount(owner, minlength=num_ops)))).astype(np.int64)
         self.uses = used.astype(np.int32)
@@ -105,14 +97,8 @@ class _Tables:
         self.user_xor = np.zeros(num_tensors, dtype=np.int64)
         np.bitwise_xor.at(self.user_xor, used, owner)
 
-        written = np.zeros(num_tensors, dtype=np.bool_)
-        written[graph.writes.item] = True
-        freeable = written | graph.donated
-        freeable[graph.outputs] = False
-        self.bytes = np.where(freeable, graph.tensor_bytes, 0)
-        self.new_bytes = np.zeros(num_ops, dtype=np.int64)
-        writer = np.repeat(np.arange(num_ops), np.diff(graph.writes.offset))
-        np.add.at(self.new_bytes, writer, graph.tensor_bytes[graph.writes.item])
+        self.bytes = freed_bytes(graph)
+        self.new_bytes = bytes_per_op(graph, graph.writes)
 
 
 @functools.cache
