@@ -60,8 +60,7 @@ class Lists(NamedTuple):
 
 def lists_of(rows: Sequence[Collection[int]]) -> Lists:
     """Return lists of ids, one after the other."""
-    offset = np.zeros(len(rows) + 1, dtype=np.int64)
-    np.cumsum(list(map(len, rows)), out=offset[1:])
+    offset = np.cumsum([0, *map(len, rows)], dtype=np.int64)
     return Lists(offset, np.array(list(chain.from_iterable(rows)), dtype=np.int32))
 
 
@@ -227,21 +226,16 @@ def texts(values: object, place: str, num: int | None = None, *, allowed: Collec
         try:
             "".join(column).encode("utf-8")
         except UnicodeEncodeError:
-            culprit = next(i for i, value in enumerate(column) if not _encodes(value))
+            culprit = next(i for i, value in enumerate(column) if value != value.encode("utf-8", "replace").decode())
             reject(at(place, culprit), column[culprit], "text without lone surrogates")
     return column
-
-
-def _encodes(text: str) -> bool:
-    return text.encode("utf-8", "replace").decode("utf-8") == text
 
 
 def _flat(values: object, place: str, num: int | None) -> tuple[list[Any], NDArray[np.int64], Callable[[int], str]]:
     """Put lists one after the other; the third result names the place of item i."""
     rows = _sequence(values, place, num)
     _require(rows, (list, tuple), "", lambda i: at(place, i).removesuffix("[]"), "a list")
-    offset = np.zeros(len(rows) + 1, dtype=np.int64)
-    np.cumsum(list(map(len, rows)), out=offset[1:])
+    offset = np.cumsum([0, *map(len, rows)], dtype=np.int64)
     return list(chain.from_iterable(rows)), offset, lambda i: _place_in(place, offset, i)
 
 

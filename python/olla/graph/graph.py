@@ -212,12 +212,7 @@ class Graph:
         if missing := {"tensor_bytes", "reads", "writes"} - values.keys():
             raise TypeError(f"missing columns: {', '.join(sorted(missing))}")
         with files.naming("graph"):
-            num_tensors = columns.num_rows(values["tensor_bytes"], "tensor_bytes")
-            num_ops = columns.num_rows(values["reads"], "reads")
-            for fields, num in ((TENSOR_FIELDS, num_tensors), (_OP_FIELDS, num_ops)):
-                for f in fields:
-                    values.setdefault(f.column, [f.default] * num)
-            return cls._of_columns(name, values, num_tensors, num_ops, outputs)
+            return cls._of_columns(name, values, outputs)
 
     @classmethod
     def from_dict(cls, content: object) -> Graph:
@@ -260,13 +255,14 @@ class Graph:
         return rows.written(self.name, vars(self))
 
     @classmethod
-    def _of_columns(
-        cls, name: object, values: dict[str, object], num_tensors: int, num_ops: int, outputs: object
-    ) -> Graph:
+    def _of_columns(cls, name: object, values: dict[str, object], outputs: object) -> Graph:
+        num_tensors = columns.num_rows(values["tensor_bytes"], "tensor_bytes")
+        num_ops = columns.num_rows(values["reads"], "reads")
         converted = {}
         for prefix, fields, num in (("tensors[].", TENSOR_FIELDS, num_tensors), ("ops[].", _OP_FIELDS, num_ops)):
             for f in fields:
-                converted[f.column] = f.convert(values[f.column], prefix + f.key, num)
+                given = values[f.column] if f.column in values else [f.default] * num
+                converted[f.column] = f.convert(given, prefix + f.key, num)
         (checked_name,) = columns.texts([name], "name")
         return cls(name=checked_name, outputs=columns.ids(outputs, "outputs[]"), **converted)
 
