@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 Order = npt.NDArray[np.int32]
 
 
-def starts(graph: Graph, core: Any = None, program: Order | None = None) -> list[Order]:
-    """Schedule the ops by hoisting, by least memory first and depth first.
+def schedules(graph: Graph, core: Any = None, program: Order | None = None) -> dict[str, Callable[[], Order]]:
+    """Return what schedules the ops by hoisting, by least memory first and depth first.
 
     Args:
         graph: the training step.
@@ -32,7 +32,7 @@ def starts(graph: Graph, core: Any = None, program: Order | None = None) -> list
         program: int32 array of shape ``(num_ops,)``, an order valid for ``core`` (default: the program order).
 
     Returns:
-        Three orders, int32 arrays of shape ``(num_ops,)``; item ``s`` is the op at step ``s``.
+        By its name, what makes an order, int32 array of shape ``(num_ops,)``; item ``s`` is the op at step ``s``.
 
     Complexity:
         O((ops + dependencies + uses) * log(ops)).
@@ -45,14 +45,9 @@ def starts(graph: Graph, core: Any = None, program: Order | None = None) -> list
         >>> builder = olla.Graph.builder("tiny")
         >>> x = builder.tensor(512)
         >>> _ = builder.op("make", writes=[x])
-        >>> [order.tolist() for order in starts(builder.build())]
+        >>> [schedule().tolist() for schedule in schedules(builder.build()).values()]
         [[0], [0], [0]]
     """
-    return [schedule() for schedule in schedules(graph, core, program).values()]
-
-
-def schedules(graph: Graph, core: Any = None, program: Order | None = None) -> dict[str, Callable[[], Order]]:
-    """Return what makes each of `starts`, by its name; the arguments are the same."""
     core = graph.core if core is None else core
     program = np.arange(graph.num_ops, dtype=np.int32) if program is None else program
 
