@@ -34,8 +34,9 @@ print(json.dumps([seconds, [name for name in {HEAVY!r} if name in sys.modules]])
 WARM_STARTS = """
 import sys
 import olla
-from olla.order.warm_starts import starts
-starts(olla.Graph.load(sys.argv[1]))
+from olla.order.warm_starts import schedules
+for schedule in schedules(olla.Graph.load(sys.argv[1])).values():
+    schedule()
 """
 PLAN = """
 import json, sys

@@ -210,8 +210,7 @@ class _Run:
         profile = _core.profile(self.core, self.order)
         first, last, peak_step = profile.first, profile.last, profile.peak_step
         op = int(self.order[peak_step])
-        producer = np.full(graph.num_tensors, -1, dtype=np.int64)
-        producer[graph.writes.item] = np.repeat(np.arange(graph.num_ops), np.diff(graph.writes.offset))
+        producer = graph.writer
         live = (first <= peak_step) & (peak_step < last) & ((producer >= 0) | graph.donated) & (graph.tensor_bytes > 0)
         tensors = []
         for t in np.flatnonzero(live).tolist():

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 
 from olla import Graph, _core
-from olla.order.warm_starts import starts
+from olla.order.warm_starts import schedules
 from tests.support import oracle
 from tests.support.strategies import graphs
 
@@ -14,7 +14,8 @@ from tests.support.strategies import graphs
 @settings(max_examples=200)
 @given(graphs(max_ops=12))
 def test_every_start_is_a_valid_order(graph: Graph) -> None:
-    for order in starts(graph):
+    for schedule in schedules(graph).values():
+        order = schedule()
         assert order.dtype == np.int32
         assert oracle.is_order(graph, order.tolist())
 
@@ -27,7 +28,8 @@ def test_starts_obey_extra_precedences(graph: Graph) -> None:
         return  # the last op may need the first one
     core = graph.core.constrained(before, after)
     program = np.array([graph.num_ops - 1, *range(graph.num_ops - 1)], dtype=np.int32)
-    for order in starts(graph, core, program):
+    for schedule in schedules(graph, core, program).values():
+        order = schedule()
         assert core.is_order(order)
 
 
@@ -49,7 +51,7 @@ def training_step(num_layers: int) -> Graph:
 
 def test_hoist_runs_each_update_right_after_its_gradient() -> None:
     graph = training_step(4)
-    hoisted = starts(graph)[0]
+    hoisted = schedules(graph)["hoisting"]()
     kinds = [graph.op_kinds[v] for v in hoisted.tolist()]
     assert kinds == ["forward"] * 4 + ["backward", "update"] * 4
     program = np.arange(graph.num_ops, dtype=np.int32)
@@ -63,7 +65,7 @@ def test_allocations_are_held_back_until_they_are_used() -> None:
     second = builder.op("large", reads=[builder.tensor(1, kind="input")], writes=[large])
     third = builder.op("read large", reads=[large], after=[second])
     fourth = builder.op("use zeros", reads=[zeros], after=[third])
-    assert starts(builder.build())[0].tolist() == [second, third, first, fourth]
+    assert schedules(builder.build())["hoisting"]().tolist() == [second, third, first, fourth]
 
 
 def test_least_memory_first_closes_a_chain_before_it_opens_the_next() -> None:
@@ -74,7 +76,7 @@ def test_least_memory_first_closes_a_chain_before_it_opens_the_next() -> None:
     for tensor in large:
         builder.op("close", reads=[tensor], writes=[builder.tensor(1)])
     graph = builder.build()
-    assert _core.profile(graph.core, starts(graph)[1]).peak_bytes == 101
+    assert _core.profile(graph.core, schedules(graph)["least memory first"]()).peak_bytes == 101
 
 
 def test_a_deep_graph_needs_no_recursion() -> None:
@@ -84,5 +86,6 @@ def test_a_deep_graph_needs_no_recursion() -> None:
         tensor = builder.tensor(1)
         builder.op("op", reads=[last], writes=[tensor])
         last = tensor
-    for order in starts(builder.build()):
+    for schedule in schedules(builder.build()).values():
+        order = schedule()
         assert order.tolist() == list(range(20_000))

@@ -35,6 +35,14 @@ def naming(source: str) -> Iterator[None]:
         raise type(error)(f"{source}: {error}", rule=error.rule, ids=error.ids) from error.__cause__
 
 
+@contextmanager
+def _access(done: str, error: type[OllaError]) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as cause:  # the latter of a NUL in the path
+        raise error(f"cannot be {done}: {getattr(cause, 'strerror', None) or cause}", rule="file") from cause
+
+
 def read(path: str | os.PathLike[str], error: type[OllaError]) -> bytearray:
     """Read a file, a fifo or standard input; gzip is recognised by its first bytes, not by the file's name.
 
@@ -50,14 +58,9 @@ def read(path: str | os.PathLike[str], error: type[OllaError]) -> bytearray:
     """
     most = _limit(error)
     remedy = f"the {most:,} bytes that olla reads; if it is the right file, set {LIMIT}, such as {LIMIT}=4GiB"
-    try:
-        with open(path, "rb") as file:
-            facts = os.fstat(file.fileno())
-            data = _take(file, most)
-    except OSError as cause:
-        raise error(f"cannot be read: {cause.strerror or cause}", rule="file") from cause
-    except ValueError as cause:  # a NUL in the path
-        raise error(f"cannot be read: {cause}", rule="file") from cause
+    with _access("read", error), open(path, "rb") as file:
+        facts = os.fstat(file.fileno())
+        data = _take(file, most)
     if len(data) > most:
         if stat.S_ISREG(facts.st_mode) and facts.st_size > most:
             raise error(f"is {facts.st_size:,} bytes long, more than {remedy}", rule="file")
@@ -208,16 +211,6 @@ def _replace(place: str, data: bytes) -> None:
         raise
 
 
-@contextmanager
-def _writing(error: type[OllaError]) -> Iterator[None]:
-    try:
-        yield
-    except OSError as cause:
-        raise error(f"cannot be written: {cause.strerror or cause}", rule="file") from cause
-    except ValueError as cause:  # a NUL in the path
-        raise error(f"cannot be written: {cause}", rule="file") from cause
-
-
 def write_json(path: str | os.PathLike[str], content: object, error: type[OllaError]) -> None:
     """Write a JSON file, see `write`. The same content gives the same bytes.
 
@@ -230,7 +223,7 @@ def write_json(path: str | os.PathLike[str], content: object, error: type[OllaEr
         error: the file cannot be written. See `naming` for its name.
     """
     data = json.dumps(content, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
-    with _writing(error):
+    with _access("written", error):
         write(path, data)
 
 
@@ -264,5 +257,5 @@ def write_csv(
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
     writer.writerows(rows)
-    with _writing(error):
+    with _access("written", error):
         write(path, text.getvalue().encode("utf-8"))

@@ -67,10 +67,10 @@ def _gradients(graph: Graph) -> NDArray[np.int32]:
     """Return the tensors that updates use and other ops made."""
     update = _is_update(graph)
     made = np.zeros(graph.num_tensors, dtype=bool)
-    made[graph.writes.item] = ~update[np.repeat(np.arange(graph.num_ops), np.diff(graph.writes.offset))]
+    made[graph.writes.item] = ~update[graph.writes.owner]
     used = np.zeros(graph.num_tensors, dtype=bool)
     for lists in (graph.reads, graph.mutates):
-        used[lists.item[update[np.repeat(np.arange(graph.num_ops), np.diff(lists.offset))]]] = True
+        used[lists.item[update[lists.owner]]] = True
     return np.flatnonzero(made & used).astype(np.int32)
 
 

@@ -41,6 +41,17 @@ class Lists(NamedTuple):
         """Return list i as a view."""
         return self.item[self.offset[i] : self.offset[i + 1]]
 
+    @property
+    def owner(self) -> NDArray[np.int64]:
+        """int64[items], the list that item j is in."""
+        return np.repeat(np.arange(len(self.offset) - 1), np.diff(self.offset))
+
+    def inverted(self, num: int) -> Lists:
+        """Return for every id below num the lists that hold it, in rising order."""
+        counts = np.bincount(self.item, minlength=num)
+        holder = self.owner[np.argsort(self.item, kind="stable")]
+        return Lists(np.append(0, np.cumsum(counts)).astype(np.int64), holder.astype(np.int32))
+
     def to_lists(self) -> list[list[int]]:
         """Return all lists as plain Python lists."""
         items, ends = self.item.tolist(), self.offset.tolist()
@@ -49,8 +60,7 @@ class Lists(NamedTuple):
 
 def lists_of(rows: Sequence[Collection[int]]) -> Lists:
     """Return lists of ids, one after the other."""
-    offset = np.zeros(len(rows) + 1, dtype=np.int64)
-    np.cumsum(list(map(len, rows)), out=offset[1:])
+    offset = np.cumsum([0, *map(len, rows)], dtype=np.int64)
     return Lists(offset, np.array(list(chain.from_iterable(rows)), dtype=np.int32))
 
 
@@ -216,21 +226,16 @@ def texts(values: object, place: str, num: int | None = None, *, allowed: Collec
         try:
             "".join(column).encode("utf-8")
         except UnicodeEncodeError:
-            culprit = next(i for i, value in enumerate(column) if not _encodes(value))
+            culprit = next(i for i, value in enumerate(column) if value != value.encode("utf-8", "replace").decode())
             reject(at(place, culprit), column[culprit], "text without lone surrogates")
     return column
-
-
-def _encodes(text: str) -> bool:
-    return text.encode("utf-8", "replace").decode("utf-8") == text
 
 
 def _flat(values: object, place: str, num: int | None) -> tuple[list[Any], NDArray[np.int64], Callable[[int], str]]:
     """Put lists one after the other; the third result names the place of item i."""
     rows = _sequence(values, place, num)
     _require(rows, (list, tuple), "", lambda i: at(place, i).removesuffix("[]"), "a list")
-    offset = np.zeros(len(rows) + 1, dtype=np.int64)
-    np.cumsum(list(map(len, rows)), out=offset[1:])
+    offset = np.cumsum([0, *map(len, rows)], dtype=np.int64)
     return list(chain.from_iterable(rows)), offset, lambda i: _place_in(place, offset, i)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,16 +11,6 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from olla.graph.graph import Graph
-
-
-_MAY_BE_ZERO = (
-    "draw_seconds",
-    "truth_seconds",
-    "single_flops_per_second",
-    "half_flops_per_second",
-    "peer_bytes_per_second",
-    "peer_latency_seconds",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +54,12 @@ class DeviceProfile:
     peer_latency_seconds: float = 5e-6
 
     def __post_init__(self) -> None:
-        for field, value in vars(self).items():
-            least = 0.0 if field in _MAY_BE_ZERO else sys.float_info.min
-            if field != "name" and not least <= value < float("inf"):
+        for field in fields(self)[1:]:  # all but the name
+            least = sys.float_info.min if field.default is MISSING else 0.0  # what may be left out may be zero
+            value = getattr(self, field.name)
+            if not least <= value < float("inf"):
                 expected = "a finite number above 0" if least else "a finite number, 0 or more"
-                raise ValueError(f"{field} of device profile {self.name!r} is {value}, expected {expected}")
+                raise ValueError(f"{field.name} of device profile {self.name!r} is {value}, expected {expected}")
 
     def op_seconds(self, graph: Graph) -> NDArray[np.float64]:
         """Return the seconds of every op.

@@ -38,37 +38,24 @@ def gathers(graph: Graph) -> NDArray[np.bool_]:
     found = np.zeros(graph.num_ops, dtype=np.bool_)
     if not graph.communicates.any():
         return found
-    shards = Shards(graph)
     arriving: set[int] = set()  # what an all-gather of a parameter writes
     for v in np.flatnonzero(graph.communicates & graph.recomputable).tolist():
         read, written, changed = (lists.of(v).tolist() for lists in (graph.reads, graph.writes, graph.mutates))
         if graph.collectives[v] == "all_gather":
-            found[v] = bool(read) and all(shards.of(t) >= 0 for t in read) and len(written) == 1 and not changed
+            found[v] = bool(read) and all(shard_of(graph, t) >= 0 for t in read) and len(written) == 1 and not changed
             arriving.update(written if found[v] else ())
         elif graph.collectives[v] == "wait":
             found[v] = len(changed) == 1 and not written and changed[0] in arriving
     return found
 
 
-class Shards:
-    """The parameters that tensors are, or are copies of: what a rank holds throughout a step.
-
-    Attributes:
-        maker: int64[num_tensors], the op that writes tensor t; -1: the step begins with it.
-    """
-
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self.maker = np.full(graph.num_tensors, -1, dtype=np.int64)
-        self.maker[graph.writes.item] = np.repeat(np.arange(graph.num_ops), np.diff(graph.writes.offset))
-
-    def of(self, tensor: int) -> int:
-        """Return the parameter that a tensor is, or that an op makes it of alone; -1: there is none."""
-        graph, op = self._graph, int(self.maker[tensor])
-        if op < 0:
-            return tensor if graph.tensor_kinds[tensor] == "parameter" else -1
+def shard_of(graph: Graph, tensor: int) -> int:
+    """Return the parameter, which a rank holds throughout, that a tensor is or is a copy of; -1: there is none."""
+    op = int(graph.writer[tensor])
+    if op >= 0:
         read = graph.reads.of(op).tolist()
         if len(read) != 1 or len(graph.mutates.of(op)) or graph.communicates[op] or graph.random[op]:
             return -1
-        is_shard = graph.recomputable[op] and self.maker[read[0]] < 0 and graph.tensor_kinds[read[0]] == "parameter"
-        return read[0] if is_shard else -1
+        (tensor,) = read
+    is_shard = graph.writer[tensor] < 0 and graph.tensor_kinds[tensor] == "parameter"
+    return tensor if is_shard and (op < 0 or graph.recomputable[op]) else -1

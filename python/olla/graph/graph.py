@@ -152,13 +152,19 @@ class Graph:
         return np.array(self.collectives, dtype=np.str_) != "" if self.num_ops else np.zeros(0, dtype=np.bool_)
 
     @cached_property
+    def writer(self) -> NDArray[np.int64]:
+        """int64[T], the op that writes tensor t; -1: the step begins with it."""
+        found = np.full(self.num_tensors, -1, dtype=np.int64)
+        found[self.writes.item] = self.writes.owner
+        return found
+
+    @cached_property
     def digest(self) -> str:
         """SHA-256, as hex, of all that matters to a plan; names, kinds and the order of ids inside a list do not."""
         digest = hashlib.sha256(f"{FORMAT} {VERSION} {self.num_tensors} {self.num_ops}".encode())
         parts = [self.tensor_bytes, self.donated, self.workspace_bytes, self.random, np.unique(self.outputs)]
         for lists in (self.reads, self.writes, self.mutates, self.after):
-            owner = np.repeat(np.arange(self.num_ops, dtype=np.int64), np.diff(lists.offset))
-            parts.append(np.unique(owner << 32 | lists.item))
+            parts.append(np.unique(lists.owner << 32 | lists.item))
         if self.communicates.any():  # which group has which name does not matter
             number = {name: i for i, name in enumerate(dict.fromkeys(self.groups))}
             kinds = [COLLECTIVES.index(kind) for kind in self.collectives]
@@ -206,12 +212,7 @@ class Graph:
         if missing := {"tensor_bytes", "reads", "writes"} - values.keys():
             raise TypeError(f"missing columns: {', '.join(sorted(missing))}")
         with files.naming("graph"):
-            num_tensors = columns.num_rows(values["tensor_bytes"], "tensor_bytes")
-            num_ops = columns.num_rows(values["reads"], "reads")
-            for fields, num in ((TENSOR_FIELDS, num_tensors), (_OP_FIELDS, num_ops)):
-                for f in fields:
-                    values.setdefault(f.column, [f.default] * num)
-            return cls._of_columns(name, values, num_tensors, num_ops, outputs)
+            return cls._of_columns(name, values, outputs)
 
     @classmethod
     def from_dict(cls, content: object) -> Graph:
@@ -254,13 +255,14 @@ class Graph:
         return rows.written(self.name, vars(self))
 
     @classmethod
-    def _of_columns(
-        cls, name: object, values: dict[str, object], num_tensors: int, num_ops: int, outputs: object
-    ) -> Graph:
+    def _of_columns(cls, name: object, values: dict[str, object], outputs: object) -> Graph:
+        num_tensors = columns.num_rows(values["tensor_bytes"], "tensor_bytes")
+        num_ops = columns.num_rows(values["reads"], "reads")
         converted = {}
         for prefix, fields, num in (("tensors[].", TENSOR_FIELDS, num_tensors), ("ops[].", _OP_FIELDS, num_ops)):
             for f in fields:
-                converted[f.column] = f.convert(values[f.column], prefix + f.key, num)
+                given = values[f.column] if f.column in values else [f.default] * num
+                converted[f.column] = f.convert(given, prefix + f.key, num)
         (checked_name,) = columns.texts([name], "name")
         return cls(name=checked_name, outputs=columns.ids(outputs, "outputs[]"), **converted)
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from olla._core import RecomputeSearch
 from olla._core import Rules as CoreRules
 from olla.graph.columns import Lists, lists_of
-from olla.graph.gathers import Shards, gathers
+from olla.graph.gathers import gathers
 from olla.graph.timeline import collective_seconds
 from olla.graph.under_way import under_way
 
@@ -26,9 +26,7 @@ class Rerun(IntEnum):
     NEVER = 0  # it draws random numbers, or is marked as not recomputable
     WHOLE = 1  # as it is
     FIRST_RESULT = 2  # its first result alone, from results it saved
-    REPLAY = (
-        3  # as it is, behind its own run, with the random numbers of that; or FIRST_RESULT where what it saved is there
-    )
+    REPLAY = 3  # as it is, behind its own run, with its random numbers; or FIRST_RESULT where what it saved is there
 
 
 class Rules(NamedTuple):
@@ -67,8 +65,12 @@ class Rules(NamedTuple):
         return RecomputeSearch(graph.core, order, rules)
 
 
+def _aten(names: str) -> frozenset[str]:
+    return frozenset(f"aten.{name}" for name in names.split())
+
+
 # Element i of the result depends on element i of the inputs alone: the result may overwrite an input of its size.
-_POINTWISE = """
+POINTWISE = _aten("""
     abs acos acosh add addcdiv addcmul asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or bitwise_xor ceil
     celu clamp clamp_max clamp_min copysign cos cosh div elu elu_backward erf erfc exp exp2 expm1 floor fmod gelu
     gelu_backward hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward leaky_relu
@@ -76,30 +78,20 @@ _POINTWISE = """
     maximum minimum mish mish_backward mul native_dropout_backward neg pow reciprocal relu remainder round rsqrt rsub
     sigmoid sigmoid_backward sign silu silu_backward sin sinh softplus softplus_backward sqrt square sub tan tanh
     tanh_backward threshold threshold_backward trunc where xlogy
-"""
-POINTWISE = frozenset(f"aten.{name}" for name in _POINTWISE.split())
+""")
 
 # These read a row before they write it; torch gives the same bits when the result is the input's own storage.
-_ROWWISE = ("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data")
-IN_PLACE = POINTWISE | {f"aten.{name}" for name in _ROWWISE}
+IN_PLACE = POINTWISE | _aten("_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data")
 
 # Results: the normalised tensor, its mean and its inverse deviation; running statistics are updated on the way.
-BATCH_NORMS = frozenset(
-    f"aten.{name}"
-    for name in (
-        "native_batch_norm",
-        "_native_batch_norm_legit",
-        "_native_batch_norm_legit_functional",
-        "_batch_norm_with_update",
-        "cudnn_batch_norm",
-        "miopen_batch_norm",
-    )
-)
+BATCH_NORMS = _aten("""
+    native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional _batch_norm_with_update
+    cudnn_batch_norm miopen_batch_norm
+""")
 # Results: the tensor with zeros, and the mask.
-DROPOUTS = frozenset({"aten.native_dropout"})
+DROPOUTS = _aten("native_dropout")
 # What they draw is settled by the state of their generator and the shape alone.
-_DRAWS = "bernoulli bernoulli_ exponential_ normal_ rand rand_like randn randn_like uniform_"
-DRAWS = DROPOUTS | {f"aten.{name}" for name in _DRAWS.split()}
+DRAWS = DROPOUTS | _aten("bernoulli bernoulli_ exponential_ normal_ rand rand_like randn randn_like uniform_")
 
 
 def operator(target: str) -> str:
@@ -150,7 +142,7 @@ def rules(graph: Graph, device: DeviceProfile, *, in_place: bool = True, recompu
         overwrites[v] = in_place and _may_overwrite(graph, v, name)
     held = [t for found in under_way(graph) if not gather[found.issue] for t in found.held]
     if held:  # what is sent stays in one place until the wait
-        makers = Shards(graph).maker[held]
+        makers = graph.writer[held]
         rerun[makers[makers >= 0]] = Rerun.NEVER
     if not recompute:
         rerun[:] = Rerun.NEVER

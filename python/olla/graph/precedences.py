@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla.errors import PlanError
-from olla.graph.columns import lists_of
+from olla.graph.columns import Lists, lists_of
 
 if TYPE_CHECKING:
     from olla._core import Graph as CoreGraph
@@ -90,10 +90,9 @@ def require_order(core: CoreGraph, order: Ids) -> None:
             rule="permutation",
         )
     step = np.argsort(order)
-    offset, preds = core.precedences()
-    users = np.repeat(np.arange(core.num_ops), np.diff(offset))
-    broken = int(np.argmax(step[preds] > step[users]))
-    before, after = int(preds[broken]), int(users[broken])
+    preds = Lists(*core.precedences())
+    broken = int(np.argmax(step[preds.item] > step[preds.owner]))
+    before, after = int(preds.item[broken]), int(preds.owner[broken])
     raise PlanError(
         f"the given order runs op {after} at step {step[after]}, but needs op {before} before it, "
         f"which runs at step {step[before]}",

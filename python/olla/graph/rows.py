@@ -6,7 +6,7 @@ Version 1 is for graphs whose ops do not communicate, version 2 for the others.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,25 +18,11 @@ FORMAT = "olla-graph"
 VERSION, OF_COLLECTIVES = 1, 2
 
 
-class Rows(NamedTuple):
-    """The rows of a graph file as columns; only their form is checked.
+def read(content: object) -> tuple[object, dict[str, object], object]:
+    """Return the columns of a file's content; only their form is checked.
 
-    Attributes:
-        name: of the graph.
-        values: a value per row of every column, by its name.
-        num_tensors, num_ops: how many rows there are.
-        outputs: tensors live to the end of the step.
-    """
-
-    name: object
-    values: dict[str, object]
-    num_tensors: int
-    num_ops: int
-    outputs: object
-
-
-def read(content: object) -> Rows:
-    """Return the columns of a file's content.
+    Returns:
+        The name of the graph, a value per row of every column by its name, and the outputs.
 
     Raises:
         GraphError: it is not of this format.
@@ -50,18 +36,14 @@ def read(content: object) -> Rows:
         expected = f"{VERSION} or {OF_COLLECTIVES}, which this olla reads"
         raise GraphError(f'"version" is {shown(version)}, expected {expected}', rule="version")
     values: dict[str, object] = {}
-    num_rows = {}
-    for place, fields in (("tensors", TENSOR_FIELDS), ("ops", OP_FIELDS)):
+    op_fields = OP_FIELDS if version == VERSION else OP_FIELDS + COMMUNICATION_FIELDS
+    for place, fields in (("tensors", TENSOR_FIELDS), ("ops", op_fields)):
         if place not in content:
             raise GraphError(f"has no {place!r}, expected a list of objects", rule="missing")
         rows = columns.rows_of(content[place], place)
-        num_rows[place] = len(rows)
         for f in fields:
             values[f.column] = columns.column_of(rows, f.key.removesuffix("[]"), f.default, place)
-        for f in COMMUNICATION_FIELDS if place == "ops" else ():
-            known = rows if version == OF_COLLECTIVES else [{}] * len(rows)  # version 1 has no such keys
-            values[f.column] = columns.column_of(known, f.key, f.default, place)
-    return Rows(content.get("name", ""), values, num_rows["tensors"], num_rows["ops"], content.get("outputs", ()))
+    return content.get("name", ""), values, content.get("outputs", ())
 
 
 def written(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,14 +54,13 @@ def written(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         values: its columns, by the names of its attributes.
     """
     communicates = any(values["collectives"])
+    op_fields = OP_FIELDS + COMMUNICATION_FIELDS if communicates else OP_FIELDS
     return {
         "format": FORMAT,
         "version": OF_COLLECTIVES if communicates else VERSION,
         "name": name,
         "tensors": _rows(TENSOR_FIELDS, values, len(values["tensor_bytes"])),
-        "ops": _rows(
-            (*OP_FIELDS, *COMMUNICATION_FIELDS) if communicates else OP_FIELDS, values, len(values["workspace_bytes"])
-        ),
+        "ops": _rows(op_fields, values, len(values["workspace_bytes"])),
         "outputs": values["outputs"].tolist(),
     }
 

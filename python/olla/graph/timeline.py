@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from olla.graph.devices import DeviceProfile, profile_of
 from olla.graph.graph import Graph
+from olla.graph.under_way import under_way
 
 WAIT = "wait"
 
@@ -82,15 +83,7 @@ def collective_seconds(graph: Graph, device: DeviceProfile) -> NDArray[np.float6
 
 def issued_by(graph: Graph) -> dict[int, int]:
     """Return, of each op that waits, the op that issued what it waits for; none where the graph has no such op."""
-    last: dict[int, int] = {}  # tensor -> op that issued a collective into it
-    found = {}
-    for v in np.flatnonzero(graph.communicates).tolist():
-        changed = graph.mutates.of(v).tolist()
-        if graph.collectives[v] != WAIT:
-            last |= dict.fromkeys((*changed, *graph.writes.of(v).tolist()), v)
-        elif issues := [last[t] for t in changed if t in last]:
-            found[v] = issues[0]
-    return found
+    return {found.wait: found.issue for found in reversed(under_way(graph))}  # of several, the first
 
 
 def timeline(graph: Graph, order: ArrayLike | None = None, device: str | DeviceProfile = "a100") -> Timeline:

@@ -39,7 +39,7 @@ def under_way(graph: Graph) -> list[UnderWay]:
         >>> under_way(b.build())
         [UnderWay(issue=0, wait=1, held=frozenset({0, 1}))]
     """
-    found = []
+    found: list[UnderWay] = []
     begun: dict[int, tuple[int, frozenset[int]]] = {}  # what arrives -> the op that began it, and what that uses
     for v in np.flatnonzero(graph.communicates).tolist():
         read, written, changed = (lists.of(v).tolist() for lists in (graph.reads, graph.writes, graph.mutates))
@@ -47,6 +47,6 @@ def under_way(graph: Graph) -> list[UnderWay]:
         if graph.collectives[v] != "wait":
             begun |= dict.fromkeys([*written, *changed], (v, used))
             continue
-        for issue, held in {begun[t] for t in changed if t in begun}:
-            found.append(UnderWay(issue, v, used & held))
+        issued = dict.fromkeys(begun[t] for t in changed if t in begun)
+        found += [UnderWay(issue, v, used & held) for issue, held in issued]
     return found

@@ -54,7 +54,6 @@ def order_ilp(
     lower_bound_bytes: int = 0,
     time_limit: float = 60.0,
     seed: int = 0,
-    num_threads: int = 1,
     progress: Progress | None = None,
 ) -> OrderIlpResult:
     """Find the order of least peak by OLLA's lifetime program with exactly one op per step.
@@ -70,7 +69,6 @@ def order_ilp(
         lower_bound_bytes: a proven lower bound of the peak, or 0.
         time_limit: seconds, for building and solving.
         seed: of HiGHS.
-        num_threads: of HiGHS.
         progress: called with (stage, seconds, peak, bound) about ten times a second; False stops with the best order
             so far.
 
@@ -101,7 +99,7 @@ def order_ilp(
     """
     if start is None:
         start = nearest_order(graph, np.arange(graph.num_ops, dtype=np.int32))
-    solver = _solver(time_limit, seed, num_threads, progress)
+    solver = _solver(time_limit, seed, progress)
     return run_order_ilp(graph, start, lower_bound_bytes, True, solver)
 
 
@@ -116,7 +114,6 @@ def address_ilp(
     lower_bound_bytes: int = 0,
     time_limit: float = 60.0,
     seed: int = 0,
-    num_threads: int = 1,
     progress: Progress | None = None,
 ) -> AddressIlpResult:
     """Find the layout of least height for given lifetimes by OLLA's address program.
@@ -135,7 +132,6 @@ def address_ilp(
         lower_bound_bytes: a proven lower bound of the height, or 0; the load is known anyway.
         time_limit: seconds, for building and solving.
         seed: of HiGHS.
-        num_threads: of HiGHS.
         progress: called with ("address", seconds, height, bound) about ten times a second; False stops the search.
 
     Returns:
@@ -159,7 +155,7 @@ def address_ilp(
     """
     none = np.zeros(0, dtype=np.int64)
     fixed, start = none if fixed is None else fixed, none if start is None else start
-    solver = _solver(time_limit, seed, num_threads, progress)
+    solver = _solver(time_limit, seed, progress)
     return run_address_ilp(lower, upper, size, alignment, fixed, start, lower_bound_bytes, solver)
 
 
@@ -172,7 +168,6 @@ def joint_ilp(
     lower_bound_bytes: int = 0,
     time_limit: float = 60.0,
     seed: int = 0,
-    num_threads: int = 1,
     progress: Progress | None = None,
 ) -> JointIlpResult:
     """Find the order and the layout of the smallest arena by OLLA's joint program.
@@ -189,7 +184,6 @@ def joint_ilp(
         lower_bound_bytes: a proven lower bound of the arena, or 0.
         time_limit: seconds, for building and solving.
         seed: of HiGHS.
-        num_threads: of HiGHS.
         progress: called with ("joint", seconds, arena, bound) about ten times a second; False stops the search.
 
     Returns:
@@ -220,11 +214,9 @@ def joint_ilp(
     none = np.zeros(0, dtype=np.int64)
     offsets = none if offsets is None else offsets
     workspace_offsets = none if workspace_offsets is None else workspace_offsets
-    solver = _solver(time_limit, seed, num_threads, progress)
+    solver = _solver(time_limit, seed, progress)
     return run_joint_ilp(arena, order, offsets, workspace_offsets, lower_bound_bytes, solver)
 
 
-def _solver(time_limit: float, seed: int, num_threads: int, progress: Progress | None) -> Solver:
-    return Solver(
-        highs_library=highs_library(), time_limit=time_limit, seed=seed, num_threads=num_threads, progress=progress
-    )
+def _solver(time_limit: float, seed: int, progress: Progress | None) -> Solver:
+    return Solver(highs_library=highs_library(), time_limit=time_limit, seed=seed, num_threads=1, progress=progress)

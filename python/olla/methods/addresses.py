@@ -83,7 +83,7 @@ def solve_addresses(
     if num > _MAX_BUFFERS:
         search.details.append(f"address program: not built for {num} buffers, the limit is {_MAX_BUFFERS}")
         return _heuristic(search, buffers, _left(search), fixed)[0] if start is None else start
-    places = np.zeros(len(buffers.size), dtype=np.int64) if start is None else start
+    places = np.zeros(num, dtype=np.int64) if start is None else start
     with search.stage("address"):
         found = address_ilp(
             buffers.lower,

@@ -8,6 +8,7 @@ Source: Steiner et al., MODeL, ICML 2023, sections on scaling; OLLA (arXiv 2210.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 from collections.abc import Iterator
@@ -20,12 +21,11 @@ from olla._core import Graph as CoreGraph
 from olla.graph import Graph, nearest_order
 from olla.layout import ArenaBuffers, Placement
 from olla.methods.addresses import solve_addresses
-from olla.methods.ilp import solve_order
+from olla.methods.ilp import BOUND_SHARE, solve_order
 from olla.methods.segments import Links, links_of
 from olla.order import Answer, Problem
 from olla.order.search import OrderSearch
 
-_BOUND_SHARE = 0.2  # of the time to search
 _MAX_LATE_EDGES = 1_000_000  # an op may have many generators and many other predecessors: further pairs are left out
 
 Int64Array = NDArray[np.int64]
@@ -44,13 +44,13 @@ def solve(problem: Problem) -> Answer:
     core = problem.core.constrained(edges.before, edges.after)
     free = OrderSearch(problem)
     with free.stage("bound"):
-        free.raise_bound(_BOUND_SHARE * free.left())
+        free.raise_bound(BOUND_SHARE * free.left())
     search = OrderSearch(problem._replace(core=core, order=nearest_order(core, problem.order)))
     search.bound, search.interrupted = free.bound, free.interrupted
     solve_order(search)
     free.order = search.order
     with search.stage("bound"):
-        free.raise_bound(_BOUND_SHARE * search.left())
+        free.raise_bound(BOUND_SHARE * search.left())
     search.bound = free.bound
     search.interrupted |= free.interrupted
     search.details.append(f"control edges: {edges.num_early} for early updates, {edges.num_late} for late generators")
@@ -82,11 +82,13 @@ def control_edges(graph: Graph, core: CoreGraph) -> ControlEdges:
         core: its core graph, extra precedences included.
 
     Complexity:
-        O(num_ops + dependencies).
+        O(num_ops log num_ops + dependencies).
     """
     num_ops = core.num_ops
     preds, succs = links_of(core)
-    level = _levels(preds, succs)
+    level = [0] * num_ops
+    for v in nearest_order(core, np.arange(num_ops, dtype=np.int32)).tolist():
+        level[v] = max((level[u] + 1 for u in preds[v]), default=0)
     is_generator = [
         not preds[v] and bool(succs[v]) and len(graph.reads.of(v)) == 0 and len(graph.writes.of(v)) > 0
         for v in range(num_ops)
@@ -100,8 +102,9 @@ def control_edges(graph: Graph, core: CoreGraph) -> ControlEdges:
     for v in range(num_ops):
         if not is_update[v] and not is_generator[v]:
             anchors.setdefault(level[v], v)
-    next_anchor = _next_anchors(anchors, max(level, default=0))
-    early = [(v, u) for v in range(num_ops) if is_update[v] and (u := next_anchor[level[v] + 1]) is not None]
+    levels = sorted(anchors)
+    next_above = [bisect.bisect_right(levels, level[v]) for v in range(num_ops)]
+    early = [(v, anchors[levels[i]]) for v, i in enumerate(next_above) if is_update[v] and i < len(levels)]
     late = list(itertools.islice(_late_edges(Links(preds, succs), level, is_generator), _MAX_LATE_EDGES))
     pairs = np.array(early + late, dtype=np.int32).reshape(-1, 2)
     return ControlEdges(np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1]), len(early), len(late))
@@ -155,24 +158,3 @@ def _place(problem: Problem, search: OrderSearch) -> Placement | None:
     fixed = pyramid(buffers.lower, buffers.upper, buffers.size)
     search.details.append(f"pyramid: {np.count_nonzero(fixed >= 0)} of {len(fixed)} buffers preplaced")
     return buffers.placed(solve_addresses(search, buffers, fixed=fixed))
-
-
-def _levels(preds: list[list[int]], succs: list[list[int]]) -> list[int]:
-    level = [0] * len(preds)
-    missing = [len(before) for before in preds]
-    ready = [v for v, count in enumerate(missing) if count == 0]
-    for v in ready:  # grows while it is read
-        for w in succs[v]:
-            level[w] = max(level[w], level[v] + 1)
-            missing[w] -= 1
-            if missing[w] == 0:
-                ready.append(w)
-    return level
-
-
-def _next_anchors(anchors: dict[int, int], highest: int) -> list[int | None]:
-    """Of every level up to two above the highest: the anchor on it, or on the next higher level that has one."""
-    result: list[int | None] = [None] * (highest + 3)
-    for level in range(highest, -1, -1):
-        result[level] = anchors.get(level, result[level + 1])
-    return result

@@ -16,14 +16,14 @@ from olla import _core
 from olla._core import Limits, profile
 from olla._core import order as best_order
 from olla.layout import ArenaBuffers, LayoutOptions, Placement, place
-from olla.methods.segments import assigned, leaf_of_step, links_of, merged, spine_of
+from olla.methods.ilp import BOUND_SHARE
+from olla.methods.segments import assigned, links_of, merged, spine_of
 from olla.methods.window import window_graph
 from olla.order import Answer, Problem
 from olla.order.search import OrderSearch
 
 _LEAF_OPS = 100  # small enough for the exact search
 _MAX_LEAVES = 100  # larger graphs get larger leaves
-_BOUND_SHARE = 0.2  # of the time to search
 
 
 class _Leaf(NamedTuple):
@@ -49,6 +49,11 @@ class _Divided(NamedTuple):
     def peak(self) -> int:
         return max(leaf.peak for leaf in self.leaves)
 
+    @property
+    def leaf_of_step(self) -> NDArray[np.int64]:
+        """int64[num_ops]: the leaf that step i belongs to."""
+        return np.repeat(np.arange(len(self.leaves)), [leaf.hi - leaf.lo for leaf in self.leaves])
+
 
 def solve(problem: Problem) -> Answer:
     """Cut, assign what hangs off the spine, order every leaf; lay out what crosses leaves, then every leaf."""
@@ -56,14 +61,14 @@ def solve(problem: Problem) -> Answer:
         return Answer(problem.order)
     search = OrderSearch(problem)
     with search.stage("bound"):
-        search.raise_bound(_BOUND_SHARE * search.left())
+        search.raise_bound(BOUND_SHARE * search.left())
     best: _Divided | None = None
     with search.stage("order"):
         best = _ordered(search)
     if best is None:  # interrupted
         return search.answer()
     search.order = best.order
-    details = _order_details(problem, best)
+    search.details = _order_details(problem, best)
     num_optimal = sum(leaf.status == "optimal" for leaf in best.leaves)
     search.note = f"{len(best.leaves)} segments, {num_optimal} of them ordered optimally."
     placement: Placement | None = None
@@ -71,11 +76,8 @@ def solve(problem: Problem) -> Answer:
         with search.stage("layout"):
             arena = _ArenaOfLeaves(problem, search, best)
             placement = arena.buffers.placed(arena.places())
-            details += arena.details
-    answer = search.answer()._replace(details=tuple(details))
-    if placement is None:  # none is wanted, or it was interrupted
-        return answer
-    return answer._replace(offsets=placement.offsets, workspace_offsets=placement.workspace_offsets)
+            search.details += arena.details
+    return search.answer(placement)
 
 
 def _ordered(search: OrderSearch) -> _Divided:
@@ -145,7 +147,7 @@ def _pairs(problem: Problem, divided: _Divided, kinds: list[str]) -> dict[int, i
     """Pair every forward leaf with the backward leaf where most bytes of its activations die, and the other way."""
     lives = profile(problem.core, divided.order)
     first, last = lives.first, lives.last
-    leaf = leaf_of_step([[0] * (part.hi - part.lo) for part in divided.leaves])
+    leaf = divided.leaf_of_step
     written = np.unique(problem.graph.writes.item)
     num = len(divided.leaves)
     crossing = np.zeros((num, num), dtype=np.int64)
@@ -166,7 +168,7 @@ class _ArenaOfLeaves:
     def __init__(self, problem: Problem, search: OrderSearch, divided: _Divided) -> None:
         self.problem, self.search, self.leaves = problem, search, divided.leaves
         self.buffers = ArenaBuffers(problem.graph, problem.core, divided.order, problem.options.alignment)
-        leaf = leaf_of_step([[0] * (part.hi - part.lo) for part in divided.leaves])
+        leaf = divided.leaf_of_step
         self.begin, self.end = leaf[self.buffers.lower], leaf[self.buffers.upper - 1]
         crosses = self.begin != self.end
         life = self.buffers.upper - self.buffers.lower

@@ -16,13 +16,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from olla._core import Graph as CoreGraph
+from olla.graph import Lists
+from olla.order.base_orders import bytes_per_op, freed_bytes
 
 if TYPE_CHECKING:
     from olla.graph import Graph
-
 
 _NEARBY = 64  # ops of the path that an op of the spine may run beside
 
@@ -50,14 +50,8 @@ class Links(NamedTuple):
 
 def links_of(core: CoreGraph) -> Links:
     """Return the dependencies of a graph as lists."""
-    offset, item = core.precedences()
-    ends, flat = offset.tolist(), item.tolist()
-    preds = [flat[ends[v] : ends[v + 1]] for v in range(core.num_ops)]
-    succs: list[list[int]] = [[] for _ in preds]
-    for v, before in enumerate(preds):
-        for u in before:
-            succs[u].append(v)
-    return Links(preds, succs)
+    preds = Lists(*core.precedences())
+    return Links(preds.to_lists(), preds.inverted(core.num_ops).to_lists())
 
 
 def spine_of(graph: Graph, links: Links, order: list[int]) -> Spine:
@@ -76,10 +70,7 @@ def spine_of(graph: Graph, links: Links, order: list[int]) -> Spine:
     """
     path = _longest_path(graph, links, order)
     place = {v: i for i, v in enumerate(path)}
-    after, before = (
-        [-1] * graph.num_ops,
-        [len(path)] * graph.num_ops,
-    )  # op v: the last of the path ahead, the first behind
+    after, before = [-1] * graph.num_ops, [len(path)] * graph.num_ops  # op v: the last of the path ahead, first behind
     for v in order:
         after[v] = max((place.get(u, after[u]) for u in links.preds[v]), default=-1)
     for v in reversed(order):
@@ -121,11 +112,7 @@ class _Memory:
     """Bytes live while ops run one after the other."""
 
     def __init__(self, graph: Graph) -> None:
-        written = np.zeros(graph.num_tensors, dtype=np.bool_)
-        written[graph.writes.item] = True
-        freeable = written | graph.donated
-        freeable[graph.outputs] = False
-        self.size = np.where(freeable, graph.tensor_bytes, 0).tolist()
+        self.size = freed_bytes(graph).tolist()
         self.uses = [
             set(graph.reads.of(v).tolist()) | set(graph.mutates.of(v).tolist()) | set(graph.writes.of(v).tolist())
             for v in range(graph.num_ops)
@@ -134,9 +121,7 @@ class _Memory:
         for used in self.uses:
             for t in used:
                 self.left[t] += 1
-        writer = np.repeat(np.arange(graph.num_ops), np.diff(graph.writes.offset))
-        new_bytes = np.zeros(graph.num_ops, dtype=np.int64)
-        np.add.at(new_bytes, writer, graph.tensor_bytes[graph.writes.item])
+        new_bytes = bytes_per_op(graph, graph.writes)
         self.new_bytes = new_bytes.tolist()
         self.needs = (new_bytes + graph.workspace_bytes).tolist()
         self.live = graph.resident_bytes + int(graph.tensor_bytes[graph.donated].sum())
@@ -261,8 +246,3 @@ def merged(segments: list[list[int]], num_ops: int) -> list[list[int]]:
         elif segment:
             leaves.append(segment)
     return leaves
-
-
-def leaf_of_step(leaves: list[list[int]]) -> NDArray[np.int64]:
-    """Return int64[num_ops]: the leaf that step i belongs to."""
-    return np.repeat(np.arange(len(leaves)), [len(leaf) for leaf in leaves])

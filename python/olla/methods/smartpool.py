@@ -22,10 +22,7 @@ def solve(problem: Problem) -> Answer:
             placement = _placed(problem, search)
     with search.stage("bound"):
         search.raise_bound(search.left())
-    answer = search.answer()
-    if placement is None:  # none is wanted, or it was interrupted
-        return answer
-    return answer._replace(offsets=placement.offsets, workspace_offsets=placement.workspace_offsets)
+    return search.answer(placement)
 
 
 def _placed(problem: Problem, search: OrderSearch) -> Placement:

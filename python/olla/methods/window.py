@@ -53,15 +53,14 @@ def window_graph(graph: Graph, core: CoreGraph, order: NDArray[np.int32], lo: in
     output[graph.outputs] = True
     written_inside = np.zeros(len(local), dtype=np.bool_)
     written_inside[[t for row in writes for t in row]] = True
+    planned = graph.donated[tensors] | (graph.writer[tensors] >= 0)
     needed_later = output[tensors] | (last[tensors] > hi)
-    planned = graph.donated.copy()
-    planned[graph.writes.item] = True
     throughout = (first <= lo) & (last >= hi)
     throughout[tensors] = False
 
     return CoreGraph(
         tensor_bytes=np.append(graph.tensor_bytes[tensors], graph.tensor_bytes[throughout].sum()).astype(np.int64),
-        donated=np.append(planned[tensors] & ~written_inside & ~needed_later, False).astype(np.uint8),
+        donated=np.append(planned & ~written_inside & ~needed_later, False).astype(np.uint8),
         reads=lists_of(reads),
         writes=lists_of(writes),
         mutates=lists_of([[]] * (hi - lo)),

@@ -21,7 +21,7 @@ def solve(problem: Problem) -> Answer:
         return search.answer()
     with search.stage("order"):
         search.refine([problem.order], min(_QUICK_SECONDS, 0.5 * search.left()))
-    if search.is_proved or search.interrupted:
+    if search.peak == search.bound or search.interrupted:
         return search.answer()
     starts = [search.order]
     with search.stage("warmstart"):

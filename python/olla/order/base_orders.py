@@ -75,7 +75,15 @@ def induced(graph: Graph, order: Order, origin: NDArray[np.int32]) -> Order | No
     return found if graph.core.is_order(found) else None
 
 
-def _bytes_per_op(graph: Graph, lists: Lists) -> NDArray[np.int64]:
+def freed_bytes(graph: Graph) -> NDArray[np.int64]:
+    """Return int64[num_tensors]: bytes that go once all users of tensor t have run; 0 where it lasts."""
+    freeable = graph.donated | (graph.writer >= 0)
+    freeable[graph.outputs] = False
+    return np.where(freeable, graph.tensor_bytes, 0)
+
+
+def bytes_per_op(graph: Graph, lists: Lists) -> NDArray[np.int64]:
+    """Return int64[num_ops]: bytes of the tensors in list i."""
     total = np.concatenate(([0], np.cumsum(graph.tensor_bytes[lists.item])))
     return np.diff(total[lists.offset])
 
@@ -97,7 +105,7 @@ def early_updates(graph: Graph, order: NDArray[np.int32]) -> NDArray[np.int32]:
     """
     offset, preds = graph.core.precedences()
     update = np.array([kind == "update" for kind in graph.op_kinds], dtype=np.bool_)
-    made, used = (_bytes_per_op(graph, lists) for lists in (graph.writes, graph.reads))
+    made, used = (bytes_per_op(graph, lists) for lists in (graph.writes, graph.reads))
     update |= (_NEXT_TO_NOTHING * made < used) & ~graph.random
     step = np.argsort(order)
     key = step.copy()

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla.graph import Graph, nearest_order
-from olla.graph.gathers import Shards, gathers
+from olla.graph.gathers import gathers, shard_of
 
 Order = NDArray[np.int32]
 
@@ -41,9 +41,7 @@ def gathered_late(graph: Graph, order: Order) -> Order:
     gather = gathers(graph)
     if not gather.any():
         return order
-    at = np.empty(graph.num_ops, dtype=np.int64)
-    at[order] = np.arange(graph.num_ops)
-    moves = _Moves(graph, at, gather)
+    moves = _Moves(graph, np.argsort(order), gather)
     for v in order[::-1].tolist():
         if graph.collectives[v] not in ("", "wait"):
             moves.gather(v) if gather[v] else moves.stay(v)
@@ -60,15 +58,13 @@ class _Moves:
         self.graph, self.at = graph, at
         self.place = at.astype(np.float64)
         self.number = at.copy()  # who comes first at one place: an op, then what waits for it
-        self._shards = Shards(graph)
         self._limits: dict[str, float] = {}  # group -> place of the collective behind
         self._last: dict[int, int] = {}  # shard -> step of the last use of what is gathered from it
-        uses = graph.reads, graph.mutates
-        ops = [np.repeat(np.arange(graph.num_ops), np.diff(lists.offset)) for lists in uses]
-        tensor, user = np.concatenate([lists.item for lists in uses]), np.concatenate(ops)
+        tensor = np.concatenate([graph.reads.item, graph.mutates.item])
+        user = np.concatenate([graph.reads.owner, graph.mutates.owner])
         whole = np.zeros(graph.num_tensors, dtype=np.bool_)
         issues = gather & (np.array(graph.collectives) != "wait")
-        whole[graph.writes.item[issues[np.repeat(np.arange(graph.num_ops), np.diff(graph.writes.offset))]]] = True
+        whole[graph.writes.item[issues[graph.writes.owner]]] = True
         self._waits = {int(graph.mutates.of(v)[0]): v for v in np.flatnonzero(gather & ~issues).tolist()}
         self._used: dict[int, list[int]] = {}  # step of each use of what is gathered
         mine = whole[tensor] & ~gather[user]
@@ -84,17 +80,16 @@ class _Moves:
         used = self._used.get(whole, [])
         place = min([*used, *([self._limits[group]] if group in self._limits else [])], default=self.at[v] + 0.5) - 0.5
         sent = self.graph.reads.of(v)
-        copies = [u for u in self._shards.maker[sent].tolist() if u >= 0]
+        copies = [u for u in self.graph.writer[sent].tolist() if u >= 0]
         moved = [*copies, v, *([self._waits[whole]] if whole in self._waits else [])]
         self.place[moved], self.number[moved] = place, self.at[v]
         self._limits[group] = place + 0.5
-        for shard in map(self._shards.of, sent.tolist()):
+        for t in sent.tolist():
+            shard = shard_of(self.graph, t)
             self._last[shard] = max([*used, self._last.get(shard, 0)])
 
     def change_later(self) -> None:
         """Let what changes a shard wait until nobody needs what is gathered from it: till then it can be again."""
         lists = self.graph.mutates
-        for t, v in zip(
-            lists.item.tolist(), np.repeat(np.arange(self.graph.num_ops), np.diff(lists.offset)), strict=True
-        ):
+        for t, v in zip(lists.item.tolist(), lists.owner, strict=True):
             self.place[v] = max(self.place[v], self._last.get(t, -1) + 0.25)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla import _core
-from olla.graph import Graph
+from olla.graph import Graph, Lists
 from olla.graph.timeline import WAIT, collective_seconds, issued_by
 
 if TYPE_CHECKING:
@@ -63,8 +63,7 @@ class _Overlap:
     def __init__(self, graph: Graph, core: CoreGraph, order: Order, device: DeviceProfile) -> None:
         self.graph, self.core, self.order = graph, core, order
         self.limit: int = _core.profile(core, order).peak_bytes
-        offset, preds = core.precedences()
-        self.preds = [preds[offset[v] : offset[v + 1]] for v in range(graph.num_ops)]
+        self.preds = Lists(*core.precedences())
         self.own, self.link = device.op_seconds(graph), collective_seconds(graph, device)
         self.issue = issued_by(graph)
 
@@ -80,9 +79,8 @@ class _Overlap:
         return self.order
 
     def _issue_early(self, v: int) -> None:
-        step = np.empty(len(self.order), dtype=np.int64)
-        step[self.order] = np.arange(len(self.order))
-        first, now = int(step[self.preds[v]].max(initial=-1)) + 1, int(step[v])
+        step = np.argsort(self.order)
+        first, now = int(step[self.preds.of(v)].max(initial=-1)) + 1, int(step[v])
         begins = np.cumsum(self.own[self.order]) - self.own[self.order]
         in_time = int(np.searchsorted(begins, begins[now] - self.link[v], side="right")) - 1
         alone = [first, *(now - (now - max(first, in_time)) // 2**i for i in range(_ISSUE_TRIES))]
@@ -116,7 +114,7 @@ class _Overlap:
         waits, later = [int(self.order[first])], {int(self.order[first])}
         others: list[int] = []
         for u in self.order[first + 1 : last].tolist():
-            depends = not later.isdisjoint(self.preds[u].tolist())
+            depends = not later.isdisjoint(self.preds.of(u).tolist())
             (waits if depends else others).append(u)
             if depends:
                 later.add(u)
@@ -126,11 +124,11 @@ class _Overlap:
     def _ahead(self, first: int, last: int) -> Order:
         """Return the order in which op last, and what it needs, is before the other ops from step first on."""
         v = int(self.order[last])
-        needed, others, wanted = [v], list[int](), set(self.preds[v].tolist())
+        needed, others, wanted = [v], list[int](), set(self.preds.of(v).tolist())
         for u in reversed(self.order[first:last].tolist()):
             (needed if u in wanted else others).append(u)
             if u in wanted:
-                wanted.update(self.preds[u].tolist())
+                wanted.update(self.preds.of(u).tolist())
         moved = np.array([*reversed(needed), *reversed(others)], dtype=np.int32)
         return np.concatenate([self.order[:first], moved, self.order[last + 1 :]])
 

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from olla._core import Graph as CoreGraph
 from olla._core import Limits, lower_bound, profile
 from olla._core import order as best_order
 from olla.base import rivals
@@ -45,11 +44,6 @@ class OrderSearch:
         self.details: list[str] = []
         self._seconds: dict[str, float] = {}
         self._order_share = 1.0 - _LAYOUT_SHARE if problem.options.layout else 1.0
-
-    @property
-    def is_proved(self) -> bool:
-        """Whether the bound has met the peak."""
-        return self.peak == self.bound
 
     def left(self) -> float:
         """Seconds left to order the ops; none once interrupted."""
@@ -111,21 +105,6 @@ class OrderSearch:
         self.interrupted |= found.cancelled
         self.bound = max(self.bound, found.lower_bound_bytes)
         self.keep(found.order)
-
-    def solve_ilp(self, core: CoreGraph, start: Order, bound: int, limit: float) -> tuple[Order, int]:
-        """Run the order program on the graph or a window of it; return its order and bound."""
-        from olla.ilp import order_ilp
-
-        found = order_ilp(
-            core,
-            start,
-            lower_bound_bytes=bound,
-            time_limit=limit,
-            seed=self.problem.options.seed,
-            progress=self.problem.progress,
-        )
-        self.interrupted |= found.cancelled
-        return found.order, found.lower_bound_bytes
 
     def answer(self, placement: Placement | None = None) -> Answer:
         """Return the best order and bound, with its layout if there is one."""

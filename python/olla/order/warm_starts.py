@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any, no_type_check
 import numpy as np
 import numpy.typing as npt
 
+from olla.graph import Lists
+from olla.order.base_orders import bytes_per_op, freed_bytes
+
 if TYPE_CHECKING:
     from olla.graph import Graph
 
 Order = npt.NDArray[np.int32]
 
 
-def starts(graph: Graph, core: Any = None, program: Order | None = None) -> list[Order]:
-    """Schedule the ops by hoisting, by least memory first and depth first.
+def schedules(graph: Graph, core: Any = None, program: Order | None = None) -> dict[str, Callable[[], Order]]:
+    """Return what schedules the ops by hoisting, by least memory first and depth first.
 
     Args:
         graph: the training step.
@@ -29,7 +32,7 @@ def starts(graph: Graph, core: Any = None, program: Order | None = None) -> list
         program: int32 array of shape ``(num_ops,)``, an order valid for ``core`` (default: the program order).
 
     Returns:
-        Three orders, int32 arrays of shape ``(num_ops,)``; item ``s`` is the op at step ``s``.
+        By its name, what makes an order, int32 array of shape ``(num_ops,)``; item ``s`` is the op at step ``s``.
 
     Complexity:
         O((ops + dependencies + uses) * log(ops)).
@@ -42,14 +45,9 @@ def starts(graph: Graph, core: Any = None, program: Order | None = None) -> list
         >>> builder = olla.Graph.builder("tiny")
         >>> x = builder.tensor(512)
         >>> _ = builder.op("make", writes=[x])
-        >>> [order.tolist() for order in starts(builder.build())]
+        >>> [schedule().tolist() for schedule in schedules(builder.build()).values()]
         [[0], [0], [0]]
     """
-    return [schedule() for schedule in schedules(graph, core, program).values()]
-
-
-def schedules(graph: Graph, core: Any = None, program: Order | None = None) -> dict[str, Callable[[], Order]]:
-    """Return what makes each of `starts`, by its name; the arguments are the same."""
     core = graph.core if core is None else core
     program = np.arange(graph.num_ops, dtype=np.int32) if program is None else program
 
@@ -73,14 +71,6 @@ def schedules(graph: Graph, core: Any = None, program: Order | None = None) -> d
     return {"hoisting": hoist, "least memory first": least_memory, "what became ready last first": depth_first}
 
 
-def invert(offset: npt.NDArray[np.int64], item: npt.NDArray[np.int32], num_lists: int) -> tuple[Any, Any]:
-    """Turn lists "i holds item" around: for every item the i that hold it, in rising order."""
-    owner = np.repeat(np.arange(len(offset) - 1, dtype=np.int32), np.diff(offset))
-    by_item = np.argsort(item, kind="stable")
-    counts = np.bincount(item, minlength=num_lists)
-    return np.concatenate(([0], np.cumsum(counts))).astype(np.int64), owner[by_item]
-
-
 class _Tables:
     """What the kernels read, as flat arrays."""
 
@@ -88,15 +78,12 @@ class _Tables:
         num_ops, num_tensors = graph.num_ops, graph.num_tensors
         self.pred_offset, self.preds = pred_offset, preds
         self.num_preds = np.diff(pred_offset)
-        self.succ_offset, self.succs = invert(pred_offset, preds, num_ops)
+        self.succ_offset, self.succs = Lists(pred_offset, preds).inverted(num_ops)
         self.updates = np.array([kind == "update" for kind in graph.op_kinds], dtype=np.bool_)
 
         # (op, tensor) pairs without repetition; the writer counts as a user, for a tensor nobody else uses.
-        owners, tensors = [], []
-        for lists in (graph.reads, graph.mutates, graph.writes):
-            owners.append(np.repeat(np.arange(num_ops, dtype=np.int64), np.diff(lists.offset)))
-            tensors.append(lists.item.astype(np.int64))
-        pairs = np.unique(np.concatenate(owners) * max(num_tensors, 1) + np.concatenate(tensors))
+        lists = graph.reads, graph.mutates, graph.writes
+        pairs = np.unique(np.concatenate([each.owner * max(num_tensors, 1) + each.item for each in lists]))
         owner, used = np.divmod(pairs, max(num_tensors, 1))
         self.use_offset = np.concatenate(([0], np.cumsum(np.bincount(owner, minlength=num_ops)))).astype(np.int64)
         self.uses = used.astype(np.int32)
@@ -105,14 +92,8 @@ class _Tables:
         self.user_xor = np.zeros(num_tensors, dtype=np.int64)
         np.bitwise_xor.at(self.user_xor, used, owner)
 
-        written = np.zeros(num_tensors, dtype=np.bool_)
-        written[graph.writes.item] = True
-        freeable = written | graph.donated
-        freeable[graph.outputs] = False
-        self.bytes = np.where(freeable, graph.tensor_bytes, 0)
-        self.new_bytes = np.zeros(num_ops, dtype=np.int64)
-        writer = np.repeat(np.arange(num_ops), np.diff(graph.writes.offset))
-        np.add.at(self.new_bytes, writer, graph.tensor_bytes[graph.writes.item])
+        self.bytes = freed_bytes(graph)
+        self.new_bytes = bytes_per_op(graph, graph.writes)
 
 
 @functools.cache

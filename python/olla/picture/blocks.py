@@ -63,14 +63,12 @@ def blocks_of(graph: Graph, order: NDArray[np.int32], plan: Plan | None = None) 
         O(m log m) for m = ops + tensors + uses.
     """
     lives = _core.profile(graph.core, order)
-    maker = np.full(graph.num_tensors, -1, dtype=np.int64)
-    maker[graph.writes.item] = np.repeat(np.arange(graph.num_ops), np.diff(graph.writes.offset))
     found: list[Block] = []
     offsets = np.full(graph.num_tensors, -1) if plan is None else plan.offsets
     workspace_offsets = np.full(graph.num_ops, -1) if plan is None else plan.workspace_offsets
     end = 0 if plan is None else plan.arena_bytes
-    for t in np.lexsort((lives.first, maker >= 0)).tolist():
-        size, op, offset = int(graph.tensor_bytes[t]), int(maker[t]), int(offsets[t])
+    for t in np.lexsort((lives.first, graph.writer >= 0)).tolist():
+        size, op, offset = int(graph.tensor_bytes[t]), int(graph.writer[t]), int(offsets[t])
         if not size or (graph.donated[t] and not lives.last[t]):  # nothing reads it: it is there for no step
             continue
         if offset < 0:

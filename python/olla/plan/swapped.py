@@ -75,15 +75,13 @@ class Swapped(Rewrite, kind="swapped"):
             O(ops + swaps^2).
         """
         steps = self.origin[self.origin >= 0]
-        writer = np.full(before.num_tensors, -1)
-        writer[before.writes.item] = np.repeat(np.arange(before.num_ops), np.diff(before.writes.offset))
         s = self.swaps
         end = s.base_seconds + s.stall_seconds
         start = np.append(s.start, end)
         found = []
         for i in np.flatnonzero(s.next < len(steps)).tolist():
             t, lasts = int(s.tensor[i]), bool(s.last[i] < 0)
-            v = -1 if lasts else int(origin[writer[t]])
+            v = -1 if lasts else int(origin[before.writer[t]])
             away = float(start[s.issue[i]] - start[s.freed[i]])
             copies = float(s.in_end[i] - s.in_start[i])
             if lasts:  # and from its last use to the end of the step

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from olla.base import cells, human_bytes
@@ -39,9 +38,7 @@ class ProgressLine:
             self.status.update(*cells(f"{self.title}: {state} (Ctrl-C ends it with the best so far)"))
         return True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.timer is not None and self.status is not None:
             self.timer.cancel()
             self.timer.join()

@@ -113,7 +113,7 @@ class Requests:
     @classmethod
     def of_graph(cls, graph: Graph) -> Requests:
         """Return what ops ask for as far as a graph knows: the tensors they write, and no workspaces."""
-        op = np.repeat(np.arange(graph.num_ops, dtype=np.int32), np.diff(graph.writes.offset))
+        op = graph.writes.owner.astype(np.int32)
         tensor = graph.writes.item.astype(np.int64)
         asked = graph.tensor_bytes[tensor] > 0
         op, tensor = op[asked], tensor[asked]
@@ -177,8 +177,7 @@ def workspaces(recorded: Allocations, graph: Graph, alignment: int) -> Int64:
     held -= (held - change)[starts]
     most = np.zeros(graph.num_ops, dtype=np.int64)
     np.maximum.at(most, recorded.op, held)
-    owner = np.repeat(np.arange(graph.num_ops), np.diff(graph.writes.offset))
-    np.subtract.at(most, owner, rounded_up(graph.tensor_bytes[graph.writes.item], alignment))
+    np.subtract.at(most, graph.writes.owner, rounded_up(graph.tensor_bytes[graph.writes.item], alignment))
     return most.clip(min=0)
 
 
