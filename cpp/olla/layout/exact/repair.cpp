@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "olla/base/lists.hpp"
+
 namespace olla {
 namespace {
 
@@ -31,8 +33,7 @@ Part Repair::sub_part(std::span<const ItemId> free, Bytes target, const std::vec
                       std::vector<Offset>& fixed) const {
   std::vector<Section> times;
   for (const ItemId i : free) times.insert(times.end(), {part_.items[i].first, part_.items[i].last});
-  std::ranges::sort(times);
-  times.erase(std::ranges::unique(times).begin(), times.end());
+  sort_unique(times);
   Part part;
   part.section_load.assign(times.size() - 1, 0);
   for (const ItemId i : free) {

@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+
+#include "olla/base/lists.hpp"
 
 namespace olla {
 namespace {
@@ -40,9 +41,7 @@ std::vector<ItemId> by_key(const Part& part, std::span<const double> keys) {
 void SqueakyWheel::find_kinds() {
   const auto look = [&](ItemId i) { return std::pair(part_.items[i].size, part_.items[i].last - part_.items[i].first); };
   kind_.resize(part_.items.size());
-  std::vector<ItemId> alike(part_.items.size());
-  std::iota(alike.begin(), alike.end(), 0);
-  std::ranges::sort(alike, {}, look);
+  const std::vector<ItemId> alike = sorted_by(part_.items.size(), look);
   std::int32_t kind = 0;
   for (std::size_t k = 0; k < alike.size(); ++k) {
     if (k > 0 && look(alike[k]) != look(alike[k - 1])) ++kind;
