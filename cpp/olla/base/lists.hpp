@@ -24,6 +24,20 @@ std::vector<std::int32_t> sorted_by(std::size_t count, const Key& key) {
   return ids;
 }
 
+// List v: what stands in list v of any of them, sorted, unique.
+template <class... Lists>
+Csr<std::int32_t> united(const Csr<std::int32_t>& first, const Lists&... others) {
+  Csr<std::int32_t> result;
+  std::vector<std::int32_t> list;
+  for (std::int32_t v = 0; v < first.size(); ++v) {
+    list.assign(first[v].begin(), first[v].end());
+    (list.insert(list.end(), others[v].begin(), others[v].end()), ...);
+    sort_unique(list);
+    result.push_back(list);
+  }
+  return result;
+}
+
 // List u: the numbers of the lists that hold u, rising. Items are below count. O(count + items).
 inline Csr<std::int32_t> transposed(const Csr<std::int32_t>& lists, std::int64_t count) {
   Csr<std::int32_t> result;

@@ -70,20 +70,6 @@ void check_sizes(const char* list, const char* field, std::span<const Bytes> siz
   }
 }
 
-// List v: what stands in list v of any of them, sorted, unique.
-template <class... Lists>
-Csr<TensorId> united(const Csr<TensorId>& first, const Lists&... others) {
-  Csr<TensorId> result;
-  std::vector<TensorId> list;
-  for (OpId v = 0; v < first.size(); ++v) {
-    list.assign(first[v].begin(), first[v].end());
-    (list.insert(list.end(), others[v].begin(), others[v].end()), ...);
-    sort_unique(list);
-    result.push_back(list);
-  }
-  return result;
-}
-
 }  // namespace
 
 Graph::Graph(GraphData data) : data_(std::move(data)) {
