@@ -9,6 +9,7 @@ namespace olla {
 namespace {
 
 constexpr int kNumLooks = 16;
+constexpr int kNumRounds = 30;  // of an episode, without a better packing
 
 }  // namespace
 
@@ -50,7 +51,7 @@ void SqueakyWheel::find_kinds() {
   rise_.resize(kind + 1);
 }
 
-void SqueakyWheel::improve(Packing& best, const SqueakyOptions& options, const std::function<bool(Bytes)>& stop) {
+void SqueakyWheel::improve(Packing& best, const SqueakyOptions& options, const StopAt& stop) {
   const auto spent = [&] { return best.height <= options.enough || num_placed_ >= options.max_placements || stop(best.height); };
   if (kind_.empty()) find_kinds();
   for (; !spent(); ++episode_) {
@@ -58,7 +59,7 @@ void SqueakyWheel::improve(Packing& best, const SqueakyOptions& options, const s
     std::vector<double> keys = item_keys(part_, episode_ < kSkylineKeys.size() ? kSkylineKeys[episode_] : random_weights());
     const double share = episode_ % 2 == 0 ? 1 : ambition_;
     bool improved = false;
-    for (int round = 0; round < options.num_rounds && !spent(); ++round) {
+    for (int round = 0; round < kNumRounds && !spent(); ++round) {
       const auto lower = static_cast<Bytes>(share * static_cast<double>(best.height - options.enough));
       const SkylineRules rules{best.height - std::max(Bytes{1}, lower), options.use_foresight ? kNumLooks : 0};
       Packing packing;
