@@ -186,6 +186,7 @@ FitResult fit_in_order(std::span<const Buffer> buffers, std::span<const std::int
 
 std::vector<std::int32_t> smartpool_order(std::span<const Buffer> buffers, std::span<const std::uint8_t> outlives) {
   if (outlives.size() != buffers.size()) throw PlanError("best fit: one outlives per buffer is needed", "lengths", {});
+  // ~: the greatest first; unlike -, it has no overflow.
   return sorted_by(buffers.size(), [&](std::int32_t i) { return std::tuple(~outlives[i], ~buffers[i].size, buffers[i].lower); });
 }
 
