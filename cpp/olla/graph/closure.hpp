@@ -10,22 +10,18 @@ class BitMatrix {
   BitMatrix(std::int64_t rows, std::int64_t columns)
       : words_(static_cast<std::size_t>((columns + 63) / 64)), bits_(static_cast<std::size_t>(rows) * words_, 0) {}
 
-  bool test(std::int64_t row, std::int64_t column) const { return (word(row, column) >> (column & 63) & 1) != 0; }
-  void set(std::int64_t row, std::int64_t column) {
-    bits_[static_cast<std::size_t>(row) * words_ + static_cast<std::size_t>(column >> 6)] |= std::uint64_t{1} << (column & 63);
-  }
+  bool test(std::int64_t row, std::int64_t column) const { return (bits_[word(row, column)] >> (column & 63) & 1) != 0; }
+  void set(std::int64_t row, std::int64_t column) { bits_[word(row, column)] |= std::uint64_t{1} << (column & 63); }
   void merge(std::int64_t row, const BitMatrix& other, std::int64_t other_row) {  // row |= other_row
-    for (std::size_t w = 0; w < words_; ++w) {
-      bits_[static_cast<std::size_t>(row) * words_ + w] |= other.bits_[static_cast<std::size_t>(other_row) * words_ + w];
-    }
+    for (std::size_t w = 0; w < words_; ++w) bits_[word(row, 0) + w] |= other.bits_[other.word(other_row, 0) + w];
   }
   void fill(std::int64_t row) {
-    for (std::size_t w = 0; w < words_; ++w) bits_[static_cast<std::size_t>(row) * words_ + w] = ~std::uint64_t{0};
+    for (std::size_t w = 0; w < words_; ++w) bits_[word(row, 0) + w] = ~std::uint64_t{0};
   }
 
  private:
-  std::uint64_t word(std::int64_t row, std::int64_t column) const {
-    return bits_[static_cast<std::size_t>(row) * words_ + static_cast<std::size_t>(column >> 6)];
+  std::size_t word(std::int64_t row, std::int64_t column) const {
+    return static_cast<std::size_t>(row) * words_ + static_cast<std::size_t>(column >> 6);
   }
   std::size_t words_;
   std::vector<std::uint64_t> bits_;

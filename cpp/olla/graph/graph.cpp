@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "olla/base/lists.hpp"
+
 namespace olla {
 namespace {
 
@@ -68,12 +70,6 @@ void check_sizes(const char* list, const char* field, std::span<const Bytes> siz
   }
 }
 
-template <class T>
-void sort_unique(std::vector<T>& list) {
-  std::sort(list.begin(), list.end());
-  list.erase(std::unique(list.begin(), list.end()), list.end());
-}
-
 }  // namespace
 
 Graph::Graph(GraphData data) : data_(std::move(data)) {
@@ -132,17 +128,9 @@ void Graph::derive_tensors() {
   new_bytes_.assign(num_ops(), 0);
   for (const TensorId t : data_.outputs) output_[t] = 1;
 
-  std::vector<std::int64_t> num_users(num_tensors() + 1, 0);
-  std::vector<TensorId> list;
+  writes_ = united(data_.writes);
   for (OpId v = 0; v < num_ops(); ++v) {
-    list.assign(data_.mutates[v].begin(), data_.mutates[v].end());
-    sort_unique(list);
-    mutates_.push_back(list);
-  }
-  for (OpId v = 0; v < num_ops(); ++v) {
-    list.assign(data_.writes[v].begin(), data_.writes[v].end());
-    sort_unique(list);
-    for (const TensorId t : list) {
+    for (const TensorId t : writes(v)) {
       if (producer_[t] != kNoOp) {
         throw GraphError("tensor " + std::to_string(t) + " is written by op " + std::to_string(producer_[t]) + " and by op " +
                              std::to_string(v) + ": one writer is allowed, later changes are mutations",
@@ -156,33 +144,23 @@ void Graph::derive_tensors() {
       producer_[t] = v;
       new_bytes_[v] += bytes(t);
     }
-    writes_.push_back(list);
   }
+  uses_ = united(data_.reads, data_.mutates);
   for (OpId v = 0; v < num_ops(); ++v) {
-    list.assign(data_.reads[v].begin(), data_.reads[v].end());
-    list.insert(list.end(), data_.mutates[v].begin(), data_.mutates[v].end());
-    sort_unique(list);
-    for (const TensorId t : list) {
-      if (producer_[t] == v) {
-        throw GraphError("cycle: op " + std::to_string(v) + " uses tensor " + std::to_string(t) + ", which it writes itself",
-                         "cycle", {v});
-      }
-      ++num_users[t + 1];
+    for (const TensorId t : uses(v)) {
+      if (producer_[t] != v) continue;
+      throw GraphError("cycle: op " + std::to_string(v) + " uses tensor " + std::to_string(t) + ", which it writes itself", "cycle",
+                       {v});
     }
-    uses_.push_back(list);
   }
-  for (TensorId t = 0; t < num_tensors(); ++t) num_users[t + 1] += num_users[t];
-  users_.offset = num_users;
-  users_.item.resize(static_cast<std::size_t>(num_users.back()));
-  for (OpId v = 0; v < num_ops(); ++v) {
-    for (const TensorId t : uses_[v]) users_.item[num_users[t]++] = v;
-  }
+  users_ = transposed(uses_, num_tensors());
   for (TensorId t = 0; t < num_tensors(); ++t) {
     if (!planned(t)) resident_bytes_ += bytes(t);
   }
 }
 
 void Graph::derive_dependencies() {
+  const Csr<TensorId> mutates = united(data_.mutates);
   std::vector<Edge> edges;
   for (TensorId t = 0; t < num_tensors(); ++t) {
     OpId mutator = kNoOp;       // the last mutation so far, in program order
@@ -190,7 +168,7 @@ void Graph::derive_dependencies() {
     for (const OpId v : users(t)) {
       if (producer_[t] != kNoOp) edges.emplace_back(producer_[t], v);
       if (mutator != kNoOp) edges.emplace_back(mutator, v);
-      if (std::binary_search(mutates_[v].begin(), mutates_[v].end(), t)) {
+      if (std::ranges::binary_search(mutates[v], t)) {
         for (const OpId u : readers) edges.emplace_back(u, v);
         readers.clear();
         mutator = v;
@@ -221,48 +199,29 @@ void Graph::derive_dependencies() {
 
 void Graph::set_edges(std::vector<Edge> edges) {
   sort_unique(edges);
-  auto fill = [this, &edges](Csr<OpId>& lists, auto key, auto value) {
-    lists.offset.assign(num_ops() + 1, 0);
-    lists.item.resize(edges.size());
-    for (const Edge& e : edges) ++lists.offset[key(e) + 1];
-    for (OpId v = 0; v < num_ops(); ++v) lists.offset[v + 1] += lists.offset[v];
-    std::vector<std::int64_t> next(lists.offset.begin(), lists.offset.end() - 1);
-    for (const Edge& e : edges) lists.item[next[key(e)]++] = value(e);
-  };
-  auto before = [](const Edge& e) { return e.first; };
-  auto after = [](const Edge& e) { return e.second; };
-  fill(succs_, before, after);
-  fill(preds_, after, before);
+  succs_ = {};
+  auto edge = edges.begin();
+  for (OpId v = 0; v < num_ops(); ++v) {
+    for (; edge != edges.end() && edge->first == v; ++edge) succs_.item.push_back(edge->second);
+    succs_.offset.push_back(std::ssize(succs_.item));
+  }
+  preds_ = transposed(succs_, num_ops());
 }
 
 std::vector<std::int64_t> Graph::find_cycle() const {
-  std::vector<std::int64_t> missing(num_ops());
-  std::vector<OpId> ready;
-  for (OpId v = 0; v < num_ops(); ++v) {
-    missing[v] = static_cast<std::int64_t>(preds(v).size());
-    if (missing[v] == 0) ready.push_back(v);
-  }
-  std::size_t done = 0;
-  while (!ready.empty()) {
-    const OpId v = ready.back();
-    ready.pop_back();
-    ++done;
-    for (const OpId w : succs(v)) {
-      if (--missing[w] == 0) ready.push_back(w);
-    }
-  }
-  if (done == static_cast<std::size_t>(num_ops())) return {};
+  const std::vector<OpId> order = topological_order(preds_, succs_);
+  if (order.size() == static_cast<std::size_t>(num_ops())) return {};
+  std::vector<std::uint8_t> is_left(num_ops(), 1);
+  for (const OpId v : order) is_left[v] = 0;
 
   // Every op left has a predecessor left: walking back must come round.
-  OpId v = 0;
-  while (missing[v] == 0) ++v;
+  OpId v = static_cast<OpId>(std::ranges::find(is_left, 1) - is_left.begin());
   std::vector<std::int64_t> path;
   std::vector<std::int64_t> position(num_ops(), -1);
   while (position[v] < 0) {
     position[v] = static_cast<std::int64_t>(path.size());
     path.push_back(v);
-    const auto before = preds(v);
-    v = *std::find_if(before.begin(), before.end(), [&](OpId u) { return missing[u] > 0; });
+    v = *std::ranges::find_if(preds(v), [&](OpId u) { return is_left[u] != 0; });
   }
   path.erase(path.begin(), path.begin() + position[v]);
   std::reverse(path.begin(), path.end());

@@ -66,7 +66,7 @@ class Graph {
   GraphData data_;
   std::vector<OpId> producer_;
   std::vector<std::uint8_t> output_;
-  Csr<TensorId> writes_, mutates_, uses_;
+  Csr<TensorId> writes_, uses_;
   Csr<OpId> users_, preds_, succs_;
   std::vector<Bytes> new_bytes_;
   Bytes resident_bytes_ = 0;

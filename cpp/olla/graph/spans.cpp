@@ -37,6 +37,15 @@ std::vector<Step> count_reaching(std::span<const OpId> order, Before before) {
   return count;
 }
 
+// Where every op as a producer runs at the step in born, as a user at that in used.
+Lifetime lifetime(const Graph& graph, std::span<const Step> born, std::span<const Step> used, TensorId t) {
+  const OpId producer = graph.producer(t);
+  Lifetime result = producer == kNoOp ? Lifetime{0, 0} : Lifetime{born[producer], used[producer] + 1};
+  for (const OpId v : graph.users(t)) result.last = std::max(result.last, used[v] + 1);
+  if (!graph.planned(t) || graph.output(t)) result.last = graph.num_ops();
+  return result;
+}
+
 }  // namespace
 
 Spans spans(const Graph& graph) {
@@ -52,19 +61,11 @@ Spans spans(const Graph& graph) {
 }
 
 Lifetime widest_lifetime(const Graph& graph, const Spans& spans, TensorId t) {
-  const Step first = graph.producer(t) == kNoOp ? 0 : spans.earliest[graph.producer(t)];
-  if (!graph.planned(t) || graph.output(t)) return {first, graph.num_ops()};
-  Step last = graph.producer(t) == kNoOp ? 0 : spans.latest[graph.producer(t)] + 1;
-  for (const OpId v : graph.users(t)) last = std::max(last, spans.latest[v] + 1);
-  return {first, last};
+  return lifetime(graph, spans.earliest, spans.latest, t);
 }
 
 Lifetime certain_lifetime(const Graph& graph, const Spans& spans, TensorId t) {
-  const Step first = graph.producer(t) == kNoOp ? 0 : spans.latest[graph.producer(t)];
-  if (!graph.planned(t) || graph.output(t)) return {first, graph.num_ops()};
-  Step last = graph.producer(t) == kNoOp ? 0 : spans.earliest[graph.producer(t)] + 1;
-  for (const OpId v : graph.users(t)) last = std::max(last, spans.earliest[v] + 1);
-  return {first, last};
+  return lifetime(graph, spans.latest, spans.earliest, t);
 }
 
 }  // namespace olla

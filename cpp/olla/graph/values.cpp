@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "olla/base/lists.hpp"
 #include "olla/base/marks.hpp"
 
 namespace olla {
@@ -79,16 +80,7 @@ void Values::number(const Graph& graph, const Rules& rules) {
   }
 
   last = std::move(held);
-
-  std::vector<std::vector<OpId>> lists(num_values());
-  for (OpId v = 0; v < graph.num_ops(); ++v) {
-    for (const auto& of : {reads[v], overwrites[v]}) {
-      for (const ValueId x : of) {
-        if (lists[x].empty() || lists[x].back() != v) lists[x].push_back(v);
-      }
-    }
-  }
-  for (const auto& users : lists) readers.push_back(users);
+  readers = transposed(united(reads, overwrites), num_values());
 }
 
 void Values::add_reruns(const Graph& graph, const Rules& rules) {

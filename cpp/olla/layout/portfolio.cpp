@@ -38,7 +38,7 @@ void Portfolio::begin(const std::function<bool()>& stop) {
   keep(std::move(by_birth));
 }
 
-bool Portfolio::done(Bytes enough, const Stop& stop) const {
+bool Portfolio::done(Bytes enough, const StopAt& stop) const {
   return best_.height <= std::max(enough, bound_) || stop(best_.height);
 }
 
@@ -46,7 +46,7 @@ void Portfolio::keep(Packing packing) {
   if (packing.height < best_.height) best_ = std::move(packing);
 }
 
-bool Portfolio::improve(Bytes enough, Effort& effort, const Stop& stop) {
+bool Portfolio::improve(Bytes enough, Effort& effort, const StopAt& stop) {
   if (best_.height <= std::max(enough, bound_)) return false;
   if (num_turns_++ > 0) {
     const Effort before = effort;
@@ -73,30 +73,32 @@ void Portfolio::find_repetition() {
   repeats_ = options_.use_beam && Beam::suits(part_) && births_repeat(part_);
 }
 
-void Portfolio::try_keys(Bytes enough, const Stop& stop) {
+void Portfolio::try_keys(Bytes enough, const StopAt& stop) {
   for (const KeyWeights& weights : std::span(kSkylineKeys).subspan(1)) {
     if (done(enough, stop)) return;
-    Packing packing;
-    const auto stopped = [&] { return stop(best_.height); };
-    if (skyline_.place(by_key(part_, item_keys(part_, weights)), {}, stopped, packing)) keep(std::move(packing));
+    fill(skyline_, part_, weights, stop);
   }
 }
 
+void Portfolio::fill(Skyline& skyline, const Part& part, const KeyWeights& weights, const StopAt& stop) {
+  Packing packing;
+  const auto stopped = [&] { return stop(best_.height); };
+  if (skyline.place(by_key(part, item_keys(part, weights)), {}, stopped, packing)) keep(std::move(packing));
+}
+
 // Long-lived items by birth, and the others around them.
-void Portfolio::try_births(Bytes enough, const Stop& stop) {
+void Portfolio::try_births(Bytes enough, const StopAt& stop) {
   for (const Section short_sections : kShortSections) {
     if (done(enough, stop)) return;
     Part part = part_;
     part.fixed = fit_by_birth(part, short_sections);
     Skyline skyline(part);
-    Packing packing;
-    const auto stopped = [&] { return stop(best_.height); };
-    if (skyline.place(by_key(part, item_keys(part, kArea)), {}, stopped, packing)) keep(std::move(packing));
+    fill(skyline, part, kArea, stop);
   }
 }
 
 // The searches take turns, as no one can tell which suits a part. Around fixed items only the wheel and the neighbourhoods build.
-void Portfolio::take_turns(Bytes enough, Effort& effort, const Stop& stop) {
+void Portfolio::take_turns(Bytes enough, Effort& effort, const StopAt& stop) {
   const bool is_decision = is_small_ && options_.capacity > 0;
   if (sharing_ && !done(enough, stop)) share_places(enough, effort, stop);
   if (repeats_ && !done(enough, stop)) turn_beam(enough, effort, stop);
@@ -106,23 +108,23 @@ void Portfolio::take_turns(Bytes enough, Effort& effort, const Stop& stop) {
   if (part_.num_items() >= kMinNeighbourhood && part_.num_items() <= kMaxNeighbourhood) search_near(enough, effort, stop);
 }
 
-void Portfolio::turn_wheel(Bytes enough, Effort& effort, const Stop& stop) {
+void Portfolio::turn_wheel(Bytes enough, Effort& effort, const StopAt& stop) {
   const Bytes before = best_.height;
   const std::int64_t placed = wheel_.num_placed();
   const auto slice = static_cast<std::int64_t>(wheel_share_.slices * std::max<double>(kPlacements, part_.num_items()));
-  wheel_.improve(best_, {enough, placed + std::min(effort.placements, slice), 30, options_.use_foresight}, stop);
+  wheel_.improve(best_, {enough, placed + std::min(effort.placements, slice), options_.use_foresight}, stop);
   effort.placements -= std::max<std::int64_t>(1, wheel_.num_placed() - placed);
   wheel_share_.learn(best_.height < before);
 }
 
-void Portfolio::climb_down(Bytes enough, Effort& effort, const Stop& stop) {
+void Portfolio::climb_down(Bytes enough, Effort& effort, const StopAt& stop) {
   const std::int64_t nodes = std::min(effort.nodes, kNodesPerTurn);
   ladder_.lower(enough, nodes, stop, best_);
   effort.nodes -= nodes;
   bound_ = std::max(bound_, ladder_.bound());
 }
 
-void Portfolio::share_places(Bytes enough, Effort& effort, const Stop& stop) {
+void Portfolio::share_places(Bytes enough, Effort& effort, const StopAt& stop) {
   const Bytes before = best_.height;
   const auto nodes = std::min(effort.nodes, static_cast<std::int64_t>(sharing_share_.slices * kNodesPerTurn));
   sharing_->lower(enough, nodes, stop, best_);
@@ -130,7 +132,7 @@ void Portfolio::share_places(Bytes enough, Effort& effort, const Stop& stop) {
   sharing_share_.learn(best_.height < before);
 }
 
-void Portfolio::turn_beam(Bytes enough, Effort& effort, const Stop& stop) {
+void Portfolio::turn_beam(Bytes enough, Effort& effort, const StopAt& stop) {
   for (auto t = beams_.size(); t < std::min<std::size_t>(options_.num_threads, kMaxBeams); ++t) {
     beams_.emplace_back(part_, base_, options_.seed + t);
   }
@@ -143,7 +145,7 @@ void Portfolio::turn_beam(Bytes enough, Effort& effort, const Stop& stop) {
 }
 
 // Every thread with a beam of its own. This thread alone asks stop.
-void Portfolio::lower_by_beams(Bytes target, std::int64_t nodes, const Stop& stop) {
+void Portfolio::lower_by_beams(Bytes target, std::int64_t nodes, const StopAt& stop) {
   std::atomic<bool> over = false;
   std::vector<Packing> packings(beams_.size(), best_);
   const auto work = [&](std::size_t t) {
@@ -162,7 +164,7 @@ void Portfolio::lower_by_beams(Bytes target, std::int64_t nodes, const Stop& sto
   for (Packing& packing : packings) keep(std::move(packing));
 }
 
-void Portfolio::search_near(Bytes enough, Effort& effort, const Stop& stop) {
+void Portfolio::search_near(Bytes enough, Effort& effort, const StopAt& stop) {
   if (!neighbourhood_) neighbourhood_.emplace(part_, options_.seed);
   const Bytes before = best_.height;
   const auto nodes = std::min(effort.nodes, static_cast<std::int64_t>(neighbourhood_share_.slices * kNodesPerTurn));

@@ -9,7 +9,6 @@
 #include "olla/layout/greedy/squeaky_wheel.hpp"
 #include "olla/layout/pipelines/beam.hpp"
 #include "olla/layout/pipelines/place_sharing.hpp"
-#include "olla/layout/pipelines/repetition.hpp"
 #include "olla/layout/problem/buffer.hpp"
 
 namespace olla {
@@ -21,15 +20,13 @@ struct Effort {
 
 class Portfolio {
  public:
-  using Stop = std::function<bool(Bytes)>;  // asked now and then with the present height of the part
-
   Portfolio(const Part& part, const LayoutOptions& options);
 
   // One greedy pass. Where it is stopped, what is left is stacked, or all placed by birth: a packing there is in any case.
   void begin(const std::function<bool()>& stop);
 
   // One turn of lowering the height towards enough. False when there is nothing left to try, or no effort.
-  bool improve(Bytes enough, Effort& effort, const Stop& stop);
+  bool improve(Bytes enough, Effort& effort, const StopAt& stop);
 
   const Packing& best() const { return best_; }
   Bytes bound() const { return bound_; }  // proved: no packing is lower
@@ -42,16 +39,17 @@ class Portfolio {
   };
 
   void find_repetition();
-  void try_keys(Bytes enough, const Stop& stop);
-  void try_births(Bytes enough, const Stop& stop);
-  void take_turns(Bytes enough, Effort& effort, const Stop& stop);
-  void turn_wheel(Bytes enough, Effort& effort, const Stop& stop);
-  void climb_down(Bytes enough, Effort& effort, const Stop& stop);
-  void share_places(Bytes enough, Effort& effort, const Stop& stop);
-  void turn_beam(Bytes enough, Effort& effort, const Stop& stop);
-  void lower_by_beams(Bytes target, std::int64_t nodes, const Stop& stop);
-  void search_near(Bytes enough, Effort& effort, const Stop& stop);
-  bool done(Bytes enough, const Stop& stop) const;
+  void try_keys(Bytes enough, const StopAt& stop);
+  void fill(Skyline& skyline, const Part& part, const KeyWeights& weights, const StopAt& stop);
+  void try_births(Bytes enough, const StopAt& stop);
+  void take_turns(Bytes enough, Effort& effort, const StopAt& stop);
+  void turn_wheel(Bytes enough, Effort& effort, const StopAt& stop);
+  void climb_down(Bytes enough, Effort& effort, const StopAt& stop);
+  void share_places(Bytes enough, Effort& effort, const StopAt& stop);
+  void turn_beam(Bytes enough, Effort& effort, const StopAt& stop);
+  void lower_by_beams(Bytes target, std::int64_t nodes, const StopAt& stop);
+  void search_near(Bytes enough, Effort& effort, const StopAt& stop);
+  bool done(Bytes enough, const StopAt& stop) const;
   void keep(Packing packing);
 
   const Part& part_;

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <queue>
+#include <ranges>
 #include <tuple>
 
 #include "olla/order/refine.hpp"
@@ -152,7 +153,7 @@ class Tree {
   std::optional<Branching> choose(const Graph& graph, Refiner& refiner, const Schedule& schedule,
                                   std::vector<Conflict>& conflicts) {
     constexpr std::size_t kPairs = 24, kRivals = 64;
-    std::stable_sort(conflicts.begin(), conflicts.end(), [](const Conflict& a, const Conflict& b) { return a.value > b.value; });
+    std::ranges::stable_sort(conflicts, std::ranges::greater(), &Conflict::value);
     std::optional<Branching> best;
     bool in_time = true;
     auto decided = [&](Branching branching) {
@@ -182,9 +183,8 @@ class Tree {
 
   std::tuple<Bytes, std::int64_t, Bytes> rank(const Branching& branching) const {
     if (branching.empty()) return {kMaxBytes, 0, kMaxBytes};
-    const auto [easiest, hardest] = std::minmax_element(branching.begin(), branching.end(),
-                                                        [](const Alternative& a, const Alternative& b) { return a.need < b.need; });
-    return {easiest->need, -num_open(branching), hardest->need};
+    const auto [easiest, hardest] = std::ranges::minmax(branching | std::views::transform(&Alternative::need));
+    return {easiest, -num_open(branching), hardest};
   }
 
   Alternative before(Refiner& refiner, const Schedule& schedule, OpId u, OpId v) const {

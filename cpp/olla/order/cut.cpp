@@ -62,9 +62,7 @@ Bytes CutSolver::live_inside() {
     auto free_if_dead = [&](TensorId t) {
       if (!graph_.planned(t) || graph_.output(t) || counted_[t] == num_cuts_) return;
       counted_[t] = num_cuts_;
-      const auto users = graph_.users(t);
-      const bool dead = std::all_of(users.begin(), users.end(), [&](OpId w) { return side(w) == kInside; });
-      if (dead) live -= graph_.bytes(t);
+      if (std::ranges::all_of(graph_.users(t), [&](OpId w) { return side(w) == kInside; })) live -= graph_.bytes(t);
     };
     for (const TensorId t : graph_.writes(u)) free_if_dead(t);
     for (const TensorId t : graph_.uses(u)) free_if_dead(t);
@@ -151,15 +149,11 @@ std::vector<Edge> CutSolver::implied(const Schedule& schedule, OpId v, Bytes lim
   const Bytes slack = limit - cut.value;
   network_.reaching_sink(slack, reaches_sink_);
   network_.reached({FlowNetwork::kSource}, slack, chosen_);
-  auto holds = [&](const std::vector<std::uint8_t>& set, OpId u) { return side(u) == kFree && set[node_[u]] != 0; };
+  const auto in_chosen = [&](OpId u) { return side(u) == kFree && chosen_[node_[u]] != 0; };
+  const auto in_reaching = [&](OpId u) { return side(u) == kFree && reaches_sink_[node_[u]] != 0; };
   for (const OpId u : free_) {  // only the last op inside and the first one outside on every path: the others follow
-    const auto succs = graph_.succs(u), preds = graph_.preds(u);
-    if (holds(chosen_, u) && std::none_of(succs.begin(), succs.end(), [&](OpId w) { return holds(chosen_, w); })) {
-      edges.emplace_back(u, v);
-    }
-    if (holds(reaches_sink_, u) && std::none_of(preds.begin(), preds.end(), [&](OpId w) { return holds(reaches_sink_, w); })) {
-      edges.emplace_back(v, u);
-    }
+    if (in_chosen(u) && std::ranges::none_of(graph_.succs(u), in_chosen)) edges.emplace_back(u, v);
+    if (in_reaching(u) && std::ranges::none_of(graph_.preds(u), in_reaching)) edges.emplace_back(v, u);
   }
   return edges;
 }

@@ -76,31 +76,14 @@ Bytes FlowNetwork::blocking_flow(Bytes enough) {
   }
 }
 
-void FlowNetwork::reaching_sink(Bytes above, std::vector<std::uint8_t>& marked) const {
-  marked.assign(first_.size(), 0);
-  std::vector<Node> queue{kSink};
-  marked[kSink] = 1;
-  while (!queue.empty()) {
-    const Node node = queue.back();
-    queue.pop_back();
-    for (std::int32_t a = first_[node]; a >= 0; a = arcs_[a].next) {
-      const Node from = arcs_[a].to;
-      if (marked[from] == 0 && arcs_[a ^ 1].residual > above) {
-        marked[from] = 1;
-        queue.push_back(from);
-      }
-    }
-  }
-}
-
-void FlowNetwork::reached(std::vector<Node> seeds, Bytes above, std::vector<std::uint8_t>& marked) const {
+void FlowNetwork::mark(std::vector<Node> seeds, Bytes above, std::int32_t direction, std::vector<std::uint8_t>& marked) const {
   marked.assign(first_.size(), 0);
   for (const Node node : seeds) marked[node] = 1;
   while (!seeds.empty()) {
     const Node node = seeds.back();
     seeds.pop_back();
     for (std::int32_t a = first_[node]; a >= 0; a = arcs_[a].next) {
-      if (marked[arcs_[a].to] == 0 && arcs_[a].residual > above) {
+      if (marked[arcs_[a].to] == 0 && arcs_[a ^ direction].residual > above) {
         marked[arcs_[a].to] = 1;
         seeds.push_back(arcs_[a].to);
       }

@@ -30,8 +30,10 @@ class FlowNetwork {
   // too). With above = 0: a set holding the source and closed under `reached` is the source side of a minimum cut, unless it holds
   // a node that reaches the sink. With above = x: a node that reaches the sink costs more than x to take in, one reached from the
   // source more than x to leave out.
-  void reaching_sink(Bytes above, std::vector<std::uint8_t>& marked) const;
-  void reached(std::vector<Node> seeds, Bytes above, std::vector<std::uint8_t>& marked) const;
+  void reaching_sink(Bytes above, std::vector<std::uint8_t>& marked) const { mark({kSink}, above, 1, marked); }
+  void reached(std::vector<Node> seeds, Bytes above, std::vector<std::uint8_t>& marked) const {
+    mark(std::move(seeds), above, 0, marked);
+  }
 
  private:
   struct Arc {
@@ -39,6 +41,8 @@ class FlowNetwork {
     std::int32_t next;  // next arc out of the same node, or -1
     Bytes residual;
   };
+  // direction: 0 follows the arcs, 1 goes against them.
+  void mark(std::vector<Node> seeds, Bytes above, std::int32_t direction, std::vector<std::uint8_t>& marked) const;
   bool assign_levels();
   Bytes blocking_flow(Bytes enough);
 

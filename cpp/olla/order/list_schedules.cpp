@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <bit>
-#include <numeric>
 #include <queue>
 #include <utility>
+
+#include "olla/base/lists.hpp"
 
 namespace olla {
 namespace {
@@ -86,9 +87,7 @@ class LeastPeak {
 
  private:
   void rank_ops_by_size() {
-    std::vector<OpId> by_size(graph_.num_ops());
-    std::iota(by_size.begin(), by_size.end(), 0);
-    std::ranges::stable_sort(by_size, {}, [&](OpId v) { return graph_.new_bytes(v); });
+    const std::vector<OpId> by_size = sorted_by(graph_.num_ops(), [&](OpId v) { return graph_.new_bytes(v); });
     for (OpId r = 0; r < graph_.num_ops(); ++r) {
       rank_[by_size[r]] = r;
       size_.push_back(graph_.new_bytes(by_size[r]));
@@ -170,15 +169,13 @@ std::vector<OpId> depth_first_order(const Graph& graph) {
     touched[v] = graph.new_bytes(v);
     for (const TensorId t : graph.uses(v)) touched[v] += graph.planned(t) ? graph.bytes(t) : 0;
   }
-  const auto first = [&](OpId u, OpId v) { return touched[u] != touched[v] ? touched[u] < touched[v] : u < v; };
-  std::vector<OpId> roots(graph.num_ops()), order;
-  std::iota(roots.begin(), roots.end(), 0);
-  std::ranges::sort(roots, first);
+  const auto rank = [&](OpId v) { return std::pair(touched[v], v); };
 
+  std::vector<OpId> order;
   std::vector<std::uint8_t> seen(graph.num_ops(), 0);
   std::vector<std::pair<OpId, bool>> stack;  // an op, and whether what it needs stands above it already
   std::vector<OpId> needed;
-  for (const OpId root : roots) {
+  for (const OpId root : sorted_by(graph.num_ops(), rank)) {
     stack.emplace_back(root, false);
     while (!stack.empty()) {
       const auto [v, is_open] = stack.back();
@@ -187,7 +184,7 @@ std::vector<OpId> depth_first_order(const Graph& graph) {
       if (is_open || std::exchange(seen[v], 1) != 0) continue;
       stack.emplace_back(v, true);
       needed.assign(graph.preds(v).begin(), graph.preds(v).end());
-      std::ranges::sort(needed, first);
+      std::ranges::sort(needed, {}, rank);
       for (auto u = needed.rbegin(); u != needed.rend(); ++u) stack.emplace_back(*u, false);
     }
   }

@@ -6,16 +6,6 @@
 #include "olla/order/refine.hpp"
 
 namespace olla {
-namespace {
-
-// Refines start; keeps it in best if it is better.
-void improve(Refiner& refiner, Schedule start, TieBreak tie, Schedule& best, Bytes& bound) {
-  constexpr int kMaxPasses = 50;
-  refiner.refine(start, bound, tie, kMaxPasses);
-  if (start.peak < best.peak) best = std::move(start);
-}
-
-}  // namespace
 
 OrderResult order(const Graph& graph, std::span<const std::vector<OpId>> starts, const OrderOptions& options, Control& control) {
   if (starts.empty()) throw PlanError("ordering needs at least one order to start from", "order", {});
@@ -34,13 +24,15 @@ OrderResult order(const Graph& graph, std::span<const std::vector<OpId>> starts,
   OrderResult result;
   result.bound = working_set_bound(graph);
   auto open = [&] { return best.peak > result.bound && !control.stop(best.peak, result.bound); };
-  for (std::size_t i = 0; i < schedules.size() && open(); ++i) {
-    improve(refiner, schedules[i], TieBreak::kPrefix, best, result.bound);
+  const auto improve = [&](Schedule start, TieBreak tie) {
+    constexpr int kMaxPasses = 50;
+    refiner.refine(start, result.bound, tie, kMaxPasses);
+    if (start.peak < best.peak) best = std::move(start);
     if (open()) refiner.raise_bound(best, result.bound, graph.num_ops());
-  }
+  };
+  for (std::size_t i = 0; i < schedules.size() && open(); ++i) improve(schedules[i], TieBreak::kPrefix);
   for (int i = 0; i < options.num_restarts && open(); ++i) {
-    improve(refiner, schedules[i % schedules.size()], i % 2 == 0 ? TieBreak::kRandom : TieBreak::kLargest, best, result.bound);
-    if (open()) refiner.raise_bound(best, result.bound, graph.num_ops());
+    improve(schedules[i % schedules.size()], i % 2 == 0 ? TieBreak::kRandom : TieBreak::kLargest);
   }
   if (open()) branch_and_bound(graph, options, control, best, result);
   result.num_cuts += refiner.num_cuts();

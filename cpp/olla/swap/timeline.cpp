@@ -5,6 +5,7 @@
 #include <string>
 
 #include "olla/base/error.hpp"
+#include "olla/base/lists.hpp"
 
 namespace olla {
 namespace {
@@ -25,15 +26,6 @@ void require_valid(const Steps& steps, std::span<const Swap> swaps) {
                           " steps",
                       "swap", {static_cast<std::int64_t>(i)});
   }
-}
-
-// Swaps in order of a key.
-template <class Key>
-std::vector<std::int32_t> sorted_by(std::size_t num, Key key) {
-  std::vector<std::int32_t> ids(num);
-  std::iota(ids.begin(), ids.end(), 0);
-  std::stable_sort(ids.begin(), ids.end(), [&](std::int32_t a, std::int32_t b) { return key(a) < key(b); });
-  return ids;
 }
 
 class Simulation {

@@ -14,10 +14,10 @@ constexpr std::size_t kMinTable = 1 << 10, kMaxTable = 1 << 18;
 
 }  // namespace
 
-ExactSearch::ExactSearch(const Part& part, std::span<const Offset> fixed, const ExactRules& rules, std::uint64_t seed)
+ExactSearch::ExactSearch(const Part& part, const ExactRules& rules, std::uint64_t seed)
     : part_(part),
       rules_(rules),
-      frontier_(part, fixed, rules),
+      frontier_(part, rules),
       random_(seed),
       offsets_(part.items.size(), kUnplaced),
       rank_(part.items.size()),
@@ -26,7 +26,7 @@ ExactSearch::ExactSearch(const Part& part, std::span<const Offset> fixed, const 
       end_(part.section_load.size()),
       first_start_(part.section_load.size()),
       num_first_(part.section_load.size()) {
-  std::ranges::copy(fixed, offsets_.begin());
+  std::ranges::copy(part.fixed, offsets_.begin());
 }
 
 Fit ExactSearch::decide(Bytes capacity, const ExactBudget& budget) {
@@ -38,9 +38,7 @@ Fit ExactSearch::decide(Bytes capacity, const ExactBudget& budget) {
   grow_table(budget.max_nodes);
   unit_ = unit;
   capacity_ = level;
-  const std::int64_t end = budget.max_nodes < std::numeric_limits<std::int64_t>::max() - num_nodes_
-                               ? num_nodes_ + budget.max_nodes
-                               : std::numeric_limits<std::int64_t>::max();
+  const std::int64_t end = num_nodes_ + std::min(budget.max_nodes, std::numeric_limits<std::int64_t>::max() - num_nodes_);
   for (; num_nodes_ < end; ++round_, run_nodes_ *= kRunGrowth) {
     perturb(round_);
     const double left = static_cast<double>(end - num_nodes_);

@@ -23,8 +23,8 @@ class ExactSearch {
  public:
   static constexpr int kNodesPerQuestion = 1000;
 
-  // Items with a fixed offset (kUnplaced, or an empty span: free) stay there, and must not overlap.
-  ExactSearch(const Part& part, std::span<const Offset> fixed, const ExactRules& rules, std::uint64_t seed);
+  // Fixed items of the part must not overlap.
+  ExactSearch(const Part& part, const ExactRules& rules, std::uint64_t seed);
 
   // Restarts with other ties and other ways to branch until the budget ends. Failures are remembered from call to call while the
   // capacity falls. O(items^2) memory.

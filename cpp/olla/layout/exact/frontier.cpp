@@ -10,15 +10,14 @@
 
 namespace olla {
 
-Frontier::Frontier(const Part& part, std::span<const Offset> fixed, const ExactRules& rules)
+Frontier::Frontier(const Part& part, const ExactRules& rules)
     : part_(part),
       rules_(rules),
-      fixed_(fixed.empty() ? std::vector<Offset>(part.items.size(), kUnplaced) : std::vector(fixed.begin(), fixed.end())),
       has_later_lives_(!part.later_lives.empty()),
       shape_(part.items.size()),
       work_(part.section_load.size()) {
   for (ItemId i = 0; i < part.num_items(); ++i) {
-    if (fixed_[i] == kUnplaced) free_.push_back(i);
+    if (!part.is_fixed(i)) free_.push_back(i);
   }
   const auto key = [&](ItemId i) { return std::tuple(part.items[i].first, part.items[i].last, part.items[i].size); };
   std::ranges::stable_sort(free_, {}, key);
@@ -57,10 +56,11 @@ bool Frontier::start(Level capacity, Bytes unit, Group& all) {
   capacity_ = capacity;
   fixed_lives_.clear();
   for (ItemId i = 0; i < part_.num_items(); ++i) {
-    if (fixed_[i] == kUnplaced) continue;
+    if (!part_.is_fixed(i)) continue;
     const Item& item = part_.items[i];
-    const auto begin = static_cast<Level>(std::min<Bytes>(fixed_[i] / unit, kMaxLevel));
-    const auto end = static_cast<Level>(std::min<Bytes>((fixed_[i] + item.size + unit - 1) / unit, kMaxLevel));
+    const Offset offset = part_.fixed[i];
+    const auto begin = static_cast<Level>(std::min<Bytes>(offset / unit, kMaxLevel));
+    const auto end = static_cast<Level>(std::min<Bytes>((offset + item.size + unit - 1) / unit, kMaxLevel));
     if (begin >= end) continue;
     fixed_lives_.push_back({item.first, item.last, begin, end - begin});
     if (!has_later_lives_) continue;
@@ -213,8 +213,7 @@ bool Frontier::place(const Group& group, std::int32_t x, std::vector<Group>& res
         item.release = fit(item.item, top);
         if (item.release > capacity_ - item.size) return false;
         rose_[out] = true;
-        last.raised_first = has_later_lives_ ? 0 : std::min(last.raised_first, item.first);
-        last.raised_last = has_later_lives_ ? part_.num_sections() : std::max(last.raised_last, item.last);
+        widen(last.raised_first, last.raised_last, item);
       }
     }
     const StateHash own = hash(item);
@@ -304,8 +303,7 @@ bool Frontier::settle(const Group& group) {
     if (best_release > open.release) {
       open.release = best_release;
       open.postponed = !best_on_fixed;
-      first = has_later_lives_ ? 0 : std::min(first, open.first);
-      last = has_later_lives_ ? part_.num_sections() : std::max(last, open.last);
+      widen(first, last, open);
     }
     pending_[best] = pending_.back();
     pending_.pop_back();

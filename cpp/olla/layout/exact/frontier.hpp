@@ -48,10 +48,10 @@ struct Group {
 // undone. Every item rests on the floor, on another item or on a fixed one: a packing pushed down is a packing.
 class Frontier {
  public:
-  // Items with a fixed offset (kUnplaced: free) stay there. Sizes are rounded up to the unit.
-  Frontier(const Part& part, std::span<const Offset> fixed, const ExactRules& rules);
+  // Fixed items stay.
+  Frontier(const Part& part, const ExactRules& rules);
 
-  // All free items, with nothing placed. False when they cannot fit.
+  // All free items, with nothing placed, sizes rounded up to the unit. False when they cannot fit.
   bool start(Level capacity, Bytes unit, Group& all);
 
   // The groups that are left after item x of the group (a position) went to its release; false when one of them cannot fit. Every
@@ -105,6 +105,11 @@ class Frontier {
 
   void find_meetings();
   bool meet_later(const Open& a, const Open& b) const { return meetings_[a.item * part_.items.size() + b.item]; }
+  // Makes [first, last) hold the sections where the item can be alive.
+  void widen(Section& first, Section& last, const Open& item) const {
+    first = has_later_lives_ ? 0 : std::min(first, item.first);
+    last = has_later_lives_ ? part_.num_sections() : std::max(last, item.last);
+  }
   void find_windows();
   Level fit(ItemId item, Level above) const;          // lowest start at or above
   Level next_window(ItemId item, Level above) const;  // lowest start above it that rests on a fixed item
@@ -117,7 +122,6 @@ class Frontier {
 
   const Part& part_;
   const ExactRules rules_;
-  const std::vector<Offset> fixed_;
   const bool has_later_lives_;
   std::vector<char> meetings_;  // where items have later lives: of items i and j, whether they are ever alive together
   std::vector<ItemId> free_;

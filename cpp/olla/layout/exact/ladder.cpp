@@ -15,8 +15,7 @@ constexpr std::int64_t kLowShare = 4;              // a low rung holds more rare
 
 ExactSearch& Ladder::search(std::size_t thread) {
   while (searches_.size() <= thread) {
-    searches_.push_back(
-        std::make_unique<ExactSearch>(part_, std::span<const Offset>(), ExactRules{}, options_.seed + searches_.size()));
+    searches_.push_back(std::make_unique<ExactSearch>(part_, ExactRules{}, options_.seed + searches_.size()));
   }
   return *searches_[thread];
 }
@@ -24,7 +23,7 @@ ExactSearch& Ladder::search(std::size_t thread) {
 // First the lowest rung, which often holds. Then rounds of rungs downwards, so that failures remembered hold for the next rung, and
 // weights learned above guide the search below: a step down is repeated while it holds and grows when it does not, until the lowest
 // rung has been tried. Nodes double from round to round.
-void Ladder::lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(Bytes)>& stop, Packing& best) {
+void Ladder::lower(Bytes enough, std::int64_t max_nodes, const StopAt& stop, Packing& best) {
   bool stopped = false;
   const auto asked = [&] { return stopped = stopped || stop(best.height); };
   const std::int64_t end = num_nodes_ + max_nodes;

@@ -18,9 +18,9 @@ class Ladder {
  public:
   Ladder(const Part& part, const LadderOptions& options) : part_(part), options_(options), bound_(part.load) {}
 
-  // Lowers the packing until its height is at most enough, or proved least, or the nodes are used up, or stop says so: it is asked
-  // with the present height, by the calling thread alone. With one thread the same calls give the same packings.
-  void lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(Bytes)>& stop, Packing& best);
+  // Ends as well where the height is proved least. The calling thread alone asks stop. With one thread the same calls give the same
+  // packings.
+  void lower(Bytes enough, std::int64_t max_nodes, const StopAt& stop, Packing& best);
 
   Bytes bound() const { return bound_; }  // proved: no packing is lower
 

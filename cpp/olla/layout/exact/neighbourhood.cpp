@@ -13,7 +13,7 @@ constexpr std::int64_t kItemsPerNode = 200;  // looked at, in the time of a node
 
 }  // namespace
 
-void Neighbourhood::lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(Bytes)>& stop, Packing& best) {
+void Neighbourhood::lower(Bytes enough, std::int64_t max_nodes, const StopAt& stop, Packing& best) {
   bool stopped = false;
   const auto asked = [&] { return stopped = stopped || stop(best.height); };
   const std::int64_t end = num_nodes() + max_nodes;

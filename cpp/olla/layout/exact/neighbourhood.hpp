@@ -13,9 +13,8 @@ class Neighbourhood {
  public:
   Neighbourhood(const Part& part, std::uint64_t seed) : part_(part), repair_(part), random_(seed) {}
 
-  // Lowers the packing until its height is at most enough, or the nodes are used up, or stop says so, asked with the present
-  // height. Fixed items stay.
-  void lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(Bytes)>& stop, Packing& best);
+  // Fixed items stay.
+  void lower(Bytes enough, std::int64_t max_nodes, const StopAt& stop, Packing& best);
 
  private:
   enum class Kind { kWhole, kAlive, kLevel };  // items that lie nearest in time as a whole, or with any part, or in offset as well

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "olla/base/lists.hpp"
+
 namespace olla {
 namespace {
 
@@ -15,9 +17,8 @@ Section position(std::span<const Section> times, Section time) {
 
 Fit Repair::place(std::span<const ItemId> free, Bytes target, const ExactBudget& budget, std::uint64_t seed,
                   std::vector<Offset>& offsets) {
-  std::vector<Offset> fixed;
-  const Part part = sub_part(free, target, offsets, fixed);
-  ExactSearch search(part, fixed, {}, seed);
+  const Part part = sub_part(free, target, offsets);
+  ExactSearch search(part, {}, seed);
   const Fit fit = search.decide(target, budget);
   num_nodes_ += kNodesPerSetup + part.num_items() / kItemsPerNode + search.num_nodes();
   if (fit != Fit::kFits) return fit;
@@ -27,12 +28,10 @@ Fit Repair::place(std::span<const ItemId> free, Bytes target, const ExactBudget&
 
 // The free items between what the others leave them. Between two births or deaths of free items, what the others occupy at any time
 // is out of reach at all times: a free item alive then is alive throughout.
-Part Repair::sub_part(std::span<const ItemId> free, Bytes target, const std::vector<Offset>& offsets,
-                      std::vector<Offset>& fixed) const {
+Part Repair::sub_part(std::span<const ItemId> free, Bytes target, const std::vector<Offset>& offsets) const {
   std::vector<Section> times;
   for (const ItemId i : free) times.insert(times.end(), {part_.items[i].first, part_.items[i].last});
-  std::ranges::sort(times);
-  times.erase(std::ranges::unique(times).begin(), times.end());
+  sort_unique(times);
   Part part;
   part.section_load.assign(times.size() - 1, 0);
   for (const ItemId i : free) {
@@ -40,7 +39,7 @@ Part Repair::sub_part(std::span<const ItemId> free, Bytes target, const std::vec
     part.items.push_back({position(times, item.first), position(times, item.last), item.size});
     for (Section s = part.items.back().first; s < part.items.back().last; ++s) part.section_load[s] += item.size;
   }
-  fixed.assign(free.size(), kUnplaced);
+  part.fixed.assign(free.size(), kUnplaced);
   std::vector<ItemId> others;
   alive_.each(times.front(), times.back(), [&](ItemId i) {
     if (offsets[i] != kUnplaced && offsets[i] < target) others.push_back(i);
@@ -65,7 +64,7 @@ Part Repair::sub_part(std::span<const ItemId> free, Bytes target, const std::vec
     for (const auto& [low, high] : taken[s]) {
       part.items.push_back({s, s + 1, high - low});
       part.section_load[s] += high - low;
-      fixed.push_back(low);
+      part.fixed.push_back(low);
     }
   }
   part.load = std::ranges::max(part.section_load);

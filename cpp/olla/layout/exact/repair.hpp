@@ -19,7 +19,7 @@ class Repair {
   std::int64_t num_nodes() const { return num_nodes_; }  // in all, and what takes as long
 
  private:
-  Part sub_part(std::span<const ItemId> free, Bytes target, const std::vector<Offset>& offsets, std::vector<Offset>& fixed) const;
+  Part sub_part(std::span<const ItemId> free, Bytes target, const std::vector<Offset>& offsets) const;
 
   const Part& part_;
   const AliveIndex alive_;

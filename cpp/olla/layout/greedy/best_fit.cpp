@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <numeric>
 #include <tuple>
 #include <utility>
 
 #include "olla/base/error.hpp"
+#include "olla/base/lists.hpp"
 #include "olla/layout/problem/packing.hpp"
 
 namespace olla {
@@ -49,8 +49,7 @@ struct Life {
 std::vector<Life> lives(std::span<const Buffer> buffers) {
   std::vector<std::int64_t> times;
   for (const Buffer& b : buffers) times.insert(times.end(), {b.lower, b.upper});
-  std::ranges::sort(times);
-  times.erase(std::unique(times.begin(), times.end()), times.end());
+  sort_unique(times);
   const auto rank = [&](std::int64_t time) {
     return static_cast<std::int32_t>(std::ranges::lower_bound(times, time) - times.begin());
   };
@@ -187,14 +186,8 @@ FitResult fit_in_order(std::span<const Buffer> buffers, std::span<const std::int
 
 std::vector<std::int32_t> smartpool_order(std::span<const Buffer> buffers, std::span<const std::uint8_t> outlives) {
   if (outlives.size() != buffers.size()) throw PlanError("best fit: one outlives per buffer is needed", "lengths", {});
-  std::vector<std::int32_t> order(buffers.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(order, [&](std::int32_t i, std::int32_t j) {
-    if (outlives[i] != outlives[j]) return outlives[i] > outlives[j];
-    if (buffers[i].size != buffers[j].size) return buffers[i].size > buffers[j].size;
-    return buffers[i].lower < buffers[j].lower;
-  });
-  return order;
+  // ~: the greatest first; unlike -, it has no overflow.
+  return sorted_by(buffers.size(), [&](std::int32_t i) { return std::tuple(~outlives[i], ~buffers[i].size, buffers[i].lower); });
 }
 
 }  // namespace olla

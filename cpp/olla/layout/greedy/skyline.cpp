@@ -201,10 +201,6 @@ void Skyline::count_fixed(Section first, Section last, Bytes top) {
 // Puts the item on the valley [first, last) and cuts the valley around it.
 void Skyline::put(const Item& item, Section first, Section last) {
   const Bytes floor = height_[first];
-  const auto push = [this](Valley valley) {
-    valleys_.push_back(valley);
-    std::ranges::push_heap(valleys_, std::greater<>());
-  };
   Section before = before_[first];
   if (first < item.first) {
     end_[first] = item.first;
@@ -212,10 +208,10 @@ void Skyline::put(const Item& item, Section first, Section last) {
   }
   if (item.last < last) {
     set_segment(item.first, item.last, last, floor);
-    push({floor, item.last});
+    valleys_.push({floor, item.last});
   }
   set_segment(before, item.first, item.last, floor + item.size);
-  push({floor + item.size, merge(item.first)});
+  valleys_.push({floor + item.size, merge(item.first)});
 }
 
 // Raises the valley to its lower neighbour, or the fixed item above it; returns where the joint segment begins, -1 if neither is
@@ -257,13 +253,14 @@ void Skyline::begin(std::span<const ItemId> order, const SkylineRules& rules, Pa
   work_ = 0;
   std::ranges::fill(end_, 0);
   set_segment(-1, 0, part_.num_sections(), 0);
-  valleys_.assign(1, {0, 0});
+  valleys_ = {};
+  valleys_.push({0, 0});
 }
 
 bool Skyline::place(std::span<const ItemId> order, const SkylineRules& rules, const std::function<bool()>& stop, Packing& packing) {
   begin(order, rules, packing);
   for (std::size_t num_placed = 0; num_placed < order.size();) {
-    const Valley valley = valleys_.front();
+    const Valley valley = valleys_.top();
     const Section first = valley.first, last = end_[first];
     fixed_items_.leave_below(valley.height);
     if (is_current(valley) && pass_fixed(first, last)) continue;
@@ -282,13 +279,11 @@ bool Skyline::place(std::span<const ItemId> order, const SkylineRules& rules, co
       continue;
     }
     const bool raised = is_current(valley);
-    std::ranges::pop_heap(valleys_, std::greater<>());
-    valleys_.pop_back();
+    valleys_.pop();
     if (!raised) continue;
     const Section joint = raise(first);
     if (joint < 0) return false;  // whatever comes next walls in the culprit
-    valleys_.push_back({height_[joint], joint});
-    std::ranges::push_heap(valleys_, std::greater<>());
+    valleys_.push({height_[joint], joint});
     if (!is_watched_) continue;
     reach_.raise(first, last, height_[joint] - valley.height);
     const auto [reach, section] = reach_.highest(first, last);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <queue>
 
 #include "olla/layout/greedy/fixed_items.hpp"
 
@@ -51,7 +52,7 @@ class Skyline {
   struct Valley {
     Bytes height;
     Section first;
-    bool operator>(const Valley& other) const { return height != other.height ? height > other.height : first > other.first; }
+    auto operator<=>(const Valley&) const = default;
   };
 
   void begin(std::span<const ItemId> order, const SkylineRules& rules, Packing& packing);
@@ -82,8 +83,8 @@ class Skyline {
   // Segment [first, end_[first]) of the skyline at height_[first]; its left neighbour begins at before_[first].
   std::vector<Section> end_, before_;  // end_ is 0 where no segment begins
   std::vector<Bytes> height_;
-  std::vector<ItemId> born_before_;  // of a section: number of items with an earlier first
-  std::vector<Valley> valleys_;      // heap, lowest first; holds segments that are gone as well
+  std::vector<ItemId> born_before_;                                           // of a section: number of items with an earlier first
+  std::priority_queue<Valley, std::vector<Valley>, std::greater<>> valleys_;  // lowest first; also segments that are gone
 };
 
 }  // namespace olla

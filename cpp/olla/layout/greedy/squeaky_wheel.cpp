@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+
+#include "olla/base/lists.hpp"
 
 namespace olla {
 namespace {
 
 constexpr int kNumLooks = 16;
+constexpr int kNumRounds = 30;  // of an episode, without a better packing
 
 }  // namespace
 
@@ -40,9 +42,7 @@ std::vector<ItemId> by_key(const Part& part, std::span<const double> keys) {
 void SqueakyWheel::find_kinds() {
   const auto look = [&](ItemId i) { return std::pair(part_.items[i].size, part_.items[i].last - part_.items[i].first); };
   kind_.resize(part_.items.size());
-  std::vector<ItemId> alike(part_.items.size());
-  std::iota(alike.begin(), alike.end(), 0);
-  std::ranges::sort(alike, {}, look);
+  const std::vector<ItemId> alike = sorted_by(part_.items.size(), look);
   std::int32_t kind = 0;
   for (std::size_t k = 0; k < alike.size(); ++k) {
     if (k > 0 && look(alike[k]) != look(alike[k - 1])) ++kind;
@@ -51,7 +51,7 @@ void SqueakyWheel::find_kinds() {
   rise_.resize(kind + 1);
 }
 
-void SqueakyWheel::improve(Packing& best, const SqueakyOptions& options, const std::function<bool(Bytes)>& stop) {
+void SqueakyWheel::improve(Packing& best, const SqueakyOptions& options, const StopAt& stop) {
   const auto spent = [&] { return best.height <= options.enough || num_placed_ >= options.max_placements || stop(best.height); };
   if (kind_.empty()) find_kinds();
   for (; !spent(); ++episode_) {
@@ -59,7 +59,7 @@ void SqueakyWheel::improve(Packing& best, const SqueakyOptions& options, const s
     std::vector<double> keys = item_keys(part_, episode_ < kSkylineKeys.size() ? kSkylineKeys[episode_] : random_weights());
     const double share = episode_ % 2 == 0 ? 1 : ambition_;
     bool improved = false;
-    for (int round = 0; round < options.num_rounds && !spent(); ++round) {
+    for (int round = 0; round < kNumRounds && !spent(); ++round) {
       const auto lower = static_cast<Bytes>(share * static_cast<double>(best.height - options.enough));
       const SkylineRules rules{best.height - std::max(Bytes{1}, lower), options.use_foresight ? kNumLooks : 0};
       Packing packing;

@@ -22,7 +22,6 @@ std::vector<ItemId> by_key(const Part& part, std::span<const double> keys);  // 
 struct SqueakyOptions {
   Bytes enough = 0;                 // the height that ends the search
   std::int64_t max_placements = 0;  // passes times items, of all calls
-  int num_rounds = 30;              // of an episode, without a better packing
   bool use_foresight = true;
 };
 
@@ -35,7 +34,7 @@ class SqueakyWheel {
   // keys rise; in every other episode also those of all items like them, so that what is learnt at one of many similar times, the
   // microbatches of a pipeline, say, holds for all. Episodes begin at other keys and take other strides. The target is the height
   // that is enough, and in every other episode one that lies between it and the best height. The next call goes on from here.
-  void improve(Packing& best, const SqueakyOptions& options, const std::function<bool(Bytes)>& stop);
+  void improve(Packing& best, const SqueakyOptions& options, const StopAt& stop);
 
   std::int64_t num_placed() const { return num_placed_; }
 

@@ -16,8 +16,31 @@ constexpr std::size_t kMinWidth = 25, kMaxWidth = 800, kMaxSteps = 8'000'000;
 constexpr std::array<double, 3> kRungs{1, 0.5, 0.125};
 constexpr std::array<double, 2> kNoise{0.01, 1};  // the first breaks ties
 constexpr std::size_t kCellsPerNode = 100;
+constexpr std::size_t kMinRepeats = 4;
+
+// The least p with which all values equal those p before them (Knuth, Morris, Pratt 1977).
+std::size_t least_period(std::span<const std::uint64_t> values) {
+  std::vector<std::size_t> border(values.size() + 1, 0);
+  for (std::size_t k = 1, length = 0; k < values.size(); ++k) {
+    while (length > 0 && values[k] != values[length]) length = border[length];
+    if (values[k] == values[length]) ++length;
+    border[k + 1] = length;
+  }
+  return values.size() - border.back();
+}
 
 }  // namespace
+
+bool births_repeat(const Part& part) {
+  std::vector<std::uint64_t> births(part.section_load.size(), 0);  // of a section: a sum over what is born there
+  for (const Item& item : part.items) {
+    const std::uint64_t size = mixed(static_cast<std::uint64_t>(item.size));
+    births[item.first] += mixed(size + static_cast<std::uint64_t>(item.last - item.first));
+  }
+  const std::size_t quarter = births.size() / 4, middle = births.size() - 2 * quarter;
+  if (middle < 2 * kMinRepeats) return false;
+  return least_period(std::span(births).subspan(quarter, middle)) <= middle / kMinRepeats;
+}
 
 bool Beam::suits(const Part& part) { return part.fixed.empty() && part.num_items() <= kMaxItems; }
 
@@ -33,7 +56,7 @@ Beam::Beam(const Part& part, const LongLivedBase& base, std::uint64_t seed)
   for (Section s = 0; s <= part.num_sections(); ++s) level_.push_back(std::sqrt(s));
 }
 
-void Beam::lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(Bytes)>& stop, Packing& best) {
+void Beam::lower(Bytes enough, std::int64_t max_nodes, const StopAt& stop, Packing& best) {
   const std::int64_t end = num_nodes_ + max_nodes;
   while (best.height > enough && num_nodes_ < end && !stop(best.height)) {
     if (target_ < 0 || target_ >= best.height) {

@@ -8,6 +8,10 @@
 
 namespace olla {
 
+// Whether births, sizes and lifetimes alike, repeat at least four times over the middle half of the sections, as those of
+// microbatches do. O(n).
+bool births_repeat(const Part& part);
+
 // Items are placed by birth, each at either end of a hole; of all partial packings that arise, the best `width` go on (Lowerre
 // 1976). Their cost is how often, over the times to come, free space would be broken up if nothing more were born: half the total
 // variation, along the addresses, of the square root of the time until death, free space counting as dead. So what dies together
@@ -20,9 +24,7 @@ class Beam {
 
   Beam(const Part& part, const LongLivedBase& base, std::uint64_t seed);
 
-  // Lowers the packing until its height is at most enough, or the nodes are used up, or stop says so, asked with the present
-  // height. The next call goes on from here.
-  void lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(Bytes)>& stop, Packing& best);
+  void lower(Bytes enough, std::int64_t max_nodes, const StopAt& stop, Packing& best);
 
  private:
   struct Cell {

@@ -127,7 +127,7 @@ bool PlaceSharing::merge() {
   return true;
 }
 
-void PlaceSharing::lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(Bytes)>& stop, Packing& best) {
+void PlaceSharing::lower(Bytes enough, std::int64_t max_nodes, const StopAt& stop, Packing& best) {
   const Bytes before = packing_.height = best.height - base_.height;
   const auto asked = [&](Bytes height) { return stop(std::min(best.height, base_.height + height)); };
   const Bytes enough_above = std::max<Bytes>(0, enough - base_.height);

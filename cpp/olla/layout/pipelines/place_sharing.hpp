@@ -17,9 +17,7 @@ class PlaceSharing {
   // lie above the base. O(n log n) in the items, where few places share a size.
   static std::unique_ptr<PlaceSharing> find(const Part& part, const LongLivedBase& base, const LadderOptions& options);
 
-  // Lowers the packing until its height is at most enough, or the nodes are used up, or stop says so, asked with the present
-  // height. The next call goes on from here.
-  void lower(Bytes enough, std::int64_t max_nodes, const std::function<bool(Bytes)>& stop, Packing& best);
+  void lower(Bytes enough, std::int64_t max_nodes, const StopAt& stop, Packing& best);
 
  private:
   using Place = std::int32_t;

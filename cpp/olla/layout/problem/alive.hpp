@@ -2,45 +2,38 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 
 #include "olla/layout/problem/packing.hpp"
 
 namespace olla {
 
-// A complete binary tree over the items by birth that knows the last death below every node. O(items) memory; a question costs
-// O(log n) for every item found, and often much less.
+// The items by birth in blocks, of which the last death is known: a question passes over the blocks that are dead by then.
+// O(items / 64) for each besides what it finds, O(items) memory.
 class AliveIndex {
  public:
-  explicit AliveIndex(const Part& part);
+  explicit AliveIndex(const Part& part) : born_before_(born_before(part)), last_death_(part.items.size() / kBlock + 1, 0) {
+    for (ItemId i = 0; i < part.num_items(); ++i) {
+      death_.push_back(part.items[i].last);
+      last_death_[i / kBlock] = std::max(last_death_[i / kBlock], death_.back());
+    }
+  }
 
   // Calls visit(item) for the items alive anywhere in [first, last), by birth.
   template <class Visit>
   void each(Section first, Section last, const Visit& visit) const {
     const ItemId end = born_before_[last];
-    for (std::int32_t node = 1; node > 0;) {
-      const std::int32_t level = std::bit_width(static_cast<std::uint32_t>(node)) - 1;
-      const std::int32_t begin = (node - (1 << level)) << (height_ - level);  // of its leaves
-      if (begin * kPerLeaf >= end) return;
-      if (last_death_[node] > first) {
-        if (level < height_) {
-          node *= 2;
-          continue;
-        }
-        for (ItemId i = begin * kPerLeaf; i < std::min(end, (begin + 1) * kPerLeaf); ++i) {
-          if (death_[i] > first) visit(i);
-        }
+    for (ItemId begin = 0; begin < end; begin += kBlock) {
+      if (last_death_[begin / kBlock] <= first) continue;
+      for (ItemId i = begin; i < std::min(end, begin + kBlock); ++i) {
+        if (death_[i] > first) visit(i);
       }
-      while (node % 2 == 1) node /= 2;
-      if (node > 0) ++node;
     }
   }
 
  private:
-  static constexpr std::int32_t kPerLeaf = 32;
-  int height_;
-  std::vector<Section> death_, last_death_;  // of an item; of a node
+  static constexpr ItemId kBlock = 64;
   std::vector<ItemId> born_before_;
+  std::vector<Section> death_, last_death_;  // of an item; of a block
 };
 
 }  // namespace olla

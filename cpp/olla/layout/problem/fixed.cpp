@@ -5,6 +5,7 @@
 #include <string>
 
 #include "olla/base/error.hpp"
+#include "olla/layout/problem/packing.hpp"
 
 namespace olla {
 namespace {
@@ -17,64 +18,41 @@ void check_place(std::size_t id, const char* kind, Offset offset, Bytes size, By
 }
 
 // Goes through the buffers in time, with the places kept so far and alive.
-class Sweep {
- public:
-  Sweep(std::span<const Buffer> buffers, std::span<const Bytes> sizes, std::vector<Offset>& places)
-      : buffers_(buffers), sizes_(sizes), places_(places) {}
-
-  void run() {
-    std::vector<std::size_t> births;
-    for (std::size_t i = 0; i < buffers_.size(); ++i) {
-      if (places_[i] != kFree && sizes_[i] > 0 && buffers_[i].lower < buffers_[i].upper) births.push_back(i);
-    }
-    std::vector<std::size_t> deaths = births;
-    std::ranges::stable_sort(births, {}, [&](std::size_t i) { return buffers_[i].lower; });
-    std::ranges::stable_sort(deaths, {}, [&](std::size_t i) { return buffers_[i].upper; });
-    auto dies = deaths.begin();
-    for (const std::size_t i : births) {
-      for (; buffers_[*dies].upper <= buffers_[i].lower; ++dies) remove(*dies);
-      insert(i);
-    }
-  }
-
- private:
-  bool is_fixed(std::size_t i) const { return buffers_[i].fixed != kFree; }
-
-  void insert(std::size_t i) {
-    const Offset end = places_[i] + sizes_[i];
-    auto other = live_.lower_bound(places_[i]);
-    if (other != live_.begin() && places_[std::prev(other)->second] + sizes_[std::prev(other)->second] > places_[i]) --other;
-    while (other != live_.end() && other->first < end) {
-      const std::size_t j = other->second;
-      if (!is_fixed(i)) {
-        places_[i] = kFree;
-        return;
-      }
-      if (is_fixed(j)) throw_collision(std::min(i, j), std::max(i, j));
-      places_[j] = kFree;
-      other = live_.erase(other);
-    }
-    live_.emplace(places_[i], i);
-  }
-
-  void remove(std::size_t i) {
-    if (places_[i] != kFree) live_.erase(places_[i]);
-  }
-
-  void throw_collision(std::size_t i, std::size_t j) const {
-    const auto range = [&](std::size_t k) {
-      return "buffer " + std::to_string(k) + " at [" + std::to_string(places_[k]) + ", " + std::to_string(places_[k] + sizes_[k]) +
+void drop_collisions(std::span<const Buffer> buffers, std::span<const Bytes> sizes, std::vector<Offset>& places) {
+  const auto collide = [&](std::int32_t i, std::int32_t j) {
+    const auto range = [&](std::int32_t k) {
+      return "buffer " + std::to_string(k) + " at [" + std::to_string(places[k]) + ", " + std::to_string(places[k] + sizes[k]) +
              ")";
     };
-    throw PlanError("fixed offsets collide: " + range(i) + " and " + range(j) + " are alive together", "fixed",
-                    {static_cast<std::int64_t>(i), static_cast<std::int64_t>(j)});
+    throw PlanError("fixed offsets collide: " + range(i) + " and " + range(j) + " are alive together", "fixed", {i, j});
+  };
+  std::map<Offset, std::int32_t> live;
+  const auto insert = [&](std::int32_t i) {
+    const Offset end = places[i] + sizes[i];
+    auto other = live.lower_bound(places[i]);
+    if (other != live.begin() && places[std::prev(other)->second] + sizes[std::prev(other)->second] > places[i]) --other;
+    while (other != live.end() && other->first < end) {
+      const std::int32_t j = other->second;
+      const bool is_fixed = buffers[i].fixed != kFree;
+      if (is_fixed && buffers[j].fixed != kFree) collide(std::min(i, j), std::max(i, j));
+      places[is_fixed ? j : i] = kFree;
+      if (!is_fixed) return;
+      other = live.erase(other);
+    }
+    live.emplace(places[i], i);
+  };
+  std::vector<std::int32_t> births = living_by_birth(buffers, sizes);
+  std::erase_if(births, [&](std::int32_t i) { return places[i] == kFree; });
+  std::vector<std::int32_t> deaths = births;
+  std::ranges::stable_sort(deaths, {}, [&](std::int32_t i) { return buffers[i].upper; });
+  auto dies = deaths.begin();
+  for (const std::int32_t i : births) {
+    for (; buffers[*dies].upper <= buffers[i].lower; ++dies) {
+      if (places[*dies] != kFree) live.erase(places[*dies]);
+    }
+    insert(i);
   }
-
-  std::span<const Buffer> buffers_;
-  std::span<const Bytes> sizes_;
-  std::vector<Offset>& places_;
-  std::map<Offset, std::size_t> live_;
-};
+}
 
 }  // namespace
 
@@ -93,23 +71,19 @@ std::vector<Offset> given_places(std::span<const Buffer> buffers, std::span<cons
     any = any || places[i] != kFree;
   }
   if (!any) return {};
-  Sweep(buffers, sizes, places).run();
+  drop_collisions(buffers, sizes, places);
   return places;
 }
 
 void move_to_preferred(std::span<const Buffer> buffers, std::span<const Bytes> sizes, Bytes height,
                        const std::function<bool()>& stop, std::vector<Offset>& offsets) {
-  std::vector<std::size_t> births;
-  for (std::size_t i = 0; i < buffers.size(); ++i) {
-    if (sizes[i] > 0 && buffers[i].lower < buffers[i].upper) births.push_back(i);
-  }
-  std::ranges::stable_sort(births, {}, [&](std::size_t i) { return buffers[i].lower; });
-  for (const std::size_t i : births) {
+  const std::vector<std::int32_t> births = living_by_birth(buffers, sizes);
+  for (const std::int32_t i : births) {
     const Buffer& buffer = buffers[i];
     const Offset begin = buffer.preferred, end = begin + sizes[i];
     if (begin == kFree || begin == offsets[i] || buffer.fixed != kFree || end > height) continue;
     if (stop()) return;
-    const bool is_free = std::ranges::none_of(births, [&](std::size_t j) {
+    const bool is_free = std::ranges::none_of(births, [&](std::int32_t j) {
       const bool together = buffers[j].lower < buffer.upper && buffer.lower < buffers[j].upper;
       return j != i && together && offsets[j] < end && begin < offsets[j] + sizes[j];
     });

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "olla/base/error.hpp"
+#include "olla/base/lists.hpp"
 
 namespace olla {
 
@@ -29,13 +30,15 @@ std::vector<Bytes> rounded_sizes(std::span<const Buffer> buffers, Bytes alignmen
   return sizes;
 }
 
+std::vector<std::int32_t> living_by_birth(std::span<const Buffer> buffers, std::span<const Bytes> sizes) {
+  std::vector<std::int32_t> births = sorted_by(buffers.size(), [&](std::int32_t i) { return buffers[i].lower; });
+  std::erase_if(births, [&](std::int32_t i) { return sizes[i] == 0 || buffers[i].lower >= buffers[i].upper; });
+  return births;
+}
+
 std::vector<Part> reduce(std::span<const Buffer> buffers, std::span<const Bytes> sizes) {
-  std::vector<std::int32_t> births;
-  for (std::size_t i = 0; i < buffers.size(); ++i) {
-    if (sizes[i] > 0 && buffers[i].lower < buffers[i].upper) births.push_back(static_cast<std::int32_t>(i));
-  }
+  const std::vector<std::int32_t> births = living_by_birth(buffers, sizes);
   std::vector<std::int32_t> deaths = births;
-  std::ranges::stable_sort(births, {}, [&](std::int32_t i) { return buffers[i].lower; });
   std::ranges::stable_sort(deaths, {}, [&](std::int32_t i) { return buffers[i].upper; });
 
   std::vector<Part> parts;

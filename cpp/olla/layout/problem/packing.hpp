@@ -1,6 +1,8 @@
 // The layout problem after reduction (independent parts, times merged into sections), and the exact solution of a tiny part.
 #pragma once
 
+#include <functional>
+
 #include "olla/layout/problem/buffer.hpp"
 
 namespace olla {
@@ -39,8 +41,15 @@ struct Packing {
   Bytes height = 0;
 };
 
+// Asked with the present height by what lowers a packing, which it does until the height is at most enough, the nodes are used up
+// or this says so; the next call goes on from there.
+using StopAt = std::function<bool(Bytes)>;
+
 // Sizes rounded up to the alignment. PlanError as layout() says.
 std::vector<Bytes> rounded_sizes(std::span<const Buffer> buffers, Bytes alignment);
+
+// The buffers that are ever alive, the first born first.
+std::vector<std::int32_t> living_by_birth(std::span<const Buffer> buffers, std::span<const Bytes> sizes);
 
 // Splits at times no buffer crosses, and merges times between which no buffer is born after another died: buffers overlap in
 // sections exactly where they overlap in time. Buffers that are never alive are in no part. O(n log n).

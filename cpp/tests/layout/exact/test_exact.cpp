@@ -123,9 +123,10 @@ void check_packing(const Part& part, std::span<const Offset> offsets, Bytes capa
   }
 }
 
-Fit decide(const Part& part, Bytes capacity, const ExactRules& rules = {}, std::span<const Offset> fixed = {},
-           std::uint64_t seed = 0, std::int64_t max_nodes = 2'000'000) {
-  ExactSearch search(part, fixed, rules, seed);
+Fit decide(Part part, Bytes capacity, const ExactRules& rules = {}, std::span<const Offset> fixed = {}, std::uint64_t seed = 0,
+           std::int64_t max_nodes = 2'000'000) {
+  part.fixed.assign(fixed.begin(), fixed.end());
+  ExactSearch search(part, rules, seed);
   const Fit fit = search.decide(capacity, {max_nodes, [] { return false; }});
   if (fit == Fit::kFits) check_packing(part, search.offsets(), capacity);
   for (std::size_t i = 0; i < fixed.size(); ++i) CHECK(fixed[i] == kUnplaced || fixed[i] == search.offsets()[i]);
@@ -281,7 +282,7 @@ TEST(one_search_answers_for_falling_and_rising_capacities) {
   for (int round = 0; round < 200; ++round) {
     const Part part = random_part(8, 6, 9, random);
     const Bytes least = enumerate(part, 0).height;
-    ExactSearch search(part, {}, {}, 0);
+    ExactSearch search(part, {}, 0);
     for (const Bytes step : {3, 1, -1, 0, -2, 2, 0}) {
       const Fit fit = search.decide(least + step, {1'000'000, [] { return false; }});
       CHECK(fit == (step < 0 ? Fit::kNever : Fit::kFits));
@@ -293,7 +294,7 @@ TEST(the_budget_and_the_stop_request_end_the_search) {
   std::mt19937_64 random(7);
   const std::vector<Buffer> buffers = tight_buffers(400, 200, 100'000, random);
   const Part part = reduce(buffers, rounded_sizes(buffers, 1)).front();
-  ExactSearch search(part, {}, {}, 0);
+  ExactSearch search(part, {}, 0);
   CHECK(search.decide(part.load, {500, [] { return false; }}) == Fit::kUnknown);
   CHECK_EQ(search.num_nodes(), 500);
   int num_questions = 0;
