@@ -62,7 +62,8 @@ class Keeping(order.KernelOrder):
         nodes = nodes if set(nodes) == set(ordered) else ordered  # where fusions are taken back
         scheduler.prepare(nodes)
         position = {node: i for i, node in enumerate(nodes)}
-        self.found.append((fused.graph_of(nodes), np.array([position[node] for node in ordered], dtype=np.int32)))
+        graph = fused.Storages(nodes).graph("")
+        self.found.append((graph, np.array([position[node] for node in ordered], dtype=np.int32)))
         return ordered
 
 

@@ -6,7 +6,8 @@ The rest, and the guard, are in `compat`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable
+import types
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -49,18 +50,6 @@ def _fused_loops(backend: Any, parts: list[Any]) -> Any:
 def groups_kernels(backend: Any) -> bool:
     """Whether a backend puts kernels that follow each other into one function, as that of the CPU does."""
     return isinstance(backend, private("torch._inductor.codegen.cpp", "CppScheduling"))
-
-
-def end_groups(scheduler: Any, device: torch.device, behind: Collection[str]) -> None:
-    """Let the backend of a device end its functions behind the nodes of these names, for the graph being compiled."""
-    backend = scheduler.get_backend(device)
-    usual = backend.ready_to_flush
-
-    def ready() -> bool:  # asked after every node
-        node = getattr(scheduler, "current_node", None)
-        return bool(usual() or (node is not None and node.get_name() in behind))
-
-    backend.ready_to_flush = ready
 
 
 _wrapper_module = "torch._inductor.codegen.wrapper"
@@ -128,12 +117,12 @@ def memory_planner(wrapper: Any, choose: Callable[[list[Any]], list[Any]]) -> An
     """
     planner = private(_planning_module, "MemoryPlanner")(wrapper)
     find = planner.compute_buffer_groups
-    lines_of = {name: private(_wrapper_module, name) for name in ("AllocateLine", "FreeIfNotReusedLine")}
+    free_line = private(_wrapper_module, "FreeIfNotReusedLine")
 
     def compute(lines: list[Any]) -> dict[str, Any]:
         by_name = find(lines)
         removed = virtualized.graph.removed_buffers
-        freed = {line.node.get_name() for line in lines if isinstance(line, lines_of["FreeIfNotReusedLine"])}
+        freed = {line.node.get_name() for line in lines if isinstance(line, free_line)}
         shared = {line.node.get_name() for line in lines if getattr(line, "comm_buffer", False)}
         offered = [
             group
@@ -166,23 +155,6 @@ def static_bytes(group: Any) -> int:
     return int(num_bytes) if isinstance(num_bytes, int) or num_bytes.is_number else 0
 
 
-class _Layout:
-    """Stands for the tree in which Inductor's planner arranges a pool."""
-
-    allocations = ()
-
-    def __init__(self, num_bytes: int, end: int) -> None:
-        self.num_bytes, self.end = num_bytes, end
-
-    def get_symbolic_size(self) -> Any:
-        """Return the bytes of the pool."""
-        return private("sympy", "Integer")(self.num_bytes)
-
-    def get_live_ranges(self) -> Any:
-        """Return when it is in use."""
-        return private(_planning_module, "LiveRanges")([private(_planning_module, "LiveRange")(0, self.end)])
-
-
 def place_groups(groups: list[Any], offsets: list[int], num_bytes: int, name: str, end: int) -> None:
     """Put groups of buffers of one device at offsets of one pool.
 
@@ -193,13 +165,18 @@ def place_groups(groups: list[Any], offsets: list[int], num_bytes: int, name: st
         name: of the pool, in the generated code.
         end: when the last group is freed, in the planner's time.
     """
-    pool = private(_planning_module, "AllocationPool")(groups[0].node.get_device(), _Layout(num_bytes, end))
+    number = private("sympy", "Integer")
+    lifetime = private(_planning_module, "LiveRanges")([private(_planning_module, "LiveRange")(0, end)])
+    tree = types.SimpleNamespace(  # in which Inductor's planner arranges a pool
+        allocations=(), get_symbolic_size=lambda: number(num_bytes), get_live_ranges=lambda: lifetime
+    )
+    pool = private(_planning_module, "AllocationPool")(groups[0].node.get_device(), tree)
     pool.name = name
     pool.names_to_del.append(name)
     for group, offset in zip(groups, offsets, strict=True):
         group.make_allocation()
         group.allocation.mark_allocated()
-        group.allocation.finalize(pool, private("sympy", "Integer")(offset))
+        group.allocation.finalize(pool, number(offset))
 
 
 SEGMENT = "olla_segment"  # its name in generated code, and in `meta` of a graph module: index of the GPU, bytes
@@ -210,17 +187,6 @@ def note_segment(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, 
     found = [device for device in devices(forward) | devices(backward) if device.type == "cuda"]
     if len(found) == 1:
         forward.meta[SEGMENT], backward.meta[SEGMENT] = (found[0].index, num_bytes), (found[0].index, 0)
-
-
-def noted_segment() -> tuple[int, int] | None:
-    """Return the index of the GPU and the bytes noted with the graph that is being compiled, if there are any."""
-    found: tuple[int, int] | None = virtualized.graph.module.meta.get(SEGMENT)
-    return found
-
-
-def uses_cuda_graphs() -> bool:
-    """Whether what is compiled will run as torch's CUDA graphs."""
-    return bool(private("torch._inductor", "config").triton.cudagraphs)
 
 
 def allocator_settings() -> str:

@@ -47,6 +47,8 @@ CustomSchedulerPass: Any = (  # 2.13; a plain callable does before, but bypasses
     if hasattr(importlib.import_module("torch._inductor.custom_graph_pass"), "CustomSchedulerPass")
     else object
 )
+config: Any = private("torch._inductor", "config")
+functorch_config: Any = private("torch._functorch", "config")
 _partitioners = "torch._functorch.partitioners"
 min_cut_partition: Any = private(_partitioners, "min_cut_rematerialization_partition")
 must_recompute: Any = private(_partitioners, "must_recompute")
@@ -162,14 +164,13 @@ def prepare(module: torch.fx.GraphModule, static_indices: list[int] | None, num_
 
     None where nothing in the graph belongs to backward.
     """
-    config = private("torch._functorch", "config")
     module.graph.eliminate_dead_code()
     module.recompile()
-    if config.cse:
+    if functorch_config.cse:
         module.graph = private(_partitioners, "fx_graph_cse")(module.graph)
     if private(_partitioners, "has_recomputable_ops")(module):
         private(_partitioners, "cleanup_recompute_tags")(module, is_default_partition=False)
-    if not config.unsafe_allow_optimization_of_collectives:
+    if not functorch_config.unsafe_allow_optimization_of_collectives:
         private(_partitioners, "force_save_collectives")(module)
     private(_partitioners, "force_save_effectful_ops")(module)
     private(_partitioners, "force_save_bw_mutation_src")(module)
@@ -259,7 +260,6 @@ def size_hint(graph: Any, size: Any) -> int:
 def overwrites(graph: Any, device: Any) -> bool:
     """Return whether kernels on a device may write their results over their inputs."""
     features = private("torch._inductor.codegen.common", "BackendFeature")
-    config = private("torch._inductor", "config")
     return bool(config.inplace_buffers and graph.has_feature(device, features.INPLACE_BUFFERS))
 
 
@@ -281,14 +281,13 @@ class _Shared:
 
 def variable_like_config(name: str, value: Any) -> Any:
     """Return a variable that is a thread's own where Inductor's configuration is (torch 2.13), else everybody's."""
-    entry = private("torch._inductor", "config")._config.get("custom_partitioner_fn")
+    entry = config._config.get("custom_partitioner_fn")
     own = isinstance(getattr(entry, "user_override", None), contextvars.ContextVar)
     return contextvars.ContextVar(name, default=value) if own else _Shared(value)
 
 
 def set_config(values: Mapping[str, Any]) -> dict[str, Any]:
     """Set names of Inductor's configuration; returns what they were before."""
-    config = private("torch._inductor", "config")
     before = {name: getattr(config, name) for name in values}
     try:
         for name, value in values.items():
@@ -360,7 +359,6 @@ def uncached() -> Iterator[None]:
 
     Kernels for the CPU are generated without vector instructions, which takes half as long and no compiler.
     """
-    config = private("torch._inductor", "config")
     settings = {"force_disable_caches": True, "compile_threads": 1, "benchmark_harness": False, "cpp.simdlen": 1}
     with config.patch(settings):
         yield
@@ -388,13 +386,11 @@ def flop_formula(target: Any) -> Callable[..., int] | None:
 @contextlib.contextmanager
 def memory_budget(share: float) -> Iterator[None]:
     """Let torch's own partitioner, and no other, divide graphs in a block, with ``activation_memory_budget=share``."""
-    inductor, functorch = private("torch._inductor", "config"), private("torch._functorch", "config")
-    with inductor.patch(custom_partitioner_fn=None), functorch.patch(activation_memory_budget=share):
+    with config.patch(custom_partitioner_fn=None), functorch_config.patch(activation_memory_budget=share):
         yield
 
 
 def inductor_settings(values: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
     """Set names of Inductor's configuration for a block."""
-    config = private("torch._inductor", "config")
     changed: contextlib.AbstractContextManager[Any] = config.patch(dict(values))
     return changed

@@ -71,10 +71,8 @@ def install(name: str) -> None:
     Args:
         name: what the graph is called.
     """
-    try:
+    with fallback.tried(_ONE_BY_ONE):  # torch's own allocations are always right
         codegen.before_reuse(inductor.wrapper(), lambda lines: _planned(lines, name), _ONE_BY_ONE)
-    except Exception as error:  # torch's own allocations are always right
-        fallback.failed(_ONE_BY_ONE, error)
 
 
 def _planned(lines: Sequence[Any], name: str) -> list[Any]:

@@ -149,21 +149,18 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
             fallback.warn(f"{_UNORDERED}: {error}")
         except Exception as error:
             fallback.failed(_UNORDERED, error)
-        try:
+        with fallback.tried("kernels stay in the order in which torch.compile fuses them"):
             scheduler.name_kernels(nodes)  # as they were
             return scheduler.torchs_order(nodes)
-        except Exception as error:
-            fallback.failed("kernels stay in the order in which torch.compile fuses them", error)
-            return nodes
+        return nodes
 
     def _ordered(self, nodes: Sequence[Any]) -> list[Any]:
         start = time.perf_counter()
         name = scheduler.graph_name()
         if self.readers_only:
             scheduler.count_readers_only()
-        given = self._plan(nodes, name)
-        taken = given
-        with _left_out("fusions stay as they are"):
+        taken = given = self._plan(nodes, name)
+        with fallback.tried("fusions stay as they are"):
             taken = self._unfused(given, name)
             taken = self._fused_anew(given, taken, name)
         record = OrderRecord(
@@ -177,13 +174,13 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
             seconds=time.perf_counter() - start,
         )
         ordered = taken.ordered()
-        alone = not any(scheduler.is_collective(node) for node in ordered)
+        alone = not any(map(compat.is_collective, ordered))
         scheduler.name_kernels(ordered)  # also where better ones were sought
         scheduler.prepare(ordered)
         _log.info("%s", record)
         _records.append(record)
         compat.before_codegen(scheduler.scheduler(), lambda final: _tell(taken.storages, final))
-        with _left_out("functions of kernels end where they do"):
+        with fallback.tried("functions of kernels end where they do"):
             scheduler.end_functions(ordered, ends(ordered, taken.graph, taken.order()))
         if self.arena and alone:
             arena.install(name)
@@ -225,12 +222,7 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
 
     def __getstate__(self) -> object:
         """Return what pickles: torch before 2.13 hashes that, not `uuid`, as a part of its configuration."""
-        return {
-            "time_limit": self.time_limit,
-            "arena": self.arena,
-            "readers_only": self.readers_only,
-            "code": compat.code_digest(),
-        }
+        return {**vars(self), "code": compat.code_digest()}
 
     def uuid(self) -> tuple[str, float, bool, bool]:
         """Return what identifies the decisions, for Inductor's caches."""
@@ -239,19 +231,10 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
 
 def _tell(storages: Storages, ordered: Sequence[Any]) -> None:
     """Let Inductor count the bytes of buffers as olla does; it may go on with its own figures."""
-    with _left_out("buffers are reused by torch's own figures"):
+    with fallback.tried("buffers are reused by torch's own figures"):
         storages.tell(ordered)
     if scheduler.counts_readers_only():
         whole.drop_weak_users(scheduler.scheduler())
-
-
-@contextlib.contextmanager
-def _left_out(consequence: str) -> Iterator[None]:
-    """Go on, with a warning, where something fails: code is right without what is done here."""
-    try:
-        yield
-    except Exception as error:
-        fallback.failed(consequence, error)
 
 
 def patches(time_limit: float = TIME_LIMIT, arena: bool = False, readers_only: bool = False) -> Mapping[str, Any]:
