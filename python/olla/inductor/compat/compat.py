@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from olla.errors import CaptureError
+from olla.inductor.compat import fallback
 
 OLDEST = (2, 11)
 NEWEST_TESTED = (2, 15)
@@ -59,9 +60,9 @@ uncacheable: Any = private("torch._inductor.codecache", "BypassFxGraphCache")
 clone = torch.ops.aten.clone.default
 
 
-def is_tensor(value: object) -> bool:
-    """Whether a node's value is a tensor."""
-    return isinstance(value, torch.Tensor)
+def is_tensor_node(node: torch.fx.Node) -> bool:
+    """Whether a node's value is one tensor."""
+    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def is_getitem(node: torch.fx.Node) -> bool:
@@ -99,8 +100,7 @@ def hinted(value: Any) -> Any:
 
 def devices(module: torch.fx.GraphModule) -> set[torch.device]:
     """Return the devices of a graph's tensors."""
-    values = (node.meta.get("val") for node in module.graph.nodes)
-    return {value.device for value in values if isinstance(value, torch.Tensor)}
+    return {node.meta["val"].device for node in module.graph.nodes if is_tensor_node(node)}
 
 
 def is_whole_number(node: torch.fx.Node) -> bool:
@@ -136,17 +136,18 @@ def copied(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     return new
 
 
+def changes_inputs(node: torch.fx.Node) -> bool:
+    """Whether an operator writes into what it is given."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
 def changed_inputs(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     """Return the inputs of a joint graph that forward changes: inside, or right behind it."""
     descriptions = graph.output_node().meta.get("desc") or ()
     behind = {described.mutated_input for described in descriptions if hasattr(described, "mutated_input")}
-    inside = {node.args[0] for node in graph.nodes if is_operator(node.target) and _changes(node)}
+    inside = {node.args[0] for node in graph.nodes if changes_inputs(node) and node.args}
     given = graph.find_nodes(op="placeholder")
     return {node for node in given if node in inside or node.meta.get("desc") in behind}
-
-
-def _changes(node: torch.fx.Node) -> bool:
-    return bool(node.args) and isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def communicates(node: torch.fx.Node) -> bool:
@@ -381,6 +382,24 @@ def flop_formula(target: Any) -> Callable[..., int] | None:
         packet = getattr(torch.ops.aten, name.removeprefix("aten.") + backward)
     formula: Callable[..., int] | None = registry.get(packet)
     return formula
+
+
+def node_flops(node: torch.fx.Node, value: Callable[[Any], Any]) -> int:
+    """Return the flops of a node, 0 for what is no product of matrices and no convolution.
+
+    Args:
+        node: calls something.
+        value: tensor or size -> what the formula takes for it.
+    """
+    formula = flop_formula(node.target)
+    if formula is None:
+        return 0
+    try:
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: value(n.meta["val"]))
+        return int(hint(formula(*args, **kwargs, out_val=value(node.meta["val"]))))
+    except Exception as error:  # an estimate, or a figure in a report: the step computes the same without
+        fallback.failed(f"the flops of {node.target} are left out", error)
+        return 0
 
 
 @contextlib.contextmanager

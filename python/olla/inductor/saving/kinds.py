@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any
 
 import torch
 from torch import fx
 
 from olla.graph import DeviceProfile
-from olla.inductor.compat import compat, fallback
+from olla.inductor.compat import compat
 
 
 class Fusion(IntEnum):
@@ -67,15 +66,10 @@ def is_view(node: fx.Node) -> bool:
     return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
 
 
-def changes_inputs(node: fx.Node) -> bool:
-    """Whether an operator writes into what it is given."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-
-
 def fusion_of(node: fx.Node) -> Fusion:
     """Return how Inductor fuses a node."""
     name = name_of(node)
-    if not name or changes_inputs(node):
+    if not name or compat.changes_inputs(node):
         return Fusion.KERNEL
     if name in _REDUCTIONS:
         return Fusion.REDUCTION
@@ -107,8 +101,7 @@ def is_drawn(node: fx.Node) -> bool:
 
 def is_truth(node: fx.Node) -> bool:
     """Whether a node makes one tensor of truth values."""
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.dtype == torch.bool
+    return compat.is_tensor_node(node) and node.meta["val"].dtype == torch.bool
 
 
 def num_elements(node: fx.Node | None, kind: Callable[[fx.Node], bool]) -> int:
@@ -125,7 +118,7 @@ def may_run_again(node: fx.Node) -> bool:
     if compat.must_recompute(node):
         return True
     known = name_of(node).split("::")[0] in ("aten", "prims")
-    return known and not (is_random(node) or changes_inputs(node) or compat.must_save(node))
+    return known and not (is_random(node) or compat.changes_inputs(node) or compat.must_save(node))
 
 
 def arithmetic(node: fx.Node, device: DeviceProfile) -> float:
@@ -145,16 +138,4 @@ def arithmetic(node: fx.Node, device: DeviceProfile) -> float:
 
 def node_flops(node: fx.Node) -> int:
     """Return the floating-point operations of a matrix product, convolution or attention, 0 for everything else."""
-    formula = compat.flop_formula(node.target) if isinstance(node.target, torch._ops.OpOverload) else None
-    if formula is None:
-        return 0
-
-    def value(argument: fx.Node) -> Any:
-        return compat.hinted(argument.meta.get("val"))
-
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
-    try:
-        return int(formula(*args, **kwargs, out_val=value(node)))
-    except Exception as error:  # an estimate: the step computes the same without
-        fallback.failed(f"the flops of {node.target} are left out", error)
-        return 0
+    return compat.node_flops(node, compat.hinted) if isinstance(node.target, torch._ops.OpOverload) else 0

@@ -11,8 +11,7 @@ from torch import fx
 from olla._core import Runs, Values
 from olla.inductor.compat import compat
 from olla.inductor.saving import split_sums, verify
-from olla.inductor.saving.joint import Joint, elements, is_tensor_node
-from olla.inductor.saving.kinds import changes_inputs
+from olla.inductor.saving.joint import Joint, elements
 
 
 @dataclass
@@ -95,14 +94,14 @@ class _Rebuilder:
 
     def emit(self, node: fx.Node) -> None:
         """Append one run of a node, and the elements of the tuple it returns."""
-        new = self.change(node) if changes_inputs(node) else self.copy(node)
-        if is_tensor_node(node):
+        new = self.change(node) if compat.changes_inputs(node) else self.copy(node)
+        if compat.is_tensor_node(node):
             if node in self.joint.tensor:
                 self.present[self.joint.tensor[node]] = new
             return
         self.tuples[node] = new
         for user in elements(node):
-            if is_tensor_node(user):
+            if compat.is_tensor_node(user):
                 self.present[self.joint.tensor[user]] = self.put(user, lambda n: new if n is node else self.resolve(n))
 
     def change(self, node: fx.Node) -> fx.Node:

@@ -16,7 +16,7 @@ from olla.graph import PROFILES
 from olla.inductor.compat import compat, fallback
 from olla.inductor.compat.whole import KEEP, SEED, UPDATE, without_duplicates
 from olla.inductor.saving import joint, rebuild, saving
-from olla.inductor.saving.kinds import changes_inputs, is_seed, is_view
+from olla.inductor.saving.kinds import is_seed, is_view
 from olla.inductor.saving.partition import usual_goal
 from olla.inductor.saving.verify import root
 from olla.plan import Goal
@@ -178,14 +178,14 @@ def _updates(graph: fx.Graph, kinds: dict[fx.Node, str]) -> tuple[list[Update], 
     for node in graph.nodes:
         if not behind.isdisjoint(node.all_input_nodes):
             behind.add(node)
-        changes_parameter = changes_inputs(node) and node.args[0] in parameters
+        changes_parameter = compat.changes_inputs(node) and node.args[0] in parameters
         if node.op == "call_function" and (not inside.isdisjoint(node.all_input_nodes) or changes_parameter):
             inside.add(node)
     output = graph.output_node()
     nodes = [node for node in graph.nodes if node.op == "call_function"]
     by_taken: dict[tuple[fx.Node, ...], Update] = {}
     for node in nodes:
-        if node not in inside or not changes_inputs(node):
+        if node not in inside or not compat.changes_inputs(node):
             continue
         own, taken = _makers(node, inside)
         target: Any = node.args[0]
@@ -267,7 +267,7 @@ def _without_updates(
                 first = node
                 for change in late:
                     new[change] = part.node_copy(change, new.__getitem__)
-        if changes_inputs(node) and node not in behind and first is None:
+        if compat.changes_inputs(node) and node not in behind and first is None:
             late.append(node)
             continue
         new[node] = part.node_copy(node, new.__getitem__)
