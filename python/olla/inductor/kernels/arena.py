@@ -78,7 +78,11 @@ def install(name: str) -> None:
 def _planned(lines: Sequence[Any], name: str) -> list[Any]:
     """Return the lines of a wrapper with buffers taken from arenas."""
     outside = set(inductor.output_names())
-    planner = codegen.memory_planner(inductor.wrapper(), lambda line_groups: _inside(line_groups, outside))
+
+    def inside(groups: Sequence[Any]) -> list[Any]:
+        return [group for group in groups if outside.isdisjoint(group.names) and codegen.static_bytes(group) > 0]
+
+    planner = codegen.memory_planner(inductor.wrapper(), inside)
     planned, groups = codegen.pool_lines(planner, lines)
     by_device: dict[torch.device, list[Any]] = {}
     for group in groups:
@@ -100,8 +104,3 @@ def _planned(lines: Sequence[Any], name: str) -> list[Any]:
     if groups:
         planner.mark_first_last_usage(planned)
     return planned
-
-
-def _inside(groups: Sequence[Any], outside: set[str]) -> list[Any]:
-    """Return the groups of buffers that share memory, and that an arena may hold."""
-    return [group for group in groups if outside.isdisjoint(group.names) and codegen.static_bytes(group) > 0]

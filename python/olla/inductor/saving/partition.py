@@ -88,14 +88,13 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
 
     def __call__(self, gm: Any, joint_inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Return the forward and the backward graph module of a joint one; torch's own where olla's fail."""
-        if not joint_inputs:  # of a region, which is written out in the graph that calls it
-            return compat.min_cut_partition(gm, joint_inputs, **kwargs)  # type: ignore[no-any-return]
+        divided = None
         try:
-            divided = self._divide(gm, kwargs.get("static_lifetime_input_indices"), kwargs["num_fwd_outputs"])
+            if joint_inputs:  # else of a region, which is written out in the graph that calls it
+                divided = self._divide(gm, kwargs.get("static_lifetime_input_indices"), kwargs["num_fwd_outputs"])
         except Exception as error:  # whatever it is: the graph as it came is still whole, and torch can divide it
             self.cacheable = False
             fallback.failed(f"{_LEFT}, with torch's choice of what is saved", error)
-            divided = None
         if divided is None:
             return compat.min_cut_partition(gm, joint_inputs, **kwargs)  # type: ignore[no-any-return]
         gm.graph = divided.joint
@@ -104,8 +103,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         if self.segment:
             above = divided.choice.known_peak_bytes - divided.choice.peak_bytes
             codegen.note_segment(divided.forward, divided.backward, divided.choice.segment_bytes + max(above, 0))
-        if self.goal is not None:
-            self._tell_budget(divided.choice, self.goal)
+        self._tell_budget(divided.choice)
         return divided.forward, divided.backward
 
     def _divide(self, given: Any, static_indices: Any, num_forward: int) -> _Divided | None:
@@ -244,9 +242,9 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         enough = budget is not None and whole.choice.peak_bytes <= budget
         return whole if enough or whole.choice.peak_bytes <= in_chunks.choice.peak_bytes else in_chunks
 
-    def _tell_budget(self, choice: saving.Choice, goal: Goal) -> None:
+    def _tell_budget(self, choice: saving.Choice) -> None:
         """Warn where no plan fits the budget: what was found instead."""
-        budget, needed = goal.budget_bytes, choice.known_peak_bytes
+        budget, needed = self.goal.budget_bytes if self.goal else None, choice.known_peak_bytes
         if budget is None or needed <= budget:
             return
         self.cacheable = False  # a later process is to be told as well
@@ -266,7 +264,8 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         """
         if not self.cacheable:
             raise compat.uncacheable("olla has warned of what it compiled")
-        return self._identity()
+        goal = repr(sorted(self.goal.record().items())) if self.goal else "usual"
+        return compat.code_digest(), goal, f"{self.device} {self.max_recomputed} {self.chunked_loss} {self.segment}"
 
     def __getstate__(self) -> object:
         """Return what pickles, a part of Inductor's hashed configuration: what is decided by, not what became of it."""
@@ -277,10 +276,6 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         goal, device, max_recomputed, chunked_loss, segment = state
         given = {"max_recomputed": max_recomputed, "chunked_loss": chunked_loss, "segment": segment}
         Partitioner.__init__(self, goal, device=device, **given)
-
-    def _identity(self) -> tuple[str, ...]:
-        goal = repr(sorted(self.goal.record().items())) if self.goal else "usual"
-        return compat.code_digest(), goal, f"{self.device} {self.max_recomputed} {self.chunked_loss} {self.segment}"
 
 
 def usual_goal(device: DeviceProfile, on_cpu: bool) -> tuple[Goal, saving.Again]:
