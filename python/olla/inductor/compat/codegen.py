@@ -1,21 +1,54 @@
-"""Every private name of torch that olla uses where Inductor generates code: fusions, functions, allocations.
+"""Every private name of torch that olla uses where Inductor generates code: lowering, fusions, allocations.
 
 The rest, and the guard, are in `compat`.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from olla.inductor.compat import fallback
-from olla.inductor.compat.compat import devices, inductor_ir, inductor_settings, private, scheduler_classes, virtualized
+from olla.inductor.compat.compat import (
+    config,
+    devices,
+    inductor_ir,
+    inductor_settings,
+    private,
+    scheduler_classes,
+    virtualized,
+)
 
 _OUTER_LOOPS = "OuterLoopFusedSchedulerNode"  # of the CPU backend: kernels that share outer loops
+
+
+def call_itself(operator: Any) -> None:
+    """Have Inductor call an operator that it would decompose; one it meets unprepared is an error where CI is set."""
+    if operator not in importlib.import_module("torch._inductor.lowering").lowerings:
+        private("torch._inductor.lowering", "make_fallback")(operator, warn=False)
+
+
+def lower(half: torch.fx.GraphModule, donated: Sequence[int] | None = None) -> Callable[[list[Any]], Any]:
+    """Compile forward or backward with Inductor by itself; the function empties the list of inputs it is given.
+
+    Args:
+        donated: of backward, which inputs are nobody else's: it may write into them.
+    """
+    given = [node.meta["val"] for node in half.graph.find_nodes(op="placeholder")]
+    context = private("torch._guards", "TracingContext").get()
+    lowering = private("torch._inductor.compile_fx", "compile_fx_inner")
+    before = context.fw_metadata, context.output_strides
+    context.output_strides = None
+    context.fw_metadata = types.SimpleNamespace(bw_donated_idxs=donated, static_input_indices=[])
+    try:
+        return lowering(half, given, is_backward=donated is not None)  # type: ignore[no-any-return]
+    finally:
+        context.fw_metadata, context.output_strides = before
 
 
 def is_plain_fusion(node: Any) -> bool:
@@ -50,6 +83,35 @@ def _fused_loops(backend: Any, parts: list[Any]) -> Any:
 def groups_kernels(backend: Any) -> bool:
     """Whether a backend puts kernels that follow each other into one function, as that of the CPU does."""
     return isinstance(backend, private("torch._inductor.codegen.cpp", "CppScheduling"))
+
+
+def before_codegen(scheduler: Any, call: Callable[[Sequence[Any]], None]) -> None:
+    """Have a function called with the kernels of a graph once their order is final.
+
+    Passes behind olla's note the sizes of buffers anew: one that overlaps communication, and since torch 2.14 another
+    in every graph.
+    """
+    compute_last_usage = scheduler.compute_last_usage  # what comes next
+
+    def called() -> None:
+        del scheduler.compute_last_usage
+        call(scheduler.nodes)
+        compute_last_usage()
+
+    scheduler.compute_last_usage = called
+
+
+def size_hint(graph: Any, size: Any) -> int:
+    """Return a size as a number; what stands for a symbol is the value it was traced with."""
+    sizes = graph.sizevars
+    hint = sizes.optimization_hint if hasattr(sizes, "optimization_hint") else sizes.size_hint  # 2.12 renamed it
+    return int(hint(size, fallback=0))
+
+
+def overwrites(graph: Any, device: Any) -> bool:
+    """Return whether kernels on a device may write their results over their inputs."""
+    features = private("torch._inductor.codegen.common", "BackendFeature")
+    return bool(config.inplace_buffers and graph.has_feature(device, features.INPLACE_BUFFERS))
 
 
 _wrapper_module = "torch._inductor.codegen.wrapper"

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import importlib
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -207,20 +207,12 @@ is_wait: Any = private("torch._inductor.utils", "contains_wait")
 graph_being_compiled: Any = private("torch._functorch._aot_autograd.logging_utils", "get_aot_graph_name")
 OrderedSet: Any = private("torch.utils._ordered_set", "OrderedSet")
 _SCHEDULER_MEMBERS = {
-    "BaseSchedulerNode": ("get_outputs", "get_nodes", "get_name", "get_device", "used_or_aliased_buffer_names"),
-    "SchedulerBuffer": ("get_name", "get_aliases", "can_free"),
-    "Scheduler": (
-        "can_buffer_be_removed_through_fusion",
-        "compute_last_usage",
-        "get_backend",
-        "get_donated_buffers",
-        "get_fused_node",
-    ),
-    "SchedulerNode": (),
-    "FusedSchedulerNode": (),
-    "ExternKernelSchedulerNode": (),
-    "NopKernelSchedulerNode": (),
-    "OutputNode": (),
+    "BaseSchedulerNode": "get_outputs get_nodes get_name get_device used_or_aliased_buffer_names",
+    "SchedulerBuffer": "get_name get_aliases can_free",
+    "Scheduler": "can_buffer_be_removed_through_fusion compute_last_usage get_backend get_donated_buffers "
+    "get_fused_node",
+    **dict.fromkeys(("SchedulerNode", "FusedSchedulerNode", "OutputNode"), ""),
+    **dict.fromkeys(("ExternKernelSchedulerNode", "NopKernelSchedulerNode"), ""),
 }
 
 
@@ -229,39 +221,10 @@ def scheduler_classes() -> Any:
     """Return the module of Inductor's scheduler, its classes checked for the members that olla uses."""
     for owner, members in _SCHEDULER_MEMBERS.items():
         found = private("torch._inductor.scheduler", owner)
-        for member in members:
+        for member in members.split():
             if not hasattr(found, member):
                 private("torch._inductor.scheduler", f"{owner}.{member}")
     return importlib.import_module("torch._inductor.scheduler")
-
-
-def before_codegen(scheduler: Any, call: Callable[[Sequence[Any]], None]) -> None:
-    """Have a function called with the kernels of a graph once their order is final.
-
-    Passes behind olla's note the sizes of buffers anew: one that overlaps communication, and since torch 2.14 another
-    in every graph.
-    """
-    compute_last_usage = scheduler.compute_last_usage  # what comes next
-
-    def called() -> None:
-        del scheduler.compute_last_usage
-        call(scheduler.nodes)
-        compute_last_usage()
-
-    scheduler.compute_last_usage = called
-
-
-def size_hint(graph: Any, size: Any) -> int:
-    """Return a size as a number; what stands for a symbol is the value it was traced with."""
-    sizes = graph.sizevars
-    hint = sizes.optimization_hint if hasattr(sizes, "optimization_hint") else sizes.size_hint  # 2.12 renamed it
-    return int(hint(size, fallback=0))
-
-
-def overwrites(graph: Any, device: Any) -> bool:
-    """Return whether kernels on a device may write their results over their inputs."""
-    features = private("torch._inductor.codegen.common", "BackendFeature")
-    return bool(config.inplace_buffers and graph.has_feature(device, features.INPLACE_BUFFERS))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -300,13 +263,13 @@ def set_config(values: Mapping[str, Any]) -> dict[str, Any]:
     return before
 
 
-def keep_strides_of_results(graph: torch.fx.Graph, kept: Callable[[torch.fx.Node], bool]) -> None:
-    """Have Inductor return some results of forward with the strides they have in the graph, as it does for users'."""
-    (output,) = graph.find_nodes(op="output")
+def keep_strides_of_results(graph: torch.fx.Graph) -> None:
+    """Have Inductor return inputs that are results of forward with the strides they have, as it does for users'."""
+    output: Any = graph.output_node()
     visible = output.meta.get("user_visible_output_idxs")
     if not visible or len(output.meta.get("original_output_strides", ())) != len(output.args[0]):
         return
-    also = [i for i, result in enumerate(output.args[0]) if isinstance(result, torch.fx.Node) and kept(result)]
+    also = [i for i, result in enumerate(output.args[0]) if getattr(result, "op", "") == "placeholder"]
     output.meta["user_visible_output_idxs"] = sorted({*visible, *also})
 
 

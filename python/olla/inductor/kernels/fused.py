@@ -127,16 +127,17 @@ class Storages:
         """Make a tensor of every input that is freed and of every buffer with memory of its own."""
         device = inductor.planned_device(self.buffers.values())
         used = {self._root(name) for names in self.used for name in names}
-        for name, buffer in inductor.freed_inputs():
+        for name, num_bytes in inductor.freed_inputs(device):
             if name in used:  # the code does not free what no kernel reads
-                self._add(name, inductor.input_bytes(buffer, device), None)
+                self._add(name, num_bytes, None)
         for name, buffer in self.buffers.items():
             if name in self.aside or not inductor.has_storage(buffer):
                 continue
             parent = inductor.parent_name(buffer)  # a kernel with several results makes them all at once
             writer = self.owner[name if parent is None else parent]
             if not inductor.is_inside(self.nodes[writer], buffer):
-                self._add(name, inductor.buffer_bytes(buffer, device), writer)
+                counts = buffer.node.get_device() == device
+                self._add(name, buffer.mpi_buffer.size_free if counts else 0, writer)
 
     def _add(self, name: str, num_bytes: int, writer: int | None) -> None:
         self.tensor[name] = len(self.tensor_bytes)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from olla.errors import CaptureError
-from olla.inductor.compat import compat, fallback, whole
+from olla.inductor.compat import codegen, compat, fallback, whole
 from olla.inductor.kernels import arena, scheduler, segment
 from olla.inductor.kernels.fused import Storages
 from olla.inductor.kernels.groups import ends
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from olla.graph import Graph
     from olla.plan import Plan
 
-TIME_LIMIT = 2.0  # seconds per graph; nearly all are proved in a small part of it
+_TIME_LIMIT = 2.0  # seconds per graph; nearly all are proved in a small part of it, else the best order found is taken
 _KEPT_RECORDS = 1000
 _UNORDERED = "kernels stay in torch's own order"
 _MAX_ROUNDS = 4  # of taking fusions back; two are nearly always enough
@@ -129,15 +129,12 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
     """Orders the fused kernels of every graph that Inductor compiles by their peak.
 
     Args:
-        time_limit: seconds per graph. What is not proved by then is the best order found, never worse than the one
-            fusion left.
         arena: also let buffers lie in one arena per graph.
         readers_only: what merely has to run after a kernel, as the update of a parameter after all that reads it, keeps
             no buffer from being overwritten. Inductor counts it as a user otherwise.
     """
 
-    def __init__(self, time_limit: float = TIME_LIMIT, arena: bool = False, readers_only: bool = False) -> None:
-        self.time_limit = time_limit
+    def __init__(self, arena: bool = False, readers_only: bool = False) -> None:
         self.arena = arena
         self.readers_only = readers_only
 
@@ -179,7 +176,7 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
         scheduler.prepare(ordered)
         _log.info("%s", record)
         _records.append(record)
-        compat.before_codegen(scheduler.scheduler(), lambda final: _tell(taken.storages, final))
+        codegen.before_codegen(scheduler.scheduler(), lambda final: _tell(taken.storages, final))
         with fallback.tried("functions of kernels end where they do"):
             scheduler.end_functions(ordered, ends(ordered, taken.graph, taken.order()))
         if self.arena and alone:
@@ -194,7 +191,7 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
         scheduler.prepare(nodes)
         storages = Storages(nodes)
         graph = storages.graph(name)
-        return _Planned(nodes, storages, graph, plan(graph, layout=False, time_limit=self.time_limit))
+        return _Planned(nodes, storages, graph, plan(graph, layout=False, time_limit=_TIME_LIMIT))
 
     def _unfused(self, planned: _Planned, name: str) -> _Planned:
         """Take fusions back as long as that lowers the peak."""
@@ -224,9 +221,9 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
         """Return what pickles: torch before 2.13 hashes that, not `uuid`, as a part of its configuration."""
         return {**vars(self), "code": compat.code_digest()}
 
-    def uuid(self) -> tuple[str, float, bool, bool]:
+    def uuid(self) -> tuple[str, bool, bool]:
         """Return what identifies the decisions, for Inductor's caches."""
-        return compat.code_digest(), self.time_limit, self.arena, self.readers_only
+        return compat.code_digest(), self.arena, self.readers_only
 
 
 def _tell(storages: Storages, ordered: Sequence[Any]) -> None:
@@ -237,6 +234,6 @@ def _tell(storages: Storages, ordered: Sequence[Any]) -> None:
         whole.drop_weak_users(scheduler.scheduler())
 
 
-def patches(time_limit: float = TIME_LIMIT, arena: bool = False, readers_only: bool = False) -> Mapping[str, Any]:
+def patches(arena: bool = False, readers_only: bool = False) -> Mapping[str, Any]:
     """Return what this changes in Inductor's configuration, by name; its own search for an order is not needed then."""
-    return {"_post_fusion_custom_pass": KernelOrder(time_limit, arena, readers_only), "reorder_for_peak_memory": False}
+    return {"_post_fusion_custom_pass": KernelOrder(arena, readers_only), "reorder_for_peak_memory": False}

@@ -75,8 +75,8 @@ def planned_device(buffers: Iterable[Any]) -> torch.device | None:
     return next((device for device in devices if device.type != "cpu"), devices[0] if devices else None)
 
 
-def freed_inputs() -> Iterator[tuple[str, Any]]:
-    """Yield the inputs whose storages are freed when the code is done with them.
+def freed_inputs(device: torch.device | None) -> Iterator[tuple[str, int]]:
+    """Yield the inputs whose storages are freed when the code is done with them, and their bytes on a device.
 
     Where AOTAutograd has told Inductor which saved tensors nobody else holds, these; a view of a parameter is not
     among them. Otherwise what Inductor takes for such.
@@ -88,14 +88,8 @@ def freed_inputs() -> Iterator[tuple[str, Any]]:
     for name, value in graph.graph_inputs_original.items():
         free = name in donated if donated else not compat.is_nonfreeable_buffers(types.SimpleNamespace(name=name))
         if free and isinstance(value, ir.Buffer):
-            yield name, value
-
-
-def input_bytes(buffer: Any, device: torch.device | None) -> int:
-    """Return the bytes of an input if it lies on the device, else 0."""
-    if buffer.get_device() != device:
-        return 0
-    return compat.size_hint(compat.virtualized.graph, buffer.get_numel()) * int(buffer.get_dtype().itemsize)
+            counts = value.get_device() == device
+            yield name, codegen.size_hint(graph, value.get_numel()) * value.get_dtype().itemsize if counts else 0
 
 
 def has_storage(buffer: Any) -> bool:
@@ -104,11 +98,6 @@ def has_storage(buffer: Any) -> bool:
     if isinstance(node.get_output_spec(), _NO_STORAGE):
         return False
     return bool(node.should_allocate()) or not buffer.get_aliases()
-
-
-def buffer_bytes(buffer: Any, device: torch.device | None) -> int:
-    """Return the bytes that are freed with a buffer if it lies on the device, else 0; `prepare` has noted them."""
-    return int(buffer.mpi_buffer.size_free) if buffer.node.get_device() == device else 0
 
 
 def whole_of(buffer: Any) -> str | None:
@@ -242,7 +231,7 @@ def overwritten(node: Any, precedes: Callable[[str], bool]) -> Iterator[tuple[st
     classes = compat.scheduler_classes()
     graph, here = compat.virtualized.graph, scheduler()
     for inner in node.get_nodes():
-        if not isinstance(inner, classes.SchedulerNode) or not compat.overwrites(graph, inner.get_device()):
+        if not isinstance(inner, classes.SchedulerNode) or not codegen.overwrites(graph, inner.get_device()):
             continue
         for buffer in inner.get_outputs():
             if not _may_take_over(buffer) or is_inside(node, buffer):

@@ -183,7 +183,7 @@ def _found(graph: fx.Graph, logits: fx.Node) -> Loss:
         if len(loss.members) == size:
             break
     _close(graph, loss)
-    _factor(graph, loss)
+    _factor(loss, behind)
     return loss
 
 
@@ -243,14 +243,13 @@ def _close(graph: fx.Graph, loss: Loss) -> None:
         raise _Unsuitable("its rows are not summed up to one number")
 
 
-def _factor(graph: fx.Graph, loss: Loss) -> None:
+def _factor(loss: Loss, behind: set[fx.Node]) -> None:
     """Find the one number that everything from behind the loss is proportional to.
 
     Raises:
         _Unsuitable: there are several, or a gradient per row, or something is not proportional to it.
     """
-    behind = _descendants(_tangents(graph))
-    behind |= _descendants(loss.sums) - set(loss.members)
+    behind = behind | (_descendants(loss.sums) - set(loss.members))
     given = {n for node in loss.members for n in node.all_input_nodes if n in behind and n not in loss.members}
     if not given:
         raise _Unsuitable("no gradient of it is computed")

@@ -31,20 +31,14 @@ _ATEN_REDUCTIONS = """
     _grad_sum_to_size all amax amin any argmax argmin linalg_vector_norm logsumexp max mean min norm prod std std_mean
     sum sum_to_size var var_mean
 """
-_LOOPS = frozenset("aten::" + name for name in _ATEN_LOOPS.split()) | {
-    "prims::convert_element_type",
-    "prims::iota",
-    "prims::inductor_lookup_seed",
-    "prims::inductor_random",
-    "prims::inductor_randint",
-    "prims::fma",
-    "prims::_low_memory_max_pool_offsets_to_indices",
-}
-_REDUCTIONS = frozenset("aten::" + name for name in _ATEN_REDUCTIONS.split()) | {
-    "prims::sum",
-    "prims::var",
-    "prims::prepare_softmax_online",
-    "prims::xor_sum",
+_PRIMS_LOOPS = """
+    convert_element_type iota inductor_lookup_seed inductor_random inductor_randint fma
+    _low_memory_max_pool_offsets_to_indices
+"""
+_PRIMS_REDUCTIONS = "sum var prepare_softmax_online xor_sum"
+_LOOPS = {f"aten::{name}" for name in _ATEN_LOOPS.split()} | {f"prims::{name}" for name in _PRIMS_LOOPS.split()}
+_REDUCTIONS = {f"aten::{name}" for name in _ATEN_REDUCTIONS.split()} | {
+    f"prims::{name}" for name in _PRIMS_REDUCTIONS.split()
 }
 # Views that their schema does not call so, once Inductor has them.
 _VIEWS = frozenset({"aten::_unsafe_view", "aten::reshape", "prims::view_of", "prims::broadcast_in_dim"})

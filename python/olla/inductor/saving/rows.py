@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from olla.inductor.compat import compat
-from olla.inductor.compat.lowering import call_itself
+from olla.inductor.compat import codegen, compat
 
 MARK = "olla_chunk"  # in the notes of a node: it is computed chunk by chunk
 _aten, _prims = torch.ops.aten, torch.ops.prims
@@ -320,7 +319,7 @@ def goes_on(node: fx.Node) -> bool:
 
 def add_in_place(graph: fx.Graph) -> None:
     """Have sums over chunks written over those of the chunks before, in a graph of forward as Inductor lowers it."""
-    call_itself(_aten.addmm_.default)
+    codegen.call_itself(_aten.addmm_.default)
     for node in graph.find_nodes(op="call_function", target=_aten.addmm.default):
         if goes_on(node):
             node.target = _aten.addmm_.default

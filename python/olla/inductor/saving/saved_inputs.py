@@ -23,7 +23,7 @@ class SavedAsGiven(compat.CustomGraphPass):  # type: ignore[misc]
     def __call__(self, graph: fx.Graph) -> None:
         """Mark the results of a graph that are its inputs: their strides are not to change."""
         with fallback.tried("parameters and inputs are saved in the layout torch gives them"):
-            compat.keep_strides_of_results(graph, lambda node: node.op == "placeholder")
+            compat.keep_strides_of_results(graph)
         with fallback.tried("gradients of chunks are added in memory of their own"):
             rows.add_in_place(graph)
 

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from olla.inductor.compat import compat
-from olla.inductor.compat.lowering import lower
+from olla.inductor.compat.codegen import lower
 from olla.inductor.simulate.wrappers import LiveBytes, storage_of, watched_wrappers
 
 

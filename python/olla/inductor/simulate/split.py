@@ -47,7 +47,8 @@ class Splits:
     """What became of all graphs of a step.
 
     Attributes:
-        splits: one per graph that was divided into forward and backward, in the order of compilation.
+        splits: one per graph that was divided into forward and backward, in the order of compilation; several where
+            the graph breaks.
     """
 
     splits: list[Split]
