@@ -146,13 +146,6 @@ class Joint:
         return replace(self, rerun=rerun, rerun_seconds=seconds).evictor(), seconds
 
 
-def nodes_in(value: Any) -> list[fx.Node]:
-    """Return the nodes in one argument."""
-    found: list[fx.Node] = []
-    fx.node.map_arg(value, found.append)
-    return found
-
-
 class _Builder:
     def __init__(self) -> None:
         self.tensor: dict[fx.Node, int] = {}
@@ -277,9 +270,9 @@ def build(graph: fx.Graph, info: Any, num_forward: int, device: DeviceProfile) -
     b.add_op(None, [node for node in graph.find_nodes(op="placeholder") if compat.is_tangent(node)])
     for node in backward:
         b.add(node)
-    (output,) = graph.find_nodes(op="output")
-    outputs = sorted({t for n in nodes_in(output.args) for t in b.tensors_of(n) if b.producer[t] >= 0})
-    results = {t for n in nodes_in(output.args[0][:num_forward]) for t in b.tensors_of(n)}
+    output: Any = graph.output_node()
+    outputs = sorted({t for n in output.all_input_nodes for t in b.tensors_of(n) if b.producer[t] >= 0})
+    results = {t for n in output.args[0][:num_forward] if isinstance(n, fx.Node) for t in b.tensors_of(n)}
     return _with_rules(b, outputs, results, split, moved, device)
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple
 
 from torch import fx
@@ -53,6 +53,7 @@ class _Divided:
     choice: saving.Choice
 
 
+@dataclass(eq=False, repr=False)
 class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
     """Splits joint graphs so that the peak of forward and backward, as they will be fused, meets a goal.
 
@@ -64,27 +65,23 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
             budgets are held by the plan.
         chunked_loss: chunks of rows for linear layers with their losses, or "auto"; None: they stay whole.
         segment: let the code for a GPU have torch's allocator take the memory of the step in one piece.
+
+    Attributes:
+        choices: one per graph that is divided, where someone puts a list here.
+        cacheable: whether what this divides may come out of torch's caches, where nobody is warned.
+        planning_seconds: processor time of what torch's partitioner would not have done.
     """
 
-    def __init__(
-        self,
-        goal: Goal | None,
-        *,
-        device: DeviceProfile | None = None,
-        max_recomputed: float | None = None,
-        foresee: Callable[[fx.GraphModule, fx.GraphModule, int], int | None] | None = None,
-        chunked_loss: int | str | None = None,
-        segment: bool = True,
-    ) -> None:
-        self.goal = goal
-        self.foresee = foresee
-        self.device = device
-        self.max_recomputed = max_recomputed
-        self.chunked_loss = chunked_loss
-        self.segment = segment
-        self.choices: list[saving.Choice] | None = None  # one per graph that is divided, where someone wants them
-        self.cacheable = True  # whether what this divides may come out of torch's caches, where nobody is warned
-        self.planning_seconds = 0.0  # processor time of what torch's partitioner would not have done
+    goal: Goal | None
+    _: KW_ONLY
+    device: DeviceProfile | None = None
+    max_recomputed: float | None = None
+    foresee: Callable[[fx.GraphModule, fx.GraphModule, int], int | None] | None = None
+    chunked_loss: int | str | None = None
+    segment: bool = True
+    choices: list[saving.Choice] | None = field(default=None, init=False)
+    cacheable: bool = field(default=True, init=False)
+    planning_seconds: float = field(default=0.0, init=False)
 
     def __call__(self, gm: Any, joint_inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Return the forward and the backward graph module of a joint one; torch's own where olla's fail."""

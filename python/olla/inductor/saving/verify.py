@@ -101,7 +101,7 @@ def halves(forward: Any, backward: Any, joint: fx.Graph, num_forward: int) -> No
     first, second = (half.graph.output_node().args[0] for half in (forward, backward))
     if not _alike(first[:num_forward], results[:num_forward]) or not _alike(second, results[num_forward:]):
         raise _error("the two graphs do not return what the joint graph returns")
-    saved = {_name(node) for node in first[num_forward:]}
+    saved = {getattr(node, "name", repr(node)) for node in first[num_forward:]}
     taken = {node.name for node in backward.graph.find_nodes(op="placeholder") if not compat.is_tangent(node)}
     if saved != taken:
         raise _error(
@@ -121,10 +121,6 @@ def _same_kind(a: Any, b: Any) -> bool:
     if not (compat.is_tensor_node(a) and compat.is_tensor_node(b)):
         return type(first) is type(second)
     return bool(first.dtype == second.dtype and compat.hinted(first) == compat.hinted(second))  # type: ignore[union-attr]
-
-
-def _name(node: Any) -> str:
-    return node.name if isinstance(node, fx.Node) else repr(node)
 
 
 def _error(reason: str) -> PlanError:
