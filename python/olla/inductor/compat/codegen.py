@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -203,14 +203,6 @@ def memory_planner(wrapper: Any, choose: Callable[[list[Any]], list[Any]]) -> An
     return planner
 
 
-def pool_lines(planner: Any, lines: Iterable[Any]) -> tuple[list[Any], list[Any]]:
-    """Return the lines with the planner's groups taken from pools, and these groups with their lifetimes."""
-    planned = list(lines)
-    planner.convert_to_pool_lines(planned)
-    planner.compute_live_ranges(planned)
-    return planned, planner.buffer_groups
-
-
 def static_bytes(group: Any) -> int:
     """Return the bytes of a group of buffers; 0 where that is no number."""
     num_bytes = group.sym_nbytes()
@@ -221,7 +213,7 @@ def place_groups(groups: list[Any], offsets: list[int], num_bytes: int, name: st
     """Put groups of buffers of one device at offsets of one pool.
 
     Args:
-        groups: as `pool_lines` returned them.
+        groups: of a planner's that knows when they live.
         offsets: of each, in bytes.
         num_bytes: of the pool.
         name: of the pool, in the generated code.

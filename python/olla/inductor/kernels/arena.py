@@ -83,9 +83,11 @@ def _planned(lines: Sequence[Any], name: str) -> list[Any]:
         return [group for group in groups if outside.isdisjoint(group.names) and codegen.static_bytes(group) > 0]
 
     planner = codegen.memory_planner(inductor.wrapper(), inside)
-    planned, groups = codegen.pool_lines(planner, lines)
+    planned = list(lines)
+    planner.convert_to_pool_lines(planned)
+    planner.compute_live_ranges(planned)
     by_device: dict[torch.device, list[Any]] = {}
-    for group in groups:
+    for group in planner.buffer_groups:
         by_device.setdefault(group.node.get_device(), []).append(group)
     for i, (device, members) in enumerate(by_device.items()):
         lower = np.array([group.live_range.begin for group in members], dtype=np.int64)
@@ -101,6 +103,6 @@ def _planned(lines: Sequence[Any], name: str) -> list[Any]:
         )
         _records.append(record)
         _log.info("%s", record)
-    if groups:
+    if by_device:
         planner.mark_first_last_usage(planned)
     return planned

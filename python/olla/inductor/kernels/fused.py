@@ -137,7 +137,7 @@ class Storages:
             writer = self.owner[name if parent is None else parent]
             if not inductor.is_inside(self.nodes[writer], buffer):
                 counts = buffer.node.get_device() == device
-                self._add(name, buffer.mpi_buffer.size_free if counts else 0, writer)
+                self._add(name, int(buffer.mpi_buffer.size_free) if counts else 0, writer)
 
     def _add(self, name: str, num_bytes: int, writer: int | None) -> None:
         self.tensor[name] = len(self.tensor_bytes)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from olla._core import profile
 from olla.errors import CaptureError
 from olla.inductor.compat import codegen, compat, fallback, whole
 from olla.inductor.kernels import arena, scheduler, segment
 from olla.inductor.kernels.fused import Storages
-from olla.inductor.kernels.groups import ends
 from olla.inductor.kernels.unfuse import LEAST_GAIN, Unfusing
 
 if TYPE_CHECKING:
@@ -224,6 +224,40 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
     def uuid(self) -> tuple[str, bool, bool]:
         """Return what identifies the decisions, for Inductor's caches."""
         return compat.code_digest(), self.arena, self.readers_only
+
+
+def ends(nodes: Sequence[Any], graph: Graph, order: npt.NDArray[np.int32]) -> set[str]:
+    """Return the names of the kernels behind which a function ends that would else need more than the graph's peak.
+
+    Inductor for the CPU puts kernels that follow each other into one function. All that its kernels read and write is
+    in memory until it returns.
+
+    Args:
+        nodes: scheduler nodes in the order in which they run.
+        graph: of these nodes.
+        order: int32[num_ops], the op that node i is.
+
+    Complexity:
+        O(nodes + tensors).
+    """
+    lives = profile(graph.core, order)
+    first, live = lives.first, lives.live_bytes
+    made = np.zeros(graph.num_ops, dtype=np.int64)
+    at = (first >= 0) & ~graph.donated
+    np.add.at(made, first[at], graph.tensor_bytes[at])
+    found: set[str] = set()
+    needed, newest = 0, None  # of the function that is open: its bytes, and its last kernel
+    for i, node in enumerate(nodes):
+        if not scheduler.shares_function(node):
+            newest = None
+            continue
+        needed = int(live[i]) if newest is None else needed + int(made[i])
+        if newest is not None and needed > lives.peak_bytes:
+            found.add(newest.get_name())
+            needed = int(live[i])
+        if scheduler.has_code(node):
+            newest = node
+    return found
 
 
 def _tell(storages: Storages, ordered: Sequence[Any]) -> None:
