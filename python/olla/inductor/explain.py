@@ -46,9 +46,8 @@ class Explanation:
         return plain(self._graphs(), "", self._steps(), width=110)
 
     def _graphs(self) -> Table:
-        table = _table("graph", "ops", "saved", "of bytes", "run again", "flops again")
-        for name in ("planned peak", "all saved", "bound"):
-            table.add_column(name, justify="right")
+        figures = "ops", "saved", "of bytes", "run again", "flops again", "planned peak", "all saved", "bound"
+        table = _table("graph", *figures)
         for i, (split, choice) in enumerate(zip(self.ours.splits, self.choices, strict=True)):
             table.add_row(str(i), *_split(split), *_planned(choice))
         return table
@@ -60,18 +59,17 @@ class Explanation:
             "torch.compile": self.default,
             f"activation_memory_budget={self.best_share:g}": self.best,
         }
-        table.add_row(
-            "eager", human_bytes(self.ours.eager_peak_bytes), self._ratio(self.ours.eager_peak_bytes), "", "", ""
-        )
+
+        def peak(num_bytes: int) -> tuple[str, str]:
+            return human_bytes(num_bytes), percent(num_bytes / max(1, self.default.peak_bytes))
+
+        table.add_row("eager", *peak(self.ours.eager_peak_bytes), "", "", "")
         for name, run in rows.items():
             saved = sum(split.saved_bytes for split in run.splits)
             again = sum(split.num_recomputed for split in run.splits)
             figures = (human_bytes(saved), f"{again:,} ops", percent(run.recomputed_flops / max(1, run.flops)))
-            table.add_row(name, human_bytes(run.peak_bytes), self._ratio(run.peak_bytes), *figures)
+            table.add_row(name, *peak(run.peak_bytes), *figures)
         return table
-
-    def _ratio(self, num_bytes: int) -> str:
-        return percent(num_bytes / max(1, self.default.peak_bytes))
 
 
 def explain(
@@ -144,14 +142,8 @@ def _table(first: str, *others: str) -> Table:
 
 
 def _split(split: Split) -> tuple[str, ...]:
-    again = percent(split.recomputed_flops / max(1, split.flops))
-    return (
-        f"{split.num_ops:,}",
-        f"{split.num_saved:,}",
-        human_bytes(split.saved_bytes),
-        f"{split.num_recomputed:,}",
-        again,
-    )
+    again = f"{split.num_recomputed:,}", percent(split.recomputed_flops / max(1, split.flops))
+    return f"{split.num_ops:,}", f"{split.num_saved:,}", human_bytes(split.saved_bytes), *again
 
 
 def _planned(choice: Choice | None) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any
 
 from olla.graph import DeviceProfile, profile_of
@@ -75,15 +74,12 @@ class Enabled:
     def __enter__(self) -> Enabled:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _end(self)
 
 
-_enabled: Any = compat.variable_like_config(
-    "olla_enabled", ()
-)  # what `enable` returned and has not ended, oldest first
+# What `enable` returned and has not ended, oldest first.
+_enabled: Any = compat.variable_like_config("olla_enabled", ())
 
 
 def _end(first: Enabled) -> None:

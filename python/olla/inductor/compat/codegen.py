@@ -1,20 +1,54 @@
-"""Every private name of torch that olla uses where Inductor generates code: fusions, functions, allocations.
+"""Every private name of torch that olla uses where Inductor generates code: lowering, fusions, allocations.
 
 The rest, and the guard, are in `compat`.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
-from collections.abc import Callable, Collection, Iterable
+import types
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from olla.inductor.compat import fallback
-from olla.inductor.compat.compat import devices, inductor_ir, inductor_settings, private, scheduler_classes, virtualized
+from olla.inductor.compat.compat import (
+    config,
+    devices,
+    inductor_ir,
+    inductor_settings,
+    private,
+    scheduler_classes,
+    virtualized,
+)
 
 _OUTER_LOOPS = "OuterLoopFusedSchedulerNode"  # of the CPU backend: kernels that share outer loops
+
+
+def call_itself(operator: Any) -> None:
+    """Have Inductor call an operator that it would decompose; one it meets unprepared is an error where CI is set."""
+    if operator not in importlib.import_module("torch._inductor.lowering").lowerings:
+        private("torch._inductor.lowering", "make_fallback")(operator, warn=False)
+
+
+def lower(half: torch.fx.GraphModule, donated: Sequence[int] | None = None) -> Callable[[list[Any]], Any]:
+    """Compile forward or backward with Inductor by itself; the function empties the list of inputs it is given.
+
+    Args:
+        donated: of backward, which inputs are nobody else's: it may write into them.
+    """
+    given = [node.meta["val"] for node in half.graph.find_nodes(op="placeholder")]
+    context = private("torch._guards", "TracingContext").get()
+    lowering = private("torch._inductor.compile_fx", "compile_fx_inner")
+    before = context.fw_metadata, context.output_strides
+    context.output_strides = None
+    context.fw_metadata = types.SimpleNamespace(bw_donated_idxs=donated, static_input_indices=[])
+    try:
+        return lowering(half, given, is_backward=donated is not None)  # type: ignore[no-any-return]
+    finally:
+        context.fw_metadata, context.output_strides = before
 
 
 def is_plain_fusion(node: Any) -> bool:
@@ -51,16 +85,33 @@ def groups_kernels(backend: Any) -> bool:
     return isinstance(backend, private("torch._inductor.codegen.cpp", "CppScheduling"))
 
 
-def end_groups(scheduler: Any, device: torch.device, behind: Collection[str]) -> None:
-    """Let the backend of a device end its functions behind the nodes of these names, for the graph being compiled."""
-    backend = scheduler.get_backend(device)
-    usual = backend.ready_to_flush
+def before_codegen(scheduler: Any, call: Callable[[Sequence[Any]], None]) -> None:
+    """Have a function called with the kernels of a graph once their order is final.
 
-    def ready() -> bool:  # asked after every node
-        node = getattr(scheduler, "current_node", None)
-        return bool(usual() or (node is not None and node.get_name() in behind))
+    Passes behind olla's note the sizes of buffers anew: one that overlaps communication, and since torch 2.14 another
+    in every graph.
+    """
+    compute_last_usage = scheduler.compute_last_usage  # what comes next
 
-    backend.ready_to_flush = ready
+    def called() -> None:
+        del scheduler.compute_last_usage
+        call(scheduler.nodes)
+        compute_last_usage()
+
+    scheduler.compute_last_usage = called
+
+
+def size_hint(graph: Any, size: Any) -> int:
+    """Return a size as a number; what stands for a symbol is the value it was traced with."""
+    sizes = graph.sizevars
+    hint = sizes.optimization_hint if hasattr(sizes, "optimization_hint") else sizes.size_hint  # 2.12 renamed it
+    return int(hint(size, fallback=0))
+
+
+def overwrites(graph: Any, device: Any) -> bool:
+    """Return whether kernels on a device may write their results over their inputs."""
+    features = private("torch._inductor.codegen.common", "BackendFeature")
+    return bool(config.inplace_buffers and graph.has_feature(device, features.INPLACE_BUFFERS))
 
 
 _wrapper_module = "torch._inductor.codegen.wrapper"
@@ -128,12 +179,12 @@ def memory_planner(wrapper: Any, choose: Callable[[list[Any]], list[Any]]) -> An
     """
     planner = private(_planning_module, "MemoryPlanner")(wrapper)
     find = planner.compute_buffer_groups
-    lines_of = {name: private(_wrapper_module, name) for name in ("AllocateLine", "FreeIfNotReusedLine")}
+    free_line = private(_wrapper_module, "FreeIfNotReusedLine")
 
     def compute(lines: list[Any]) -> dict[str, Any]:
         by_name = find(lines)
         removed = virtualized.graph.removed_buffers
-        freed = {line.node.get_name() for line in lines if isinstance(line, lines_of["FreeIfNotReusedLine"])}
+        freed = {line.node.get_name() for line in lines if isinstance(line, free_line)}
         shared = {line.node.get_name() for line in lines if getattr(line, "comm_buffer", False)}
         offered = [
             group
@@ -152,54 +203,34 @@ def memory_planner(wrapper: Any, choose: Callable[[list[Any]], list[Any]]) -> An
     return planner
 
 
-def pool_lines(planner: Any, lines: Iterable[Any]) -> tuple[list[Any], list[Any]]:
-    """Return the lines with the planner's groups taken from pools, and these groups with their lifetimes."""
-    planned = list(lines)
-    planner.convert_to_pool_lines(planned)
-    planner.compute_live_ranges(planned)
-    return planned, planner.buffer_groups
-
-
 def static_bytes(group: Any) -> int:
     """Return the bytes of a group of buffers; 0 where that is no number."""
     num_bytes = group.sym_nbytes()
     return int(num_bytes) if isinstance(num_bytes, int) or num_bytes.is_number else 0
 
 
-class _Layout:
-    """Stands for the tree in which Inductor's planner arranges a pool."""
-
-    allocations = ()
-
-    def __init__(self, num_bytes: int, end: int) -> None:
-        self.num_bytes, self.end = num_bytes, end
-
-    def get_symbolic_size(self) -> Any:
-        """Return the bytes of the pool."""
-        return private("sympy", "Integer")(self.num_bytes)
-
-    def get_live_ranges(self) -> Any:
-        """Return when it is in use."""
-        return private(_planning_module, "LiveRanges")([private(_planning_module, "LiveRange")(0, self.end)])
-
-
 def place_groups(groups: list[Any], offsets: list[int], num_bytes: int, name: str, end: int) -> None:
     """Put groups of buffers of one device at offsets of one pool.
 
     Args:
-        groups: as `pool_lines` returned them.
+        groups: of a planner's that knows when they live.
         offsets: of each, in bytes.
         num_bytes: of the pool.
         name: of the pool, in the generated code.
         end: when the last group is freed, in the planner's time.
     """
-    pool = private(_planning_module, "AllocationPool")(groups[0].node.get_device(), _Layout(num_bytes, end))
+    number = private("sympy", "Integer")
+    lifetime = private(_planning_module, "LiveRanges")([private(_planning_module, "LiveRange")(0, end)])
+    tree = types.SimpleNamespace(  # in which Inductor's planner arranges a pool
+        allocations=(), get_symbolic_size=lambda: number(num_bytes), get_live_ranges=lambda: lifetime
+    )
+    pool = private(_planning_module, "AllocationPool")(groups[0].node.get_device(), tree)
     pool.name = name
     pool.names_to_del.append(name)
     for group, offset in zip(groups, offsets, strict=True):
         group.make_allocation()
         group.allocation.mark_allocated()
-        group.allocation.finalize(pool, private("sympy", "Integer")(offset))
+        group.allocation.finalize(pool, number(offset))
 
 
 SEGMENT = "olla_segment"  # its name in generated code, and in `meta` of a graph module: index of the GPU, bytes
@@ -210,17 +241,6 @@ def note_segment(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, 
     found = [device for device in devices(forward) | devices(backward) if device.type == "cuda"]
     if len(found) == 1:
         forward.meta[SEGMENT], backward.meta[SEGMENT] = (found[0].index, num_bytes), (found[0].index, 0)
-
-
-def noted_segment() -> tuple[int, int] | None:
-    """Return the index of the GPU and the bytes noted with the graph that is being compiled, if there are any."""
-    found: tuple[int, int] | None = virtualized.graph.module.meta.get(SEGMENT)
-    return found
-
-
-def uses_cuda_graphs() -> bool:
-    """Whether what is compiled will run as torch's CUDA graphs."""
-    return bool(private("torch._inductor", "config").triton.cudagraphs)
 
 
 def allocator_settings() -> str:

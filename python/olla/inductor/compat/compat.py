@@ -11,13 +11,14 @@ import functools
 import hashlib
 import importlib
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from olla.errors import CaptureError
+from olla.inductor.compat import fallback
 
 OLDEST = (2, 11)
 NEWEST_TESTED = (2, 15)
@@ -47,6 +48,8 @@ CustomSchedulerPass: Any = (  # 2.13; a plain callable does before, but bypasses
     if hasattr(importlib.import_module("torch._inductor.custom_graph_pass"), "CustomSchedulerPass")
     else object
 )
+config: Any = private("torch._inductor", "config")
+functorch_config: Any = private("torch._functorch", "config")
 _partitioners = "torch._functorch.partitioners"
 min_cut_partition: Any = private(_partitioners, "min_cut_rematerialization_partition")
 must_recompute: Any = private(_partitioners, "must_recompute")
@@ -57,9 +60,9 @@ uncacheable: Any = private("torch._inductor.codecache", "BypassFxGraphCache")
 clone = torch.ops.aten.clone.default
 
 
-def is_tensor(value: object) -> bool:
-    """Whether a node's value is a tensor."""
-    return isinstance(value, torch.Tensor)
+def is_tensor_node(node: torch.fx.Node) -> bool:
+    """Whether a node's value is one tensor."""
+    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def is_getitem(node: torch.fx.Node) -> bool:
@@ -97,8 +100,7 @@ def hinted(value: Any) -> Any:
 
 def devices(module: torch.fx.GraphModule) -> set[torch.device]:
     """Return the devices of a graph's tensors."""
-    values = (node.meta.get("val") for node in module.graph.nodes)
-    return {value.device for value in values if isinstance(value, torch.Tensor)}
+    return {node.meta["val"].device for node in module.graph.nodes if is_tensor_node(node)}
 
 
 def is_whole_number(node: torch.fx.Node) -> bool:
@@ -134,17 +136,18 @@ def copied(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     return new
 
 
+def changes_inputs(node: torch.fx.Node) -> bool:
+    """Whether an operator writes into what it is given."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
 def changed_inputs(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     """Return the inputs of a joint graph that forward changes: inside, or right behind it."""
     descriptions = graph.output_node().meta.get("desc") or ()
     behind = {described.mutated_input for described in descriptions if hasattr(described, "mutated_input")}
-    inside = {node.args[0] for node in graph.nodes if is_operator(node.target) and _changes(node)}
+    inside = {node.args[0] for node in graph.nodes if changes_inputs(node) and node.args}
     given = graph.find_nodes(op="placeholder")
     return {node for node in given if node in inside or node.meta.get("desc") in behind}
-
-
-def _changes(node: torch.fx.Node) -> bool:
-    return bool(node.args) and isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def communicates(node: torch.fx.Node) -> bool:
@@ -162,14 +165,13 @@ def prepare(module: torch.fx.GraphModule, static_indices: list[int] | None, num_
 
     None where nothing in the graph belongs to backward.
     """
-    config = private("torch._functorch", "config")
     module.graph.eliminate_dead_code()
     module.recompile()
-    if config.cse:
+    if functorch_config.cse:
         module.graph = private(_partitioners, "fx_graph_cse")(module.graph)
     if private(_partitioners, "has_recomputable_ops")(module):
         private(_partitioners, "cleanup_recompute_tags")(module, is_default_partition=False)
-    if not config.unsafe_allow_optimization_of_collectives:
+    if not functorch_config.unsafe_allow_optimization_of_collectives:
         private(_partitioners, "force_save_collectives")(module)
     private(_partitioners, "force_save_effectful_ops")(module)
     private(_partitioners, "force_save_bw_mutation_src")(module)
@@ -205,20 +207,12 @@ is_wait: Any = private("torch._inductor.utils", "contains_wait")
 graph_being_compiled: Any = private("torch._functorch._aot_autograd.logging_utils", "get_aot_graph_name")
 OrderedSet: Any = private("torch.utils._ordered_set", "OrderedSet")
 _SCHEDULER_MEMBERS = {
-    "BaseSchedulerNode": ("get_outputs", "get_nodes", "get_name", "get_device", "used_or_aliased_buffer_names"),
-    "SchedulerBuffer": ("get_name", "get_aliases", "can_free"),
-    "Scheduler": (
-        "can_buffer_be_removed_through_fusion",
-        "compute_last_usage",
-        "get_backend",
-        "get_donated_buffers",
-        "get_fused_node",
-    ),
-    "SchedulerNode": (),
-    "FusedSchedulerNode": (),
-    "ExternKernelSchedulerNode": (),
-    "NopKernelSchedulerNode": (),
-    "OutputNode": (),
+    "BaseSchedulerNode": "get_outputs get_nodes get_name get_device used_or_aliased_buffer_names",
+    "SchedulerBuffer": "get_name get_aliases can_free",
+    "Scheduler": "can_buffer_be_removed_through_fusion compute_last_usage get_backend get_donated_buffers "
+    "get_fused_node",
+    **dict.fromkeys(("SchedulerNode", "FusedSchedulerNode", "OutputNode"), ""),
+    **dict.fromkeys(("ExternKernelSchedulerNode", "NopKernelSchedulerNode"), ""),
 }
 
 
@@ -227,40 +221,10 @@ def scheduler_classes() -> Any:
     """Return the module of Inductor's scheduler, its classes checked for the members that olla uses."""
     for owner, members in _SCHEDULER_MEMBERS.items():
         found = private("torch._inductor.scheduler", owner)
-        for member in members:
+        for member in members.split():
             if not hasattr(found, member):
                 private("torch._inductor.scheduler", f"{owner}.{member}")
     return importlib.import_module("torch._inductor.scheduler")
-
-
-def before_codegen(scheduler: Any, call: Callable[[Sequence[Any]], None]) -> None:
-    """Have a function called with the kernels of a graph once their order is final.
-
-    Passes behind olla's note the sizes of buffers anew: one that overlaps communication, and since torch 2.14 another
-    in every graph.
-    """
-    compute_last_usage = scheduler.compute_last_usage  # what comes next
-
-    def called() -> None:
-        del scheduler.compute_last_usage
-        call(scheduler.nodes)
-        compute_last_usage()
-
-    scheduler.compute_last_usage = called
-
-
-def size_hint(graph: Any, size: Any) -> int:
-    """Return a size as a number; what stands for a symbol is the value it was traced with."""
-    sizes = graph.sizevars
-    hint = sizes.optimization_hint if hasattr(sizes, "optimization_hint") else sizes.size_hint  # 2.12 renamed it
-    return int(hint(size, fallback=0))
-
-
-def overwrites(graph: Any, device: Any) -> bool:
-    """Return whether kernels on a device may write their results over their inputs."""
-    features = private("torch._inductor.codegen.common", "BackendFeature")
-    config = private("torch._inductor", "config")
-    return bool(config.inplace_buffers and graph.has_feature(device, features.INPLACE_BUFFERS))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -281,14 +245,13 @@ class _Shared:
 
 def variable_like_config(name: str, value: Any) -> Any:
     """Return a variable that is a thread's own where Inductor's configuration is (torch 2.13), else everybody's."""
-    entry = private("torch._inductor", "config")._config.get("custom_partitioner_fn")
+    entry = config._config.get("custom_partitioner_fn")
     own = isinstance(getattr(entry, "user_override", None), contextvars.ContextVar)
     return contextvars.ContextVar(name, default=value) if own else _Shared(value)
 
 
 def set_config(values: Mapping[str, Any]) -> dict[str, Any]:
     """Set names of Inductor's configuration; returns what they were before."""
-    config = private("torch._inductor", "config")
     before = {name: getattr(config, name) for name in values}
     try:
         for name, value in values.items():
@@ -300,13 +263,13 @@ def set_config(values: Mapping[str, Any]) -> dict[str, Any]:
     return before
 
 
-def keep_strides_of_results(graph: torch.fx.Graph, kept: Callable[[torch.fx.Node], bool]) -> None:
-    """Have Inductor return some results of forward with the strides they have in the graph, as it does for users'."""
-    (output,) = graph.find_nodes(op="output")
+def keep_strides_of_results(graph: torch.fx.Graph) -> None:
+    """Have Inductor return inputs that are results of forward with the strides they have, as it does for users'."""
+    output: Any = graph.output_node()
     visible = output.meta.get("user_visible_output_idxs")
     if not visible or len(output.meta.get("original_output_strides", ())) != len(output.args[0]):
         return
-    also = [i for i, result in enumerate(output.args[0]) if isinstance(result, torch.fx.Node) and kept(result)]
+    also = [i for i, result in enumerate(output.args[0]) if getattr(result, "op", "") == "placeholder"]
     output.meta["user_visible_output_idxs"] = sorted({*visible, *also})
 
 
@@ -360,7 +323,6 @@ def uncached() -> Iterator[None]:
 
     Kernels for the CPU are generated without vector instructions, which takes half as long and no compiler.
     """
-    config = private("torch._inductor", "config")
     settings = {"force_disable_caches": True, "compile_threads": 1, "benchmark_harness": False, "cpp.simdlen": 1}
     with config.patch(settings):
         yield
@@ -385,16 +347,32 @@ def flop_formula(target: Any) -> Callable[..., int] | None:
     return formula
 
 
+def node_flops(node: torch.fx.Node, value: Callable[[Any], Any]) -> int:
+    """Return the flops of a node, 0 for what is no product of matrices and no convolution.
+
+    Args:
+        node: calls something.
+        value: tensor or size -> what the formula takes for it.
+    """
+    formula = flop_formula(node.target)
+    if formula is None:
+        return 0
+    try:
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: value(n.meta["val"]))
+        return int(hint(formula(*args, **kwargs, out_val=value(node.meta["val"]))))
+    except Exception as error:  # an estimate, or a figure in a report: the step computes the same without
+        fallback.failed(f"the flops of {node.target} are left out", error)
+        return 0
+
+
 @contextlib.contextmanager
 def memory_budget(share: float) -> Iterator[None]:
     """Let torch's own partitioner, and no other, divide graphs in a block, with ``activation_memory_budget=share``."""
-    inductor, functorch = private("torch._inductor", "config"), private("torch._functorch", "config")
-    with inductor.patch(custom_partitioner_fn=None), functorch.patch(activation_memory_budget=share):
+    with config.patch(custom_partitioner_fn=None), functorch_config.patch(activation_memory_budget=share):
         yield
 
 
 def inductor_settings(values: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
     """Set names of Inductor's configuration for a block."""
-    config = private("torch._inductor", "config")
     changed: contextlib.AbstractContextManager[Any] = config.patch(dict(values))
     return changed

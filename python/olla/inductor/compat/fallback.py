@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import traceback
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -43,6 +45,19 @@ def failed(consequence: str, error: Exception) -> None:
         "and the traceback, which the logger 'olla.inductor' has at level DEBUG",
         about=f"{consequence}: {place} {name}",
     )
+
+
+@contextlib.contextmanager
+def tried(consequence: str) -> Iterator[None]:
+    """Go on, with a warning, where something fails in a block: code is right without what is done there.
+
+    Args:
+        consequence: as of `failed`.
+    """
+    try:
+        yield
+    except Exception as error:
+        failed(consequence, error)
 
 
 def forget() -> None:

@@ -27,10 +27,7 @@ def with_calls_inlined(module: fx.GraphModule) -> fx.GraphModule:
         O(nodes written out), of calls in calls too.
     """
     called = private("torch", "ops").higher_order.invoke_subgraph
-    while True:
-        calls = [n for n in module.graph.find_nodes(op="call_function", target=called) if _TAG in n.meta]
-        if not calls:
-            break
+    while calls := [n for n in module.graph.find_nodes(op="call_function", target=called) if _TAG in n.meta]:
         module = _with_inlined(module, calls)
         _draw_seeds_at_once(module.graph)
     return module
@@ -92,9 +89,7 @@ def _copied(owner: fx.GraphModule, node: fx.Node, new: fx.GraphModule, at: dict[
     """Write a node into a graph, with the attribute that it reads."""
     copied = new.graph.node_copy(node, at.__getitem__)
     if node.op == "get_attr":
-        value: Any = owner
-        for part in str(node.target).split("."):
-            value = getattr(value, part)
+        value: Any = operator.attrgetter(str(node.target))(owner)
         copied.target = str(node.target).replace(".", "_")
         while getattr(new, str(copied.target), value) is not value:
             copied.target = f"{copied.target}_"

@@ -5,6 +5,7 @@ The rest, and the guard, are in `compat`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -53,11 +54,9 @@ def without_duplicates(graph: torch.fx.Graph) -> torch.fx.Graph:
     return simplified
 
 
+@functools.cache
 def _lower_keep() -> None:
     """Tell Inductor how a value is kept: it is written to memory where it is made."""
-    lowerings = private("torch._inductor.lowering", "lowerings")
-    if KEEP in lowerings:
-        return
 
     def keep(value: Any) -> Any:
         value.realize()

@@ -71,19 +71,23 @@ def install(name: str) -> None:
     Args:
         name: what the graph is called.
     """
-    try:
+    with fallback.tried(_ONE_BY_ONE):  # torch's own allocations are always right
         codegen.before_reuse(inductor.wrapper(), lambda lines: _planned(lines, name), _ONE_BY_ONE)
-    except Exception as error:  # torch's own allocations are always right
-        fallback.failed(_ONE_BY_ONE, error)
 
 
 def _planned(lines: Sequence[Any], name: str) -> list[Any]:
     """Return the lines of a wrapper with buffers taken from arenas."""
     outside = set(inductor.output_names())
-    planner = codegen.memory_planner(inductor.wrapper(), lambda line_groups: _inside(line_groups, outside))
-    planned, groups = codegen.pool_lines(planner, lines)
+
+    def inside(groups: Sequence[Any]) -> list[Any]:
+        return [group for group in groups if outside.isdisjoint(group.names) and codegen.static_bytes(group) > 0]
+
+    planner = codegen.memory_planner(inductor.wrapper(), inside)
+    planned = list(lines)
+    planner.convert_to_pool_lines(planned)
+    planner.compute_live_ranges(planned)
     by_device: dict[torch.device, list[Any]] = {}
-    for group in groups:
+    for group in planner.buffer_groups:
         by_device.setdefault(group.node.get_device(), []).append(group)
     for i, (device, members) in enumerate(by_device.items()):
         lower = np.array([group.live_range.begin for group in members], dtype=np.int64)
@@ -99,11 +103,6 @@ def _planned(lines: Sequence[Any], name: str) -> list[Any]:
         )
         _records.append(record)
         _log.info("%s", record)
-    if groups:
+    if by_device:
         planner.mark_first_last_usage(planned)
     return planned
-
-
-def _inside(groups: Sequence[Any], outside: set[str]) -> list[Any]:
-    """Return the groups of buffers that share memory, and that an arena may hold."""
-    return [group for group in groups if outside.isdisjoint(group.names) and codegen.static_bytes(group) > 0]

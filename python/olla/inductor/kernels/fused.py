@@ -12,32 +12,23 @@ from typing import Any
 
 from olla.errors import CaptureError
 from olla.graph import Graph
+from olla.inductor.compat import compat
 from olla.inductor.kernels import scheduler as inductor
 
 
-def graph_of(nodes: Sequence[Any], name: str = "") -> Graph:
-    """Return the graph of Inductor's fused nodes, in the order given.
+class Storages:
+    """What is known of the buffers of Inductor's fused nodes.
 
     Inputs that the code cannot free (parameters, tangents, saved views of parameters) are no part of it: they cost
     the same in every order. Buffers inside of a fused kernel cost nothing. Sizes of symbolic shapes are hints. Where
     there is an accelerator, only its memory counts.
 
     Args:
-        nodes: scheduler nodes, while Inductor compiles their graph; op i of the result is node i.
-        name: what the graph is called.
+        nodes: scheduler nodes, while Inductor compiles their graph.
 
     Raises:
         CaptureError: rule "inductor_graph"; the nodes are something this model does not cover.
-        GraphError: the nodes are not in an order they can run in.
-
-    Complexity:
-        O(nodes + dependencies + buffers), apart from Inductor's own preparation.
     """
-    return Storages(nodes).graph(name)
-
-
-class Storages:
-    """What is known of the buffers of Inductor's fused nodes; see `graph_of`."""
 
     def __init__(self, nodes: Sequence[Any]) -> None:
         if inductor.uses_streams():
@@ -53,7 +44,7 @@ class Storages:
         self.writes: list[list[int]] = [[] for _ in nodes]
         self.reads: list[set[int]] = [set() for _ in nodes]
         self.after: list[set[int]] = [set() for _ in nodes]
-        self.used = [list(inductor.used_names(node)) for node in nodes]  # by every node; Inductor takes long to say
+        self.used = [[*node.used_or_aliased_buffer_names()] for node in nodes]  # Inductor takes long to say
         self.taken: dict[str, str] = {}  # of a buffer or input that a kernel overwrites: the buffer it then is
         for i, node in enumerate(nodes):
             for buffer in node.get_outputs():
@@ -61,13 +52,23 @@ class Storages:
                 self.buffers[buffer.get_name()] = buffer
 
     def graph(self, name: str) -> Graph:
-        """Put the graph together."""
+        """Return the graph of the nodes, in the order given; op i is node i.
+
+        Args:
+            name: what the graph is called.
+
+        Raises:
+            GraphError: the nodes are not in an order they can run in.
+
+        Complexity:
+            O(nodes + dependencies + buffers), apart from Inductor's own preparation.
+        """
         self.aside = {part: whole for part, b in self.buffers.items() if (whole := inductor.whole_of(b)) is not None}
         parts = list(self.aside)
-        self.aside |= inductor.mutated()
+        self.aside |= inductor.scheduler().mutation_real_name  # of the result of a mutation: what holds it
         self._storages()
         for i, node in enumerate(self.nodes):
-            self.after[i].update(self.owner[dep] for dep in inductor.dependencies(node) if dep in self.owner)
+            self.after[i].update(self.owner[dep.name] for dep in node.unmet_dependencies if dep.name in self.owner)
         self._share_wholes(parts)
         self._share_in_place()
         for reads, used in zip(self.reads, self.used, strict=True):
@@ -97,20 +98,21 @@ class Storages:
             ordered: the nodes in the order in which they will run.
         """
         for name in self.buffers.keys() & set(inductor.output_names()):
-            inductor.set_bytes(self.buffers[name], free=0)  # torch 2.11 takes results to be freed at the start
+            self.buffers[name].mpi_buffer.size_free = 0  # torch 2.11 takes results to be freed at the start
         following = dict(zip((node.get_name() for node in ordered), ordered[1:], strict=False))
         for name, buffer in self.buffers.items():
             if name not in self.tensor and name not in self.aside and inductor.has_storage(buffer):
-                inductor.set_bytes(buffer, alloc=0, free=0)
+                buffer.mpi_buffer.size_alloc = buffer.mpi_buffer.size_free = 0
         for old, new in self.taken.items():
             if old in self.buffers:
-                inductor.set_bytes(self.buffers[old], free=0)
-                inductor.set_bytes(self.buffers[new], alloc=0)
+                self.buffers[old].mpi_buffer.size_free = 0
+                self.buffers[new].mpi_buffer.size_alloc = 0
                 continue
             # An input counts as freed behind the kernel that overwrites it: the result counts from the next one on.
             behind = following.get(self.nodes[self.owner[new]].get_name())
             if behind is not None and behind.get_outputs():
-                inductor.move_alloc(self.buffers[new], behind.get_outputs()[0])
+                behind.get_outputs()[0].mpi_buffer.size_alloc += self.buffers[new].mpi_buffer.size_alloc
+                self.buffers[new].mpi_buffer.size_alloc = 0
 
     def _root(self, name: str) -> str:
         while name in self.aside:
@@ -125,16 +127,17 @@ class Storages:
         """Make a tensor of every input that is freed and of every buffer with memory of its own."""
         device = inductor.planned_device(self.buffers.values())
         used = {self._root(name) for names in self.used for name in names}
-        for name, buffer in inductor.freed_inputs():
+        for name, num_bytes in inductor.freed_inputs(device):
             if name in used:  # the code does not free what no kernel reads
-                self._add(name, inductor.input_bytes(buffer, device), None)
+                self._add(name, num_bytes, None)
         for name, buffer in self.buffers.items():
             if name in self.aside or not inductor.has_storage(buffer):
                 continue
             parent = inductor.parent_name(buffer)  # a kernel with several results makes them all at once
             writer = self.owner[name if parent is None else parent]
             if not inductor.is_inside(self.nodes[writer], buffer):
-                self._add(name, inductor.buffer_bytes(buffer, device), writer)
+                counts = buffer.node.get_device() == device
+                self._add(name, int(buffer.mpi_buffer.size_free) if counts else 0, writer)
 
     def _add(self, name: str, num_bytes: int, writer: int | None) -> None:
         self.tensor[name] = len(self.tensor_bytes)
@@ -160,7 +163,9 @@ class Storages:
 
     def _share_in_place(self) -> None:
         """A kernel that is the last reader of a buffer in every order, and may overwrite it, takes over its memory."""
-        before = self._before()
+        before: list[int] = []  # of each kernel: those that run before it in every order, as bits of a number
+        for i, after in enumerate(self.after):
+            before.append(functools.reduce(lambda bits, dep: bits | before[dep] | 1 << dep, after - {i}, 0))
         kernel = {inner.get_name(): i for i, node in enumerate(self.nodes) for inner in node.get_nodes()}
         for i, node in enumerate(self.nodes):
 
@@ -174,13 +179,6 @@ class Storages:
                 self.writes[i].remove(self.tensor[new])
                 self.tensor_bytes[self.tensor[new]] = 0  # nobody's now
                 self.tensor[new] = self.tensor[old]
-
-    def _before(self) -> list[int]:
-        """Return the kernels that run before each one in every order, as bits of a number."""
-        before: list[int] = []
-        for i, after in enumerate(self.after):
-            before.append(functools.reduce(lambda bits, dep: bits | before[dep] | 1 << dep, after - {i}, 0))
-        return before
 
     def _overwritten(self, node: Any, precedes: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
         """Yield what a kernel writes over, and with what."""
@@ -201,10 +199,10 @@ class Storages:
         started: dict[str, int] = {}
         for i, node in enumerate(self.nodes):
             names = {self._root(name) for name in self.used[i]}
-            if inductor.is_wait(node):
+            if compat.is_wait(node):
                 start = max((started[name] for name in names if name in started), default=i)
                 for between in range(start + 1, i):
                     self.after[between].add(start)
                     self.after[i].add(between)
-            elif inductor.is_collective(node):
+            elif compat.is_collective(node):
                 started.update(dict.fromkeys(names, i))

@@ -26,5 +26,4 @@ def patches() -> Mapping[str, Any]:
     """
     if not torch.cuda.is_available():
         return {}
-    config = compat.private("torch._inductor", "config")
-    return {name: most for name, (usual, most) in THRESHOLDS.items() if getattr(config, name) in (None, usual)}
+    return {name: most for name, (usual, most) in THRESHOLDS.items() if getattr(compat.config, name) in (None, usual)}

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from olla._core import profile
 from olla.errors import CaptureError
-from olla.inductor.compat import compat, fallback, whole
+from olla.inductor.compat import codegen, compat, fallback, whole
 from olla.inductor.kernels import arena, scheduler, segment
 from olla.inductor.kernels.fused import Storages
-from olla.inductor.kernels.groups import ends
 from olla.inductor.kernels.unfuse import LEAST_GAIN, Unfusing
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from olla.graph import Graph
     from olla.plan import Plan
 
-TIME_LIMIT = 2.0  # seconds per graph; nearly all are proved in a small part of it
+_TIME_LIMIT = 2.0  # seconds per graph; nearly all are proved in a small part of it, else the best order found is taken
 _KEPT_RECORDS = 1000
 _UNORDERED = "kernels stay in torch's own order"
 _MAX_ROUNDS = 4  # of taking fusions back; two are nearly always enough
@@ -129,15 +129,12 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
     """Orders the fused kernels of every graph that Inductor compiles by their peak.
 
     Args:
-        time_limit: seconds per graph. What is not proved by then is the best order found, never worse than the one
-            fusion left.
         arena: also let buffers lie in one arena per graph.
         readers_only: what merely has to run after a kernel, as the update of a parameter after all that reads it, keeps
             no buffer from being overwritten. Inductor counts it as a user otherwise.
     """
 
-    def __init__(self, time_limit: float = TIME_LIMIT, arena: bool = False, readers_only: bool = False) -> None:
-        self.time_limit = time_limit
+    def __init__(self, arena: bool = False, readers_only: bool = False) -> None:
         self.arena = arena
         self.readers_only = readers_only
 
@@ -149,21 +146,18 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
             fallback.warn(f"{_UNORDERED}: {error}")
         except Exception as error:
             fallback.failed(_UNORDERED, error)
-        try:
+        with fallback.tried("kernels stay in the order in which torch.compile fuses them"):
             scheduler.name_kernels(nodes)  # as they were
             return scheduler.torchs_order(nodes)
-        except Exception as error:
-            fallback.failed("kernels stay in the order in which torch.compile fuses them", error)
-            return nodes
+        return nodes
 
     def _ordered(self, nodes: Sequence[Any]) -> list[Any]:
         start = time.perf_counter()
         name = scheduler.graph_name()
         if self.readers_only:
             scheduler.count_readers_only()
-        given = self._plan(nodes, name)
-        taken = given
-        with _left_out("fusions stay as they are"):
+        taken = given = self._plan(nodes, name)
+        with fallback.tried("fusions stay as they are"):
             taken = self._unfused(given, name)
             taken = self._fused_anew(given, taken, name)
         record = OrderRecord(
@@ -177,13 +171,13 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
             seconds=time.perf_counter() - start,
         )
         ordered = taken.ordered()
-        alone = not any(scheduler.is_collective(node) for node in ordered)
+        alone = not any(map(compat.is_collective, ordered))
         scheduler.name_kernels(ordered)  # also where better ones were sought
         scheduler.prepare(ordered)
         _log.info("%s", record)
         _records.append(record)
-        compat.before_codegen(scheduler.scheduler(), lambda final: _tell(taken.storages, final))
-        with _left_out("functions of kernels end where they do"):
+        codegen.before_codegen(scheduler.scheduler(), lambda final: _tell(taken.storages, final))
+        with fallback.tried("functions of kernels end where they do"):
             scheduler.end_functions(ordered, ends(ordered, taken.graph, taken.order()))
         if self.arena and alone:
             arena.install(name)
@@ -197,7 +191,7 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
         scheduler.prepare(nodes)
         storages = Storages(nodes)
         graph = storages.graph(name)
-        return _Planned(nodes, storages, graph, plan(graph, layout=False, time_limit=self.time_limit))
+        return _Planned(nodes, storages, graph, plan(graph, layout=False, time_limit=_TIME_LIMIT))
 
     def _unfused(self, planned: _Planned, name: str) -> _Planned:
         """Take fusions back as long as that lowers the peak."""
@@ -225,35 +219,55 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
 
     def __getstate__(self) -> object:
         """Return what pickles: torch before 2.13 hashes that, not `uuid`, as a part of its configuration."""
-        return {
-            "time_limit": self.time_limit,
-            "arena": self.arena,
-            "readers_only": self.readers_only,
-            "code": compat.code_digest(),
-        }
+        return {**vars(self), "code": compat.code_digest()}
 
-    def uuid(self) -> tuple[str, float, bool, bool]:
+    def uuid(self) -> tuple[str, bool, bool]:
         """Return what identifies the decisions, for Inductor's caches."""
-        return compat.code_digest(), self.time_limit, self.arena, self.readers_only
+        return compat.code_digest(), self.arena, self.readers_only
+
+
+def ends(nodes: Sequence[Any], graph: Graph, order: npt.NDArray[np.int32]) -> set[str]:
+    """Return the names of the kernels behind which a function ends that would else need more than the graph's peak.
+
+    Inductor for the CPU puts kernels that follow each other into one function. All that its kernels read and write is
+    in memory until it returns.
+
+    Args:
+        nodes: scheduler nodes in the order in which they run.
+        graph: of these nodes.
+        order: int32[num_ops], the op that node i is.
+
+    Complexity:
+        O(nodes + tensors).
+    """
+    lives = profile(graph.core, order)
+    first, live = lives.first, lives.live_bytes
+    made = np.zeros(graph.num_ops, dtype=np.int64)
+    at = (first >= 0) & ~graph.donated
+    np.add.at(made, first[at], graph.tensor_bytes[at])
+    found: set[str] = set()
+    needed, newest = 0, None  # of the function that is open: its bytes, and its last kernel
+    for i, node in enumerate(nodes):
+        if not scheduler.shares_function(node):
+            newest = None
+            continue
+        needed = int(live[i]) if newest is None else needed + int(made[i])
+        if newest is not None and needed > lives.peak_bytes:
+            found.add(newest.get_name())
+            needed = int(live[i])
+        if scheduler.has_code(node):
+            newest = node
+    return found
 
 
 def _tell(storages: Storages, ordered: Sequence[Any]) -> None:
     """Let Inductor count the bytes of buffers as olla does; it may go on with its own figures."""
-    with _left_out("buffers are reused by torch's own figures"):
+    with fallback.tried("buffers are reused by torch's own figures"):
         storages.tell(ordered)
     if scheduler.counts_readers_only():
         whole.drop_weak_users(scheduler.scheduler())
 
 
-@contextlib.contextmanager
-def _left_out(consequence: str) -> Iterator[None]:
-    """Go on, with a warning, where something fails: code is right without what is done here."""
-    try:
-        yield
-    except Exception as error:
-        fallback.failed(consequence, error)
-
-
-def patches(time_limit: float = TIME_LIMIT, arena: bool = False, readers_only: bool = False) -> Mapping[str, Any]:
+def patches(arena: bool = False, readers_only: bool = False) -> Mapping[str, Any]:
     """Return what this changes in Inductor's configuration, by name; its own search for an order is not needed then."""
-    return {"_post_fusion_custom_pass": KernelOrder(time_limit, arena, readers_only), "reorder_for_peak_memory": False}
+    return {"_post_fusion_custom_pass": KernelOrder(arena, readers_only), "reorder_for_peak_memory": False}

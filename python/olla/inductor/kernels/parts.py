@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla.graph import Graph, Lists
+from olla.graph.columns import lists_of
 from olla.inductor.kernels import scheduler as inductor
 from olla.inductor.kernels.fused import Storages
 from olla.layout import live_bytes
@@ -53,12 +54,11 @@ class Parts:
         Complexity:
             O(parts + reads), vectorized.
         """
-        first, last = self.lifetimes(step)
-        num_bytes = np.where(self.inner & (first == last), 0, self.graph.tensor_bytes)
+        first, last, num_bytes = self.lifetimes(step)
         return live_bytes(first, last + 1, num_bytes, int(step.max()) + 1)
 
-    def lifetimes(self, step: Ints) -> tuple[Ints, Ints]:
-        """Return the first and last step of every tensor."""
+    def lifetimes(self, step: Ints) -> tuple[Ints, Ints, Ints]:
+        """Return the first and last step of every tensor, and its bytes: none where it is never in memory."""
         first = np.where(self.writer >= 0, step[self.writer], 0)
         last = first.copy()
         read = np.flatnonzero(np.diff(self.readers.offset))
@@ -66,7 +66,7 @@ class Parts:
             starts = self.readers.offset[:-1][read]
             last[read] = np.maximum(first[read], np.maximum.reduceat(step[self.readers.item], starts))
         last[self.kept] = step.max()
-        return first, last
+        return first, last, np.where(self.inner & (first == last), 0, self.graph.tensor_bytes)
 
 
 class _Unfused(Storages):
@@ -103,18 +103,14 @@ def parts_of(fused: Sequence[Any], storages: Storages) -> Parts:
     unfused = _Unfused(nodes, storages.taken)
     graph = unfused.graph("parts")
     writer = np.full(graph.num_tensors, -1, dtype=np.int64)
-    before: list[set[int]] = [set() for _ in nodes]
-    behind: list[set[int]] = [set() for _ in nodes]
-    for i in range(len(nodes)):
-        writer[graph.writes.of(i)] = i
+    writer[graph.writes.item] = np.repeat(np.arange(len(nodes)), np.diff(graph.writes.offset))
     readers: list[list[int]] = [[] for _ in range(graph.num_tensors)]
-    for i in range(len(nodes)):
-        for tensor in graph.reads.of(i):
-            readers[tensor].append(i)
-            if writer[tensor] >= 0:
-                before[i].add(int(writer[tensor]))
-        before[i].update(map(int, graph.after.of(i)))
-        before[i].discard(i)
+    before: list[set[int]] = []
+    behind: list[set[int]] = [set() for _ in nodes]
+    for i, (reads, after) in enumerate(zip(graph.reads.to_lists(), graph.after.to_lists(), strict=True)):
+        before.append({*writer[reads].tolist(), *after} - {-1, i})
+        for read in reads:
+            readers[read].append(i)
         for other in before[i]:
             behind[other].add(i)
     inner = np.zeros(graph.num_tensors, dtype=bool)
@@ -124,16 +120,13 @@ def parts_of(fused: Sequence[Any], storages: Storages) -> Parts:
             inner[tensor] = inductor.is_inside(fused[kernel[int(writer[tensor])]], buffer)
     kept = np.zeros(graph.num_tensors, dtype=bool)
     kept[graph.outputs] = True
-    lengths = np.fromiter(map(len, readers), dtype=np.int64, count=len(readers))
     return Parts(
         nodes=nodes,
         kernel=np.array(kernel, dtype=np.int64),
         movable=np.array(movable, dtype=bool),
         graph=graph,
         writer=writer,
-        readers=Lists(
-            np.concatenate([[0], np.cumsum(lengths)]), np.array([i for r in readers for i in r], dtype=np.int64)
-        ),
+        readers=lists_of(readers),
         before=before,
         behind=behind,
         inner=inner,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -25,19 +26,20 @@ def wrapper() -> Any:
 
 def prepare(nodes: Sequence[Any]) -> None:
     """Let Inductor note the sizes and users of all buffers; it asks for them again when it reuses buffers."""
-    graph = compat.virtualized.graph
-    here = graph.scheduler
-    inputs, outputs = compat.OrderedSet(graph.graph_inputs), compat.OrderedSet(graph.get_output_names())
-    compat.prepare_planning_info(list(nodes), here.name_to_buf, here.name_to_fused_node, inputs, outputs)
+    compat.prepare_planning_info(list(nodes), *_known())
 
 
 def torchs_order(nodes: list[Any]) -> list[Any]:
     """Return kernels in the order that Inductor would put them in, which its settings leave to olla."""
-    graph = compat.virtualized.graph
-    here = graph.scheduler
-    inputs, outputs = compat.OrderedSet(graph.graph_inputs), compat.OrderedSet(graph.get_output_names())
     reorder = compat.private("torch._inductor.memory", "reorder_for_peak_memory")
-    return list(reorder(nodes, here.name_to_buf, here.name_to_fused_node, inputs, outputs))
+    return list(reorder(nodes, *_known()))
+
+
+def _known() -> tuple[Any, Any, Any, Any]:
+    """Return what Inductor wants to know for either: buffers and kernels by name, inputs, results."""
+    graph, here = compat.virtualized.graph, scheduler()
+    inputs, outputs = compat.OrderedSet(graph.graph_inputs), compat.OrderedSet(graph.get_output_names())
+    return here.name_to_buf, here.name_to_fused_node, inputs, outputs
 
 
 def graph_name() -> str:
@@ -50,16 +52,6 @@ def graph_name() -> str:
 def uses_streams() -> bool:
     """Return whether kernels run on several streams at once (torch 2.13 on)."""
     return bool(getattr(scheduler(), "_multi_stream_nodes", False))
-
-
-def dependencies(node: Any) -> Iterator[str]:
-    """Yield the buffers, under their present names, that must have been written before a node runs."""
-    return (dep.name for dep in node.unmet_dependencies)
-
-
-def used_names(node: Any) -> Iterator[str]:
-    """Yield the buffers and inputs whose storages must be alive while a node runs."""
-    return iter(node.used_or_aliased_buffer_names())
 
 
 def output_names() -> Iterator[str]:
@@ -77,19 +69,14 @@ def output_names() -> Iterator[str]:
             waiting += graph.name_to_buffer[name].get_inputs_that_alias_output()
 
 
-def mutated() -> dict[str, str]:
-    """Return, for the name of every mutation's result, the buffer or input that holds it."""
-    return dict(scheduler().mutation_real_name)
-
-
 def planned_device(buffers: Iterable[Any]) -> torch.device | None:
     """Return the device whose memory counts: the first that is no CPU, if there is one."""
     devices = [device for buffer in buffers if (device := buffer.node.get_device()) is not None]
     return next((device for device in devices if device.type != "cpu"), devices[0] if devices else None)
 
 
-def freed_inputs() -> Iterator[tuple[str, Any]]:
-    """Yield the inputs whose storages are freed when the code is done with them.
+def freed_inputs(device: torch.device | None) -> Iterator[tuple[str, int]]:
+    """Yield the inputs whose storages are freed when the code is done with them, and their bytes on a device.
 
     Where AOTAutograd has told Inductor which saved tensors nobody else holds, these; a view of a parameter is not
     among them. Otherwise what Inductor takes for such.
@@ -99,23 +86,10 @@ def freed_inputs() -> Iterator[tuple[str, Any]]:
         return
     donated = scheduler().name_to_donated_buffer
     for name, value in graph.graph_inputs_original.items():
-        free = name in donated if donated else not compat.is_nonfreeable_buffers(_Named(name))
+        free = name in donated if donated else not compat.is_nonfreeable_buffers(types.SimpleNamespace(name=name))
         if free and isinstance(value, ir.Buffer):
-            yield name, value
-
-
-class _Named:
-    """Stands for a dependency on an input."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
-def input_bytes(buffer: Any, device: torch.device | None) -> int:
-    """Return the bytes of an input if it lies on the device, else 0."""
-    if buffer.get_device() != device:
-        return 0
-    return compat.size_hint(compat.virtualized.graph, buffer.get_numel()) * int(buffer.get_dtype().itemsize)
+            counts = value.get_device() == device
+            yield name, codegen.size_hint(graph, value.get_numel()) * value.get_dtype().itemsize if counts else 0
 
 
 def has_storage(buffer: Any) -> bool:
@@ -126,31 +100,10 @@ def has_storage(buffer: Any) -> bool:
     return bool(node.should_allocate()) or not buffer.get_aliases()
 
 
-def buffer_bytes(buffer: Any, device: torch.device | None) -> int:
-    """Return the bytes that are freed with a buffer if it lies on the device, else 0; `prepare` has noted them."""
-    return int(buffer.mpi_buffer.size_free) if buffer.node.get_device() == device else 0
-
-
-def set_bytes(buffer: Any, *, alloc: int | None = None, free: int | None = None) -> None:
-    """Change the bytes that Inductor takes to be allocated, or freed, with a buffer; `prepare` notes them anew."""
-    if alloc is not None:
-        buffer.mpi_buffer.size_alloc = alloc
-    if free is not None:
-        buffer.mpi_buffer.size_free = free
-
-
-def move_alloc(buffer: Any, later: Any) -> None:
-    """Let Inductor take what is allocated with a buffer to be allocated with a later one."""
-    later.mpi_buffer.size_alloc += buffer.mpi_buffer.size_alloc
-    buffer.mpi_buffer.size_alloc = 0
-
-
 def whole_of(buffer: Any) -> str | None:
     """Return the buffer that a part of a concatenation is written into; None for any other."""
     layout = buffer.node.get_output_spec()
-    if not isinstance(layout, ir.NonOwningLayout):
-        return None
-    return str(layout.view.get_name())
+    return str(layout.view.get_name()) if isinstance(layout, ir.NonOwningLayout) else None
 
 
 def parent_name(buffer: Any) -> str | None:
@@ -188,13 +141,8 @@ def parts_of(node: Any) -> list[Any]:
 
 def mutable_names() -> set[str]:
     """Return the buffers and inputs that some kernel changes, under all names they have."""
-    here = scheduler()
-    return {
-        name
-        for renamed in (here.mutation_real_name, here.mutation_renames)
-        for pair in renamed.items()
-        for name in pair
-    }
+    renamed = (*scheduler().mutation_real_name.items(), *scheduler().mutation_renames.items())
+    return {name for pair in renamed for name in pair}
 
 
 def is_rigid(part: Any, mutable: set[str]) -> bool:
@@ -204,12 +152,7 @@ def is_rigid(part: Any, mutable: set[str]) -> bool:
     """
     if counts_readers_only():
         return any(buffer.get_mutations() for buffer in part.get_outputs())
-    return not mutable.isdisjoint(touched_names(part))
-
-
-def touched_names(node: Any) -> set[str]:
-    """Return the buffers and inputs that a node reads or writes."""
-    return {dep.name for dep in node.read_writes.reads_and_writes()}
+    return not mutable.isdisjoint(dep.name for dep in part.read_writes.reads_and_writes())
 
 
 def fuse(parts: Sequence[Any], whole: Any) -> Any:
@@ -222,10 +165,7 @@ def fuse(parts: Sequence[Any], whole: Any) -> Any:
 
 def name_kernels(nodes: Iterable[Any]) -> None:
     """Let the scheduler know which kernel every node before fusion is in."""
-    here = scheduler()
-    for node in nodes:
-        for inner in node.get_nodes():
-            here.name_to_fused_node[inner.get_name()] = node
+    scheduler().name_to_fused_node.update({inner.get_name(): node for node in nodes for inner in node.get_nodes()})
 
 
 def shares_function(node: Any) -> bool:
@@ -242,43 +182,40 @@ def has_code(node: Any) -> bool:
 
 
 def end_functions(nodes: Iterable[Any], behind: set[str]) -> None:
-    """Let functions end behind some kernels."""
+    """Let functions of the graph being compiled end behind the kernels of these names."""
     device = next((node.get_device() for node in nodes if node.get_name() in behind), None)
-    if device is not None:
-        codegen.end_groups(scheduler(), device, behind)
+    if device is None:
+        return
+    here = scheduler()
+    backend = here.get_backend(device)
+    usual = backend.ready_to_flush
+
+    def ready() -> bool:  # asked after every node
+        node = getattr(here, "current_node", None)
+        return bool(usual() or (node is not None and node.get_name() in behind))
+
+    backend.ready_to_flush = ready
 
 
 def keeps_order(node: Any) -> bool:
     """Return whether a node may not change places with others of its kind: effects, random numbers, communication."""
-    if is_collective(node) or is_wait(node):
+    if compat.is_collective(node) or compat.is_wait(node):
         return True
-    for inner in node.get_nodes():
-        if inner.has_side_effects():
-            return True
-        target = getattr(inner.node, "op_overload", None)
-        if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()):
-            return True
-    return False
+    return any(
+        inner.has_side_effects()
+        or torch.Tag.nondeterministic_seeded in getattr(getattr(inner.node, "op_overload", None), "tags", ())
+        for inner in node.get_nodes()
+    )
 
 
 def count_readers_only() -> None:
-    """Take only what reads a buffer for its user, in the graph being compiled; see `codegen.drop_weak_users`."""
+    """Take only what reads a buffer for its user, in the graph being compiled; see `whole.drop_weak_users`."""
     scheduler().olla_readers_only = True
 
 
 def counts_readers_only() -> bool:
     """Return whether what merely has to run later keeps no buffer from being overwritten."""
     return bool(getattr(scheduler(), "olla_readers_only", False))
-
-
-def is_collective(node: Any) -> bool:
-    """Return whether a node starts a communication between processes."""
-    return bool(compat.is_collective(node))
-
-
-def is_wait(node: Any) -> bool:
-    """Return whether a node waits for one."""
-    return bool(compat.is_wait(node))
 
 
 def overwritten(node: Any, precedes: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
@@ -294,14 +231,15 @@ def overwritten(node: Any, precedes: Callable[[str], bool]) -> Iterator[tuple[st
     classes = compat.scheduler_classes()
     graph, here = compat.virtualized.graph, scheduler()
     for inner in node.get_nodes():
-        if not isinstance(inner, classes.SchedulerNode) or not compat.overwrites(graph, inner.get_device()):
+        if not isinstance(inner, classes.SchedulerNode) or not codegen.overwrites(graph, inner.get_device()):
             continue
         for buffer in inner.get_outputs():
             if not _may_take_over(buffer) or is_inside(node, buffer):
                 continue
             for read in inner.read_writes.reads:
                 old = here.name_to_donated_buffer.get(read.name) or here.name_to_buf.get(read.name)
-                if old is not None and _may_be_taken(old, inner, node, precedes) and _fits(old, buffer):
+                taken = old is not None and _may_be_taken(old, inner, node, precedes)
+                if taken and compat.can_match_buffer_size(old.node, buffer.node):
                     yield read.name, buffer.get_name()
 
 
@@ -330,7 +268,3 @@ def _may_be_taken(old: Any, inner: Any, node: Any, precedes: Callable[[str], boo
         if access.name == old.get_name()
     }
     return len(within) <= 1
-
-
-def _fits(old: Any, new: Any) -> bool:
-    return bool(compat.can_match_buffer_size(old.node, new.node))

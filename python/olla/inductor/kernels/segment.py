@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from olla.inductor.compat import codegen, fallback
+from olla.inductor.compat import codegen, compat, fallback
 from olla.inductor.kernels import scheduler as inductor
 
 _LEAST_BYTES = 20 * 2**20  # up to this the allocator takes pieces for several requests anyway
@@ -39,11 +39,9 @@ class Segment:
         if not self._runs_left or torch.cuda.is_current_stream_capturing():
             return
         self._runs_left -= 1
-        try:
+        with fallback.tried(_PIECE_BY_PIECE):
             if _has_pieces():
                 self._take()
-        except Exception as error:
-            fallback.failed(_PIECE_BY_PIECE, error)
 
     def _take(self) -> None:
         torch.cuda.empty_cache()  # what compilation took to measure kernels, too
@@ -60,9 +58,9 @@ class Segment:
 
 def install() -> None:
     """Let the code of the graph that is being compiled call its segment, where the partitioner noted one."""
-    try:
-        noted = codegen.noted_segment()
-        if noted is None or codegen.uses_cuda_graphs():  # which have memory of their own
+    with fallback.tried(_PIECE_BY_PIECE):
+        noted = compat.virtualized.graph.module.meta.get(codegen.SEGMENT)
+        if noted is None or compat.config.triton.cudagraphs:  # which have memory of their own
             return
         device_index, num_bytes = noted
         codegen.call_in_code(
@@ -72,8 +70,6 @@ def install() -> None:
             f"Segment({device_index}, {num_bytes})",
             first=num_bytes > 0,
         )
-    except Exception as error:
-        fallback.failed(_PIECE_BY_PIECE, error)
 
 
 def _free_bytes(device_index: int) -> int:

@@ -31,10 +31,12 @@ class _State:
     Attributes:
         kernel: int64[num_parts], the kernel a part is in.
         order: kernels in the order in which they run.
+        origin: of a kernel, the fused node whose parts it has.
     """
 
     kernel: Ints
     order: list[int]
+    origin: list[int]
 
     def step(self) -> Ints:
         """Return when the kernel of every part runs."""
@@ -55,8 +57,7 @@ class Unfusing:
     def __init__(self, fused: Sequence[Any], storages: Storages) -> None:
         self.fused = fused
         self.parts: Parts = parts_of(fused, storages)
-        self.state = _State(self.parts.kernel.copy(), list(range(len(fused))))
-        self.origin = list(range(len(fused)))  # of a kernel, the fused node whose parts it has
+        self.state = _State(self.parts.kernel.copy(), list(range(len(fused))), list(range(len(fused))))
         self.trials = 0
         self._kernels: dict[tuple[int, ...], Any] = {}
 
@@ -79,6 +80,7 @@ class Unfusing:
             The nodes, in an order they can run in.
         """
         order: list[int] = []
+        origin = self.state.origin
         for whole in self.state.order:
             order.append(whole)
             members = self._members(self.state, whole)
@@ -88,9 +90,9 @@ class Unfusing:
             if any(self._kernel(group, whole) is None for group in (first, *others)):
                 continue
             for group in others:
-                order.append(len(self.origin))
-                self.state.kernel[group] = len(self.origin)
-                self.origin.append(whole)
+                order.append(len(origin))
+                self.state.kernel[group] = len(origin)
+                origin.append(whole)
         self.state.order = order
         return self._nodes()
 
@@ -108,7 +110,7 @@ class Unfusing:
         return self._nodes()
 
     def _nodes(self) -> list[Any]:
-        return [self._kernel(self._members(self.state, k), self.origin[k]) for k in self.state.order]
+        return [self._kernel(self._members(self.state, k), self.state.origin[k]) for k in self.state.order]
 
     def _independent(self, members: Sequence[int]) -> list[list[int]]:
         """Return the parts of a kernel in groups between which nothing flows."""
@@ -154,20 +156,12 @@ class Unfusing:
                     key, best = tried_key, tried
             if self.trials >= _MAX_TRIALS:
                 break
-        if best is not None:
-            self.origin.append(self.origin[self._source(best)])
         return best
-
-    def _source(self, state: _State) -> int:
-        """Return the kernel from which the newest one was split off."""
-        newest = int(np.flatnonzero(state.kernel == len(self.origin))[0])
-        return int(self.state.kernel[newest])
 
     def _splits(self, step: Ints, peak_step: int) -> Iterator[tuple[list[int], list[int]]]:
         """Yield the parts of a kernel that would run first and those that would follow, for what is alive at a step."""
         parts, kernel = self.parts, self.state.kernel
-        first, last = parts.lifetimes(step)
-        num_bytes = np.where(parts.inner & (first == last), 0, parts.graph.tensor_bytes)
+        first, last, num_bytes = parts.lifetimes(step)
         alive = np.flatnonzero((first <= peak_step) & (peak_step <= last) & (num_bytes > 0))
         alive = alive[np.argsort(-num_bytes[alive], kind="stable")]
         floor = _LEAST_SHARE * num_bytes[alive].sum()
@@ -199,31 +193,29 @@ class Unfusing:
 
     def _placements(self, step: Ints, early: list[int], late: list[int]) -> Iterator[_State]:
         """Yield a split with either part where the kernel was, as early or as late as it can be."""
-        origin = self.origin[int(self.state.kernel[early[0]])]
+        before, behind, state = self.parts.before, self.parts.behind, self.state
+        origin = state.origin[int(state.kernel[early[0]])]
         if self._kernel(early, origin) is None or self._kernel(late, origin) is None:
             return
-        here, new = int(step[early[0]]), len(self.origin)
-        old = self.state.order[here]
-        kernel = self.state.kernel.copy()
+        here, new = int(step[early[0]]), len(state.origin)
+        old = state.order[here]
+        kernel = state.kernel.copy()
         kernel[late] = new
-        soonest = (
-            max((int(step[i]) for part in early for i in self.parts.before[part] if step[i] < here), default=-1) + 1
-        )
-        latest = min((int(step[i]) for part in late for i in self.parts.behind[part] if step[i] > here), default=None)
-        if latest is None:
-            latest = len(self.state.order)
+        soonest = 1 + max((int(step[i]) for part in early for i in before[part] if step[i] < here), default=-1)
+        latest = min((int(step[i]) for part in late for i in behind[part] if step[i] > here), default=len(state.order))
         for first in {soonest, here}:
             for then in {here + 1, latest}:
-                order = self.state.order.copy()
+                order = state.order.copy()
                 order.insert(then, new)
                 del order[here]
                 order.insert(first, old)
-                yield _State(kernel, order)
+                yield _State(kernel, order, [*state.origin, origin])
 
     def _fuse_again(self, peak: int) -> None:
         """Undo the splits that the peak does not need, the newest first."""
-        for new in range(len(self.origin) - 1, len(self.fused) - 1, -1):
-            for old in [k for k in self.state.order if self.origin[k] == self.origin[new] and k != new]:
+        origin = self.state.origin
+        for new in range(len(origin) - 1, len(self.fused) - 1, -1):
+            for old in [k for k in self.state.order if origin[k] == origin[new] and k != new]:
                 merged = self._merged(old, new, peak)
                 if merged is not None:
                     self.state = merged
@@ -233,7 +225,7 @@ class Unfusing:
         """Return the state with two kernels as one, if that can run and the peak stays."""
         step = self.state.step()
         members = sorted(self._members(self.state, old) + self._members(self.state, new))
-        if self._kernel(members, self.origin[old]) is None:
+        if self._kernel(members, self.state.origin[old]) is None:
             return None
         inside = set(members)
         places = [int(step[self.state.kernel == k][0]) for k in (old, new)]
@@ -246,7 +238,7 @@ class Unfusing:
             kernel[members] = old
             order = [k for k in self.state.order if k not in (old, new)]
             order.insert(place - sum(other < place for other in places), old)
-            merged = _State(kernel, order)
+            merged = _State(kernel, order, self.state.origin)
             if self._key(merged, 0)[0] <= peak:
                 return merged
         return None

@@ -17,7 +17,6 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from olla.inductor.compat import compat
 from olla.inductor.saving.rows import (
-    ADDED_BY_INDEX,
     MARK,
     MATRIX_PRODUCTS,
     Rows,
@@ -25,7 +24,6 @@ from olla.inductor.saving.rows import (
     bytes_of,
     is_proportional,
     is_zero,
-    on_rows,
     shape_of,
     treated,
 )
@@ -104,20 +102,20 @@ def in_chunks(module: fx.GraphModule, num_chunks: int | str) -> tuple[int, str]:
 
 def _add_in_place(graph: fx.Graph) -> None:
     """Scatter the gradient of an embedding into what is added to it: a tied weight has one gradient, not three."""
-    for target in ADDED_BY_INDEX:
-        for scattered in graph.find_nodes(op="call_function", target=target):
-            user = next(iter(scattered.users)) if len(scattered.users) == 1 else scattered
-            if user.target is not _aten.add.Tensor or user.kwargs or not is_zero(scattered.args[0]):
-                continue
-            other = user.args[0] if user.args[1] is scattered else user.args[1]
-            same = isinstance(other, fx.Node) and shape_of(other) == shape_of(scattered)
-            if not same or other.meta["val"].dtype != scattered.meta["val"].dtype:
-                continue
-            with graph.inserting_before(user):
-                new = graph.call_function(target, (other, *scattered.args[1:]), scattered.kwargs)
-            new.meta.update(scattered.meta)
-            user.replace_all_uses_with(new)
-            graph.erase_node(user)
+    target = _aten._unsafe_masked_index_put_accumulate.default
+    for scattered in graph.find_nodes(op="call_function", target=target):
+        user = next(iter(scattered.users)) if len(scattered.users) == 1 else scattered
+        if user.target is not _aten.add.Tensor or user.kwargs or not is_zero(scattered.args[0]):
+            continue
+        other = user.args[0] if user.args[1] is scattered else user.args[1]
+        same = isinstance(other, fx.Node) and shape_of(other) == shape_of(scattered)
+        if not same or other.meta["val"].dtype != scattered.meta["val"].dtype:
+            continue
+        with graph.inserting_before(user):
+            new = graph.call_function(target, (other, *scattered.args[1:]), scattered.kwargs)
+        new.meta.update(scattered.meta)
+        user.replace_all_uses_with(new)
+        graph.erase_node(user)
 
 
 def in_forward(graph: fx.Graph, info: Any) -> None:
@@ -185,7 +183,7 @@ def _found(graph: fx.Graph, logits: fx.Node) -> Loss:
         if len(loss.members) == size:
             break
     _close(graph, loss)
-    _factor(graph, loss)
+    _factor(loss, behind)
     return loss
 
 
@@ -245,14 +243,13 @@ def _close(graph: fx.Graph, loss: Loss) -> None:
         raise _Unsuitable("its rows are not summed up to one number")
 
 
-def _factor(graph: fx.Graph, loss: Loss) -> None:
+def _factor(loss: Loss, behind: set[fx.Node]) -> None:
     """Find the one number that everything from behind the loss is proportional to.
 
     Raises:
         _Unsuitable: there are several, or a gradient per row, or something is not proportional to it.
     """
-    behind = _descendants(_tangents(graph))
-    behind |= _descendants(loss.sums) - set(loss.members)
+    behind = behind | (_descendants(loss.sums) - set(loss.members))
     given = {n for node in loss.members for n in node.all_input_nodes if n in behind and n not in loss.members}
     if not given:
         raise _Unsuitable("no gradient of it is computed")
@@ -328,7 +325,7 @@ class _Emission:
         def argument(n: fx.Node) -> fx.Node:
             return new.get(n) or slices.get(n) or (self.one(n) if n is self.loss.tangent else n)
 
-        args = fx.node.map_arg(on_rows(node, how, end - start), argument)
+        args = fx.node.map_arg(how.on(end - start), argument)
         before = self.results.get(node)
         if how.rows is not None or before is None:
             made = self.call(node.target, args, node, node.kwargs)

@@ -17,7 +17,6 @@ from olla.inductor.compat import compat
 from olla.inductor.saving.kinds import (
     Fusion,
     arithmetic,
-    changes_inputs,
     fusion_of,
     is_drawn,
     is_truth,
@@ -82,7 +81,22 @@ class Joint:
 
     def evictor(self) -> RecomputeSearch:
         """Return a search over what to save and what to run again."""
-        return self._evictor(self.rerun, self.rerun_seconds)
+        num_ops = len(self.nodes)
+        rules = Rules(
+            seconds=self.seconds,
+            rerun=self.rerun,
+            rerun_seconds=self.rerun_seconds,
+            rerun_reads=(np.zeros(num_ops + 1, dtype=np.int64), np.zeros(0, dtype=np.int32)),
+            in_place=np.array([n is not None and (writes_over(n) or goes_on(n)) for n in self.nodes], dtype=np.uint8)
+            | (self.fusion != Fusion.KERNEL),
+            fusion=self.fusion,
+            store_seconds=self.store_seconds,
+            keep_seconds=self.keep_seconds,
+            unsaved=self.unsaved,
+            reduced_in_place=self.reduced_in_place,
+            split=self.split,
+        )
+        return RecomputeSearch(self.graph, np.arange(num_ops, dtype=np.int32), rules)
 
     def without_products(self, most: float = 0.0) -> Joint:
         """Return the same with no matrix product, convolution or attention that may run again, unless it has to.
@@ -115,8 +129,8 @@ class Joint:
         third, on devices where truth values take long to write and read, they count as what could be moved meanwhile.
         """
         free = np.where(self.fusion == Fusion.KERNEL, self.rerun_seconds, 0.0)
-        twice, *dear = [self._evictor(self.rerun, self.rerun_seconds, graph) for graph in self.start_graphs]
-        return [twice, self._evictor(self.rerun, free), *dear]
+        twice, *dear = [replace(self, graph=graph).evictor() for graph in self.start_graphs]
+        return [twice, replace(self, rerun_seconds=free).evictor(), *dear]
 
     def bounding(self) -> tuple[RecomputeSearch, NDArray[np.float64]]:
         """Return a search whose lower bounds hold for fused code, and the seconds it counts per op that runs again.
@@ -129,49 +143,11 @@ class Joint:
         seconds = np.where(self.fusion == Fusion.KERNEL, self.rerun_seconds, 0.0)
         seconds[self.late] = 0
         rerun = np.where(pointwise, np.uint8(Rerun.WHOLE), self.rerun)
-        return self._evictor(rerun, seconds), seconds
-
-    def _evictor(
-        self, rerun: NDArray[np.uint8], rerun_seconds: NDArray[np.float64], graph: Graph | None = None
-    ) -> RecomputeSearch:
-        num_ops = len(self.nodes)
-        rules = Rules(
-            seconds=self.seconds,
-            rerun=rerun,
-            rerun_seconds=rerun_seconds,
-            rerun_reads=(np.zeros(num_ops + 1, dtype=np.int64), np.zeros(0, dtype=np.int32)),
-            in_place=np.array([n is not None and (writes_over(n) or goes_on(n)) for n in self.nodes], dtype=np.uint8)
-            | (self.fusion != Fusion.KERNEL),
-            fusion=self.fusion,
-            store_seconds=self.store_seconds,
-            keep_seconds=self.keep_seconds,
-            unsaved=self.unsaved,
-            reduced_in_place=self.reduced_in_place,
-            split=self.split,
-        )
-        return RecomputeSearch(self.graph if graph is None else graph, np.arange(num_ops, dtype=np.int32), rules)
-
-
-def is_tensor_node(node: fx.Node) -> bool:
-    """Whether a node's value is one tensor."""
-    return compat.is_tensor(node.meta.get("val"))
-
-
-def is_on_gpu(node: fx.Node) -> bool:
-    """Whether a node's value is one tensor on a GPU."""
-    return is_tensor_node(node) and node.meta["val"].device.type == "cuda"
-
-
-def nodes_in(value: Any) -> list[fx.Node]:
-    """Return the nodes in one argument."""
-    found: list[fx.Node] = []
-    fx.node.map_arg(value, found.append)
-    return found
+        return replace(self, rerun=rerun, rerun_seconds=seconds).evictor(), seconds
 
 
 class _Builder:
-    def __init__(self, info: Any) -> None:
-        self.info = info
+    def __init__(self) -> None:
         self.tensor: dict[fx.Node, int] = {}
         self.bytes: list[int] = []
         self.producer: list[int] = []
@@ -179,19 +155,18 @@ class _Builder:
         self.writes: list[list[int]] = []
         self.nodes: list[fx.Node | None] = []
 
-    def add_tensor(self, num_bytes: int, producer: int) -> int:
-        self.bytes.append(num_bytes)
+    def add_tensor(self, node: fx.Node, producer: int) -> None:
+        self.tensor[node] = len(self.bytes)
+        self.bytes.append(compat.size_of(node))
         self.producer.append(producer)
-        return len(self.bytes) - 1
 
-    def add_tangents(self, tangents: list[fx.Node]) -> None:
-        """Let one op bring the tangents when backward begins."""
-        op = len(self.nodes)
-        self.nodes.append(None)
-        self.reads.append([])
-        for node in tangents:
-            self.tensor[node] = self.add_tensor(compat.size_of(node), op)
-        self.writes.append([self.tensor[node] for node in tangents])
+    def add_op(self, node: fx.Node | None, made: list[fx.Node]) -> None:
+        """Append an op that makes the tensors of some nodes."""
+        self.reads.append(self.inputs(node) if node is not None else [])
+        for result in made:
+            self.add_tensor(result, len(self.nodes))
+        self.writes.append([self.tensor[result] for result in made])
+        self.nodes.append(node)
 
     def add(self, node: fx.Node) -> None:
         """Append a node that computes: a view and an element of a tuple name what is there already."""
@@ -201,28 +176,14 @@ class _Builder:
             return
         if compat.is_getitem(node):
             return  # named where its tuple was made
-        if changes_inputs(node):
-            self.nodes.append(node)
-            self.reads.append(self.inputs(node))
-            self.writes.append([])
+        if compat.changes_inputs(node):
+            self.add_op(node, [])
             if isinstance(node.args[0], fx.Node) and node.args[0] in self.tensor:
                 self.tensor[node] = self.tensor[node.args[0]]
-            return
-        if not is_tensor_node(node) and not computes(node):
-            return
-        op = len(self.nodes)
-        self.nodes.append(node)
-        self.reads.append(self.inputs(node))
-        if is_tensor_node(node):
-            self.tensor[node] = self.add_tensor(compat.size_of(node), op)
-            self.writes.append([self.tensor[node]])
-            return
-        written = []
-        for user in elements(node):
-            if is_tensor_node(user):
-                self.tensor[user] = self.add_tensor(compat.size_of(user), op)
-                written.append(self.tensor[user])
-        self.writes.append(written)
+        elif compat.is_tensor_node(node):
+            self.add_op(node, [node])
+        elif computes(node):
+            self.add_op(node, [user for user in elements(node) if compat.is_tensor_node(user)])
 
     def inputs(self, node: fx.Node) -> list[int]:
         return sorted({t for n in node.all_input_nodes for t in self.tensors_of(n)})
@@ -296,22 +257,22 @@ def build(graph: fx.Graph, info: Any, num_forward: int, device: DeviceProfile) -
     Complexity:
         O(nodes + edges).
     """
-    b = _Builder(info)
+    b = _Builder()
     for node in graph.find_nodes(op="placeholder"):
-        if is_tensor_node(node) and not compat.is_tangent(node):
-            b.tensor[node] = b.add_tensor(compat.size_of(node), -1)
+        if compat.is_tensor_node(node) and not compat.is_tangent(node):
+            b.add_tensor(node, -1)
     forward, backward, late = base_order(graph, info)
     for node in forward:
         b.add(node)
     split = len(b.nodes)
     ops = {node: op for op, node in enumerate(b.nodes)}
     moved = np.array([ops[node] for node in late if node in ops], dtype=np.int32)
-    b.add_tangents([node for node in graph.find_nodes(op="placeholder") if compat.is_tangent(node)])
+    b.add_op(None, [node for node in graph.find_nodes(op="placeholder") if compat.is_tangent(node)])
     for node in backward:
         b.add(node)
-    (output,) = graph.find_nodes(op="output")
-    outputs = sorted({t for n in nodes_in(output.args) for t in b.tensors_of(n) if b.producer[t] >= 0})
-    results = {t for n in nodes_in(output.args[0][:num_forward]) for t in b.tensors_of(n)}
+    output: Any = graph.output_node()
+    outputs = sorted({t for n in output.all_input_nodes for t in b.tensors_of(n) if b.producer[t] >= 0})
+    results = {t for n in output.args[0][:num_forward] if isinstance(n, fx.Node) for t in b.tensors_of(n)}
     return _with_rules(b, outputs, results, split, moved, device)
 
 
@@ -361,7 +322,9 @@ def _with_rules(
         fusion=fusion,
         unsaved=unsaved,
         flops=flops,
-        reduced_in_place=any(n is not None and is_on_gpu(n) for n in b.nodes),
+        reduced_in_place=any(
+            n is not None and compat.is_tensor_node(n) and n.meta["val"].device.type == "cuda" for n in b.nodes
+        ),
     )
 
 

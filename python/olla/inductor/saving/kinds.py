@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any
 
 import torch
 from torch import fx
 
 from olla.graph import DeviceProfile
-from olla.inductor.compat import compat, fallback
+from olla.inductor.compat import compat
 
 
 class Fusion(IntEnum):
@@ -32,20 +31,14 @@ _ATEN_REDUCTIONS = """
     _grad_sum_to_size all amax amin any argmax argmin linalg_vector_norm logsumexp max mean min norm prod std std_mean
     sum sum_to_size var var_mean
 """
-_LOOPS = frozenset("aten::" + name for name in _ATEN_LOOPS.split()) | {
-    "prims::convert_element_type",
-    "prims::iota",
-    "prims::inductor_lookup_seed",
-    "prims::inductor_random",
-    "prims::inductor_randint",
-    "prims::fma",
-    "prims::_low_memory_max_pool_offsets_to_indices",
-}
-_REDUCTIONS = frozenset("aten::" + name for name in _ATEN_REDUCTIONS.split()) | {
-    "prims::sum",
-    "prims::var",
-    "prims::prepare_softmax_online",
-    "prims::xor_sum",
+_PRIMS_LOOPS = """
+    convert_element_type iota inductor_lookup_seed inductor_random inductor_randint fma
+    _low_memory_max_pool_offsets_to_indices
+"""
+_PRIMS_REDUCTIONS = "sum var prepare_softmax_online xor_sum"
+_LOOPS = {f"aten::{name}" for name in _ATEN_LOOPS.split()} | {f"prims::{name}" for name in _PRIMS_LOOPS.split()}
+_REDUCTIONS = {f"aten::{name}" for name in _ATEN_REDUCTIONS.split()} | {
+    f"prims::{name}" for name in _PRIMS_REDUCTIONS.split()
 }
 # Views that their schema does not call so, once Inductor has them.
 _VIEWS = frozenset({"aten::_unsafe_view", "aten::reshape", "prims::view_of", "prims::broadcast_in_dim"})
@@ -67,15 +60,10 @@ def is_view(node: fx.Node) -> bool:
     return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
 
 
-def changes_inputs(node: fx.Node) -> bool:
-    """Whether an operator writes into what it is given."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-
-
 def fusion_of(node: fx.Node) -> Fusion:
     """Return how Inductor fuses a node."""
     name = name_of(node)
-    if not name or changes_inputs(node):
+    if not name or compat.changes_inputs(node):
         return Fusion.KERNEL
     if name in _REDUCTIONS:
         return Fusion.REDUCTION
@@ -107,8 +95,7 @@ def is_drawn(node: fx.Node) -> bool:
 
 def is_truth(node: fx.Node) -> bool:
     """Whether a node makes one tensor of truth values."""
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.dtype == torch.bool
+    return compat.is_tensor_node(node) and node.meta["val"].dtype == torch.bool
 
 
 def num_elements(node: fx.Node | None, kind: Callable[[fx.Node], bool]) -> int:
@@ -125,7 +112,7 @@ def may_run_again(node: fx.Node) -> bool:
     if compat.must_recompute(node):
         return True
     known = name_of(node).split("::")[0] in ("aten", "prims")
-    return known and not (is_random(node) or changes_inputs(node) or compat.must_save(node))
+    return known and not (is_random(node) or compat.changes_inputs(node) or compat.must_save(node))
 
 
 def arithmetic(node: fx.Node, device: DeviceProfile) -> float:
@@ -145,16 +132,4 @@ def arithmetic(node: fx.Node, device: DeviceProfile) -> float:
 
 def node_flops(node: fx.Node) -> int:
     """Return the floating-point operations of a matrix product, convolution or attention, 0 for everything else."""
-    formula = compat.flop_formula(node.target) if isinstance(node.target, torch._ops.OpOverload) else None
-    if formula is None:
-        return 0
-
-    def value(argument: fx.Node) -> Any:
-        return compat.hinted(argument.meta.get("val"))
-
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
-    try:
-        return int(formula(*args, **kwargs, out_val=value(node)))
-    except Exception as error:  # an estimate: the step computes the same without
-        fallback.failed(f"the flops of {node.target} are left out", error)
-        return 0
+    return compat.node_flops(node, compat.hinted) if isinstance(node.target, torch._ops.OpOverload) else 0

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple
 
 from torch import fx
@@ -53,6 +53,7 @@ class _Divided:
     choice: saving.Choice
 
 
+@dataclass(eq=False, repr=False)
 class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
     """Splits joint graphs so that the peak of forward and backward, as they will be fused, meets a goal.
 
@@ -64,38 +65,33 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
             budgets are held by the plan.
         chunked_loss: chunks of rows for linear layers with their losses, or "auto"; None: they stay whole.
         segment: let the code for a GPU have torch's allocator take the memory of the step in one piece.
+
+    Attributes:
+        choices: one per graph that is divided, where someone puts a list here.
+        cacheable: whether what this divides may come out of torch's caches, where nobody is warned.
+        planning_seconds: processor time of what torch's partitioner would not have done.
     """
 
-    def __init__(
-        self,
-        goal: Goal | None,
-        *,
-        device: DeviceProfile | None = None,
-        max_recomputed: float | None = None,
-        foresee: Callable[[fx.GraphModule, fx.GraphModule, int], int | None] | None = None,
-        chunked_loss: int | str | None = None,
-        segment: bool = True,
-    ) -> None:
-        self.goal = goal
-        self.foresee = foresee
-        self.device = device
-        self.max_recomputed = max_recomputed
-        self.chunked_loss = chunked_loss
-        self.segment = segment
-        self.choices: list[saving.Choice] | None = None  # one per graph that is divided, where someone wants them
-        self.cacheable = True  # whether what this divides may come out of torch's caches, where nobody is warned
-        self.planning_seconds = 0.0  # processor time of what torch's partitioner would not have done
+    goal: Goal | None
+    _: KW_ONLY
+    device: DeviceProfile | None = None
+    max_recomputed: float | None = None
+    foresee: Callable[[fx.GraphModule, fx.GraphModule, int], int | None] | None = None
+    chunked_loss: int | str | None = None
+    segment: bool = True
+    choices: list[saving.Choice] | None = field(default=None, init=False)
+    cacheable: bool = field(default=True, init=False)
+    planning_seconds: float = field(default=0.0, init=False)
 
     def __call__(self, gm: Any, joint_inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Return the forward and the backward graph module of a joint one; torch's own where olla's fail."""
-        if not joint_inputs:  # of a region, which is written out in the graph that calls it
-            return compat.min_cut_partition(gm, joint_inputs, **kwargs)  # type: ignore[no-any-return]
+        divided = None
         try:
-            divided = self._divide(gm, kwargs.get("static_lifetime_input_indices"), kwargs["num_fwd_outputs"])
+            if joint_inputs:  # else of a region, which is written out in the graph that calls it
+                divided = self._divide(gm, kwargs.get("static_lifetime_input_indices"), kwargs["num_fwd_outputs"])
         except Exception as error:  # whatever it is: the graph as it came is still whole, and torch can divide it
             self.cacheable = False
             fallback.failed(f"{_LEFT}, with torch's choice of what is saved", error)
-            divided = None
         if divided is None:
             return compat.min_cut_partition(gm, joint_inputs, **kwargs)  # type: ignore[no-any-return]
         gm.graph = divided.joint
@@ -104,8 +100,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         if self.segment:
             above = divided.choice.known_peak_bytes - divided.choice.peak_bytes
             codegen.note_segment(divided.forward, divided.backward, divided.choice.segment_bytes + max(above, 0))
-        if self.goal is not None:
-            self._tell_budget(divided.choice, self.goal)
+        self._tell_budget(divided.choice)
         return divided.forward, divided.backward
 
     def _divide(self, given: Any, static_indices: Any, num_forward: int) -> _Divided | None:
@@ -244,9 +239,9 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         enough = budget is not None and whole.choice.peak_bytes <= budget
         return whole if enough or whole.choice.peak_bytes <= in_chunks.choice.peak_bytes else in_chunks
 
-    def _tell_budget(self, choice: saving.Choice, goal: Goal) -> None:
+    def _tell_budget(self, choice: saving.Choice) -> None:
         """Warn where no plan fits the budget: what was found instead."""
-        budget, needed = goal.budget_bytes, choice.known_peak_bytes
+        budget, needed = self.goal.budget_bytes if self.goal else None, choice.known_peak_bytes
         if budget is None or needed <= budget:
             return
         self.cacheable = False  # a later process is to be told as well
@@ -266,7 +261,8 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         """
         if not self.cacheable:
             raise compat.uncacheable("olla has warned of what it compiled")
-        return self._identity()
+        goal = repr(sorted(self.goal.record().items())) if self.goal else "usual"
+        return compat.code_digest(), goal, f"{self.device} {self.max_recomputed} {self.chunked_loss} {self.segment}"
 
     def __getstate__(self) -> object:
         """Return what pickles, a part of Inductor's hashed configuration: what is decided by, not what became of it."""
@@ -277,10 +273,6 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         goal, device, max_recomputed, chunked_loss, segment = state
         given = {"max_recomputed": max_recomputed, "chunked_loss": chunked_loss, "segment": segment}
         Partitioner.__init__(self, goal, device=device, **given)
-
-    def _identity(self) -> tuple[str, ...]:
-        goal = repr(sorted(self.goal.record().items())) if self.goal else "usual"
-        return compat.code_digest(), goal, f"{self.device} {self.max_recomputed} {self.chunked_loss} {self.segment}"
 
 
 def usual_goal(device: DeviceProfile, on_cpu: bool) -> tuple[Goal, saving.Again]:

@@ -11,8 +11,7 @@ from torch import fx
 from olla._core import Runs, Values
 from olla.inductor.compat import compat
 from olla.inductor.saving import split_sums, verify
-from olla.inductor.saving.joint import Joint, elements, is_tensor_node
-from olla.inductor.saving.kinds import changes_inputs
+from olla.inductor.saving.joint import Joint, elements
 
 
 @dataclass
@@ -40,7 +39,6 @@ class _Rebuilder:
         self.value_tensor = values.tensor.tolist()
         self.result = Rebuilt()
         self.backward = False
-        self.forward_nodes: set[fx.Node] = set()
         self.given: dict[fx.Node, fx.Node] = {}  # inputs and constants
         self.changed = compat.changed_inputs(old)
         self.kept: dict[fx.Node, fx.Node] = {}  # of an input that forward changes: what it was before, for backward
@@ -55,7 +53,7 @@ class _Rebuilder:
     def run(self, runs: Runs, num_forward: int) -> Rebuilt:
         for node in self.old.nodes:
             if node.op in ("placeholder", "get_attr"):
-                self.given[node] = self.copy(node)
+                self.given[node] = self.put(node, self.resolve)
         read_offset, reads = runs.reads[0].tolist(), runs.reads[1].tolist()
         make_offset, makes = runs.makes[0].tolist(), runs.makes[1].tolist()
         tensors = [self.value_tensor[value] for value in runs.value.tolist()]  # of copy c
@@ -67,7 +65,7 @@ class _Rebuilder:
             node = self.joint.nodes[op]
             if not self.backward and position >= self.joint.split:
                 forward_results = [self.mapped(item) for item in results[:num_forward]]
-                self.forward_nodes = set(self.result.graph.nodes)
+                self.result.forward = set(self.result.graph.nodes)
                 self.backward = True
             if node is None:
                 continue
@@ -82,9 +80,6 @@ class _Rebuilder:
         self.result.origin[out] = output
         return self.result
 
-    def copy(self, node: fx.Node) -> fx.Node:
-        return self.put(node, self.resolve)
-
     def put(self, node: fx.Node, argument: Callable[[fx.Node], fx.Node]) -> fx.Node:
         """Append a copy of a node; what would be kept without a reader stays on the side it is put on."""
         new = self.result.graph.node_copy(node, argument)
@@ -95,14 +90,14 @@ class _Rebuilder:
 
     def emit(self, node: fx.Node) -> None:
         """Append one run of a node, and the elements of the tuple it returns."""
-        new = self.change(node) if changes_inputs(node) else self.copy(node)
-        if is_tensor_node(node):
+        new = self.change(node) if compat.changes_inputs(node) else self.put(node, self.resolve)
+        if compat.is_tensor_node(node):
             if node in self.joint.tensor:
                 self.present[self.joint.tensor[node]] = new
             return
         self.tuples[node] = new
         for user in elements(node):
-            if is_tensor_node(user):
+            if compat.is_tensor_node(user):
                 self.present[self.joint.tensor[user]] = self.put(user, lambda n: new if n is node else self.resolve(n))
 
     def change(self, node: fx.Node) -> fx.Node:
@@ -119,7 +114,7 @@ class _Rebuilder:
                 new = self.result.graph.call_function(compat.clone, (self.given[node],))
             new.meta["val"] = node.meta["val"]
             self.kept[node], self.result.origin[new] = new, node
-            self.forward_nodes.add(new)
+            self.result.forward.add(new)
         return self.kept[node]
 
     def mapped(self, item: Any) -> Any:
@@ -127,7 +122,7 @@ class _Rebuilder:
 
     def read(self, new: fx.Node) -> fx.Node:
         """Note what backward reads of forward."""
-        if self.backward and new in self.forward_nodes and not compat.is_tangent(new):
+        if self.backward and new in self.result.forward and not compat.is_tangent(new):
             saved = self.result.saved_sizes if compat.is_symbolic(new) else self.result.saved
             saved[new] = None
         return new
@@ -171,7 +166,7 @@ class _Rebuilder:
                     before, self.backward = self.backward, False
                     self.sizes[top] = self.put(top, lambda n: self.sizes.get(n) or self.resolve(n))
                     self.backward = before
-                    self.forward_nodes.add(self.sizes[top])
+                    self.result.forward.add(self.sizes[top])
             stack += missing
         new = self.sizes[node]
         if self.backward and not compat.is_whole_number(node):
@@ -197,7 +192,6 @@ def rebuild(old: fx.Graph, joint: Joint, values: Values, runs: Runs, num_forward
     rebuilder = _Rebuilder(old, joint, values)
     result = rebuilder.run(runs, num_forward)
     verify.rewritten(old, result.graph, result.origin)
-    split_sums.keep_apart(result.graph, rebuilder.forward_nodes)
-    result.forward = rebuilder.forward_nodes
+    split_sums.keep_apart(result.graph, result.forward)
     result.static = [rebuilder.given[node] for node in static]
     return result

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from olla.inductor.compat import compat
-from olla.inductor.compat.lowering import call_itself
+from olla.inductor.compat import codegen, compat
 
 MARK = "olla_chunk"  # in the notes of a node: it is computed chunk by chunk
 _aten, _prims = torch.ops.aten, torch.ops.prims
@@ -19,6 +18,8 @@ _OVER_COLUMNS = (*_SUMS, _aten.amax.default, _aten.amin.default, _aten.logsumexp
 _SHAPED = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)
 _FACTORIES = (_aten.full.default, _aten.zeros.default, _aten.ones.default)
 _BY_INDEX = (_aten.gather.default, _aten.scatter.value, _aten.scatter.src)
+_SQUEEZES = (_aten.squeeze.dim, _aten.squeeze.dims)
+_VIEWS = (*_SHAPED, _aten.expand.default, _aten.permute.default, _aten.unsqueeze.default, *_SQUEEZES)
 _LIKE = (
     _aten.alias.default,
     _aten.detach.default,
@@ -27,7 +28,6 @@ _LIKE = (
     _aten.full_like.default,
     _aten.zeros_like.default,
 )
-ADDED_BY_INDEX = (_aten._unsafe_masked_index_put_accumulate.default,)
 MATRIX_PRODUCTS = (_aten.mm.default, _aten.addmm.default)
 
 
@@ -38,7 +38,16 @@ class Rows:
     first: int
     count: int = 1
 
-    def sizes(self, shape: tuple[int, ...], num_rows: int) -> list[int]:
+    @property
+    def places(self) -> range:
+        """These dimensions."""
+        return range(self.first, self.first + self.count)
+
+    def moved(self, dim: int) -> int:
+        """Return where a dimension is once these are one."""
+        return dim if dim <= self.first else max(self.first, dim - self.count + 1)
+
+    def sizes(self, shape: tuple[int, ...], num_rows: Any) -> list[Any]:
         """Return a shape in which these dimensions are one of so many rows."""
         return [*shape[: self.first], num_rows, *shape[self.first + self.count :]]
 
@@ -56,6 +65,10 @@ class Treated:
     rows: Rows | None
     reads: dict[fx.Node, Rows]
     args: tuple[Any, ...]
+
+    def on(self, num_rows: int) -> tuple[Any, ...]:
+        """Return the arguments with which it runs on so many rows."""
+        return tuple([num_rows if s is None else s for s in a] if isinstance(a, list) else a for a in self.args)
 
 
 def shape_of(node: Any) -> tuple[int, ...] | None:
@@ -79,32 +92,20 @@ def treated(node: fx.Node, known: dict[fx.Node, Rows], num_rows: int, result: Ro
     if shape is None or node.op != "call_function":
         return None
     if node.target in MATRIX_PRODUCTS:
-        return _product(node, known, num_rows)
+        return _product(node, known)
     if node.target in _OVER_COLUMNS:
-        return _over_columns(node, known, num_rows)
+        return _over_columns(node, known)
     if node.target in _FACTORIES:
-        args = (result.sizes(shape, -1), *node.args[1:]) if result else None
-        return args and Treated(result, {}, _open(args))  # type: ignore[return-value]
-    source = node.args[0] if node.args else None
-    if node.target in (*_SHAPED, _aten.expand.default, _aten.permute.default, _aten.unsqueeze.default, *_SQUEEZES):
+        return Treated(result, {}, (result.sizes(shape, None), *node.args[1:])) if result else None
+    if node.target in _VIEWS:
         return _looked_at(node, known, num_rows, result)
     if node.target in _BY_INDEX:
         return _by_index(node, known, num_rows, result)
     tags = getattr(node.target, "tags", ())
-    if torch.Tag.pointwise in tags or node.target is _prims.convert_element_type.default or node.target in _LIKE:
-        if torch.Tag.nondeterministic_seeded in tags or source is None:
-            return None
+    by_element = torch.Tag.pointwise in tags or node.target in (_prims.convert_element_type.default, *_LIKE)
+    if by_element and torch.Tag.nondeterministic_seeded not in tags and node.args:
         return _elementwise(node, known, num_rows, result)
     return None
-
-
-_SQUEEZES = (_aten.squeeze.dim, _aten.squeeze.dims)
-
-
-def _open(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return arguments in which -1 among sizes, the rows, is None."""
-    sizes = [None if size == -1 else size for size in args[0]]
-    return (sizes, *args[1:])
 
 
 def _aligned(node: fx.Node, rows: Rows, ndim: int) -> Rows:
@@ -141,57 +142,61 @@ def _broadcast(nodes: list[fx.Node], rows: Rows, ndim: int, num_rows: int) -> di
     return reads
 
 
-def _over_columns(node: fx.Node, known: dict[fx.Node, Rows], num_rows: int) -> Treated | None:
-    source, shape = node.args[0], shape_of(node.args[0])
+def _dims(given: Any, ndim: int) -> list[int]:
+    """Return one dimension or several, as an operator takes them, counted from the first."""
+    return [d % ndim for d in ([given] if isinstance(given, int) else given)]
+
+
+def _over_columns(node: fx.Node, known: dict[fx.Node, Rows]) -> Treated | None:
+    source: Any = node.args[0]
+    shape = shape_of(source)
     if shape is None or source not in known:
         return None
-    rows = known[source]  # type: ignore[index]
-    given: Any = node.args[1] if len(node.args) > 1 else []
-    dims = {d % len(shape) for d in ([given] if isinstance(given, int) else given)} or set(range(len(shape)))
-    inside = dims & set(range(rows.first, rows.first + rows.count))
+    rows = known[source]
+    dims = set(_dims(node.args[1], len(shape)) if len(node.args) > 1 else ()) or set(range(len(shape)))
+    inside = dims.intersection(rows.places)
     if inside and (node.target not in _SUMS or len(inside) != rows.count):
         return None
-    moved = sorted({d if d <= rows.first else max(rows.first, d - rows.count + 1) for d in dims})
+    moved = sorted({rows.moved(d) for d in dims})
     args = node.args if node.target is _aten.sum.default else (source, moved, *node.args[2:])
     if inside:
-        return Treated(None, {source: rows}, args)  # type: ignore[dict-item]
+        return Treated(None, {source: rows}, args)
     keep = len(node.args) > 2 and bool(node.args[2])
     before = 0 if keep else sum(d < rows.first for d in dims)
-    return Treated(Rows(rows.first - before, rows.count), {source: rows}, args)  # type: ignore[dict-item]
+    return Treated(Rows(rows.first - before, rows.count), {source: rows}, args)
 
 
-def _product(node: fx.Node, known: dict[fx.Node, Rows], num_rows: int) -> Treated | None:
+def _product(node: fx.Node, known: dict[fx.Node, Rows]) -> Treated | None:
     """Rows on the left stay rows; where they are what is summed over, the products of chunks are added."""
-    left, right = node.args[-2:]
-    a, b = known.get(left), known.get(right)  # type: ignore[arg-type]
+    operands: Any = node.args[-2:]
+    left, right = operands
+    a, b = known.get(left), known.get(right)
     if node.target is _aten.addmm.default:
         bias = shape_of(node.args[0])
-        if bias is None or (len(bias) > 1 and bias[0] != 1) or a != Rows(0) or b is not None or left is right:
+        if bias is None or (len(bias) > 1 and bias[0] != 1) or a != Rows(0) or b is not None:
             return None
-        return Treated(Rows(0), {left: Rows(0)}, node.args)  # type: ignore[dict-item]
     if a == Rows(0) and b is None:
-        return Treated(Rows(0), {left: Rows(0)}, node.args)  # type: ignore[dict-item]
+        return Treated(Rows(0), {left: Rows(0)}, node.args)
     if b == Rows(1) and a is None:
-        return Treated(Rows(1), {right: Rows(1)}, node.args)  # type: ignore[dict-item]
-    if (a in (None, Rows(1)) and b in (None, Rows(0))) and left is not right:
-        return Treated(None, {left: Rows(1), right: Rows(0)}, node.args)  # type: ignore[dict-item]
+        return Treated(Rows(1), {right: Rows(1)}, node.args)
+    if a in (None, Rows(1)) and b in (None, Rows(0)) and left is not right:
+        return Treated(None, {left: Rows(1), right: Rows(0)}, node.args)
     return None
 
 
 def _by_index(node: fx.Node, known: dict[fx.Node, Rows], num_rows: int, result: Rows | None) -> Treated | None:
     """Columns are chosen row by row: everything has the same rows."""
     tensors = node.all_input_nodes
-    found = {known[n] for n in tensors if n in known} | ({result} - {None})
+    found: set[Any] = {known[n] for n in tensors if n in known} | ({result} - {None})
     if len(found) != 1:
         return None
     (rows,) = found
-    dims = rows.first, rows.count  # type: ignore[union-attr]
     shapes = [shape_of(n) for n in tensors]
-    if rows.count != 1 or any(s is None or s[dims[0]] != num_rows for s in shapes):  # type: ignore[union-attr]
+    if rows.count != 1 or any(s is None or s[rows.first] != num_rows for s in shapes):
         return None
-    if node.args[1] % len(shapes[0] or (0,)) == dims[0]:  # type: ignore[operator]
+    if node.args[1] % len(shapes[0] or (0,)) == rows.first:  # type: ignore[operator]
         return None
-    return Treated(rows, dict.fromkeys(tensors, rows), node.args)  # type: ignore[arg-type]
+    return Treated(rows, dict.fromkeys(tensors, rows), node.args)
 
 
 def _looked_at(node: fx.Node, known: dict[fx.Node, Rows], num_rows: int, result: Rows | None) -> Treated | None:
@@ -205,7 +210,7 @@ def _looked_at(node: fx.Node, known: dict[fx.Node, Rows], num_rows: int, result:
         here = _same_rows(before, shape, there, num_rows)
         if there is None or here is None or (result is not None and here != result):
             return None
-        return Treated(here, {source: there}, (source, _sizes(here, shape)))
+        return Treated(here, {source: there}, (source, here.sizes(shape, None)))
     if node.target is _aten.expand.default:
         return _expanded(node, known, num_rows, result)
     steps = _dimensions(node, len(before))  # of every dimension of the result, the source's
@@ -215,8 +220,8 @@ def _looked_at(node: fx.Node, known: dict[fx.Node, Rows], num_rows: int, result:
         there = Rows(inner[0], len(inner)) if inner else None
     if there is None or math.prod(before[there.first : there.first + there.count]) != num_rows:
         return None
-    places = [i for i, d in enumerate(steps) if d is not None and there.first <= d < there.first + there.count]
-    if len(places) != there.count or [steps[p] for p in places] != list(range(there.first, there.first + there.count)):
+    places = [i for i, d in enumerate(steps) if d in there.places]
+    if [steps[p] for p in places] != list(there.places):
         return None
     if places[-1] - places[0] + 1 != there.count or (result is not None and Rows(places[0], there.count) != result):
         return None
@@ -225,31 +230,27 @@ def _looked_at(node: fx.Node, known: dict[fx.Node, Rows], num_rows: int, result:
 
 def _dimensions(node: fx.Node, ndim: int) -> list[int | None]:
     given: Any = node.args[1]
-    if node.target is _aten.permute.default:
-        return [d % ndim for d in given]
     if node.target is _aten.unsqueeze.default:
         place = given % (ndim + 1)
         return [*range(place), None, *range(place, ndim)]
-    gone = {d % ndim for d in ([given] if isinstance(given, int) else given)}
+    dims = _dims(given, ndim)
+    if node.target is _aten.permute.default:
+        return [*dims]
     before = shape_of(node.args[0]) or ()
-    return [d for d in range(ndim) if d not in gone or before[d] != 1]
+    return [d for d in range(ndim) if d not in dims or before[d] != 1]
 
 
 def _with_dimensions(node: fx.Node, rows: Rows, ndim: int) -> tuple[Any, ...]:
     """Return arguments for a source in which the rows are one dimension."""
     if rows.count == 1:
         return node.args
-
-    def moved(d: int) -> int:
-        return d if d <= rows.first else d - rows.count + 1
-
     given: Any = node.args[1]
-    if node.target is _aten.permute.default:
-        dims = [d % ndim for d in given]
-        return (node.args[0], [moved(d) for d in dims if not rows.first < d < rows.first + rows.count])
     if node.target is _aten.unsqueeze.default:
-        return (node.args[0], moved(given % (ndim + 1)))
-    return (node.args[0], [moved(d % ndim) for d in ([given] if isinstance(given, int) else given)])
+        return (node.args[0], rows.moved(given % (ndim + 1)))
+    dims = _dims(given, ndim)
+    if node.target is _aten.permute.default:
+        dims = [d for d in dims if d not in rows.places[1:]]
+    return (node.args[0], [rows.moved(d) for d in dims])
 
 
 def _same_rows(before: tuple[int, ...], shape: tuple[int, ...], rows: Rows | None, num_rows: int) -> Rows | None:
@@ -273,26 +274,7 @@ def _expanded(node: fx.Node, known: dict[fx.Node, Rows], num_rows: int, result: 
     if rows is None or (result is not None and rows != result):
         return None
     reads = _broadcast([source], rows, len(shape), num_rows)
-    return None if reads is None else Treated(rows, reads, (source, _sizes(rows, shape)))
-
-
-def _sizes(rows: Rows, shape: tuple[int, ...]) -> list[int | None]:
-    return [*shape[: rows.first], None, *shape[rows.first + rows.count :]]
-
-
-def on_rows(node: fx.Node, how: Treated, num_rows: int) -> tuple[Any, ...]:
-    """Return the arguments with which a node runs on so many rows."""
-    if not any(isinstance(arg, list) and None in arg for arg in how.args):
-        return how.args
-    sized = (*_SHAPED, _aten.expand.default, *_FACTORIES)
-    if node.target not in sized:
-        return how.args
-    return tuple([num_rows if s is None else s for s in arg] if isinstance(arg, list) else arg for arg in how.args)
-
-
-def is_view_like(node: fx.Node) -> bool:
-    """Whether a node only looks at its argument."""
-    return node.target in (*_SHAPED, _aten.expand.default, _aten.permute.default, _aten.unsqueeze.default, *_SQUEEZES)
+    return None if reads is None else Treated(rows, reads, (source, rows.sizes(shape, None)))
 
 
 def is_zero(node: Any) -> bool:
@@ -318,12 +300,12 @@ def is_proportional(node: fx.Node, linear: set[fx.Node]) -> bool:
     if node.target is _aten.where.self:
         return args[0] not in linear and all(arg in linear or is_zero(arg) for arg in args[1:])
     one = (_aten.neg.default, _prims.convert_element_type.default, _aten.clone.default, _aten.alias.default, *_SUMS)
-    return (node.target in one or is_view_like(node)) and args[0] in linear
+    return node.target in (*one, *_VIEWS) and args[0] in linear
 
 
 def bytes_of(node: fx.Node) -> int:
     """Return the bytes of a node's one tensor; 0 for everything else."""
-    return int(compat.size_of(node)) if isinstance(node.meta.get("val"), torch.Tensor) else 0
+    return int(compat.size_of(node)) if compat.is_tensor_node(node) else 0
 
 
 def goes_on(node: fx.Node) -> bool:
@@ -337,7 +319,7 @@ def goes_on(node: fx.Node) -> bool:
 
 def add_in_place(graph: fx.Graph) -> None:
     """Have sums over chunks written over those of the chunks before, in a graph of forward as Inductor lowers it."""
-    call_itself(_aten.addmm_.default)
+    codegen.call_itself(_aten.addmm_.default)
     for node in graph.find_nodes(op="call_function", target=_aten.addmm.default):
         if goes_on(node):
             node.target = _aten.addmm_.default

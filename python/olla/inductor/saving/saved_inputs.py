@@ -22,14 +22,10 @@ class SavedAsGiven(compat.CustomGraphPass):  # type: ignore[misc]
 
     def __call__(self, graph: fx.Graph) -> None:
         """Mark the results of a graph that are its inputs: their strides are not to change."""
-        try:
-            compat.keep_strides_of_results(graph, lambda node: node.op == "placeholder")
-        except Exception as error:
-            fallback.failed("parameters and inputs are saved in the layout torch gives them", error)
-        try:
+        with fallback.tried("parameters and inputs are saved in the layout torch gives them"):
+            compat.keep_strides_of_results(graph)
+        with fallback.tried("gradients of chunks are added in memory of their own"):
             rows.add_in_place(graph)
-        except Exception as error:
-            fallback.failed("gradients of chunks are added in memory of their own", error)
 
     def uuid(self) -> str:
         """Return what identifies the pass, for Inductor's caches."""
@@ -38,5 +34,5 @@ class SavedAsGiven(compat.CustomGraphPass):  # type: ignore[misc]
 
 def patches() -> Mapping[str, Any]:
     """Return what this changes in Inductor's configuration, by name: nothing where the user has a pass there."""
-    taken = getattr(compat.private("torch._inductor", "config"), HOOK)
+    taken = getattr(compat.config, HOOK)
     return {} if taken and not isinstance(taken, SavedAsGiven) else {HOOK: SavedAsGiven()}

@@ -267,5 +267,4 @@ def _curve(evictor: RecomputeSearch, max_work: int, seconds: float) -> list[_Poi
 def _made_late(joint: Joint, evictor: RecomputeSearch) -> NDArray[np.int32]:
     """Return the values that backward makes itself though forward could: no start saves them for nothing."""
     offset, made = evictor.values.makes
-    values = [made[offset[op] : offset[op + 1]] for op in joint.late]
-    return np.concatenate(values) if values else np.zeros(0, dtype=np.int32)
+    return np.concatenate([made[:0], *(made[offset[op] : offset[op + 1]] for op in joint.late)])

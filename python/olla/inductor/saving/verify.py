@@ -10,7 +10,7 @@ from torch import fx
 
 from olla.errors import PlanError
 from olla.inductor.compat import compat
-from olla.inductor.saving.kinds import changes_inputs, is_random, is_view
+from olla.inductor.saving.kinds import is_random, is_view
 
 
 def rewritten(old: fx.Graph, new: fx.Graph, origin: Mapping[fx.Node, fx.Node]) -> None:
@@ -50,7 +50,7 @@ def rewritten(old: fx.Graph, new: fx.Graph, origin: Mapping[fx.Node, fx.Node]) -
             raise _error(f"{node.name} does not compute what {before.name} does")
     runs = Counter(origin[node] for node in new.nodes if not is_kept_input(node, origin[node]))
     for node in old.nodes:
-        if (node.op == "placeholder" or is_random(node) or changes_inputs(node)) and runs[node] != 1:
+        if (node.op == "placeholder" or is_random(node) or compat.changes_inputs(node)) and runs[node] != 1:
             raise _error(f"{node.name} runs {runs[node]} times, expected once")
     _unchanged(new)
 
@@ -66,7 +66,7 @@ def _unchanged(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.op == "output":
             return  # what was given is returned as it then is
-        target = node.args[0] if changes_inputs(node) and node.args else None
+        target = node.args[0] if compat.changes_inputs(node) and node.args else None
         for read in node.all_input_nodes:
             if read is not target and root(read) in changed:
                 raise _error(f"{node.name} reads {root(read).name} behind what changes it")
@@ -101,7 +101,7 @@ def halves(forward: Any, backward: Any, joint: fx.Graph, num_forward: int) -> No
     first, second = (half.graph.output_node().args[0] for half in (forward, backward))
     if not _alike(first[:num_forward], results[:num_forward]) or not _alike(second, results[num_forward:]):
         raise _error("the two graphs do not return what the joint graph returns")
-    saved = {_name(node) for node in first[num_forward:]}
+    saved = {getattr(node, "name", repr(node)) for node in first[num_forward:]}
     taken = {node.name for node in backward.graph.find_nodes(op="placeholder") if not compat.is_tangent(node)}
     if saved != taken:
         raise _error(
@@ -118,13 +118,9 @@ def _same_kind(a: Any, b: Any) -> bool:
     if not (isinstance(a, fx.Node) and isinstance(b, fx.Node)):
         return a is b or (not isinstance(a, fx.Node) and not isinstance(b, fx.Node) and bool(a == b))
     first, second = a.meta.get("val"), b.meta.get("val")
-    if not (compat.is_tensor(first) and compat.is_tensor(second)):
+    if not (compat.is_tensor_node(a) and compat.is_tensor_node(b)):
         return type(first) is type(second)
     return bool(first.dtype == second.dtype and compat.hinted(first) == compat.hinted(second))  # type: ignore[union-attr]
-
-
-def _name(node: Any) -> str:
-    return node.name if isinstance(node, fx.Node) else repr(node)
 
 
 def _error(reason: str) -> PlanError:

@@ -8,8 +8,8 @@ import torch
 from torch import fx
 
 from olla.inductor.compat import compat
-from olla.inductor.compat.lowering import lower
-from olla.inductor.simulate.wrappers import LiveBytes, watched_wrappers
+from olla.inductor.compat.codegen import lower
+from olla.inductor.simulate.wrappers import LiveBytes, storage_of, watched_wrappers
 
 
 def peak_bytes(forward: fx.GraphModule, backward: fx.GraphModule, num_results: int) -> int | None:
@@ -41,8 +41,10 @@ def peak_bytes(forward: fx.GraphModule, backward: fx.GraphModule, num_results: i
         run = _lowered_forward(forward, num_results)
         with mode, live:
             made = run(list(lasting.values()))
-        results, saved = made[:num_results], dict(zip(_names(forward)[num_results:], made[num_results:], strict=True))
-        given = {name: _twin_in(mode, tensor) for name, tensor in saved.items()}
+        names = [getattr(result, "name", "") for result in _results(forward)[num_results:]]
+        results, saved = made[:num_results], dict(zip(names, made[num_results:], strict=True))
+        with mode:
+            given = {name: _twin(tensor) for name, tensor in saved.items()}
         run = _lowered_backward(backward, given, _donated(forward, backward, num_results))
         del made
         with mode, live:
@@ -71,8 +73,8 @@ def _lowered_backward(backward: fx.GraphModule, given: dict[str, torch.Tensor], 
 
 def _donated(forward: fx.GraphModule, backward: fx.GraphModule, num_results: int) -> set[str]:
     """Return what backward may write into: what is saved, and neither given nor returned."""
-    others = {_storage(n) for n in (*_inputs(forward), *_results(forward)[:num_results], *_results(backward))}
-    return {node.name for node in _results(forward)[num_results:] if _storage(node) not in others}
+    others = {storage_of(n) for n in (*_inputs(forward), *_results(forward)[:num_results], *_results(backward))}
+    return {node.name for node in _results(forward)[num_results:] if storage_of(node) not in others}
 
 
 def _inputs(half: fx.GraphModule) -> list[fx.Node]:
@@ -83,20 +85,5 @@ def _results(half: fx.GraphModule) -> Any:
     return half.graph.output_node().args[0]
 
 
-def _names(half: fx.GraphModule) -> list[str]:
-    return [result.name if isinstance(result, fx.Node) else "" for result in _results(half)]
-
-
-def _storage(node: Any) -> int | None:
-    """Return what tells the storages of tensors apart."""
-    value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
-
-
 def _twin(value: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-
-
-def _twin_in(mode: Any, value: torch.Tensor) -> torch.Tensor:
-    with mode:
-        return _twin(value)

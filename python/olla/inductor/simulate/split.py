@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx
 
-from olla.inductor.compat import compat, fallback
+from olla.inductor.compat import compat
+from olla.inductor.simulate.wrappers import storage_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,8 @@ class Splits:
     """What became of all graphs of a step.
 
     Attributes:
-        splits: one per graph that was divided into forward and backward, in the order of compilation.
+        splits: one per graph that was divided into forward and backward, in the order of compilation; several where
+            the graph breaks.
     """
 
     splits: list[Split]
@@ -84,19 +85,8 @@ def figures(graph: fx.Graph) -> Figures:
         if node.op != "call_function" or compat.is_getitem(node):
             continue
         ops[node.target] += 1
-        formula = compat.flop_formula(node.target)
-        if formula is not None:
-            total += _flops(node, formula)
+        total += compat.node_flops(node, lambda value: value)
     return Figures(ops, total)
-
-
-def _flops(node: fx.Node, formula: Callable[..., Any]) -> int:
-    try:
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
-        return int(compat.hint(formula(*args, **kwargs, out_val=node.meta["val"])))
-    except Exception as error:  # a figure in a report, and no reason to end a compilation
-        fallback.failed(f"the flops of {node.target} are left out", error)
-        return 0
 
 
 def split_of(given: Figures, joint: fx.Graph, forward: Any, backward: Any, num_outputs: int, seconds: float) -> Split:
@@ -150,18 +140,8 @@ def recorded(splits: list[Split], watch: Callable[[Split], None] | None = None) 
 
 def _saved(forward: fx.Graph, num_outputs: int) -> tuple[int, int]:
     """Return how many values a forward graph saves, and the bytes of their storages."""
-    given = {_storage(node) for node in forward.nodes if node.op == "placeholder"}
-    saved = {}
-    num_saved = 0
-    for node in forward.output_node().args[0][num_outputs:]:  # type: ignore[index, union-attr]
-        if isinstance(node, fx.Node) and node.op != "placeholder" and isinstance(node.meta.get("val"), torch.Tensor):
-            key = _storage(node)
-            if key not in given:
-                num_saved += 1
-                saved[key] = int(compat.hint(node.meta["val"].untyped_storage().nbytes()))
-    return num_saved, sum(saved.values())
-
-
-def _storage(node: fx.Node) -> int | None:
-    value = node.meta.get("val")
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+    given = {None, *map(storage_of, forward.find_nodes(op="placeholder"))}
+    results: Any = forward.output_node().args[0]
+    saved = [node for node in results[num_outputs:] if storage_of(node) not in given]
+    num_bytes = {storage_of(node): int(compat.hint(node.meta["val"].untyped_storage().nbytes())) for node in saved}
+    return len(saved), sum(num_bytes.values())

@@ -34,8 +34,6 @@ class Replay(Splits):
             until an optimizer takes them), intermediate buffers; no rounding of allocators, no workspaces of kernels.
         eager_peak_bytes: the same of the step without torch.compile.
         resident_bytes: parameters, buffers, batch, and ``state_bytes``.
-        splits: one per graph that was divided into forward and backward, in the order of compilation; several where
-            the graph breaks.
         num_wrappers: generated modules; a graph with gradients has two.
         compile_seconds: processor time of the compilation, without that of kernels.
         sources: the generated wrappers.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -60,6 +61,12 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
             for value in pytree.tree_leaves(result):
                 self.add(value)
         return result
+
+
+def storage_of(node: Any) -> int | None:
+    """Return what tells the storages of nodes' tensors apart; None for what is no node of one tensor."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
 
 
 class _AnyNumber(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]

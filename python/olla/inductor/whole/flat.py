@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from olla.errors import CaptureError
+from olla.inductor.compat.compat import changes_inputs
 from olla.pytorch.capture import Captured
 
 aten = torch.ops.aten
@@ -23,20 +24,16 @@ _KIND = "olla_kind"
 _ALIGNMENT = 16  # in bytes; what Inductor's kernels take of a GPU that is aligned otherwise is copied first
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
 # How an operator takes a number as a tensor; those with a tensor in its place already are called with it.
+_OF_TWO = (aten.mul_, aten.mul, aten.div_, aten.div, aten.add_, aten.add, aten.sub_, aten.sub)
 _BY_TENSOR: dict[Any, Any] = {
-    aten.mul_.Scalar: aten.mul_.Tensor,
-    aten.mul.Scalar: aten.mul.Tensor,
-    aten.div_.Scalar: aten.div_.Tensor,
-    aten.div.Scalar: aten.div.Tensor,
-    aten.add_.Scalar: aten.add_.Tensor,
-    aten.add.Scalar: aten.add.Tensor,
-    aten.sub_.Scalar: aten.sub_.Tensor,
-    aten.sub.Scalar: aten.sub.Tensor,
-    aten.lerp_.Scalar: aten.lerp_.Tensor,
-    aten.lerp.Scalar: aten.lerp.Tensor,
+    **{op.Scalar: op.Tensor for op in (*_OF_TWO, aten.lerp_, aten.lerp)},
+    **{op.Tensor: op.Tensor for op in _OF_TWO},
     aten.pow.Tensor_Scalar: aten.pow.Tensor_Tensor,
-    **{op: op for op in (aten.mul_.Tensor, aten.mul.Tensor, aten.div_.Tensor, aten.div.Tensor)},
-    **{op: op for op in (aten.add_.Tensor, aten.add.Tensor, aten.sub_.Tensor, aten.sub.Tensor)},
+}
+# What is added times a number by an operator: how it is made of two tensors.
+_PRODUCTS: dict[Any, Any] = {
+    **dict.fromkeys((aten.addcdiv_.default, aten.addcdiv.default), aten.div.Tensor),
+    **dict.fromkeys((aten.addcmul_.default, aten.addcmul.default), aten.mul.Tensor),
 }
 
 
@@ -113,7 +110,7 @@ class _Flattening:
         """Return the views through which something is changed in place."""
         found: set[fx.Node] = set()
         for node in self.old.nodes:
-            target: Any = node.args[0] if node.op == "call_function" and _changes(node) else None
+            target: Any = node.args[0] if node.op == "call_function" and changes_inputs(node) else None
             while isinstance(target, fx.Node) and target.op == "call_function":
                 found.add(target)
                 target = target.args[0] if target.args else None
@@ -155,7 +152,7 @@ class _Flattening:
                     host.add(source)
                     left.append(source)
         for node in host:
-            target: Any = node.args[0] if _changes(node) else None
+            target: Any = node.args[0] if changes_inputs(node) else None
             readers = [user for n in (node, target) for user in n.users] if target is not None else []
             if any(_is_tensor(user) and user not in host for user in readers):
                 self._refuse(node, "changes a number that operators on tensors read as well")
@@ -192,15 +189,11 @@ class _Flattening:
             if node.target in _VIEWS and node not in self.written:
                 new.target = aten.reshape.default  # Inductor's operators have strides of their own
             return new
-        args = fx.node.map_arg(node.args, self.map.__getitem__)
-        named = fx.node.map_arg(node.kwargs, self.map.__getitem__)
+        args, named = fx.node.map_arg((node.args, node.kwargs), self.map.__getitem__)
         call = self.new.call_function
-        if node.target in (aten.addcdiv_.default, aten.addcdiv.default):
-            product = call(aten.mul.Tensor, (call(aten.div.Tensor, tuple(args[1:3])), named["value"]))
-            return call(aten.add_.Tensor if _changes(node) else aten.add.Tensor, (args[0], product))
-        if node.target in (aten.addcmul_.default, aten.addcmul.default):
-            product = call(aten.mul.Tensor, (call(aten.mul.Tensor, tuple(args[1:3])), named["value"]))
-            return call(aten.add_.Tensor if _changes(node) else aten.add.Tensor, (args[0], product))
+        if node.target in _PRODUCTS:
+            product = call(aten.mul.Tensor, (call(_PRODUCTS[node.target], tuple(args[1:3])), named["value"]))
+            return call(aten.add_.Tensor if changes_inputs(node) else aten.add.Tensor, (args[0], product))
         other: Any = _BY_TENSOR.get(node.target)
         if other is None:
             self._refuse(node, "takes a number that changes from step to step")
@@ -298,7 +291,3 @@ def _mask_of(node: Any) -> Any:
     is_new = empty.target in (aten.empty.memory_format, aten.empty_like.default) and len(empty.users) == 1
     applied = all(u.target is aten.mul.Tensor and len(u.all_input_nodes) == 2 for u in scaled.users)
     return mask if is_new and applied else None
-
-
-def _changes(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable

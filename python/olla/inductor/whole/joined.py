@@ -16,7 +16,7 @@ from olla.graph import PROFILES
 from olla.inductor.compat import compat, fallback
 from olla.inductor.compat.whole import KEEP, SEED, UPDATE, without_duplicates
 from olla.inductor.saving import joint, rebuild, saving
-from olla.inductor.saving.kinds import changes_inputs, is_seed, is_view
+from olla.inductor.saving.kinds import is_seed, is_view
 from olla.inductor.saving.partition import usual_goal
 from olla.inductor.saving.verify import root
 from olla.plan import Goal
@@ -101,8 +101,8 @@ class Whole(compat.CustomGraphPass):  # type: ignore[misc]
             )
         step = without_duplicates(graph)
         inputs = step.find_nodes(op="placeholder")
-        updates, rest = _updates(step, dict(zip(inputs, self.kinds, strict=True)))
-        part, names, order = _without_updates(step, updates, rest, self.kinds)
+        updates, rest, behind = _updates(step, dict(zip(inputs, self.kinds, strict=True)))
+        part, names, order = _without_updates(step, updates, rest, behind, self.kinds)
         apart = sum(compat.size_of(n) for n, k in zip(given, self.kinds, strict=True) if k in _OF_UPDATES)
         model, self.choice = self._chosen(part, apart)
         self.planned_peak_bytes = self.choice.known_peak_bytes + apart
@@ -170,22 +170,22 @@ def _tell(needed: int, budget: int) -> None:
         )
 
 
-def _updates(graph: fx.Graph, kinds: dict[fx.Node, str]) -> tuple[list[Update], list[fx.Node]]:
-    """Return the updates of a graph, and its other operators."""
+def _updates(graph: fx.Graph, kinds: dict[fx.Node, str]) -> tuple[list[Update], list[fx.Node], set[fx.Node]]:
+    """Return the updates of a graph, its other operators, and all that depends on the tangent."""
     behind = {node for node, kind in kinds.items() if kind == "tangent"}
     inside = {node for node, kind in kinds.items() if kind in _OF_UPDATES}
     parameters = {node for node, kind in kinds.items() if kind == "parameter"}
     for node in graph.nodes:
         if not behind.isdisjoint(node.all_input_nodes):
             behind.add(node)
-        changes_parameter = changes_inputs(node) and node.args[0] in parameters
+        changes_parameter = compat.changes_inputs(node) and node.args[0] in parameters
         if node.op == "call_function" and (not inside.isdisjoint(node.all_input_nodes) or changes_parameter):
             inside.add(node)
     output = graph.output_node()
     nodes = [node for node in graph.nodes if node.op == "call_function"]
     by_taken: dict[tuple[fx.Node, ...], Update] = {}
     for node in nodes:
-        if node not in inside or not changes_inputs(node):
+        if node not in inside or not compat.changes_inputs(node):
             continue
         own, taken = _makers(node, inside)
         target: Any = node.args[0]
@@ -199,7 +199,7 @@ def _updates(graph: fx.Graph, kinds: dict[fx.Node, str]) -> tuple[list[Update], 
             rule="inductor_graph",
         )
     late = by_taken.pop((), None)  # what no gradient has to do with: behind all that reads it as it was
-    return [*_merged(list(by_taken.values())), *([late] if late else [])], rest
+    return [*_merged(list(by_taken.values())), *([late] if late else [])], rest, behind
 
 
 def _merged(updates: list[Update]) -> list[Update]:
@@ -239,7 +239,7 @@ def _makers(last: fx.Node, inside: set[fx.Node]) -> tuple[list[fx.Node], list[fx
 
 
 def _without_updates(
-    graph: fx.Graph, updates: Sequence[Update], rest: Sequence[fx.Node], kinds: Sequence[str]
+    graph: fx.Graph, updates: Sequence[Update], rest: Sequence[fx.Node], behind: set[fx.Node], kinds: Sequence[str]
 ) -> tuple[fx.GraphModule, dict[str, fx.Node], list[int]]:
     """Return forward and backward, where one operator per update takes what it needs as soon as that is there.
 
@@ -256,18 +256,15 @@ def _without_updates(
         if kind not in _OF_UPDATES:
             new[node] = part.placeholder(name)
             new[node].meta.update(node.meta)
-    behind = {node for node, kind in zip(graph.find_nodes(op="placeholder"), kinds, strict=True) if kind == "tangent"}
     waiting = [{n for n in update.taken if n.op != "placeholder"} for update in updates]
     late: list[fx.Node] = []  # changes of buffers: forward's last operators
-    first = None
+    begun = False  # whether backward has
     for node in rest:
-        if not behind.isdisjoint(node.all_input_nodes):
-            behind.add(node)
-            if first is None:
-                first = node
-                for change in late:
-                    new[change] = part.node_copy(change, new.__getitem__)
-        if changes_inputs(node) and node not in behind and first is None:
+        if node in behind and not begun:
+            begun = True
+            for change in late:
+                new[change] = part.node_copy(change, new.__getitem__)
+        if compat.changes_inputs(node) and not begun:
             late.append(node)
             continue
         new[node] = part.node_copy(node, new.__getitem__)
@@ -333,15 +330,12 @@ def _assembled(
         ready = [item for item in waiting if not any(left[target] for target in item[0].targets)]
         waiting = [item for item in waiting if item not in ready]
         for update, here in ready:
-            _put(final, update, new | here)
+            seen = new | here
+            for changing in update.nodes:
+                seen[changing] = final.node_copy(changing, seen.__getitem__)
     found = [env[n] for n in _results(rebuilt.graph)]
     final.output([found[i] for i in order]).meta.update(step.output_node().meta)
     return final
-
-
-def _put(final: fx.Graph, update: Update, env: dict[fx.Node, fx.Node]) -> None:
-    for node in update.nodes:
-        env[node] = final.node_copy(node, env.__getitem__)
 
 
 def _read_inputs(node: fx.Node) -> list[fx.Node]:
