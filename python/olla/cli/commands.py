@@ -234,20 +234,16 @@ def show_plan(args: argparse.Namespace) -> int:
         require_place(path)
     plan = Plan.load(args.plan)
     if any(path is not None for path in wanted.values()):
-        _draw(args, plan)
+        from olla.picture.memory_viz import memory_viz
+        from olla.picture.plot import plot
+
+        graph = graph_at(args)
+        if args.html is not None:
+            plot(graph, plan, args.html)
+        if args.memory_viz is not None:
+            memory_viz(graph, plan, args.memory_viz)
     _print_plan(plan, args.verbose)
     return OK
-
-
-def _draw(args: argparse.Namespace, plan: Plan) -> None:
-    from olla.picture.memory_viz import memory_viz
-    from olla.picture.plot import plot
-
-    graph = graph_at(args)
-    if args.html is not None:
-        plot(graph, plan, args.html)
-    if args.memory_viz is not None:
-        memory_viz(graph, plan, args.memory_viz)
 
 
 def capture_step(args: argparse.Namespace) -> int:

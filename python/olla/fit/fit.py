@@ -164,11 +164,11 @@ class _Search:
         start = middle = time.perf_counter()
         graph: Graph | None = None
         try:
-            self._tell(f"n = {n}: capture", 0.0, 0, 0)
+            self._tell(f"n = {n}: capture")
             graph, update_bytes = self._captured(n)
             middle = time.perf_counter()
             for name in names:
-                self._tell(f"n = {n}: {name}", 0.0, 0, 0)
+                self._tell(f"n = {n}: {name}")
                 ways[name] = self._way(n, graph, name, ways, update_bytes)
         except _Stopped:
             self.is_stopped = True
@@ -197,11 +197,10 @@ class _Search:
             self.add(n, names)
         return False
 
-    def _tell(self, stage: str, seconds: float, value: int, bound: int) -> bool | None:
+    def _tell(self, stage: str, seconds: float = 0.0, value: int = 0, bound: int = 0) -> None:
         """Ask the progress callback whether to go on."""
         if self.progress is not None and self.progress(stage, seconds, value, bound) is False:
             raise _Stopped
-        return True
 
     def _captured(self, n: int) -> tuple[Graph, int | None]:
         """Return the graph of a size, and what its optimizer's step takes at once, if that is known."""
