@@ -68,7 +68,8 @@ def _plan_many(args: argparse.Namespace, slowdowns: Sequence[float | None]) -> i
 
 
 def _print(results: Sequence[Result]) -> None:
-    from olla.scale.result import render, text
+    from olla.scale import text
+    from olla.scale.result import render
 
     results = sorted(results, key=lambda result: result.graph)
     show(lambda: text(results), lambda: render(results))

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from olla import _core
 from olla.errors import CaptureError
-from olla.graph import Graph
-from olla.graph.columns import Lists
+from olla.graph import Graph, Lists
 
 if TYPE_CHECKING:
     import torch
