@@ -22,11 +22,14 @@ from olla.report.interrupt import Interrupt
 from olla.report.progress import ProgressLine
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from olla.layout import Layout
     from olla.plan import Plan
 
 OK, NOTHING_FITS, BAD_INPUT = 0, 1, 2  # exit statuses
 INTERRUPTED = 130  # as a shell reports the signal
+_ASKED = ("budget", "max_slowdown", "minimise", "device", "swap", "host_budget", "method", "swap_state")
 
 
 def fail(message: str) -> int:
@@ -43,45 +46,20 @@ def plan_graph(args: argparse.Namespace) -> int:
     from olla.plan import asked
     from olla.planner import plan
 
-    swap = False if args.no_swap else None
+    options = options_of(args)
     try:
-        device, budget = profile_of(args.device), None if args.budget is None else parse_bytes(args.budget, "--budget")
-        host_budget = None if args.host_budget is None else parse_bytes(args.host_budget, "--host-budget")
-        asked(
-            budget=budget,
-            max_slowdown=args.max_slowdown,
-            minimise=args.minimise,
-            device=device,
-            swap=swap,
-            host_budget=host_budget,
-            method=args.method,
-            swap_state=args.swap_state,
-        )
+        options["device"] = profile_of(args.device)
+        for option in ("budget", "host_budget"):
+            if options[option] is not None:
+                options[option] = parse_bytes(options[option], f"--{option.replace('_', '-')}")
+        asked(**{option: options[option] for option in _ASKED})
     except (ValueError, BudgetError) as error:
         return fail(str(error))
-    if args.chunked_loss and budget is args.max_slowdown is args.minimise is None:
+    if args.chunked_loss and options["budget"] is args.max_slowdown is args.minimise is None:
         return fail("--chunked-loss is for a goal: give --budget, --max-slowdown or --minimise with it")
     with Interrupt() as interrupt, ProgressLine(f"planning {args.graph}") as progress, _nothing_fits() as refused:
-        result = plan(
-            graph_at(args) if args.graph.endswith(".onnx") else args.graph,
-            method=args.method,
-            time_limit=args.time_limit,
-            seed=args.seed,
-            alignment=args.align,
-            layout=not args.order_only,
-            updates_may_move=not args.updates_stay,
-            budget=budget,
-            max_slowdown=args.max_slowdown,
-            minimise=args.minimise,
-            device=device,
-            in_place=not args.no_in_place,
-            recompute=not args.no_recompute,
-            swap=swap,
-            host_budget=host_budget,
-            chunked_loss=args.chunked_loss,
-            swap_state=args.swap_state,
-            progress=interrupt.ends(progress),
-        )
+        graph = graph_at(args) if args.graph.endswith(".onnx") else args.graph
+        result = plan(graph, **options, progress=interrupt.ends(progress))
     if refused:
         print("olla:", visible(" ".join(str(refused[0]).split())), file=sys.stderr)
         return interrupted("before a plan was found") if interrupt.seen else NOTHING_FITS
@@ -92,6 +70,28 @@ def plan_graph(args: argparse.Namespace) -> int:
     else:
         _print_plan(result, args.verbose)
     return interrupted("the plan is the best found so far") if interrupt.seen else OK
+
+
+def options_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what `olla plan` is asked for, as arguments of `olla.plan`."""
+    return {
+        "method": args.method,
+        "time_limit": args.time_limit,
+        "seed": args.seed,
+        "alignment": args.align,
+        "layout": not args.order_only,
+        "updates_may_move": not args.updates_stay,
+        "budget": args.budget,
+        "max_slowdown": args.max_slowdown,
+        "minimise": args.minimise,
+        "device": args.device,
+        "in_place": not args.no_in_place,
+        "recompute": not args.no_recompute,
+        "chunked_loss": args.chunked_loss,
+        "swap": False if args.no_swap else None,
+        "host_budget": args.host_budget,
+        "swap_state": args.swap_state,
+    }
 
 
 def interrupted(what: str) -> int:
@@ -118,24 +118,15 @@ def _goal_summary(plan: Plan) -> dict[str, Any]:
 
 
 def _plan_summary(plan: Plan) -> dict[str, Any]:
+    names = (
+        *("num_ops", "num_tensors", "method", "status", "message", "peak_bytes", "lower_bound_bytes", "gap"),
+        *("program_peak_bytes", "saved_bytes", "resident_bytes", "arena_bytes", "load_bytes"),
+        *("arena_lower_bound_bytes", "fragmentation", "alignment"),
+    )
     return {
         "graph": plan.graph_name,
-        "num_ops": plan.num_ops,
-        "num_tensors": plan.num_tensors,
-        "method": plan.method,
+        **{name: getattr(plan, name) for name in names},
         "status": plan.status.value,
-        "message": plan.message,
-        "peak_bytes": plan.peak_bytes,
-        "lower_bound_bytes": plan.lower_bound_bytes,
-        "gap": plan.gap,
-        "program_peak_bytes": plan.program_peak_bytes,
-        "saved_bytes": plan.saved_bytes,
-        "resident_bytes": plan.resident_bytes,
-        "arena_bytes": plan.arena_bytes,
-        "load_bytes": plan.load_bytes,
-        "arena_lower_bound_bytes": plan.arena_lower_bound_bytes,
-        "fragmentation": plan.fragmentation,
-        "alignment": plan.alignment,
         "seconds": {"capture": 0.0, "order": 0.0, "layout": 0.0, **plan.seconds},
         **_goal_summary(plan),
     }
@@ -218,23 +209,18 @@ def _fits(layout: Layout, capacity: int | None) -> bool | None:
 def _print_layout(layout: Layout, capacity: int | None, seconds: float) -> None:
     height, load, fits = layout.height_bytes, layout.load_bytes, _fits(layout, capacity)
     print(f"{len(layout.offsets)} buffers: height {height} ({human_bytes(height)}), load {load} ({human_bytes(load)})")
-    words = f"fragmentation {percent(layout.fragmentation)}, "
+    fragmentation = f"fragmentation {percent(layout.fragmentation)}"
+    advice = "a longer --time-limit or another --seed may find"
     if fits:
-        words += f"a layout that fits {capacity} bytes"
+        print(f"{fragmentation}, a layout that fits {capacity} bytes")
     elif fits is False:
-        words = f"no layout fits {capacity} bytes: proved, none is below {layout.bound_bytes}"
+        print(f"no layout fits {capacity} bytes: proved, none is below {layout.bound_bytes}")
     elif capacity is not None:
-        advice = "a longer --time-limit or another --seed may find one"
-        words = f"none found within {seconds:.1f} s that fits {capacity} bytes; not proved: {advice}"
+        print(f"none found within {seconds:.1f} s that fits {capacity} bytes; not proved: {advice} one")
+    elif layout.status == "optimal":
+        print(f"{fragmentation}, optimal: no layout is lower")
     else:
-        words += _LAYOUT_MESSAGES[layout.status]
-    print(words)
-
-
-_LAYOUT_MESSAGES = {
-    "optimal": "optimal: no layout is lower",
-    "feasible": "feasible: a lower layout may exist; a longer --time-limit or another --seed may find it",
-}
+        print(f"{fragmentation}, feasible: a lower layout may exist; {advice} it")
 
 
 def show_plan(args: argparse.Namespace) -> int:
@@ -248,20 +234,16 @@ def show_plan(args: argparse.Namespace) -> int:
         require_place(path)
     plan = Plan.load(args.plan)
     if any(path is not None for path in wanted.values()):
-        _draw(args, plan)
+        from olla.picture.memory_viz import memory_viz
+        from olla.picture.plot import plot
+
+        graph = graph_at(args)
+        if args.html is not None:
+            plot(graph, plan, args.html)
+        if args.memory_viz is not None:
+            memory_viz(graph, plan, args.memory_viz)
     _print_plan(plan, args.verbose)
     return OK
-
-
-def _draw(args: argparse.Namespace, plan: Plan) -> None:
-    from olla.picture.memory_viz import memory_viz
-    from olla.picture.plot import plot
-
-    graph = graph_at(args)
-    if args.html is not None:
-        plot(graph, plan, args.html)
-    if args.memory_viz is not None:
-        memory_viz(graph, plan, args.memory_viz)
 
 
 def capture_step(args: argparse.Namespace) -> int:
@@ -335,11 +317,16 @@ def print_json(summary: dict[str, Any]) -> None:
 
 
 def _print_plan(plan: Plan, verbose: bool) -> None:
-    from olla.plan.table import render, text
+    from olla.plan import table
 
+    show(lambda: table.text(plan, verbose), lambda: table.render(plan, verbose))
+
+
+def show(text: Callable[[], str], render: Callable[[], RenderableType]) -> None:
+    """Print a table: as rich draws it in a terminal, as plain text elsewhere."""
     if not sys.stdout.isatty():
-        print(text(plan, verbose))
+        print(text())
         return
     from rich.console import Console
 
-    Console().print(render(plan, verbose))
+    Console().print(render())

@@ -16,7 +16,6 @@ from olla.errors import OllaError
 
 if TYPE_CHECKING:
     from olla import Step
-    from olla.graph import Graph
 
 WELL, LACKING = 0, 1  # exit statuses
 _OLDEST_TORCH = (2, 11)
@@ -53,29 +52,24 @@ def _findings() -> Iterator[tuple[str, str, str]]:
             yield name, "failed", " ".join(f"{error}".split())
 
 
-def _two_ops() -> Graph:
+def _plan_two_ops(method: str) -> None:
     import olla
 
     builder = olla.Graph.builder("doctor")
     first, second = builder.tensor(64), builder.tensor(8)
-    builder.op("first", reads=[], writes=[first])
+    builder.op("first", writes=[first])
     builder.op("second", reads=[first], writes=[second])
-    return builder.build()
+    graph = builder.build()
+    olla.check(graph, olla.plan(graph, method=method))
 
 
 def _planner() -> str:
-    import olla
-
-    graph = _two_ops()
-    olla.check(graph, olla.plan(graph))
+    _plan_two_ops("auto")
     return f"orders, lays out and checks; numpy {metadata.version('numpy')}, numba {metadata.version('numba')}"
 
 
 def _highs() -> str:
-    import olla
-
-    graph = _two_ops()
-    olla.check(graph, olla.plan(graph, method="ilp"))
+    _plan_two_ops("ilp")
     return f"solves; highspy {metadata.version('highspy')}"
 
 

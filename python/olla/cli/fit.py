@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import sys
-from typing import Any
 
-from olla.cli.commands import NOTHING_FITS, OK, call, fail, function_of, interrupted, print_json, require_place
+from olla.cli.commands import NOTHING_FITS, OK, call, fail, function_of, interrupted, print_json, require_place, show
 from olla.errors import BudgetError
 from olla.report.interrupt import Interrupt
 from olla.report.progress import ProgressLine
@@ -19,6 +17,7 @@ def fit_sizes(args: argparse.Namespace) -> int:
         require_place(path)
     if args.plot and importlib.util.find_spec("matplotlib") is None:
         return fail("--plot needs matplotlib: pip install 'olla-planner[plot]'")
+    from olla.fit import table
     from olla.fit.fit import fit
 
     given = {name: value for name in ("sizes", "slowdowns") if (value := getattr(args, name)) is not None}
@@ -45,7 +44,7 @@ def fit_sizes(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found.to_dict())
     else:
-        _print(found)
+        show(lambda: table.text(found), lambda: table.render(found))
     if args.plot:
         try:
             found.plot(args.plot)
@@ -54,14 +53,3 @@ def fit_sizes(args: argparse.Namespace) -> int:
     if interrupt.seen:
         return interrupted("sizes and ways are missing")
     return OK if found.fastest else NOTHING_FITS
-
-
-def _print(found: Any) -> None:
-    if not sys.stdout.isatty():
-        print(found)
-        return
-    from rich.console import Console
-
-    from olla.fit.table import render
-
-    Console().print(render(found))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from olla.cli.commands import BAD_INPUT, NOTHING_FITS, OK, fail, interrupted, plan_graph
+from olla.cli.commands import BAD_INPUT, NOTHING_FITS, OK, fail, interrupted, options_of, plan_graph, show
 from olla.errors import BudgetError
 from olla.report.progress import ProgressLine
 
 if TYPE_CHECKING:
     from olla.scale import Result
+
+_GOALS = ("budget", "max_slowdown")  # of which there may be several
 
 
 def plan_graphs(args: argparse.Namespace) -> int:
@@ -32,6 +33,7 @@ def plan_graphs(args: argparse.Namespace) -> int:
 
 def _plan_many(args: argparse.Namespace, slowdowns: Sequence[float | None]) -> int:
     from olla.scale import graphs_of, plan_files
+    from olla.scale.task import DEFAULTS
 
     if args.output:
         return fail("-o is for one plan: with --output-folder leave it out")
@@ -39,7 +41,8 @@ def _plan_many(args: argparse.Namespace, slowdowns: Sequence[float | None]) -> i
         return fail("an ONNX model is planned by itself: leave out --output-folder")
     goals: list[dict[str, Any]] = [{"max_slowdown": share} for share in slowdowns if share is not None]
     goals += [{"budget": budget} for budget in (args.budget or "").split(",") if budget]
-    options = [{**_options(args), **goal} for goal in goals or [{}]]
+    given = {name: value for name, value in options_of(args).items() if name not in _GOALS and value != DEFAULTS[name]}
+    options = [{**given, **goal} for goal in goals or [{}]]
     results: list[Result] = []
     total, is_interrupted = 0, False
     try:
@@ -64,37 +67,9 @@ def _plan_many(args: argparse.Namespace, slowdowns: Sequence[float | None]) -> i
     return BAD_INPUT if failed else NOTHING_FITS if unfit else OK
 
 
-def _options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what is asked for besides the goal, as arguments of `olla.plan`; without defaults."""
-    given = {
-        "method": args.method,
-        "time_limit": args.time_limit,
-        "seed": args.seed,
-        "alignment": args.align,
-        "layout": not args.order_only,
-        "updates_may_move": not args.updates_stay,
-        "minimise": args.minimise,
-        "device": args.device,
-        "in_place": not args.no_in_place,
-        "recompute": not args.no_recompute,
-        "chunked_loss": args.chunked_loss,
-        "swap": False if args.no_swap else None,
-        "host_budget": args.host_budget,
-        "swap_state": args.swap_state,
-    }
-    from olla.scale.task import DEFAULTS
-
-    return {name: value for name, value in given.items() if value != DEFAULTS[name]}
-
-
 def _print(results: Sequence[Result]) -> None:
     from olla.scale import text
     from olla.scale.result import render
 
     results = sorted(results, key=lambda result: result.graph)
-    if not sys.stdout.isatty():
-        print(text(results))
-        return
-    from rich.console import Console
-
-    Console().print(render(results))
+    show(lambda: text(results), lambda: render(results))

@@ -130,39 +130,31 @@ def make_parser() -> argparse.ArgumentParser:
 
     _add_plan(subparsers)
 
-    check = subparsers.add_parser(
-        "check", help="check a plan against its graph", description="Check a plan against its graph."
-    )
+    about = "check a plan against its graph"
+    check = subparsers.add_parser("check", help=about, description=f"{about.capitalize()}.")
     check.add_argument("graph", metavar="GRAPH", help="graph file, or an ONNX model")
     add_shapes(check)
     check.add_argument("plan", metavar="PLAN", help="plan file")
     check.set_defaults(run=commands.check_plan)
 
-    layout = subparsers.add_parser(
-        "layout", help="lay out buffers", description="Find offsets for buffers with given lifetimes."
-    )
-    layout.add_argument(
-        "buffers", metavar="BUFFERS.csv", help="columns id,lower,upper,size, and if wanted fixed,preferred"
-    )
-    layout.add_argument("-o", "--output", metavar="OUT.csv", help="write the buffers there, with a column offset")
-    layout.add_argument(
-        "--capacity", type=_capacity, metavar="N", help="stop at a layout that fits; exit status 1 where none was found"
-    )
-    layout.add_argument("--threads", type=_threads, metavar="N", help="of the search (default: one per core, up to 8)")
+    about = "Find offsets for buffers with given lifetimes."
+    layout = subparsers.add_parser("layout", help="lay out buffers", description=about)
+    add = layout.add_argument
+    add("buffers", metavar="BUFFERS.csv", help="columns id,lower,upper,size, and if wanted fixed,preferred")
+    add("-o", "--output", metavar="OUT.csv", help="write the buffers there, with a column offset")
+    about = "stop at a layout that fits; exit status 1 where none was found"
+    add("--capacity", type=_capacity, metavar="N", help=about)
+    add("--threads", type=_threads, metavar="N", help="of the search (default: one per core, up to 8)")
     _add_search_options(layout, time_limit=15.0, alignment=1)
     layout.set_defaults(run=commands.lay_out_buffers)
 
     _add_show(subparsers)
-    _add_doctor(subparsers)
+    about = "Try everything that planning and running steps needs, and say what is missing and how to get it."
+    subparsers.add_parser("doctor", help="try what olla needs", description=about).set_defaults(run=run_doctor)
     _add_capture(subparsers)
     _add_fit(subparsers)
     _add_completion(subparsers, parser)
     return parser
-
-
-def _add_doctor(subparsers: argparse._SubParsersAction[_Parser]) -> None:
-    about = "Try everything that planning and running steps needs, and say what is missing and how to get it."
-    subparsers.add_parser("doctor", help="try what olla needs", description=about).set_defaults(run=run_doctor)
 
 
 def _add_capture(subparsers: argparse._SubParsersAction[_Parser]) -> None:
@@ -172,10 +164,9 @@ def _add_capture(subparsers: argparse._SubParsersAction[_Parser]) -> None:
         description="Write the graph of a PyTorch training step. FUNCTION() returns (model, batch, optimizer, loss), "
         "the arguments of olla.capture, or a captured step.",
     )
-    capture.add_argument("source", metavar="MODULE:FUNCTION", help="for example train:step, for step() in train.py")
-    capture.add_argument(
-        "-o", "--output", metavar="GRAPH", required=True, help="write the graph there (.json or .json.gz)"
-    )
+    add = capture.add_argument
+    add("source", metavar="MODULE:FUNCTION", help="for example train:step, for step() in train.py")
+    add("-o", "--output", metavar="GRAPH", required=True, help="write the graph there (.json or .json.gz)")
     capture.set_defaults(run=commands.capture_step)
 
 
@@ -240,18 +231,15 @@ def _add_fit(subparsers: argparse._SubParsersAction[_Parser]) -> None:
     add("source", metavar="MODULE:FUNCTION", help="for example train:step, for step(n) in train.py")
     add("--memory", required=True, metavar="BYTES", help="memory there is (80GB, 80GiB, bytes)")
     add("--device", default="a100", metavar="NAME", help="what time is estimated for (default: a100)")
-    add("--sizes", type=_list(_size), default=None, metavar="N,N,...", help="values of n (default: 1,2,4,8,16,32)")
-    add("--slowdowns", type=_list(_slowdown), default=None, metavar="X,X", help="added time (default: 0.05,0.1)")
+    add("--sizes", type=_list(_size), metavar="N,N,...", help="values of n (default: 1,2,4,8,16,32)")
+    add("--slowdowns", type=_list(_slowdown), metavar="X,X", help="added time (default: 0.05,0.1)")
     ways = "eager, planned, 5%%, 10%%, least, budget"
     add("--exact", metavar="WAY", help=f"try further sizes until the largest n of this way is known: {ways}")
     add("--weights", action="store_true", help="let FUNCTION allocate weights: it does not run on the meta device")
-    add(
-        "--world-size", type=_size, metavar="RANKS", help="how many ranks run the step; memory and n are of one of them"
-    )
+    about = "how many ranks run the step; memory and n are of one of them"
+    add("--world-size", type=_size, metavar="RANKS", help=about)
     add("--parallel", choices=("fsdp", "ddp"), help="what they share (default: fsdp, parameters in shards)")
-    add("--time-limit", type=_seconds, default=10.0, metavar="S", help="seconds for each plan (default: 10)")
-    add("--seed", type=_seed, default=0, metavar="N", help="for random choices (default: 0)")
-    add("--json", action="store_true", help="print one JSON object")
+    _add_search_options(parser, time_limit=10.0, of="for each plan")
     add("-o", "--output", metavar="FIT", help="write all rows there (.json or .json.gz)")
     add("--plot", metavar="FILE", help="draw peaks over n with matplotlib (.png, .svg, .pdf)")
     parser.set_defaults(run=fit.fit_sizes)
@@ -264,34 +252,28 @@ def _add_budget_options(parser: argparse.ArgumentParser) -> None:
     )
     goal = group.add_mutually_exclusive_group()
     goal.add_argument("--budget", metavar="BYTES", help="memory there is (16GB, 16GiB, bytes): least added time")
-    goal.add_argument(
-        "--max-slowdown", type=_list(_slowdown), metavar="X", help="share of added time (0.1): least peak"
-    )
+    about = "share of added time (0.1): least peak"
+    goal.add_argument("--max-slowdown", type=_list(_slowdown), metavar="X", help=about)
     goal.add_argument("--minimise", choices=("peak",), help="least peak at whatever time")
-    group.add_argument("--device", default="a100", metavar="NAME", help="what time is estimated for (default: a100)")
-    group.add_argument("--no-in-place", action="store_true", help="let no result take over an input's storage")
-    group.add_argument("--no-recompute", action="store_true", help="run no op again")
-    group.add_argument(
-        "--host-budget", metavar="BYTES", help="swap tensors to this much host memory (64GB, 64GiB, bytes)"
-    )
-    group.add_argument(
-        "--swap-state", action="store_true", help="swap optimizer state too: it waits in host memory between steps"
-    )
-    group.add_argument("--no-swap", action="store_true", help="swap nothing, whatever --host-budget says")
-    group.add_argument(
-        "--chunked-loss",
-        type=_chunks,
-        metavar="K",
-        help="linear layers and their loss in K chunks of rows: other rounding",
-    )
+    add = group.add_argument
+    add("--device", default="a100", metavar="NAME", help="what time is estimated for (default: a100)")
+    add("--no-in-place", action="store_true", help="let no result take over an input's storage")
+    add("--no-recompute", action="store_true", help="run no op again")
+    add("--host-budget", metavar="BYTES", help="swap tensors to this much host memory (64GB, 64GiB, bytes)")
+    add("--swap-state", action="store_true", help="swap optimizer state too: it waits in host memory between steps")
+    add("--no-swap", action="store_true", help="swap nothing, whatever --host-budget says")
+    about = "linear layers and their loss in K chunks of rows: other rounding"
+    add("--chunked-loss", type=_chunks, metavar="K", help=about)
 
 
-def _add_search_options(parser: argparse.ArgumentParser, *, time_limit: float, alignment: int) -> None:
-    add = parser.add_argument
-    add(
-        "--time-limit", type=_seconds, default=time_limit, metavar="S", help=f"seconds in all (default: {time_limit:g})"
-    )
-    add("--align", type=_alignment, default=alignment, metavar="N", help=f"alignment in bytes (default: {alignment})")
+def _add_search_options(
+    parser: argparse.ArgumentParser, *, time_limit: float, alignment: int | None = None, of: str = "in all"
+) -> None:
+    add, about = parser.add_argument, f"seconds {of} (default: {time_limit:g})"
+    add("--time-limit", type=_seconds, default=time_limit, metavar="S", help=about)
+    if alignment is not None:
+        about = f"alignment in bytes (default: {alignment})"
+        add("--align", type=_alignment, default=alignment, metavar="N", help=about)
     add("--seed", type=_seed, default=0, metavar="N", help="for random choices (default: 0)")
     add("--json", action="store_true", help="print one JSON object")
 

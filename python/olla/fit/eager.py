@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from olla import _core
 from olla.errors import CaptureError
-from olla.graph import Graph
+from olla.graph import Graph, Lists
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +48,7 @@ def eager_peak(graph: Graph, update_bytes: int | None = None) -> int:
     live: NDArray[np.int64] = _core.profile(loop.core, order).live_bytes
     if update_bytes is not None:
         live = live[~_is_update(graph)]
-        kept = int(graph.tensor_bytes[held[~_resident(graph)[held]]].sum())
+        kept = int(graph.tensor_bytes[np.intersect1d(held, graph.writes.item)].sum())
         live = np.append(live, graph.resident_bytes + kept + update_bytes)
     return int(live.max(initial=graph.resident_bytes))
 
@@ -57,21 +57,12 @@ def _is_update(graph: Graph) -> NDArray[np.bool_]:
     return np.array([kind == "update" for kind in graph.op_kinds], dtype=bool)
 
 
-def _resident(graph: Graph) -> NDArray[np.bool_]:
-    found = np.ones(graph.num_tensors, dtype=bool)
-    found[graph.writes.item] = False
-    return found
-
-
 def _gradients(graph: Graph) -> NDArray[np.int32]:
     """Return the tensors that updates use and other ops made."""
     update = _is_update(graph)
-    made = np.zeros(graph.num_tensors, dtype=bool)
-    made[graph.writes.item] = ~update[graph.writes.owner]
-    used = np.zeros(graph.num_tensors, dtype=bool)
-    for lists in (graph.reads, graph.mutates):
-        used[lists.item[update[lists.owner]]] = True
-    return np.flatnonzero(made & used).astype(np.int32)
+    made = graph.writes.item[~update[graph.writes.owner]]
+    used = [lists.item[update[lists.owner]] for lists in (graph.reads, graph.mutates)]
+    return np.intersect1d(made, np.concatenate(used))
 
 
 def update_bytes(optimizer: torch.optim.Optimizer, *, on_gpu: bool) -> int | None:

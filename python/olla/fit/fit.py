@@ -7,6 +7,7 @@ import importlib.util
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from olla.base import Progress, parse_bytes
@@ -93,10 +94,16 @@ def fit(
         raise ValueError(f"slowdowns are {list(slowdowns)}, expected different ones")
     if not 0 <= time_limit < math.inf:
         raise ValueError(f"time_limit is {time_limit}, expected a finite number of seconds from 0 on")
-    search = _Search(make_step, parse_bytes(memory, "memory"), profile_of(device), weights, progress)
-    search.ranks = {"world_size": world_size, "parallel": parallel}
-    search.options = {"time_limit": time_limit, "seed": seed}
-    search.goals = {_name(share): {"max_slowdown": share} for share in slowdowns}
+    search = _Search(
+        make_step,
+        parse_bytes(memory, "memory"),
+        profile_of(device),
+        weights,
+        progress,
+        ranks={"world_size": world_size, "parallel": parallel},
+        options={"time_limit": time_limit, "seed": seed},
+        goals={_name(share): {"max_slowdown": share} for share in slowdowns},
+    )
     for n in _sizes(sizes):
         search.add(n, names)
     is_exact = exact is not None and search.find_largest(exact)
@@ -133,25 +140,21 @@ class _Stopped(Exception):
     """Somebody asked for the end."""
 
 
+@dataclass
 class _Search:
     """The rows there are, and how one more is made."""
 
-    def __init__(
-        self,
-        make_step: Callable[[int], Any],
-        memory_bytes: int,
-        device: DeviceProfile,
-        weights: bool,
-        progress: Progress | None,
-    ) -> None:
-        self.start = time.perf_counter()
-        self.make_step, self.memory_bytes, self.device, self.weights = make_step, memory_bytes, device, weights
-        self.progress = progress
-        self.options: dict[str, Any] = {}
-        self.ranks: dict[str, Any] = {}
-        self.goals: dict[str, Mapping[str, Any]] = {}
-        self.rows: dict[int, Row] = {}
-        self.is_stopped = False
+    make_step: Callable[[int], Any]
+    memory_bytes: int
+    device: DeviceProfile
+    weights: bool
+    progress: Progress | None
+    ranks: Mapping[str, Any]
+    options: Mapping[str, Any]
+    goals: Mapping[str, Mapping[str, Any]]
+    rows: dict[int, Row] = field(default_factory=dict)
+    is_stopped: bool = False
+    start: float = field(default_factory=time.perf_counter)
 
     def add(self, n: int, names: Sequence[str]) -> None:
         """Make the row of a size, unless the end was asked for; then with the ways done until there."""
@@ -161,23 +164,22 @@ class _Search:
         start = middle = time.perf_counter()
         graph: Graph | None = None
         try:
-            self._tell(f"n = {n}: capture", 0.0, 0, 0)
+            self._tell(f"n = {n}: capture")
             graph, update_bytes = self._captured(n)
             middle = time.perf_counter()
             for name in names:
-                self._tell(f"n = {n}: {name}", 0.0, 0, 0)
+                self._tell(f"n = {n}: {name}")
                 ways[name] = self._way(n, graph, name, ways, update_bytes)
         except _Stopped:
             self.is_stopped = True
         if graph is not None and ways:
             seconds = {"capture": middle - start, "plan": time.perf_counter() - middle}
-            shown = {name: ways[name] for name in names if name in ways}
             self.rows[n] = Row(
                 n=n,
                 graph_name=graph.name,
                 num_ops=graph.num_ops,
                 resident_bytes=graph.resident_bytes,
-                ways=shown,
+                ways=ways,
                 seconds=seconds,
             )
 
@@ -195,11 +197,10 @@ class _Search:
             self.add(n, names)
         return False
 
-    def _tell(self, stage: str, seconds: float, value: int, bound: int) -> bool | None:
+    def _tell(self, stage: str, seconds: float = 0.0, value: int = 0, bound: int = 0) -> None:
         """Ask the progress callback whether to go on."""
         if self.progress is not None and self.progress(stage, seconds, value, bound) is False:
             raise _Stopped
-        return True
 
     def _captured(self, n: int) -> tuple[Graph, int | None]:
         """Return the graph of a size, and what its optimizer's step takes at once, if that is known."""
@@ -241,8 +242,7 @@ class _Search:
     def _way(self, n: int, graph: Graph, name: str, ways: Mapping[str, Way], update_bytes: int | None) -> Way:
         seconds = float(rules(graph, self.device).seconds.sum())  # with what gathers parameters
         if name == "eager":
-            peak = eager.eager_peak(graph, update_bytes)
-            return self._judged(peak, None, seconds, 0.0, graph)
+            return self._judged(eager.eager_peak(graph, update_bytes), None, seconds, 0.0, graph)
         if name == "planned":
             found = self._plan(n, name, graph, {})
             return self._judged(needed_bytes(found), found.lower_bound_bytes, seconds, 0.0, graph)
@@ -253,22 +253,13 @@ class _Search:
     def _within(self, n: int, graph: Graph, ways: Mapping[str, Way]) -> Way:
         """Return the least added time that fits; that nothing does is known from the least peak, or found out."""
         least = ways["least"]
-        nothing = Way(
-            peak_bytes=None,
-            bound_bytes=least.bound_bytes,
-            seconds=None,
-            added=None,
-            fits=False,
-            proved=least.proved,
-            link_bytes=None,
-        )
+        nothing = replace(least, peak_bytes=None, seconds=None, added=None, fits=False, link_bytes=None)
         if not least.fits and least.proved:
             return nothing
         try:
-            found = self._plan(n, "budget", graph, {"budget": self.memory_bytes})
+            return self._rewritten(self._plan(n, "budget", graph, {"budget": self.memory_bytes}))
         except BudgetError:
             return nothing
-        return self._rewritten(found)
 
     def _rewritten(self, found: Plan) -> Way:
         added = found.added_seconds / found.base_seconds if found.base_seconds else 0.0
@@ -278,14 +269,13 @@ class _Search:
 
     def _judged(self, peak: int, bound: int | None, seconds: float, added: float, graph: Graph) -> Way:
         fits = peak <= self.memory_bytes
-        proved = fits or bound is None or bound > self.memory_bytes
         return Way(
             peak_bytes=peak,
             bound_bytes=bound,
             seconds=seconds,
             added=added,
             fits=fits,
-            proved=proved,
+            proved=fits or bound is None or bound > self.memory_bytes,
             link_bytes=int(graph.message_bytes.sum()),
         )
 

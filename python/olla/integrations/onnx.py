@@ -17,13 +17,7 @@ from olla.graph.graph import Builder
 if TYPE_CHECKING:
     import onnx
 
-VIEWS = {
-    "Flatten",
-    "Identity",
-    "Reshape",
-    "Squeeze",
-    "Unsqueeze",
-}  # the same bytes in the same order, as tensors are dense
+VIEWS = {"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}  # the same bytes in order, as tensors are dense
 SHAPES = {"Shape", "Size"}  # numbers that are known once all shapes are
 RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 _SMALL_BYTES = 4096  # initializers that shapes may be computed from; the values of others are not looked at
@@ -147,15 +141,14 @@ def _graph(model: onnx.ModelProto, parameters: Mapping[str, int], shapes: dict[s
     """Return the graph of a skeleton, whose `parameters` are those of its inputs that have values, and their bytes."""
     _close(model, parameters, shapes)
     _refuse_control_flow(model.graph.node)
-    values = _values(_inferred(model), parameters)
+    values = _values(model, parameters)
     builder, place = Graph.builder(name), dict[str, int]()
     for key, num_bytes in parameters.items():
         place[key] = builder.tensor(num_bytes, kind="parameter", name=key)
     for value in model.graph.input:
         if value.name not in place:
-            place[value.name] = builder.tensor(
-                _value(values, value.name, "input").num_bytes, kind="input", name=value.name
-            )
+            num_bytes = _value(values, value.name, "input").num_bytes
+            place[value.name] = builder.tensor(num_bytes, kind="input", name=value.name)
     for node in _with_effect(model.graph):
         _add(builder, place, values, node)
     for output in dict.fromkeys(place[value.name] for value in model.graph.output if value.name in place):
@@ -202,8 +195,7 @@ def _close(model: onnx.ModelProto, parameters: Mapping[str, int], shapes: dict[s
     for key, value in inputs.items():
         if value.type.WhichOneof("value") != "tensor_type":
             raise CaptureError(f"input {key!r} is a {value.type.WhichOneof('value')}, expected a tensor of numbers")
-        dims = value.type.tensor_type.shape.dim
-        seen = [_dim(dim) for dim in dims] if value.type.tensor_type.HasField("shape") else None
+        dims, seen = value.type.tensor_type.shape.dim, _dims(value)
         if key in shapes:
             given = [int(n) for n in shapes[key]]
             fits = seen is None or (
@@ -220,11 +212,9 @@ def _close(model: onnx.ModelProto, parameters: Mapping[str, int], shapes: dict[s
                 f"input {key!r} has shape {_text(seen)}, expected numbers: name its shape, "
                 f"from_onnx(model, shapes={{{key!r}: (...)}}), or on the command line --shape {key}=N,N,..."
             )
-    for value in (
-        *model.graph.value_info,
-        *model.graph.output,
-    ):  # what was written for open dimensions says nothing new
-        if any(not isinstance(_dim(dim), int) for dim in value.type.tensor_type.shape.dim):
+    # What was written for open dimensions says nothing new.
+    for value in (*model.graph.value_info, *model.graph.output):
+        if any(not isinstance(n, int) for n in _dims(value) or ()):
             value.type.tensor_type.ClearField("shape")
 
 
@@ -237,24 +227,20 @@ def _refuse_control_flow(nodes: Iterable[onnx.NodeProto]) -> None:
             )
 
 
-def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
+def _values(model: onnx.ModelProto, parameters: Mapping[str, int]) -> dict[str, Value | str]:
+    """Return what is known of every tensor by name, or in words why it has no size."""
     import onnx
 
     try:
-        return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+        model = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
     except onnx.shape_inference.InferenceError as error:
         raise CaptureError(f"ONNX's shape inference refuses the model: {error}") from error
-
-
-def _values(model: onnx.ModelProto, parameters: Mapping[str, int]) -> dict[str, Value | str]:
-    """Return what is known of every tensor by name, or in words why it has no size."""
     values = dict[str, Value | str]()
     for tensor in model.graph.initializer:
         values[tensor.name] = Value(parameters[tensor.name], tuple(tensor.dims))
     for value in (*model.graph.value_info, *model.graph.output, *model.graph.input):
         kind = value.type.WhichOneof("value")
-        tensor = value.type.tensor_type
-        dims = [_dim(dim) for dim in tensor.shape.dim] if tensor.HasField("shape") else None
+        dims = _dims(value)
         if kind != "tensor_type":
             values.setdefault(value.name, f"a {kind}, expected a tensor of numbers")
         elif dims is None or not all(isinstance(n, int) for n in dims):
@@ -263,7 +249,7 @@ def _values(model: onnx.ModelProto, parameters: Mapping[str, int]) -> dict[str, 
             shape = tuple(int(n) for n in dims if n is not None)
             num_bytes = parameters.get(value.name)
             if num_bytes is None:
-                num_bytes = _num_bytes(tensor.elem_type, shape, f"{value.name!r}")
+                num_bytes = _num_bytes(value.type.tensor_type.elem_type, shape, f"{value.name!r}")
             values[value.name] = Value(num_bytes, shape)
     for node in model.graph.node:
         if node.op_type == "Constant" and node.output[0] not in values:
@@ -302,9 +288,12 @@ def _called(node: onnx.NodeProto) -> str:
     )
 
 
-def _dim(dim: Any) -> int | str | None:
-    """A dimension: its size, the name of an open one, or None."""
-    return int(dim.dim_value) if dim.HasField("dim_value") else str(dim.dim_param) or None
+def _dims(value: onnx.ValueInfoProto) -> list[int | str | None] | None:
+    """Return the shape of a tensor as far as it is known: sizes, names of open dimensions, or None."""
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        return None
+    return [int(n.dim_value) if n.HasField("dim_value") else str(n.dim_param) or None for n in tensor.shape.dim]
 
 
 def _text(shape: Sequence[int | str | None] | None) -> str:

@@ -9,6 +9,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -26,6 +27,7 @@ _NOT_GIVEN = ("graph", "precedences", "order", "progress")  # arguments of `olla
 DEFAULTS = {
     name: parameter.default for name, parameter in inspect.signature(plan).parameters.items() if name not in _NOT_GIVEN
 }
+_KEPT = ("status", "message", "key", "seconds", "figures")  # of a result, in its file
 _OF_ORDER = ("time_limit", "seed", "alignment", "layout", "updates_may_move")
 
 
@@ -136,10 +138,9 @@ def _kept(folder: Folder, key: str) -> dict[str, Any] | None:
         content: dict[str, Any] = json.loads(data)
         if (content.pop("format"), content.pop("version")) != (FORMAT, VERSION) or content["key"] != key:
             return None
-        missing = {"status", "message", "figures", "seconds"} - content.keys()
+        if not content.keys() >= set(_KEPT):
+            return None
     except (ValueError, TypeError, KeyError, AttributeError):
-        return None
-    if missing:
         return None
     if content["status"] == PLANNED:
         if not folder.has(plan_name(key)):
@@ -150,22 +151,14 @@ def _kept(folder: Folder, key: str) -> dict[str, Any] | None:
 
 def _keep(folder: Folder, found: Plan | None, result: Result) -> Result:
     """Write the plan, then the result; return the result with the figures of the plan."""
-    given: dict[str, Any] = {
-        "status": result.status,
-        "message": result.message,
-        "key": result.key,
-        "seconds": result.seconds,
-    }
-    figures: dict[str, Any] = {}
-    place = ""
     if found is not None:
         gap = found.gap if math.isfinite(found.gap) else None
         figures = {**{name: getattr(found, name) for name in FIGURES}, "gap": gap, "status": found.status.value}
         folder.write(plan_name(result.key), _json(found.to_object()))
-        place = folder.place(plan_name(result.key))
-    given["figures"] = figures
-    folder.write(f"{result.key}.json", _json({"format": FORMAT, "version": VERSION, **given}))
-    return Result(graph=result.graph, options=result.options, plan=place, **given)
+        result = replace(result, plan=folder.place(plan_name(result.key)), figures=figures)
+    kept = {name: getattr(result, name) for name in _KEPT}
+    folder.write(f"{result.key}.json", _json({"format": FORMAT, "version": VERSION, **kept}))
+    return result
 
 
 def _json(content: object) -> bytes:
