@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from olla import _core
 from olla.errors import CaptureError
-from olla.graph import Graph, Lists
+from olla.graph import Graph
 
 if TYPE_CHECKING:
     import torch
