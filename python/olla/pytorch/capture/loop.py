@@ -267,7 +267,7 @@ class Lent(TorchFunctionMode):
             args, kwargs = self.stand_ins_in((args, kwargs or {}))
             for argument in (*args, *kwargs.values()):
                 if isinstance(argument, torch.Generator):
-                    self._reads.draws_from(argument)
+                    self._reads.generators.draws(argument)
             result = self._run(func, args, kwargs, watching)
             return self._originals.get(id(result), result)
         finally:

@@ -25,6 +25,7 @@ from olla.pytorch.capture.recurrent import plain_recurrent_layers
 from olla.pytorch.capture.results import Structure
 from olla.pytorch.capture.updates import TEMPLATE, Updates, copy_updates
 from olla.pytorch.checks import checks, failures
+from olla.pytorch.guards.inside import hooks_of
 from olla.pytorch.guards.reads import Reads
 from olla.pytorch.ranks import collectives
 from olla.pytorch.ranks.reduced import DataParallel, Left
@@ -256,13 +257,13 @@ def _run(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
             _enter_loop(step, tensors, parameters, stack)
         assert step.reads is not None
         lent = Lent(pairs, step.reads)
-        hooks = [_hooks(t) for _, t in pairs]
+        hooks = [[key for key, _ in hooks_of(t)] for _, t in pairs]
         stack.enter_context(lent.in_functions(step.capture))
         stack.enter_context(lent)
         with step.reads.recording(step.capture.is_here):
             result = _call(step, batch)
         result = lent.stand_ins_in(result)
-    if [_hooks(t) for _, t in pairs] != hooks:
+    if [[key for key, _ in hooks_of(t)] for _, t in pairs] != hooks:
         raise CaptureError(
             "the step registers a hook on a parameter, a buffer or the batch and leaves it there: register it before "
             "the step, or remove it with handle.remove()"
@@ -343,11 +344,6 @@ def _enter_loop(
         step.updates = Updates(step.optimizer, step.inputs, tensors, names, lambda template: _mark("update", template))
         lent = lent_optimizer(step.optimizer, step.updates.groups, step.updates.state, step.loop.step)
         stack.enter_context(lent)
-
-
-def _hooks(tensor: torch.Tensor) -> list[int]:
-    tables = (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None))
-    return [key for table in tables for key in (table or {})]
 
 
 def _call_hook(hook: Callable[[torch.Tensor], None], parameter: torch.Tensor, stand_in: torch.Tensor) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from olla._core import first_changed, first_other, same_kinds
+from olla.pytorch.guards.inside import hooks_of
 from olla.pytorch.guards.reads import Reads
 from olla.pytorch.guards.values import MISSING
 from olla.pytorch.guards.watched import Holds, Watched
@@ -188,8 +189,7 @@ class TensorFacts:
 
 
 def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
-    hooks = (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None))
-    functions = tuple(id(f) for table in hooks for f in (table or {}).values())
+    functions = tuple(id(function) for _, function in hooks_of(tensor))
     return (
         type(tensor), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad,
         tensor.is_leaf, functions,

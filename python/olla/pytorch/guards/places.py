@@ -11,9 +11,8 @@ import torch
 
 from olla.errors import CaptureError
 from olla.pytorch.guards.code import module_origin
-from olla.pytorch.guards.firstuse import FirstUse
 from olla.pytorch.guards.inside import no_modes
-from olla.pytorch.guards.names import Names
+from olla.pytorch.guards.names import FirstUse, Names
 from olla.pytorch.guards.values import MISSING, same
 from olla.pytorch.guards.watched import Holds, Probe, Watched
 
@@ -50,8 +49,8 @@ class Places:
         """Note the attributes of a class; return False where they already are."""
         if id(attributes) in self._keys:
             return False
-        self._keys[id(attributes)] = watched = Watched.of(attributes, Holds.ATTRIBUTES, path, owner)
-        self.watched.append(watched)
+        self.watch(attributes, Holds.ATTRIBUTES, path, owner)
+        self._keys[id(attributes)] = self.watched[-1]
         return True
 
     def watch_key(self, scope: dict[str, Any], name: str, path: str) -> None:
@@ -96,15 +95,13 @@ class Places:
         if watched.holds in (Holds.ATTRIBUTES, Holds.NAMES):
             assert isinstance(watched.container, dict)
             is_lazy = watched.owner != "user"  # a library fills its caches at first use
-            kept = [
-                key
-                for key, before, now in watched.changes()
-                if (watched.holds is not Holds.ATTRIBUTES or self._names.counts(key))
+            if not any(
+                (watched.holds is not Holds.ATTRIBUTES or self._names.counts(key))
                 and not same(before, now)
                 and not first_use.is_set_first(watched.container, key)
                 and not ((before is None or before is MISSING) and (is_lazy or is_constant(now)))
-            ]
-            if not kept:
+                for key, before, now in watched.changes()
+            ):
                 return
         raise _changed_itself(what)
 

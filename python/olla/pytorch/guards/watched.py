@@ -12,12 +12,6 @@ import torch
 
 from olla.pytorch.guards.values import MISSING, equal, same
 
-# What the tables of a model's hooks and an optimizer hold by another key at every registration.
-HOOK_TABLES = (
-    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
-    "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks",
-)  # fmt: skip
-
 
 class Holds(Enum):
     """What the entries of a container are, and so what counts as a change."""
@@ -61,22 +55,16 @@ class Watched:
         Complexity: O(entries).
         """
         if isinstance(self.container, list):
-            assert isinstance(self.expected, tuple)
             return self._item_change(list(self.expected), list(self.container))
-        old = self.expected if isinstance(self.expected, dict) else entries(self.expected)
+        old, new = self._dicts()
         if self.holds is Holds.HOOKS:
-            return self._item_change(list(old.values()), list(dict.values(self.container)))
-        present = dict(dict.items(self.container))
-        new = {k: present.get(k, MISSING) for k in old} if old is self.expected else present
-        if self.holds is Holds.ITEMS and old is not self.expected and list(old) != list(new):
+            return self._item_change(list(old.values()), list(new.values()))
+        if self.holds is Holds.ITEMS and list(old) != list(new):
             return f"the keys of {self.path} changed"
         if self.holds is Holds.INPUTS:
             return self._input_change(old, new)
-        for key in {**old, **new}:
-            if self.holds is Holds.ATTRIBUTES and not counts(key):
-                continue
-            before, now = old.get(key, MISSING), new.get(key, MISSING)
-            if not same(before, now):
+        for key, before, now in self.changes():
+            if (self.holds is not Holds.ATTRIBUTES or counts(key)) and not same(before, now):
                 return f"{self._place(key)} was {shown(before)} and is {shown(now)}"
         return ""
 
@@ -100,25 +88,28 @@ class Watched:
     def _place(self, key: Any) -> str:
         return f"{self.path}.{key}" if self.holds in (Holds.ATTRIBUTES, Holds.NAMES) else f"{self.path}[{key!r:.40}]"
 
+    def _dicts(self) -> tuple[dict[Any, Any], dict[Any, Any]]:
+        """Return what was in a dict and what is, of the keys that count."""
+        present = dict(dict.items(self.container))  # type: ignore[arg-type]
+        if isinstance(self.expected, dict):
+            return self.expected, {k: present.get(k, MISSING) for k in self.expected}
+        return entries(self.expected), present
+
     def changes(self) -> Iterator[tuple[Any, Any, Any]]:
         """Return key, value before and value now of the entries of a dict that hold another object than expected."""
-        assert isinstance(self.container, dict)
-        partial = isinstance(self.expected, dict)
-        old = self.expected if isinstance(self.expected, dict) else entries(self.expected)
-        for key in list(old if partial else {**old, **dict(dict.items(self.container))}):
-            before, now = old.get(key, MISSING), dict.get(self.container, key, MISSING)
+        old, new = self._dicts()
+        for key in {**old, **new}:
+            before, now = old.get(key, MISSING), new.get(key, MISSING)
             if before is not now:
                 yield key, before, now
 
     def undo(self) -> None:
         """Put back what the container held, as far as it holds other objects now."""
         if isinstance(self.container, list):
-            assert isinstance(self.expected, tuple)
-            now = contents(self.container)
-            if len(now) != len(self.expected) or any(a is not b for a, b in zip(now, self.expected, strict=True)):
+            if list(map(id, contents(self.container))) != list(map(id, self.expected)):
                 self.container[:] = self.expected
             return
-        for key, before, _ in list(self.changes()):
+        for key, before, _ in self.changes():
             if before is MISSING:
                 del self.container[key]
             else:
@@ -129,11 +120,7 @@ class Watched:
 
     def renew(self) -> None:
         """Expect what the container holds now."""
-        if isinstance(self.expected, dict):
-            assert isinstance(self.container, dict)
-            self.expected = {k: dict.get(self.container, k, MISSING) for k in self.expected}
-        else:
-            self.expected = contents(self.container)
+        self.expected = self._dicts()[1] if isinstance(self.expected, dict) else contents(self.container)
 
 
 @dataclass(slots=True)
