@@ -298,9 +298,7 @@ def _call(step: _Step, batch: Any) -> Any:
         result = step.model(*batch) if isinstance(batch, tuple | list) else step.model(batch)
     # A buffer the model replaced by a new tensor is written back, so that the step updates it in place.
     with torch.no_grad():
-        failures.check_replaced(
-            parameters, dict(step.model.named_parameters()), before, dict(step.model.named_buffers())
-        )
+        failures.check_replaced(step.model, parameters, before)
         for name, now in step.model.named_buffers():
             if now is not before[name]:
                 before[name].copy_(now)
