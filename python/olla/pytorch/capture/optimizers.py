@@ -15,13 +15,8 @@ from olla.errors import CaptureError
 State = dict[str, Any]
 _ELEMENTWISE = ("Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "NAdam", "RMSprop", "SGD")
 _CHANGED_BY_TORCH = {
-    "state",
-    "param_groups",
-    "step",
-    "_opt_called",
-    "_step_count",
-    "_warned_capturable_if_run_uncaptured",
-}
+    "state", "param_groups", "step", "_opt_called", "_step_count", "_warned_capturable_if_run_uncaptured",
+}  # fmt: skip
 
 
 def check(optimizer: torch.optim.Optimizer, parameters: dict[int, str]) -> None:
@@ -77,11 +72,10 @@ def run_stand_in(optimizer: torch.optim.Optimizer, groups: list[State], state: d
         CaptureError: the step changes settings or attributes of the optimizer, which a captured step would not do.
     """
     copy = stand_in(optimizer, groups, state)
-    attributes = {k: v for k, v in vars(copy).items() if k not in _CHANGED_BY_TORCH}
-    settings = [dict(group) for group in copy.param_groups]
+    before, *settings = [dict(values) for values in (vars(copy), *copy.param_groups)]
     copy.step()
-    now = {k: v for k, v in vars(copy).items() if k not in _CHANGED_BY_TORCH}
-    pairs = [(attributes, now), *zip(settings, copy.param_groups, strict=True)]
+    attributes = [{k: v for k, v in values.items() if k not in _CHANGED_BY_TORCH} for values in (before, vars(copy))]
+    pairs = [attributes, *zip(settings, copy.param_groups, strict=True)]
     changed = [k for old, new in pairs for k in {**old, **new} if old.get(k) is not new.get(k)]
     if changed:
         raise CaptureError(
@@ -249,18 +243,13 @@ def stand_in(
     # A learning-rate scheduler, or a trace, leaves a step here that is bound to the user's optimizer.
     copy.__dict__.pop("step", None)
     copy.param_groups = [one_by_one(group) for group in groups]
-    copy.state = state_of(state)
+    copy.state = collections.defaultdict(dict, state)
     return copy
 
 
 def one_by_one(group: State) -> State:
     """Return the settings of a group with which its parameters are updated one after the other."""
     return group | {k: False for k in ("foreach", "fused") if k in group}
-
-
-def state_of(state: dict[torch.Tensor, State]) -> collections.defaultdict[torch.Tensor, Any]:
-    """Return state in the form optimizers keep it in."""
-    return collections.defaultdict(dict, state)
 
 
 class NoState(collections.defaultdict[torch.Tensor, Any]):
