@@ -93,12 +93,7 @@ class PlannedStep:
         return self._program()
 
     def compile_recorded(self, recorder: Recorder, addresses: bool = True) -> Program:
-        """Return the step with a window around every op, to be recorded.
-
-        Args:
-            recorder: opens and closes the windows.
-            addresses: whether it also notes where tensors are.
-        """
+        """Return the step with a window around every op, to be recorded; addresses: and where tensors are."""
         note = recorder.note if addresses else None
         return self._program(recorder, windows=range(self.graph.num_ops), note=note)
 

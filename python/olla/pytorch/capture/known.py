@@ -63,11 +63,9 @@ def _node(tensor: Any) -> fx.Node | None:
 
 
 def _makers(last: fx.Node, most: float = math.inf) -> list[fx.Node]:
-    """Return the nodes that decide what a node holds now, in order: those that write into its memory are among them.
+    """Return the nodes that decide what a node holds now, in order, and stop after more than so many.
 
-    Args:
-        last: the node.
-        most: stop after more than so many.
+    Those that write into its memory are among them.
     """
     writers: dict[Any, list[fx.Node]] = {}  # by the memory they write into
     for node in last.graph.nodes:

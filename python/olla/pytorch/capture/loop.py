@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -60,42 +61,29 @@ def ordinary(loss: Loss) -> Body:
     return train
 
 
+@dataclass(eq=False)
 class Loop:
     """One pass through the body of a loop.
 
     Gradients that the pass before might have left are stood for by ``stale`` tensors: a body that adds to them is
     refused unless it leaves none, because gradients of a captured step live inside the step.
 
-    Args:
-        parameters: name -> the tensor that stands for the parameter.
-        stale: name -> a tensor of the parameter's shape; empty if the body is not the user's own.
-        update: traces the optimizer's update with these gradients.
-        mark: called with a kind for all nodes recorded since its last call.
-        capture: that runs the body.
-        parallel: reduces gradients over ranks; None: nothing does.
     """
 
-    def __init__(
-        self,
-        parameters: dict[str, torch.Tensor],
-        stale: Gradients,
-        update: Callable[[Gradients], None],
-        mark: Callable[[str], None],
-        capture: Capture,
-        parallel: DataParallel | None = None,
-    ) -> None:
-        self.phase = "forward"
-        self.num_updates = 0
-        self._parameters = parameters
-        self._stale = stale
-        self._added_to: set[str] = set()
-        self._update = update
-        self._mark = mark
-        self._capture = capture
-        self._parallel = parallel
-        self._depth = 0
-        if parallel is not None:
-            parallel.watch(parameters, capture.mode.tracer.graph)
+    _parameters: dict[str, torch.Tensor]  # name -> the tensor that stands for the parameter
+    _stale: Gradients  # name -> a tensor of the parameter's shape; empty if the body is not the user's own
+    _update: Callable[[Gradients], None]  # traces the optimizer's update with these gradients
+    _mark: Callable[[str], None]  # called with a kind for all nodes recorded since its last call
+    _capture: Capture  # that runs the body
+    _parallel: DataParallel | None = None  # reduces gradients over ranks; None: nothing does
+    phase: str = field(default="forward", init=False)
+    num_updates: int = field(default=0, init=False)
+    _added_to: set[str] = field(default_factory=set, init=False)
+    _depth: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        if self._parallel is not None:
+            self._parallel.watch(self._parameters, self._capture.mode.tracer.graph)
 
     @contextlib.contextmanager
     def run(self) -> Iterator[None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -19,13 +19,8 @@ _CHANGED_BY_TORCH = {
 }  # fmt: skip
 
 
-def check(optimizer: torch.optim.Optimizer, parameters: dict[int, str]) -> None:
-    """Raise a CaptureError if the step of this optimizer cannot be captured.
-
-    Args:
-        optimizer: the user's.
-        parameters: id of each parameter of the model -> its name.
-    """
+def check(optimizer: torch.optim.Optimizer, parameters: Container[int]) -> None:
+    """Raise a CaptureError if the step of this optimizer, over parameters with these ids, cannot be captured."""
     kind = type(optimizer).__name__
     if isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         raise CaptureError(f"{kind} wraps another optimizer, which a captured step takes itself: pass its .optimizer.")
@@ -50,13 +45,11 @@ def check(optimizer: torch.optim.Optimizer, parameters: dict[int, str]) -> None:
             f"the step of {kind} was replaced on the object, which a captured step would not call: make a subclass "
             "with a step of its own."
         )
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if id(parameter) not in parameters:
-                raise CaptureError(
-                    f"{kind} updates a parameter of shape {tuple(parameter.shape)} that the model does not have. "
-                    "Build the optimizer from model.parameters() after all changes to the model."
-                )
+    if foreign := [p for group in optimizer.param_groups for p in group["params"] if id(p) not in parameters]:
+        raise CaptureError(
+            f"{kind} updates a parameter of shape {tuple(foreign[0].shape)} that the model does not have. "
+            "Build the optimizer from model.parameters() after all changes to the model."
+        )
 
 
 def own_step(optimizer: torch.optim.Optimizer) -> Any:
@@ -231,12 +224,8 @@ def stand_in(
 ) -> torch.optim.Optimizer:
     """Return an optimizer of the same class and settings over other tensors, which updates one parameter at a time.
 
-    One fused op over all parameters could not be scheduled, and would keep every gradient alive until it runs.
-
-    Args:
-        optimizer: the user's; it is not changed.
-        groups: its parameter groups, with other parameters.
-        state: parameter -> entries.
+    One fused op over all parameters could not be scheduled, and would keep every gradient alive until it runs. The
+    user's optimizer is not changed; groups are its own with other parameters, and the state is by these.
     """
     copy: torch.optim.Optimizer = type(optimizer).__new__(type(optimizer))
     copy.__dict__.update(optimizer.__dict__)

@@ -133,7 +133,10 @@ class _Folder:
     def _adopt_aliases(self, node: fx.Node) -> None:
         """Give outputs the tensor they alias where their fake has another storage: of constants, of collectives."""
         if collectives.is_wait(node) or collectives.issues(node):
-            self._adopt_changed(node)
+            # What is waited for is what was changed, and so is the result of a collective in place.
+            changed = [v for n in costs.mutated(node) for v in _tensors(n.meta.get("val"))]
+            for before, after in zip(changed, _tensors(node.meta.get("val")), strict=False):
+                self._by_storage[storage_of(after)] = self._by_storage[storage_of(before)]
             return
         if len(node.all_input_nodes) != 1 or node.all_input_nodes[0].op != "get_attr":
             return
@@ -141,12 +144,6 @@ class _Folder:
         if schema is not None and any(r.alias_info is not None for r in schema.returns):
             for output in _tensors(node.meta.get("val")):
                 self._by_storage[storage_of(output)] = self.held[node.all_input_nodes[0]][0]
-
-    def _adopt_changed(self, node: fx.Node) -> None:
-        """What is waited for is what was changed, and so is the result of a collective in place."""
-        changed = [v for n in costs.mutated(node) for v in _tensors(n.meta.get("val"))]
-        for before, after in zip(changed, _tensors(node.meta.get("val")), strict=False):
-            self._by_storage[storage_of(after)] = self._by_storage[storage_of(before)]
 
     def _follow(self, node: fx.Node, producers: list[int]) -> None:
         """Place a view, an item of a tuple or arithmetic on numbers right after the op it derives from."""
@@ -261,12 +258,9 @@ class _Folder:
 
 
 def fold(module: fx.GraphModule, inputs: Iterable[Input], name: str) -> Folded:
-    """Turn a traced step into an olla graph, cleaning its fx graph of what has no effect.
+    """Turn a traced step into an olla graph of this name, cleaning its fx graph, in place, of what has no effect.
 
-    Args:
-        module: the step; it is changed in place.
-        inputs: of its placeholders.
-        name: of the graph.
+    ``inputs`` are those of its placeholders; some may be left out.
 
     Returns:
         The graph with its ties to the module, and the inputs the module still takes.

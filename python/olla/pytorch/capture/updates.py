@@ -20,17 +20,11 @@ TEMPLATE = "olla_template"  # key of node.meta: number of the template whose upd
 
 @dataclass
 class Update:
-    """The update of one parameter: what it works on, and which template has its operators.
+    """The update of one parameter: what it works on, and which template has its operators."""
 
-    Attributes:
-        nodes: names of the nodes that stand for the parameter, its state and its gradient when it is updated.
-        template: number of the template.
-        traced: whether this is the update the template was traced from.
-    """
-
-    nodes: list[str]
-    template: int
-    traced: bool
+    nodes: list[str]  # names of those that stand for the parameter, its state and its gradient when it is updated
+    template: int  # its number
+    traced: bool  # whether the template was traced from this update
 
 
 class Updates:

@@ -26,15 +26,10 @@ _Stack = tuple[Any, ...]  # the top is last; what is below its end is unknown
 
 
 class Check(NamedTuple):
-    """A branch of which one outcome only raises.
+    """A branch of which one outcome only raises."""
 
-    Attributes:
-        fails_on: that outcome.
-        error: what it raises.
-    """
-
-    fails_on: bool
-    error: BaseException
+    fails_on: bool  # that outcome
+    error: BaseException  # what it raises
 
 
 class _State(NamedTuple):
@@ -134,12 +129,7 @@ def _passes(frame: types.FrameType, kind: type | None, raising: Any) -> bool:
 
 
 class _Walk:
-    """All paths from a point of a function.
-
-    Args:
-        frame: of the function.
-        kind: of the exception that its handlers see; None: not known.
-    """
+    """All paths from a point of a function; kind: of the exception that its handlers see, None if that is not known."""
 
     def __init__(self, frame: types.FrameType, kind: type | None) -> None:
         self.code = _code(frame.f_code)

@@ -37,10 +37,7 @@ class _Carried(ast.NodeTransformer):
 def raised_error(frame: types.FrameType, begin: dis.Instruction, end: dis.Instruction) -> BaseException:
     """Return the exception that a function raises, with its message as far as it is known while a step is traced.
 
-    Args:
-        frame: of the function.
-        begin: the instruction from which on it does nothing but raise.
-        end: the instruction that raises.
+    From the instruction ``begin`` on it does nothing but raise; ``end`` raises.
     """
     statement = _statement(frame, end)
     first, last = begin.positions and begin.positions.lineno, end.positions and end.positions.end_lineno

@@ -33,12 +33,9 @@ def origin(file: str) -> str:
 
     Packages that decide nothing about a step count as stdlib.
     """
-    if file.startswith("<frozen "):
-        return "stdlib"
-    if file.startswith(_OWN):
-        return "olla"
-    if file.startswith(_TORCH):
-        return "torch"
+    for start, found in (("<frozen ", "stdlib"), (_OWN, "olla"), (_TORCH, "torch")):
+        if file.startswith(start):
+            return found
     for folder in _INSTALLED:
         _, found, inside = file.rpartition(folder)
         if found:
@@ -63,19 +60,12 @@ def is_foundation(kind: type) -> bool:
 
 
 class Named(NamedTuple):
-    """What a code object refers to by name.
+    """What a code object refers to by name."""
 
-    Attributes:
-        variables: names it reads from its globals, or from builtins.
-        loaded: attributes it reads, and text constants that may name one.
-        modules: modules it imports by itself.
-        is_open: whether it may read attributes whose names are not written in it.
-    """
-
-    variables: tuple[str, ...]
-    loaded: frozenset[str]
-    modules: tuple[str, ...]
-    is_open: bool
+    variables: tuple[str, ...]  # that it reads from its globals, or from builtins
+    loaded: frozenset[str]  # attributes it reads, and text constants that may name one
+    modules: tuple[str, ...]  # that it imports by itself
+    is_open: bool  # whether it may read attributes whose names are not written in it
 
 
 _Found = tuple[dict[str, None], ...]  # variables, attributes, modules

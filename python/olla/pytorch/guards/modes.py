@@ -26,10 +26,7 @@ _function_modes: Callable[[], list[Any]] = torch.overrides._get_current_function
 
 
 def modes(device_type: str) -> tuple[Any, ...]:
-    """Return what a capture depends on of torch's own state, as values to compare.
-
-    Args:
-        device_type: where the step runs.
+    """Return what a capture of a step on such a device depends on of torch's own state, as values to compare.
 
     Example:
         >>> modes("cpu") == modes("cpu")

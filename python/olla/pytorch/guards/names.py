@@ -82,11 +82,7 @@ class FirstUse:
 
     @contextlib.contextmanager
     def watching(self, is_here: Callable[[], bool]) -> Iterator[None]:
-        """Watch the attributes of all modules, as far as the captured step uses them.
-
-        Args:
-            is_here: whether the caller is captured.
-        """
+        """Watch the attributes of all modules, where ``is_here`` says that their user is captured."""
         kind: Any = torch.nn.Module
         set_before, get_before = kind.__setattr__, vars(kind).get("__getattribute__")
         attributes_of = object.__getattribute__

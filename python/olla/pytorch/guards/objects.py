@@ -21,9 +21,8 @@ from olla.pytorch.guards import clocks, inside
 from olla.pytorch.guards.code import is_foundation, module_origin
 from olla.pytorch.guards.generators import Generators
 from olla.pytorch.guards.names import HOOK_TABLES, INNER_TABLES, Names
-from olla.pytorch.guards.places import Places
+from olla.pytorch.guards.places import Holds, Places, Watched, cell_reader, cell_writer
 from olla.pytorch.guards.values import MISSING, closed_state, is_plain
-from olla.pytorch.guards.watched import Holds, Watched, cell_reader, cell_writer
 
 _FUNCTION_PARTS = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__", "__dict__")
 # Of an optimizer: olla.pytorch.binding compares its settings, its state is input, the rest are marks of schedulers.

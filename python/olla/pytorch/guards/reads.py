@@ -29,8 +29,8 @@ from olla.pytorch.guards.generators import SETTERS
 from olla.pytorch.guards.inside import attributes_of_class, code_origin, function_origin, hooks_of, values_of
 from olla.pytorch.guards.names import FirstUse
 from olla.pytorch.guards.objects import Objects
+from olla.pytorch.guards.places import Holds
 from olla.pytorch.guards.values import MISSING, is_plain
-from olla.pytorch.guards.watched import Holds
 
 _WATCHED = ("user", "installed")  # origins of code that reads for itself
 _ENVIRONMENT = id(os._Environ.__getitem__.__code__)
@@ -41,9 +41,8 @@ class Reads(Objects):
     """What a step reads.
 
     Args:
-        model: its parameters and buffers are inputs of the step.
+        model, inputs: see `Objects`.
         roots: path -> what the step begins with: the model, its loss function, its optimizer.
-        inputs: tensors whose values are inputs of the step.
     """
 
     def __init__(self, model: torch.nn.Module, roots: dict[str, Any], inputs: Iterable[torch.Tensor]) -> None:
@@ -67,11 +66,7 @@ class Reads(Objects):
 
     @contextlib.contextmanager
     def recording(self, is_here: Callable[[], bool]) -> Iterator[None]:
-        """Watch which code this thread enters.
-
-        Args:
-            is_here: whether the caller is captured.
-        """
+        """Watch which code this thread enters; ``is_here``: whether the caller is captured."""
         before = sys.gettrace()
 
         def entered(frame: types.FrameType, event: Any, argument: Any) -> Any:
@@ -109,8 +104,7 @@ class Reads(Objects):
     def check(self, is_constant: Callable[[Any], bool]) -> None:
         """Raise a CaptureError for what can be neither compared nor repeated; to be called where the step ends.
 
-        Args:
-            is_constant: whether a value that the step made is the same in every step.
+        ``is_constant``: whether a value that the step made is the same in every step.
         """
         if self.problems:
             raise CaptureError(

@@ -11,6 +11,7 @@ import decimal
 import fractions
 import functools
 import mmap
+import operator
 import pathlib
 import pickle
 import queue
@@ -99,20 +100,9 @@ def closed_state(value: Any) -> Callable[[], Any] | None:
     """
     if isinstance(value, _BESIDE):
         return None
-    if isinstance(value, np.ndarray):
-        return _array_state(value)
-    if isinstance(value, memoryview | mmap.mmap | _C_DATA):
-        return _buffer_state(value)
-    if isinstance(value, queue.SimpleQueue):
-        return value.qsize
-    if isinstance(value, contextvars.ContextVar):
-        return lambda: value.get(MISSING)
-    if isinstance(value, types.GeneratorType):
-        return lambda: _generator_state(value)
-    if isinstance(value, set):
-        return lambda: frozenset(value)
-    if isinstance(value, collections.deque):
-        return lambda: tuple(value)
+    for kind, state_of in _STATES:
+        if isinstance(value, kind):
+            return state_of(value)
     if hasattr(type(value), "readable") and hasattr(type(value), "tell"):
         return _file_state(value)
 
@@ -158,3 +148,15 @@ def _file_state(file: Any) -> Callable[[], Any] | None:
     except ValueError:  # closed
         return None
     return lambda: None if file.closed else file.tell()
+
+
+# Kind of a closed object -> what makes the function that reads its state.
+_STATES: tuple[tuple[Any, Callable[[Any], Callable[[], Any]]], ...] = (
+    (np.ndarray, _array_state),
+    (memoryview | mmap.mmap | _C_DATA, _buffer_state),
+    (queue.SimpleQueue, operator.attrgetter("qsize")),
+    (contextvars.ContextVar, lambda variable: functools.partial(variable.get, MISSING)),
+    (types.GeneratorType, lambda generator: functools.partial(_generator_state, generator)),
+    (set, lambda items: functools.partial(frozenset, items)),
+    (collections.deque, lambda items: functools.partial(tuple, items)),
+)
