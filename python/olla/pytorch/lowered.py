@@ -137,12 +137,7 @@ class Lowered:
 
 
 class LoweredStep(Step):
-    """A compiled training step with Inductor's kernels; made by olla.compile.
-
-    Args:
-        arguments: of `Step`.
-        max_recomputed: most flops to run again, as a share of them all.
-    """
+    """A compiled training step with Inductor's kernels; made by olla.compile; arguments: see `Step` and `Lowered`."""
 
     def __init__(self, *arguments: Any, max_recomputed: float | None) -> None:
         super().__init__(*arguments)

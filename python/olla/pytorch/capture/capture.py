@@ -139,8 +139,8 @@ def capture(
         if ranks is None:
             is_elementwise = optimizer is not None and optimizers.updates_are_elementwise(optimizer)
             ranks = ranks_of_model(model, loss is not None and optimizer is not None, is_elementwise)
-        with idle_hooks(model), exclusive.capture() as lock:
-            traced = trace(lock, model, batch, loss, optimizer, where, step, checks == "run", ranks)
+        with idle_hooks(model), exclusive.capture() as current:
+            traced = trace(current, model, batch, loss, optimizer, where, step, checks == "run", ranks)
         middle = time.perf_counter()
         inside = model if traced.left is None else model.module
         folded = fold(traced.module, traced.inputs, name or type(inside).__name__)
