@@ -106,7 +106,7 @@ class Capture:
 
 
 class Captures:
-    """The captures of a step, the latest used last; so many are kept."""
+    """The captures of a step, the latest used last; at most ``size`` are kept."""
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -93,7 +93,7 @@ class PlannedStep:
         return self._program()
 
     def compile_recorded(self, recorder: Recorder, addresses: bool = True) -> Program:
-        """Return the step with a window around every op, to be recorded; addresses: and where tensors are."""
+        """Return the step with a window around every op, to be recorded; addresses: it notes where tensors are, too."""
         note = recorder.note if addresses else None
         return self._program(recorder, windows=range(self.graph.num_ops), note=note)
 
