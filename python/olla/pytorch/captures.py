@@ -13,8 +13,8 @@ from olla.pytorch.binding import InputBinding, Settings
 from olla.pytorch.capture import Captured
 from olla.pytorch.checks import failures
 from olla.pytorch.guards.guard import Guard, TensorFacts, Wholes
+from olla.pytorch.guards.places import Holds, Watched, contents
 from olla.pytorch.guards.values import equal
-from olla.pytorch.guards.watched import Holds, Watched
 
 if TYPE_CHECKING:
     from olla.pytorch.runner import Runner
@@ -61,10 +61,7 @@ class Capture:
         failures.check_memory(_changed(captured, values))
 
     def values(self, leaves: Sequence[Any]) -> tuple[list[torch.Tensor], str]:
-        """Return the tensors the step takes for a batch; or, in words, why this capture is not right any more.
-
-        Args:
-            leaves: of a batch with this key.
+        """Return the tensors the step takes for a batch with this key; or, in words, why it is not right any more.
 
         Complexity: O(what the step read and takes).
         """
@@ -90,7 +87,7 @@ class Capture:
         if self.inputs.updated() != self._updated:
             return "the optimizer updates other parameters of the model"
         replaced = [(old, t) for old, t in zip(self._first, values, strict=False) if old is not t]
-        if any(not equal(_attributes(old), _attributes(new)) for old, new in replaced):
+        if any(not equal(contents(vars(old)), contents(vars(new))) for old, new in replaced):
             return "a parameter or buffer was replaced by one with other attributes"
         self._replaced = Wholes([Watched.of(vars(new), Holds.ATTRIBUTES, "") for _, new in replaced])
         state = [values[i] for i in self._states]
@@ -109,11 +106,7 @@ class Capture:
 
 
 class Captures:
-    """The captures of a step, the latest used last.
-
-    Args:
-        size: how many to keep.
-    """
+    """The captures of a step, the latest used last; at most ``size`` are kept."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -148,10 +141,6 @@ class Captures:
             return False
         self._captures.pop(0)
         return True
-
-
-def _attributes(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tuple(part for item in vars(tensor).items() for part in item)
 
 
 def _changed(captured: Captured, values: Sequence[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor, bool]]:

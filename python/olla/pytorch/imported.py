@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +113,7 @@ def _graph(module: fx.GraphModule, kinds: Mapping[str, str], name: str) -> Graph
     _propagate(module)
     placeholders = module.graph.find_nodes(op="placeholder")
     inputs = [Input(kinds.get(node.name, "input"), node.name, node.name) for node in placeholders]
-    return fold(module, inputs, name)[0].graph
+    return fold(module, inputs, name).graph
 
 
 def _propagate(module: fx.GraphModule) -> None:
@@ -121,10 +122,8 @@ def _propagate(module: fx.GraphModule) -> None:
     values: dict[fx.Node, Any] = {}
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
-        shape = tuple(int(n) for n in tensor.shape)
-        return torch.empty_strided(
-            shape, tuple(int(n) for n in tensor.stride()), dtype=tensor.dtype, device=tensor.device
-        )
+        shape, strides = ([int(n) for n in numbers] for numbers in (tensor.shape, tensor.stride()))
+        return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
 
     with mode, torch.no_grad():
         for node in module.graph.nodes:
@@ -133,9 +132,7 @@ def _propagate(module: fx.GraphModule) -> None:
                     raise CaptureError(f"placeholder {node.name} has no tensor in meta['val']: {_REMEDY}")
                 values[node] = fake(node.meta["val"])
             elif node.op == "get_attr":
-                value: Any = module
-                for part in str(node.target).split("."):
-                    value = getattr(value, part)
+                value = operator.attrgetter(str(node.target))(module)
                 values[node] = fake(value) if isinstance(value, torch.Tensor) else value
             elif node.op == "call_function":
                 arguments = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)

@@ -82,9 +82,8 @@ class Kinds:
         self._alignment = alignment
         self._time_limit = time_limit
         self._seed = seed
-        self._kinds = (
-            [] if placed is None else [_Kind(placed, 0, np.zeros((0, 2), np.int64), 0, 0, None)]
-        )  # those with the largest load first
+        known = [] if placed is None else [_Kind(placed, 0, np.zeros((0, 2), np.int64), 0, 0, None)]
+        self._kinds = known  # those with the largest load first
         self._seen: dict[bytes, _Seen] = {}
         self.num_plans = len(self._kinds)
 

@@ -88,18 +88,13 @@ class Lowered:
     def run(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
         """Run the step on the tensors of its inputs, and return the captured outputs."""
         assert self._whole.run is not None
-        start = time.perf_counter()
-        results = in_plain_modes(self._whole.run, values)
-        self._note(start)
+        results: list[torch.Tensor] = self._timed(in_plain_modes, self._whole.run, values)
         return results
 
     def run_separate(self, batch: Any) -> Any:
         """Run the step as separate graphs and the optimizer."""
         assert self.separate is not None
-        start = time.perf_counter()
-        results = self.separate(batch)
-        self._note(start)
-        return results
+        return self._timed(self.separate, batch)
 
     def report(self, num_captures: int) -> StepReport:
         """Return the figures of this step; num_captures is for the report alone."""
@@ -132,19 +127,17 @@ class Lowered:
             note=f"Compiled as {taken}; foreseen peaks: {known}.",
         )
 
-    def _note(self, start: float) -> None:
+    def _timed(self, step: Callable[..., Any], *arguments: Any) -> Any:
+        start = time.perf_counter()
+        results = step(*arguments)
         if self._num_steps:  # the first call makes what libraries keep
             self._times.append(time.perf_counter() - start)
         self._num_steps += 1
+        return results
 
 
 class LoweredStep(Step):
-    """A compiled training step with Inductor's kernels; made by olla.compile.
-
-    Args:
-        arguments: of `Step`.
-        max_recomputed: most flops to run again, as a share of them all.
-    """
+    """A compiled training step with Inductor's kernels; made by olla.compile; arguments: see `Step` and `Lowered`."""
 
     def __init__(self, *arguments: Any, max_recomputed: float | None) -> None:
         super().__init__(*arguments)

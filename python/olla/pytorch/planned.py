@@ -90,40 +90,22 @@ class PlannedStep:
 
     def compile(self) -> Program:
         """Return the step as a function, on torch's own allocator."""
-        order = self.plan.order.tolist()
-        return compile_program(self._captured, order, schedule=self._schedule, copies=self.copies)
+        return self._program()
 
     def compile_recorded(self, recorder: Recorder, addresses: bool = True) -> Program:
-        """Return the step with a window around every op, to be recorded.
-
-        Args:
-            recorder: opens and closes the windows.
-            addresses: whether it also notes where tensors are.
-        """
-        return compile_program(
-            self._captured,
-            self.plan.order.tolist(),
-            schedule=self._schedule,
-            begin=recorder.begin,
-            end=recorder.end,
-            live=recorder.live,
-            windows=range(self.graph.num_ops),
-            note=recorder.note if addresses else None,
-            copies=self.copies,
-        )
+        """Return the step with a window around every op, to be recorded; addresses: it notes where tensors are, too."""
+        note = recorder.note if addresses else None
+        return self._program(recorder, windows=range(self.graph.num_ops), note=note)
 
     def compile_arranged(self, replay: Replay, arranged: Arranged) -> Program:
         """Return the step with a window around every op that has a place in the arena."""
-        return compile_program(
-            self._captured,
-            self.plan.order.tolist(),
-            schedule=self._schedule,
-            begin=replay.begin,
-            end=replay.end,
-            live=replay.live,
-            windows=frozenset(np.flatnonzero(np.diff(arranged.table.op_offset)).tolist()),
-            copies=self.copies,
-        )
+        return self._program(replay, windows=frozenset(np.flatnonzero(np.diff(arranged.table.op_offset)).tolist()))
+
+    def _program(self, allocator: Recorder | Replay | None = None, **options: Any) -> Program:
+        if allocator is not None:
+            options |= {"begin": allocator.begin, "end": allocator.end, "live": allocator.live}
+        order = self.plan.order.tolist()
+        return compile_program(self._captured, order, schedule=self._schedule, copies=self.copies, **options)
 
 
 def device_type(captured: Captured) -> str:

@@ -139,25 +139,13 @@ def capture(
         if ranks is None:
             is_elementwise = optimizer is not None and optimizers.updates_are_elementwise(optimizer)
             ranks = ranks_of_model(model, loss is not None and optimizer is not None, is_elementwise)
-        with idle_hooks(model):
-            traced = trace(model, batch, loss, optimizer, where, step, checks == "run", ranks)
+        with idle_hooks(model), exclusive.capture() as current:
+            traced = trace(current, model, batch, loss, optimizer, where, step, checks == "run", ranks)
         middle = time.perf_counter()
         inside = model if traced.left is None else model.module
-        folded, inputs = fold(traced.module, traced.inputs, name or type(inside).__name__)
+        folded = fold(traced.module, traced.inputs, name or type(inside).__name__)
     seconds = {"trace": middle - start, "fold": time.perf_counter() - middle}
-    return Captured(
-        graph=folded.graph,
-        module=traced.module,
-        nodes=folded.nodes,
-        prologue=folded.prologue,
-        tensors=folded.tensors,
-        inputs=inputs,
-        outputs=traced.outputs,
-        structure=traced.structure,
-        seconds=seconds,
-        reads=traced.reads,
-        left=traced.left,
-    )
+    return Captured(**(vars(traced) | vars(folded)), seconds=seconds)  # of the inputs, those that folding has left
 
 
 def require_choice(checks: str) -> None:

@@ -43,11 +43,8 @@ def reads_number(node: fx.Node) -> bool:
 
 def target_name(node: fx.Node) -> str:
     """Return the name graph files use: ``"aten.add_.Tensor"``."""
-    return (
-        str(node.target)
-        if isinstance(node.target, torch._ops.OpOverload)
-        else str(getattr(node.target, "__name__", node.target))
-    )
+    is_overload = isinstance(node.target, torch._ops.OpOverload)
+    return str(node.target if is_overload else getattr(node.target, "__name__", node.target))
 
 
 def _argument(node: fx.Node, name: str, default: Any) -> Any:
@@ -66,7 +63,7 @@ def mutated(node: fx.Node) -> list[fx.Node]:
         return []
     schema = node.target._schema
     changed: list[fx.Node] = []
-    for position, argument in enumerate(schema.arguments):
+    for position, argument in enumerate(schema.arguments if schema.is_mutable else ()):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
             changed += nodes_in(value)
@@ -111,6 +108,11 @@ def flops(node: fx.Node) -> int:
     return int(formula(*args, **kwargs, out_val=node.meta["val"]))
 
 
+def storage_of(tensor: torch.Tensor) -> int:
+    """Return what two tensors have in common that share memory."""
+    return int(tensor.untyped_storage()._cdata)
+
+
 def tensor_bytes(tensor: torch.Tensor) -> int:
     """Return the bytes an operator touches when it goes through a tensor once."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
@@ -135,6 +137,6 @@ def moved_bytes(
         size = tensor_bytes(tensor) * (2 if position < num_changed else 1)
         if operator_name(node) in _LOOKUPS and position == 0:
             size = min(size, written)
-        key = tensor.untyped_storage()._cdata
+        key = storage_of(tensor)
         sizes[key] = max(size, sizes.get(key, 0))
     return written + sum(sizes.values())

@@ -5,20 +5,76 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, get_proxy_mode
 
-from olla.pytorch.capture.signals import deferred
-
 _lock = threading.RLock()
 _replaced: list[tuple[Any, str, Any, Any]] = []  # by the captures that run: owner, name, original, stand-in
 _is_collected = False  # whether garbage is collected again once the capture that runs is over
+
+
+class Deferred:
+    """The signals that came since ``check`` was called last, and the handlers they wait for.
+
+    Ctrl-C between two lines of torch's own Python would leave its modes half entered.
+    """
+
+    def __init__(self) -> None:
+        self.handlers: dict[int, Callable[[int, Any], Any]] = {}
+        self._pending: list[int] = []
+        self._waits = True
+
+    def __call__(self, number: int, frame: Any) -> None:
+        """Handle a signal. A second one is served at once: the step may be waiting for something."""
+        if self._waits and number not in self._pending:
+            self._pending.append(number)
+        else:
+            self._pending.clear()
+            self.handlers[number](number, frame)
+
+    def check(self) -> None:
+        """Run the handlers of what came; they may raise."""
+        while self._pending:
+            number = self._pending.pop(0)
+            self.handlers[number](number, sys._getframe())
+
+    def install(self) -> None:
+        for number in signal.valid_signals():
+            handler = signal.getsignal(number)
+            if callable(handler):
+                self.handlers[number] = handler
+                signal.signal(number, self)
+
+    def remove(self) -> None:
+        """Give the handlers back; where one of them cuts this short, the others work already."""
+        self._waits = False
+        for number, handler in self.handlers.items():
+            if signal.getsignal(number) is self:
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[Callable[[], None]]:
+    """Run handlers of signals only where the function that this yields is called, and at the end."""
+    waiting = Deferred()
+    try:
+        if threading.current_thread() is threading.main_thread():  # the only one where handlers run
+            waiting.install()
+        yield waiting.check
+    finally:
+        try:
+            waiting.remove()
+        finally:
+            waiting.remove()
+            waiting.check()
 
 
 class Capture:
@@ -41,16 +97,14 @@ class Capture:
             return False
         return threading.get_ident() == self._thread or (self.mode is not None and get_proxy_mode() is self.mode)
 
-    @contextlib.contextmanager
-    def replaced(self, owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    def replaced(self, owner: Any, name: str, function: Callable[..., Any]) -> AbstractContextManager[None]:
         """Replace a function of the process for what is captured; all other callers reach the original."""
         original = getattr(owner, name)
 
         def choose(*args: Any, **kwargs: Any) -> Any:
             return (function if self.is_here() else original)(*args, **kwargs)
 
-        with replaced(owner, name, choose):
-            yield
+        return replaced(owner, name, choose)
 
 
 @contextlib.contextmanager
@@ -64,8 +118,7 @@ def capture() -> Iterator[Capture]:
             found.is_over = True
 
 
-@contextlib.contextmanager
-def unwatched_operators(capture: Capture) -> Iterator[None]:
+def unwatched_operators(capture: Capture) -> AbstractContextManager[None]:
     """Record operators without asking modes for functions of torch, and without watching which code is entered.
 
     In a backward pass both are on, and torch's own Python behind each operator calls hundreds of functions.
@@ -81,8 +134,7 @@ def unwatched_operators(capture: Capture) -> Iterator[None]:
         finally:
             sys.settrace(watching)
 
-    with capture.replaced(ProxyTorchDispatchMode, "__torch_dispatch__", record_unwatched):
-        yield
+    return capture.replaced(ProxyTorchDispatchMode, "__torch_dispatch__", record_unwatched)
 
 
 @contextlib.contextmanager
@@ -104,11 +156,9 @@ def unchanged(model: torch.nn.Module, leaves: list[Any]) -> Iterator[None]:
                 table.update(before)
 
 
-@contextlib.contextmanager
-def between() -> Iterator[None]:
+def between() -> AbstractContextManager[Any]:
     """Wait until no other thread captures: modules that it captures hold fake tensors meanwhile."""
-    with _lock:
-        yield
+    return _lock
 
 
 @contextlib.contextmanager

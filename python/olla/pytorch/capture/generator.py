@@ -25,26 +25,26 @@ _library.define("rng_state(str device, int num_bytes) -> Tensor", tags=_TAGS)
 _library.define("set_rng_state(Tensor state, str device) -> ()", tags=_TAGS)
 
 
-def _rng_state(device: str, num_bytes: int) -> torch.Tensor:
-    state: torch.Tensor = torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state(device)
+def _state_of(source: Source, num_bytes: int = 0) -> torch.Tensor:
+    if not isinstance(source, str):
+        return source.get_state()
+    state: torch.Tensor = torch.get_rng_state() if source == "cpu" else torch.cuda.get_rng_state(source)
     return state
 
 
-def _set_rng_state(state: torch.Tensor, device: str) -> None:
-    if device == "cpu":
+def _set_state(state: torch.Tensor, source: Source) -> None:
+    if not isinstance(source, str):
+        source.set_state(state)
+    elif source == "cpu":
         torch.set_rng_state(state)
     else:
-        torch.cuda.set_rng_state(state, device)
-
-
-def _fake_rng_state(device: str, num_bytes: int) -> torch.Tensor:
-    return torch.empty(num_bytes, dtype=torch.uint8)
+        torch.cuda.set_rng_state(state, source)
 
 
 # A state is bytes on the CPU, whatever the device of its generator.
-_library.impl("rng_state", _rng_state, "CompositeExplicitAutograd")
-_library.impl("set_rng_state", _set_rng_state, "CompositeExplicitAutograd")
-_library._register_fake("rng_state", _fake_rng_state)
+_library.impl("rng_state", _state_of, "CompositeExplicitAutograd")
+_library.impl("set_rng_state", _set_state, "CompositeExplicitAutograd")
+_library._register_fake("rng_state", lambda device, num_bytes: torch.empty(num_bytes, dtype=torch.uint8))
 _library._register_fake("set_rng_state", lambda state, device: None)
 _OPERATORS = (torch.ops.olla.rng_state.default, torch.ops.olla.set_rng_state.default)
 for _operator in _OPERATORS:
@@ -67,9 +67,7 @@ def traced(capture: Capture) -> Iterator[None]:
         state: torch.Tensor = torch.ops.olla.rng_state(device, num_bytes[device])
         return state
 
-    def write(state: torch.Tensor, device: str) -> None:
-        torch.ops.olla.set_rng_state(state, device)
-
+    write = torch.ops.olla.set_rng_state
     stand_ins: list[tuple[Any, str, Any]] = [
         (torch.cuda, "get_rng_state", lambda device="cuda": read(_name(device))),
         (torch.cuda, "set_rng_state", lambda new_state, device="cuda": write(new_state, _name(device))),
@@ -117,17 +115,6 @@ def can_rewind(source: Source) -> bool:
     return True
 
 
-def _state_of(source: Source) -> torch.Tensor:
-    return _rng_state(source, 0) if isinstance(source, str) else source.get_state()
-
-
-def _set_state(state: torch.Tensor, source: Source) -> None:
-    if isinstance(source, str):
-        _set_rng_state(state, source)
-    else:
-        source.set_state(state)
-
-
 class Draws:
     """Random numbers that a step draws twice: the states of generators before the ops that drew them first.
 
@@ -168,11 +155,10 @@ class Draws:
 
 def drop_unneeded(module: fx.GraphModule, is_random: Callable[[fx.Node], bool]) -> None:
     """Remove reads and writes of generator states from a step that draws no numbers."""
-    ours = [n for n in module.graph.nodes if n.target in _OPERATORS]
     if any(is_random(n) for n in module.graph.nodes if n.target not in _OPERATORS):
         return
-    for node in reversed(ours):
-        if not node.users:
+    for node in reversed(list(module.graph.nodes)):
+        if node.target in _OPERATORS and not node.users:
             module.graph.erase_node(node)
 
 

@@ -57,9 +57,8 @@ class Fakes:
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the fake that stands for ``tensor``, the same one every time."""
-        known = self._fakes.get(id(tensor))
-        if known is not None:
-            return known[1]
+        if id(tensor) in self._fakes:
+            return self._fakes[id(tensor)][1]
         device = self._device if tensor.device.type == "meta" else tensor.device
         with self._mode:
             if (shape := self._shapes.get(id(tensor))) is not None:
@@ -87,7 +86,7 @@ def batch_leaves(batch: Any) -> tuple[list[Any], pytree.TreeSpec, list[str]]:
     names = ["batch" + pytree.keystr(path).replace("'", "") for path, _ in with_paths]
     leaves = [leaf for _, leaf in with_paths]
     for name, leaf in zip(names, leaves, strict=True):
-        if isinstance(leaf, torch.Tensor) or leaf is None or isinstance(leaf, bool | str):
+        if isinstance(leaf, torch.Tensor | bool | str | None):
             continue
         if not isinstance(leaf, int | float | complex):
             raise CaptureError(
@@ -147,17 +146,13 @@ def gather(
     Returns:
         Tensor i is for input i.
     """
-    leaves, _, _ = batch_leaves(batch)
     parameters = dict(model.named_parameters())
-    buffers = dict(model.named_buffers())
+    buffers, leaves = dict(model.named_buffers()), dict(enumerate(batch_leaves(batch)[0]))
+    found: dict[str, dict[Any, Any]] = {"parameter": parameters, "buffer": buffers, "input": leaves}
     values: list[torch.Tensor] = []
     for i in inputs:
-        if i.kind == "parameter":
-            values.append(parameters[str(i.key)])
-        elif i.kind == "buffer":
-            values.append(buffers[str(i.key)])
-        elif i.kind == "input":
-            values.append(leaves[int(i.key)])
+        if i.kind in found:
+            values.append(found[i.kind][i.key])
         elif optimizer is None:
             raise ValueError(f"the captured step takes {i.name}: pass the optimizer")
         elif i.kind == "rate":

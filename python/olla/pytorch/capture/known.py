@@ -6,7 +6,6 @@ import contextlib
 import math
 import operator
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -64,15 +63,13 @@ def _node(tensor: Any) -> fx.Node | None:
 
 
 def _makers(last: fx.Node, most: float = math.inf) -> list[fx.Node]:
-    """Return the nodes that decide what a node holds now, in order: those that write into its memory are among them.
+    """Return the nodes that decide what a node holds now, in order, and stop after more than so many.
 
-    Args:
-        last: the node.
-        most: stop after more than so many.
+    Those that write into its memory are among them.
     """
     writers: dict[Any, list[fx.Node]] = {}  # by the memory they write into
     for node in last.graph.nodes:
-        for written in _written(node):
+        for written in costs.mutated(node):
             writers.setdefault(_storage(written), []).append(node)
     found, left = {last}, [last]
     while left and len(found) <= most:
@@ -85,17 +82,7 @@ def _makers(last: fx.Node, most: float = math.inf) -> list[fx.Node]:
 
 def _storage(node: fx.Node) -> Any:
     value = node.meta.get("val")
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else node
-
-
-def _written(node: fx.Node) -> list[fx.Node]:
-    """Return the arguments that an operator writes into."""
-    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
-        return []
-    arguments = zip(node.target._schema.arguments, node.args, strict=False)
-    named = ((a, node.kwargs.get(a.name)) for a in node.target._schema.arguments if a.name in node.kwargs)
-    written = [value for a, value in (*arguments, *named) if a.alias_info is not None and a.alias_info.is_write]
-    return [leaf for leaf in pytree.tree_leaves(written) if isinstance(leaf, fx.Node)]
+    return costs.storage_of(value) if isinstance(value, torch.Tensor) else node
 
 
 def _is_quick(node: fx.Node) -> bool:
@@ -108,17 +95,14 @@ def _is_quick(node: fx.Node) -> bool:
     return not isinstance(result, torch.Tensor) or result.numel() <= _MOST_ELEMENTS
 
 
-@contextlib.contextmanager
-def told_to_transformers(capture: Capture) -> Iterator[None]:
+def told_to_transformers(capture: Capture) -> contextlib.AbstractContextManager[None]:
     """Let transformers look at masks and positions whose values are known; it looks at no fake tensor otherwise."""
     masks: Any = sys.modules.get("transformers.masking_utils")
     original = getattr(masks, "is_tracing", None)
     if original is None:
-        yield
-        return
+        return contextlib.nullcontext()
 
     def is_tracing(tensor: Any = None) -> bool:
         return bool(original() if isinstance(tensor, torch.Tensor) and value(tensor) is not None else original(tensor))
 
-    with capture.replaced(masks, "is_tracing", is_tracing):
-        yield
+    return capture.replaced(masks, "is_tracing", is_tracing)

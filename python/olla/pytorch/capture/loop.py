@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ _UNASKED = (
     (torch._C.ScriptFunction, "__call__"), (torch._C.ScriptMethod, "__call__"),
     (functorch_utils, "unwrap_dead_wrappers"), (eager_transforms, "_wrap_for_grad"), (vmap, "_add_batch_dim"),
 )  # fmt: skip
+_NO_TENSORS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.Size})
 _OUR_HOOK = -1  # its key; those of torch count from 0
 _ENTERING = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)  # run the user's hooks
 
@@ -59,42 +61,29 @@ def ordinary(loss: Loss) -> Body:
     return train
 
 
+@dataclass(eq=False)
 class Loop:
     """One pass through the body of a loop.
 
     Gradients that the pass before might have left are stood for by ``stale`` tensors: a body that adds to them is
     refused unless it leaves none, because gradients of a captured step live inside the step.
 
-    Args:
-        parameters: name -> the tensor that stands for the parameter.
-        stale: name -> a tensor of the parameter's shape; empty if the body is not the user's own.
-        update: traces the optimizer's update with these gradients.
-        mark: called with a kind for all nodes recorded since its last call.
-        capture: that runs the body.
-        parallel: reduces gradients over ranks; None: nothing does.
     """
 
-    def __init__(
-        self,
-        parameters: dict[str, torch.Tensor],
-        stale: Gradients,
-        update: Callable[[Gradients], None],
-        mark: Callable[[str], None],
-        capture: Capture,
-        parallel: DataParallel | None = None,
-    ) -> None:
-        self.phase = "forward"
-        self.num_updates = 0
-        self._parameters = parameters
-        self._stale = stale
-        self._added_to: set[str] = set()
-        self._update = update
-        self._mark = mark
-        self._capture = capture
-        self._parallel = parallel
-        self._depth = 0
-        if parallel is not None:
-            parallel.watch(parameters, capture.mode.tracer.graph)
+    _parameters: dict[str, torch.Tensor]  # name -> the tensor that stands for the parameter
+    _stale: Gradients  # name -> a tensor of the parameter's shape; empty if the body is not the user's own
+    _update: Callable[[Gradients], None]  # traces the optimizer's update with these gradients
+    _mark: Callable[[str], None]  # called with a kind for all nodes recorded since its last call
+    _capture: Capture  # that runs the body
+    _parallel: DataParallel | None = None  # reduces gradients over ranks; None: nothing does
+    phase: str = field(default="forward", init=False)
+    num_updates: int = field(default=0, init=False)
+    _added_to: set[str] = field(default_factory=set, init=False)
+    _depth: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        if self._parallel is not None:
+            self._parallel.watch(self._parameters, self._capture.mode.tracer.graph)
 
     @contextlib.contextmanager
     def run(self) -> Iterator[None]:
@@ -137,8 +126,7 @@ class Loop:
         self._mark("update")
         self.num_updates += 1
 
-    @contextlib.contextmanager
-    def _watched_backward(self) -> Iterator[None]:
+    def _watched_backward(self) -> contextlib.AbstractContextManager[None]:
         original = torch.autograd.backward
 
         def backward(*args: Any, **kwargs: Any) -> None:
@@ -157,8 +145,7 @@ class Loop:
                 self._parallel.reduce()
             self._mark("backward")
 
-        with self._capture.replaced(torch.autograd, "backward", backward):
-            yield
+        return self._capture.replaced(torch.autograd, "backward", backward)
 
     @contextlib.contextmanager
     def _watched_optimizers(self) -> Iterator[None]:
@@ -217,13 +204,8 @@ class Loop:
 def _changes(function: Any, named: Any) -> bool:
     """Whether a function of torch may change its arguments."""
     name = getattr(function, "__name__", "")
-    in_place = name.endswith("_") and not name.endswith("__")
-    return (
-        in_place or name.startswith("__i") or name in ("__setitem__", "__set__", "batch_norm") or "out" in (named or ())
-    )
-
-
-_NO_TENSORS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.Size})
+    in_place = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
+    return in_place or name in ("__setitem__", "__set__", "batch_norm") or "out" in named
 
 
 class Lent(TorchFunctionMode):
@@ -255,9 +237,9 @@ class Lent(TorchFunctionMode):
         if kind in _NO_TENSORS:
             return value
         if isinstance(value, torch.Tensor):
-            return self._stand_in(value)
+            return self._stand_ins.get(id(value), value)
         # A shape stays what it is: Tensor.new would take a tuple for data.
-        return pytree.tree_map_only(torch.Tensor, self._stand_in, value, is_leaf=_is_shape)
+        return pytree.tree_map_only(torch.Tensor, self.stand_ins_in, value, is_leaf=lambda v: isinstance(v, torch.Size))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         watching = sys.gettrace()
@@ -267,7 +249,7 @@ class Lent(TorchFunctionMode):
             args, kwargs = self.stand_ins_in((args, kwargs or {}))
             for argument in (*args, *kwargs.values()):
                 if isinstance(argument, torch.Generator):
-                    self._reads.draws_from(argument)
+                    self._reads.generators.draws(argument)
             result = self._run(func, args, kwargs, watching)
             return self._originals.get(id(result), result)
         finally:
@@ -293,9 +275,6 @@ class Lent(TorchFunctionMode):
             sys.settrace(watching)  # it runs code of the user's
         return func(*args, **kwargs)
 
-    def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self._stand_ins.get(id(tensor), tensor)
-
     @contextlib.contextmanager
     def in_functions(self, capture: Capture) -> Iterator[None]:
         """Put stand-ins into what asks no mode (scripted and autograd functions, torch.func); enter it in backward."""
@@ -314,11 +293,7 @@ class Lent(TorchFunctionMode):
             yield
 
     def _lent_to(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def lent(*args: Any, **kwargs: Any) -> Any:
-            args, kwargs = self.stand_ins_in((args, kwargs))
-            return function(*args, **kwargs)
-
-        return lent
+        return lambda *args, **kwargs: function(*self.stand_ins_in(args), **self.stand_ins_in(kwargs))
 
 
 def _refuse(function: Any, args: Any, known: Container[int]) -> None:
@@ -336,13 +311,9 @@ def _refuse(function: Any, args: Any, known: Container[int]) -> None:
         )
 
 
-def _is_shape(value: Any) -> bool:
-    return isinstance(value, torch.Size)
-
-
 @contextlib.contextmanager
 def lent_optimizer(
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: torch.optim.Optimizer,
     groups: list[dict[str, Any]],
     state: dict[torch.Tensor, dict[str, Any]],
     step: Callable[..., None],
@@ -352,14 +323,9 @@ def lent_optimizer(
     Raises:
         CaptureError: the settings of a group were changed meanwhile.
     """
-    if optimizer is None:
-        yield
-        return
-    saved: dict[str, Any] = {
-        k: optimizer.__dict__[k] for k in ("param_groups", "state", "step") if k in optimizer.__dict__
-    }
+    saved = {k: v for k, v in optimizer.__dict__.items() if k in ("param_groups", "state", "step")}
     before = [dict(group) for group in groups]
-    lent = optimizers.state_of(state) if optimizer.state else optimizers.NoState()
+    lent = defaultdict(dict, state) if optimizer.state else optimizers.NoState()
     optimizer.__dict__ |= {"param_groups": groups, "state": lent, "step": step}
     try:
         yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -15,22 +15,12 @@ from olla.errors import CaptureError
 State = dict[str, Any]
 _ELEMENTWISE = ("Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "NAdam", "RMSprop", "SGD")
 _CHANGED_BY_TORCH = {
-    "state",
-    "param_groups",
-    "step",
-    "_opt_called",
-    "_step_count",
-    "_warned_capturable_if_run_uncaptured",
-}
+    "state", "param_groups", "step", "_opt_called", "_step_count", "_warned_capturable_if_run_uncaptured",
+}  # fmt: skip
 
 
-def check(optimizer: torch.optim.Optimizer, parameters: dict[int, str]) -> None:
-    """Raise a CaptureError if the step of this optimizer cannot be captured.
-
-    Args:
-        optimizer: the user's.
-        parameters: id of each parameter of the model -> its name.
-    """
+def check(optimizer: torch.optim.Optimizer, parameters: Container[int]) -> None:
+    """Raise a CaptureError if the step of this optimizer, over parameters with these ids, cannot be captured."""
     kind = type(optimizer).__name__
     if isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         raise CaptureError(f"{kind} wraps another optimizer, which a captured step takes itself: pass its .optimizer.")
@@ -55,13 +45,11 @@ def check(optimizer: torch.optim.Optimizer, parameters: dict[int, str]) -> None:
             f"the step of {kind} was replaced on the object, which a captured step would not call: make a subclass "
             "with a step of its own."
         )
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if id(parameter) not in parameters:
-                raise CaptureError(
-                    f"{kind} updates a parameter of shape {tuple(parameter.shape)} that the model does not have. "
-                    "Build the optimizer from model.parameters() after all changes to the model."
-                )
+    if foreign := [p for group in optimizer.param_groups for p in group["params"] if id(p) not in parameters]:
+        raise CaptureError(
+            f"{kind} updates a parameter of shape {tuple(foreign[0].shape)} that the model does not have. "
+            "Build the optimizer from model.parameters() after all changes to the model."
+        )
 
 
 def own_step(optimizer: torch.optim.Optimizer) -> Any:
@@ -77,11 +65,10 @@ def run_stand_in(optimizer: torch.optim.Optimizer, groups: list[State], state: d
         CaptureError: the step changes settings or attributes of the optimizer, which a captured step would not do.
     """
     copy = stand_in(optimizer, groups, state)
-    attributes = {k: v for k, v in vars(copy).items() if k not in _CHANGED_BY_TORCH}
-    settings = [dict(group) for group in copy.param_groups]
+    before, *settings = [dict(values) for values in (vars(copy), *copy.param_groups)]
     copy.step()
-    now = {k: v for k, v in vars(copy).items() if k not in _CHANGED_BY_TORCH}
-    pairs = [(attributes, now), *zip(settings, copy.param_groups, strict=True)]
+    attributes = [{k: v for k, v in values.items() if k not in _CHANGED_BY_TORCH} for values in (before, vars(copy))]
+    pairs = [attributes, *zip(settings, copy.param_groups, strict=True)]
     changed = [k for old, new in pairs for k in {**old, **new} if old.get(k) is not new.get(k)]
     if changed:
         raise CaptureError(
@@ -237,30 +224,21 @@ def stand_in(
 ) -> torch.optim.Optimizer:
     """Return an optimizer of the same class and settings over other tensors, which updates one parameter at a time.
 
-    One fused op over all parameters could not be scheduled, and would keep every gradient alive until it runs.
-
-    Args:
-        optimizer: the user's; it is not changed.
-        groups: its parameter groups, with other parameters.
-        state: parameter -> entries.
+    One fused op over all parameters could not be scheduled, and would keep every gradient alive until it runs. The
+    user's optimizer is not changed; groups are its own with other parameters, and the state is by these.
     """
     copy: torch.optim.Optimizer = type(optimizer).__new__(type(optimizer))
     copy.__dict__.update(optimizer.__dict__)
     # A learning-rate scheduler, or a trace, leaves a step here that is bound to the user's optimizer.
     copy.__dict__.pop("step", None)
     copy.param_groups = [one_by_one(group) for group in groups]
-    copy.state = state_of(state)
+    copy.state = collections.defaultdict(dict, state)
     return copy
 
 
 def one_by_one(group: State) -> State:
     """Return the settings of a group with which its parameters are updated one after the other."""
     return group | {k: False for k in ("foreach", "fused") if k in group}
-
-
-def state_of(state: dict[torch.Tensor, State]) -> collections.defaultdict[torch.Tensor, Any]:
-    """Return state in the form optimizers keep it in."""
-    return collections.defaultdict(dict, state)
 
 
 class NoState(collections.defaultdict[torch.Tensor, Any]):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,12 +15,10 @@ from olla.pytorch.capture.exclusive import Capture
 _here = threading.local()  # .in_lstm: whether an LSTM is traced on this thread
 
 
-@contextlib.contextmanager
-def plain_recurrent_layers(capture: Capture) -> Iterator[None]:
+def plain_recurrent_layers(capture: Capture) -> AbstractContextManager[None]:
     """Let what torch has of LSTMs in Python believe that oneDNN is off; its kernel asks for all threads."""
     enabled = torch._C._get_mkldnn_enabled
-    with capture.replaced(torch._C, "_get_mkldnn_enabled", lambda: enabled() and not getattr(_here, "in_lstm", False)):
-        yield
+    return capture.replaced(torch._C, "_get_mkldnn_enabled", lambda: enabled() and not getattr(_here, "in_lstm", False))
 
 
 def lstm(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

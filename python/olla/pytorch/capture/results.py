@@ -69,36 +69,32 @@ class Structure:
 
     def check(self) -> None:
         """Raise a CaptureError if the value holds what a step cannot give back."""
-        for leaf in self.leaves:
-            if isinstance(leaf, _Foreign) and leaf.kind in _SYMBOLS:
-                raise CaptureError(
-                    f"the step returns a number read from a tensor (.item(), or a learning rate) at "
-                    f"{leaf.path or 'its top'}: it is not known yet. Return the tensor, and read it after the step."
-                )
-            if isinstance(leaf, _Foreign):
-                raise CaptureError(
-                    f"the step returns a {leaf.kind} at {leaf.path or 'its top'}: expected tensors in dicts, lists and "
-                    "tuples, or constants. Return what is needed of it from the loss function, or switch it off "
-                    "(use_cache=False for a transformers model)."
-                )
+        foreign = next((leaf for leaf in self.leaves if isinstance(leaf, _Foreign)), None)
+        if foreign is not None and foreign.kind in _SYMBOLS:
+            raise CaptureError(
+                f"the step returns a number read from a tensor (.item(), or a learning rate) at "
+                f"{foreign.path or 'its top'}: it is not known yet. Return the tensor, and read it after the step."
+            )
+        if foreign is not None:
+            raise CaptureError(
+                f"the step returns a {foreign.kind} at {foreign.path or 'its top'}: expected tensors in dicts, lists "
+                "and tuples, or constants. Return what is needed of it from the loss function, or switch it off "
+                "(use_cache=False for a transformers model)."
+            )
 
     def fill(self, tensors: Sequence[torch.Tensor]) -> Any:
         """Return the value with tensors in their places, in order."""
         if self.spec.is_leaf() and len(tensors) == 1:
             return tensors[0]
         waiting = iter(tensors)
-        return pytree.tree_unflatten(
-            [next(waiting) if isinstance(leaf, _Tensor) else leaf for leaf in self.leaves], self.spec
-        )
+        filled = [next(waiting) if isinstance(leaf, _Tensor) else leaf for leaf in self.leaves]
+        return pytree.tree_unflatten(filled, self.spec)
 
 
 def accumulate(parameter: torch.Tensor, gradient: torch.Tensor, is_own: bool) -> None:
     """Leave a gradient in ``parameter.grad`` as autograd does: added to what is there, in the parameter's layout.
 
-    Args:
-        parameter: the parameter.
-        gradient: its gradient.
-        is_own: whether nothing else holds the gradient's memory, so that it can be kept as it is.
+    ``is_own``: whether nothing else holds the gradient's memory, so that it can be kept as it is.
     """
     if parameter.grad is not None:
         parameter.grad.add_(gradient)

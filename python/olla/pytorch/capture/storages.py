@@ -5,6 +5,7 @@ Source: storage identity of node.meta["val"], and the alias annotations of the o
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from torch import fx
 from olla.errors import CaptureError
 from olla.graph import Graph
 from olla.pytorch.capture import costs
+from olla.pytorch.capture.costs import storage_of
 from olla.pytorch.capture.inputs import Input
 from olla.pytorch.capture.trace import KIND
 from olla.pytorch.checks.checks import CHECK, is_check
@@ -31,6 +33,7 @@ class Folded:
     nodes: list[tuple[fx.Node, ...]]
     prologue: tuple[fx.Node, ...]
     tensors: dict[fx.Node, tuple[int, ...]]
+    inputs: list[Input]
 
 
 @dataclass
@@ -73,8 +76,7 @@ class _Folder:
         self.op_of: dict[fx.Node, int] = {}  # the op a node's value comes from; absent for inputs
         self._by_storage: dict[int, int] = {}
         self._sent: dict[fx.Node | None, list[int]] = {}  # tensors that a collective works on until it is waited for
-        self._rates: set[str] = set()
-        self._parameters: set[fx.Node] = set()
+        self._of_kind: dict[str, set[fx.Node]] = {"rate": set(), "parameter": set()}  # nodes of inputs
 
     def read(self) -> None:
         """Sort every node into tensors, ops and followers, in program order."""
@@ -82,10 +84,7 @@ class _Folder:
         for node in self.module.graph.nodes:
             if node.op == "placeholder":
                 entry = next(waiting)
-                if entry.kind == "rate":
-                    self._rates.add(node.name)
-                elif entry.kind == "parameter":
-                    self._parameters.add(node)
+                self._of_kind.setdefault(entry.kind, set()).add(node)
                 self._resident(node, node.meta["val"], _TENSOR_KIND.get(entry.kind, entry.kind), entry.name)
             elif node.op == "get_attr":
                 self._constant(node)
@@ -93,15 +92,12 @@ class _Folder:
                 self._call(node)
 
     def _resident(self, node: fx.Node, value: torch.Tensor, kind: str, name: str) -> None:
-        known = self._by_storage.get(_storage(value))
-        if known is None:
-            known = self._new(kind, name, value)
-        self.held[node] = (known,)
+        if storage_of(value) not in self._by_storage:
+            self._new(kind, name, value)
+        self.held[node] = (self._by_storage[storage_of(value)],)
 
     def _constant(self, node: fx.Node) -> None:
-        value: Any = self.module
-        for part in str(node.target).split("."):
-            value = getattr(value, part)
+        value = operator.attrgetter(str(node.target))(self.module)
         if isinstance(value, torch.Tensor):
             self._resident(node, value, "constant", str(node.target))
         else:
@@ -116,14 +112,14 @@ class _Folder:
             self._sent[node] = arguments
         elif collectives.is_wait(node):
             arguments = _unique([*arguments, *self._sent.get(collectives.issue_of(node), ())])
-        fresh = list({_storage(o): o for o in outputs if _storage(o) not in self._by_storage}.values())
+        fresh = list({storage_of(o): o for o in outputs if storage_of(o) not in self._by_storage}.values())
         changed = _unique(t for n in costs.mutated(node) for t in self.held[n])
         kernel = bool(fresh or changed) or (costs.is_operator(node) and not outputs and node.target is not CHECK)
-        if costs.reads_number(node) and sources[0].name in self._rates:
+        if costs.reads_number(node) and sources[0] in self._of_kind["rate"]:
             kernel = False  # a learning rate is read once, before the step
         producers = _unique(self.op_of[n] for n in sources if n in self.op_of)
         if not kernel and len(producers) < 2:
-            self.held[node] = tuple(_unique(self._by_storage[_storage(o)] for o in outputs)) or tuple(arguments)
+            self.held[node] = tuple(_unique(self._by_storage[storage_of(o)] for o in outputs)) or tuple(arguments)
             self._follow(node, producers)
             return
         many = len(outputs) > 1
@@ -132,25 +128,22 @@ class _Folder:
             writes.append(self._new("temporary", node.name, None))  # a Python number
         self.op_of[node] = len(self.ops)
         self.ops.append(_Op(node, arguments, writes, changed, costs.is_random(node)))
-        self.held[node] = tuple(_unique(self._by_storage[_storage(o)] for o in outputs)) or tuple(writes)
+        self.held[node] = tuple(_unique(self._by_storage[storage_of(o)] for o in outputs)) or tuple(writes)
 
     def _adopt_aliases(self, node: fx.Node) -> None:
         """Give outputs the tensor they alias where their fake has another storage: of constants, of collectives."""
         if collectives.is_wait(node) or collectives.issues(node):
-            self._adopt_changed(node)
+            # What is waited for is what was changed, and so is the result of a collective in place.
+            changed = [v for n in costs.mutated(node) for v in _tensors(n.meta.get("val"))]
+            for before, after in zip(changed, _tensors(node.meta.get("val")), strict=False):
+                self._by_storage[storage_of(after)] = self._by_storage[storage_of(before)]
             return
         if len(node.all_input_nodes) != 1 or node.all_input_nodes[0].op != "get_attr":
             return
         schema = getattr(node.target, "_schema", None)
         if schema is not None and any(r.alias_info is not None for r in schema.returns):
             for output in _tensors(node.meta.get("val")):
-                self._by_storage[_storage(output)] = self.held[node.all_input_nodes[0]][0]
-
-    def _adopt_changed(self, node: fx.Node) -> None:
-        """What is waited for is what was changed, and so is the result of a collective in place."""
-        changed = [v for n in costs.mutated(node) for v in _tensors(n.meta.get("val"))]
-        for before, after in zip(changed, _tensors(node.meta.get("val")), strict=False):
-            self._by_storage[_storage(after)] = self._by_storage[_storage(before)]
+                self._by_storage[storage_of(output)] = self.held[node.all_input_nodes[0]][0]
 
     def _follow(self, node: fx.Node, producers: list[int]) -> None:
         """Place a view, an item of a tuple or arithmetic on numbers right after the op it derives from."""
@@ -163,7 +156,7 @@ class _Folder:
     def _new(self, kind: str, name: str, value: torch.Tensor | None) -> int:
         self.tensors.append(_Tensor(kind, name, [] if value is None else [value]))
         if value is not None:
-            self._by_storage[_storage(value)] = len(self.tensors) - 1
+            self._by_storage[storage_of(value)] = len(self.tensors) - 1
         return len(self.tensors) - 1
 
     def drop_dead(self) -> None:
@@ -172,8 +165,7 @@ class _Folder:
         An op has an effect if it draws random numbers, changes what outlives the step, checks values, communicates, or
         feeds an op that has one.
         """
-        output = next(n for n in reversed(self.module.graph.nodes) if n.op == "output")
-        needed = {t for n in output.all_input_nodes for t in self.held[n]}
+        needed = {t for n in self.module.graph.output_node().all_input_nodes for t in self.held[n]}
         needed |= {i for i, t in enumerate(self.tensors) if t.kind != "temporary"}
         alive = set()
         for op in reversed(self.ops):
@@ -218,12 +210,12 @@ class _Folder:
             waits = op.checks or any(self.tensors[t].kind != "temporary" for t in op.mutates)
             self._add_op(builder, op, new_id, [checked] if waits and checked >= 0 else [])
             checked = number if op.checks else checked
-        output = next(n for n in reversed(self.module.graph.nodes) if n.op == "output")
-        for t in _unique(t for n in output.all_input_nodes for t in self.held[n]):
+        for t in _unique(t for n in self.module.graph.output_node().all_input_nodes for t in self.held[n]):
             builder.output(new_id[t])
         self.module.recompile()
         tensors = {node: tuple(new_id[t] for t in held) for node, held in self.held.items()}
-        return Folded(builder.build(), [(op.node, *op.followers) for op in self.ops], tuple(self.prologue), tensors)
+        nodes = [(op.node, *op.followers) for op in self.ops]
+        return Folded(builder.build(), nodes, tuple(self.prologue), tensors, self.inputs)
 
     def _add_op(self, builder: Any, op: _Op, new_id: dict[int, int], after: list[int]) -> None:
         node = op.node
@@ -245,7 +237,7 @@ class _Folder:
             random=op.random,
             recomputable=not op.random
             and not op.checks
-            and collectives.may_run_again(node, self._parameters)
+            and collectives.may_run_again(node, self._of_kind["parameter"])
             and all(self.tensors[t].kind == "temporary" for t in op.mutates),
             target=costs.target_name(node),
             shape=tuple(int(n) for n in outputs[0].shape) if outputs else (),
@@ -265,13 +257,10 @@ class _Folder:
         return collectives.Communication("wait", group, collectives.group_size(group), 0)
 
 
-def fold(module: fx.GraphModule, inputs: Iterable[Input], name: str) -> tuple[Folded, list[Input]]:
-    """Turn a traced step into an olla graph, cleaning its fx graph of what has no effect.
+def fold(module: fx.GraphModule, inputs: Iterable[Input], name: str) -> Folded:
+    """Turn a traced step into an olla graph of this name, cleaning its fx graph, in place, of what has no effect.
 
-    Args:
-        module: the step; it is changed in place.
-        inputs: of its placeholders.
-        name: of the graph.
+    ``inputs`` are those of its placeholders; some may be left out.
 
     Returns:
         The graph with its ties to the module, and the inputs the module still takes.
@@ -282,7 +271,7 @@ def fold(module: fx.GraphModule, inputs: Iterable[Input], name: str) -> tuple[Fo
     folder = _Folder(module, inputs)
     folder.read()
     folder.drop_dead()
-    return folder.build(name), folder.inputs
+    return folder.build(name)
 
 
 def _make_views_pure(module: fx.GraphModule) -> None:
@@ -313,10 +302,6 @@ def _view_of(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
         if [(a.name, str(a.type)) for a in schema.arguments] == wanted and schema.returns[0].alias_info is not None:
             return candidate
     return None
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _nbytes(tensor: torch.Tensor, name: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ from olla.pytorch.capture.recurrent import plain_recurrent_layers
 from olla.pytorch.capture.results import Structure
 from olla.pytorch.capture.updates import TEMPLATE, Updates, copy_updates
 from olla.pytorch.checks import checks, failures
+from olla.pytorch.guards.inside import hooks_of
 from olla.pytorch.guards.reads import Reads
 from olla.pytorch.ranks import collectives
 from olla.pytorch.ranks.reduced import DataParallel, Left
@@ -85,35 +86,6 @@ class _Step:
         return {i.key: t for i, t in zip(self.inputs, tensors, strict=True) if i.kind == kind}
 
 
-def trace(
-    model: torch.nn.Module,
-    batch: Any,
-    loss: Loss | None,
-    optimizer: torch.optim.Optimizer | None,
-    device: torch.device | None,
-    body: Body | None = None,
-    run_checks: bool = True,
-    ranks: Ranks | None = None,
-) -> Traced:
-    """Record one step without running it: no memory is allocated, nothing the user owns is changed.
-
-    In-place operations stay what they are, and Python numbers read from tensors (Adam's step counter, learning rates)
-    are recorded as scalars, so that the graph computes what the ordinary step computes, to the bit.
-
-    Args:
-        model, batch, loss, optimizer, device, body: see olla.capture, which calls the last one ``step``.
-        run_checks: whether the recorded step makes the checks of values that the step makes.
-        ranks: that share the step; None: its own code says so.
-
-    One thread captures at a time, and signals such as Ctrl-C wait for the next operator.
-
-    Raises:
-        CaptureError: see olla.capture.
-    """
-    with exclusive.capture() as capture:
-        return _trace(capture, model, batch, loss, optimizer, device, body, run_checks, ranks)
-
-
 @functools.cache
 def _makes_tensors(func: Any) -> bool:
     """Whether an operator is more than a question; torch ends the process where its questions (a device) raise."""
@@ -132,7 +104,7 @@ class _Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
-def _trace(
+def trace(
     capture: exclusive.Capture,
     model: torch.nn.Module,
     batch: Any,
@@ -143,6 +115,20 @@ def _trace(
     run_checks: bool,
     ranks: Ranks | None,
 ) -> Traced:
+    """Record one step without running it: no memory is allocated, nothing the user owns is changed.
+
+    In-place operations stay what they are, and Python numbers read from tensors (Adam's step counter, learning rates)
+    are recorded as scalars, so that the graph computes what the ordinary step computes, to the bit.
+
+    Args:
+        capture: under way; one thread captures at a time, and signals such as Ctrl-C wait for the next operator.
+        model, batch, loss, optimizer, device, body: see olla.capture, which calls the last one ``step``.
+        run_checks: whether the recorded step makes the checks of values that the step makes.
+        ranks: that share the step; None: its own code says so.
+
+    Raises:
+        CaptureError: see olla.capture.
+    """
     leaves, spec, leaf_names = batch_leaves(batch)
     body_of = ordinary(loss) if loss is not None else body
     failures.check_modes(body_of is not None)
@@ -256,13 +242,13 @@ def _run(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
             _enter_loop(step, tensors, parameters, stack)
         assert step.reads is not None
         lent = Lent(pairs, step.reads)
-        hooks = [_hooks(t) for _, t in pairs]
+        hooks = [[key for key, _ in hooks_of(t)] for _, t in pairs]
         stack.enter_context(lent.in_functions(step.capture))
         stack.enter_context(lent)
         with step.reads.recording(step.capture.is_here):
             result = _call(step, batch)
         result = lent.stand_ins_in(result)
-    if [_hooks(t) for _, t in pairs] != hooks:
+    if [[key for key, _ in hooks_of(t)] for _, t in pairs] != hooks:
         raise CaptureError(
             "the step registers a hook on a parameter, a buffer or the batch and leaves it there: register it before "
             "the step, or remove it with handle.remove()"
@@ -297,9 +283,7 @@ def _call(step: _Step, batch: Any) -> Any:
         result = step.model(*batch) if isinstance(batch, tuple | list) else step.model(batch)
     # A buffer the model replaced by a new tensor is written back, so that the step updates it in place.
     with torch.no_grad():
-        failures.check_replaced(
-            parameters, dict(step.model.named_parameters()), before, dict(step.model.named_buffers())
-        )
+        failures.check_replaced(step.model, parameters, before)
         for name, now in step.model.named_buffers():
             if now is not before[name]:
                 before[name].copy_(now)
@@ -323,7 +307,6 @@ def _enter_loop(
     step: _Step, tensors: _Tensors, parameters: dict[str, torch.Tensor], stack: contextlib.ExitStack
 ) -> None:
     """Watch the body of the loop, and lend it the optimizer; the user's hooks on gradients run in it."""
-    names = {id(p): n for n, p in step.model.named_parameters()}
 
     def update(gradients: dict[str, torch.Tensor]) -> None:
         assert step.updates is not None
@@ -335,35 +318,22 @@ def _enter_loop(
         for hook in (original._backward_hooks or {}).values():
             parameters[name].register_hook(hook)  # type: ignore[no-untyped-call]
         for hook in (original._post_accumulate_grad_hooks or {}).values():
-            of_original = functools.partial(_call_hook, hook, original)
+            of_original: Any = functools.partial(lambda hook, parameter, _: hook(parameter), hook, original)
             parameters[name].register_post_accumulate_grad_hook(of_original)  # type: ignore[no-untyped-call]
     step.loop = Loop(parameters, step.stale, update, _mark, step.capture, step.parallel)
     stack.enter_context(step.loop.run())
     if step.optimizer is not None:
+        names = {id(p): n for n, p in step.model.named_parameters()}
         step.updates = Updates(step.optimizer, step.inputs, tensors, names, lambda template: _mark("update", template))
         lent = lent_optimizer(step.optimizer, step.updates.groups, step.updates.state, step.loop.step)
         stack.enter_context(lent)
 
 
-def _hooks(tensor: torch.Tensor) -> list[int]:
-    tables = (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None))
-    return [key for table in tables for key in (table or {})]
-
-
-def _call_hook(hook: Callable[[torch.Tensor], None], parameter: torch.Tensor, stand_in: torch.Tensor) -> None:
-    hook(parameter)
-
-
-def _outputs(step: _Step, result: Any, name: str = "output") -> list[torch.Tensor]:
+def _outputs(step: _Step, result: Any) -> list[torch.Tensor]:
     """Detach the tensors in a result of any structure, and note what they are called."""
-    with_paths, _ = pytree.tree_flatten_with_path(result)
-    found = [
-        (name + pytree.keystr(path).replace("'", ""), t.detach())
-        for path, t in with_paths
-        if isinstance(t, torch.Tensor)
-    ]
-    step.outputs += [n for n, _ in found]
-    return [t for _, t in found]
+    found = [(path, t) for path, t in pytree.tree_flatten_with_path(result)[0] if isinstance(t, torch.Tensor)]
+    step.outputs += ["output" + pytree.keystr(path).replace("'", "") for path, _ in found]
+    return [t.detach() for _, t in found]
 
 
 def _mark(kind: str, template: int | None = None) -> None:
@@ -378,13 +348,11 @@ def _mark(kind: str, template: int | None = None) -> None:
             node.meta[TEMPLATE] = template
 
 
-@contextlib.contextmanager
-def _checkpoints(capture: exclusive.Capture) -> Iterator[None]:
+def _checkpoints(capture: exclusive.Capture) -> contextlib.AbstractContextManager[None]:
     """Let selective activation checkpointing save and recompute, which only marks nodes where it sees a trace."""
-    with contextlib.ExitStack() as stack:
-        if hasattr(checkpoint, "_is_compiling"):
-            stack.enter_context(capture.replaced(checkpoint, "_is_compiling", lambda *_: False))
-        yield
+    if not hasattr(checkpoint, "_is_compiling"):
+        return contextlib.nullcontext()
+    return capture.replaced(checkpoint, "_is_compiling", lambda *_: False)
 
 
 def _metadata_restored() -> contextlib.AbstractContextManager[None]:

@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.utils import _pytree as pytree
 
 from olla.pytorch.capture import optimizers
+from olla.pytorch.capture.costs import storage_of
 from olla.pytorch.capture.inputs import Input
 
 TEMPLATE = "olla_template"  # key of node.meta: number of the template whose update the node belongs to
@@ -19,17 +20,11 @@ TEMPLATE = "olla_template"  # key of node.meta: number of the template whose upd
 
 @dataclass
 class Update:
-    """The update of one parameter: what it works on, and which template has its operators.
+    """The update of one parameter: what it works on, and which template has its operators."""
 
-    Attributes:
-        nodes: names of the nodes that stand for the parameter, its state and its gradient when it is updated.
-        template: number of the template.
-        traced: whether this is the update the template was traced from.
-    """
-
-    nodes: list[str]
-    template: int
-    traced: bool
+    nodes: list[str]  # names of those that stand for the parameter, its state and its gradient when it is updated
+    template: int  # its number
+    traced: bool  # whether the template was traced from this update
 
 
 class Updates:
@@ -107,11 +102,9 @@ class Updates:
     def _run(self, members: list[tuple[dict[str, Any], list[list[int]]]]) -> None:
         """Let the optimizer update some parameters: those whose positions stand beside each group's settings."""
         groups = [{**group, "params": [self._tensors[p[0]] for p in positions]} for group, positions in members]
-        state = self._state([p for _, positions in members for p in positions])
+        updated = (p for _, positions in members for p in positions)
+        state = {self._tensors[p]: {self._inputs[e].entry: self._tensors[e] for e in rest} for p, *rest in updated}
         optimizers.run_stand_in(self._optimizer, groups, state)
-
-    def _state(self, members: list[list[int]]) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
-        return {self._tensors[p]: {self._inputs[e].entry: self._tensors[e] for e in rest} for p, *rest in members}
 
 
 def signature(group: int, tensors: list[torch.Tensor], entries: list[str], any_shape: bool) -> tuple[Any, ...]:
@@ -167,24 +160,22 @@ def copy_updates(module: fx.GraphModule, updates: list[Update], num_outputs: int
 
 def _node_name(tensor: torch.Tensor) -> str:
     """Return the node that stands for a tensor now: the last operator that changed it in place, if there is one."""
-    mode = get_proxy_mode()
-    assert mode is not None
-    name: str = get_proxy_slot(tensor, mode.tracer).proxy.node.name
-    return name
+    mode: Any = get_proxy_mode()
+    return str(get_proxy_slot(tensor, mode.tracer).proxy.node.name)
 
 
 def _copy(graph: fx.Graph, nodes: list[fx.Node], other: dict[fx.Node, fx.Node], end: fx.Node) -> fx.Node:
     """Append copies of nodes after ``end``, with other inputs, the parameter first; return the last copy."""
-    bases: dict[int, torch.Tensor] = {_storage(old.meta["val"]): new.meta["val"] for old, new in other.items()}
+    bases: dict[int, torch.Tensor] = {storage_of(old.meta["val"]): new.meta["val"] for old, new in other.items()}
     shape, new_shape = next((old.meta["val"].shape, new.meta["val"].shape) for old, new in other.items())
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
         if shape == new_shape or not tensor.shape:
             return _fake_like(tensor, bases)
         assert tensor.shape == shape, f"an update by elements makes a tensor of shape {tuple(tensor.shape)}"
-        if _storage(tensor) not in bases:
-            bases[_storage(tensor)] = torch.empty(new_shape, dtype=tensor.dtype, device=tensor.device)
-        return bases[_storage(tensor)]
+        if (storage := storage_of(tensor)) not in bases:
+            bases[storage] = torch.empty(new_shape, dtype=tensor.dtype, device=tensor.device)
+        return bases[storage]
 
     for node in nodes:
         with graph.inserting_after(end):
@@ -197,17 +188,9 @@ def _copy(graph: fx.Graph, nodes: list[fx.Node], other: dict[fx.Node, fx.Node], 
 
 def _fake_like(tensor: torch.Tensor, bases: dict[int, torch.Tensor]) -> torch.Tensor:
     """Return a fake of the same shape; on the storage that stands for the tensor's, or on a new one."""
-    base = bases.get(_storage(tensor))
-    if base is None:
-        base = bases[_storage(tensor)] = torch.empty_like(tensor)
+    if (storage := storage_of(tensor)) not in bases:
+        return bases.setdefault(storage, torch.empty_like(tensor))
+    base = bases[storage]
+    if base.dtype == tensor.dtype and base.shape == tensor.shape and base.stride() == tensor.stride():
         return base
-    same = base.dtype == tensor.dtype and base.shape == tensor.shape and base.stride() == tensor.stride()
-    return (
-        base
-        if same
-        else base.detach().view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-    )
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    return base.detach().view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
+import traceback
 import types
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from olla.pytorch.checks.raised import called, raised_error, swallows
@@ -25,15 +26,10 @@ _Stack = tuple[Any, ...]  # the top is last; what is below its end is unknown
 
 
 class Check(NamedTuple):
-    """A branch of which one outcome only raises.
+    """A branch of which one outcome only raises."""
 
-    Attributes:
-        fails_on: that outcome.
-        error: what it raises.
-    """
-
-    fails_on: bool
-    error: BaseException
+    fails_on: bool  # that outcome
+    error: BaseException  # what it raises
 
 
 class _State(NamedTuple):
@@ -66,9 +62,7 @@ class _Code:
         return self.index_of[max(found, key=lambda e: int(e.depth)).target] if found else None
 
 
-@functools.lru_cache(maxsize=4096)
-def _code(code: types.CodeType) -> _Code:
-    return _Code(code)
+_code = functools.lru_cache(maxsize=4096)(_Code)
 
 
 def find_check(frame: types.FrameType, returned: bool, last: types.CodeType) -> Check | None:
@@ -87,9 +81,8 @@ def find_check(frame: types.FrameType, returned: bool, last: types.CodeType) -> 
     outcome, walk = found[0]
     error = raised_error(frame, walk.begin, walk.raises[-1])
     kind = type(error) if len(walk.raises) == 1 else None
-    if not all(_passes(f, kind, f is frame and walk) for f in _callers(frame, last)):
-        return None
-    return Check(outcome, error)
+    callers = itertools.takewhile(lambda f: f.f_code is not last, (f for f, _ in traceback.walk_stack(frame)))
+    return Check(outcome, error) if all(_passes(f, kind, f is frame and walk) for f in callers) else None
 
 
 class _Raising(NamedTuple):
@@ -99,21 +92,10 @@ class _Raising(NamedTuple):
     raises: list[dis.Instruction]
 
 
-def _callers(frame: types.FrameType, last: types.CodeType) -> Iterator[types.FrameType]:
-    now: types.FrameType | None = frame
-    while now is not None and now.f_code is not last:
-        yield now
-        now = now.f_back
-
-
 def _only_raises(frame: types.FrameType, outcome: bool, returned: bool) -> _Raising | None:
     """Return the paths from an outcome if each of them raises."""
-    begin = _after(frame, outcome, returned)
-    if begin is None:
-        return None
     walk = _Walk(frame, None)
-    ends = walk.ends(begin, follow=False)
-    if not ends:
+    if (begin := _after(frame, outcome, returned)) is None or not (ends := walk.ends(begin, follow=False)):
         return None
     instructions = walk.code.instructions
     return _Raising(instructions[walk.first_line], [instructions[i] for i in sorted(ends)])
@@ -129,19 +111,12 @@ def _after(frame: types.FrameType, outcome: bool, returned: bool) -> _State | No
         return _State(index, (outcome,), names)
     if name == "CONTAINS_OP":
         return _State(index + 1, (outcome is not bool(code.instructions[index].arg),), names)
-    if name not in ("PRECALL", "CALL", "CALL_FUNCTION_EX", "CALL_KW"):
+    is_call = name in ("PRECALL", "CALL", "CALL_FUNCTION_EX", "CALL_KW")
+    # What a function that asks for the truth returns then, where that is sure: any() goes on after a value that is not.
+    sure = ("bool", "any" if outcome else "all")
+    if not is_call or not (returned or called(frame, code.instructions[index]) in sure):
         return None
-    value = outcome if returned else _through(frame, code.instructions[index], outcome)
-    after = index + 2 if name == "PRECALL" else index + 1
-    return None if value is _UNKNOWN else _State(after, (value,), names)
-
-
-def _through(frame: types.FrameType, call: dis.Instruction, outcome: bool) -> Any:
-    """Return what a function that asks for the truth of a value returns then, where that is sure."""
-    name = called(frame, call)
-    if name == "bool" or (name == "all" and not outcome) or (name == "any" and outcome):
-        return outcome
-    return _UNKNOWN
+    return _State(index + 2 if name == "PRECALL" else index + 1, (outcome,), names)
 
 
 def _passes(frame: types.FrameType, kind: type | None, raising: Any) -> bool:
@@ -154,12 +129,7 @@ def _passes(frame: types.FrameType, kind: type | None, raising: Any) -> bool:
 
 
 class _Walk:
-    """All paths from a point of a function.
-
-    Args:
-        frame: of the function.
-        kind: of the exception that its handlers see; None: not known.
-    """
+    """All paths from a point of a function; kind: of the exception that its handlers see, None if that is not known."""
 
     def __init__(self, frame: types.FrameType, kind: type | None) -> None:
         self.code = _code(frame.f_code)
@@ -194,8 +164,7 @@ class _Walk:
                 continue
             if name.startswith(_LEAVES) or len(seen) > _MOST_STATES:
                 return None
-            following = self._next(state, instruction)
-            todo += following
+            todo += self._next(state, instruction)
             if not settled and not name.startswith(_TESTS) and name not in _NOTHING:
                 self.first_line, settled = state.index, True
         return found

@@ -8,11 +8,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import itertools
 import linecache
 import math
 import operator
 import os
 import sys
+import traceback
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -180,24 +182,18 @@ def _place(frame: types.FrameType) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}, {line}"
 
 
-def _is_symbolic(frame: types.FrameType | None) -> bool:
+def _is_symbolic(frame: types.FrameType) -> bool:
     """Whether arithmetic on a number that stands for one asks: an ordinary step has the number itself."""
-    while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
-        if frame.f_code.co_qualname.startswith(("SymInt.", "SymFloat.", "SymBool.")):
-            return True
-        frame = frame.f_back
-    return False
+    codes = (caller.f_code for caller, _ in traceback.walk_stack(frame))
+    of_torch = itertools.takewhile(lambda code: code.co_filename.startswith(_TORCH), codes)
+    return any(code.co_qualname.startswith(("SymInt.", "SymFloat.", "SymBool.")) for code in of_torch)
 
 
 def _is_recomputed(frame: types.FrameType) -> bool:
     """Whether activation checkpointing computes again: what was checked in the forward pass is the same now."""
-    now: types.FrameType | None = frame
-    while now is not None:
-        code = now.f_code
-        if code.co_name in ("unpack_hook", "backward") and code.co_filename.endswith("checkpoint.py"):
-            return True
-        now = now.f_back
-    return False
+    names = ("unpack_hook", "backward")
+    codes = (caller.f_code for caller, _ in traceback.walk_stack(frame))
+    return any(code.co_name in names and code.co_filename.endswith("checkpoint.py") for code in codes)
 
 
 def _certain(node: fx.Node) -> bool | None:

@@ -22,12 +22,10 @@ def _run(log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, 
     return torch.ops.aten._ctc_loss.default(log_probs, targets, *lengths, blank, infinity)
 
 
-def _run_backward(gradient: Any, log_probs: Any, targets: Any, *rest: Any) -> Any:
-    input_lengths, target_lengths, blank, infinity = rest
-    losses, alphas = _run(log_probs, targets, *rest)
+def _run_backward(gradient: Any, *args: Any) -> Any:
+    log_probs, targets, input_lengths, target_lengths, *settings = args
     lengths = (input_lengths.tolist(), target_lengths.tolist())
-    arguments = (gradient, log_probs, targets, *lengths, losses, alphas, blank, infinity)
-    return torch.ops.aten._ctc_loss_backward.default(*arguments)
+    return torch.ops.aten._ctc_loss_backward.default(gradient, log_probs, targets, *lengths, *_run(*args), *settings)
 
 
 _library.impl("ctc_loss", lambda *args: _run(*args)[0], "CompositeExplicitAutograd")

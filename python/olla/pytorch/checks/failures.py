@@ -195,40 +195,34 @@ def check_modules(model: torch.nn.Module) -> None:
                 f"{name} has no shape yet, its layer is lazy: run the model on one batch before the capture."
             )
     for name, module in model.named_modules():
-        kind = type(module).__name__
+        kind, where = type(module).__name__, name or "the model"
         if isinstance(module, torch.nn.DataParallel):
-            raise CaptureError(
-                f"{name or 'the model'} is a {kind}: one device is planned. Pass the module inside it (model.module)."
-            )
+            raise CaptureError(f"{where} is a {kind}: one device is planned. Pass the module inside it (model.module).")
         if name and isinstance(module, torch.nn.parallel.DistributedDataParallel):
             raise CaptureError(
                 f"{name} is a {kind}, inside the model: wrap the whole model in it, or pass the module inside."
             )
         if isinstance(module, torch._dynamo.OptimizedModule):
             raise CaptureError(
-                f"{name or 'the model'} comes from torch.compile, whose kernels cannot be captured one by one. "
+                f"{where} comes from torch.compile, whose kernels cannot be captured one by one. "
                 "Pass the module it was made from (model._orig_mod)."
             )
         if isinstance(module, torch.jit.ScriptModule):
-            raise CaptureError(
-                f"{name or 'the model'} comes from torch.jit, which hides its operators. Pass the module itself."
-            )
+            raise CaptureError(f"{where} comes from torch.jit, which hides its operators. Pass the module itself.")
 
 
 def check_replaced(
-    parameters: Mapping[str, torch.Tensor],
-    now: Mapping[str, torch.Tensor],
-    buffers: Mapping[str, torch.Tensor],
-    buffers_now: Mapping[str, torch.Tensor],
+    model: torch.nn.Module, parameters: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]
 ) -> None:
     """Raise a CaptureError where a step has added, removed or replaced a parameter, or added or removed a buffer."""
+    now = dict(model.named_parameters())
     changed = [name for name in {**parameters, **now} if parameters.get(name) is not now.get(name)]
     if changed:
         raise CaptureError(
             f"the step replaces, adds or removes {', '.join(changed[:3])}, which a planned step would not do again: "
             "write into the parameter (under torch.no_grad()), or change the model between steps."
         )
-    if other := buffers.keys() ^ buffers_now.keys():
+    if other := buffers.keys() ^ dict(model.named_buffers()).keys():
         raise CaptureError(
             f"the step adds or removes the buffer {', '.join(sorted(other)[:3])}: register it before the step."
         )

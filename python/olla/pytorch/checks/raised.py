@@ -16,11 +16,7 @@ _SWALLOWING = frozenset({"suppress", "raises", "assertRaises"})
 
 
 class _Raised(Exception):
-    """Carries the exception that a piece of source would have raised."""
-
-    def __init__(self, value: Any) -> None:
-        super().__init__()
-        self.value = value
+    """Carries, as its argument, the exception that a piece of source would have raised."""
 
 
 class _Carried(ast.NodeTransformer):
@@ -41,10 +37,7 @@ class _Carried(ast.NodeTransformer):
 def raised_error(frame: types.FrameType, begin: dis.Instruction, end: dis.Instruction) -> BaseException:
     """Return the exception that a function raises, with its message as far as it is known while a step is traced.
 
-    Args:
-        frame: of the function.
-        begin: the instruction from which on it does nothing but raise.
-        end: the instruction that raises.
+    From the instruction ``begin`` on it does nothing but raise; ``end`` raises.
     """
     statement = _statement(frame, end)
     first, last = begin.positions and begin.positions.lineno, end.positions and end.positions.end_lineno
@@ -66,9 +59,9 @@ def _made(frame: types.FrameType, source: str) -> BaseException | None:
         tree = ast.fix_missing_locations(_Carried().visit(ast.parse(source)))
         exec(compile(tree, frame.f_code.co_filename, "exec"), space)
     except _Raised as raised:
-        return _instance(raised.value)
+        return _instance(raised.args[0])
     except Exception:  # its message needs values
-        return None
+        pass
     return None
 
 

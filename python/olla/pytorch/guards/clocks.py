@@ -41,12 +41,7 @@ _FILES = {f.__code__: f"a file or another thing outside Python ({f.__qualname__}
 
 
 def offsets(code: types.CodeType, scope: dict[str, Any]) -> frozenset[int]:
-    """Return where a code object takes such a source in hand: offsets of instructions; empty if nowhere.
-
-    Args:
-        code: of a function.
-        scope: its globals.
-    """
+    """Return where the code of a function with these globals takes such a source in hand: offsets of instructions."""
     found: set[int] = set()
     last: Any = None  # what the instruction before has loaded
     for i in dis.get_instructions(code):

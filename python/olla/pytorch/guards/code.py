@@ -33,12 +33,9 @@ def origin(file: str) -> str:
 
     Packages that decide nothing about a step count as stdlib.
     """
-    if file.startswith("<frozen "):
-        return "stdlib"
-    if file.startswith(_OWN):
-        return "olla"
-    if file.startswith(_TORCH):
-        return "torch"
+    for start, found in (("<frozen ", "stdlib"), (_OWN, "olla"), (_TORCH, "torch")):
+        if file.startswith(start):
+            return found
     for folder in _INSTALLED:
         _, found, inside = file.rpartition(folder)
         if found:
@@ -63,33 +60,25 @@ def is_foundation(kind: type) -> bool:
 
 
 class Named(NamedTuple):
-    """What a code object refers to by name.
+    """What a code object refers to by name."""
 
-    Attributes:
-        variables: names it reads from its globals, or from builtins.
-        loaded: attributes it reads, and text constants that may name one.
-        modules: modules it imports by itself.
-        is_open: whether it may read attributes whose names are not written in it.
-    """
-
-    variables: tuple[str, ...]
-    loaded: frozenset[str]
-    modules: tuple[str, ...]
-    is_open: bool
+    variables: tuple[str, ...]  # that it reads from its globals, or from builtins
+    loaded: frozenset[str]  # attributes it reads, and text constants that may name one
+    modules: tuple[str, ...]  # that it imports by itself
+    is_open: bool  # whether it may read attributes whose names are not written in it
 
 
-def _numbers(*names: str) -> frozenset[int]:
-    return frozenset(dis.opmap[name] for name in names if name in dis.opmap)
-
-
-_VARIABLES = ("LOAD_GLOBAL", "LOAD_NAME")
-_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
-_IMPORTS = ("IMPORT_NAME", "IMPORT_FROM")
-_KINDS = {n: kind for kind, names in enumerate((_VARIABLES, _ATTRIBUTES, _IMPORTS)) for n in _numbers(*names)}
+_Found = tuple[dict[str, None], ...]  # variables, attributes, modules
+_NAMING = (
+    ("LOAD_GLOBAL", "LOAD_NAME"),
+    ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"),
+    ("IMPORT_NAME", "IMPORT_FROM"),
+)
+_KINDS = {dis.opmap[name]: kind for kind, names in enumerate(_NAMING) for name in names if name in dis.opmap}
 # Bits of an instruction's argument below the number of the name.
-_FLAGS = dict.fromkeys(_numbers("LOAD_GLOBAL"), 1)
+_FLAGS = {dis.opmap["LOAD_GLOBAL"]: 1}
 if sys.version_info >= (3, 12):
-    _FLAGS |= dict.fromkeys(_numbers("LOAD_ATTR"), 1) | dict.fromkeys(_numbers("LOAD_SUPER_ATTR"), 2)
+    _FLAGS |= {dis.opmap["LOAD_ATTR"]: 1, dis.opmap["LOAD_SUPER_ATTR"]: 2}
 
 
 @functools.cache
@@ -116,38 +105,34 @@ def knows_instructions() -> bool:
 
 def named_quickly(code: types.CodeType) -> Named:
     """Return what code names that has no word for a getter in it: in a tenth of the time that dis takes."""
-    found: tuple[dict[str, None], ...] = ({}, {}, {})
+    found: _Found = ({}, {}, {})
     extended = 0
     for number, argument in zip(code.co_code[::2], code.co_code[1::2], strict=True):
         argument |= extended
         extended = argument << 8 if number == dis.EXTENDED_ARG else 0
         if number in _KINDS:
             found[_KINDS[number]][code.co_names[argument >> _FLAGS.get(number, 0)]] = None
-    variables, loaded, modules = found
-    return Named(tuple(variables), frozenset({*loaded, *_texts(code.co_consts)}), tuple(modules), False)
+    return _made(code, found, False)
 
 
 def named_by_dis(code: types.CodeType) -> Named:
     """Return what any code names."""
-    variables: dict[str, None] = {}
-    loaded: set[str] = set()
-    modules: dict[str, None] = {}
+    found: _Found = ({}, {}, {})
     is_open = False
     before: list[Any] = []  # the last instructions
     for instruction in dis.get_instructions(code):
         name = instruction.opname
-        value = instruction.argval
-        if name in _VARIABLES:
-            variables[value] = None
-        elif name in _ATTRIBUTES:
-            loaded.add(value)
-        elif name in _IMPORTS:
-            modules[value] = None
+        if instruction.opcode in _KINDS:
+            found[_KINDS[instruction.opcode]][instruction.argval] = None
         elif name.startswith("CALL") and not is_open:
             is_open = _is_open_call(before)
         if name not in ("CACHE", "PRECALL", "KW_NAMES", "NOP", "EXTENDED_ARG"):
             before = [*before[-5:], instruction]
-    is_open = is_open or "__dict__" in loaded or "__getattribute__" in loaded
+    return _made(code, found, is_open or not found[1].keys().isdisjoint(("__dict__", "__getattribute__")))
+
+
+def _made(code: types.CodeType, found: _Found, is_open: bool) -> Named:
+    variables, loaded, modules = found
     return Named(tuple(variables), frozenset({*loaded, *_texts(code.co_consts)}), tuple(modules), is_open)
 
 

@@ -20,7 +20,8 @@ class Generators:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, torch.Generator] = {id(g): g for g in (torch.default_generator, *_of_devices())}
+        shared = (torch.default_generator, *torch.cuda.default_generators)
+        self._known: dict[int, torch.Generator] = {id(g): g for g in shared}
         self._own: dict[int, torch.Generator] = {}
         self._before: dict[int, torch.Tensor] = {}  # of those that are watched
         self._ours: dict[int, torch.Tensor] = {}
@@ -87,7 +88,3 @@ class Generators:
             self._before.setdefault(id(generator), generator.get_state())
             generator.manual_seed(next(self._seeds))
             self._ours[id(generator)] = generator.get_state()
-
-
-def _of_devices() -> tuple[torch.Generator, ...]:
-    return tuple(torch.cuda.default_generators)

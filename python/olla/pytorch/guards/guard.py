@@ -13,9 +13,10 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from olla._core import first_changed, first_other, same_kinds
+from olla.pytorch.guards.inside import hooks_of
+from olla.pytorch.guards.places import Holds, Watched
 from olla.pytorch.guards.reads import Reads
 from olla.pytorch.guards.values import MISSING
-from olla.pytorch.guards.watched import Holds, Watched
 
 
 class Guard:
@@ -69,11 +70,7 @@ class Guard:
         return ""
 
     def tensor_change(self, inputs: Sequence[torch.Tensor]) -> str:
-        """Return which tensor is of another kind, or in other memory with others; empty where all are as they were.
-
-        Args:
-            inputs: parameters and buffers as they are now.
-        """
+        """Return which parameter or buffer is of another kind, or in other memory with others; empty: none."""
         if len(inputs) != self._num_inputs:
             return f"the model has {len(inputs)} parameters and buffers, and had {self._num_inputs}"
         return self._tensors.change([*inputs, *self._constants] if self._constants else inputs)
@@ -87,12 +84,8 @@ class Guard:
 
     def shared_with(self, leaves: Sequence[Any]) -> list[int]:
         """Return, for each tensor of a batch, the first parameter or buffer in the same storage; -1: none."""
-        storages = self._tensors.storages
-        return [
-            storages.get(leaf.untyped_storage()._cdata, -1)
-            for leaf in leaves
-            if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided
-        ]
+        tensors = (t for t in leaves if isinstance(t, torch.Tensor) and t.layout == torch.strided)
+        return [self._tensors.storages.get(t.untyped_storage()._cdata, -1) for t in tensors]
 
 
 @functools.cache
@@ -155,9 +148,6 @@ class Parts:
 class TensorFacts:
     """What a capture holds of tensors beside their values: type, shape, strides, device, gradient, shared memory.
 
-    Args:
-        tensors: as they are now.
-
     Attributes:
         storages: of each storage, the first tensor in it.
     """
@@ -188,8 +178,7 @@ class TensorFacts:
 
 
 def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
-    hooks = (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None))
-    functions = tuple(id(f) for table in hooks for f in (table or {}).values())
+    functions = tuple(id(function) for _, function in hooks_of(tensor))
     return (
         type(tensor), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad,
         tensor.is_leaf, functions,
@@ -208,11 +197,8 @@ def _sharing(tensors: Sequence[torch.Tensor]) -> tuple[list[tuple[int, int]], di
     """Return, for each tensor, the first of the same object and the first in the same storage; and these storages."""
     objects: dict[int, int] = {}
     storages: dict[int, int] = {}
-    found = [
-        (objects.setdefault(id(t), i), storages.setdefault(t.untyped_storage()._cdata, i))
-        for i, t in enumerate(tensors)
-    ]
-    return found, storages
+    places = [(id(t), t.untyped_storage()._cdata) for t in tensors]
+    return [(objects.setdefault(o, i), storages.setdefault(s, i)) for i, (o, s) in enumerate(places)], storages
 
 
 def _quick_guards(tensors: Sequence[torch.Tensor]) -> Any:

@@ -7,7 +7,6 @@ import functools
 import gc
 import operator
 import sys
-import threading
 import types
 import weakref
 from collections.abc import Iterator
@@ -19,6 +18,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 from olla.pytorch.guards.code import module_origin, origin
 
 _VIEWS: Any = type({}.keys()) | type({}.values()) | type({}.items())
+_PARTS: tuple[tuple[Any, tuple[str, ...]], ...] = (  # attributes that make up an object
+    (types.MethodType, ("__self__", "__func__")),
+    (property, ("fget", "fset", "fdel")),
+    (staticmethod | classmethod, ("__func__",)),
+    (functools.cached_property, ("func",)),
+    (functools.partial | functools.partialmethod, ("func", "args", "keywords")),
+    (functools._lru_cache_wrapper, ("__wrapped__",)),
+    (slice, ("start", "stop", "step")),
+)
 
 
 @contextlib.contextmanager
@@ -61,8 +69,20 @@ def slots(kind: type) -> tuple[str, ...]:
     return (found,) if isinstance(found, str) else tuple(found)
 
 
-def of_this_thread(local: threading.local) -> tuple[Any, ...]:
-    return tuple(local.__dict__.items())
+def hooks_of(tensor: torch.Tensor) -> list[tuple[int, Any]]:
+    """Return the hooks on a tensor and on its gradient, each with its key."""
+    tables: tuple[Any, ...] = (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None))
+    return [item for table in tables for item in (table or {}).items()]
+
+
+def attributes_of_class(kind: type) -> dict[str, Any]:
+    """Return the dict of a class, which stands behind its proxy."""
+    return next(d for d in gc.get_referents(vars(kind)) if isinstance(d, dict))
+
+
+def function_origin(value: Any) -> str:
+    """Return where a function of Python was written; empty for anything else."""
+    return origin(value.__code__.co_filename) if isinstance(value, types.FunctionType) else ""
 
 
 def own_attributes(value: Any) -> dict[str, Any] | None:
@@ -76,26 +96,13 @@ def own_attributes(value: Any) -> dict[str, Any] | None:
 
 def parts_of(value: Any) -> tuple[Any, ...]:
     """Return what makes up a method, a descriptor, a partial function, a getter or a reference; else nothing."""
-    if isinstance(value, types.MethodType):
-        return (value.__self__, value.__func__)
+    for kind, names in _PARTS:
+        if isinstance(value, kind):
+            return tuple(getattr(value, name) for name in names)
     if isinstance(value, types.BuiltinMethodType) and not isinstance(value.__self__, types.ModuleType | type(None)):
         return (value.__self__,)
-    if isinstance(value, property):
-        return (value.fget, value.fset, value.fdel)
-    if isinstance(value, staticmethod | classmethod):
-        return (value.__func__,)
-    if isinstance(value, functools.cached_property):
-        return (value.func,)
-    if isinstance(value, functools.partial | functools.partialmethod):
-        return (value.func, value.args, value.keywords)
     if isinstance(value, operator.attrgetter | operator.methodcaller):
         return tuple(value.__reduce__())  # names of attributes are among the arguments
-    if isinstance(value, functools._lru_cache_wrapper):
-        return (value.__wrapped__,)
     if isinstance(value, types.MappingProxyType | _VIEWS):
         return tuple(d for d in gc.get_referents(value) if isinstance(d, dict))
-    if isinstance(value, weakref.ref):
-        return (value(), None)
-    if isinstance(value, slice):
-        return (value.start, value.stop, value.step)
-    return ()
+    return (value(), None) if isinstance(value, weakref.ref) else ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -20,13 +20,13 @@ _BACKENDS = {
     "mha": ("get_fastpath_enabled",),
     "opt_einsum": ("enabled", "strategy"),
 }
+_CUDA = ("cudnn", "cuda.matmul")  # of these, what says nothing of a step elsewhere
+_OF_AUTOCAST: tuple[Callable[[str], Any], ...] = (torch.is_autocast_enabled, torch.get_autocast_dtype)
+_function_modes: Callable[[], list[Any]] = torch.overrides._get_current_function_mode_stack
 
 
 def modes(device_type: str) -> tuple[Any, ...]:
-    """Return what a capture depends on of torch's own state, as values to compare.
-
-    Args:
-        device_type: where the step runs.
+    """Return what a capture of a step on such a device depends on of torch's own state, as values to compare.
 
     Example:
         >>> modes("cpu") == modes("cpu")
@@ -42,17 +42,14 @@ def kernel_modes(device_type: str) -> tuple[Any, ...]:
 
 @functools.cache
 def _kernel_readers(device_type: str) -> list[Callable[[], Any]]:
-    found: list[Callable[[], Any]] = [torch.get_float32_matmul_precision, torch.are_deterministic_algorithms_enabled]
-    for place in ("mkldnn", *(("cudnn", "cuda.matmul") if device_type == "cuda" else ())):
-        space = operator.attrgetter(place)(torch.backends)
-        found += [read for name in _BACKENDS[place] if (read := _setting(space, name)) is not None]
-    return found
+    places = ("mkldnn", *(_CUDA if device_type == "cuda" else ()))
+    return [torch.get_float32_matmul_precision, torch.are_deterministic_algorithms_enabled, *_settings(places)]
 
 
 @functools.cache
 def _readers(device_type: str) -> list[Callable[[], Any]]:
     kinds = sorted({"cpu", device_type} & {"cpu", "cuda", "xpu", "mps"})
-    found: list[Callable[[], Any]] = [
+    return [
         torch.is_grad_enabled,
         torch.get_num_threads,
         torch.is_inference_mode_enabled,
@@ -63,28 +60,21 @@ def _readers(device_type: str) -> list[Callable[[], Any]]:
         torch.are_deterministic_algorithms_enabled,
         torch.is_deterministic_algorithms_warn_only_enabled,
         lambda: getattr(torch.utils.deterministic, "fill_uninitialized_memory"),  # noqa: B009 - its module is untyped
-        lambda: [_of_mode(mode) for mode in _function_modes()],
+        lambda: [("device", m.device) if isinstance(m, DeviceContext) else m for m in _function_modes()],
         torch._C._len_torch_dispatch_stack,
         lambda: torch._C._autograd._top_saved_tensors_default_hooks(True),
+        *(functools.partial(read, kind) for kind in kinds for read in _OF_AUTOCAST),
+        *_settings(place for place in _BACKENDS if device_type == "cuda" or place not in _CUDA),
     ]
-    for kind in kinds:
-        found.append(functools.partial(torch.is_autocast_enabled, kind))
-        found.append(functools.partial(torch.get_autocast_dtype, kind))
-    for place, names in _BACKENDS.items():
-        if place in ("cudnn", "cuda.matmul") and device_type != "cuda":
-            continue
+
+
+def _settings(places: Iterable[str]) -> Iterator[Callable[[], Any]]:
+    """Yield functions that read the settings of parts of torch.backends, as far as this torch has them."""
+    for place in places:
         space = operator.attrgetter(place)(torch.backends) if place else torch.backends
-        for name in names:
+        for name in _BACKENDS[place]:
             if (read := _setting(space, name)) is not None:
-                found.append(read)
-    return found
-
-
-_function_modes: Callable[[], list[Any]] = torch.overrides._get_current_function_mode_stack
-
-
-def _of_mode(mode: Any) -> Any:
-    return ("device", mode.device) if isinstance(mode, DeviceContext) else mode
+                yield read
 
 
 def _setting(space: Any, name: str) -> Callable[[], Any] | None:

@@ -1,13 +1,19 @@
-"""Names of attributes that code mentions: an attribute counts once code has been entered that may read it."""
+"""Names of attributes: they count once code was entered that may read them, and not where a step sets them first."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from olla.pytorch.guards.watched import HOOK_TABLES
+import torch
 
 INNER_TABLES = ("_parameters", "_buffers", "_modules")  # of a module
+# What the tables of a model's hooks and an optimizer hold by another key at every registration.
+HOOK_TABLES = (
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
+    "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks",
+)  # fmt: skip
 # Of a module: what is read only when its state is saved or loaded, and what changes with the tables of hooks.
 _NEVER = {
     "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
@@ -36,13 +42,7 @@ class Names:
         return (self.is_open or name in self.known) and name not in _NEVER
 
     def wait(self, name: str, read: Callable[[], Any], path: str) -> None:
-        """Let an attribute wait for its name.
-
-        Args:
-            name: of the attribute.
-            read: returns its value.
-            path: of its object, for people.
-        """
+        """Let an attribute, which ``read`` returns, wait for its name; path is that of its object, for people."""
         if name not in _NEVER:
             self._waiting.setdefault(name, []).append((read, f"{path}.{name}"))
 
@@ -65,3 +65,44 @@ class Names:
     def forget(self) -> None:
         """Let go of what only the capture itself needed."""
         self._waiting.clear()
+
+
+class FirstUse:
+    """Whether a step reads an attribute of a module before it sets it: what it sets first is no state of earlier steps.
+
+    An attribute is known by the id of the dict that holds it, and by its name.
+    """
+
+    def __init__(self) -> None:
+        self._is_set: dict[tuple[int, str], bool] = {}  # whether the first use was to set it
+
+    def is_set_first(self, attributes: dict[str, Any], name: str) -> bool:
+        """Whether an attribute of a module was set before anything read it."""
+        return self._is_set.get((id(attributes), name), False)
+
+    @contextlib.contextmanager
+    def watching(self, is_here: Callable[[], bool]) -> Iterator[None]:
+        """Watch the attributes of all modules, where ``is_here`` says that their user is captured."""
+        kind: Any = torch.nn.Module
+        set_before, get_before = kind.__setattr__, vars(kind).get("__getattribute__")
+        attributes_of = object.__getattribute__
+
+        def read(module: torch.nn.Module, name: str) -> Any:
+            if is_here():
+                self._is_set.setdefault((id(attributes_of(module, "__dict__")), name), False)
+            return attributes_of(module, name)
+
+        def write(module: torch.nn.Module, name: str, value: Any) -> None:
+            if is_here():
+                self._is_set.setdefault((id(attributes_of(module, "__dict__")), name), True)
+            set_before(module, name, value)
+
+        kind.__setattr__, kind.__getattribute__ = write, read
+        try:
+            yield
+        finally:
+            kind.__setattr__ = set_before
+            if get_before is None:
+                del kind.__getattribute__
+            else:
+                kind.__getattribute__ = get_before

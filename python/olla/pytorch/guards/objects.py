@@ -17,22 +17,12 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from olla.pytorch.guards import clocks
-from olla.pytorch.guards.code import is_foundation, module_origin, origin
+from olla.pytorch.guards import clocks, inside
+from olla.pytorch.guards.code import is_foundation, module_origin
 from olla.pytorch.guards.generators import Generators
-from olla.pytorch.guards.inside import (
-    code_origin,
-    is_closed,
-    is_scope,
-    of_this_thread,
-    own_attributes,
-    parts_of,
-    slots,
-)
-from olla.pytorch.guards.names import INNER_TABLES, Names
-from olla.pytorch.guards.places import Places
+from olla.pytorch.guards.names import HOOK_TABLES, INNER_TABLES, Names
+from olla.pytorch.guards.places import Holds, Places, Watched, cell_reader, cell_writer
 from olla.pytorch.guards.values import MISSING, closed_state, is_plain
-from olla.pytorch.guards.watched import HOOK_TABLES, Holds, Watched, cell_reader, cell_writer
 
 _FUNCTION_PARTS = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__", "__dict__")
 # Of an optimizer: olla.pytorch.binding compares its settings, its state is input, the rest are marks of schedulers.
@@ -125,7 +115,7 @@ class Objects:
             self._layer(value, path)
         elif clocks.is_clock(value):
             self.problems.append(f"{clocks.WHAT} ({path})")
-        elif parts := parts_of(value):
+        elif parts := inside.parts_of(value):
             for part in parts:
                 self._reach(part, path)
         else:
@@ -139,7 +129,7 @@ class Objects:
 
     def _closure(self, function: types.FunctionType, path: str) -> None:
         """Watch what a function that is entered reads beside its arguments."""
-        is_user = code_origin(function.__code__, function.__globals__) == "user"
+        is_user = inside.code_origin(function.__code__, function.__globals__) == "user"
         if is_user:
             self.places.probe(functools.partial(_FUNCTION_PARTS, function), path)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -177,10 +167,14 @@ class Objects:
         """Watch the attributes of an object; those count that some code names."""
         self.places.watch(attributes, Holds.ATTRIBUTES, path, owner)
         for name, value in list(attributes.items()):
-            if self.names.counts(name):
-                self._reach(value, f"{path}.{name}")
-            elif not is_plain(value):
-                self.names.wait(name, functools.partial(attributes.get, name), path)
+            self._attribute(attributes, name, value, path)
+
+    def _attribute(self, attributes: dict[str, Any], name: str, value: Any, path: str) -> None:
+        """Reach an attribute of an object if it counts, or let it wait until code names it."""
+        if self.names.counts(name):
+            self._reach(value, f"{path}.{name}")
+        elif not is_plain(value):
+            self.names.wait(name, functools.partial(attributes.get, name), path)
 
     def _class(self, kind: type, path: str) -> None:
         """Watch the attributes of a class and its bases: methods may be replaced, and settings stand there."""
@@ -189,21 +183,18 @@ class Objects:
             layer = issubclass(base, torch.nn.Module | torch.optim.Optimizer | torch.autograd.Function)
             if foundation and not layer:
                 continue
-            attributes = next(d for d in gc.get_referents(vars(base)) if isinstance(d, dict))  # behind its proxy
+            attributes = inside.attributes_of_class(base)
             if not self.places.watch_class(attributes, base.__qualname__, "torch" if foundation else "class"):
                 continue
             for name, value in list(attributes.items()):
-                path = f"{base.__qualname__}.{name}"
-                if foundation and not (
-                    isinstance(value, types.FunctionType) and origin(value.__code__.co_filename) == "user"
-                ):
+                if foundation and inside.function_origin(value) != "user":
                     continue
                 if issubclass(base, torch.autograd.Function) and name == "backward":
-                    self._reach_hook(value, path)
-                elif self.names.counts(name) or isinstance(value, types.FunctionType):
-                    self._reach(value, path)
-                elif not is_plain(value):
-                    self.names.wait(name, functools.partial(attributes.get, name), base.__qualname__)
+                    self._reach_hook(value, f"{base.__qualname__}.{name}")
+                elif isinstance(value, types.FunctionType):
+                    self._reach(value, f"{base.__qualname__}.{name}")
+                else:
+                    self._attribute(attributes, name, value, base.__qualname__)
 
     def _object(self, value: Any, path: str) -> None:
         kind = type(value)
@@ -212,12 +203,12 @@ class Objects:
         if kind.__module__.partition(".")[0] in _BESIDE and not kind.__module__.startswith(_WITHIN):
             return
         if isinstance(value, list | dict):
-            if not is_scope(value):  # the globals of a module count by name
+            if not inside.is_scope(value):  # the globals of a module count by name
                 self.places.watch_data(value, Holds.ITEMS, path)
                 self._all(value, path)
         elif isinstance(value, tuple | frozenset):
             self._all(value, path)
-        elif is_closed(kind):
+        elif inside.is_closed(kind):
             state = closed_state(value)
             if state is not None:
                 self.places.probe(state, path)
@@ -226,33 +217,28 @@ class Objects:
             elif isinstance(value, queue.SimpleQueue):
                 self._all(gc.get_referents(value), path)
         if isinstance(value, threading.local):
-            self.places.probe(functools.partial(of_this_thread, value), path)
+            self.places.probe(lambda: tuple(value.__dict__.items()), path)
             self._all(dict(value.__dict__), path)
             return
-        attributes = own_attributes(value)
-        if attributes is not None and (attributes or not isinstance(value, _CONTAINERS)):
-            if isinstance(value, torch.optim.Optimizer):
-                self._optimizer(value, path)
-            else:
-                where = module_origin(kind.__module__)
-                self._attributes(
-                    attributes, path, where if where == "installed" else "library" if where == "torch" else "user"
-                )
+        attributes = inside.own_attributes(value)
+        if isinstance(value, torch.optim.Optimizer):
+            self._optimizer(value, path)
+        elif attributes is not None and (attributes or not isinstance(value, _CONTAINERS)):
+            owners = {"installed": "installed", "torch": "library"}
+            self._attributes(attributes, path, owners.get(module_origin(kind.__module__), "user"))
         if kind.__flags__ & (1 << 9):
             self.objects.append((value, attributes))
             for part in kind.__mro__:
-                for name in slots(part):
+                for name in inside.slots(part):
                     self._slot(value, part, name, path)
             self._class(kind, path)
 
     def _all(self, value: Any, path: str) -> None:
-        if isinstance(value, dict):
-            for key, item in dict.items(value):
+        is_dict = isinstance(value, dict)
+        for key, item in dict.items(value) if is_dict else enumerate(value):
+            if is_dict:
                 self._reach(key, path)
-                self._reach(item, f"{path}[{key!r:.40}]")
-        else:
-            for i, item in enumerate(value):
-                self._reach(item, f"{path}[{i}]")
+            self._reach(item, f"{path}[{key!r:.40}]")
 
     def _slot(self, value: Any, kind: type, name: str, path: str) -> None:
         descriptor = vars(kind).get(name)
@@ -275,7 +261,5 @@ class Objects:
         for name, value in kept.items():
             if name in HOOK_TABLES:
                 self.places.watch_data(value, Holds.HOOKS, f"{path}.{name}")
-            elif self.names.counts(name):
-                self._reach(value, f"{path}.{name}")
-            elif not is_plain(value):
-                self.names.wait(name, functools.partial(attributes.get, name), path)
+            else:
+                self._attribute(attributes, name, value, path)

@@ -11,6 +11,7 @@ import builtins
 import contextlib
 import functools
 import gc
+import itertools
 import os
 import sys
 import types
@@ -24,13 +25,14 @@ from torch.optim import optimizer as torch_optimizer
 from olla.errors import CaptureError
 from olla.pytorch.guards import clocks
 from olla.pytorch.guards.code import module_origin, named, origin
-from olla.pytorch.guards.firstuse import FirstUse
 from olla.pytorch.guards.generators import SETTERS
-from olla.pytorch.guards.inside import code_origin, values_of
+from olla.pytorch.guards.inside import attributes_of_class, code_origin, function_origin, hooks_of, values_of
+from olla.pytorch.guards.names import FirstUse
 from olla.pytorch.guards.objects import Objects
+from olla.pytorch.guards.places import Holds
 from olla.pytorch.guards.values import MISSING, is_plain
-from olla.pytorch.guards.watched import Holds
 
+_WATCHED = ("user", "installed")  # origins of code that reads for itself
 _ENVIRONMENT = id(os._Environ.__getitem__.__code__)
 _COMPREHENSIONS = ("<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>")  # close over what another function holds
 
@@ -39,9 +41,8 @@ class Reads(Objects):
     """What a step reads.
 
     Args:
-        model: its parameters and buffers are inputs of the step.
+        model, inputs: see `Objects`.
         roots: path -> what the step begins with: the model, its loss function, its optimizer.
-        inputs: tensors whose values are inputs of the step.
     """
 
     def __init__(self, model: torch.nn.Module, roots: dict[str, Any], inputs: Iterable[torch.Tensor]) -> None:
@@ -59,20 +60,13 @@ class Reads(Objects):
         for tensor in (*model.parameters(), *model.buffers()):
             if not isinstance(tensor, FakeTensor):
                 self._attributes(vars(tensor), "a parameter or buffer")
-        for tensor in self._inputs.values():
-            tables: tuple[Any, ...] = (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None))
-            for hooks in tables:
-                for function in (hooks or {}).values():
-                    self._reach_hook(function, "a hook of a tensor")
+        for _, function in itertools.chain.from_iterable(map(hooks_of, self._inputs.values())):
+            self._reach_hook(function, "a hook of a tensor")
         self._drain()
 
     @contextlib.contextmanager
     def recording(self, is_here: Callable[[], bool]) -> Iterator[None]:
-        """Watch which code this thread enters.
-
-        Args:
-            is_here: whether the caller is captured.
-        """
+        """Watch which code this thread enters; ``is_here``: whether the caller is captured."""
         before = sys.gettrace()
 
         def entered(frame: types.FrameType, event: Any, argument: Any) -> Any:
@@ -100,14 +94,6 @@ class Reads(Objects):
         self._learn(names)
         self._drain()
 
-    def draws_from(self, generator: torch.Generator) -> None:
-        """Note that an operator of the step draws from a generator.
-
-        Raises:
-            CaptureError: the step has made it, or set its state.
-        """
-        self.generators.draws(generator)
-
     def value_of(self, tensor: torch.Tensor) -> None:
         """Note that the step reads the values of a tensor that is no input."""
         if tensor.numel() <= 2**16:
@@ -118,8 +104,7 @@ class Reads(Objects):
     def check(self, is_constant: Callable[[Any], bool]) -> None:
         """Raise a CaptureError for what can be neither compared nor repeated; to be called where the step ends.
 
-        Args:
-            is_constant: whether a value that the step made is the same in every step.
+        ``is_constant``: whether a value that the step made is the same in every step.
         """
         if self.problems:
             raise CaptureError(
@@ -154,7 +139,7 @@ class Reads(Objects):
         if where == "olla":
             return
         names = named(code)
-        if where in ("user", "installed"):
+        if where in _WATCHED:
             if code.co_freevars and code.co_name not in _COMPREHENSIONS:
                 self._closing.append(code)
             self.names.is_open |= names.is_open and where == "user"
@@ -166,8 +151,8 @@ class Reads(Objects):
                 self._scopes.append(scope)
             if where == "user" and (found := clocks.offsets(code, scope)):
                 self._clocks[id(code)] = found
-        if where in ("user", "installed") and names.loaded & SETTERS:
-            self.generators.watch()
+            if names.loaded & SETTERS:
+                self.generators.watch()
         for function, path in self._functions.get(id(code), ()):
             self._closure(function, path)
         self._learn(names.loaded)
@@ -193,21 +178,18 @@ class Reads(Objects):
         for scope in self._scopes:
             for name in self.names.known & scope.keys():
                 self.places.watch_key(scope, name, str(scope.get("__name__")))
-        for space in (torch, torch.nn.functional, torch.Tensor):
-            scope = vars(space)
-            if isinstance(space, type):
-                scope = next(d for d in gc.get_referents(scope) if isinstance(d, dict))  # behind its proxy
+        functions = ((vars(torch), "torch"), (vars(torch.nn.functional), "torch.nn.functional"))
+        for scope, place in (*functions, (attributes_of_class(torch.Tensor), "Tensor")):
             for name in self.names.known & scope.keys():
-                value = scope[name]
-                if not isinstance(value, types.FunctionType) or origin(value.__code__.co_filename) != "olla":
-                    self.places.watch_key(scope, name, str(getattr(space, "__name__", "")))
+                if function_origin(scope[name]) != "olla":
+                    self.places.watch_key(scope, name, place)
         self._find_closures()
 
     def _variable(self, name: str, scope: dict[str, Any], attributes: frozenset[str]) -> None:
         """Watch a global, and what is read from it where it is a module."""
         place = str(scope.get("__name__", "?"))
         value = scope.get(name, MISSING)
-        if isinstance(value, types.FunctionType) and origin(value.__code__.co_filename) == "olla":
+        if function_origin(value) == "olla":
             return
         self.places.watch_key(scope, name, place)
         if value is MISSING:
@@ -223,12 +205,12 @@ class Reads(Objects):
         waiting, seen = [module], {id(module)}
         while waiting:
             part = waiting.pop()
-            own = module_origin(part.__name__) in ("user", "installed")
+            own = module_origin(part.__name__) in _WATCHED
             if module_origin(part.__name__) == "user":
                 self._reach(part, part.__name__)
             for name in attributes & vars(part).keys() if part is not os else ():
                 value = vars(part)[name]
-                if isinstance(value, types.FunctionType) and origin(value.__code__.co_filename) == "olla":
+                if function_origin(value) == "olla":
                     continue  # stands in for torch's while a step is traced
                 self.places.watch_key(vars(part), name, part.__name__)
                 if isinstance(value, types.ModuleType):
@@ -249,24 +231,22 @@ class Reads(Objects):
             package = package.rpartition(".")[0]
 
     def _read_environment(self, frame: types.FrameType) -> None:
-        if self._caller(frame) in ("user", "installed"):
+        if self._caller(frame) in _WATCHED:
             key = frame.f_locals.get("key")
             if isinstance(key, str):
                 self.places.probe(functools.partial(os.environ.get, key), f"the environment variable {key}")
 
     def _see_clocks(self, frame: types.FrameType, event: str, argument: Any) -> Any:
         if event == "opcode" and frame.f_lasti in self._clocks[id(frame.f_code)]:
-            line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-            self.problems.append(f"{clocks.WHAT} ({line})")
+            self.problems.append(f"{clocks.WHAT} ({frame.f_code.co_filename}:{frame.f_lineno})")
         return self._see_clocks
 
     def _find_closures(self) -> None:
         """Find functions that ran and were not reached as objects: their closures count, too."""
         codes = [code for code in self._closing if id(code) not in self._functions]
         for function in gc.get_referrers(*codes) if codes else ():
-            if isinstance(function, types.FunctionType) and (
-                code_origin(function.__code__, function.__globals__) in ("user", "installed")
-            ):
+            is_function = isinstance(function, types.FunctionType)
+            if is_function and code_origin(function.__code__, function.__globals__) in _WATCHED:
                 self._closure(function, function.__qualname__)
         self._drain()
 

@@ -11,6 +11,7 @@ import decimal
 import fractions
 import functools
 import mmap
+import operator
 import pathlib
 import pickle
 import queue
@@ -25,7 +26,7 @@ import numpy as np
 import torch
 
 MISSING = object()  # stands for an entry that is not there
-_PLAIN = (bool, int, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range)
+_PLAIN = (bool, int, float, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range)
 _BY_VALUE = (
     torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, np.dtype, np.generic, pathlib.PurePath,
     re.Pattern, datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, fractions.Fraction, complex,
@@ -43,9 +44,7 @@ _MAX_ARRAY_BYTES = 2**26
 
 def is_plain(value: Any) -> bool:
     """Whether a value cannot change, and is compared with another one by type and value."""
-    if type(value) in _PLAIN or type(value) is float:
-        return True
-    return isinstance(value, _BY_VALUE) and not getattr(value, "__dict__", None)
+    return type(value) in _PLAIN or (isinstance(value, _BY_VALUE) and not getattr(value, "__dict__", None))
 
 
 def same(old: Any, new: Any) -> bool:
@@ -69,8 +68,7 @@ def same(old: Any, new: Any) -> bool:
     if type(old) is frozenset:
         return bool(old == new)
     if type(old) is functools.partial:
-        keywords = same(tuple(old.keywords.items()), tuple(new.keywords.items()))
-        return same(old.func, new.func) and same(old.args, new.args) and keywords
+        return same(*((p.func, p.args, *p.keywords.items()) for p in (old, new)))
     if isinstance(old, types.FunctionType):
         return _same_function(old, new)
     if dataclasses.is_dataclass(old) and getattr(type(old), "__dataclass_params__").frozen:  # noqa: B009
@@ -81,11 +79,8 @@ def same(old: Any, new: Any) -> bool:
 
 def _same_function(old: types.FunctionType, new: types.FunctionType) -> bool:
     """Whether two functions without variables of others are written alike."""
-    plain = not (old.__closure__ or new.__closure__ or old.__kwdefaults__ or new.__kwdefaults__)
-    return plain and old.__code__ == new.__code__ and _alike(old, new)
-
-
-def _alike(old: types.FunctionType, new: types.FunctionType) -> bool:
+    if old.__closure__ or new.__closure__ or old.__kwdefaults__ or new.__kwdefaults__ or old.__code__ != new.__code__:
+        return False
     constants = same(old.__code__.co_consts, new.__code__.co_consts)
     return constants and old.__globals__ is new.__globals__ and same(old.__defaults__, new.__defaults__)
 
@@ -105,26 +100,14 @@ def closed_state(value: Any) -> Callable[[], Any] | None:
     """
     if isinstance(value, _BESIDE):
         return None
-    if isinstance(value, np.ndarray):
-        return _array_state(value)
-    if isinstance(value, memoryview | mmap.mmap | _C_DATA):
-        return _buffer_state(value)
-    if isinstance(value, queue.SimpleQueue):
-        return value.qsize
-    if isinstance(value, contextvars.ContextVar):
-        return lambda: value.get(MISSING)
-    if isinstance(value, types.GeneratorType):
-        return lambda: _generator_state(value)
-    if isinstance(value, set):
-        return lambda: frozenset(value)
-    if isinstance(value, collections.deque):
-        return lambda: tuple(value)
+    for kind, state_of in _STATES:
+        if isinstance(value, kind):
+            return state_of(value)
     if hasattr(type(value), "readable") and hasattr(type(value), "tell"):
         return _file_state(value)
 
     def pickled() -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             return pickle.dumps(value, 5)
 
     try:
@@ -137,26 +120,25 @@ def closed_state(value: Any) -> Callable[[], Any] | None:
 
 
 def _array_state(array: np.ndarray[Any, Any]) -> Callable[[], Any]:
-    if array.nbytes > _MAX_ARRAY_BYTES or array.dtype.hasobject:
-        raise ValueError(f"an array of numpy of {array.nbytes} bytes, too much to compare at every call")
+    _require_small("an array of numpy", array.nbytes, array.dtype.hasobject)
     return lambda: (str(array.dtype), array.shape, array.tobytes())
 
 
 def _buffer_state(value: Any) -> Callable[[], Any]:
-    if memoryview(value).nbytes > _MAX_ARRAY_BYTES:
-        raise ValueError(
-            f"a {type(value).__name__} of {memoryview(value).nbytes} bytes, too much to compare at every call"
-        )
+    _require_small(f"a {type(value).__name__}", memoryview(value).nbytes)
     if isinstance(value, ctypes._Pointer):
         return lambda: (bytes(value), bytes(value.contents) if value else None)
     return lambda: bytes(value)
 
 
+def _require_small(what: str, num_bytes: int, holds_objects: bool = False) -> None:
+    if num_bytes > _MAX_ARRAY_BYTES or holds_objects:
+        raise ValueError(f"{what} of {num_bytes} bytes, too much to compare at every call")
+
+
 def _generator_state(generator: types.GeneratorType[Any, Any, Any]) -> Any:
     frame = generator.gi_frame
-    if frame is None:
-        return None
-    return frame.f_lasti, tuple((k, v) for k, v in frame.f_locals.items() if is_plain(v))
+    return frame and (frame.f_lasti, tuple((k, v) for k, v in frame.f_locals.items() if is_plain(v)))
 
 
 def _file_state(file: Any) -> Callable[[], Any] | None:
@@ -166,3 +148,15 @@ def _file_state(file: Any) -> Callable[[], Any] | None:
     except ValueError:  # closed
         return None
     return lambda: None if file.closed else file.tell()
+
+
+# Kind of a closed object -> what makes the function that reads its state.
+_STATES: tuple[tuple[Any, Callable[[Any], Callable[[], Any]]], ...] = (
+    (np.ndarray, _array_state),
+    (memoryview | mmap.mmap | _C_DATA, _buffer_state),
+    (queue.SimpleQueue, operator.attrgetter("qsize")),
+    (contextvars.ContextVar, lambda variable: functools.partial(variable.get, MISSING)),
+    (types.GeneratorType, lambda generator: functools.partial(_generator_state, generator)),
+    (set, lambda items: functools.partial(frozenset, items)),
+    (collections.deque, lambda items: functools.partial(tuple, items)),
+)
