@@ -88,8 +88,7 @@ void IlpSearch::solve(const Attempt& attempt, Bytes target, double time_limit_se
 
 void IlpSearch::rule_out(Bytes target) {
   if (value_ <= target) {
-    throw SolverError("false optimum: the program has no " + words_.none + bytes_text(target) + ", but the start has " +
-                      words_.its + bytes_text(value_));
+    throw SolverError(words_.none + bytes_text(target) + ", but the start has " + words_.its + bytes_text(value_) + words_.blame);
   }
   raise_bound(target + grid_);
 }

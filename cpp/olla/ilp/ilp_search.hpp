@@ -37,7 +37,8 @@ struct Attempt {
 
 // How messages speak of answers and values.
 struct IlpWords {
-  std::string answer = "answer", none = "answer of at most ", value = "", its = "";
+  std::string answer = "answer", value = "", its = "";
+  std::string none = "false optimum: the program has no answer of at most ", blame = "";  // before and after what contradicts it
 };
 
 // One search. value: of the best answer so far; lower_bound: proven, never above it.

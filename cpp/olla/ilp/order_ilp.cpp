@@ -30,8 +30,9 @@ OrderIlpResult order_ilp(const Graph& graph, std::span<const OpId> start, Bytes 
   result.order.assign(start.begin(), start.end());
   result.peak = profile(graph, start).peak;
   const Bytes proven = std::max(lower_bound, options.reduce ? simple_bound(graph) : graph.resident_bytes());
-  IlpSearch search(result.peak, proven, peak_grid(graph), highs, options, control, result.figures,
-                   {"order", "order with a peak of at most ", "a peak of ", "one of "});
+  IlpSearch search(
+      result.peak, proven, peak_grid(graph), highs, options, control, result.figures,
+      {"order", "a peak of ", "one of ", "the program has no order with a peak of at most ", ": HiGHS exceeded its tolerances"});
   bool split = false;
   const auto build = [&](Bytes target) {
     OrderProgramOptions of_target{target, search.lower_bound(), options.reduce, Moves::kSafe, split, options.max_nonzeros};
