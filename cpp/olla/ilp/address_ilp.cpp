@@ -1,7 +1,6 @@
 #include "olla/ilp/address_ilp.hpp"
 
 #include <algorithm>
-#include <memory>
 #include <numeric>
 
 #include "olla/ilp/address_program.hpp"
@@ -39,25 +38,18 @@ struct PartProblem {
   }
 };
 
-TargetProgram target_program(PartProblem& problem, Bytes lower_bound, Bytes target, std::int64_t max_nonzeros) {
-  const auto p = std::make_shared<AddressProgram>(problem.buffers, problem.fixed, lower_bound, target, max_nonzeros);
-  TargetProgram result;
-  using Outcome = AddressProgram::Outcome;
-  if (p->outcome() == Outcome::kTooLarge) result.outcome = TargetProgram::Outcome::kTooLarge;
-  if (p->outcome() != Outcome::kBuilt) return result;
-  result.outcome = TargetProgram::Outcome::kBuilt;
-  result.program = &p->program();
-  result.tolerance = p->tolerance();
-  if (true_height(problem.buffers, problem.offsets) <= target) result.start = p->encode(problem.offsets);
-  result.value_of = [p](double objective) { return p->height_bytes(objective); };
-  result.bound_of = [p](double bound) { return p->bound_bytes(bound); };
-  result.keep = [p, &problem, lower_bound](std::span<const double> values) {
+Attempt attempt_of(PartProblem& problem, Bytes lower_bound, Bytes target, std::int64_t max_nonzeros) {
+  auto program = std::make_unique<AddressProgram>(problem.buffers, problem.fixed, lower_bound, target, max_nonzeros);
+  Attempt attempt;
+  attempt.start = [&problem, p = program.get()] { return p->encode(problem.offsets); };
+  attempt.keep = [&problem, lower_bound, p = program.get()](std::span<const double> values) {
     std::vector<Offset> offsets = p->decode(values);
     const Bytes height = true_height(problem.buffers, offsets);
     if (height < true_height(problem.buffers, problem.offsets)) problem.offsets = std::move(offsets);
     return std::max(height, lower_bound);
   };
-  return result;
+  attempt.program = std::move(program);
+  return attempt;
 }
 
 void require_input(std::span<const Buffer> buffers, Bytes alignment, std::span<const Offset> fixed, std::span<const Offset> start) {
@@ -136,7 +128,7 @@ AddressIlpResult address_ilp(std::span<const Buffer> buffers, Bytes alignment, s
     if (const Bytes height = true_height(problem.buffers, problem.offsets); height > std::max(result.bound, result.height)) {
       const Bytes unit = common_unit(problem.buffers, problem.fixed), enough = result.bound / unit * unit;
       IlpSearch search(height, enough, unit, highs, options, control, result.figures);
-      search.run([&](Bytes target) { return target_program(problem, search.lower_bound(), target, options.max_nonzeros); });
+      search.run([&](Bytes target) { return attempt_of(problem, search.lower_bound(), target, options.max_nonzeros); });
       result.bound = std::max(result.bound, search.lower_bound());
       if (search.value() > search.lower_bound()) open = result.figures.message;
     }

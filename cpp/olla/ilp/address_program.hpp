@@ -13,31 +13,43 @@
 // height, where target and lower bound meet.
 #pragma once
 
+#include <initializer_list>
+
 #include "olla/ilp/program.hpp"
 #include "olla/layout/layout.hpp"
 
 namespace olla {
 
-// Addresses of a program: columns, or constants of fixed buffers, with rows that keep two of them apart. Sizes count units.
-class AddressColumns {
- public:
-  AddressColumns(Program& program, std::vector<double> sizes) : program_(program), sizes_(std::move(sizes)) {}
+// Addresses of a program: columns, or constants of fixed buffers, with rows that keep two of them apart.
+struct AddressColumns {
+  Program& program;
+  std::vector<double> size{}, lower{}, upper{};  // of buffer i, in units; its address lies between lower and upper
+  std::vector<Column> column{};                  // of buffer i; -1 for a constant
 
-  void add(double lower, double upper);                        // of the next buffer; a constant where both are equal
-  Column column(std::int32_t i) const { return columns_[i]; }  // -1 for a constant
-  bool fits_below(std::int32_t i, std::int32_t j) const { return lower_[i] + sizes_[i] <= upper_[j]; }
+  std::int32_t num_buffers() const { return static_cast<std::int32_t>(size.size()); }
+  void add_columns();  // of all buffers; a constant where lower and upper are equal
+  bool fits_below(std::int32_t i, std::int32_t j) const { return lower[i] + size[i] <= upper[j]; }
 
   void below(std::int32_t i, std::int32_t j);                           // i lies below j
   void below_if(std::int32_t i, std::int32_t j, Column b, bool value);  // i lies below j where binary b has the value
   void under(std::int32_t i, Column height, double base);               // i ends at or below base + height
 
- private:
-  void add_row(std::int32_t i, std::int32_t j, double upper, const Term* extra);
+  std::vector<double> decode(std::span<const double> values) const;
+  void encode(std::span<const Offset> offsets, Bytes unit, std::vector<double>& values) const;
 
-  Program& program_;
-  std::vector<double> sizes_, lower_, upper_;
-  std::vector<Column> columns_;
+ private:
+  void add_row(std::int32_t i, std::int32_t j, std::initializer_list<Term> extra, double most);
 };
+
+// Twins stand by id: each takes the lowest of the places of those still to come.
+template <class Twins>
+void sort_twins(std::vector<double>& keys, Twins twins) {
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    for (std::size_t j = i + 1; j < keys.size(); ++j) {
+      if (keys[j] < keys[i] && twins(i, j)) std::swap(keys[i], keys[j]);
+    }
+  }
+}
 
 // Offsets that keep the buffers of each overlapping pair in the order of their keys, each as low as those below it allow. The
 // height of keys that are offsets of a layout does not rise. fixed: an offset to keep, or kNotInArena; may be empty. O(n^2).
@@ -46,40 +58,29 @@ std::vector<Offset> settle(std::span<const Buffer> buffers, std::span<const doub
 // The largest end; kMaxBytes where two buffers that are alive together overlap, or one begins below 0. O(n^2).
 Bytes true_height(std::span<const Buffer> buffers, std::span<const Offset> offsets);
 
-// Immutable. All sizes are positive, all lifetimes non-empty.
-class AddressProgram {
+// All sizes are positive, all lifetimes non-empty.
+class AddressProgram : public TargetProgram {
  public:
-  enum class Outcome : std::uint8_t { kBuilt, kNoLayout, kTooLarge };
-
   AddressProgram(std::span<const Buffer> buffers, std::span<const Offset> fixed, Bytes lower_bound, Bytes target,
                  std::int64_t max_nonzeros);
-
-  Outcome outcome() const { return outcome_; }         // kNoLayout: proved, no layout has height <= target
-  const Program& program() const { return program_; }  // empty unless kBuilt
-  double tolerance() const { return tolerance_; }
+  AddressProgram(const AddressProgram&) = delete;
 
   std::vector<double> encode(std::span<const Offset> offsets) const;  // a layout of height <= target
   std::vector<Offset> decode(std::span<const double> values) const;   // settled: the truth about an answer
-  Bytes height_bytes(double objective) const;                         // rounded to the nearest unit
-  Bytes bound_bytes(double bound) const;                              // rounded up to a unit, after the tolerance is taken off
 
  private:
   struct Pair {
     std::int32_t i, j;
     Column b;
   };
-  Outcome find_bounds(double height, std::int64_t max_nonzeros);  // kNoLayout: some pair fits neither way
-  void add_pairs(AddressColumns& addresses, std::int64_t max_nonzeros);
+  bool free_twins(std::size_t i, std::size_t j) const;
+  Outcome find_bounds(double height, std::int64_t max_nonzeros);  // kNoAnswer: some pair fits neither way
+  void add_pairs(std::int64_t max_nonzeros);
 
   std::vector<Buffer> buffers_;
   std::vector<Offset> fixed_;
-  Bytes unit_ = 1, base_ = 0;
-  double tolerance_ = 1e-6;
-  Outcome outcome_ = Outcome::kBuilt;
-  Program program_;
-  std::vector<double> sizes_, lower_, upper_;
   std::vector<Pair> overlaps_, pairs_;  // alive together; of these: with a variable
-  std::vector<Column> columns_;
+  AddressColumns addresses_{program_};
   Column height_ = -1;  // -1: the height is the target
 };
 

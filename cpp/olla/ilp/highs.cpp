@@ -3,9 +3,9 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
-#include <condition_variable>
-#include <exception>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -38,81 +38,76 @@ constexpr std::chrono::milliseconds kWatchInterval{20};
 constexpr double kGraceSeconds = 0.5;
 constexpr const char* kRemedy = "; install a newer one: pip install \"highspy>=1.15\"";
 
-}  // namespace
+// The library, if it is new enough. An address in it converts to a pointer to whatever function it is.
+struct HighsLibrary {
+  struct Symbol {
+    void* address;
+    template <class Function>
+    operator Function*() const {
+      return reinterpret_cast<Function*>(address);
+    }
+  };
 
-struct HighsApi {
-  void* (*create)();
-  void (*destroy)(void*);
-  const char* (*version)();
-  int (*version_major)();
-  int (*version_minor)();
-  int (*size_of_int)(const void*);
-  int (*set_bool)(void*, const char*, int);
-  int (*set_int)(void*, const char*, int);
-  int (*set_double)(void*, const char*, double);
-  int (*pass_mip)(void*, int columns, int rows, int nonzeros, int format, int sense, double offset, const double* cost,
-                  const double* lower, const double* upper, const double* row_lower, const double* row_upper, const int* start,
-                  const int* index, const double* value, const int* integrality);
-  int (*set_solution)(void*, const double* column, const double* row, const double* column_dual, const double* row_dual);
-  int (*set_callback)(void*, Callback, void*);
-  int (*start_callback)(void*, int);
-  const void* (*callback_item)(const void* out, const char* name);
-  int (*run)(void*);
-  int (*model_status)(const void*);
-  int (*solution)(const void*, double*, double*, double*, double*);
-  int (*int_info)(const void*, const char*, int*);
-  int (*int64_info)(const void*, const char*, std::int64_t*);
-  int (*double_info)(const void*, const char*, double*);
-};
-
-namespace {
-
-template <class Function>
-void load(void* library, const std::string& path, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(dlsym(library, name));
-  if (function == nullptr) {
-    throw SolverError(path + " does not export " + name + ", so it is no HiGHS library of version 1.15 or later" + kRemedy);
+  explicit HighsLibrary(const std::string& name) : path(name) {
+    if (std::pair(version_major(), version_minor()) < std::pair(1, 15)) {
+      throw SolverError(path + " is HiGHS " + version() + ", expected 1.15 or later" + kRemedy);
+    }
   }
-}
 
-HighsApi open_library(const std::string& path) {
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
+  static void* open(const std::string& path) {
+    void* opened = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (opened != nullptr) return opened;
     const char* reason = dlerror();
     throw SolverError("the HiGHS library cannot be opened (" + std::string(reason ? reason : path) +
                       "); install it: pip install \"highspy>=1.15\"");
   }
-  HighsApi api{};
-  auto take = [&](const char* name, auto& function) { load(library, path, name, function); };
-  take("Highs_versionMajor", api.version_major);
-  take("Highs_versionMinor", api.version_minor);
-  take("Highs_version", api.version);
-  if (std::pair(api.version_major(), api.version_minor()) < std::pair(1, 15)) {
-    throw SolverError(path + " is HiGHS " + api.version() + ", expected 1.15 or later" + kRemedy);
+
+  Symbol find(const char* name) const {
+    if (void* address = dlsym(library, name)) return {address};
+    throw SolverError(path + " does not export " + name + ", so it is no HiGHS library of version 1.15 or later" + kRemedy);
   }
-  take("Highs_create", api.create);
-  take("Highs_destroy", api.destroy);
-  take("Highs_getSizeofHighsInt", api.size_of_int);
-  take("Highs_setBoolOptionValue", api.set_bool);
-  take("Highs_setIntOptionValue", api.set_int);
-  take("Highs_setDoubleOptionValue", api.set_double);
-  take("Highs_passMip", api.pass_mip);
-  take("Highs_setSolution", api.set_solution);
-  take("Highs_setCallback", api.set_callback);
-  take("Highs_startCallback", api.start_callback);
-  take("Highs_getCallbackDataOutItem", api.callback_item);
-  take("Highs_run", api.run);
-  take("Highs_getModelStatus", api.model_status);
-  take("Highs_getSolution", api.solution);
-  take("Highs_getIntInfoValue", api.int_info);
-  take("Highs_getInt64InfoValue", api.int64_info);
-  take("Highs_getDoubleInfoValue", api.double_info);
-  if (const int bytes = api.size_of_int(nullptr); bytes != 4) {
-    throw SolverError(path + " counts in integers of " + std::to_string(bytes) +
-                      " bytes, expected 4: use the highspy wheel of PyPI");
+
+  std::string path;
+  void* library = open(path);
+  int (*version_major)() = find("Highs_versionMajor");
+  int (*version_minor)() = find("Highs_versionMinor");
+  const char* (*version)() = find("Highs_version");
+};
+
+}  // namespace
+
+struct HighsApi : private HighsLibrary {
+  explicit HighsApi(const std::string& name) : HighsLibrary(name) {
+    if (const int bytes = size_of_int(nullptr); bytes != 4) {
+      throw SolverError(path + " counts in integers of " + std::to_string(bytes) +
+                        " bytes, expected 4: use the highspy wheel of PyPI");
+    }
   }
-  return api;
-}
+
+  using HighsLibrary::version;
+  void* (*create)() = find("Highs_create");
+  void (*destroy)(void*) = find("Highs_destroy");
+  int (*size_of_int)(const void*) = find("Highs_getSizeofHighsInt");
+  int (*set_bool)(void*, const char*, int) = find("Highs_setBoolOptionValue");
+  int (*set_int)(void*, const char*, int) = find("Highs_setIntOptionValue");
+  int (*set_double)(void*, const char*, double) = find("Highs_setDoubleOptionValue");
+  int (*pass_mip)(void*, int columns, int rows, int nonzeros, int format, int sense, double offset, const double* cost,
+                  const double* lower, const double* upper, const double* row_lower, const double* row_upper, const int* start,
+                  const int* index, const double* value, const int* integrality) = find("Highs_passMip");
+  int (*set_solution)(void*, const double* column, const double* row, const double* column_dual,
+                      const double* row_dual) = find("Highs_setSolution");
+  int (*set_callback)(void*, Callback, void*) = find("Highs_setCallback");
+  int (*start_callback)(void*, int) = find("Highs_startCallback");
+  const void* (*callback_item)(const void* out, const char* name) = find("Highs_getCallbackDataOutItem");
+  int (*run)(void*) = find("Highs_run");
+  int (*model_status)(const void*) = find("Highs_getModelStatus");
+  int (*solution)(const void*, double*, double*, double*, double*) = find("Highs_getSolution");
+  int (*int_info)(const void*, const char*, int*) = find("Highs_getIntInfoValue");
+  int (*int64_info)(const void*, const char*, std::int64_t*) = find("Highs_getInt64InfoValue");
+  int (*double_info)(const void*, const char*, double*) = find("Highs_getDoubleInfoValue");
+};
+
+namespace {
 
 void require(int status, const std::string& what) {
   if (status == kCallError) throw SolverError("HiGHS failed to " + what);
@@ -168,42 +163,18 @@ class Job {
   Job(const HighsApi& api, const Program& program, const MipOptions& options, std::span<const double> start)
       : api_(api), program_(program), options_(options), start_(start.begin(), start.end()) {}
 
-  // In the solver's thread.
-  void run() {
-    MipResult result;
-    std::exception_ptr error;
-    try {
-      result = solve();
-    } catch (...) {
-      error = std::current_exception();
-    }
+  // In the caller's thread.
+  void stop() { stop_ = true; }
+  MipResult so_far() {
     const std::lock_guard lock(mutex_);
-    if (error == nullptr) state_ = std::move(result);
-    error_ = error;
-    finished_ = true;
-    changed_.notify_all();
-  }
-
-  // In the caller's thread: true once HiGHS has ended.
-  bool wait(std::chrono::milliseconds time) {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, time, [this] { return finished_; });
-  }
-  void stop() {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
+    return so_far_;
   }
   std::pair<double, double> progress() {
     const std::lock_guard lock(mutex_);
-    return {state_.objective, state_.bound};
-  }
-  MipResult take() {
-    const std::lock_guard lock(mutex_);
-    if (error_ != nullptr) std::rethrow_exception(error_);
-    return state_;
+    return {so_far_.objective, so_far_.bound};
   }
 
- private:
+  // In the solver's thread.
   MipResult solve() {
     const std::unique_ptr<void, void (*)(void*)> owner(api_.create(), api_.destroy);
     void* solver = owner.get();
@@ -222,6 +193,7 @@ class Job {
     return result_of(api_, solver, p.num_columns());
   }
 
+ private:
   // Nothing may be thrown through HiGHS.
   static void on_callback(int type, const char*, const void* out, CallbackIn* in, void* user) noexcept {
     static_cast<Job*>(user)->note(type, out, in);
@@ -229,12 +201,12 @@ class Job {
   void note(int type, const void* out, CallbackIn* in) {
     const auto item = [&](const char* name) { return static_cast<const double*>(api_.callback_item(out, name)); };
     const std::lock_guard lock(mutex_);
-    if (const double* bound = item("mip_dual_bound")) state_.bound = std::max(state_.bound, *bound);
+    if (const double* bound = item("mip_dual_bound")) so_far_.bound = std::max(so_far_.bound, *bound);
     const double *objective = item("objective_function_value"), *values = item("mip_solution");
     if (type == kMipImprovingSolution && objective != nullptr && values != nullptr) {
-      state_.objective = *objective;
-      state_.values.assign(values, values + program_.num_columns());
-      state_.status = MipStatus::kFeasible;
+      so_far_.objective = *objective;
+      so_far_.values.assign(values, values + program_.num_columns());
+      so_far_.status = MipStatus::kFeasible;
     }
     if (stop_ && in != nullptr) in->user_interrupt = 1;
   }
@@ -243,11 +215,9 @@ class Job {
   const Program program_;
   const MipOptions options_;
   const std::vector<double> start_;
+  std::atomic<bool> stop_{false};
   std::mutex mutex_;
-  std::condition_variable changed_;
-  MipResult state_;  // so far; at the end the answer
-  std::exception_ptr error_;
-  bool stop_ = false, finished_ = false;
+  MipResult so_far_;
 };
 
 }  // namespace
@@ -256,9 +226,7 @@ Highs::Highs(const std::string& library_path) {
   static std::mutex mutex;
   static std::map<std::string, HighsApi> opened;  // never closed: HiGHS keeps thread-local state
   const std::lock_guard lock(mutex);
-  auto found = opened.find(library_path);
-  if (found == opened.end()) found = opened.emplace(library_path, open_library(library_path)).first;
-  api_ = &found->second;
+  api_ = &opened.try_emplace(library_path, library_path).first->second;
 }
 
 std::string Highs::version() const { return api_->version(); }
@@ -269,14 +237,16 @@ MipResult Highs::solve(const Program& program, const MipOptions& options, std::s
                       std::to_string(program.cost.size()) + " columns");
   }
   const auto job = std::make_shared<Job>(*api_, program, options, start);
-  std::thread solver([job] { job->run(); });
+  std::packaged_task<MipResult()> solve_program([job] { return job->solve(); });
+  std::future<MipResult> answer = solve_program.get_future();
+  std::thread solver(std::move(solve_program));
   using Clock = std::chrono::steady_clock;
   const auto begin = Clock::now();
   auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
   double deadline = options.time_limit_seconds;
   bool finished = false;
   try {
-    while (!(finished = job->wait(kWatchInterval)) && seconds() < deadline + kGraceSeconds) {
+    while (!(finished = answer.wait_for(kWatchInterval) == std::future_status::ready) && seconds() < deadline + kGraceSeconds) {
       const auto [objective, bound] = job->progress();
       if (!options.watch || options.watch(objective, bound)) continue;
       job->stop();
@@ -288,11 +258,12 @@ MipResult Highs::solve(const Program& program, const MipOptions& options, std::s
     throw;
   }
   job->stop();
-  if (finished)
+  if (finished) {
     solver.join();
-  else
-    solver.detach();
-  return job->take();
+    return answer.get();
+  }
+  solver.detach();
+  return job->so_far();
 }
 
 }  // namespace olla

@@ -13,89 +13,89 @@ std::string bytes_text(Bytes bytes) { return std::to_string(bytes) + " bytes"; }
 }  // namespace
 
 IlpSearch::IlpSearch(Bytes value, Bytes lower_bound, Bytes grid, const Highs& highs, const IlpOptions& options, Control& control,
-                     IlpFigures& figures)
+                     IlpFigures& figures, IlpWords words)
     : value_(value),
-      lower_bound_(lower_bound),
-      grid_(std::max<Bytes>(grid, 1)),
+      lower_bound_(value - (value - lower_bound) / grid * grid),
+      grid_(grid),
       highs_(highs),
       options_(options),
       control_(control),
-      figures_(figures) {
-  lower_bound_ = (lower_bound + grid_ - 1) / grid_ * grid_;
-  if (lower_bound_ > value_) {
-    throw SolverError("the lower bound of " + bytes_text(lower_bound) + " is false: the start has " + bytes_text(value));
+      figures_(figures),
+      words_(std::move(words)) {
+  if (lower_bound > value) {
+    throw SolverError("the lower bound of " + bytes_text(lower_bound) + " is false: the start has " + words_.value +
+                      bytes_text(value));
   }
 }
 
 void IlpSearch::run(const Build& build) {
-  if (value_ > lower_bound_ && !control_.stop(value_, lower_bound_)) {
-    attempt(build, lower_bound_, 0.5 * control_.seconds_left());
-  }
-  for (int i = 0; i < kAttempts && value_ > lower_bound_ && !too_large_; ++i) {
-    if (control_.stop(value_, lower_bound_)) break;
+  if (open() && !stop()) attempt(build, lower_bound_, 0.5 * control_.seconds_left());
+  prove(build);
+  finish();
+}
+
+void IlpSearch::prove(const Build& build) {
+  for (int i = 0; i < kAttempts && open() && !too_large_ && !stop(); ++i) {
     attempt(build, value_, control_.seconds_left());
-    if (contradiction_.empty()) break;
+    if (!contradicted()) break;
   }
-  if (!contradiction_.empty() && value_ > lower_bound_) throw SolverError("false optimum: " + contradiction_);
-  explain();
 }
 
 void IlpSearch::attempt(const Build& build, Bytes target, double time_limit_seconds) {
+  using Outcome = TargetProgram::Outcome;
   const double begin = control_.seconds();
-  const TargetProgram program = build(target);
+  const Attempt attempt = build(target);
   const double built = control_.seconds();
   figures_.seconds_build += built - begin;
-  too_large_ = program.outcome == TargetProgram::Outcome::kTooLarge;
-  if (program.outcome == TargetProgram::Outcome::kNoAnswer) rule_out(target);
-  if (program.outcome != TargetProgram::Outcome::kBuilt) return;
-  figures_.num_columns = program.program->num_columns();
-  figures_.num_rows = program.program->num_rows();
-  figures_.num_nonzeros = program.program->num_nonzeros();
-  solve(program, target, time_limit_seconds - (built - begin));
+  const Outcome outcome = attempt.program->outcome();
+  too_large_ = outcome == Outcome::kTooLarge;
+  if (outcome == Outcome::kNoAnswer) rule_out(target);
+  if (outcome != Outcome::kBuilt) return;
+  figures_.measure(attempt.program->program());
+  solve(attempt, target, time_limit_seconds - (built - begin));
   figures_.seconds_solve += control_.seconds() - built;
 }
 
-void IlpSearch::solve(const TargetProgram& program, Bytes target, double time_limit_seconds) {
+void IlpSearch::solve(const Attempt& attempt, Bytes target, double time_limit_seconds) {
+  const TargetProgram& program = *attempt.program;
+  rounding_ = program.max_rounding_bytes();
   // Answers above the target are not in the program: its bound says nothing about them.
-  const auto bound_of = [&](double bound) { return std::min(program.bound_of(bound), target + grid_); };
-  MipOptions mip;
-  mip.time_limit_seconds = time_limit_seconds;
-  mip.seed = options_.seed;
-  mip.num_threads = options_.num_threads;
-  mip.tolerance = program.tolerance;
+  const auto bound_of = [&](double bound) { return std::min(program.bound_bytes(bound), target + grid_); };
+  MipOptions mip{time_limit_seconds, options_.seed, options_.num_threads, program.tolerance(), {}};
   mip.watch = [&](double objective, double bound) {
-    const Bytes value = std::isfinite(objective) ? std::min(value_, program.value_of(objective)) : value_;
+    const bool known = program.exact() && std::isfinite(objective);
+    const Bytes value = known ? std::min(value_, program.value_bytes(objective)) : value_;
     return !control_.stop(value, std::min(value, std::max(lower_bound_, bound_of(bound))));
   };
-  const MipResult answer = highs_.solve(*program.program, mip, program.start);
+  const MipResult answer = highs_.solve(program.program(), mip, value_ <= target ? attempt.start() : std::vector<double>{});
   figures_.num_nodes += answer.num_nodes;
   if (answer.status == MipStatus::kInfeasible) return rule_out(target);
   contradiction_.clear();
   if (!answer.values.empty()) {
-    const Bytes value = program.keep(answer.values), claimed = program.value_of(answer.objective);
+    const Bytes value = attempt.keep(answer.values), claimed = program.value_bytes(answer.objective);
     if (value < lower_bound_) {
-      throw SolverError("the lower bound of " + bytes_text(lower_bound_) + " is false: an answer has " + bytes_text(value));
+      throw SolverError("the lower bound of " + bytes_text(lower_bound_) + " is false: an " + words_.answer + " has " +
+                        words_.value + bytes_text(value));
     }
-    if (value > claimed || (answer.status == MipStatus::kOptimal && value < claimed)) {
-      contradiction_ = "HiGHS claims " + bytes_text(claimed) + ", its answer has " + bytes_text(value);
+    if (value > claimed + rounding_ || (answer.status == MipStatus::kOptimal && value < claimed)) {
+      contradiction_ = "HiGHS claims " + words_.value + bytes_text(claimed) + ", its " + words_.answer + " has " + words_.its +
+                       bytes_text(value);
     }
     value_ = std::min(value_, value);
   }
-  if (contradiction_.empty()) raise_bound(bound_of(answer.bound));
+  if (!contradicted()) raise_bound(bound_of(answer.bound));
 }
 
 void IlpSearch::rule_out(Bytes target) {
   if (value_ <= target) {
-    throw SolverError("false optimum: the program has no answer of at most " + bytes_text(target) + ", but the start has " +
-                      bytes_text(value_));
+    throw SolverError(words_.none + bytes_text(target) + ", but the start has " + words_.its + bytes_text(value_) + words_.blame);
   }
   raise_bound(target + grid_);
 }
 
-void IlpSearch::raise_bound(Bytes bound) { lower_bound_ = std::min(value_, std::max(lower_bound_, bound)); }
-
-void IlpSearch::explain() {
-  if (value_ == lower_bound_) {
+void IlpSearch::finish() {
+  if (contradicted() && open()) throw SolverError("false optimum: " + contradiction_);
+  if (!open()) {
     figures_.message = "proved: there is no better answer";
   } else if (too_large_) {
     figures_.message = "the program was not built: it needs more than " + std::to_string(options_.max_nonzeros) +

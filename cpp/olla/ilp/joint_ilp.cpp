@@ -1,7 +1,6 @@
 #include "olla/ilp/joint_ilp.hpp"
 
 #include <algorithm>
-#include <memory>
 
 #include "olla/ilp/address_ilp.hpp"
 #include "olla/ilp/joint_program.hpp"
@@ -15,26 +14,20 @@ struct Best {
   Bytes height;
 };
 
-TargetProgram target_program(const Graph& arena, std::span<const ArenaBuffer> buffers, Best& best,
-                             const OrderProgramOptions& options, const std::function<bool()>& stop) {
-  const auto p = std::make_shared<JointProgram>(arena, options, stop);
-  TargetProgram result;
-  if (p->outcome() == JointProgram::Outcome::kTooLarge) result.outcome = TargetProgram::Outcome::kTooLarge;
-  if (p->outcome() != JointProgram::Outcome::kBuilt) return result;
-  result.outcome = TargetProgram::Outcome::kBuilt;
-  result.program = &p->program();
-  result.tolerance = p->tolerance();
-  if (best.height <= options.target) result.start = p->encode(best.arrangement);
-  result.value_of = [p](double objective) { return p->arena_bytes(objective); };
-  result.bound_of = [p](double bound) { return p->bound_bytes(bound); };
-  result.keep = [p, &arena, buffers, &best](std::span<const double> values) {
+Attempt attempt_of(const Graph& arena, std::span<const ArenaBuffer> buffers, Best& best, const OrderProgramOptions& options,
+                   const std::function<bool()>& stop) {
+  auto program = std::make_unique<JointProgram>(arena, options, stop);
+  Attempt attempt;
+  attempt.start = [&best, p = program.get()] { return p->encode(best.arrangement); };
+  attempt.keep = [p = program.get(), &arena, buffers, &best](std::span<const double> values) {
     Arrangement found = p->decode(values);
     if (!arena.is_order(found.order)) throw SolverError("the answer of HiGHS is no order of the ops: its tolerances were exceeded");
     const Bytes height = true_height(lifetimes_of(buffers, found.order), found.offsets);
     if (height < best.height) best = {std::move(found), height};
     return height;
   };
-  return result;
+  attempt.program = std::move(program);
+  return attempt;
 }
 
 Best start_of(const Graph& arena, std::span<const ArenaBuffer> buffers, std::span<const OpId> order,
@@ -71,15 +64,14 @@ JointIlpResult joint_ilp(const Graph& arena, std::span<const OpId> order, std::s
   const std::vector<ArenaBuffer> buffers = arena_buffers(arena, nullptr);
   Best best = start_of(arena, buffers, order, offsets, workspace_offsets);
   JointIlpResult result;
-  const Bytes grid = round_up_to_grid(arena, arena.resident_bytes() + 1) - arena.resident_bytes();
-  IlpSearch search(best.height, std::max(lower_bound, simple_bound(arena)), grid, highs, options, control, result.figures);
+  IlpSearch search(best.height, std::max(lower_bound, simple_bound(arena)), peak_grid(arena), highs, options, control,
+                   result.figures);
   search.run([&](Bytes target) {
     OrderProgramOptions program;
     program.target = target;
     program.lower_bound = search.lower_bound();
     program.max_nonzeros = options.max_nonzeros;
-    const auto stop = [&] { return control.stop(search.value(), search.lower_bound()); };
-    return target_program(arena, buffers, best, program, stop);
+    return attempt_of(arena, buffers, best, program, [&] { return search.stop(); });
   });
   result.arena = best.height;
   result.lower_bound = search.lower_bound();

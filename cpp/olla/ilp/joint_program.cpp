@@ -61,39 +61,33 @@ OrderProgramOptions shortening(OrderProgramOptions options) {
 }  // namespace
 
 JointProgram::JointProgram(const Graph& arena, const OrderProgramOptions& options, const std::function<bool()>& stop)
-    : order_(arena, shortening(options), stop), outcome_(order_.outcome()) {
+    : OrderProgram(arena, shortening(options), stop) {
   if (outcome_ != Outcome::kBuilt) return;
-  const Bytes unit = order_.unit();
-  const double height = static_cast<double>(options.target / unit);
-  if (!order_.exact() || height > kLargestAddress) {
-    outcome_ = Outcome::kTooLarge;
-    return;
+  const double height = static_cast<double>(options.target / unit_);
+  bool too_large = !exact() || height > kLargestAddress;
+  tolerance_ = std::min(tolerance_, address_tolerance(height));
+  buffers_ = arena_buffers(arena, &*closure_);
+  for (const ArenaBuffer& buffer : buffers_) {
+    addresses_.size.push_back(static_cast<double>(buffer.size / unit_));
+    addresses_.lower.push_back(0.0);
+    addresses_.upper.push_back(height - addresses_.size.back());
   }
-  program_ = order_.program();
-  tolerance_ = std::min(order_.tolerance(), address_tolerance(height));
-  buffers_ = arena_buffers(arena, &order_.closure());
-  std::vector<double> sizes;
-  for (const ArenaBuffer& buffer : buffers_) sizes.push_back(static_cast<double>(buffer.size / unit));
-  AddressColumns addresses(program_, sizes);
-  for (const double size : sizes) addresses.add(0.0, height - size);
-  const auto n = static_cast<std::int32_t>(buffers_.size());
-  for (std::int32_t i = 0; i < n; ++i) {
-    columns_.push_back(addresses.column(i));
-    addresses.under(i, order_.peak_column(), static_cast<double>(order_.base() / unit));
-    for (std::int32_t j = 0; j < i; ++j) add_pair(addresses, j, i);
-    if (program_.num_nonzeros() <= options.max_nonzeros) continue;
-    outcome_ = Outcome::kTooLarge;
-    program_ = {};
-    return;
+  addresses_.add_columns();
+  for (std::int32_t i = 0; i < addresses_.num_buffers() && !too_large; ++i) {
+    addresses_.under(i, peak_, static_cast<double>(base_ / unit_));
+    for (std::int32_t j = 0; j < i; ++j) add_pair(j, i);
+    too_large = program_.num_nonzeros() > options.max_nonzeros;
   }
+  if (!too_large) return;
+  outcome_ = Outcome::kTooLarge;
+  program_ = {};
 }
 
 bool JointProgram::certainly_before(OpId u, OpId v) const {
-  const Blocks& blocks = order_.blocks();
-  const Spans& spans = order_.windows().spans;
+  const auto& [earliest, latest] = windows_.spans;
   if (u == v) return false;
-  if (order_.closure().before.test(v, u) || spans.latest[u] < spans.earliest[v]) return true;
-  return blocks.block[u] == blocks.block[v] && blocks.offset[u] < blocks.offset[v];
+  if (closure_->before.test(v, u) || latest[u] < earliest[v]) return true;
+  return blocks_.block[u] == blocks_.block[v] && blocks_.offset[u] < blocks_.offset[v];
 }
 
 bool JointProgram::certainly_apart(const ArenaBuffer& i, const ArenaBuffer& j) const {
@@ -109,18 +103,18 @@ bool JointProgram::twins(const ArenaBuffer& i, const ArenaBuffer& j) const {
   return i.producer == j.producer && i.output == j.output && i.size == j.size && (i.output || i.last_users == j.last_users);
 }
 
-void JointProgram::add_pair(AddressColumns& addresses, std::int32_t i, std::int32_t j) {
+void JointProgram::add_pair(std::int32_t i, std::int32_t j) {
   const ArenaBuffer &one = buffers_[i], &other = buffers_[j];
   if (certainly_apart(one, other) || certainly_apart(other, one)) return;
-  if (twins(one, other)) return addresses.below(i, j);
+  if (twins(one, other)) return addresses_.below(i, j);
   const bool first = possibly_apart(one, other), second = possibly_apart(other, one);
   Pair pair{i, j, {program_.add_column(0.0, 0.0, 1.0, true), -1}, {-1, -1}};
-  addresses.below_if(i, j, pair.below[0], true);
+  addresses_.below_if(i, j, pair.below[0], true);
   if (!first && !second) {
-    addresses.below_if(j, i, pair.below[0], false);
+    addresses_.below_if(j, i, pair.below[0], false);
   } else {
     pair.below[1] = program_.add_column(0.0, 0.0, 1.0, true);
-    addresses.below_if(j, i, pair.below[1], true);
+    addresses_.below_if(j, i, pair.below[1], true);
     std::vector<Term> terms{{pair.below[0], 1.0}, {pair.below[1], 1.0}};
     if (first) terms.push_back({pair.dead[0] = add_death(one, other), 1.0});
     if (second) terms.push_back({pair.dead[1] = add_death(other, one), 1.0});
@@ -132,46 +126,36 @@ void JointProgram::add_pair(AddressColumns& addresses, std::int32_t i, std::int3
 // The column e[i,j]. Of rows with the same columns the first says all.
 Column JointProgram::add_death(const ArenaBuffer& i, const ArenaBuffer& j) {
   const Column dead = program_.add_column(0.0, 0.0, 1.0, false);
-  const Spans& spans = order_.windows().spans;
+  const auto& [earliest, latest] = windows_.spans;
   for (const OpId u : i.last_users) {
     if (certainly_before(u, j.producer)) continue;
     std::pair<Column, Column> previous{-1, -1};
-    for (Step t = spans.earliest[j.producer]; t <= spans.latest[j.producer]; ++t) {
-      const auto born = order_.has_run(j.producer, t), done = order_.has_run(u, t - 1);
+    for (Step t = earliest[j.producer]; t <= latest[j.producer]; ++t) {
+      const auto born = has_run(j.producer, t), done = has_run(u, t - 1);
       const std::pair columns{born.column, done.column};
       if ((born.column < 0 && born.constant == 0.0) || (done.column < 0 && done.constant == 1.0) || columns == previous) continue;
       previous = columns;
-      std::vector<Term> terms{{dead, 1.0}};
-      double upper = 1.0;
-      if (born.column >= 0) terms.push_back({born.column, 1.0});
-      if (born.column < 0) upper -= 1.0;
-      if (done.column >= 0) terms.push_back({done.column, -1.0});
-      program_.add_row(-Program::kInfinity, upper, terms);
+      Sum sum;
+      sum.add({dead, 0.0}, 1.0);
+      sum.add(born, 1.0);
+      sum.add(done, -1.0);
+      program_.add_row(-Program::kInfinity, 1.0 - sum.constant, sum.terms);
     }
   }
   return dead;
 }
 
 std::vector<double> JointProgram::encode(const Arrangement& arrangement) const {
-  std::vector<double> values = order_.encode(arrangement.order);
+  std::vector<double> values = OrderProgram::encode(arrangement.order);
   if (values.empty()) return {};
-  values.resize(program_.num_columns(), 0.0);
-  const std::vector<Buffer> lifetimes = lifetimes_of(buffers_, gather(order_.blocks(), arrangement.order));
-  const auto n = static_cast<std::int32_t>(buffers_.size());
+  const std::vector<Buffer> lifetimes = lifetimes_of(buffers_, gather(blocks_, arrangement.order));
   std::vector<double> keys(arrangement.offsets.begin(), arrangement.offsets.end());
-  for (std::int32_t i = 0; i < n; ++i) {
-    for (std::int32_t j = i + 1; j < n; ++j) {
-      if (keys[j] < keys[i] && twins(buffers_[i], buffers_[j])) std::swap(keys[i], keys[j]);
-    }
-  }
+  sort_twins(keys, [this](std::size_t i, std::size_t j) { return twins(buffers_[i], buffers_[j]); });
   const std::vector<Offset> offsets = settle(lifetimes, keys, {});
-  const Bytes unit = order_.unit(), height = true_height(lifetimes, offsets);
-  double& arena = values[order_.peak_column()];
-  arena = std::max(arena, static_cast<double>((height - order_.base()) / unit));
-  if (arena > program_.upper[order_.peak_column()]) return {};
-  for (std::int32_t i = 0; i < n; ++i) {
-    if (columns_[i] >= 0) values[columns_[i]] = static_cast<double>(offsets[i] / unit);
-  }
+  double& arena = values[peak_];
+  arena = std::max(arena, static_cast<double>((true_height(lifetimes, offsets) - base_) / unit_));
+  if (arena > program_.upper[peak_]) return {};
+  addresses_.encode(offsets, unit_, values);
   for (const Pair& pair : pairs_) {
     const auto [i, j] = std::pair(pair.i, pair.j);
     values[pair.below[0]] = offsets[i] + buffers_[i].size <= offsets[j] ? 1.0 : 0.0;
@@ -183,10 +167,8 @@ std::vector<double> JointProgram::encode(const Arrangement& arrangement) const {
 }
 
 Arrangement JointProgram::decode(std::span<const double> values) const {
-  Arrangement result{order_.decode(values), {}};
-  std::vector<double> keys;
-  for (const Column column : columns_) keys.push_back(column >= 0 ? values[column] : 0.0);
-  result.offsets = settle(lifetimes_of(buffers_, result.order), keys, {});
+  Arrangement result{OrderProgram::decode(values), {}};
+  result.offsets = settle(lifetimes_of(buffers_, result.order), addresses_.decode(values), {});
   return result;
 }
 

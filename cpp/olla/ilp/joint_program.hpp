@@ -39,21 +39,14 @@ struct Arrangement {
   std::vector<Offset> offsets;  // of arena buffer i
 };
 
-// Immutable. Describes the orders and layouts of an arena graph whose arena is at most options.target.
-class JointProgram {
+// Describes the orders and layouts of an arena graph whose arena is at most options.target.
+class JointProgram : public OrderProgram {
  public:
-  using Outcome = OrderProgram::Outcome;  // kNoOrder: proved, nothing has arena <= target
-
   JointProgram(const Graph& arena, const OrderProgramOptions& options, const std::function<bool()>& stop);
-
-  Outcome outcome() const { return outcome_; }
-  const Program& program() const { return program_; }  // empty unless kBuilt
-  double tolerance() const { return tolerance_; }
+  JointProgram(const JointProgram&) = delete;
 
   std::vector<double> encode(const Arrangement& arrangement) const;  // empty if it is above the target
   Arrangement decode(std::span<const double> values) const;          // settled: the truth about an answer
-  Bytes arena_bytes(double objective) const { return order_.peak_bytes(objective); }
-  Bytes bound_bytes(double bound) const { return order_.bound_bytes(bound); }
 
  private:
   struct Pair {  // below: columns of a[i,j] and a[j,i], or of b and -1; dead: of e[i,j] and e[j,i], or -1
@@ -64,15 +57,11 @@ class JointProgram {
   bool certainly_apart(const ArenaBuffer& i, const ArenaBuffer& j) const;  // i is dead before j is born, in every order
   bool possibly_apart(const ArenaBuffer& i, const ArenaBuffer& j) const;   // in some order, as far as precedences tell
   bool twins(const ArenaBuffer& i, const ArenaBuffer& j) const;
-  void add_pair(AddressColumns& addresses, std::int32_t i, std::int32_t j);
+  void add_pair(std::int32_t i, std::int32_t j);
   Column add_death(const ArenaBuffer& i, const ArenaBuffer& j);
 
-  OrderProgram order_;
   std::vector<ArenaBuffer> buffers_;
-  Outcome outcome_;
-  Program program_;
-  double tolerance_ = 1e-6;
-  std::vector<Column> columns_;  // A[i]; -1: at 0
+  AddressColumns addresses_{program_};
   std::vector<Pair> pairs_;
 };
 

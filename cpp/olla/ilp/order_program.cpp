@@ -13,16 +13,6 @@ constexpr Bytes kLargestCoefficient = Bytes{1} << 26;  // with tolerance 1e-9 st
 constexpr Bytes kCarry = Bytes{1} << 20;               // what one unit of the high row is worth in the low row
 constexpr std::int64_t kMaxClosureBytes = std::int64_t{1} << 30;
 
-// The greatest common divisor of all sizes that can change the peak: peaks differ by multiples of it.
-Bytes common_divisor(const Graph& graph) {
-  Bytes divisor = 0;
-  for (TensorId t = 0; t < graph.num_tensors(); ++t) {
-    if (graph.planned(t)) divisor = std::gcd(divisor, graph.bytes(t));
-  }
-  for (OpId v = 0; v < graph.num_ops(); ++v) divisor = std::gcd(divisor, graph.workspace(v));
-  return std::max<Bytes>(divisor, 1);
-}
-
 // The largest size that is not the same constant in every order.
 Bytes largest_variable_size(const Graph& graph, const Spans& spans) {
   Bytes largest = 1;
@@ -44,7 +34,7 @@ bool too_large(const Graph& graph) {
 
 }  // namespace
 
-// Adds the columns and rows of one program. A value is a constant (column < 0) or a column.
+// Adds the columns and rows of one program.
 class OrderProgramBuilder {
  public:
   OrderProgramBuilder(const Graph& graph, const Closure& closure, OrderProgram& result)
@@ -70,11 +60,10 @@ class OrderProgramBuilder {
     }
     add_memory_rows();
     const bool possible_peak = program_.lower[result_.peak_] <= program_.upper[result_.peak_];
-    return consistent_ && possible_peak ? Outcome::kBuilt : Outcome::kNoOrder;
+    return consistent_ && possible_peak ? Outcome::kBuilt : Outcome::kNoAnswer;
   }
 
  private:
-  using Value = OrderProgram::Value;
   Value started(OpId block, Step step) const { return result_.started(block, step); }
   Value has_run(OpId v, Step step) const { return result_.has_run(v, step); }
 
@@ -91,9 +80,10 @@ class OrderProgramBuilder {
   }
 
   void add_one_op_per_step(Step step) {
-    double left = step + 1;
-    for (OpId v = 0; v < graph_.num_ops(); ++v) add(has_run(v, step), 1.0, left);
-    const auto terms = take_terms();
+    Sum sum;
+    for (OpId v = 0; v < graph_.num_ops(); ++v) sum.add(has_run(v, step), 1.0);
+    const auto terms = terms_of(sum);
+    const double left = step + 1 - sum.constant;
     if (!terms.empty()) program_.add_row(left, left, terms);
     if (terms.empty() && left != 0.0) consistent_ = false;
   }
@@ -156,41 +146,39 @@ class OrderProgramBuilder {
     return change;
   }
 
-  // The memory row of a step, kept until all D columns are there. certain counts bytes, constant counts units.
+  // The memory row of a step, kept until all D columns are there. certain counts bytes, the sum counts units.
   void gather_memory(Step s) {
     Bytes certain = graph_.resident_bytes() - result_.base_;
-    double constant = 0.0;
+    Sum sum;
     for (TensorId t = 0; t < graph_.num_tensors(); ++t) {
       if (!graph_.planned(t) || graph_.bytes(t) == 0 || s < widest_[t].first || s >= widest_[t].last) continue;
       const OpId producer = graph_.producer(t);
       const Value born = producer == kNoOp ? Value{-1, 1.0} : has_run(producer, s);
-      add_tensor(born, dead_before(t, s), graph_.bytes(t), certain, constant);
+      add_tensor(born, dead_before(t, s), graph_.bytes(t), certain, sum);
     }
     for (OpId v = 0; v < graph_.num_ops(); ++v) {
-      if (graph_.workspace(v) > 0) add_tensor(has_run(v, s), has_run(v, s - 1), graph_.workspace(v), certain, constant);
+      if (graph_.workspace(v) > 0) add_tensor(has_run(v, s), has_run(v, s - 1), graph_.workspace(v), certain, sum);
     }
     // certain may be negative: the shift by base_ is a whole number of units, so that rounding down stays below the true bytes.
     const Bytes unit = result_.unit_;
-    constant += static_cast<double>(certain >= 0 ? certain / unit : -((unit - 1 - certain) / unit));
-    const auto terms = take_terms();
+    const double constant = sum.constant + static_cast<double>(certain >= 0 ? certain / unit : -((unit - 1 - certain) / unit));
+    auto terms = terms_of(sum);
+    pending_ += terms.empty() ? 0 : std::ssize(terms) + 1;
     if (terms.empty()) {
       program_.lower[result_.peak_] = std::max(program_.lower[result_.peak_], constant);
     } else {
-      result_.memory_.push_back({{terms.begin(), terms.end()}, -constant, -1});
-      pending_ += static_cast<std::int64_t>(terms.size()) + 1;
+      result_.memory_.push_back({std::move(terms), -constant, -1});
     }
   }
 
-  void add_tensor(Value born, Value dead, Bytes bytes, Bytes& certain, double& constant) {
+  void add_tensor(Value born, Value dead, Bytes bytes, Bytes& certain, Sum& sum) {
     if (born.column < 0 && dead.column < 0) {
       if (born.constant > dead.constant) certain += bytes;
       return;
     }
     const auto units = static_cast<double>(bytes / result_.unit_);
-    double left = 0.0;
-    add(born, units, left);
-    add(dead, -units, left);
-    constant -= left;
+    sum.add(born, units);
+    sum.add(dead, -units);
   }
 
   Value dead_before(TensorId t, Step s) {
@@ -243,26 +231,10 @@ class OrderProgramBuilder {
     }
   }
 
-  // factor * value: onto the row being gathered, or off its right side.
-  void add(Value value, double factor, double& right) {
-    if (value.column < 0) {
-      right -= factor * value.constant;
-      return;
-    }
-    factors_.resize(std::max<std::size_t>(factors_.size(), program_.cost.size()), 0.0);
-    touched_.push_back(value.column);
-    factors_[value.column] += factor;
-  }
-  std::span<const Term> take_terms() {
-    terms_.clear();
-    std::sort(touched_.begin(), touched_.end());
-    touched_.erase(std::unique(touched_.begin(), touched_.end()), touched_.end());
-    for (const Column column : touched_) {
-      if (factors_[column] != 0.0) terms_.push_back({column, factors_[column]});
-      factors_[column] = 0.0;
-    }
-    touched_.clear();
-    return terms_;
+  static std::vector<Term> terms_of(const Sum& sum) {
+    std::vector<Term> terms = sum.merged();
+    std::erase_if(terms, [](const Term& term) { return term.value == 0.0; });
+    return terms;
   }
 
   const Graph& graph_;
@@ -273,14 +245,15 @@ class OrderProgramBuilder {
   std::vector<Lifetime> widest_;
   std::int64_t pending_ = 0;  // entries of the memory rows
   bool consistent_ = true;    // no step needs two ops, or none
-  std::vector<double> factors_;
-  std::vector<Column> touched_;
-  std::vector<Term> terms_;
 };
 
-Bytes round_up_to_grid(const Graph& graph, Bytes bytes) {
-  const Bytes grid = common_divisor(graph);
-  return graph.resident_bytes() + (bytes - graph.resident_bytes() + grid - 1) / grid * grid;
+Bytes peak_grid(const Graph& graph) {
+  Bytes divisor = 0;
+  for (TensorId t = 0; t < graph.num_tensors(); ++t) {
+    if (graph.planned(t)) divisor = std::gcd(divisor, graph.bytes(t));
+  }
+  for (OpId v = 0; v < graph.num_ops(); ++v) divisor = std::gcd(divisor, graph.workspace(v));
+  return std::max<Bytes>(divisor, 1);
 }
 
 Bytes simple_bound(const Graph& graph) {
@@ -298,7 +271,7 @@ OrderProgram::OrderProgram(const Graph& graph, const OrderProgramOptions& option
     outcome_ = Outcome::kTooLarge;
     return;
   }
-  outcome_ = Outcome::kNoOrder;
+  outcome_ = Outcome::kNoAnswer;
   const std::optional<Graph> tightened = options.reduce ? tighten(graph, options.target, stop) : graph;
   if (!tightened) return;
   const Closure& closure = closure_.emplace(direct_preds(*tightened));
@@ -310,11 +283,11 @@ OrderProgram::OrderProgram(const Graph& graph, const OrderProgramOptions& option
   if (!windows) return;
   windows_ = std::move(*windows);
 
-  grid_ = unit_ = common_divisor(graph);
+  const Bytes grid = unit_ = peak_grid(graph);
   const Bytes largest = largest_variable_size(graph, windows_.spans);
   while (largest / unit_ > kLargestCoefficient * (options.split ? kCarry : 1)) unit_ *= 2;
   split_ = largest / unit_ > kLargestCoefficient;
-  if (!exact()) rounding_ = unit_ * (graph.num_tensors() + 2);
+  if (unit_ != grid) rounding_ = unit_ * (graph.num_tensors() + 2);
   const Bytes coefficient = split_ ? std::max(kCarry, largest / unit_ / kCarry) : std::max<Bytes>(largest / unit_, 1);
   tolerance_ = std::clamp(0.05 / static_cast<double>(coefficient), 1e-9, 1e-6);
   base_ = graph.resident_bytes() + (lower_bound - graph.resident_bytes()) / unit_ * unit_;
@@ -323,7 +296,7 @@ OrderProgram::OrderProgram(const Graph& graph, const OrderProgramOptions& option
   if (outcome_ != Outcome::kBuilt) program_ = {};
 }
 
-OrderProgram::Value OrderProgram::started(OpId block, Step step) const {
+Value OrderProgram::started(OpId block, Step step) const {
   const auto starts = windows_.starts[block];
   const auto reached = std::upper_bound(starts.begin(), starts.end(), step) - starts.begin();
   if (reached == 0) return {-1, 0.0};
@@ -376,13 +349,6 @@ std::vector<OpId> OrderProgram::decode(std::span<const double> values) const {
   std::vector<OpId> order;
   for (const auto& [start, b] : starts) order.insert(order.end(), blocks_.members[b].begin(), blocks_.members[b].end());
   return order;
-}
-
-Bytes OrderProgram::peak_bytes(double objective) const { return base_ + unit_ * std::llround(objective); }
-
-Bytes OrderProgram::bound_bytes(double bound) const {
-  if (!(bound > 0.0)) return base_;
-  return base_ + unit_ * static_cast<Bytes>(std::ceil(bound - 0.05 - 1e-9 * bound));
 }
 
 }  // namespace olla

@@ -27,8 +27,8 @@
 
 namespace olla {
 
-// Peaks of a graph's orders are its resident bytes plus a multiple of the common divisor of all other sizes: its grid.
-Bytes round_up_to_grid(const Graph& graph, Bytes bytes);
+// The greatest common divisor of all sizes that can change the peak: peaks differ by multiples of it.
+Bytes peak_grid(const Graph& graph);
 
 // The most bytes that are certainly live during one op, or the resident bytes of a graph too large for an ordering program.
 Bytes simple_bound(const Graph& graph);
@@ -42,29 +42,16 @@ struct OrderProgramOptions {
   std::int64_t max_nonzeros = 2'000'000;  // beyond it the program is not built
 };
 
-// Immutable. An answer of the program is decoded into an order; an order with peak <= target encodes into an answer.
-class OrderProgram {
+// An answer of the program is decoded into an order; an order with peak <= target encodes into an answer. The program counts memory
+// in units: the common divisor of all sizes. Where coefficients would pass what floating point tells apart reliably, they are split
+// in two rows, if asked for; else the unit is larger, sizes are rounded down, and the program's optimum is a lower bound, not the
+// peak itself.
+class OrderProgram : public TargetProgram {
  public:
-  enum class Outcome : std::uint8_t { kBuilt, kNoOrder, kTooLarge };
-
   // stop() is asked during the reductions: true leaves them unfinished, which only makes the program larger.
   OrderProgram(const Graph& graph, const OrderProgramOptions& options, const std::function<bool()>& stop);
 
-  Outcome outcome() const { return outcome_; }         // kNoOrder: proved, no order has peak <= target
-  const Program& program() const { return program_; }  // empty unless kBuilt
   const Blocks& blocks() const { return blocks_; }
-  const Windows& windows() const { return windows_; }
-  const Closure& closure() const { return *closure_; }  // of the graph with the precedences that the target implies
-
-  // Y[v,t]: a column, or a constant where column is -1.
-  struct Value {
-    Column column;
-    double constant;
-  };
-  Value has_run(OpId v, Step step) const { return started(blocks_.block[v], step - blocks_.offset[v]); }
-  Column peak_column() const { return peak_; }
-  Bytes base() const { return base_; }  // what the peak column counts from, in steps of unit()
-  Bytes unit() const { return unit_; }
   std::int64_t num_nonzeros() const { return num_nonzeros_; }  // if kTooLarge: at least
 
   // The answer that stands for the order with its safe moves made. The order's peak must be within the target; empty if it cannot
@@ -72,14 +59,13 @@ class OrderProgram {
   std::vector<double> encode(std::span<const OpId> order) const;
   std::vector<OpId> decode(std::span<const double> values) const;
 
-  // The program counts memory in units: the common divisor of all sizes. Where coefficients would pass what floating point tells
-  // apart reliably, they are split in two rows, if asked for; else the unit is larger, sizes are rounded down, and the program's
-  // optimum is a lower bound, not the peak itself.
-  bool exact() const { return unit_ == grid_; }
-  double tolerance() const { return tolerance_; }
-  Bytes peak_bytes(double objective) const;               // rounded to the nearest unit
-  Bytes bound_bytes(double bound) const;                  // rounded up to a unit, after the tolerance is taken off
-  Bytes max_rounding_bytes() const { return rounding_; }  // a peak exceeds its program's by no more
+ protected:
+  Value has_run(OpId v, Step step) const { return started(blocks_.block[v], step - blocks_.offset[v]); }  // Y[v,t]
+
+  Blocks blocks_;
+  Windows windows_;
+  std::optional<Closure> closure_;  // of the graph with the precedences that the target implies
+  Column peak_ = 0;                 // counts from the base on
 
  private:
   friend class OrderProgramBuilder;
@@ -97,18 +83,10 @@ class OrderProgram {
     Column carry;
   };
 
-  Outcome outcome_ = Outcome::kBuilt;
-  Program program_;
-  Blocks blocks_;
-  Windows windows_;
-  std::optional<Closure> closure_;
   std::vector<Column> first_column_;  // of block b: one column for each start but the last
   std::vector<Death> deaths_;
   std::vector<MemoryRow> memory_;
-  Column peak_ = 0;
-  Bytes base_ = 0, unit_ = 1, grid_ = 1, rounding_ = 0;
   bool split_ = false;  // memory rows have carries
-  double tolerance_ = 1e-6;
   std::int64_t num_nonzeros_ = 0;
 };
 

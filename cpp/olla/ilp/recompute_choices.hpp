@@ -12,18 +12,14 @@ inline bool contains(std::span<const ValueId> list, ValueId x) { return std::fin
 
 class RecomputeChoices {
  public:
-  struct Literal {  // a binary: a column, or decided
-    Column column = -1;
-    double value = 0;
-  };
   struct Run {
     OpId op;
     bool rerun;
-    Literal runs;
+    Value runs;  // a binary, or decided
   };
-  struct Life {                 // of a value
-    std::vector<Step> steps;    // at which it can be used or made; -1: from the start, num_ops: an output. Empty: always there
-    std::vector<Literal> kept;  // through gap j, from steps[j] to steps[j + 1]
+  struct Life {               // of a value
+    std::vector<Step> steps;  // at which it can be used or made; -1: from the start, num_ops: an output. Empty: always there
+    std::vector<Value> kept;  // through gap j, from steps[j] to steps[j + 1]
   };
 
   // All but plain must outlive it. plain: the rewrite without drops. prune: a value can be missing at a step only if the base order

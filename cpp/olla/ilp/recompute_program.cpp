@@ -17,16 +17,6 @@ Step position(const Rewrite& r, RunId run) {
 
 }  // namespace
 
-void RecomputeProgram::Sum::add(const Literal& literal, double factor) {
-  if (literal.column < 0) {
-    constant += factor * literal.value;
-    most += factor * literal.value;
-  } else {
-    terms.push_back({literal.column, factor});
-    most += std::max(0.0, factor);
-  }
-}
-
 RecomputeProgram::RecomputeProgram(const Graph& graph, const Values& values, const Rules& rules, std::span<const OpId> base,
                                    const Rewrite& plain, const RecomputeTarget& target, Bytes most_bytes, bool prune,
                                    std::int64_t max_nonzeros)
@@ -136,22 +126,22 @@ void RecomputeProgram::add_dependencies(Step s, const Run& run) {
 }
 
 // N: read at the step, and missing.
-RecomputeProgram::Literal RecomputeProgram::needed(ValueId x, Step s) {
-  std::vector<Literal> readers;
+Value RecomputeProgram::needed(ValueId x, Step s) {
+  std::vector<Value> readers;
   for (const Run& run : choices_.runs[s]) {
     if (choices_.uses(run, x)) readers.push_back(run.runs);
   }
-  const Literal before = kept_before(x, s);
-  const bool never = readers.empty() || (before.column < 0 && before.value > 0);
+  const Value before = kept_before(x, s);
+  const bool never = readers.empty() || (before.column < 0 && before.constant > 0);
   if (never) return {};
-  const Literal result = derive([=](Answer answer) {
+  const Value result = derive([=](Answer answer) {
     double most = 0;
-    for (const Literal& reader : readers) most = std::max(most, value(reader, answer));
+    for (const Value& reader : readers) most = std::max(most, value(reader, answer));
     return std::min(most, 1 - value(before, answer));
   });
   Sum read, missing;
   read.add(result, -1);
-  for (const Literal& reader : readers) read.add(reader, 1);
+  for (const Value& reader : readers) read.add(reader, 1);
   add_row(0, Program::kInfinity, read);
   missing.add(result, 1);
   missing.add(before, 1);
@@ -159,35 +149,35 @@ RecomputeProgram::Literal RecomputeProgram::needed(ValueId x, Step s) {
   return result;
 }
 
-RecomputeProgram::Literal RecomputeProgram::derive(std::function<double(Answer)> value) {
+Value RecomputeProgram::derive(std::function<double(Answer)> value) {
   const Column column = program_.add_column(0, 0, 1, false);
   derived_.push_back({column, std::move(value)});
   return {column, 0};
 }
 
-RecomputeProgram::Literal RecomputeProgram::kept_before(ValueId x, Step step) const {
+Value RecomputeProgram::kept_before(ValueId x, Step step) const {
   const auto& [steps, kept] = choices_.lives[x];
   if (steps.empty()) return {-1, choices_.overwritten[x] < step ? 0.0 : 1.0};
   const auto at = std::lower_bound(steps.begin(), steps.end(), step) - steps.begin();
-  return at > 0 ? kept[at - 1] : Literal{};
+  return at > 0 ? kept[at - 1] : Value{};
 }
 
-RecomputeProgram::Literal RecomputeProgram::kept_after(ValueId x, Step step) const {
+Value RecomputeProgram::kept_after(ValueId x, Step step) const {
   const auto& [steps, kept] = choices_.lives[x];
   const auto after = std::upper_bound(steps.begin(), steps.end(), step) - steps.begin();
-  return after > 0 && after < static_cast<std::ptrdiff_t>(steps.size()) ? kept[after - 1] : Literal{};
+  return after > 0 && after < static_cast<std::ptrdiff_t>(steps.size()) ? kept[after - 1] : Value{};
 }
 
 // C: in memory throughout the step. Kept after it, but for what is only made there.
-RecomputeProgram::Literal RecomputeProgram::carried(ValueId x, Step step) {
-  const Literal after = kept_after(x, step);
+Value RecomputeProgram::carried(ValueId x, Step step) {
+  const Value after = kept_after(x, step);
   const Run* maker = choices_.find_maker(x, step);
-  if (maker == nullptr || (after.column < 0 && after.value == 0)) return after;
+  if (maker == nullptr || (after.column < 0 && after.constant == 0)) return after;
   for (const auto& [value, literal] : carried_[step]) {
     if (value == x) return literal;
   }
-  const Literal made = maker->runs;
-  const Literal literal = derive([=](Answer answer) { return value(after, answer) - value(made, answer); });
+  const Value made = maker->runs;
+  const Value literal = derive([=](Answer answer) { return value(after, answer) - value(made, answer); });
   Sum sum;
   sum.add(literal, 1);
   sum.add(after, -1);
@@ -240,12 +230,12 @@ void RecomputeProgram::add_overlap(Step s, const Run& run, Sum& sum) {
   const auto made = choices_.makes(run);
   if (rules_.in_place[run.op] == 0 || made.size() != 1 || !choices_.overwrites(run).empty() || choices_.bytes(made[0]) == 0) return;
   const double size = static_cast<double>(choices_.bytes(made[0])) / unit_;
-  std::vector<Literal> kept;
+  std::vector<Value> kept;
   for (const ValueId x : choices_.reads(run)) {
     if (graph_.producer(values_.tensor[x]) != kNoOp && choices_.bytes(x) == choices_.bytes(made[0]))
       kept.push_back(kept_after(x, s));
   }
-  const auto dies = [](const Literal& literal) { return literal.column < 0 && literal.value == 0; };
+  const auto dies = [](const Value& literal) { return literal.column < 0 && literal.constant == 0; };
   if (kept.empty()) return;
   if (std::any_of(kept.begin(), kept.end(), dies)) {
     sum.add({-1, 1}, -size);
@@ -253,30 +243,22 @@ void RecomputeProgram::add_overlap(Step s, const Run& run, Sum& sum) {
     sum.add({-1, 1}, -size);
     sum.add(kept[0], size);
   } else {
-    const Literal overlap = derive([=](Answer answer) {
+    const Value overlap = derive([=](Answer answer) {
       double num_dying = 0;
-      for (const Literal& literal : kept) num_dying += 1 - value(literal, answer);
+      for (const Value& literal : kept) num_dying += 1 - value(literal, answer);
       return num_dying;
     });
     Sum row;
     row.add(overlap, 1);
-    for (const Literal& literal : kept) row.add(literal, 1);
+    for (const Value& literal : kept) row.add(literal, 1);
     add_row(-Program::kInfinity, static_cast<double>(kept.size()), row);
     sum.add(overlap, -size);
   }
 }
 
 void RecomputeProgram::add_row(double from, double to, const Sum& sum) {
-  std::vector<Term> terms = sum.terms, merged;
-  std::sort(terms.begin(), terms.end(), [](const Term& a, const Term& b) { return a.column < b.column; });
+  const std::vector<Term> merged = sum.merged();
   double least = sum.constant, most = sum.constant;
-  for (const Term& term : terms) {
-    if (!merged.empty() && merged.back().column == term.column) {
-      merged.back().value += term.value;
-    } else {
-      merged.push_back(term);
-    }
-  }
   for (const Term& term : merged) {
     least += std::min(0.0, term.value * program_.upper[term.column]);
     most += std::max(0.0, term.value * program_.upper[term.column]);
@@ -287,7 +269,7 @@ void RecomputeProgram::add_row(double from, double to, const Sum& sum) {
 }
 
 std::vector<Drop> RecomputeProgram::decode(std::span<const double> answer) const {
-  const auto is_one = [&](const Literal& literal) { return value(literal, answer) > 0.5; };
+  const auto is_one = [&](const Value& literal) { return value(literal, answer) > 0.5; };
   std::vector<Step> moved;  // steps whose op does not run there: the rewriter makes its inputs all the same, for nobody
   for (Step s = 0; s < static_cast<Step>(base_.size()); ++s) {
     if (!is_one(choices_.runs[s].front().runs)) moved.push_back(s);
@@ -351,7 +333,7 @@ void RecomputeProgram::cut_off(const Rewrite& r, Bytes limit) {
 void RecomputeProgram::rule_out(const Rewrite& r, RunId run, Bytes limit) {
   const Step step = r.runs[run].position;
   std::vector<Column> ones;
-  const auto needs = [&](const Literal& literal) {
+  const auto needs = [&](const Value& literal) {
     if (literal.column >= 0) ones.push_back(literal.column);
   };
   for (RunId at = 0; at < r.num_runs(); ++at) {

@@ -55,13 +55,7 @@ class RecomputeProgram {
   void cut_off(const Rewrite& rewrite, Bytes limit);
 
  private:
-  using Literal = RecomputeChoices::Literal;
   using Run = RecomputeChoices::Run;
-  struct Sum {
-    std::vector<Term> terms;
-    double constant = 0, most = 0;  // most: its largest value
-    void add(const Literal& literal, double factor);
-  };
   using Answer = std::span<const double>;
   struct Derived {  // a column that follows from others
     Column column;
@@ -71,15 +65,17 @@ class RecomputeProgram {
   void add_runs();
   void add_lives();
   void add_dependencies(Step step, const Run& run);
-  Literal needed(ValueId x, Step step);
-  Literal derive(std::function<double(Answer)> value);
-  static double value(const Literal& literal, Answer answer) { return literal.column < 0 ? literal.value : answer[literal.column]; }
+  Value needed(ValueId x, Step step);
+  Value derive(std::function<double(Answer)> value);
+  static double value(const Value& literal, Answer answer) {
+    return literal.column < 0 ? literal.constant : answer[literal.column];
+  }
   void add_memory(Step step, const Run& run);
   void add_touched(Step step, const Run& run, Sum& sum);
   void add_overlap(Step step, const Run& run, Sum& sum);
-  Literal kept_before(ValueId x, Step step) const;
-  Literal kept_after(ValueId x, Step step) const;
-  Literal carried(ValueId x, Step step);
+  Value kept_before(ValueId x, Step step) const;
+  Value kept_after(ValueId x, Step step) const;
+  Value carried(ValueId x, Step step);
   void add_row(double from, double to, const Sum& sum);
   void rule_out(const Rewrite& rewrite, RunId run, Bytes limit);
 
@@ -94,7 +90,7 @@ class RecomputeProgram {
   double unit_ = 1, per_second_ = 1, offset_seconds_ = 0;
   Column peak_ = -1;
   RecomputeChoices choices_;
-  std::vector<std::vector<std::pair<ValueId, Literal>>> carried_;  // of step s, derived so far
+  std::vector<std::vector<std::pair<ValueId, Value>>> carried_;  // of step s, derived so far
   std::vector<Derived> derived_;
   Marks overwritten_;                           // by the run at hand
   std::vector<std::pair<Step, OpId>> bounded_;  // runs again that have a row (f)

@@ -61,7 +61,7 @@ TEST(fixed_buffers_have_no_address_and_decide_what_fits_one_way_only) {
 TEST(fixed_buffers_that_leave_no_room_are_proved_to_without_a_solver) {
   const std::vector<Buffer> buffers = {{0, 4, 4}, {0, 4, 3}};
   const std::vector<Offset> fixed = {2, kNotInArena};
-  CHECK(AddressProgram(buffers, fixed, 7, 8, kNoLimit).outcome() == Outcome::kNoLayout);
+  CHECK(AddressProgram(buffers, fixed, 7, 8, kNoLimit).outcome() == Outcome::kNoAnswer);
 }
 
 TEST(sizes_count_their_common_divisor) {
@@ -70,7 +70,7 @@ TEST(sizes_count_their_common_divisor) {
   const AddressProgram p(large, kNothingFixed, 6 * 1536, 8 * 1536, kNoLimit), unscaled(kTight, kNothingFixed, 6, 8, kNoLimit);
   CHECK_EQ(p.program().value, unscaled.program().value);  // no M above the height in units
   for (const double value : p.program().value) CHECK(std::abs(value) <= 8.0);
-  CHECK_EQ(p.height_bytes(1.0), Bytes{7 * 1536});
+  CHECK_EQ(p.value_bytes(1.0), Bytes{7 * 1536});
   CHECK_EQ(p.bound_bytes(0.2), Bytes{7 * 1536});
 }
 
@@ -86,9 +86,9 @@ TEST(a_layout_within_the_target_is_an_answer_with_its_height) {
     CHECK(p.outcome() == Outcome::kBuilt);
     const std::vector<double> values = p.encode(offsets);
     CHECK(satisfies(p.program(), values));
-    CHECK(p.height_bytes(objective(p.program(), values)) <= height);
+    CHECK(p.value_bytes(objective(p.program(), values)) <= height);
     const Bytes decoded = true_height(buffers, p.decode(values));
-    CHECK(decoded <= p.height_bytes(objective(p.program(), values)));
+    CHECK(decoded <= p.value_bytes(objective(p.program(), values)));
   }
 }
 

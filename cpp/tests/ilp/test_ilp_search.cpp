@@ -6,23 +6,22 @@ using namespace olla;
 
 namespace {
 
-// Minimise x, 3 <= x <= target: an "answer" of value x. keep says what an answer is truly worth.
+// Minimise x, least <= x <= target.
+struct Least : TargetProgram {
+  Least(double least, Bytes target) {
+    if (least > static_cast<double>(target)) outcome_ = Outcome::kNoAnswer;
+    program_.add_column(1.0, least, static_cast<double>(target), true);
+  }
+};
+
+// An "answer" of value x. truth says what an answer is truly worth.
 struct Problem {
-  Program program;
   std::function<Bytes(Bytes)> truth = [](Bytes claimed) { return claimed; };
   double least = 3.0;
 
-  TargetProgram operator()(Bytes target) {
-    program = {};
-    program.add_column(1.0, least, static_cast<double>(target), true);
-    TargetProgram result;
-    if (least > static_cast<double>(target)) return result;  // no answer
-    result.outcome = TargetProgram::Outcome::kBuilt;
-    result.program = &program;
-    result.value_of = [](double objective) { return static_cast<Bytes>(objective + 0.5); };
-    result.bound_of = [](double bound) { return static_cast<Bytes>(bound + 0.5); };
-    result.keep = [this](std::span<const double> values) { return truth(static_cast<Bytes>(values[0] + 0.5)); };
-    return result;
+  Attempt operator()(Bytes target) const {
+    return {std::make_unique<Least>(least, target), [] { return std::vector<double>{}; },
+            [this](std::span<const double> values) { return truth(static_cast<Bytes>(values[0] + 0.5)); }};
   }
 };
 
@@ -92,6 +91,8 @@ TEST(bounds_are_rounded_up_to_the_grid) {
   Problem problem;
   problem.least = 8.0;
   CHECK_EQ(search(problem, 8, 5, 60.0, 4).bound, Bytes{8});
+  CHECK_EQ(search(problem, 519, 8, 0.0, 512).bound, Bytes{519});  // values need not be multiples
+  CHECK_EQ(search(problem, 519, 7, 0.0, 512).bound, Bytes{7});
 }
 
 OLLA_HIGHS_TEST_MAIN

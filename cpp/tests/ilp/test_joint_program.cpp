@@ -60,14 +60,14 @@ TEST(every_order_and_layout_within_the_target_is_an_answer_with_its_arena) {
       const Arrangement arrangement{order, settle(lifetimes, keys, {})};
       const Bytes height = true_height(lifetimes, arrangement.offsets);
       const JointProgram p(arena, up_to(height), never);
-      if (p.outcome() == Outcome::kNoOrder) CHECK(buffers.empty());
+      if (p.outcome() == Outcome::kNoAnswer) CHECK(buffers.empty());
       if (p.outcome() != Outcome::kBuilt) return;
       num_columns += p.program().num_columns();
       const std::vector<double> values = p.encode(arrangement);
       CHECK(!values.empty());
       if (values.empty()) return;
       CHECK(satisfies(p.program(), values));
-      CHECK(p.arena_bytes(objective(p.program(), values)) <= height);
+      CHECK(p.value_bytes(objective(p.program(), values)) <= height);
       const Arrangement decoded = p.decode(values);
       CHECK(arena.is_order(decoded.order));
       CHECK(true_height(lifetimes_of(buffers, decoded.order), decoded.offsets) <= height);

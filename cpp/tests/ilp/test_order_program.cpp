@@ -35,7 +35,7 @@ TEST(a_chain_needs_no_variable_but_the_peak) {
   const OrderProgram p = program_of(graph, 12, false);
   CHECK_EQ(p.program().num_columns(), 1);
   CHECK_EQ(p.program().num_rows(), 0);
-  CHECK_EQ(p.peak_bytes(p.program().lower[0]), Bytes{12});
+  CHECK_EQ(p.value_bytes(p.program().lower[0]), Bytes{12});
 }
 
 TEST(the_program_as_stated_has_the_size_of_its_spans) {
@@ -53,7 +53,7 @@ TEST(variables_that_the_target_rules_out_are_absent) {
   CHECK(program_of(graph, 9).program().num_columns() < program_of(graph, 9, false).program().num_columns());
   CHECK_EQ(program_of(graph, 8).program().num_columns(), 1);
   CHECK_EQ(program_of(graph, 8).decode(std::vector<double>{0.0}), {2, 3, 0, 1});
-  CHECK(program_of(graph, 7).outcome() == Outcome::kNoOrder);
+  CHECK(program_of(graph, 7).outcome() == Outcome::kNoAnswer);
 }
 
 TEST(memory_rows_below_the_lower_bound_are_absent) {
@@ -91,8 +91,8 @@ TEST(every_order_within_the_target_encodes_into_an_answer_with_its_peak) {
         CHECK(satisfies(p.program(), values));
         CHECK_EQ(p.decode(values), gathered);
         const double least = p.program().lower[p.program().num_columns() - 1];
-        CHECK_EQ(p.peak_bytes(objective(p.program(), values)) >= peak, true);
-        if (objective(p.program(), values) > least) CHECK_EQ(p.peak_bytes(objective(p.program(), values)), peak);
+        CHECK_EQ(p.value_bytes(objective(p.program(), values)) >= peak, true);
+        if (objective(p.program(), values) > least) CHECK_EQ(p.value_bytes(objective(p.program(), values)), peak);
       });
     }
   }
@@ -120,7 +120,7 @@ TEST(sizes_too_far_apart_for_floating_point_are_rounded_down) {
   const OrderProgram p = program_of(graph, kMaxBytes / 2, false);
   CHECK(!p.exact());
   const Bytes peak = profile(graph, test::program_order(graph)).peak;
-  const Bytes claimed = p.peak_bytes(objective(p.program(), p.encode(test::program_order(graph))));
+  const Bytes claimed = p.value_bytes(objective(p.program(), p.encode(test::program_order(graph))));
   CHECK(claimed <= peak && peak <= claimed + p.max_rounding_bytes());
   for (const double value : p.program().value) CHECK(std::abs(value) <= 0x1p26);
 }
@@ -139,19 +139,17 @@ TEST(split_rows_tell_large_sizes_apart_to_the_byte) {
     for (const double value : p.program().value) CHECK(std::abs(value) <= 0x1p26);
     const std::vector<double> values = p.encode(order);
     CHECK(satisfies(p.program(), values));
-    CHECK_EQ(p.peak_bytes(objective(p.program(), values)), profile(graph, order).peak);
+    CHECK_EQ(p.value_bytes(objective(p.program(), values)), profile(graph, order).peak);
     OrderProgramOptions tight = options;
     tight.target = profile(graph, order).peak - 1;
     const OrderProgram below(graph, tight, never);
-    CHECK(below.outcome() == Outcome::kNoOrder || below.encode(order).empty());  // one byte too many
+    CHECK(below.outcome() == Outcome::kNoAnswer || below.encode(order).empty());  // one byte too many
   });
 }
 
-TEST(peaks_are_rounded_up_to_the_grid) {
+TEST(the_grid_of_peaks_leaves_out_what_is_resident) {
   const Graph graph(test::data({7, 512, 1024}, {{.reads = {0}, .writes = {1}}, {.writes = {2}}}));
-  CHECK_EQ(round_up_to_grid(graph, 7), Bytes{7});
-  CHECK_EQ(round_up_to_grid(graph, 8), Bytes{519});
-  CHECK_EQ(round_up_to_grid(graph, 519), Bytes{519});
+  CHECK_EQ(peak_grid(graph), Bytes{512});
 }
 
 OLLA_TEST_MAIN
