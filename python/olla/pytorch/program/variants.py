@@ -12,7 +12,6 @@ from torch import fx
 from olla.graph import Rerun, Rules, operators
 from olla.pytorch.capture import Captured
 from olla.pytorch.capture.generator import Source, can_rewind
-from olla.pytorch.program.run import attribute
 
 _STATISTICS = ("running_mean", "running_var")
 
@@ -76,7 +75,7 @@ def restrict_rules(captured: Captured, device: str, rules: Rules, replays: bool 
     Args:
         captured: the step, as olla.capture returned it.
         device: type of the device it runs on.
-        rules: of its graph; see olla.graph.rules.
+        rules: of its graph.
         replays: whether the state of random number generators may be set during the step.
     """
     rerun, in_place = rules.rerun.copy(), rules.in_place.copy()
@@ -94,7 +93,7 @@ def drawn_from(module: fx.GraphModule, kernel: fx.Node) -> Source:
     """Return the generator a kernel draws from: the user's own, or the device whose default one it is."""
     for value in (*kernel.args, *kernel.kwargs.values()):
         if isinstance(value, fx.Node) and value.op == "get_attr":  # torch names what is no tensor, from 2.13 on
-            value = attribute(module, str(value.target))
+            value = operator.attrgetter(str(value.target))(module)
         if isinstance(value, torch.Generator):
             return value
     result = kernel.meta["val"]
