@@ -149,23 +149,12 @@ class Requests:
 
 
 def with_costs(graph: Graph, recorded: Allocations, seconds: NDArray[np.float64], alignment: int) -> Graph:
-    """Return a graph with the workspaces and the seconds of a recorded step.
+    """Return a graph with the seconds of a recorded step, and what each op's own requests held above what it writes.
 
     Args:
         graph: of the step.
         recorded: the step, in any order.
         seconds: float64[n], of each op.
-        alignment: bytes; sizes of requests are rounded up to it.
-    """
-    return dataclasses.replace(graph, workspace_bytes=workspaces(recorded, graph, alignment), seconds=seconds)
-
-
-def workspaces(recorded: Allocations, graph: Graph, alignment: int) -> Int64:
-    """Return, for each op, what its own requests hold at once above what it writes: int64[n], bytes.
-
-    Args:
-        recorded: a step in any order.
-        graph: of the step.
         alignment: bytes; sizes are rounded up to it.
     """
     requested = rounded_up(recorded.num_bytes, alignment)
@@ -179,7 +168,7 @@ def workspaces(recorded: Allocations, graph: Graph, alignment: int) -> Int64:
     np.maximum.at(most, recorded.op, held)
     owner = np.repeat(np.arange(graph.num_ops), np.diff(graph.writes.offset))
     np.subtract.at(most, owner, rounded_up(graph.tensor_bytes[graph.writes.item], alignment))
-    return most.clip(min=0)
+    return dataclasses.replace(graph, workspace_bytes=most.clip(min=0), seconds=seconds)
 
 
 def _runs(op: Int32) -> tuple[Int64, Int64]:
