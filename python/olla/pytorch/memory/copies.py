@@ -63,9 +63,6 @@ def whole(value: torch.Tensor) -> torch.Tensor:
 class HostMemory:
     """Host memory of a compiled step, pinned where it serves a GPU; all captures share it, and it lasts between calls.
 
-    Args:
-        device: type of the device that it is copied from.
-
     Attributes:
         num_taken: how often it was taken anew. What reads it at a later time, as a CUDA graph does, was made for one.
     """
