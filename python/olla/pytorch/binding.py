@@ -24,10 +24,6 @@ class InputBinding:
 
     Parameters, buffers and optimizer state may be replaced by others at any time; the guard of the capture sees to it
     that the modules stay the same.
-
-    Args:
-        model: the user's.
-        optimizer: the user's, or None.
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
@@ -100,11 +96,7 @@ def _places(model: torch.nn.Module, table: str) -> dict[str, tuple[dict[str, Any
 
 
 class Settings:
-    """The settings of an optimizer that a capture holds constant, and which parameters each group has.
-
-    Args:
-        optimizer: the user's.
-    """
+    """The settings of an optimizer that a capture holds constant, and which parameters each group has."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -152,13 +144,7 @@ def device_of(model: torch.nn.Module) -> torch.device:
 
 
 def batch_key(leaves: Sequence[Any], spec: pytree.TreeSpec, device_type: str) -> tuple[Any, ...]:
-    """Return what a capture holds constant of a batch, and of the state of torch.
-
-    Args:
-        leaves: of the batch.
-        spec: of the batch.
-        device_type: where the model is.
-    """
+    """Return what a capture holds constant of a batch, and of the state of torch."""
     objects: dict[int, int] = {}  # a tensor that stands twice in the batch is one input
     storages: dict[int, int] = {}
     facts: list[Any] = []

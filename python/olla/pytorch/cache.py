@@ -12,11 +12,12 @@ import functools
 import hashlib
 import json
 import logging
+import operator
 import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -36,6 +37,7 @@ VERSION = 2
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _MAGIC = "olla-step"
 _logger = logging.getLogger("olla")
+T = TypeVar("T")
 
 
 class RecordedStep(NamedTuple):
@@ -70,6 +72,7 @@ class Place:
         self.loaded = False
         self.note = note
         self._name = name
+        self._plan_file = f"{name}.plan"
         self._made_for = ""  # the plan that a table belongs to
 
     def load(self, graph: Graph, accept: Callable[[Plan], None]) -> Plan | None:
@@ -85,7 +88,7 @@ class Place:
             accept(plan)
             return plan
 
-        found: Plan | None = self._read(self._plan_file, decode)
+        found = self._read(self._plan_file, decode)
         if found is not None:
             self.loaded = True
             self._made_for = _identity(found)
@@ -99,40 +102,27 @@ class Place:
             _write(self._plan_file, plan.to_object())
 
     def load_recorded(self, graph: Graph) -> RecordedStep | None:
-        """Return what an earlier process found out by recording the step.
-
-        Args:
-            graph: that runs, as it was before it was recorded.
-        """
+        """Return what an earlier process found out by recording the step; the graph is as it was before that."""
         if not self.loaded:
             return None
-        found: RecordedStep | None = self._read(self._table_file, lambda content: self._decode_recorded(content, graph))
-        return found
+        return self._read(self._table_file, lambda content: self._decode_recorded(content, graph))
 
     def save_recorded(self, recorded: RecordedStep) -> None:
         """Keep what was found out by recording the step."""
         if not self._name:
             return
-        arranged, table = recorded.arranged, recorded.arranged.table
+        arranged = recorded.arranged
         content = {
             "made_for": self._made_for,
             "plan": recorded.plan.of_last_graph().to_object(),
-            "workspace_bytes": recorded.graph.workspace_bytes.tolist(),
-            "seconds": recorded.graph.seconds.tolist(),
-            "eager_peak_bytes": int(recorded.eager_peak_bytes),
-            "load_bytes": int(arranged.load_bytes),
-            "output_bytes": int(arranged.output_bytes),
-            "arena_bytes": int(table.arena_bytes),
-            "alignment": int(table.alignment),
-            "op_offset": table.op_offset.tolist(),
-            "num_bytes": table.num_bytes.tolist(),
-            "offsets": table.offsets.tolist(),
+            "workspace_bytes": recorded.graph.workspace_bytes,
+            "seconds": recorded.graph.seconds,
+            "eager_peak_bytes": recorded.eager_peak_bytes,
+            "load_bytes": arranged.load_bytes,
+            "output_bytes": arranged.output_bytes,
+            **arranged.table._asdict(),
         }
         _write(self._table_file, content)
-
-    @property
-    def _plan_file(self) -> str:
-        return f"{self._name}.plan"
 
     @property
     def _table_file(self) -> str:
@@ -140,7 +130,7 @@ class Place:
         facts = [torch.get_num_threads(), torch.get_num_interop_threads(), torch.__config__.show()]
         return f"{self._name}.{_digest(json.dumps(facts))[:16]}.table"
 
-    def _read(self, name: str, decode: Callable[[Any], Any]) -> Any:
+    def _read(self, name: str, decode: Callable[[Any], T | None]) -> T | None:
         """Return what an entry holds, or None; one that is damaged goes away, and the next save replaces it."""
         if not self._name:
             return None
@@ -177,12 +167,7 @@ class Place:
 
 
 def find(captured: Captured, options: Mapping[str, Any]) -> Place:
-    """Return where the plan of a captured step is kept.
-
-    Args:
-        captured: the step.
-        options: of the plan.
-    """
+    """Return where the plan of a captured step with these options is kept."""
     if os.environ.get("OLLA_DISK_CACHE") == "0":
         return Place("", "The plan is not kept on disk: OLLA_DISK_CACHE is 0.")
     try:
@@ -191,13 +176,8 @@ def find(captured: Captured, options: Mapping[str, Any]) -> Place:
         note = f"The plan is not kept on disk: {reason}."
         _logger.info("%s", note)
         return Place("", note)
-    facts = [
-        VERSION,
-        olla_digest(),
-        torch.__version__,
-        identity(captured),
-        sorted((k, repr(v)) for k, v in options.items()),
-    ]
+    settings = sorted((k, repr(v)) for k, v in options.items())
+    facts = [VERSION, olla_digest(), torch.__version__, identity(captured), settings]
     return Place(_digest(json.dumps(facts))[:32])
 
 
@@ -232,7 +212,8 @@ def _write(name: str, content: dict[str, Any]) -> None:
     """Write an entry all or nothing, and remove those that were not used for the longest time."""
     place = folder()
     try:
-        body = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
+        tolist = operator.methodcaller("tolist")  # of numpy's arrays and numbers
+        body = json.dumps(content, separators=(",", ":"), allow_nan=False, default=tolist).encode()
         files.write(place / name, _head(body).encode() + b"\n" + body)
         _prune(place)
     except (OSError, TypeError, ValueError) as error:

@@ -19,18 +19,8 @@ _OF_PLANS: dict[str, Any] = {  # what kernels="inductor" does not take, and its 
     **{"cuda_graph": False, "in_place": True, "recompute": True, "method": "auto", "updates_may_move": True},
 }
 
-_ASKED = [
-    "budget",
-    "max_slowdown",
-    "minimise",
-    "in_place",
-    "recompute",
-    "chunked_loss",
-    "swap",
-    "host_budget",
-    "link",
-    "method",
-]
+_OF_GOALS = ["budget", "max_slowdown", "minimise", "in_place", "recompute", "chunked_loss", "method"]
+_OF_SWAPS = ["swap", "host_budget", "link"]
 
 
 def compile(
@@ -141,7 +131,7 @@ def compile(
         raise ValueError(f"method is {method!r}, expected 'auto' or 'autoswap': the others plan, see olla.plan")
     given["minimise"] = _minimised(given)
     profile = _profile(model, plan_for)
-    goal, swapping = asked(device=profile, **{name: given[name] for name in _ASKED})
+    goal, swapping = asked(device=profile, **{name: given[name] for name in (*_OF_GOALS, *_OF_SWAPS)})
     if swapping is not None and link is None:
         swapping = dataclasses.replace(swapping, link=Link.of(profile))
     arguments = (

@@ -49,10 +49,7 @@ class Graphed:
     it is where the copies of a step that swaps go to other host memory. They run on streams of their own inside the
     graph, which fork from that of the capture, and join it again because the step waits for every copy.
 
-    Args:
-        program: what to capture; it ran before.
-        inputs: of the program.
-        copies: beside its ops, where it swaps.
+    What is captured, `program`, has run before; `copies` are those beside its ops, where it swaps.
     """
 
     def __init__(self, program: Program, inputs: Sequence[Input], copies: Copies | None = None) -> None:

@@ -8,7 +8,6 @@ import functools
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from olla import _core, planner
 from olla.base import Progress
@@ -53,11 +52,6 @@ class Planner:
         self.note = ""
         self._spared_bytes = 0  # of the budget, for what the peak does not hold: gaps of the arena
         self.is_measured = swapping is None
-
-    @property
-    def budget_bytes(self) -> int | None:
-        """What resident tensors, outputs and the arena must fit."""
-        return self.goal.budget_bytes
 
     def plan(self, captured: Captured, device: str, progress: Progress | None) -> tuple[Captured, Plan]:
         """Return the step to run, with its losses in chunks where the goal says so, and its first plan.
@@ -127,15 +121,13 @@ class Planner:
         Args:
             captured: the step to run.
             costs: measured, of the ops of its graph.
-            device: type of the device.
             needed_bytes: what the recorded step takes, its arena included.
             peak_bytes: of its plan, workspaces included.
-            progress: see olla.plan.
 
         Raises:
             BudgetError: nothing fits the budget.
         """
-        total = self.budget_bytes
+        total = self.goal.budget_bytes
         if self.swapping is None and total is None:
             return self._with_workspaces(captured, costs, device, peak_bytes, progress)
         if total is None or needed_bytes <= total:
@@ -180,7 +172,7 @@ class Planner:
 
     def _measured(self, captured: Captured, costs: Costs, device: str, progress: Progress | None) -> Plan:
         """Return a plan made with what was measured."""
-        goal, total = self.goal, self.budget_bytes
+        goal, total = self.goal, self.goal.budget_bytes
         if total is not None:
             goal = dataclasses.replace(goal, budget_bytes=total - self._spared_bytes)
         found = self._plan(captured, costs, device, goal, progress)
@@ -234,26 +226,10 @@ def rewrites_of(found: Plan) -> list[Rewrite]:
     return [rewrite for rewrite in found.rewrites if rewrite is not found.chunked]
 
 
-def captured_ops(found: Plan, num_ops: int) -> NDArray[np.int32]:
-    """Return the op of the captured graph that each op of a plan stands for; -1: a copy to or from the host.
-
-    Args:
-        found: the plan.
-        num_ops: of the captured graph.
-    """
-    return composed(rewrites_of(found), num_ops)
-
-
 def captured_costs(graph: Graph, recorded: Graph, found: Plan) -> Costs:
-    """Return the costs of the captured ops from those of a rewritten graph: the most of each op's runs.
-
-    Args:
-        graph: the captured one.
-        recorded: the rewritten one, with costs.
-        found: says which op stands for which.
-    """
-    ops = captured_ops(found, graph.num_ops)
-    own = ops >= 0
+    """Return the costs of the captured ops from those of a rewritten graph: the most of each op's runs."""
+    ops = composed(rewrites_of(found), graph.num_ops)
+    own = ops >= 0  # others are copies to or from the host
     costs = Costs(np.zeros(graph.num_ops, dtype=np.int64), np.zeros(graph.num_ops))
     np.maximum.at(costs.workspace_bytes, ops[own], recorded.workspace_bytes[own])
     np.maximum.at(costs.seconds, ops[own], recorded.seconds[own])

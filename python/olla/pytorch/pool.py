@@ -151,14 +151,13 @@ class Pool:
             replay = load(self._device)
         except ReplayError as error:
             self._say(f"The loop runs on torch's own allocator: {error}")
-        if replay is not None:
+        else:
             replay.open_loop(shared=self._shared)
             self._kinds.restart()
         self._replay, self._process, self._thread = replay, os.getpid(), threading.current_thread()
-        if replay is not None:
-            if self._kinds:
-                self._plan(replay)
-            self._begin()
+        if replay is not None and self._kinds:
+            self._plan(replay)
+        self._begin()
         return self
 
     def __exit__(self, *_: object) -> None:

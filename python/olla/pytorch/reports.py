@@ -71,14 +71,7 @@ class Figures:
     def report(
         self, planned: PlannedStep, arranged: Arranged | None, planner: Planner | None, num_captures: int
     ) -> StepReport:
-        """Return the report.
-
-        Args:
-            planned: what runs.
-            arranged: the places in its arena; None: it is in none.
-            planner: made the plan towards a goal; None: there is no goal.
-            num_captures: of the step that the user has.
-        """
+        """Return the report; `num_captures` is of the step that the user has."""
         graph, plan, copies, seen = planned.graph, planned.plan, planned.copies, self.seen
         base = graph.resident_bytes + (arranged.output_bytes if arranged else 0)
         stall = copies.stall_seconds if copies else None
@@ -108,7 +101,7 @@ class Figures:
             slowest=_slowest(graph),
             cached=self.is_cached,
             note=" ".join(note for note in self.notes if note),
-            budget=budget_report(plan, planner.budget_bytes if planner else None, graph.seconds, stall),
+            budget=budget_report(plan, planner.goal.budget_bytes if planner else None, graph.seconds, stall),
             swap=swap_report(plan, copies.host_bytes if copies else 0, host_budget, stall),
         )
 

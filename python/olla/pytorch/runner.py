@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import time
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -21,7 +22,7 @@ from olla.pytorch.memory import arrange
 from olla.pytorch.memory.copies import HostMemory
 from olla.pytorch.memory.replay import Allocations, Replay
 from olla.pytorch.memory.requests import Recorder, Requests, with_costs
-from olla.pytorch.memory.selfcheck import SelfCheck, warned
+from olla.pytorch.memory.selfcheck import SelfCheck
 from olla.pytorch.planned import PlannedStep
 from olla.pytorch.planner import Planner
 from olla.pytorch.program.program import Program
@@ -275,7 +276,9 @@ class Runner:
 
     def _leave_arena(self, replay: Replay, difference: str) -> None:
         """Go on in planned order on torch's own allocator, and say why."""
-        self._figures.notes.append(warned(difference))
+        note = f"The step runs in planned order on torch's own allocator, in no arena: {difference}; see arena=True."
+        warnings.warn(note, stacklevel=1)
+        self._figures.notes.append(note)
         replay.release()
         self._replay = self._arranged = None
         self.program = self._planned.compile()

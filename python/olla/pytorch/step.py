@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import warnings
@@ -208,7 +209,7 @@ class Step:
         return result
 
     def _result(self, capture: Capture, values: list[torch.Tensor], batch: Any) -> Any:
-        return _give_back(capture, _outputs(capture, values, self._model, self._ranks), self._optimizer)
+        return _called(capture, values, self._model, self._optimizer, self._ranks)
 
     def _captured(self, batch: Any) -> Captured:
         return capture(
@@ -227,8 +228,8 @@ class Step:
             planner = Planner(self._goal, self._options, self._swapping, replays=not self._cuda_graph)
             options = {**self._options, "goal": self._goal, "swapping": self._swapping}
         with ProgressLine(f"compiling {type(self._model).__name__}") as progress:
-            together = self._ranks.together if self._ranks is not None else _alone
-            made, captured = together(lambda: self._capture(batch, key, leaves))
+            run = functools.partial(self._capture, batch, key, leaves)
+            made, captured = run() if self._ranks is None else self._ranks.together(run)
             ranks = self._agree(made, captured, dict(options))
             place = find(captured, options) if self._disk_cache else None
             captured, found = prepared(captured, place, planner, options, progress, ranks)
@@ -284,29 +285,24 @@ class Step:
         return self._replay, self._note
 
 
-def _alone(run: Callable[[], tuple[Capture, Captured]]) -> tuple[Capture, Captured]:
-    return run()
-
-
-def _outputs(
-    capture: Capture, values: list[torch.Tensor], model: torch.nn.Module, ranks: Ranks | None
-) -> list[torch.Tensor]:
-    """Run a capture, with what it does beside its operators."""
-    if (left := capture.left) is not None:
-        left.begin(capture.inputs.parameter(name).grad for name, _ in capture.runner.gradients)
-    with ranks.in_step() if ranks is not None else contextlib.nullcontext():
-        results = capture.runner.run(values)
-    if left is not None:
-        left.end(model)
-    return results
-
-
-def _give_back(capture: Capture, results: Sequence[torch.Tensor], optimizer: torch.optim.Optimizer | None) -> Any:
-    """Leave gradients in .grad, and return what the loss function returned."""
+def _called(
+    capture: Capture,
+    values: list[torch.Tensor],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    ranks: Ranks | None,
+) -> Any:
+    """Run a capture, with what it does beside its operators; return what the loss function returned."""
     from olla.pytorch.capture.exclusive import between
     from olla.pytorch.capture.results import accumulate
 
-    runner = capture.runner
+    runner, left = capture.runner, capture.left
+    if left is not None:
+        left.begin(capture.inputs.parameter(name).grad for name, _ in runner.gradients)
+    with ranks.in_step() if ranks is not None else contextlib.nullcontext():
+        results = runner.run(values)
+    if left is not None:
+        left.end(model)
     if optimizer is not None:
         # A learning-rate scheduler warns unless it sees that the optimizer stepped.
         optimizer._opt_called = True  # type: ignore[attr-defined]

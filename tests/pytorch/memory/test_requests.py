@@ -8,7 +8,7 @@ import pytest
 import olla
 from olla.pytorch.memory import arrange
 from olla.pytorch.memory.replay import Allocations
-from olla.pytorch.memory.requests import Requests, with_costs, workspaces
+from olla.pytorch.memory.requests import Requests, with_costs
 from tests.support.pytorch.planned import require_costs, require_exact_requests, world_of
 
 torch = pytest.importorskip("torch")
@@ -56,8 +56,9 @@ def test_lifetimes_follow_the_order() -> None:
 
 
 def test_workspaces_are_what_an_op_holds_above_what_it_writes() -> None:
-    assert workspaces(RECORDED, chain(), 1).tolist() == [0, 250, 70, 0]
-    assert workspaces(RECORDED, chain(), 64).tolist() == [0, 320 - 64, 128, 0]
+    exact, aligned = (with_costs(chain(), RECORDED, np.zeros(4), alignment) for alignment in (1, 64))
+    assert exact.workspace_bytes.tolist() == [0, 250, 70, 0]
+    assert aligned.workspace_bytes.tolist() == [0, 320 - 64, 128, 0]
 
 
 def test_load_is_what_the_layout_finds() -> None:

@@ -78,13 +78,7 @@ def arrange(
 
 
 def arrange_known(graph: Graph, plan: Plan, alignment: int) -> Table:
-    """Lay out what a graph knows of a step that was never run: its tensors, and no workspaces.
-
-    Args:
-        graph: of the step.
-        plan: its order, and the seed.
-        alignment: see arrange.
-    """
+    """Lay out what a graph knows of a step that was never run: its tensors, and no workspaces."""
     known = Requests.of_graph(graph).in_order(graph, plan.order)
     return arrange(known, graph.num_ops, alignment, 0.0, plan.options["seed"]).table
 
@@ -121,12 +115,7 @@ def planned_again(graph: Graph, before: Plan, progress: Progress | None = None, 
 
 
 def program_peak(graph: Graph, alignment: int) -> int:
-    """Return the peak of the program order in bytes.
-
-    Args:
-        graph: with workspaces.
-        alignment: bytes; sizes are rounded up to it.
-    """
+    """Return the peak of the program order in bytes, with sizes rounded up to the alignment."""
     sizes = graph.tensor_bytes.copy()
     written = graph.writes.item
     sizes[written] = rounded_up(sizes[written], alignment)

@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from queue import SimpleQueue
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -62,9 +62,6 @@ def whole(value: torch.Tensor) -> torch.Tensor:
 
 class HostMemory:
     """Host memory of a compiled step, pinned where it serves a GPU; all captures share it, and it lasts between calls.
-
-    Args:
-        device: type of the device that it is copied from.
 
     Attributes:
         num_taken: how often it was taken anew. What reads it at a later time, as a CUDA graph does, was made for one.
@@ -116,17 +113,6 @@ def _unpin(memory: torch.Tensor) -> None:
     runtime.cudaHostUnregister(memory.data_ptr())
 
 
-class _Queues(Protocol):
-    def copy(self, queue: int, target: torch.Tensor, source: torch.Tensor, after: Any) -> Any:
-        """Copy once what ran so far, the copy `after` and the copies before in the queue are over; return the copy."""
-
-    def wait(self, copy: Any) -> None:
-        """Let what runs next come after a copy."""
-
-    def drain(self) -> None:
-        """Return once all copies are over."""
-
-
 class _Copy:
     """A copy on its way to a thread, and back as news that it is over. Without tensors nothing is copied.
 
@@ -176,7 +162,11 @@ def _end(queues: Sequence[SimpleQueue[_Copy | None]]) -> None:
 
 
 class _Threads:
-    """Two threads that copy within host memory."""
+    """Two threads that copy within host memory.
+
+    `copy` begins once what ran so far, the copy `after` and the copies before in the queue are over. `wait` lets what
+    runs next come after a copy, and `drain` returns once all are over.
+    """
 
     def __init__(self) -> None:
         self._process = os.getpid()
@@ -215,7 +205,7 @@ def _drain_all() -> None:
 
 
 class _Streams:
-    """Two streams beside the current one."""
+    """The same on two streams beside the current one."""
 
     def __init__(self, device: torch.device) -> None:
         self._streams = [torch.cuda.Stream(device) for _ in (_TO_HOST, _TO_DEVICE)]  # type: ignore[no-untyped-call]
@@ -279,7 +269,7 @@ class Copies:
         self.stall_seconds: float | None = None
         self._num_bytes, self._places, self._after = num_bytes, places, after
         self.host, self._device = host, device
-        self._queues: _Queues = _Streams(device) if device.type == "cuda" else _Threads()
+        self._queues: _Streams | _Threads = _Streams(device) if device.type == "cuda" else _Threads()
         self._latest: list[Any] = []
         self._is_running = False
 

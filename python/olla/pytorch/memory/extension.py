@@ -51,9 +51,6 @@ _modules: dict[str, Any] = {}
 def load_module(device_type: str) -> Any:
     """Load the extension module of a device type, once per process; compile it where no earlier process has.
 
-    Args:
-        device_type: "cpu" or "cuda".
-
     Raises:
         ReplayError: it cannot be compiled, kept or loaded; the message says what to install or set.
     """
@@ -235,12 +232,11 @@ def _link_flags(device_type: str) -> list[str]:
 def _key(command: list[list[str]]) -> str:
     """Hash everything the module is made from; the command starts with the compiler."""
     version = _run([*command[0], "--version"]).stdout
-    sources = {path.name: path.read_text() for path in sorted(SOURCES.iterdir())}
     made_from = {
         "torch": [torch.__version__, torch.version.git_version, torch.version.cuda],
         "python": [sys.version, sysconfig.get_config_var("SOABI"), platform.machine()],
         "compiler": [command, version],
-        "sources": sources,
+        "sources": {path.name: path.read_text() for path in sorted(SOURCES.iterdir())},
     }
     return hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16]
 

@@ -121,13 +121,19 @@ class Replay:
         begin: begin(op) opens the window of an op. ReplayError: one is open, no table is active, no such op.
         live: live(op) tells how many blocks that an op of the step asked for are in use.
         end: end() closes it; nothing happens where none is open. A pair of both takes about 0.1 microseconds.
+        abandon: abandon() ends the window, the recording and the table that an interrupted step left open on this
+            thread, if any.
+        forget: forget(number) drops what an iteration asked for. ReplayError: this thread is in no loop.
+        close_loop: close_loop() ends the loop of this thread, if it is in one, and what is open inside it. Tensors in
+            the arena stay valid.
+        release: release() gives the arenas back that deactivate() kept.
     """
 
     def __init__(self, module: Any) -> None:
         self._module = module
-        self.begin = module.begin
-        self.end = module.end
-        self.live = module.live
+        self.begin, self.live, self.end = module.begin, module.live, module.end
+        self.abandon, self.release = module.abandon, module.release
+        self.forget, self.close_loop = module.forget, module.close_loop
 
     def stop_recording(self) -> Allocations:
         """End the recording, its table, and the window where one is open.
@@ -138,7 +144,9 @@ class Replay:
         Raises:
             ReplayError: this thread does not record.
         """
-        return _allocations(self._module.stop_recording())
+        columns = np.frombuffer(self._module.stop_recording(), np.int64).reshape(-1, 6).T
+        op, index, num_bytes, freed_in, *others = (np.ascontiguousarray(column) for column in columns)
+        return Allocations(op.astype(np.int32), index.astype(np.int32), num_bytes, freed_in.astype(np.int32), *others)
 
     def activate(self, table: Table, *, recording: bool = False) -> None:
         """Take the arena from the default allocator, and answer the requests of this thread's windows from it.
@@ -172,10 +180,6 @@ class Replay:
             ReplayError: this thread has no active table.
         """
         return _counters(self._module.deactivate(keep_arena))
-
-    def abandon(self) -> None:
-        """End the window, the recording and the table that an interrupted step left open on this thread, if any."""
-        self._module.abandon()
 
     def open_loop(self, *, shared: bool = False) -> None:
         """Begin a loop on this thread: window i is iteration i, numbers rise, and all their requests are recorded.
@@ -245,22 +249,6 @@ class Replay:
         made_at, num_bytes, freed_in, freed_at = (np.ascontiguousarray(column) for column in rows.T)
         return Iteration(int(made_at[0]) if len(rows) else 0, num_bytes, freed_in == number, freed_at)
 
-    def forget(self, number: int) -> None:
-        """Drop what an iteration asked for.
-
-        Raises:
-            ReplayError: this thread is in no loop.
-        """
-        self._module.forget(number)
-
-    def close_loop(self) -> None:
-        """End the loop of this thread, if it is in one, and what is open inside it. Tensors in the arena stay valid."""
-        self._module.close_loop()
-
-    def release(self) -> None:
-        """Give the arenas back that deactivate() kept."""
-        self._module.release()
-
     @property
     def arena(self) -> tuple[int, int]:
         """Address and bytes of this thread's arena; zeros without an active table."""
@@ -286,17 +274,8 @@ def _counters(row: tuple[Any, ...]) -> Counters:
     return counts._replace(misses=[Miss(*miss) for miss in counts.misses])
 
 
-def _allocations(rows: bytes) -> Allocations:
-    columns = np.frombuffer(rows, np.int64).reshape(-1, 6).T
-    op, index, num_bytes, freed_in, *others = (np.ascontiguousarray(column) for column in columns)
-    return Allocations(op.astype(np.int32), index.astype(np.int32), num_bytes, freed_in.astype(np.int32), *others)
-
-
 def load(device: torch.device) -> Replay:
     """Return the planned memory of a device. Its allocator is compiled at first use and kept in the user's cache.
-
-    Args:
-        device: where the step runs.
 
     Raises:
         ReplayError: the allocator cannot be compiled or loaded; the message says what to install.

@@ -87,13 +87,7 @@ class Requests:
 
     @classmethod
     def of(cls, recorded: Allocations, addresses: dict[int, int], graph: Graph) -> Requests:
-        """Sort the requests of a recorded step by op, and find the tensors that live in them.
-
-        Args:
-            recorded: the step, in any order.
-            addresses: see Recorder.
-            graph: of the step.
-        """
+        """Sort the requests of a recorded step by op, and find the tensors that live in them."""
         starts, ends = _runs(recorded.op)
         inside = (recorded.freed_in == recorded.op) & (recorded.freed_at <= ends)
         own = np.where(inside, recorded.freed_at - starts, -1)
@@ -121,12 +115,7 @@ class Requests:
         return cls(op, index.astype(np.int32), graph.tensor_bytes[tensor], np.full(len(op), -1, dtype=np.int64), tensor)
 
     def in_order(self, graph: Graph, order: Sequence[int] | Int32) -> Allocations:
-        """Return the requests as they come, and go, in an order of the ops.
-
-        Args:
-            graph: of the step.
-            order: int32[n], a valid order.
-        """
+        """Return the requests as they come, and go, in an order of the ops."""
         order = np.asarray(order, dtype=np.int64)
         step = np.empty(graph.num_ops, dtype=np.int64)
         step[order] = np.arange(graph.num_ops)
@@ -151,21 +140,12 @@ class Requests:
 def with_costs(graph: Graph, recorded: Allocations, seconds: NDArray[np.float64], alignment: int) -> Graph:
     """Return a graph with the workspaces and the seconds of a recorded step.
 
+    The workspace of an op is what its own requests hold at once above what it writes.
+
     Args:
         graph: of the step.
         recorded: the step, in any order.
         seconds: float64[n], of each op.
-        alignment: bytes; sizes of requests are rounded up to it.
-    """
-    return dataclasses.replace(graph, workspace_bytes=workspaces(recorded, graph, alignment), seconds=seconds)
-
-
-def workspaces(recorded: Allocations, graph: Graph, alignment: int) -> Int64:
-    """Return, for each op, what its own requests hold at once above what it writes: int64[n], bytes.
-
-    Args:
-        recorded: a step in any order.
-        graph: of the step.
         alignment: bytes; sizes are rounded up to it.
     """
     requested = rounded_up(recorded.num_bytes, alignment)
@@ -178,7 +158,7 @@ def workspaces(recorded: Allocations, graph: Graph, alignment: int) -> Int64:
     most = np.zeros(graph.num_ops, dtype=np.int64)
     np.maximum.at(most, recorded.op, held)
     np.subtract.at(most, graph.writes.owner, rounded_up(graph.tensor_bytes[graph.writes.item], alignment))
-    return most.clip(min=0)
+    return dataclasses.replace(graph, workspace_bytes=most.clip(min=0), seconds=seconds)
 
 
 def _runs(op: Int32) -> tuple[Int64, Int64]:

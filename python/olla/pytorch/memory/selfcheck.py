@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 
 from olla.pytorch.memory.arrange import Arranged
 from olla.pytorch.memory.replay import Counters
 
 _MAX_STEPS = 3  # other threads allocate too, and their bytes count in torch's statistics
-
-
-def warned(difference: str) -> str:
-    """Warn of a step that leaves its arena, and return the words."""
-    note = f"The step runs in planned order on torch's own allocator, in no arena: {difference}; see arena=True."
-    warnings.warn(note, stacklevel=2)
-    return note
 
 
 class SelfCheck:
@@ -40,12 +31,7 @@ class SelfCheck:
         self._before = self._requested()
 
     def difference(self, counters: Counters, arranged: Arranged) -> str:
-        """Return what the step took beyond its plan, for a person; empty: nothing, or the next step may show it.
-
-        Args:
-            counters: of the step.
-            arranged: its plan.
-        """
+        """Return what the step took beyond its plan, for a person; empty: nothing, or the next step may show it."""
         self._num_steps += 1
         table = arranged.table
         planned = int(table.num_bytes[table.offsets < 0].sum())

@@ -27,13 +27,8 @@ _aten = torch.ops.aten
 
 
 def suits(captured: Captured, region: Region) -> bool:
-    """Whether the operators of a loss do row by row what the graph makes believe: nothing is transposed or weighted.
-
-    Args:
-        captured: the step.
-        region: one of its losses.
-    """
-    first = {name: captured.nodes[v][0] for name, v in vars(region).items() if name in _OPS and v != NONE}
+    """Whether the operators of a loss do row by row what the graph makes believe: nothing is transposed or weighted."""
+    first = _kernels(captured, region)
     linear, softmax, loss, back = first["linear"], first["log_softmax"], first["loss"], first["logits_grad"]
     shape = linear.meta["val"].shape
     x, *_ = softmax.args
@@ -71,6 +66,11 @@ def with_chunks(captured: Captured, chunks: Chunked) -> Captured:
 
 
 _OPS = ("linear", "log_softmax", "loss", "loss_grad", "logits_grad", "input_grad", "weight_grad", "bias_grad")
+
+
+def _kernels(captured: Captured, region: Region) -> dict[str, Any]:
+    """Return the operators of a loss by their part in it."""
+    return {name: captured.nodes[v][0] for name, v in vars(region).items() if name in _OPS and v != NONE}
 
 
 def _is_whole(value: Any, shape: torch.Size) -> bool:
@@ -115,8 +115,7 @@ class _Builder:
             kernel, *followers = captured.nodes[v]
             first = self._filled(kernel) if self._is_cut_off(i) else self.copy(kernel)
             self.nodes.append((first, *(self.copy(n) for n in followers)))
-        output = next(n for n in reversed(captured.module.graph.nodes) if n.op == "output")
-        self.graph.node_copy(output, self.copy_of.__getitem__)
+        self.graph.node_copy(captured.module.graph.output_node(), self.copy_of.__getitem__)
         return dataclasses.replace(
             captured,
             graph=chunks.graph,
@@ -163,12 +162,10 @@ class _Loss:
 
     def __init__(self, builder: _Builder, region: Region, number: int) -> None:
         self.builder, self.region = builder, region
-        chunks = builder.chunks
-        of_loss = chunks.loss == number
-        num_chunks = int(chunks.chunk[of_loss].max()) + 1
+        captured, chunks = builder.captured, builder.chunks
+        num_chunks = int(chunks.chunk[chunks.loss == number].max()) + 1
         self.first = [c * region.num_rows // num_chunks for c in range(num_chunks + 1)]  # row of each chunk
-        captured = builder.captured
-        self.kernels = {name: captured.nodes[v][0] for name, v in vars(region).items() if name in _OPS and v != NONE}
+        self.kernels = _kernels(captured, region)
         self.linear = self.kernels["linear"]
         _, self.target, _, self.reduction, self.ignored = self.kernels["loss"].args[:5]
         self.made: dict[Part, list[fx.Node]] = {}  # the kernels so far; of COUNT and ROWS their results
@@ -217,18 +214,18 @@ class _Loss:
     def _weight_grad(self, chunk: int, written: list[int]) -> tuple[fx.Node, ...]:
         kernel = self.kernels["weight_grad"]
         is_transposed = self.builder.captured.tensors[kernel.args[0]] == (self.region.input,)  # inputs x classes
-        args = [self._input, self.made[Part.PROBS][chunk], self.scales, *self._range(chunk), is_transposed]
-        return self._added_up(_weight_grad, args, "weight_grad", Part.WEIGHT_GRAD, written)
+        args = [self.linear.args[-2], self.made[Part.PROBS][chunk], self.scales, *self._range(chunk), is_transposed]
+        return self._added_up(_weight_grad, args, Part.WEIGHT_GRAD, written)
 
     def _bias_grad(self, chunk: int, written: list[int]) -> tuple[fx.Node, ...]:
         shape = list(self.kernels["bias_grad"].meta["val"].shape)
         args = [self.made[Part.PROBS][chunk], self.scales, *self._range(chunk), shape]
-        return self._added_up(_bias_grad, args, "bias_grad", Part.BIAS_GRAD, written)
+        return self._added_up(_bias_grad, args, Part.BIAS_GRAD, written)
 
     def _input_grad(self, chunk: int, written: list[int]) -> tuple[fx.Node, ...]:
         weight = self.kernels["input_grad"].args[1]
         args = [self.made[Part.PROBS][chunk], weight, self.scales, *self._range(chunk), self.region.num_rows]
-        return self._added_up(_input_grad, args, "input_grad", Part.INPUT_GRAD, written)
+        return self._added_up(_input_grad, args, Part.INPUT_GRAD, written)
 
     def _mean(self, chunk: int, written: list[int]) -> tuple[fx.Node, ...]:
         kernel, *followers = self.builder.captured.nodes[self.region.loss]
@@ -238,22 +235,18 @@ class _Loss:
         return self._in_place_of(kept[0], new, kept[1:])
 
     def _added_up(
-        self, function: Callable[..., Any], args: list[Any], name: str, part: Part, written: list[int]
+        self, function: Callable[..., Any], args: list[Any], part: Part, written: list[int]
     ) -> tuple[fx.Node, ...]:
         """Return the first chunk's op, which makes the sum and stands for the original; or one that adds to it."""
         if part in self.made:
             return (self._add(function, [*args, self.made[part][0]], None, written),)
-        kernel, *followers = self.builder.captured.nodes[getattr(self.region, name)]
+        kernel, *followers = self.builder.captured.nodes[getattr(self.region, part.name.lower())]
         new = self._add(function, [*args, None], kernel.meta["val"], written)
         return self._in_place_of(kernel, new, followers)
 
     def _in_place_of(self, old: fx.Node, new: fx.Node, followers: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
         self.builder.copy_of[old] = new
         return (new, *(self.builder.copy(n) for n in followers))
-
-    @property
-    def _input(self) -> Any:
-        return self.linear.args[-2]
 
     def _range(self, chunk: int) -> tuple[int, int]:
         return self.first[chunk], self.first[chunk + 1]

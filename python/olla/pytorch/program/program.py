@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from olla.pytorch.capture import Captured
 from olla.pytorch.capture.generator import Draws
 from olla.pytorch.checks.checks import CHECK, check
 from olla.pytorch.memory.copies import Copies, Outline
-from olla.pytorch.program.run import attribute, last_steps
+from olla.pytorch.program.run import last_steps
 from olla.pytorch.program.schedule import Call, OpSchedule
 from olla.pytorch.program.swapped import Transfers
 from olla.pytorch.program.talk import Talk
@@ -76,8 +77,8 @@ def compile_program(
     if schedule is None:
         schedule = OpSchedule(captured.graph, [Call(nodes) for nodes in captured.nodes])
     writer = _Writer(captured, schedule, order)
-    writer.constants |= {"begin": begin, "end": end, "note": note, "ended": ended, "settled": settled, "uses": uses}
-    writer.constants["live"] = live
+    writer.constants |= {"begin": begin, "end": end, "live": live, "note": note}
+    writer.constants |= {"ended": ended, "settled": settled, "uses": uses}
     if copies is not None:
         writer.constants |= {"out": copies.out, "back": copies.back, "wait": copies.wait, "outline": Outline.of}
     writer.write_inputs()
@@ -85,7 +86,7 @@ def compile_program(
     opened = frozenset(windows)
     for step, op in enumerate(order):
         writer.write_op(int(op), int(op) in opened, note is not None)
-        writer.delete_after(step)
+        writer.delete(writer.freed[step])
     writer.write_return()
     return writer.compile()
 
@@ -108,17 +109,17 @@ class _Writer:
         self._talk = Talk()
         self._place: Mapping[int, int] | None = None  # of the op that is written
         self._last = last_steps(schedule.graph, order)
-        self._freed: list[list[_Key]] = [[] for _ in order]
+        self.freed: list[list[_Key]] = [[] for _ in order]  # the values that die in each step of the order
         self._lasts = [kind != "temporary" for kind in captured.graph.tensor_kinds]  # beyond the step
 
     def write_inputs(self) -> None:
-        inputs = []
-        for node in self.captured.module.graph.nodes:
+        module, inputs = self.captured.module, []
+        for node in module.graph.nodes:
             if node.op == "placeholder":
-                self._names[self._key(node)] = f"v{len(self._names)}"
-                inputs.append(self._names[self._key(node)])
+                inputs.append(f"v{len(self._names)}")
+                self._names[self._key(node)] = inputs[-1]
             elif node.op == "get_attr":
-                self._names[self._key(node)] = self._constant(attribute(self.captured.module, str(node.target)))
+                self._names[self._key(node)] = self._constant(attrgetter(str(node.target))(module))
         self._line(f"[{', '.join(inputs)}] = values")
 
     def write_op(self, op: int, window: bool, note: bool) -> None:
@@ -155,16 +156,15 @@ class _Writer:
         if isinstance(kernel.meta.get("val"), tuple | list) and (
             call.again or all(user in followers for user in kernel.users)
         ):
-            self._delete([self._key(kernel)])  # it would keep all its tensors alive as long as the last of them
+            self.delete([self._key(kernel)])  # it would keep all its tensors alive as long as the last of them
 
     def _write_transfer(self, op: int, transfers: Transfers, window: bool, note: bool) -> None:
         """Write a swap-out: the end of its copy; or a swap-in: new memory, and the tensors in it."""
         if (swap := transfers.outs.get(op, -1)) >= 0:
             self._line(f"wait({swap})")
-            values = [(key[0], self._names[key]) for key in self._living(transfers.tensor[swap])]
-            self._outlines[swap] = [(node, f"o{swap}_{name}") for node, name in values]
-            for (_, name), (_, kept) in zip(values, self._outlines[swap], strict=True):
-                self._line(f"{kept} = outline({name})")
+            self._outlines[swap] = [(key[0], self._names[key]) for key in self._living(transfers.tensor[swap])]
+            for _, name in self._outlines[swap]:
+                self._line(f"o{swap}_{name} = outline({name})")
             return
         swap, tensor = transfers.backs[op], int(self.schedule.graph.writes.of(op)[0])
         if window:
@@ -175,14 +175,14 @@ class _Writer:
         if note:
             self._line(f"note({tensor}, m{swap})")
         outlines = self._outlines.pop(swap)
-        for node, kept in outlines:
+        for node, name in outlines:
             key = (node, tensor)
             self._names[key] = f"v{tensor}_{node.name}"
             self._in_tensor.setdefault(tensor, []).append(key)
-            self._line(f"{self._names[key]} = {kept}.within(m{swap})")
+            self._line(f"{self._names[key]} = o{swap}_{name}.within(m{swap})")
             if tensor in self._last:
-                self._freed[self._last[tensor]].append(key)
-        self._line(f"del {', '.join([f'm{swap}', *(kept for _, kept in outlines)])}")
+                self.freed[self._last[tensor]].append(key)
+        self._line(f"del {', '.join([f'm{swap}', *(f'o{swap}_{name}' for _, name in outlines)])}")
 
     def _living(self, tensor: int) -> list[_Key]:
         """Return the values that live in a tensor: only tensors do so beyond their op."""
@@ -221,17 +221,13 @@ class _Writer:
         result = {variant.keyword: taken} if variant.keyword else {}
         self._write(kernel, _kernel(variant.target), kernel.args, {**kernel.kwargs, **result})
 
-    def delete_after(self, step: int) -> None:
-        """Delete what dies in a step of the order."""
-        self._delete(self._freed[step])
-
-    def _delete(self, keys: Sequence[_Key]) -> None:
+    def delete(self, keys: Sequence[_Key]) -> None:
         names = [self._names.pop(key) for key in keys if key in self._names]
         if names:
             self._line(f"del {', '.join(names)}")
 
     def write_return(self) -> None:
-        output = next(n for n in reversed(self.captured.module.graph.nodes) if n.op == "output")
+        output: Any = self.captured.module.graph.output_node()
         self._place = self.schedule.outputs
         self._line(f"return {self._text(list(output.args[0]))}")
 
@@ -268,7 +264,7 @@ class _Writer:
                 self._in_tensor.setdefault(tensors[0], []).append(key)
             call = f"{self._names[key]} = {call}"
             if ends := [self._last[t] for t in tensors if t in self._last]:
-                self._freed[min(ends)].append(key)
+                self.freed[min(ends)].append(key)
         self._line(call)
 
     def _alive(self, node: fx.Node) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -45,9 +46,13 @@ def run(
         if node.op == "placeholder":
             values_of[node] = next(arguments)
         elif node.op == "get_attr":
-            values_of[node] = attribute(captured.module, str(node.target))
-    freed = freed_after(captured, steps)
-    output = next(n for n in reversed(captured.module.graph.nodes) if n.op == "output")
+            values_of[node] = attrgetter(str(node.target))(captured.module)
+    output: Any = captured.module.graph.output_node()
+    last = last_steps(captured.graph, steps)
+    freed: list[list[fx.Node]] = [[] for _ in steps]  # after each step: the nodes whose value is not needed any more
+    for node, tensors in captured.tensors.items():
+        if ends := [last[t] for t in tensors if t in last]:
+            freed[min(ends)].append(node)
     with torch.no_grad():
         _call(captured.prologue, values_of)
         for step, op in enumerate(steps):
@@ -70,16 +75,6 @@ def _call(nodes: Sequence[fx.Node], values_of: dict[fx.Node, Any]) -> None:
         del values_of[nodes[0]]
 
 
-def freed_after(captured: Captured, steps: Sequence[int]) -> list[list[fx.Node]]:
-    """Return, for each step, the nodes whose value is not needed after it."""
-    last = last_steps(captured.graph, steps)
-    freed: list[list[fx.Node]] = [[] for _ in steps]
-    for node, tensors in captured.tensors.items():
-        if ends := [last[t] for t in tensors if t in last]:
-            freed[min(ends)].append(node)
-    return freed
-
-
 def last_steps(graph: Graph, steps: Sequence[int]) -> dict[int, int]:
     """Return, for each tensor that does not outlive the step, the last step that uses it."""
     last: dict[int, int] = {}
@@ -88,10 +83,3 @@ def last_steps(graph: Graph, steps: Sequence[int]) -> dict[int, int]:
             last.update((int(t), step) for t in lists.of(op))
     kept = set(graph.outputs.tolist())
     return {t: step for t, step in last.items() if graph.tensor_kinds[t] == "temporary" and t not in kept}
-
-
-def attribute(module: torch.nn.Module, path: str) -> Any:
-    value: Any = module
-    for part in path.split("."):
-        value = getattr(value, part)
-    return value

@@ -53,9 +53,7 @@ class OpSchedule(NamedTuple):
 def op_schedule(captured: Captured, plan: Plan) -> OpSchedule:
     """Return what a plan of a captured step runs.
 
-    Args:
-        captured: the step.
-        plan: of its graph; where its losses are in chunks, the step has them too.
+    Where the plan's losses are in chunks, the captured step has them too.
 
     Complexity: O(ops + uses).
     """

@@ -47,9 +47,6 @@ def transfers(swapped: Swapped) -> Transfers:
     A copy out is issued when the ops reach the point at which the timeline starts it, so that its place in host memory
     can be free by then.
 
-    Args:
-        swapped: runs in the program order of its graph.
-
     Complexity: O(ops + swaps^2).
     """
     swaps, graph = swapped.swaps, swapped.graph
@@ -57,22 +54,22 @@ def transfers(swapped: Swapped) -> Transfers:
     num = len(swaps.tensor)
     first_handle = graph.num_tensors - 2 * num  # handle and new tensor of every swap follow the others
     swap_of = {first_handle + 2 * i: i for i in range(num)}
-    outs, backs = {}, {}
+    outs, backs, left = {}, {}, {}
     for i in np.flatnonzero(swapped.origin < 0).tolist():
         written, read = int(graph.writes.of(i)[0]), int(graph.reads.of(i)[0])
         if written in swap_of:
             outs[i] = swap_of[written]
+            left[outs[i]] = read
         else:
             backs[i] = swap_of[read]
-    leaves = {swap: i for i, swap in outs.items()}
     issued = _issued(swaps)
     starts: dict[int, list[int]] = {}
     waits: dict[int, list[int]] = {}
     for i in range(num):
         starts.setdefault(int(own[issued[i] - 1]) + 1, []).append(i)
         waits.setdefault(int(own[swaps.next[i]]), []).append(i)
-    tensor = [int(graph.reads.of(leaves[i])[0]) for i in range(num)]
-    num_bytes = graph.tensor_bytes[tensor] if num else np.zeros(0, dtype=np.int64)
+    tensor = [left[i] for i in range(num)]
+    num_bytes = graph.tensor_bytes[np.array(tensor, dtype=np.int64)]
     places, after, host_bytes = _places(swaps, num_bytes, issued)
     return Transfers(
         tensor, num_bytes.tolist(), places.tolist(), after.tolist(), host_bytes, starts, waits, outs, backs

@@ -12,7 +12,6 @@ from torch import fx
 from olla.graph import Rerun, Rules, operators
 from olla.pytorch.capture import Captured
 from olla.pytorch.capture.generator import Source, can_rewind
-from olla.pytorch.program.run import attribute
 
 _STATISTICS = ("running_mean", "running_var")
 
@@ -34,10 +33,6 @@ def overwriting(target: Any, device: str) -> Overwriting | None:
     """Return what runs an operator over one of its arguments without memory of its own, or None.
 
     Variants that torch generates allocate and copy: only those with a kernel of their own count.
-
-    Args:
-        target: the operator.
-        device: type of the device it runs on.
     """
     if not isinstance(target, torch._ops.OpOverload) or not target._schema.name.startswith("aten::"):
         return None
@@ -71,13 +66,7 @@ def restrict_rules(captured: Captured, device: str, rules: Rules, replays: bool 
     """Return the rules of a captured step without what its operators have no variant for.
 
     An operator that changes a tensor in place in the program does so in every plan: what else lies in that tensor
-    would have to move with it.
-
-    Args:
-        captured: the step, as olla.capture returned it.
-        device: type of the device it runs on.
-        rules: of its graph; see olla.graph.rules.
-        replays: whether the state of random number generators may be set during the step.
+    would have to move with it. Numbers are drawn again only where the generator's state may be set: `replays`.
     """
     rerun, in_place = rules.rerun.copy(), rules.in_place.copy()
     communicates = captured.graph.communicates
@@ -94,7 +83,7 @@ def drawn_from(module: fx.GraphModule, kernel: fx.Node) -> Source:
     """Return the generator a kernel draws from: the user's own, or the device whose default one it is."""
     for value in (*kernel.args, *kernel.kwargs.values()):
         if isinstance(value, fx.Node) and value.op == "get_attr":  # torch names what is no tensor, from 2.13 on
-            value = attribute(module, str(value.target))
+            value = operator.attrgetter(str(value.target))(module)
         if isinstance(value, torch.Generator):
             return value
     result = kernel.meta["val"]
@@ -184,9 +173,6 @@ def norm_again(node: fx.Node) -> tuple[list[Any], dict[str, Any]]:
 
     In training it finds the statistics of the batch again rather than reading the saved ones: no operator of torch
     takes those in the form in which they are saved. The bits are the same.
-
-    Args:
-        node: of the kernel.
     """
     assert isinstance(node.target, torch._ops.OpOverload)
     arguments = node.target._schema.arguments

@@ -32,12 +32,6 @@ class Planner(Protocol):
 def agree(ranks: Ranks, graph: Graph, nodes: Iterable[fx.Node], options: Mapping[str, Any]) -> None:
     """Raise the same error on every rank unless all have captured one graph, and plan it with the same options.
 
-    Args:
-        ranks: that run the step.
-        graph: that this one has captured.
-        nodes: its operators.
-        options: of the plan.
-
     Raises:
         ReplayError: names the first op, or the option, that differs.
     """
@@ -128,13 +122,6 @@ def plan_together(
     return own if own is not None and digest_of(found) == mine else found
 
 
-class Search(Protocol):
-    """Plans a step."""
-
-    def __call__(self, *, search: bool) -> Plan:
-        """Return the plan; `search`: whether another order is looked for."""
-
-
 class Agreement:
     """What is decided by what was measured: by this process alone, or by the most that any rank measured.
 
@@ -172,12 +159,12 @@ class Agreement:
         workspaces, seconds = (np.max(np.array(lists), axis=0) for lists in zip(*everyone, strict=True))
         return Costs(workspaces.astype(np.int64), seconds.astype(np.float64)).on(graph)
 
-    def plan(self, graph: Graph, make: Search) -> Plan:
+    def plan(self, graph: Graph, make: Callable[..., Plan]) -> Plan:
         """Return the plan of a step whose workspaces have become known.
 
         Args:
             graph: the step.
-            make: plans it; `search` says whether another order may be looked for.
+            make: called as make(search=whether another order may be looked for), plans it.
         """
         if self._ranks is None or not self.is_open:
             return make(search=self._ranks is None)

@@ -87,13 +87,7 @@ def gathers(node: fx.Node) -> bool:
 
 
 def communication(node: fx.Node, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> Communication:
-    """Return what an operator that begins a collective sends.
-
-    Args:
-        node: the operator.
-        given: its tensors.
-        made: its results.
-    """
+    """Return what an operator that begins a collective sends, from the tensors it is given and those it has made."""
     group = group_name(node)
     size = [sum(t.numel() * t.element_size() for t in tensors) for tensors in (given, made)]
     return Communication(str(_kind(name_of(node))), group, group_size(group), max(size))
@@ -148,10 +142,6 @@ def may_run_again(node: fx.Node, parameters: Container[fx.Node]) -> bool:
     """Whether an operator may run twice, for all that it communicates: if it gathers a parameter, or waits for that.
 
     All ranks run it again at the same place, since they have the same plan, and from what they hold throughout.
-
-    Args:
-        node: the operator.
-        parameters: nodes that stand for parameters.
     """
     issue = issue_of(node) if is_wait(node) else node
     if issue is None or not (issues(issue) or is_wait(node)):

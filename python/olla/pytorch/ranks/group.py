@@ -78,24 +78,12 @@ class Ranks:
             OllaError: what `make` raised, on every rank.
             ReplayError: see `gather`.
         """
-        made: dict[str, Any] = {}
-        own: Exception | None = None
-        if self.rank == 0:
-            try:
-                made["value"] = make()
-            except Exception as raised:
-                own, made["error"] = raised, _described(raised)
-        text = bytearray(json.dumps(made).encode())
+        text = self.together(lambda: bytearray(json.dumps(make() if self.rank == 0 else None).encode()))
         size = self.numbers(len(text))[0]
         content = torch.frombuffer(text, dtype=torch.uint8) if self.rank == 0 else torch.zeros(size, dtype=torch.uint8)
         source = self._members[0]
         self._run(lambda: dist.broadcast(content, source, group=self._group, async_op=True))
-        if own is not None:
-            raise own
-        told = json.loads(bytes(content.numpy()))
-        if "error" in told:
-            raise _raised(0, told["error"])
-        return told["value"]
+        return json.loads(bytes(content.numpy()))
 
     def together(self, run: Callable[[], T]) -> T:
         """Run something on every rank; where one of them fails, all do.
@@ -162,10 +150,7 @@ class Ranks:
 def ranks_of(groups: Iterable[str]) -> Ranks | None:
     """Return the ranks that have to agree on a step; None where this process has nobody to agree with.
 
-    Those of the group that it communicates in; where there are several, all ranks.
-
-    Args:
-        groups: names of the step's groups.
+    Those of the group, given by name, that it communicates in; where there are several, all ranks.
     """
     if not dist.is_available() or not dist.is_initialized():
         return None

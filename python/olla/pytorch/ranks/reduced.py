@@ -53,9 +53,6 @@ class DataParallel:
     Gradients are copied into flat buckets, in the order in which they arrive, scaled, and summed over the ranks; from
     then on they are views of these. Nothing of the reducer itself is used, and nothing in it changes.
 
-    Args:
-        model: a DistributedDataParallel.
-
     Raises:
         CaptureError: it does what no captured step does.
     """
@@ -85,12 +82,7 @@ class DataParallel:
         return Left(self._syncs_buffers, self._reduces)
 
     def watch(self, stand_ins: Mapping[str, torch.Tensor], graph: fx.Graph) -> None:
-        """Note when gradients arrive.
-
-        Args:
-            stand_ins: name -> what stands for the parameter.
-            graph: that is recorded.
-        """
+        """Note when the gradients arrive of what stands for the parameters, by name, in the graph that is recorded."""
         self._stand_ins, self._graph = stand_ins, graph
         for parameter in self._parameters:
             name = self._names[id(parameter)]

@@ -34,14 +34,6 @@ def require_supported(model: Any) -> None:
     Raises:
         CaptureError: names it, and says what to do.
     """
-    for what, remedy in _refused(model):
-        raise CaptureError(
-            f"the DistributedDataParallel {what}, which a captured step does not do: {remedy}, or pass the module "
-            "inside (model.module) and reduce its gradients in a step function"
-        )
-
-
-def _refused(model: Any) -> list[tuple[str, str]]:
     hook = model._get_ddp_logging_data().get("comm_hook") if model.logger is not None else None
     found = {
         "trains in mixed precision of its own": (model.mixed_precision, "use torch.autocast in the loss function"),
@@ -68,7 +60,12 @@ def _refused(model: Any) -> list[tuple[str, str]]:
             "put what it does into the module",
         ),
     }  # fmt: skip
-    return [(what, remedy) for what, (is_so, remedy) in found.items() if is_so]
+    for what, (is_so, remedy) in found.items():
+        if is_so:
+            raise CaptureError(
+                f"the DistributedDataParallel {what}, which a captured step does not do: {remedy}, or pass the module "
+                "inside (model.module) and reduce its gradients in a step function"
+            )
 
 
 def reduced_parameters(model: Any) -> list[torch.nn.Parameter]:
@@ -96,12 +93,7 @@ def final_buckets(model: Any) -> list[list[torch.nn.Parameter]] | None:
 
 
 def rebuilt_buckets(model: Any, arrived: Sequence[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:
-    """Return the buckets that the reducer makes of parameters whose gradients arrived in an order.
-
-    Args:
-        model: a DistributedDataParallel.
-        arrived: all parameters it reduces.
-    """
+    """Return the buckets that the reducer makes of all its parameters, whose gradients arrived in this order."""
     cap = model.bucket_bytes_cap
     first = vars(dist)["_DEFAULT_FIRST_BUCKET_BYTES"] if model.bucket_bytes_cap_default else cap
     limits = list(getattr(model, "bucket_bytes_cap_list", ())) or [first, cap]

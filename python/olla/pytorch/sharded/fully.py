@@ -135,12 +135,8 @@ def _states(model: torch.nn.Module) -> list[Any]:
     """Return what FSDP2 keeps of the modules that fully_shard was called on."""
     from torch.distributed.fsdp import FSDPModule
 
-    found: dict[int, Any] = {}
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            state = module._get_fsdp_state()
-            found[id(state)] = state
-    return list(found.values())
+    states = (module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule))
+    return list({id(state): state for state in states}.values())
 
 
 def _require_supported(state: Any) -> None:

@@ -17,9 +17,6 @@ PARALLEL = ("fsdp", "ddp")
 def require_parallel(world_size: Any, parallel: Any, step: Any) -> None:
     """Raise unless it is clear how many ranks run the step, and what they share.
 
-    Args:
-        world_size, parallel, step: of `olla.capture`.
-
     Raises:
         CaptureError: the step is the body of a loop.
         ValueError: a value is out of its range.
@@ -43,19 +40,20 @@ def require_parallel(world_size: Any, parallel: Any, step: Any) -> None:
 
 
 @contextlib.contextmanager
-def fake_group(world_size: int) -> Iterator[str]:
-    """Make the default process group one of so many ranks, of which this process is the first; then take it away.
+def ranks_of(world_size: int | None, parallel: str | None) -> Iterator[Ranks | None]:
+    """Yield the ranks of a step, this process as the first; None where it has none of its own.
 
-    Args:
-        world_size: how many ranks.
-
-    Returns:
-        The name of the group.
+    While the context lasts they are the default process group.
 
     Raises:
         CaptureError: this process has a process group already, or its torch cannot make any.
     """
+    if world_size is None or parallel is None:
+        yield None
+        return
     import torch.distributed as dist
+
+    from olla.pytorch.sharded.ranks import Ranks
 
     if not dist.is_available():
         raise CaptureError(
@@ -72,22 +70,6 @@ def fake_group(world_size: int) -> Iterator[str]:
     dist.init_process_group(backend="fake", store=FakeStore(), rank=0, world_size=world_size)
     try:
         world: Any = dist.group.WORLD
-        yield str(world.group_name)
+        yield Ranks(parallel, world_size, str(world.group_name))
     finally:
         dist.destroy_process_group()
-
-
-@contextlib.contextmanager
-def ranks_of(world_size: int | None, parallel: str | None) -> Iterator[Ranks | None]:
-    """Return the ranks of a step, with a process group while the context lasts; None where it has none of its own.
-
-    Args:
-        world_size, parallel: of `olla.capture`.
-    """
-    if world_size is None or parallel is None:
-        yield None
-        return
-    from olla.pytorch.sharded.ranks import Ranks
-
-    with fake_group(world_size) as group:
-        yield Ranks(parallel, world_size, group)

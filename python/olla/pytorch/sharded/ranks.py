@@ -100,11 +100,7 @@ class Ranks:
         }
 
     def average(self, parameters: dict[str, torch.Tensor]) -> None:
-        """Let the gradient of every whole parameter be averaged among the ranks as soon as it is there.
-
-        Args:
-            parameters: name -> what this rank holds.
-        """
+        """Let the gradient of every whole parameter be averaged among the ranks as soon as it is there."""
 
         def average(parameter: torch.Tensor) -> None:
             parameter.grad = _TALK.wait_tensor(_TALK.all_reduce(parameter.grad, "avg", self.group))
@@ -153,9 +149,6 @@ def settle(module: fx.GraphModule) -> None:
     """Gather each parameter right before its first use, and average each gradient as soon as it is there.
 
     Autograd sees parameters that were gathered before the model ran, and so reduces their gradients after all else.
-
-    Args:
-        module: a traced step; it is changed in place.
 
     Complexity: O(nodes).
     """
