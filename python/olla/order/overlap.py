@@ -79,7 +79,8 @@ class _Overlap:
         return self.order
 
     def _issue_early(self, v: int) -> None:
-        step = np.argsort(self.order)
+        step = np.empty(len(self.order), dtype=np.int64)  # not by sorting: this runs for every collective
+        step[self.order] = np.arange(len(self.order))
         first, now = int(step[self.preds.of(v)].max(initial=-1)) + 1, int(step[v])
         begins = np.cumsum(self.own[self.order]) - self.own[self.order]
         in_time = int(np.searchsorted(begins, begins[now] - self.link[v], side="right")) - 1

@@ -216,7 +216,7 @@ def _write(name: str, content: dict[str, Any]) -> None:
         body = json.dumps(content, separators=(",", ":"), allow_nan=False, default=tolist).encode()
         files.write(place / name, _head(body).encode() + b"\n" + body)
         _prune(place)
-    except (OSError, TypeError, ValueError) as error:
+    except (OSError, AttributeError, TypeError, ValueError) as error:
         _logger.warning("the step cannot be kept in %s: %s", place, error)
 
 

@@ -67,7 +67,6 @@ class Loop:
 
     Gradients that the pass before might have left are stood for by ``stale`` tensors: a body that adds to them is
     refused unless it leaves none, because gradients of a captured step live inside the step.
-
     """
 
     _parameters: dict[str, torch.Tensor]  # name -> the tensor that stands for the parameter
