@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "olla/base/lists.hpp"
+
 namespace olla {
 namespace {
 
@@ -62,9 +64,7 @@ void AddressColumns::encode(std::span<const Offset> offsets, Bytes unit, std::ve
 }
 
 std::vector<Offset> settle(std::span<const Buffer> buffers, std::span<const double> keys, std::span<const Offset> fixed) {
-  std::vector<std::int32_t> order(buffers.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(order, {}, [&](std::int32_t i) { return keys[i]; });
+  const std::vector<std::int32_t> order = sorted_by(buffers.size(), [&](std::int32_t i) { return keys[i]; });
   std::vector<Offset> offsets(buffers.size(), 0);
   for (std::size_t k = 0; k < order.size(); ++k) {
     const std::int32_t i = order[k];

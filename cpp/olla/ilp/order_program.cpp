@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "olla/base/lists.hpp"
 #include "olla/ilp/tighten.hpp"
 
 namespace olla {
@@ -190,8 +191,7 @@ class OrderProgramBuilder {
       if (done.column >= 0) waiting.push_back(done.column);
       if (done.column < 0 && done.constant == 0.0) return {-1, 0.0};
     }
-    std::sort(waiting.begin(), waiting.end());
-    waiting.erase(std::unique(waiting.begin(), waiting.end()), waiting.end());
+    sort_unique(waiting);
     if (waiting.empty()) return {-1, 1.0};
     if (waiting.size() == 1) return {waiting[0], 0.0};
     const Column column = program_.add_column(0.0, 0.0, 1.0, false);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "olla/base/lists.hpp"
+
 namespace olla {
 namespace {
 
@@ -190,7 +192,7 @@ Value RecomputeProgram::carried(ValueId x, Step step) {
 void RecomputeProgram::add_memory(Step s, const Run& run) {  // (f)
   Sum sum;
   sum.constant = sum.most = static_cast<double>(graph_.resident_bytes() + graph_.workspace(run.op)) / unit_;
-  add_touched(s, run, sum);
+  add_touched(run, sum);
   add_overlap(s, run, sum);
   const Run& own = choices_.runs[s].front();
   for (const ValueId x : choices_.around[s]) {
@@ -211,7 +213,7 @@ void RecomputeProgram::add_memory(Step s, const Run& run) {  // (f)
 }
 
 // What the op itself reads and makes; what it overwrites is there once.
-void RecomputeProgram::add_touched(Step, const Run& run, Sum& sum) {
+void RecomputeProgram::add_touched(const Run& run, Sum& sum) {
   const auto over = choices_.overwrites(run);
   const auto made = choices_.makes(run);
   auto add = [&](ValueId x) {
@@ -360,8 +362,7 @@ void RecomputeProgram::rule_out(const Rewrite& r, RunId run, Bytes limit) {
       needs(kept_after(x, step));
     }
   }
-  std::sort(ones.begin(), ones.end());
-  ones.erase(std::unique(ones.begin(), ones.end()), ones.end());
+  sort_unique(ones);
   const auto num = static_cast<double>(ones.size());
   Sum sum;
   if (target_.least_time) {

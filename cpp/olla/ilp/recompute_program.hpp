@@ -71,7 +71,7 @@ class RecomputeProgram {
     return literal.column < 0 ? literal.constant : answer[literal.column];
   }
   void add_memory(Step step, const Run& run);
-  void add_touched(Step step, const Run& run, Sum& sum);
+  void add_touched(const Run& run, Sum& sum);
   void add_overlap(Step step, const Run& run, Sum& sum);
   Value kept_before(ValueId x, Step step) const;
   Value kept_after(ValueId x, Step step) const;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "olla/base/lists.hpp"
+
 namespace olla {
 namespace {
 
@@ -19,8 +21,7 @@ Csr<OpId> block_preds(const Closure& closure, const Blocks& blocks) {
         if (blocks.block[u] != b) list.push_back(blocks.block[u]);
       }
     }
-    std::sort(list.begin(), list.end());
-    list.erase(std::unique(list.begin(), list.end()), list.end());
+    sort_unique(list);
     result.push_back(list);
   }
   return result;
@@ -122,7 +123,6 @@ std::optional<Windows> find_windows(const Graph& graph, const Closure& closure, 
   Windows result;
   for (const auto& list : starts) result.starts.push_back(list);
   result.preds = order_of_blocks.preds;
-  result.succs = order_of_blocks.succs;
   result.spans = spans_of(blocks, starts);
   return result;
 }

@@ -9,9 +9,9 @@
 namespace olla {
 
 struct Windows {
-  Csr<Step> starts;        // of block b: its possible first steps, rising; never empty
-  Csr<OpId> preds, succs;  // blocks directly before and after each block
-  Spans spans;             // of op v, from the starts of its block
+  Csr<Step> starts;  // of block b: its possible first steps, rising; never empty
+  Csr<OpId> preds;   // blocks directly before each block
+  Spans spans;       // of op v, from the starts of its block
 
   Step num_columns() const { return static_cast<Step>(starts.item.size()) - static_cast<Step>(starts.size()); }
 };

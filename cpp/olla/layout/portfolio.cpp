@@ -60,7 +60,7 @@ bool Portfolio::improve(Bytes enough, Effort& effort, const StopAt& stop) {
     return false;
   }
   if (is_free_ && part_.num_items() >= kMinRepeating) find_repetition();
-  for (int turn = 0; turn < 2 && sharing_ && !done(enough, stop); ++turn) share_places(enough, effort, stop);
+  for (int turn = 0; turn < 2 && sharing_ && !done(enough, stop); ++turn) lower_by(*sharing_, sharing_share_, enough, effort, stop);
   if (options_.use_births && is_free_) try_births(enough, stop);
   if (repeats_ && !done(enough, stop)) turn_beam(enough, effort, stop);
   if (options_.use_keys) try_keys(enough, stop);
@@ -100,12 +100,14 @@ void Portfolio::try_births(Bytes enough, const StopAt& stop) {
 // The searches take turns, as no one can tell which suits a part. Around fixed items only the wheel and the neighbourhoods build.
 void Portfolio::take_turns(Bytes enough, Effort& effort, const StopAt& stop) {
   const bool is_decision = is_small_ && options_.capacity > 0;
-  if (sharing_ && !done(enough, stop)) share_places(enough, effort, stop);
+  if (sharing_ && !done(enough, stop)) lower_by(*sharing_, sharing_share_, enough, effort, stop);
   if (repeats_ && !done(enough, stop)) turn_beam(enough, effort, stop);
   if (options_.use_squeaky_wheel && !is_decision && !done(enough, stop)) turn_wheel(enough, effort, stop);
   if (is_small_ && !done(enough, stop)) climb_down(enough, effort, stop);
   if (!options_.use_neighbourhood || is_decision || done(enough, stop)) return;
-  if (part_.num_items() >= kMinNeighbourhood && part_.num_items() <= kMaxNeighbourhood) search_near(enough, effort, stop);
+  if (part_.num_items() < kMinNeighbourhood || part_.num_items() > kMaxNeighbourhood) return;
+  if (!neighbourhood_) neighbourhood_.emplace(part_, options_.seed);
+  lower_by(*neighbourhood_, neighbourhood_share_, enough, effort, stop);
 }
 
 void Portfolio::turn_wheel(Bytes enough, Effort& effort, const StopAt& stop) {
@@ -124,12 +126,13 @@ void Portfolio::climb_down(Bytes enough, Effort& effort, const StopAt& stop) {
   bound_ = std::max(bound_, ladder_.bound());
 }
 
-void Portfolio::share_places(Bytes enough, Effort& effort, const StopAt& stop) {
+template <class Search>
+void Portfolio::lower_by(Search& search, Share& share, Bytes enough, Effort& effort, const StopAt& stop) {
   const Bytes before = best_.height;
-  const auto nodes = std::min(effort.nodes, static_cast<std::int64_t>(sharing_share_.slices * kNodesPerTurn));
-  sharing_->lower(enough, nodes, stop, best_);
+  const auto nodes = std::min(effort.nodes, static_cast<std::int64_t>(share.slices * kNodesPerTurn));
+  search.lower(enough, nodes, stop, best_);
   effort.nodes -= std::max<std::int64_t>(1, nodes);
-  sharing_share_.learn(best_.height < before);
+  share.learn(best_.height < before);
 }
 
 void Portfolio::turn_beam(Bytes enough, Effort& effort, const StopAt& stop) {
@@ -162,15 +165,6 @@ void Portfolio::lower_by_beams(Bytes target, std::int64_t nodes, const StopAt& s
     work(0);
   }
   for (Packing& packing : packings) keep(std::move(packing));
-}
-
-void Portfolio::search_near(Bytes enough, Effort& effort, const StopAt& stop) {
-  if (!neighbourhood_) neighbourhood_.emplace(part_, options_.seed);
-  const Bytes before = best_.height;
-  const auto nodes = std::min(effort.nodes, static_cast<std::int64_t>(neighbourhood_share_.slices * kNodesPerTurn));
-  neighbourhood_->lower(enough, nodes, stop, best_);
-  effort.nodes -= std::max<std::int64_t>(1, nodes);
-  neighbourhood_share_.learn(best_.height < before);
 }
 
 }  // namespace olla

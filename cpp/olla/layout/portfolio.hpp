@@ -45,10 +45,10 @@ class Portfolio {
   void take_turns(Bytes enough, Effort& effort, const StopAt& stop);
   void turn_wheel(Bytes enough, Effort& effort, const StopAt& stop);
   void climb_down(Bytes enough, Effort& effort, const StopAt& stop);
-  void share_places(Bytes enough, Effort& effort, const StopAt& stop);
+  template <class Search>
+  void lower_by(Search& search, Share& share, Bytes enough, Effort& effort, const StopAt& stop);
   void turn_beam(Bytes enough, Effort& effort, const StopAt& stop);
   void lower_by_beams(Bytes target, std::int64_t nodes, const StopAt& stop);
-  void search_near(Bytes enough, Effort& effort, const StopAt& stop);
   bool done(Bytes enough, const StopAt& stop) const;
   void keep(Packing packing);
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "olla/base/lists.hpp"
+
 namespace olla {
 namespace {
 
@@ -23,10 +25,10 @@ RecomputeBound::RecomputeBound(const Graph& graph, const Values& values, const R
       rerun_reads_(values.num_values()),
       at_hand_(values.num_values()),
       lost_(values.num_values()) {
-  std::vector<std::vector<OpId>> before(graph.num_ops()), after(graph.num_ops());
+  std::vector<OpId> list;
   OpId last_random = kNoOp;
   for (OpId v = 0; v < graph.num_ops(); ++v) {
-    auto& list = before[v];
+    list.clear();
     for (const auto& used : {values.reads[v], values.overwrites[v]}) {
       for (const ValueId x : used) {
         if (values.producer[x] != kNoOp) list.push_back(values.producer[x]);
@@ -43,12 +45,10 @@ RecomputeBound::RecomputeBound(const Graph& graph, const Values& values, const R
       if (last_random != kNoOp) list.push_back(last_random);
       last_random = v;
     }
-    std::sort(list.begin(), list.end());
-    list.erase(std::unique(list.begin(), list.end()), list.end());
-    for (const OpId u : list) after[u].push_back(v);
+    sort_unique(list);
+    preds_.push_back(list);
   }
-  for (const auto& list : before) preds_.push_back(list);
-  for (const auto& list : after) succs_.push_back(list);
+  succs_ = transposed(preds_, graph.num_ops());
 }
 
 void RecomputeBound::mark(OpId t, bool ancestors) {

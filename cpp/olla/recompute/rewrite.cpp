@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "olla/base/lists.hpp"
+
 namespace olla {
 namespace {
 
@@ -38,7 +40,6 @@ bool DropSet::add(std::span<const Drop> drops) {
 
 bool DropSet::between(ValueId value, Step made, Step read) const {
   const auto& steps = steps_[value];
-  if (steps.empty()) return false;
   const auto at = std::lower_bound(steps.begin(), steps.end(), made);
   return at != steps.end() && *at < read;
 }
@@ -250,8 +251,7 @@ void Rewriter::count_inputs(Rewrite& r) {
       if (num_inputs_[c] == 0) all.push_back(c);
       all.insert(all.end(), of_input, of_input + num_inputs_[c]);
     }
-    std::sort(all.begin(), all.end());
-    all.erase(std::unique(all.begin(), all.end()), all.end());
+    sort_unique(all);
     const CopyId made = makes[0];
     const bool many = all.size() > kMaxInputs || (all.size() > kMaxSharedInputs && num_reads_[made] > 1);
     const RunId last = std::min(r.copies[made].last_use, r.num_runs() - 1);

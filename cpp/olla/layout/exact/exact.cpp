@@ -213,10 +213,10 @@ Section ExactSearch::tightest_section(const Group& group) {
   std::fill(end + first, end + last, 0);
   std::fill(start + first, start + last, -1);
   std::fill(num_first + first, num_first + last, 0);
-  Frontier::FixedCursor cursor = frontier_.fixed_cursor();
+  std::span<const Frontier::FixedLife> left = frontier_.fixed_lives();
   for (std::size_t k = order.size(); k-- > 0;) {
     const Open item = frontier_.open(order[k]);
-    frontier_.add_fixed(cursor, item.release, first, last, work_);
+    Frontier::add_fixed(left, item.release, first, last, work_);
     frontier_.each_life(item, first, last, [&](Section from, Section to) {
       for (Section s = from; s < to; ++s) {
         work[s] += item.size;

@@ -88,8 +88,8 @@ bool Frontier::start(Level capacity, Bytes unit, Group& all) {
 }
 
 void Frontier::find_windows() {
-  windows_.clear();
-  first_window_.assign(1, 0);
+  windows_.item.clear();
+  windows_.offset.assign(1, 0);
   if (fixed_lives_.empty()) return;
   for (std::int32_t k = 0; k < num_free(); ++k) {
     const Open& open = open_[k];
@@ -98,29 +98,25 @@ void Frontier::find_windows() {
       bool is_in_way = false;
       each_life(open, fixed.first, fixed.last, [&](Section, Section) { is_in_way = true; });
       if (!is_in_way) continue;
-      if (fixed.offset - open.size >= low) windows_.push_back({low, fixed.offset - open.size});
+      if (fixed.offset - open.size >= low) windows_.item.push_back({low, fixed.offset - open.size});
       low = std::max(low, fixed.offset + fixed.size);
     }
-    windows_.push_back({low, kNoLevel});
-    first_window_.push_back(static_cast<std::int32_t>(windows_.size()));
+    windows_.item.push_back({low, kNoLevel});
+    windows_.offset.push_back(std::ssize(windows_.item));
   }
 }
 
 Level Frontier::fit(ItemId item, Level above) const {
   if (fixed_lives_.empty()) return above;
-  const std::int32_t shape = shape_[item];
-  std::int32_t w = first_window_[shape];
-  while (windows_[w].end < above && w + 1 < first_window_[shape + 1]) ++w;
-  return std::max(above, windows_[w].begin);
+  const auto reaches = [&](const Window& window) { return window.end >= above; };
+  return std::max(above, std::ranges::find_if(windows_[shape_[item]], reaches)->begin);
 }
 
 Level Frontier::next_window(ItemId item, Level above) const {
   if (fixed_lives_.empty()) return kNoLevel;
-  const std::int32_t shape = shape_[item];
-  for (std::int32_t w = first_window_[shape]; w < first_window_[shape + 1]; ++w) {
-    if (windows_[w].begin > above) return windows_[w].begin;
-  }
-  return kNoLevel;
+  const auto windows = windows_[shape_[item]];
+  const auto next = std::ranges::find_if(windows, [&](const Window& window) { return window.begin > above; });
+  return next == windows.end() ? kNoLevel : next->begin;
 }
 
 StateHash Frontier::hash(const Open& open) const {
@@ -146,9 +142,9 @@ void Frontier::sort(const Group& group) {
   }
 }
 
-void Frontier::add_fixed(FixedCursor& cursor, Level release, Section first, Section last, std::vector<Level>& work) const {
-  while (cursor.num_left > 0 && fixed_lives_[cursor.num_left - 1].offset >= release) {
-    const FixedLife& fixed = fixed_lives_[--cursor.num_left];
+void Frontier::add_fixed(std::span<const FixedLife>& left, Level release, Section first, Section last, std::vector<Level>& work) {
+  for (; !left.empty() && left.back().offset >= release; left = left.first(left.size() - 1)) {
+    const FixedLife& fixed = left.back();
     for (Section s = std::max(fixed.first, first); s < std::min(fixed.last, last); ++s) work[s] += fixed.size;
   }
 }
@@ -160,14 +156,14 @@ bool Frontier::overfull(const Group& group, Section first, Section last) {
   std::fill(work_.begin() + first, work_.begin() + last, 0);
   Level* const work = work_.data();
   const Open* const open = open_.data();
-  FixedCursor cursor = fixed_cursor();
+  std::span<const FixedLife> left = fixed_lives_;
   for (std::int32_t k = group.end - 1; k >= group.begin; --k) {
     const Open& item = open[order_[k]];
     const Level release = rules_.use_machine ? item.release : 0;
     const Level size = item.size;
     Level most = -1;
     const auto put = [&](Section from, Section to) {
-      if (most < 0) add_fixed(cursor, release, first, last, work_);
+      if (most < 0) add_fixed(left, release, first, last, work_);
       for (Section s = from; s < to; ++s) {
         work[s] += size;
         most = std::max(most, work[s]);

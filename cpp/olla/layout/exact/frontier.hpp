@@ -87,18 +87,15 @@ class Frontier {
   std::span<const ItemId> free_items() const { return free_; }
   Section culprit() const { return culprit_; }  // where the last bound that failed did so, or -1
 
-  // Fixed items as jobs: from the one released last, adds those released at or after release to the sections of work.
-  struct FixedCursor {
-    std::size_t num_left;
-  };
-  FixedCursor fixed_cursor() const { return {fixed_lives_.size()}; }
-  void add_fixed(FixedCursor& cursor, Level release, Section first, Section last, std::vector<Level>& work) const;
-
- private:
   struct FixedLife {
     Section first, last;
     Level offset, size;
   };
+  std::span<const FixedLife> fixed_lives() const { return fixed_lives_; }
+  // Fixed lives as jobs: takes those released at or after release from the end of what is left, adds them to the sections of work.
+  static void add_fixed(std::span<const FixedLife>& left, Level release, Section first, Section last, std::vector<Level>& work);
+
+ private:
   struct Window {
     Level begin, end;  // starts that keep clear of fixed items, both inclusive
   };
@@ -125,10 +122,9 @@ class Frontier {
   const bool has_later_lives_;
   std::vector<char> meetings_;  // where items have later lives: of items i and j, whether they are ever alive together
   std::vector<ItemId> free_;
-  std::vector<std::int32_t> shape_;         // of an item; the same for items of equal lifetime and size
-  std::vector<FixedLife> fixed_lives_;      // by offset
-  std::vector<std::int32_t> first_window_;  // of the item with shape k: from first_window_[k]
-  std::vector<Window> windows_;
+  std::vector<std::int32_t> shape_;     // of an item; the same for items of equal lifetime and size
+  std::vector<FixedLife> fixed_lives_;  // by offset
+  Csr<Window> windows_;                 // of shape k, rising; the last has no end. None where nothing is fixed
   Level capacity_ = 0;
   Section culprit_ = -1;
   // The stack: open items, per group their positions by release, and per position the group it is dealt to and whether it rose.

@@ -53,9 +53,8 @@ Fit Ladder::decide(Bytes capacity, std::int64_t max_nodes, const std::function<b
   if (fit == Fit::kUnknown && options_.num_threads > 1 && left > 0 && !stop()) fit = decide_together(capacity, left, stop, winner);
   num_nodes_ += std::max<std::int64_t>(1, search(0).num_nodes() - before);
   if (fit != Fit::kFits) return fit;
-  Packing packing{search(winner).offsets()};
-  packing.height = height_of(part_, packing.offsets);
-  if (packing.height < best.height) best = std::move(packing);
+  const std::vector<Offset>& offsets = search(winner).offsets();
+  if (const Bytes height = height_of(part_, offsets); height < best.height) best = {offsets, height};
   return fit;
 }
 
