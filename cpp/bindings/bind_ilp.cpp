@@ -26,32 +26,17 @@ struct Solver {
   // Runs work(highs, control) without the GIL.
   template <class Work>
   auto run(const char* stage, Work work) const {
-    return search(stage, time_limit, kAnyWork, progress, [&](Control& control) { return work(Highs(highs_library), control); });
+    return search(stage, {time_limit, {}, progress}, [&](Control& control) { return work(Highs(highs_library), control); });
   }
 };
 
-const char* name_of(Status status) {
-  switch (status) {
-    case Status::kOptimal:
-      return "optimal";
-    case Status::kFeasible:
-      return "feasible";
-    default:
-      return "infeasible";
-  }
-}
-
-const char* name_of(MipStatus status) {
-  switch (status) {
-    case MipStatus::kOptimal:
-      return "optimal";
-    case MipStatus::kFeasible:
-      return "feasible";
-    case MipStatus::kInfeasible:
-      return "infeasible";
-    default:
-      return "unknown";
-  }
+// Of a Status or a MipStatus.
+template <class S>
+const char* name_of(S status) {
+  return status == S::kOptimal      ? "optimal"
+         : status == S::kFeasible   ? "feasible"
+         : status == S::kInfeasible ? "infeasible"
+                                    : "unknown";
 }
 
 Program program_of(const Array<double>& cost, const Array<double>& lower, const Array<double>& upper,
@@ -131,13 +116,8 @@ void bind_answers(nb::module_& m) {
 void bind_ilp(nb::module_& m) {
   bind_answers(m);
   nb::class_<Solver>(m, "Solver", "HiGHS, and how it searches.")
-      .def(
-          "__init__",
-          [](Solver* self, std::string highs_library, double time_limit, std::int32_t seed, std::int32_t num_threads,
-             nb::object progress) {
-            new (self) Solver{std::move(highs_library), time_limit, seed, num_threads, std::move(progress)};
-          },
-          nb::kw_only(), "highs_library"_a, "time_limit"_a, "seed"_a, "num_threads"_a, "progress"_a.none());
+      .def(nb::init<std::string, double, std::int32_t, std::int32_t, nb::object>(), nb::kw_only(), "highs_library"_a,
+           "time_limit"_a, "seed"_a, "num_threads"_a, "progress"_a.none());
   m.def(
       "highs_version", [](const std::string& path) { return Highs(path).version(); }, "path"_a,
       "Version of the HiGHS library at path.");

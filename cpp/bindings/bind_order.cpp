@@ -26,7 +26,7 @@ void bind_order(nb::module_& m) {
       "lower_bound",
       [](const Graph& graph, Array<OpId> order, std::int64_t max_cuts, double time_limit, nb::object progress) {
         Bytes bound = 0;
-        const bool cancelled = limited("bound", time_limit, kAnyWork, std::move(progress),
+        const bool cancelled = limited("bound", {time_limit, {}, std::move(progress)},
                                        [&](Control& control) { bound = lower_bound(graph, copy(order), max_cuts, control); });
         return std::pair(bound, cancelled);
       },

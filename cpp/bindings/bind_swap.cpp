@@ -75,12 +75,8 @@ void bind_swap(nb::module_& m) {
       .def_prop_ro("next", column(&SwapChoice::swaps, &Swap::next), kOwned)
       .def_ro("timeline", &SwapChoice::timeline);
   nb::class_<Link>(m, "Link", "How fast copies are, each way; see olla.Link.")
-      .def(
-          "__init__",
-          [](Link* self, double out_rate, double out_latency, double in_rate, double in_latency) {
-            new (self) Link{out_rate, out_latency, in_rate, in_latency};
-          },
-          nb::kw_only(), "out_bytes_per_second"_a, "out_latency_seconds"_a, "in_bytes_per_second"_a, "in_latency_seconds"_a);
+      .def(nb::init<double, double, double, double>(), nb::kw_only(), "out_bytes_per_second"_a, "out_latency_seconds"_a,
+           "in_bytes_per_second"_a, "in_latency_seconds"_a);
   nb::class_<IdleBlocks>(m, "IdleBlocks", "Gaps between two uses of a tensor.")
       .def(
           "__init__",
@@ -121,22 +117,19 @@ void bind_swap(nb::module_& m) {
           "blocks"_a.noconvert(), "limit"_a, "stalls"_a, "by_last"_a, "Of these blocks, those that fit.")
       .def(
           "fit",
-          [](SwapRun& self, Bytes limit, double most_stall_seconds, const Limits& limits) {
-            SwapChoice choice;
-            limited("swap", limits, [&](Control& control) { choice = self.search.fit(limit, most_stall_seconds, control); });
-            return choice;
+          [](SwapRun& self, Bytes limit, double most_stall_seconds, const Limits& limits) -> SwapChoice {
+            return search("swap", limits, [&](Control& control) { return self.search.fit(limit, most_stall_seconds, control); });
           },
           "limit"_a, "most_stall_seconds"_a, "limits"_a, "Blocks with which the peak is at most the limit, or the best found.")
       .def(
           "least_peak",
-          [](SwapRun& self, double most_stall_seconds, nb::list starts, std::uint64_t seed, int num_rounds, const Limits& limits) {
+          [](SwapRun& self, double most_stall_seconds, nb::list starts, std::uint64_t seed, int num_rounds,
+             const Limits& limits) -> SwapChoice {
             std::vector<std::vector<std::int32_t>> given;
             for (nb::handle start : starts) given.push_back(valid(self, nb::cast<Array<std::int32_t>>(start)));
-            SwapChoice choice;
-            limited("swap", limits, [&](Control& control) {
-              choice = self.search.least_peak(most_stall_seconds, given, seed, num_rounds, control);
+            return search("swap", limits, [&](Control& control) {
+              return self.search.least_peak(most_stall_seconds, given, seed, num_rounds, control);
             });
-            return choice;
           },
           "most_stall_seconds"_a, "starts"_a, "seed"_a, "num_rounds"_a, "limits"_a,
           "Blocks with the least peak found within that stall.");
