@@ -43,7 +43,10 @@ class Simulation {
   }
 
   Timeline run() {
-    for (; num_copied_ < swaps_.size() && swaps_[num_copied_].last < 0; ++num_copied_) there(num_copied_);
+    for (; num_copied_ < swaps_.size() && swaps_[num_copied_].last < 0; ++num_copied_) {
+      state_[num_copied_] = kCopied | kPassed;
+      leave(static_cast<std::int32_t>(num_copied_), 0);
+    }
     num_started_ = num_passed_ = num_copied_;
     for (Step s = 0; s < steps_.num(); ++s) step(s);
     for (std::size_t i = 0; i < swaps_.size(); ++i)
@@ -76,11 +79,6 @@ class Simulation {
     now_ += steps_.seconds[s];
     if (t_.live[s] > t_.peak) t_.peak = t_.live[s], t_.peak_step = s;
     for (; num_started_ < swaps_.size() && swaps_[num_started_].ready <= s; ++num_started_) copy_out(num_started_);
-  }
-
-  void there(std::size_t i) {
-    state_[i] = kCopied | kPassed;
-    leave(static_cast<std::int32_t>(i), 0);
   }
 
   void copy_out(std::size_t i) {
