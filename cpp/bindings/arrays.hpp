@@ -30,6 +30,10 @@ std::vector<T> copy(const Array<T>& array) {
   return {array.data(), array.data() + array.size()};
 }
 
+// As (offset, item). Graph's constructor checks that the two fit each other.
+using Lists = std::pair<Array<std::int64_t>, Array<std::int32_t>>;
+inline Csr<std::int32_t> csr(const Lists& lists) { return {copy(lists.first), copy(lists.second)}; }
+
 // The vector's memory becomes the numpy array's: no copy.
 template <class T>
 NumpyArray<T> to_numpy(std::vector<T> values) {
@@ -70,6 +74,12 @@ auto column(std::vector<Item> Class::* items, Field Item::* field) {
     for (const Item& item : self.*items) values.push_back(item.*field);
     return to_numpy(std::move(values));
   };
+}
+
+template <class Work>
+auto without_gil(const Work& work) {
+  nb::gil_scoped_release release;
+  return work();
 }
 
 // What ends a search before it is done. progress(stage, seconds, value, bound) -> bool, or None; it may be None.

@@ -33,17 +33,7 @@ void bind_order(nb::module_& m) {
       "graph"_a, "order"_a.noconvert(), "max_cuts"_a, "time_limit"_a, "progress"_a.none(),
       "(bound, cancelled): no order needs less than bound, from the cuts of at most max_cuts ops of one order.");
   const auto bind = [&m](const char* name, std::vector<OpId> (*schedule)(const Graph&), const char* doc) {
-    m.def(
-        name,
-        [schedule](const Graph& graph) {
-          std::vector<OpId> order;
-          {
-            nb::gil_scoped_release release;
-            order = schedule(graph);
-          }
-          return to_numpy(std::move(order));
-        },
-        "graph"_a, doc);
+    m.def(name, [schedule](const Graph& graph) { return to_numpy(without_gil([&] { return schedule(graph); })); }, "graph"_a, doc);
   };
   bind("least_peak_order", least_peak_order, "Inductor's list schedule: least peak memory first.");
   bind("breadth_first_order", breadth_first_order, "Inductor's list schedule: first in, first out.");

@@ -21,16 +21,14 @@ void bind_rules(nb::module_& m) {
   nb::class_<Rules>(m, "Rules", "What may be done with each op, and what it costs; see cpp/olla/graph/values.hpp.")
       .def(
           "__init__",
-          [](Rules* self, Array<double> seconds, Array<std::uint8_t> rerun, Array<double> rerun_seconds,
-             std::pair<Array<std::int64_t>, Array<TensorId>> rerun_reads, Array<std::uint8_t> in_place,
-             std::optional<Array<std::uint8_t>> fusion, std::optional<Array<double>> store_seconds,
+          [](Rules* self, Array<double> seconds, Array<std::uint8_t> rerun, Array<double> rerun_seconds, const Lists& rerun_reads,
+             Array<std::uint8_t> in_place, std::optional<Array<std::uint8_t>> fusion, std::optional<Array<double>> store_seconds,
              std::optional<Array<double>> keep_seconds, std::optional<Array<std::uint8_t>> unsaved, bool reduced_in_place,
              Step split) {
-            const auto& [offset, item] = rerun_reads;
             new (self) Rules{copy(seconds),
                              copy(rerun),
                              copy(rerun_seconds),
-                             {copy(offset), copy(item)},
+                             csr(rerun_reads),
                              copy(in_place),
                              copy_if(fusion),
                              copy_if(store_seconds),
