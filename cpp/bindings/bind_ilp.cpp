@@ -164,14 +164,8 @@ void bind_ilp(nb::module_& m) {
       "lower"_a.noconvert(), "upper"_a.noconvert(), "size"_a.noconvert(), "alignment"_a, "fixed"_a.noconvert(),
       "start"_a.noconvert(), "lower_bound"_a, "solver"_a,
       "The layout of least height by OLLA's address program; see olla.ilp.address_ilp.");
-  m.def(
-      "arena_graph",
-      [](const Graph& graph, Bytes alignment) {
-        nb::gil_scoped_release release;
-        return arena_graph(graph, alignment);
-      },
-      "graph"_a, "alignment"_a,
-      "The graph whose peaks are the loads of the arena: tensors no op writes have no bytes, all other sizes are rounded up.");
+  m.def("arena_graph", arena_graph, nb::call_guard<nb::gil_scoped_release>(), "graph"_a, "alignment"_a,
+        "The graph whose peaks are the loads of the arena: tensors no op writes have no bytes, all other sizes are rounded up.");
   m.def(
       "joint_ilp",
       [](const Graph& arena, Array<OpId> order, Array<Offset> offsets, Array<Offset> workspace_offsets, Bytes lower_bound,
@@ -187,8 +181,7 @@ void bind_ilp(nb::module_& m) {
       "recompute_ilp",
       [](RecomputeSearch& self, const Target& target, const Solver& solver) {
         return solver.run("budget_ilp", [&](const Highs& highs, Control& control) {
-          return recompute_ilp(self.evictor(), self.graph(), self.values(), self.rules(), self.base(),
-                               {target.least_time, target.peak, target.added_seconds}, highs, solver.options(), control);
+          return recompute_ilp(self, target, highs, solver.options(), control);
         });
       },
       "search"_a, "target"_a, "solver"_a,
