@@ -5,6 +5,8 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 
+#include <optional>
+
 #include "olla/base/control.hpp"
 #include "olla/base/types.hpp"
 
@@ -27,6 +29,10 @@ template <class T>
 std::vector<T> copy(const Array<T>& array) {
   return {array.data(), array.data() + array.size()};
 }
+
+// As (offset, item). Graph's constructor checks that the two fit each other.
+using Lists = std::pair<Array<std::int64_t>, Array<std::int32_t>>;
+inline Csr<std::int32_t> csr(const Lists& lists) { return {copy(lists.first), copy(lists.second)}; }
 
 // The vector's memory becomes the numpy array's: no copy.
 template <class T>
@@ -70,48 +76,22 @@ auto column(std::vector<Item> Class::* items, Field Item::* field) {
   };
 }
 
-// progress(stage, seconds, value, bound) -> bool, or None. Takes the GIL for the call. Ctrl-C and an answer of False ask the search
-// to stop with the best it has (cancelled); any other Python error stops it too, and raise_pending throws it once the search has
-// returned.
-class PythonProgress {
- public:
-  explicit PythonProgress(nb::object callback) : callback_(std::move(callback)) {}
-  ProgressFn function();
-  void raise_pending();  // call with the GIL held
-  bool cancelled() const { return cancelled_; }
-
- private:
-  bool ask(const Progress& progress);  // with the GIL held; throws nb::python_error
-
-  nb::object callback_;
-  nb::object error_;
-  bool cancelled_ = false;
-};
-
-// Runs work(control) without the GIL; true if Ctrl-C or progress ended it.
 template <class Work>
-bool limited(const char* stage, double time_limit, std::int64_t max_work, nb::object progress, Work work) {
-  PythonProgress callback(std::move(progress));
-  Control control(stage, time_limit, callback.function(), max_work);
-  {
-    nb::gil_scoped_release release;
-    work(control);
-  }
-  callback.raise_pending();
-  return control.cancelled();
+auto without_gil(const Work& work) {
+  nb::gil_scoped_release release;
+  return work();
 }
 
-// What ends a search before it is done.
+// What ends a search before it is done. progress(stage, seconds, value, bound) -> bool, or None; it may be None.
 struct Limits {
   double time_limit;
-  std::int64_t max_work;
+  std::optional<std::int64_t> max_work;  // none: any number
   nb::object progress;
 };
 
-template <class Work>
-bool limited(const char* stage, const Limits& limits, Work work) {
-  return limited(stage, limits.time_limit, limits.max_work, limits.progress, std::move(work));
-}
+// Runs work(control) without the GIL, which progress takes for its call. Ctrl-C and an answer of False ask the search to stop with
+// the best it has: true. Any other Python error stops it too, and is thrown once the search has returned.
+bool limited(const char* stage, const Limits& limits, const std::function<void(Control&)>& work);
 
 // What a search found, and whether Ctrl-C or progress ended it.
 template <class Result>
@@ -120,16 +100,10 @@ struct Found : Result {
 };
 
 template <class Work>
-auto search(const char* stage, double time_limit, std::int64_t max_work, nb::object progress, Work work) {
-  Found<std::invoke_result_t<Work, Control&>> found;
-  found.cancelled =
-      limited(stage, time_limit, max_work, std::move(progress), [&](Control& control) { found = {work(control), false}; });
-  return found;
-}
-
-template <class Work>
 auto search(const char* stage, const Limits& limits, Work work) {
-  return search(stage, limits.time_limit, limits.max_work, limits.progress, std::move(work));
+  Found<std::invoke_result_t<Work, Control&>> found;
+  found.cancelled = limited(stage, limits, [&](Control& control) { found = {work(control), false}; });
+  return found;
 }
 
 }  // namespace olla::bindings

@@ -8,12 +8,8 @@ void bind_base(nb::module_& m) {
   nb::class_<Limits>(m, "Limits",
                      "What ends a search before it is done: seconds, units of work (None: any number), and a callback that may "
                      "answer False.")
-      .def(
-          "__init__",
-          [](Limits* self, double time_limit, std::optional<std::int64_t> max_work, nb::object progress) {
-            new (self) Limits{time_limit, max_work.value_or(kAnyWork), std::move(progress)};
-          },
-          nb::kw_only(), "time_limit"_a, "max_work"_a.none(), "progress"_a.none());
+      .def(nb::init<double, std::optional<std::int64_t>, nb::object>(), nb::kw_only(), "time_limit"_a, "max_work"_a.none(),
+           "progress"_a.none());
 }
 
 }  // namespace olla::bindings

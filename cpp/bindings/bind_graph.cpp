@@ -6,10 +6,6 @@
 namespace olla::bindings {
 namespace {
 
-// As (offset, item). Graph's constructor checks that the two fit each other.
-using Lists = std::pair<Array<std::int64_t>, Array<std::int32_t>>;
-Csr<std::int32_t> csr(const Lists& lists) { return {copy(lists.first), copy(lists.second)}; }
-
 std::vector<Edge> edges(const Array<OpId>& before, const Array<OpId>& after) {
   if (before.size() != after.size()) throw GraphError("precedences need as many ends as beginnings", "lengths", {});
   std::vector<Edge> result;
@@ -37,9 +33,7 @@ void bind_graph(nb::module_& m) {
       .def(
           "constrained",
           [](const Graph& self, Array<OpId> before, Array<OpId> after) {
-            const std::vector<Edge> extra = edges(before, after);
-            nb::gil_scoped_release release;
-            return self.constrained(extra);
+            return without_gil([&, extra = edges(before, after)] { return self.constrained(extra); });
           },
           "before"_a.noconvert(), "after"_a.noconvert(), "The same graph with precedences before[i] -> after[i] added.")
       .def_prop_ro("num_ops", &Graph::num_ops)
@@ -53,12 +47,7 @@ void bind_graph(nb::module_& m) {
           },
           "op"_a, "Direct dependencies of an op, sorted.")
       .def(
-          "precedences",
-          [](const Graph& self) {
-            Csr<OpId> lists;
-            for (OpId v = 0; v < self.num_ops(); ++v) lists.push_back(self.preds(v));
-            return std::pair(to_numpy(std::move(lists.offset)), to_numpy(std::move(lists.item)));
-          },
+          "precedences", [](const Graph& self) { return std::pair(to_numpy(self.preds().offset), to_numpy(self.preds().item)); },
           "Direct dependencies of all ops as (offset, item): op v comes after item[offset[v]:offset[v + 1]].")
       .def(
           "is_order", [](const Graph& self, Array<OpId> order) { return self.is_order(view(order)); }, "order"_a.noconvert(),
@@ -74,15 +63,11 @@ void bind_graph(nb::module_& m) {
   m.def(
       "profile",
       [](const Graph& graph, Array<OpId> order) {
-        const std::vector<OpId> checked = copy(order);  // of our own: the caller's may change while the GIL is released
-        Profile p;
-        {
-          nb::gil_scoped_release release;
+        return without_gil([&, checked = copy(order)] {  // of our own: the caller's may change while the GIL is released
           if (!graph.is_order(checked))
             throw PlanError("the order breaks a dependency or is no permutation of the ops", "order", {});
-          p = profile(graph, checked);
-        }
-        return p;
+          return profile(graph, checked);
+        });
       },
       "graph"_a, "order"_a.noconvert(), "Lifetimes and memory under an order; see cpp/olla/graph/profile.hpp.");
   m.def(
@@ -92,11 +77,7 @@ void bind_graph(nb::module_& m) {
   m.def(
       "spans",
       [](const Graph& graph) {
-        Spans s;
-        {
-          nb::gil_scoped_release release;
-          s = spans(graph);
-        }
+        Spans s = without_gil([&] { return spans(graph); });
         return std::pair(to_numpy(std::move(s.earliest)), to_numpy(std::move(s.latest)));
       },
       "graph"_a, "(earliest, latest) step of every op when one op runs per step.");

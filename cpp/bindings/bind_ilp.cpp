@@ -26,32 +26,17 @@ struct Solver {
   // Runs work(highs, control) without the GIL.
   template <class Work>
   auto run(const char* stage, Work work) const {
-    return search(stage, time_limit, kAnyWork, progress, [&](Control& control) { return work(Highs(highs_library), control); });
+    return search(stage, {time_limit, {}, progress}, [&](Control& control) { return work(Highs(highs_library), control); });
   }
 };
 
-const char* name_of(Status status) {
-  switch (status) {
-    case Status::kOptimal:
-      return "optimal";
-    case Status::kFeasible:
-      return "feasible";
-    default:
-      return "infeasible";
-  }
-}
-
-const char* name_of(MipStatus status) {
-  switch (status) {
-    case MipStatus::kOptimal:
-      return "optimal";
-    case MipStatus::kFeasible:
-      return "feasible";
-    case MipStatus::kInfeasible:
-      return "infeasible";
-    default:
-      return "unknown";
-  }
+// Of a Status or a MipStatus.
+template <class S>
+const char* name_of(S status) {
+  return status == S::kOptimal      ? "optimal"
+         : status == S::kFeasible   ? "feasible"
+         : status == S::kInfeasible ? "infeasible"
+                                    : "unknown";
 }
 
 Program program_of(const Array<double>& cost, const Array<double>& lower, const Array<double>& upper,
@@ -131,13 +116,8 @@ void bind_answers(nb::module_& m) {
 void bind_ilp(nb::module_& m) {
   bind_answers(m);
   nb::class_<Solver>(m, "Solver", "HiGHS, and how it searches.")
-      .def(
-          "__init__",
-          [](Solver* self, std::string highs_library, double time_limit, std::int32_t seed, std::int32_t num_threads,
-             nb::object progress) {
-            new (self) Solver{std::move(highs_library), time_limit, seed, num_threads, std::move(progress)};
-          },
-          nb::kw_only(), "highs_library"_a, "time_limit"_a, "seed"_a, "num_threads"_a, "progress"_a.none());
+      .def(nb::init<std::string, double, std::int32_t, std::int32_t, nb::object>(), nb::kw_only(), "highs_library"_a,
+           "time_limit"_a, "seed"_a, "num_threads"_a, "progress"_a.none());
   m.def(
       "highs_version", [](const std::string& path) { return Highs(path).version(); }, "path"_a,
       "Version of the HiGHS library at path.");
@@ -184,14 +164,8 @@ void bind_ilp(nb::module_& m) {
       "lower"_a.noconvert(), "upper"_a.noconvert(), "size"_a.noconvert(), "alignment"_a, "fixed"_a.noconvert(),
       "start"_a.noconvert(), "lower_bound"_a, "solver"_a,
       "The layout of least height by OLLA's address program; see olla.ilp.address_ilp.");
-  m.def(
-      "arena_graph",
-      [](const Graph& graph, Bytes alignment) {
-        nb::gil_scoped_release release;
-        return arena_graph(graph, alignment);
-      },
-      "graph"_a, "alignment"_a,
-      "The graph whose peaks are the loads of the arena: tensors no op writes have no bytes, all other sizes are rounded up.");
+  m.def("arena_graph", arena_graph, nb::call_guard<nb::gil_scoped_release>(), "graph"_a, "alignment"_a,
+        "The graph whose peaks are the loads of the arena: tensors no op writes have no bytes, all other sizes are rounded up.");
   m.def(
       "joint_ilp",
       [](const Graph& arena, Array<OpId> order, Array<Offset> offsets, Array<Offset> workspace_offsets, Bytes lower_bound,
@@ -207,8 +181,7 @@ void bind_ilp(nb::module_& m) {
       "recompute_ilp",
       [](RecomputeSearch& self, const Target& target, const Solver& solver) {
         return solver.run("budget_ilp", [&](const Highs& highs, Control& control) {
-          return recompute_ilp(self.evictor(), self.graph(), self.values(), self.rules(), self.base(),
-                               {target.least_time, target.peak, target.added_seconds}, highs, solver.options(), control);
+          return recompute_ilp(self, target, highs, solver.options(), control);
         });
       },
       "search"_a, "target"_a, "solver"_a,

@@ -31,7 +31,7 @@ std::vector<Buffer> buffers(const Column& lower, const Column& upper, const Colu
 
 Fitted fit(const std::vector<Buffer>& list, const std::vector<std::int32_t>& order, Hole rule, Bytes alignment, double time_limit,
            nb::object progress) {
-  return search("layout", time_limit, kAnyWork, std::move(progress),
+  return search("layout", {time_limit, {}, std::move(progress)},
                 [&](Control& control) { return fit_in_order(list, order, rule, alignment, control); });
 }
 
@@ -74,7 +74,7 @@ void bind_layout(nb::module_& m) {
       [](const Column& lower, const Column& upper, const Column& size, const OptionalColumn& fixed, const OptionalColumn& preferred,
          LayoutOptions options, double time_limit, nb::object progress) {
         const std::vector<Buffer> list = buffers(lower, upper, size, fixed, preferred);
-        return search("layout", time_limit, kAnyWork, std::move(progress),
+        return search("layout", {time_limit, {}, std::move(progress)},
                       [&](Control& control) { return layout(list, options, control); });
       },
       "lower"_a.noconvert(), "upper"_a.noconvert(), "size"_a.noconvert(), "fixed"_a.noconvert().none(),

@@ -26,24 +26,14 @@ void bind_order(nb::module_& m) {
       "lower_bound",
       [](const Graph& graph, Array<OpId> order, std::int64_t max_cuts, double time_limit, nb::object progress) {
         Bytes bound = 0;
-        const bool cancelled = limited("bound", time_limit, kAnyWork, std::move(progress),
+        const bool cancelled = limited("bound", {time_limit, {}, std::move(progress)},
                                        [&](Control& control) { bound = lower_bound(graph, copy(order), max_cuts, control); });
         return std::pair(bound, cancelled);
       },
       "graph"_a, "order"_a.noconvert(), "max_cuts"_a, "time_limit"_a, "progress"_a.none(),
       "(bound, cancelled): no order needs less than bound, from the cuts of at most max_cuts ops of one order.");
   const auto bind = [&m](const char* name, std::vector<OpId> (*schedule)(const Graph&), const char* doc) {
-    m.def(
-        name,
-        [schedule](const Graph& graph) {
-          std::vector<OpId> order;
-          {
-            nb::gil_scoped_release release;
-            order = schedule(graph);
-          }
-          return to_numpy(std::move(order));
-        },
-        "graph"_a, doc);
+    m.def(name, [schedule](const Graph& graph) { return to_numpy(without_gil([&] { return schedule(graph); })); }, "graph"_a, doc);
   };
   bind("least_peak_order", least_peak_order, "Inductor's list schedule: least peak memory first.");
   bind("breadth_first_order", breadth_first_order, "Inductor's list schedule: first in, first out.");

@@ -21,16 +21,14 @@ void bind_rules(nb::module_& m) {
   nb::class_<Rules>(m, "Rules", "What may be done with each op, and what it costs; see cpp/olla/graph/values.hpp.")
       .def(
           "__init__",
-          [](Rules* self, Array<double> seconds, Array<std::uint8_t> rerun, Array<double> rerun_seconds,
-             std::pair<Array<std::int64_t>, Array<TensorId>> rerun_reads, Array<std::uint8_t> in_place,
-             std::optional<Array<std::uint8_t>> fusion, std::optional<Array<double>> store_seconds,
+          [](Rules* self, Array<double> seconds, Array<std::uint8_t> rerun, Array<double> rerun_seconds, const Lists& rerun_reads,
+             Array<std::uint8_t> in_place, std::optional<Array<std::uint8_t>> fusion, std::optional<Array<double>> store_seconds,
              std::optional<Array<double>> keep_seconds, std::optional<Array<std::uint8_t>> unsaved, bool reduced_in_place,
              Step split) {
-            const auto& [offset, item] = rerun_reads;
             new (self) Rules{copy(seconds),
                              copy(rerun),
                              copy(rerun_seconds),
-                             {copy(offset), copy(item)},
+                             csr(rerun_reads),
                              copy(in_place),
                              copy_if(fusion),
                              copy_if(store_seconds),
@@ -93,12 +91,7 @@ void bind_recompute(nb::module_& m) {
       m, "RecomputeTarget",
       "Either the least added time within a peak, or the least peak within an added time; of an integer program, the "
       "other one is a proven bound.")
-      .def(
-          "__init__",
-          [](Target* self, bool least_time, Bytes peak, double added_seconds) {
-            new (self) Target{least_time, peak, added_seconds};
-          },
-          nb::kw_only(), "least_time"_a, "peak"_a, "added_seconds"_a);
+      .def(nb::init<bool, Bytes, double>(), nb::kw_only(), "least_time"_a, "peak"_a, "added_seconds"_a);
   bind_answers(m);
   nb::class_<RecomputeSearch>(m, "RecomputeSearch", "Which values not to keep, on top of a base order; see olla.recompute.")
       .def(
@@ -126,7 +119,7 @@ void bind_recompute(nb::module_& m) {
       .def(
           "reverse",
           [](RecomputeSearch& self, Bytes most, Bytes least, double time_limit, std::int64_t max_work) {
-            return limited("reverse", time_limit, max_work, nb::none(),
+            return limited("reverse", {time_limit, max_work, nb::none()},
                            [&](Control& control) { self.evictor().reverse(most, control, least); });
           },
           "most"_a, "least"_a, "time_limit"_a, "max_work"_a,
@@ -137,7 +130,7 @@ void bind_recompute(nb::module_& m) {
       .def(
           "least_peak",
           [](RecomputeSearch& self, Array<OpId> ops, double added_seconds, double time_limit, nb::object progress) {
-            auto found = search("bound", time_limit, kAnyWork, std::move(progress),
+            auto found = search("bound", {time_limit, {}, std::move(progress)},
                                 [&](Control& control) { return self.least_peak(view(ops), added_seconds, control); });
             return std::pair(to_numpy<Bytes>(std::move(found)), found.cancelled);
           },
@@ -146,7 +139,7 @@ void bind_recompute(nb::module_& m) {
       .def(
           "least_added_seconds",
           [](RecomputeSearch& self, Array<OpId> ops, Bytes peak, double time_limit, nb::object progress) {
-            auto found = search("bound", time_limit, kAnyWork, std::move(progress),
+            auto found = search("bound", {time_limit, {}, std::move(progress)},
                                 [&](Control& control) { return self.least_added_seconds(view(ops), peak, control); });
             return std::pair(to_numpy<double>(std::move(found)), found.cancelled);
           },
@@ -163,7 +156,7 @@ void bind_recompute(nb::module_& m) {
       .def(
           "made_again",
           [](RecomputeSearch& self, OpId op, double price, double time_limit) {
-            return to_numpy<ValueId>(search("seed", time_limit, kAnyWork, nb::none(),
+            return to_numpy<ValueId>(search("seed", {time_limit, {}, nb::none()},
                                             [&](Control& control) { return self.bound().made_again(op, price, control); }));
           },
           "op"_a, "price"_a, "time_limit"_a,

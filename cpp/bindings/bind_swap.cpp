@@ -28,28 +28,9 @@ void check_ranges(const IdleBlocks& idle, std::size_t num_steps) {
   }
 }
 
-// Owns what a SwapSearch only refers to.
-struct SwapRun {
-  std::vector<Bytes> live;
-  std::vector<double> seconds;
-  std::vector<IdleBlock> blocks;
-  Link link;
-  Steps steps;
-  SwapSearch search;
-
-  SwapRun(std::vector<Bytes> bytes, std::vector<double> times, std::vector<IdleBlock> idle, const Link& speed, Bytes host)
-      : live(std::move(bytes)),
-        seconds(std::move(times)),
-        blocks(std::move(idle)),
-        link(speed),
-        steps{live, seconds},
-        search(steps, blocks, link, host) {}
-};
-
-std::vector<std::int32_t> valid(const SwapRun& self, const Array<std::int32_t>& blocks) {
+std::vector<std::int32_t> valid(const SwapSearch& self, const Array<std::int32_t>& blocks) {
   for (const std::int32_t b : view(blocks))
-    if (b < 0 || static_cast<std::size_t>(b) >= self.blocks.size())
-      throw PlanError("there is no idle block " + std::to_string(b), "swap", {b});
+    if (b < 0 || b >= self.num_blocks()) throw PlanError("there is no idle block " + std::to_string(b), "swap", {b});
   return copy(blocks);
 }
 
@@ -75,12 +56,8 @@ void bind_swap(nb::module_& m) {
       .def_prop_ro("next", column(&SwapChoice::swaps, &Swap::next), kOwned)
       .def_ro("timeline", &SwapChoice::timeline);
   nb::class_<Link>(m, "Link", "How fast copies are, each way; see olla.Link.")
-      .def(
-          "__init__",
-          [](Link* self, double out_rate, double out_latency, double in_rate, double in_latency) {
-            new (self) Link{out_rate, out_latency, in_rate, in_latency};
-          },
-          nb::kw_only(), "out_bytes_per_second"_a, "out_latency_seconds"_a, "in_bytes_per_second"_a, "in_latency_seconds"_a);
+      .def(nb::init<double, double, double, double>(), nb::kw_only(), "out_bytes_per_second"_a, "out_latency_seconds"_a,
+           "in_bytes_per_second"_a, "in_latency_seconds"_a);
   nb::class_<IdleBlocks>(m, "IdleBlocks", "Gaps between two uses of a tensor.")
       .def(
           "__init__",
@@ -104,39 +81,36 @@ void bind_swap(nb::module_& m) {
       },
       "graph"_a, "order"_a.noconvert(), "min_bytes"_a, "lasting"_a.noconvert(),
       "Every gap between two uses, in steps of the order; of what lasts, also the one to the next step.");
-  nb::class_<SwapRun>(m, "SwapSearch", "Which idle blocks to copy to host memory; see olla.swap.")
+  nb::class_<SwapSearch>(m, "SwapSearch", "Which idle blocks to copy to host memory; see olla.swap.")
       .def(
           "__init__",
-          [](SwapRun* self, Array<Bytes> live, Array<double> seconds, const IdleBlocks& idle, const Link& link, Bytes host_bytes) {
+          [](SwapSearch* self, Array<Bytes> live, Array<double> seconds, const IdleBlocks& idle, const Link& link,
+             Bytes host_bytes) {
             swap_timeline({view(live), view(seconds)}, {}, link, kNoLimit);  // the lengths of the steps
             check_ranges(idle, live.size());
-            new (self) SwapRun(copy(live), copy(seconds), idle.blocks, link, host_bytes);
+            new (self) SwapSearch(copy(live), copy(seconds), idle.blocks, link, host_bytes);
           },
           nb::kw_only(), "live"_a.noconvert(), "seconds"_a.noconvert(), "blocks"_a, "link"_a, "host_bytes"_a)
       .def(
           "evaluate",
-          [](const SwapRun& self, Array<std::int32_t> blocks, Bytes limit, bool stalls, bool by_last) {
-            return self.search.evaluate(valid(self, blocks), limit, stalls, by_last);
+          [](const SwapSearch& self, Array<std::int32_t> blocks, Bytes limit, bool stalls, bool by_last) {
+            return self.evaluate(valid(self, blocks), limit, stalls, by_last);
           },
           "blocks"_a.noconvert(), "limit"_a, "stalls"_a, "by_last"_a, "Of these blocks, those that fit.")
       .def(
           "fit",
-          [](SwapRun& self, Bytes limit, double most_stall_seconds, const Limits& limits) {
-            SwapChoice choice;
-            limited("swap", limits, [&](Control& control) { choice = self.search.fit(limit, most_stall_seconds, control); });
-            return choice;
+          [](SwapSearch& self, Bytes limit, double most_stall_seconds, const Limits& limits) -> SwapChoice {
+            return search("swap", limits, [&](Control& control) { return self.fit(limit, most_stall_seconds, control); });
           },
           "limit"_a, "most_stall_seconds"_a, "limits"_a, "Blocks with which the peak is at most the limit, or the best found.")
       .def(
           "least_peak",
-          [](SwapRun& self, double most_stall_seconds, nb::list starts, std::uint64_t seed, int num_rounds, const Limits& limits) {
+          [](SwapSearch& self, double most_stall_seconds, nb::list starts, std::uint64_t seed, int num_rounds,
+             const Limits& limits) -> SwapChoice {
             std::vector<std::vector<std::int32_t>> given;
             for (nb::handle start : starts) given.push_back(valid(self, nb::cast<Array<std::int32_t>>(start)));
-            SwapChoice choice;
-            limited("swap", limits, [&](Control& control) {
-              choice = self.search.least_peak(most_stall_seconds, given, seed, num_rounds, control);
-            });
-            return choice;
+            return search("swap", limits,
+                          [&](Control& control) { return self.least_peak(most_stall_seconds, given, seed, num_rounds, control); });
           },
           "most_stall_seconds"_a, "starts"_a, "seed"_a, "num_rounds"_a, "limits"_a,
           "Blocks with the least peak found within that stall.");

@@ -5,15 +5,8 @@
 namespace nb = nanobind;
 
 namespace olla::bindings {
-void bind_base(nb::module_& m);
-void bind_check(nb::module_& m);
-void bind_graph(nb::module_& m);
-void bind_ilp(nb::module_& m);
-void bind_layout(nb::module_& m);
-void bind_order(nb::module_& m);
-void bind_recompute(nb::module_& m);
-void bind_swap(nb::module_& m);
-void bind_watch(nb::module_& m);
+using Bind = void(nb::module_&);
+Bind bind_base, bind_check, bind_graph, bind_ilp, bind_layout, bind_order, bind_recompute, bind_swap, bind_watch;
 }  // namespace olla::bindings
 
 namespace {
@@ -45,13 +38,7 @@ NB_MODULE(_core, m) {
   m.doc() = "The C++ core of olla: arrays in, arrays out. Use the functions of the olla package instead.";
   nb::set_leak_warnings(false);  // a graph kept by a global or a traceback when Python exits is no error
   nb::register_exception_translator(translate);
-  olla::bindings::bind_base(m);
-  olla::bindings::bind_check(m);
-  olla::bindings::bind_graph(m);
-  olla::bindings::bind_ilp(m);
-  olla::bindings::bind_layout(m);
-  olla::bindings::bind_order(m);
-  olla::bindings::bind_recompute(m);
-  olla::bindings::bind_swap(m);
-  olla::bindings::bind_watch(m);
+  using namespace olla::bindings;
+  for (Bind* bind : {bind_base, bind_check, bind_graph, bind_ilp, bind_layout, bind_order, bind_recompute, bind_swap, bind_watch})
+    bind(m);
 }

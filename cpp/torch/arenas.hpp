@@ -65,9 +65,11 @@ class Arenas {
     return static_cast<const char*>(block) < arena->second.base + arena->second.bytes ? &arena->second : nullptr;
   }
 
-  // Lets all arenas that are kept, or active, go once nothing in them is in use.
-  void retire_kept() { retire_all(Arena::kKept); }
-  void retire_active() { retire_all(Arena::kActive); }
+  // Lets all arenas of a state go once nothing in them is in use.
+  void retire(decltype(Arena::state) state) {
+    for (auto& [base, arena] : arenas_)
+      if (arena.state == state) arena.state = Arena::kRetired;
+  }
 
   // Gives retired arenas without blocks back to the default allocator.
   void give_back(std::unique_lock<std::mutex>& lock) {
@@ -91,11 +93,6 @@ class Arenas {
   }
 
  private:
-  void retire_all(decltype(Arena::state) state) {
-    for (auto& [base, arena] : arenas_)
-      if (arena.state == state) arena.state = Arena::kRetired;
-  }
-
   Source source_;
   std::map<const char*, Arena> arenas_;  // by their first address
 };

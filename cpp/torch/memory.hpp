@@ -52,10 +52,7 @@ class Memory {
   std::vector<Recording::Allocation> stop_recording() {
     if (session_ == nullptr || !session_->recording || session_->is_loop)
       throw StateError("stop_recording: this thread does not record");
-    std::unique_lock lock(mutex_);
-    const std::unique_ptr<Session> s = leave();
-    give_back(*s, Arena::kRetired, lock);
-    return s->recorded.take();
+    return quit(Arena::kRetired)->recorded.take();
   }
 
   // Throws what the source of memory throws when there is no room for the arena. A step that records too ends with
@@ -81,10 +78,7 @@ class Memory {
   // The arena goes back when its last block is freed; a kept one stays for the next table that fits in, until release().
   Counters deactivate(bool keep) {
     if (session_ == nullptr || session_->recording) throw StateError("deactivate: this thread has no active table");
-    std::unique_lock lock(mutex_);
-    const std::unique_ptr<Session> s = leave();
-    give_back(*s, keep ? Arena::kKept : Arena::kRetired, lock);
-    return std::move(s->counters);
+    return std::move(quit(keep ? Arena::kKept : Arena::kRetired)->counters);
   }
 
   // Begins a loop, whose iterations are recorded, and planned too once plan_loop() says how. Steps inside it suspend it. A shared
@@ -101,7 +95,10 @@ class Memory {
     if (plan.held.empty()) throw std::invalid_argument("table: held is empty, expected an entry for each kind of iteration");
     std::unique_lock lock(mutex_);
     s.plan = {};
-    if (s.arena != nullptr && s.arena->bytes != arenas_.taken_for(plan.arena_bytes)) retire(s, lock);
+    if (s.arena != nullptr && s.arena->bytes != arenas_.taken_for(plan.arena_bytes)) {  // one that does not fit is left
+      std::exchange(s.arena, nullptr)->state = Arena::kRetired;
+      arenas_.give_back(lock);
+    }
     lock.unlock();
     if (s.arena == nullptr) s.arena = find_arena(plan.arena_bytes);
     lock.lock();
@@ -138,12 +135,12 @@ class Memory {
   // Ends the loop of this thread, and a step that it was left in; nothing happens where there is none.
   void close_loop() {
     abandon();
-    if (session_ != nullptr) quit(false);
+    if (session_ != nullptr) quit(Arena::kRetired);
   }
 
   // Ends the step that an interrupted call left open on this thread, if any. A loop goes on.
   void abandon() {
-    if (session_ != nullptr && !session_->is_loop) quit(true);
+    if (session_ != nullptr && !session_->is_loop) quit(Arena::kKept);
   }
 
   // Around a fork: a child whose parent held the lock in another thread would wait for it for ever.
@@ -157,12 +154,12 @@ class Memory {
     shared_ = nullptr;
     shared_window_ = false;
     recordings_.clear();
-    arenas_.retire_active();
+    arenas_.retire(Arena::kActive);
   }
 
   void release() {
     std::unique_lock lock(mutex_);
-    arenas_.retire_kept();
+    arenas_.retire(Arena::kKept);
     arenas_.give_back(lock);
   }
 
@@ -255,24 +252,22 @@ class Memory {
   }
 
  private:
-  void quit(bool keep) {
+  // Leaves the session of this thread; its arena is kept or retired.
+  std::unique_ptr<Session> quit(decltype(Arena::state) state) {
     std::unique_lock lock(mutex_);
-    const std::unique_ptr<Session> s = leave();
-    give_back(*s, keep ? Arena::kKept : Arena::kRetired, lock);
-  }
-
-  // Of a session that was left.
-  void give_back(Session& s, decltype(Arena::state) state, std::unique_lock<std::mutex>& lock) {
-    if (s.arena == nullptr) return;
-    s.arena->state = state;
-    arenas_.give_back(lock);
+    std::unique_ptr<Session> s = leave();
+    if (s->arena != nullptr) {
+      s->arena->state = state;
+      arenas_.give_back(lock);
+    }
+    return s;
   }
 
   // A thread that ends in the middle leaves nothing behind.
   struct AtThreadExit {
     Memory* memory;
     ~AtThreadExit() {
-      while (session_ != nullptr) memory->quit(false);
+      while (session_ != nullptr) memory->quit(Arena::kRetired);
     }
   };
 
@@ -298,12 +293,6 @@ class Memory {
   Session& loop(const char* call) {
     if (session_ == nullptr || !session_->is_loop) throw StateError(std::string(call) + ": this thread is not in a loop");
     return *session_;
-  }
-
-  // A loop leaves an arena that does not fit its plans.
-  void retire(Session& s, std::unique_lock<std::mutex>& lock) {
-    std::exchange(s.arena, nullptr)->state = Arena::kRetired;
-    arenas_.give_back(lock);
   }
 
   // The windows of a table alone need no lock: no other thread sees them.

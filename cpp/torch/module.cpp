@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "allocator.hpp"
@@ -17,11 +18,16 @@ using namespace olla::replay;
 PyObject* replay_error = nullptr;
 PyObject* out_of_memory = nullptr;
 
-// Runs `body` and turns what it throws into a ReplayError, or into the error that says there is no memory.
+// Runs `body`, whose nothing is None, and turns what it throws into a ReplayError, or into the error that says there is no memory.
 template <class Body>
 PyObject* guarded(const Body& body) {
   try {
-    return body();
+    if constexpr (std::is_void_v<std::invoke_result_t<Body>>) {
+      body();
+      Py_RETURN_NONE;
+    } else {
+      return body();
+    }
   } catch (const std::bad_alloc&) {
     return PyErr_NoMemory();
   } catch (const OutOfMemory& error) {
@@ -34,60 +40,62 @@ PyObject* guarded(const Body& body) {
   }
 }
 
-PyObject* begin(PyObject*, PyObject* op) {
-  const long value = PyLong_AsLong(op);
-  if (value == -1 && PyErr_Occurred()) return nullptr;
-  return guarded([&]() -> PyObject* {
-    memory().begin(value < 0 || value > INT32_MAX ? kNoOp : static_cast<OpId>(value));
-    Py_RETURN_NONE;
-  });
+template <void (Memory::*call)()>
+PyObject* plain(PyObject*, PyObject*) {
+  return guarded([] { (memory().*call)(); });
 }
 
-PyObject* live(PyObject*, PyObject* op) {
-  const long value = PyLong_AsLong(op);
+// With the number of an op, or of an iteration; what cannot be one is kNoOp.
+template <class Body>
+PyObject* with_op(PyObject* number, const Body& body) {
+  const long value = PyLong_AsLong(number);
   if (value == -1 && PyErr_Occurred()) return nullptr;
-  return PyLong_FromLongLong(memory().live(static_cast<OpId>(value)));
+  return guarded([&] { return body(value < 0 || value > INT32_MAX ? kNoOp : static_cast<OpId>(value)); });
 }
 
-PyObject* end(PyObject*, PyObject*) {
-  memory().end();
-  Py_RETURN_NONE;
+PyObject* begin(PyObject*, PyObject* number) {
+  return with_op(number, [](OpId op) { memory().begin(op); });
+}
+
+PyObject* live(PyObject*, PyObject* number) {
+  return with_op(number, [](OpId op) { return PyLong_FromLongLong(memory().live(op)); });
 }
 
 PyObject* bytes_of(const std::vector<std::int64_t>& numbers) {
   return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(std::int64_t));
 }
 
-PyObject* rows_of(const std::vector<Recording::Allocation>& allocations) {
-  std::vector<std::int64_t> rows;
-  rows.reserve(6 * allocations.size());
-  for (const auto& a : allocations)
-    rows.insert(rows.end(), {a.op, a.index, a.bytes, a.freed_in, a.freed_at, reinterpret_cast<std::intptr_t>(a.block)});
-  return bytes_of(rows);
-}
-
 PyObject* stop_recording(PyObject*, PyObject*) {
-  return guarded([] { return rows_of(memory().stop_recording()); });
+  return guarded([] {
+    std::vector<std::int64_t> rows;
+    for (const auto& a : memory().stop_recording())
+      rows.insert(rows.end(), {a.op, a.index, a.bytes, a.freed_in, a.freed_at, reinterpret_cast<std::intptr_t>(a.block)});
+    return bytes_of(rows);
+  });
 }
 
-std::vector<std::int64_t> copied(const Py_buffer& buffer) {
-  std::vector<std::int64_t> values(buffer.len / sizeof(std::int64_t));
-  if (!values.empty()) std::memcpy(values.data(), buffer.buf, values.size() * sizeof(std::int64_t));
-  return values;
-}
+// What "y*" gets: native int64.
+struct Numbers {
+  Py_buffer buffer{};
+
+  ~Numbers() { PyBuffer_Release(&buffer); }
+  std::vector<std::int64_t> copied() const {
+    std::vector<std::int64_t> values(buffer.len / sizeof(std::int64_t));
+    if (!values.empty()) std::memcpy(values.data(), buffer.buf, values.size() * sizeof(std::int64_t));
+    return values;
+  }
+};
 
 PyObject* activate(PyObject*, PyObject* args) {
   long long arena_bytes = 0, alignment = 0;
   int recording = 0;
-  Py_buffer first, bytes, offset;
-  if (!PyArg_ParseTuple(args, "LLy*y*y*p", &arena_bytes, &alignment, &first, &bytes, &offset, &recording)) return nullptr;
-  PyObject* const result = guarded([&]() -> PyObject* {
+  Numbers first, bytes, offset;
+  if (!PyArg_ParseTuple(args, "LLy*y*y*p", &arena_bytes, &alignment, &first.buffer, &bytes.buffer, &offset.buffer, &recording))
+    return nullptr;
+  return guarded([&] {
     install();
-    memory().activate({arena_bytes, alignment, copied(first), copied(bytes), copied(offset), {}}, recording != 0);
-    Py_RETURN_NONE;
+    memory().activate({arena_bytes, alignment, first.copied(), bytes.copied(), offset.copied(), {}}, recording != 0);
   });
-  for (Py_buffer* buffer : {&first, &bytes, &offset}) PyBuffer_Release(buffer);
-  return result;
 }
 
 PyObject* tuple_of(const Counters& counters) {
@@ -111,36 +119,24 @@ PyObject* deactivate(PyObject*, PyObject* args) {
   return guarded([&] { return tuple_of(memory().deactivate(keep != 0)); });
 }
 
-PyObject* abandon(PyObject*, PyObject*) {
-  memory().abandon();
-  Py_RETURN_NONE;
-}
-
-PyObject* release(PyObject*, PyObject*) {
-  memory().release();
-  Py_RETURN_NONE;
-}
-
 PyObject* open_loop(PyObject*, PyObject* shared) {
   const int value = PyObject_IsTrue(shared);
   if (value < 0) return nullptr;
-  return guarded([&]() -> PyObject* {
+  return guarded([&] {
     install();
     memory().open_loop(value != 0);
-    Py_RETURN_NONE;
   });
 }
 
 PyObject* plan_loop(PyObject*, PyObject* args) {
   long long arena_bytes = 0, alignment = 0;
-  Py_buffer first, bytes, offset, held, least;
-  if (!PyArg_ParseTuple(args, "LLy*y*y*y*y*", &arena_bytes, &alignment, &first, &bytes, &offset, &held, &least)) return nullptr;
-  PyObject* const result = guarded([&]() -> PyObject* {
-    memory().plan_loop({arena_bytes, alignment, copied(first), copied(bytes), copied(offset), copied(held), copied(least)});
-    Py_RETURN_NONE;
+  Numbers first, bytes, offset, held, least;
+  if (!PyArg_ParseTuple(args, "LLy*y*y*y*y*", &arena_bytes, &alignment, &first.buffer, &bytes.buffer, &offset.buffer, &held.buffer,
+                        &least.buffer))
+    return nullptr;
+  return guarded([&] {
+    memory().plan_loop({arena_bytes, alignment, first.copied(), bytes.copied(), offset.copied(), held.copied(), least.copied()});
   });
-  for (Py_buffer* buffer : {&first, &bytes, &offset, &held, &least}) PyBuffer_Release(buffer);
-  return result;
 }
 
 PyObject* loop_counters(PyObject*, PyObject*) {
@@ -157,28 +153,15 @@ PyObject* loop_row(PyObject*, PyObject*) {
 }
 
 PyObject* iteration(PyObject*, PyObject* number) {
-  const long value = PyLong_AsLong(number);
-  if (value == -1 && PyErr_Occurred()) return nullptr;
-  return guarded([&] {
-    const auto allocations = memory().iteration(static_cast<OpId>(value));
+  return with_op(number, [](OpId op) {
     std::vector<std::int64_t> rows;
-    for (const auto& a : allocations) rows.insert(rows.end(), {a.made_at, a.bytes, a.freed_in, a.freed_at});
+    for (const auto& a : memory().iteration(op)) rows.insert(rows.end(), {a.made_at, a.bytes, a.freed_in, a.freed_at});
     return bytes_of(rows);
   });
 }
 
 PyObject* forget(PyObject*, PyObject* number) {
-  const long value = PyLong_AsLong(number);
-  if (value == -1 && PyErr_Occurred()) return nullptr;
-  return guarded([&]() -> PyObject* {
-    memory().forget(static_cast<OpId>(value));
-    Py_RETURN_NONE;
-  });
-}
-
-PyObject* close_loop(PyObject*, PyObject*) {
-  memory().close_loop();
-  Py_RETURN_NONE;
+  return with_op(number, [](OpId op) { memory().forget(op); });
 }
 
 PyObject* arena(PyObject*, PyObject*) {
@@ -190,14 +173,14 @@ PyObject* held_bytes(PyObject*, PyObject*) { return PyLong_FromLongLong(memory()
 
 PyMethodDef methods[] = {
     {"begin", begin, METH_O, "Open the window of an op on this thread."},
-    {"end", end, METH_NOARGS, "Close the window of this thread, if one is open."},
+    {"end", plain<&Memory::end>, METH_NOARGS, "Close the window of this thread, if one is open."},
     {"live", live, METH_O, "Return how many blocks that an op asked for are in use."},
     {"stop_recording", stop_recording, METH_NOARGS, "Return int64 rows of op, index, bytes, freed in, freed at, address."},
     {"activate", activate, METH_VARARGS, "activate(arena_bytes, alignment, first, bytes, offset, recording)"},
     {"deactivate", deactivate, METH_VARARGS,
      "deactivate(keep) -> hits, misses, missed, peak, high water, list of misses, requested, hit bytes"},
-    {"abandon", abandon, METH_NOARGS, "End the step that this thread has open, if any."},
-    {"release", release, METH_NOARGS, "Give kept arenas back."},
+    {"abandon", plain<&Memory::abandon>, METH_NOARGS, "End the step that this thread has open, if any."},
+    {"release", plain<&Memory::release>, METH_NOARGS, "Give kept arenas back."},
     {"open_loop", open_loop, METH_O, "open_loop(shared)"},
     {"plan_loop", plan_loop, METH_VARARGS, "plan_loop(arena_bytes, alignment, first, bytes, offset, held, least)"},
     {"loop_counters", loop_counters, METH_NOARGS, "Return what happened since the last call, as deactivate does."},
@@ -205,7 +188,7 @@ PyMethodDef methods[] = {
      "Return the kind of the last iteration and int64 rows of offset, end, kind found in the arena."},
     {"iteration", iteration, METH_O, "Return int64 rows of made at, bytes, freed in, freed at of an iteration."},
     {"forget", forget, METH_O, "Drop what an iteration asked for."},
-    {"close_loop", close_loop, METH_NOARGS, "End the loop of this thread, if it is in one."},
+    {"close_loop", plain<&Memory::close_loop>, METH_NOARGS, "End the loop of this thread, if it is in one."},
     {"arena", arena, METH_NOARGS, "Return address and bytes of this thread's arena."},
     {"held_bytes", held_bytes, METH_NOARGS, "Return the bytes of all arenas of the process."},
     {nullptr, nullptr, 0, nullptr},

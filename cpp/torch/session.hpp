@@ -101,9 +101,7 @@ struct Session {
 
   // A request more or less than planned must not shift all that follow: the next one of this size.
   std::int64_t find_next(Bytes bytes, std::int64_t last) const {
-    std::int64_t k = next;
-    while (k < last && plan.bytes[k] != bytes) ++k;
-    return k;
+    return std::find(plan.bytes.begin() + next, plan.bytes.begin() + last, bytes) - plan.bytes.begin();
   }
 
   // In a long window the next one of this size may lie far ahead, and going there would pass all between. So a request of another

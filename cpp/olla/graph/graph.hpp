@@ -48,6 +48,7 @@ class Graph {
   std::span<const OpId> users(TensorId t) const { return users_[t]; }    // ops that use it, sorted, without its producer
   std::span<const OpId> preds(OpId v) const { return preds_[v]; }        // direct dependencies, sorted, unique
   std::span<const OpId> succs(OpId v) const { return succs_[v]; }
+  const Csr<OpId>& preds() const { return preds_; }
 
   Bytes new_bytes(OpId v) const { return new_bytes_[v]; }   // what v allocates for the tensors it writes
   Bytes resident_bytes() const { return resident_bytes_; }  // live throughout: neither written nor donated

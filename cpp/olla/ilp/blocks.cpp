@@ -79,13 +79,6 @@ void append_block(Blocks& blocks, std::span<const OpId> members, OpId anchor) {
   blocks.anchor.push_back(anchor);
 }
 
-Blocks no_blocks(OpId num_ops) {
-  Blocks blocks;
-  blocks.block.assign(num_ops, kNoOp);
-  blocks.offset.assign(num_ops, 0);
-  return blocks;
-}
-
 }  // namespace
 
 Blocks glue(const Graph& graph, const Closure& closure, Moves allowed) {
@@ -112,7 +105,7 @@ Blocks glue(const Graph& graph, const Closure& closure, Moves allowed) {
     list[anchor[v]].push_back(v);
     list[v].clear();
   }
-  Blocks blocks = no_blocks(n);
+  Blocks blocks{{}, {}, std::vector<OpId>(n, kNoOp), std::vector<Step>(n, 0)};
   blocks.has_prefix = !moves.prefix.empty();
   if (blocks.has_prefix) append_block(blocks, moves.prefix, moves.prefix[0]);
   for (OpId v = 0; v < n; ++v) {
@@ -122,8 +115,9 @@ Blocks glue(const Graph& graph, const Closure& closure, Moves allowed) {
 }
 
 Blocks singletons(const Graph& graph) {
-  Blocks blocks = no_blocks(graph.num_ops());
-  for (OpId v = 0; v < graph.num_ops(); ++v) append_block(blocks, std::span<const OpId>(&v, 1), v);
+  const OpId n = graph.num_ops();
+  Blocks blocks{{}, {}, std::vector<OpId>(n, kNoOp), std::vector<Step>(n, 0)};
+  for (OpId v = 0; v < n; ++v) append_block(blocks, std::span<const OpId>(&v, 1), v);
   return blocks;
 }
 

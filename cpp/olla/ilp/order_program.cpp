@@ -258,7 +258,7 @@ Bytes peak_grid(const Graph& graph) {
 
 Bytes simple_bound(const Graph& graph) {
   if (too_large(graph)) return graph.resident_bytes();
-  return certain_peak(graph, certain_tensors(graph, Closure(direct_preds(graph))));
+  return certain_peak(graph, certain_tensors(graph, Closure(graph.preds())));
 }
 
 OrderProgram::OrderProgram(const Graph& graph, const OrderProgramOptions& options, const std::function<bool()>& stop) {
@@ -274,7 +274,7 @@ OrderProgram::OrderProgram(const Graph& graph, const OrderProgramOptions& option
   outcome_ = Outcome::kNoAnswer;
   const std::optional<Graph> tightened = options.reduce ? tighten(graph, options.target, stop) : graph;
   if (!tightened) return;
-  const Closure& closure = closure_.emplace(direct_preds(*tightened));
+  const Closure& closure = closure_.emplace(tightened->preds());
   const Csr<TensorId> certain = certain_tensors(*tightened, closure);
   const Bytes lower_bound = std::max(options.lower_bound, certain_peak(*tightened, certain));
   if (lower_bound > options.target) return;

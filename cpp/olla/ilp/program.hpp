@@ -25,6 +25,11 @@ struct Sum {
   std::vector<Term> terms;
   double constant = 0.0, most = 0.0;  // most: its largest value, of binary columns
 
+  Sum() = default;
+  Sum(std::initializer_list<std::pair<Value, double>> values) {
+    for (const auto& [value, factor] : values) add(value, factor);
+  }
+
   void add(const Value& value, double factor) {
     if (value.column < 0) {
       constant += factor * value.constant;

@@ -11,19 +11,19 @@ constexpr std::int64_t kUsesPerEntry = 16;  // most of them are no entries: what
 
 }  // namespace
 
-RecomputeChoices::RecomputeChoices(const Graph& graph, const Values& values, const Rules& rules, std::span<const OpId> base,
-                                   const Rewrite& plain, Bytes peak, bool prune, std::int64_t max_size)
-    : runs(base.size()),
-      rerun_steps(base.size()),
-      lives(values.num_values()),
-      around(base.size()),
-      graph_(graph),
-      values_(values),
-      rules_(rules),
-      base_(base),
+RecomputeChoices::RecomputeChoices(const RecomputeSearch& search, const Rewrite& plain, Bytes peak, bool prune,
+                                   std::int64_t max_size)
+    : runs(search.base().size()),
+      rerun_steps(search.base().size()),
+      lives(search.values().num_values()),
+      around(search.base().size()),
+      graph_(search.graph()),
+      values_(search.values()),
+      rules_(search.rules()),
+      base_(search.base()),
       peak_(peak),
       prune_(prune),
-      unmovable_(base.size(), 0) {
+      unmovable_(base_.size(), 0) {
   read_base(plain);
   too_large_ = !find_runs(max_size) || !find_lives(max_size);
 }

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "olla/ilp/program.hpp"
-#include "olla/recompute/rewrite.hpp"
+#include "olla/recompute/recompute.hpp"
 
 namespace olla {
 
@@ -22,11 +22,10 @@ class RecomputeChoices {
     std::vector<Value> kept;  // through gap j, from steps[j] to steps[j + 1]
   };
 
-  // All but plain must outlive it. plain: the rewrite without drops. prune: a value can be missing at a step only if the base order
+  // search must outlive it. plain: the rewrite without drops. prune: a value can be missing at a step only if the base order
   // leaves it idle before, at a step whose memory is above the peak. max_size: of the lists that say so; beyond it they are not
   // complete, and too_large.
-  RecomputeChoices(const Graph& graph, const Values& values, const Rules& rules, std::span<const OpId> base, const Rewrite& plain,
-                   Bytes peak, bool prune, std::int64_t max_size);
+  RecomputeChoices(const RecomputeSearch& search, const Rewrite& plain, Bytes peak, bool prune, std::int64_t max_size);
 
   bool too_large() const { return too_large_; }
 

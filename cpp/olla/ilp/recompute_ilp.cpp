@@ -12,22 +12,17 @@ constexpr std::int64_t kMaxExact = 5000;  // entries of a program of all values
 
 class Search {
  public:
-  Search(Evictor& evictor, const Graph& graph, const Values& values, const Rules& rules, std::span<const OpId> base,
-         const RecomputeTarget& target, const Highs& highs, const IlpOptions& options, Control& control)
-      : evictor_(evictor),
-        graph_(graph),
-        values_(values),
-        rules_(rules),
-        base_(base),
+  Search(RecomputeSearch& search, const Target& target, const Highs& highs, const IlpOptions& options, Control& control)
+      : search_(search),
         target_(target),
         highs_(highs),
         options_(options),
         control_(control),
-        rewriter_(graph, values, rules, base) {
-    for (const double seconds : rules.seconds) total_seconds_ += seconds;
-    meets_ = fits(evictor.rewrite());
-    best_ = evictor.rewrite();
-    decisions_ = evictor.decisions();
+        rewriter_(search.graph(), search.values(), search.rules(), search.base()),
+        best_(search.evictor().rewrite()),
+        decisions_(search.evictor().decisions()) {
+    for (const double seconds : search.rules().seconds) total_seconds_ += seconds;
+    meets_ = fits(best_);
     bound_ = target.least_time ? std::max(0.0, target.added_seconds) : static_cast<double>(target.peak);
   }
 
@@ -39,7 +34,7 @@ class Search {
       bound_ = value_of(best_);
     }
     explain();
-    evictor_.reset(decisions_);
+    search_.evictor().reset(decisions_);
     result_.bound = bound_;
     return result_;
   }
@@ -56,10 +51,10 @@ class Search {
   void build() {
     const double begin = control_.seconds();
     Rewrite plain;
-    rewriter_.build(DropSet(values_.num_values()), plain);
+    rewriter_.build(DropSet(search_.values().num_values()), plain);
     const Bytes most = std::max(best_.peak, target_.peak);
     for (const bool prune : {false, true}) {
-      program_ = std::make_unique<RecomputeProgram>(graph_, values_, rules_, base_, plain, target_, most, prune,
+      program_ = std::make_unique<RecomputeProgram>(search_, plain, target_, most, prune,
                                                     prune ? options_.max_nonzeros : std::min(options_.max_nonzeros, kMaxExact));
       result_.pruned = prune;
       if (!program_->too_large()) break;
@@ -73,9 +68,7 @@ class Search {
       infeasible_ = program_->impossible();
       if (infeasible_) break;
       const double begin = control_.seconds();
-      result_.figures.num_columns = program_->program().num_columns();
-      result_.figures.num_rows = program_->program().num_rows();
-      result_.figures.num_nonzeros = program_->program().num_nonzeros();
+      result_.figures.measure(program_->program());
       const MipResult answer = ask();
       result_.figures.seconds_solve += control_.seconds() - begin;
       result_.figures.num_nodes += answer.num_nodes;
@@ -96,18 +89,15 @@ class Search {
   }
 
   MipResult ask() {
-    MipOptions mip;
-    mip.time_limit_seconds = control_.seconds_left();
-    mip.seed = options_.seed;
-    mip.num_threads = options_.num_threads;
-    mip.watch = [&](double, double) { return !control_.stop(best_.peak, target_.peak); };
-    std::vector<double> start;
-    if (meets_) start = program_->encode(best_);
-    return highs_.solve(program_->program(), mip, start);
+    const MipOptions mip{.time_limit_seconds = control_.seconds_left(),
+                         .seed = options_.seed,
+                         .num_threads = options_.num_threads,
+                         .watch = [&](double, double) { return !control_.stop(best_.peak, target_.peak); }};
+    return highs_.solve(program_->program(), mip, meets_ ? program_->encode(best_) : std::vector<double>{});
   }
 
   void simulate(const MipResult& answer) {
-    DropSet drops(values_.num_values());
+    DropSet drops(search_.values().num_values());
     Decision decision = program_->decode(answer.values);
     std::erase_if(decision, [&](const Drop& drop) { return !drops.add(drop); });
     Rewrite found;
@@ -142,12 +132,8 @@ class Search {
     }
   }
 
-  Evictor& evictor_;
-  const Graph& graph_;
-  const Values& values_;
-  const Rules& rules_;
-  const std::span<const OpId> base_;
-  const RecomputeTarget target_;
+  RecomputeSearch& search_;
+  const Target target_;
   const Highs& highs_;
   const IlpOptions& options_;
   Control& control_;
@@ -162,10 +148,9 @@ class Search {
 
 }  // namespace
 
-RecomputeIlpResult recompute_ilp(Evictor& evictor, const Graph& graph, const Values& values, const Rules& rules,
-                                 std::span<const OpId> base, const RecomputeTarget& target, const Highs& highs,
-                                 const IlpOptions& options, Control& control) {
-  return Search(evictor, graph, values, rules, base, target, highs, options, control).run();
+RecomputeIlpResult recompute_ilp(RecomputeSearch& search, const Target& target, const Highs& highs, const IlpOptions& options,
+                                 Control& control) {
+  return Search(search, target, highs, options, control).run();
 }
 
 }  // namespace olla

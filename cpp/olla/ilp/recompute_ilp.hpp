@@ -3,7 +3,6 @@
 
 #include "olla/ilp/ilp_search.hpp"
 #include "olla/ilp/recompute_program.hpp"
-#include "olla/recompute/evict.hpp"
 
 namespace olla {
 
@@ -16,11 +15,10 @@ struct RecomputeIlpResult {
 };
 
 // Puts the best decisions found in force; they are never worse than those that were. An answer is simulated, and ruled out where it
-// needs more than the program says. lower_bound: proven, of what is minimised. Where a program of all values is too large, those
-// are taken that are idle above the target; where that is too large, none. Throws SolverError where HiGHS fails, or an answer adds
-// more time than claimed.
-RecomputeIlpResult recompute_ilp(Evictor& evictor, const Graph& graph, const Values& values, const Rules& rules,
-                                 std::span<const OpId> base, const RecomputeTarget& target, const Highs& highs,
-                                 const IlpOptions& options, Control& control);
+// needs more than the program says. Of the target's peak and added time, the one that is minimised is a proven bound. Where a
+// program of all values is too large, those are taken that are idle above the target; where that is too large, none. Throws
+// SolverError where HiGHS fails, or an answer adds more time than claimed.
+RecomputeIlpResult recompute_ilp(RecomputeSearch& search, const Target& target, const Highs& highs, const IlpOptions& options,
+                                 Control& control);
 
 }  // namespace olla

@@ -1,7 +1,7 @@
 #include "olla/ilp/recompute_program.hpp"
 
 #include <algorithm>
-#include <cmath>
+#include <numeric>
 
 #include "olla/base/lists.hpp"
 
@@ -19,21 +19,18 @@ Step position(const Rewrite& r, RunId run) {
 
 }  // namespace
 
-RecomputeProgram::RecomputeProgram(const Graph& graph, const Values& values, const Rules& rules, std::span<const OpId> base,
-                                   const Rewrite& plain, const RecomputeTarget& target, Bytes most_bytes, bool prune,
-                                   std::int64_t max_nonzeros)
-    : graph_(graph),
-      values_(values),
-      rules_(rules),
-      base_(base),
+RecomputeProgram::RecomputeProgram(const RecomputeSearch& search, const Rewrite& plain, const Target& target, Bytes most_bytes,
+                                   bool prune, std::int64_t max_nonzeros)
+    : graph_(search.graph()),
+      values_(search.values()),
+      rules_(search.rules()),
+      base_(search.base()),
       target_(target),
       most_bytes_(most_bytes),
-      choices_(graph, values, rules, base, plain, target.peak, prune, max_nonzeros),
-      carried_(base.size()),
-      overwritten_(values.num_values()) {
+      choices_(search, plain, target.peak, prune, max_nonzeros),
+      carried_(base_.size()) {
   unit_ = std::max(1.0, static_cast<double>(most_bytes) / kMostUnits);
-  double seconds = 0;
-  for (const double of_op : rules.seconds) seconds += of_op;
+  const double seconds = std::accumulate(rules_.seconds.begin(), rules_.seconds.end(), 0.0);
   per_second_ = seconds > 0 ? kTimeUnits / seconds : 1;
   too_large_ = choices_.too_large();
   if (too_large_) return;
@@ -72,8 +69,7 @@ void RecomputeProgram::add_runs() {
   for (Step s = 0; s < static_cast<Step>(base_.size()); ++s) {  // (e)
     const Run& own = choices_.runs[s].front();
     if (own.runs.column < 0) continue;
-    Sum sum;
-    sum.add(own.runs, 1);
+    Sum sum{{own.runs, 1}};
     for (const Step step : choices_.rerun_steps[own.op]) sum.add(choices_.find(own.op, step, true)->runs, 1);
     add_row(1, Program::kInfinity, sum);
   }
@@ -100,8 +96,7 @@ void RecomputeProgram::add_lives() {
         kept.push_back({program_.add_column(0, 0, 1, true), 0});
       }
       if (steps[j] < 0) continue;
-      Sum sum;  // (b)
-      sum.add(kept[j], -1);
+      Sum sum{{kept[j], -1}};  // (b)
       if (j > 0) sum.add(kept[j - 1], 1);
       if (u != kNoOp && choices_.step_of[u] == steps[j]) sum.add(choices_.runs[steps[j]].front().runs, 1);
       if (const Run* maker = choices_.find_maker(x, steps[j])) sum.add(maker->runs, 1);
@@ -113,16 +108,13 @@ void RecomputeProgram::add_lives() {
 void RecomputeProgram::add_dependencies(Step s, const Run& run) {
   for (const auto& list : {choices_.reads(run), choices_.overwrites(run)}) {
     for (const ValueId x : list) {  // (a)
-      Sum sum;
-      sum.add(run.runs, -1);
-      sum.add(kept_before(x, s), 1);
+      Sum sum{{run.runs, -1}, {kept_before(x, s), 1}};
       if (const Run* maker = choices_.find_maker(x, s)) sum.add(maker->runs, 1);
       add_row(0, Program::kInfinity, sum);
     }
   }
   if (!run.rerun) return;
-  Sum sum;  // (c)
-  sum.add(run.runs, -1);
+  Sum sum{{run.runs, -1}};  // (c)
   for (const ValueId x : choices_.makes(run)) sum.add(needed(x, s), 1);
   add_row(0, Program::kInfinity, sum);
 }
@@ -134,20 +126,16 @@ Value RecomputeProgram::needed(ValueId x, Step s) {
     if (choices_.uses(run, x)) readers.push_back(run.runs);
   }
   const Value before = kept_before(x, s);
-  const bool never = readers.empty() || (before.column < 0 && before.constant > 0);
-  if (never) return {};
+  if (readers.empty() || (before.column < 0 && before.constant > 0)) return {};  // never
   const Value result = derive([=](Answer answer) {
     double most = 0;
     for (const Value& reader : readers) most = std::max(most, value(reader, answer));
     return std::min(most, 1 - value(before, answer));
   });
-  Sum read, missing;
-  read.add(result, -1);
+  Sum read{{result, -1}};
   for (const Value& reader : readers) read.add(reader, 1);
   add_row(0, Program::kInfinity, read);
-  missing.add(result, 1);
-  missing.add(before, 1);
-  add_row(-Program::kInfinity, 1, missing);
+  add_row(-Program::kInfinity, 1, {{result, 1}, {before, 1}});
   return result;
 }
 
@@ -180,11 +168,7 @@ Value RecomputeProgram::carried(ValueId x, Step step) {
   }
   const Value made = maker->runs;
   const Value literal = derive([=](Answer answer) { return value(after, answer) - value(made, answer); });
-  Sum sum;
-  sum.add(literal, 1);
-  sum.add(after, -1);
-  sum.add(made, 1);
-  add_row(0, Program::kInfinity, sum);
+  add_row(0, Program::kInfinity, {{literal, 1}, {after, -1}, {made, 1}});
   carried_[step].emplace_back(x, literal);
   return literal;
 }
@@ -219,10 +203,8 @@ void RecomputeProgram::add_touched(const Run& run, Sum& sum) {
   auto add = [&](ValueId x) {
     if (graph_.planned(values_.tensor[x])) sum.add({-1, 1}, static_cast<double>(choices_.bytes(x)) / unit_);
   };
-  overwritten_.clear();
-  for (const ValueId x : over) overwritten_.add(x);
   for (const ValueId x : choices_.reads(run)) {
-    if (!overwritten_.has(x)) add(x);
+    if (!contains(over, x)) add(x);
   }
   for (const ValueId x : over) add(x);
   for (std::size_t i = 0; i + over.size() < made.size(); ++i) add(made[i]);
@@ -250,8 +232,7 @@ void RecomputeProgram::add_overlap(Step s, const Run& run, Sum& sum) {
       for (const Value& literal : kept) num_dying += 1 - value(literal, answer);
       return num_dying;
     });
-    Sum row;
-    row.add(overlap, 1);
+    Sum row{{overlap, 1}};
     for (const Value& literal : kept) row.add(literal, 1);
     add_row(-Program::kInfinity, static_cast<double>(kept.size()), row);
     sum.add(overlap, -size);

@@ -22,25 +22,16 @@
 
 #include <functional>
 
-#include "olla/base/marks.hpp"
 #include "olla/ilp/recompute_choices.hpp"
 
 namespace olla {
 
-// Either the least added time, from a proven bound on, with at most this peak; or the least peak, from a proven bound on, with at
-// most this added time.
-struct RecomputeTarget {
-  bool least_time;
-  Bytes peak;
-  double added_seconds;
-};
-
 class RecomputeProgram {
  public:
-  // All but plain must outlive it. plain: the rewrite without drops. most_bytes: a peak that was reached. prune: as of
-  // RecomputeChoices.
-  RecomputeProgram(const Graph& graph, const Values& values, const Rules& rules, std::span<const OpId> base, const Rewrite& plain,
-                   const RecomputeTarget& target, Bytes most_bytes, bool prune, std::int64_t max_nonzeros);
+  // search must outlive it. plain: the rewrite without drops. Of the target's peak and added time, the one that is minimised is a
+  // proven bound. most_bytes: a peak that was reached. prune: as of RecomputeChoices.
+  RecomputeProgram(const RecomputeSearch& search, const Rewrite& plain, const Target& target, Bytes most_bytes, bool prune,
+                   std::int64_t max_nonzeros);
 
   bool too_large() const { return too_large_; }
   bool impossible() const { return impossible_; }  // a row alone proves that there is no answer
@@ -83,7 +74,7 @@ class RecomputeProgram {
   const Values& values_;
   const Rules& rules_;
   const std::span<const OpId> base_;
-  const RecomputeTarget target_;
+  const Target target_;
   const Bytes most_bytes_;
   Program program_;
   bool too_large_ = false, impossible_ = false;
@@ -92,7 +83,6 @@ class RecomputeProgram {
   RecomputeChoices choices_;
   std::vector<std::vector<std::pair<ValueId, Value>>> carried_;  // of step s, derived so far
   std::vector<Derived> derived_;
-  Marks overwritten_;                           // by the run at hand
   std::vector<std::pair<Step, OpId>> bounded_;  // runs again that have a row (f)
 };
 

@@ -7,17 +7,16 @@ namespace {
 
 constexpr int kMaxRounds = 8;
 
-// Which ops each planned tensor must wait for. A tensor nobody uses is live during its own op only and takes part in nothing else.
-struct Uses {
-  BitMatrix until;  // until.test(t, v): t is an output, or one of its users is v or follows v
-
-  Uses(const Graph& graph, const Closure& closure) : until(graph.num_tensors(), graph.num_ops()) {
-    for (TensorId t = 0; t < graph.num_tensors(); ++t) {
-      if (graph.output(t)) until.fill(t);
-      for (const OpId u : graph.users(t)) until.merge(t, closure.before, u);
-    }
+// Row t, column v: tensor t is an output, or one of its users is v or follows v. A tensor nobody uses is live during its own op
+// only and takes part in nothing else.
+BitMatrix used_until(const Graph& graph, const Closure& closure) {
+  BitMatrix until(graph.num_tensors(), graph.num_ops());
+  for (TensorId t = 0; t < graph.num_tensors(); ++t) {
+    if (graph.output(t)) until.fill(t);
+    for (const OpId u : graph.users(t)) until.merge(t, closure.before, u);
   }
-};
+  return until;
+}
 
 bool born_before_or_at(const Graph& graph, const Closure& closure, TensorId t, OpId v) {
   return graph.producer(t) == kNoOp || closure.before.test(v, graph.producer(t));
@@ -30,12 +29,12 @@ struct Around {
   Bytes sum_born = 0, sum_used = 0;
 };
 
-Around around(const Graph& graph, const Closure& closure, const Uses& uses, std::span<const TensorId> tensors, OpId v) {
+Around around(const Graph& graph, const Closure& closure, const BitMatrix& until, std::span<const TensorId> tensors, OpId v) {
   Around result;
   result.certain = graph.resident_bytes() + graph.workspace(v);
   for (const TensorId t : tensors) {
     const OpId producer = graph.producer(t);
-    const bool used_later = uses.until.test(t, v);
+    const bool used_later = until.test(t, v);
     if (producer == v || (used_later && born_before_or_at(graph, closure, t, v))) {
       result.certain += graph.bytes(t);
     } else if (used_later && !closure.before.test(producer, v)) {
@@ -52,7 +51,7 @@ Around around(const Graph& graph, const Closure& closure, const Uses& uses, std:
 // One round: the precedences found, or nullopt if some op does not fit at all.
 std::optional<std::vector<Edge>> implied(const Graph& graph, const Closure& closure, Bytes target,
                                          const std::function<bool()>& stop) {
-  const Uses uses(graph, closure);
+  const BitMatrix until = used_until(graph, closure);
   std::vector<TensorId> tensors;
   for (TensorId t = 0; t < graph.num_tensors(); ++t) {
     const bool ever_live = graph.producer(t) != kNoOp || !graph.users(t).empty() || graph.output(t);
@@ -60,7 +59,7 @@ std::optional<std::vector<Edge>> implied(const Graph& graph, const Closure& clos
   }
   std::vector<Edge> edges;
   for (OpId v = 0; v < graph.num_ops() && !stop(); ++v) {
-    const Around a = around(graph, closure, uses, tensors, v);
+    const Around a = around(graph, closure, until, tensors, v);
     const Bytes slack = target - a.certain;
     if (slack < 0) return std::nullopt;
     if (a.sum_born <= slack && a.sum_used <= slack) continue;
@@ -71,7 +70,7 @@ std::optional<std::vector<Edge>> implied(const Graph& graph, const Closure& clos
         if (closure.before.test(u, graph.producer(t))) if_before += graph.bytes(t);
       }
       for (const TensorId t : a.if_used) {
-        if (uses.until.test(t, u)) if_after += graph.bytes(t);
+        if (until.test(t, u)) if_after += graph.bytes(t);
       }
       if (if_before > slack) edges.emplace_back(v, u);
       if (if_after > slack) edges.emplace_back(u, v);
@@ -82,21 +81,15 @@ std::optional<std::vector<Edge>> implied(const Graph& graph, const Closure& clos
 
 }  // namespace
 
-Csr<OpId> direct_preds(const Graph& graph) {
-  Csr<OpId> lists;
-  for (OpId v = 0; v < graph.num_ops(); ++v) lists.push_back(graph.preds(v));
-  return lists;
-}
-
 Csr<TensorId> certain_tensors(const Graph& graph, const Closure& closure) {
-  const Uses uses(graph, closure);
+  const BitMatrix until = used_until(graph, closure);
   Csr<TensorId> result;
   std::vector<TensorId> list;
   for (OpId v = 0; v < graph.num_ops(); ++v) {
     list.clear();
     for (TensorId t = 0; t < graph.num_tensors(); ++t) {
       if (!graph.planned(t)) continue;
-      if (graph.producer(t) == v || (uses.until.test(t, v) && born_before_or_at(graph, closure, t, v))) list.push_back(t);
+      if (graph.producer(t) == v || (until.test(t, v) && born_before_or_at(graph, closure, t, v))) list.push_back(t);
     }
     result.push_back(list);
   }
@@ -116,7 +109,7 @@ Bytes certain_peak(const Graph& graph, const Csr<TensorId>& certain) {
 std::optional<Graph> tighten(const Graph& graph, Bytes target, const std::function<bool()>& stop) {
   Graph result = graph;
   for (int round = 0; round < kMaxRounds; ++round) {
-    const Closure closure(direct_preds(result));
+    const Closure closure(result.preds());
     const auto edges = implied(result, closure, target, stop);
     if (!edges) return std::nullopt;
     if (edges->empty()) break;

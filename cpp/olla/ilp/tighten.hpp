@@ -9,8 +9,6 @@
 
 namespace olla {
 
-Csr<OpId> direct_preds(const Graph& graph);
-
 // certain[v]: the tensors live while op v runs in every order. O(ops * tensors).
 Csr<TensorId> certain_tensors(const Graph& graph, const Closure& closure);
 

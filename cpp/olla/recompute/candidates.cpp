@@ -35,18 +35,15 @@ void DropCandidates::look(const Rewrite& rewrite, RunId peak) {
   const auto num_copies = rewrite_->copies.size();
   previous_.assign(num_copies, -1);
   next_.assign(num_copies, rewrite_->num_runs());
-  for (RunId run = 0; run <= peak_; ++run) {
-    if (rewrite_->runs[run].dead) continue;
-    for (const CopyId c : rewrite_->reads[run]) previous_[c] = run;
-    for (const CopyId c : rewrite_->makes[run]) previous_[c] = run;
-  }
-  for (RunId run = rewrite_->num_runs() - 1; run >= peak_; --run) {
-    if (rewrite_->runs[run].dead) continue;
-    for (const CopyId c : rewrite_->reads[run]) next_[c] = run;
-  }
   last_rerun_.assign(graph_.num_ops(), -1);
-  for (RunId run = 0; run < rewrite_->num_runs(); ++run) {
-    if (rewrite_->runs[run].rerun && !rewrite_->runs[run].dead) last_rerun_[rewrite_->runs[run].op] = run;
+  for (const RunId run : rewrite_->alive()) {
+    if (rewrite_->runs[run].rerun) last_rerun_[rewrite_->runs[run].op] = run;
+    for (const CopyId c : rewrite_->reads[run]) {
+      if (run >= peak_) next_[c] = std::min(next_[c], run);
+      if (run <= peak_) previous_[c] = run;
+    }
+    if (run > peak_) continue;
+    for (const CopyId c : rewrite_->makes[run]) previous_[c] = run;
   }
   blocks_.assign(rewrite_->live.size() / kBlock + 1, 0);
   for (std::size_t run = 0; run < rewrite_->live.size(); ++run) {

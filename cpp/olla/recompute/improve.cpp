@@ -61,6 +61,10 @@ void improve(Evictor& evictor, const Target& target, std::uint64_t seed, int max
     const State found = state_of(evictor);
     if (better(found.point, best.point, target)) best = found;
   };
+  const auto run = [&] {
+    evictor.run({target.least_time ? target.peak : 0, target.least_time ? best.point.added_seconds : target.added_seconds},
+                control);
+  };
   if (!target.least_time) trim(evictor);
   keep();
   settle(evictor, target, control);
@@ -69,8 +73,7 @@ void improve(Evictor& evictor, const Target& target, std::uint64_t seed, int max
     control.spend(evictor.rewrite().num_runs());
     if (control.stop(best.point.peak, 0) || !evictor.reset(start)) continue;
     keep();
-    evictor.run({target.least_time ? target.peak : 0, target.least_time ? best.point.added_seconds : target.added_seconds},
-                control);
+    run();
     keep();
     settle(evictor, target, control);
     keep();
@@ -86,14 +89,12 @@ void improve(Evictor& evictor, const Target& target, std::uint64_t seed, int max
     if (!evictor.reset(std::move(rest))) continue;  // some are valid only with what was taken away
     const double spread = uniform() < 0.5 ? 0 : kSpread * uniform();
     evictor.set_score_weights({kNoise * uniform(), spread, best.point.peak - best.point.peak / 50, random()});
-    evictor.run({target.least_time ? target.peak : 0, target.least_time ? best.point.added_seconds : target.added_seconds},
-                control);
+    run();
     evictor.set_score_weights({});
     if (!target.least_time) trim(evictor);
     keep();
-    const Point reached{evictor.rewrite().peak, evictor.rewrite().added_seconds};
-    const bool close = target.least_time ? reached.peak <= target.peak : reached.peak <= best.point.peak + best.point.peak / 100;
-    if (close) settle(evictor, target, control);
+    const Bytes close = target.least_time ? target.peak : best.point.peak + best.point.peak / 100;
+    if (evictor.rewrite().peak <= close) settle(evictor, target, control);
     keep();
   }
   evictor.set_score_weights({});

@@ -1,7 +1,7 @@
 #include "olla/swap/search.hpp"
 
 #include <algorithm>
-#include <cmath>
+#include <numeric>
 #include <tuple>
 
 namespace olla {
@@ -37,9 +37,16 @@ std::vector<IdleBlock> idle_blocks(const Graph& graph, std::span<const OpId> ord
   return blocks;
 }
 
-SwapSearch::SwapSearch(const Steps& steps, std::span<const IdleBlock> blocks, const Link& link, Bytes host_bytes)
-    : steps_(steps), blocks_(blocks), link_(link), host_bytes_(host_bytes), begin_(steps.live.size() + 1) {
-  for (std::size_t s = 0; s < steps.seconds.size(); ++s) begin_[s + 1] = begin_[s] + steps.seconds[s];
+SwapSearch::SwapSearch(std::vector<Bytes> live, std::vector<double> seconds, std::vector<IdleBlock> blocks, const Link& link,
+                       Bytes host_bytes)
+    : live_(std::move(live)),
+      seconds_(std::move(seconds)),
+      steps_{live_, seconds_},
+      blocks_(std::move(blocks)),
+      link_(link),
+      host_bytes_(host_bytes),
+      begin_(live_.size() + 1) {
+  std::partial_sum(seconds_.begin(), seconds_.end(), begin_.begin() + 1);
 }
 
 // The swaps of blocks, in the order of their copies out; whose block is where.

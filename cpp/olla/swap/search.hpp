@@ -36,8 +36,12 @@ struct SwapChoice {
 // Deterministic unless time ends it; a unit of work is a step of a timeline that is tried.
 class SwapSearch {
  public:
-  // All must outlive the search. Index b of blocks is the id of a block; host_bytes: most in host memory at once.
-  SwapSearch(const Steps& steps, std::span<const IdleBlock> blocks, const Link& link, Bytes host_bytes);
+  // Memory and time of the steps, without swaps. Index b of blocks is the id of a block; host_bytes: most in host memory at once.
+  SwapSearch(std::vector<Bytes> live, std::vector<double> seconds, std::vector<IdleBlock> blocks, const Link& link,
+             Bytes host_bytes);
+  SwapSearch(const SwapSearch&) = delete;
+
+  std::int32_t num_blocks() const { return static_cast<std::int32_t>(blocks_.size()); }
 
   // How blocks (indices) run beside the ops; those whose copies do not fit into their gap are left out. With stalls, ops wait where
   // more than the limit, in bytes, is live. O(steps + blocks log blocks) for every round of leaving out.
@@ -65,10 +69,12 @@ class SwapSearch {
   double score(const IdleBlock& block, Score score, const Timeline& timeline, Bytes limit) const;
   bool allowed(const SwapChoice& choice, double most_stall_seconds) const;
 
-  const Steps& steps_;
-  std::span<const IdleBlock> blocks_;
-  const Link& link_;
-  Bytes host_bytes_;
+  const std::vector<Bytes> live_;
+  const std::vector<double> seconds_;
+  const Steps steps_;
+  const std::vector<IdleBlock> blocks_;
+  const Link link_;
+  const Bytes host_bytes_;
   std::vector<double> begin_;  // of step s, without swaps
   std::mt19937_64 random_;
   double noise_ = 0;

@@ -1,6 +1,5 @@
 #include "graphs.hpp"
 #include "olla/graph/closure.hpp"
-#include "olla/ilp/tighten.hpp"
 #include "test.hpp"
 
 using namespace olla;
@@ -25,7 +24,7 @@ TEST(before_and_after_say_what_every_order_of_random_graphs_obeys) {
         for (std::size_t j = i; j < 6; ++j) can_precede.set(order[i], order[j]);
       }
     });
-    const Closure closure(direct_preds(graph));
+    const Closure closure(graph.preds());
     for (OpId u = 0; u < 6; ++u) {
       for (OpId v = 0; v < 6; ++v) {
         const bool always = u == v || !can_precede.test(v, u);
@@ -38,7 +37,7 @@ TEST(before_and_after_say_what_every_order_of_random_graphs_obeys) {
 
 TEST(reduced_edges_have_the_same_closure_and_none_is_spare) {
   for (std::uint32_t seed = 0; seed < 60; ++seed) {
-    const Closure closure(direct_preds(Graph(test::random_data(9, seed))));
+    const Closure closure(Graph(test::random_data(9, seed)).preds());
     const Closure again(closure.preds);
     for (OpId v = 0; v < 9; ++v) {
       for (OpId u = 0; u < 9; ++u) CHECK_EQ(again.before.test(v, u), closure.before.test(v, u));

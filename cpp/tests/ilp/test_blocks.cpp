@@ -8,7 +8,7 @@ using namespace olla;
 
 namespace {
 
-Blocks glued(const Graph& graph) { return glue(graph, Closure(direct_preds(graph))); }
+Blocks glued(const Graph& graph) { return glue(graph, Closure(graph.preds())); }
 
 std::vector<OpId> members(const Blocks& blocks, OpId v) {
   const auto list = blocks.members[blocks.block[v]];

@@ -92,7 +92,7 @@ TEST(an_order_that_only_frees_moves_but_one_that_trades_bytes_does_not) {
                                               {.reads = {0}, .writes = {2}},
                                               {.reads = {1}},
                                               {.reads = {2}, .writes = {3}}}));
-  const Closure closure(direct_preds(graph));
+  const Closure closure(graph.preds());
   CHECK_EQ(glue(graph, closure).block[2], glue(graph, closure).block[0]);
   const Blocks shortening = glue(graph, closure, Moves::kShortening);
   CHECK(shortening.block[2] != shortening.block[0]);

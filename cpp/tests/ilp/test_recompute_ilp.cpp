@@ -49,9 +49,9 @@ std::vector<Point> all_points(const Case& c, std::size_t most_drops = 12) {
   return points;
 }
 
-RecomputeIlpResult solve(const Case& c, Evictor& evictor, const RecomputeTarget& target, double time_limit = 60.0) {
+RecomputeIlpResult solve(RecomputeSearch& search, const Target& target, double time_limit = 60.0) {
   Control control("budget_ilp", time_limit, {});
-  return recompute_ilp(evictor, c.graph, c.values, c.rules, c.base, target, Highs(highs_library()), IlpOptions{}, control);
+  return recompute_ilp(search, target, Highs(highs_library()), IlpOptions{}, control);
 }
 
 // Both goals, at every point that is not dominated, against every set of drops.
@@ -65,19 +65,19 @@ int compare(const Case& c, const std::vector<Point>& points) {
       if (q.added_seconds <= p.added_seconds) least_peak = std::min(least_peak, q.peak);
     }
     if (least_seconds < p.added_seconds || least_peak < p.peak) continue;  // dominated
-    Evictor by_peak(c.graph, c.values, c.rules, c.base), by_time(c.graph, c.values, c.rules, c.base);
-    const RecomputeIlpResult time = solve(c, by_peak, {true, p.peak, 0.0}), peak = solve(c, by_time, {false, 0, p.added_seconds});
+    RecomputeSearch by_peak(c.graph, c.rules, c.base), by_time(c.graph, c.rules, c.base);
+    const RecomputeIlpResult time = solve(by_peak, {true, p.peak, 0.0}), peak = solve(by_time, {false, 0, p.added_seconds});
     CHECK(time.status == Status::kOptimal && peak.status == Status::kOptimal);
-    CHECK(by_peak.rewrite().peak <= p.peak);
-    CHECK(std::abs(by_peak.rewrite().added_seconds - least_seconds) < 1e-9);
+    CHECK(by_peak.evictor().rewrite().peak <= p.peak);
+    CHECK(std::abs(by_peak.evictor().rewrite().added_seconds - least_seconds) < 1e-9);
     CHECK(std::abs(time.bound - least_seconds) < 1e-6);
-    CHECK_EQ(by_time.rewrite().peak, least_peak);
+    CHECK_EQ(by_time.evictor().rewrite().peak, least_peak);
     ++num_compared;
     if (points.size() > 1 && least_peak == p.peak) {
-      Evictor nothing(c.graph, c.values, c.rules, c.base);
+      RecomputeSearch nothing(c.graph, c.rules, c.base);
       const auto lowest =
           std::min_element(points.begin(), points.end(), [](const Point& a, const Point& b) { return a.peak < b.peak; });
-      CHECK(solve(c, nothing, {true, lowest->peak - 1, 0.0}).status == Status::kInfeasible);
+      CHECK(solve(nothing, {true, lowest->peak - 1, 0.0}).status == Status::kInfeasible);
     }
   }
   return num_compared;
@@ -111,11 +111,12 @@ TEST(a_training_step_meets_the_best_of_every_set_of_drops) {
 TEST(answers_are_at_least_as_good_as_those_they_start_from) {
   const Case c(training(12), true);
   for (const Bytes peak : {110, 90, 75}) {
-    Evictor evictor(c.graph, c.values, c.rules, c.base);
+    RecomputeSearch search(c.graph, c.rules, c.base);
+    const Evictor& evictor = search.evictor();
     Control control("budget", 10, {});
-    evictor.run({peak, 1e30}, control);
+    search.evictor().run({peak, 1e30}, control);
     const double greedy = evictor.rewrite().added_seconds;
-    const RecomputeIlpResult result = solve(c, evictor, {true, peak, 0.0}, test::kSanitized ? 2.0 : 10.0);
+    const RecomputeIlpResult result = solve(search, {true, peak, 0.0}, test::kSanitized ? 2.0 : 10.0);
     CHECK(evictor.rewrite().peak <= peak);
     CHECK(evictor.rewrite().added_seconds <= greedy);
     CHECK(result.bound <= evictor.rewrite().added_seconds);
@@ -124,15 +125,15 @@ TEST(answers_are_at_least_as_good_as_those_they_start_from) {
 
 TEST(an_answer_of_drops_reads_back_as_those_drops) {
   const Case c(training(8), true);
-  Evictor evictor(c.graph, c.values, c.rules, c.base);
+  RecomputeSearch search(c.graph, c.rules, c.base);
+  Evictor& evictor = search.evictor();
   Control control("budget", 10, {});
   const Rewrite plain = evictor.rewrite();
   evictor.run({60, 1e30}, control);
   const Rewrite& greedy = evictor.rewrite();
   CHECK(greedy.num_reruns > 0);
   for (const bool prune : {false, true}) {
-    const RecomputeProgram program(c.graph, c.values, c.rules, c.base, plain, {true, greedy.peak, 0.0}, plain.peak, prune,
-                                   1'000'000);
+    const RecomputeProgram program(search, plain, {true, greedy.peak, 0.0}, plain.peak, prune, 1'000'000);
     const auto answer = program.encode(greedy);
     if (prune && answer.empty()) continue;
     CHECK(!answer.empty());
@@ -157,14 +158,14 @@ TEST(an_answer_of_drops_reads_back_as_those_drops) {
 
 TEST(a_program_that_is_too_large_leaves_what_was_there) {
   const Case c(training(12), false);
-  Evictor evictor(c.graph, c.values, c.rules, c.base);
+  RecomputeSearch search(c.graph, c.rules, c.base);
+  Evictor& evictor = search.evictor();
   Control control("budget_ilp", 10, {});
   evictor.run({90, 1e30}, control);
   const double greedy = evictor.rewrite().added_seconds;
   IlpOptions options;
   options.max_nonzeros = 10;
-  const auto result =
-      recompute_ilp(evictor, c.graph, c.values, c.rules, c.base, {true, 90, 0.0}, Highs(highs_library()), options, control);
+  const auto result = recompute_ilp(search, {true, 90, 0.0}, Highs(highs_library()), options, control);
   CHECK(result.status == Status::kFeasible);
   CHECK(evictor.rewrite().added_seconds == greedy);
   CHECK(result.figures.message.find("not built") != std::string::npos);

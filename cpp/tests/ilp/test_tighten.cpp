@@ -21,7 +21,7 @@ TEST(certain_tensors_are_those_live_in_every_order) {
         }
       }
     });
-    const Csr<TensorId> certain = certain_tensors(graph, Closure(direct_preds(graph)));
+    const Csr<TensorId> certain = certain_tensors(graph, Closure(graph.preds()));
     for (OpId v = 0; v < 6; ++v) {
       for (const TensorId t : certain[v]) CHECK(graph.planned(t) && !sometimes_dead.test(v, t));
     }
@@ -59,7 +59,7 @@ TEST(two_large_outputs_force_the_small_op_first) {
 TEST(the_certain_peak_is_a_lower_bound) {
   for (std::uint32_t seed = 0; seed < 60; ++seed) {
     const Graph graph(test::random_data(6, seed));
-    const Bytes bound = certain_peak(graph, certain_tensors(graph, Closure(direct_preds(graph))));
+    const Bytes bound = certain_peak(graph, certain_tensors(graph, Closure(graph.preds())));
     test::for_each_order(graph, [&](const std::vector<OpId>& order) { CHECK(profile(graph, order).peak >= bound); });
   }
 }

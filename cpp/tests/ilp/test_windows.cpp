@@ -9,7 +9,7 @@ using namespace olla;
 namespace {
 
 std::optional<Windows> windows_of(const Graph& graph, const Blocks& blocks, Bytes target) {
-  const Closure closure(direct_preds(graph));
+  const Closure closure(graph.preds());
   return find_windows(graph, closure, blocks, certain_tensors(graph, closure), target);
 }
 
@@ -33,7 +33,7 @@ TEST(every_order_within_the_target_starts_its_blocks_in_their_windows) {
   std::size_t num_dropped = 0, num_ruled_out = 0;
   for (std::uint32_t seed = 0; seed < 120; ++seed) {
     const Graph graph(test::random_data(6, seed));
-    const Closure closure(direct_preds(graph));
+    const Closure closure(graph.preds());
     const Bytes target = profile(graph, test::program_order(graph)).peak - static_cast<Bytes>(seed % 9);
     for (const Blocks& blocks : {glue(graph, closure), singletons(graph)}) {
       const auto windows = windows_of(graph, blocks, target);

@@ -198,13 +198,12 @@ TEST(search_finds_the_best_choice_of_few_blocks) {
     std::vector<Bytes> live;
     for (int s = 0; s < n; ++s) live.push_back(40 - 4 * std::abs(s - n / 2));
     const std::vector<double> seconds(n, 1.0);
-    const Steps steps{live, seconds};
     std::vector<IdleBlock> blocks;
     for (int i = 0; i < 6; ++i) {
       const Step last = draw(0, 6);
       blocks.push_back({i, draw(1, 4), last, last, draw(9, n - 1)});
     }
-    SwapSearch search(steps, blocks, kUnit, kMaxBytes);
+    SwapSearch search(live, seconds, blocks, kUnit, kMaxBytes);
     Bytes best = kMaxBytes;
     for (int set = 0; set < 64; ++set) {
       std::vector<std::int32_t> chosen;
