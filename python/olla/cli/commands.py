@@ -9,8 +9,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -57,11 +57,13 @@ def plan_graph(args: argparse.Namespace) -> int:
         return fail(str(error))
     if args.chunked_loss and options["budget"] is args.max_slowdown is args.minimise is None:
         return fail("--chunked-loss is for a goal: give --budget, --max-slowdown or --minimise with it")
-    with Interrupt() as interrupt, ProgressLine(f"planning {args.graph}") as progress, _nothing_fits() as refused:
-        graph = graph_at(args) if args.graph.endswith(".onnx") else args.graph
-        result = plan(graph, **options, progress=interrupt.ends(progress))
-    if refused:
-        print("olla:", visible(" ".join(str(refused[0]).split())), file=sys.stderr)
+    interrupt = Interrupt()
+    try:
+        with interrupt, ProgressLine(f"planning {args.graph}") as progress:
+            graph = graph_at(args) if args.graph.endswith(".onnx") else args.graph
+            result = plan(graph, **options, progress=interrupt.ends(progress))
+    except BudgetError as error:  # an answer
+        print("olla:", visible(" ".join(str(error).split())), file=sys.stderr)
         return interrupted("before a plan was found") if interrupt.seen else NOTHING_FITS
     if args.output:
         result.save(args.output)
@@ -97,16 +99,6 @@ def options_of(args: argparse.Namespace) -> dict[str, Any]:
 def interrupted(what: str) -> int:
     print("olla: interrupted:", what, file=sys.stderr)
     return INTERRUPTED
-
-
-@contextmanager
-def _nothing_fits() -> Iterator[list[BudgetError]]:
-    """Collect the error of a budget that nothing fits: it is an answer, once the progress line is gone."""
-    refused: list[BudgetError] = []
-    try:
-        yield refused
-    except BudgetError as error:
-        refused.append(error)
 
 
 def _goal_summary(plan: Plan) -> dict[str, Any]:
