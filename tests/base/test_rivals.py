@@ -12,7 +12,7 @@ from olla import Graph, SolverError, pipeline
 from olla.base.rivals import LEFT_OUT
 from olla.methods import model
 from olla.order import Answer, Problem, base_orders, warm_starts
-from olla.recompute import base, search
+from olla.recompute import search
 from olla.swap import autoswap, combine
 from tests.support.fans import clipped, idle
 from tests.support.patches import patch_core
@@ -101,7 +101,7 @@ def test_a_broken_base_order_is_left_out(
     monkeypatch: pytest.MonkeyPatch, rewritable: Graph, name: str, broken: Any
 ) -> None:
     if name == "early_updates":
-        for module in (base_orders, base):
+        for module in (base_orders, search):
             monkeypatch.setattr(module, name, broken)
     else:
         patch_core(monkeypatch, name, broken)
