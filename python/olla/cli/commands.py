@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from olla.base import files, human_bytes, parse_bytes, percent, visible
+from olla.base import files, human_bytes, parse_bytes, percent, plain, visible
 from olla.base.files import naming
 from olla.cli.graphs import graph_at
 from olla.errors import BudgetError, CaptureError, OllaError
@@ -43,7 +43,7 @@ def plan_graph(args: argparse.Namespace) -> int:
     """Run `olla plan`; return the exit status."""
     require_place(args.output)
     from olla.graph import profile_of
-    from olla.plan import asked
+    from olla.plan import asked, table
     from olla.planner import plan
 
     options = options_of(args)
@@ -70,7 +70,7 @@ def plan_graph(args: argparse.Namespace) -> int:
     if args.json:
         print_json(_plan_summary(result))
     else:
-        _print_plan(result, args.verbose)
+        show(table.render(result, args.verbose), table.WIDTH)
     return interrupted("the plan is the best found so far") if interrupt.seen else OK
 
 
@@ -217,7 +217,7 @@ def _print_layout(layout: Layout, capacity: int | None, seconds: float) -> None:
 
 def show_plan(args: argparse.Namespace) -> int:
     """Run `olla show`; return the exit status."""
-    from olla.plan import Plan
+    from olla.plan import Plan, table
 
     wanted = {"--html": args.html, "--memory-viz": args.memory_viz}
     for option, path in wanted.items():
@@ -234,7 +234,7 @@ def show_plan(args: argparse.Namespace) -> int:
             plot(graph, plan, args.html)
         if args.memory_viz is not None:
             memory_viz(graph, plan, args.memory_viz)
-    _print_plan(plan, args.verbose)
+    show(table.render(plan, args.verbose), table.WIDTH)
     return OK
 
 
@@ -308,17 +308,11 @@ def print_json(summary: dict[str, Any]) -> None:
     print(json.dumps(finite, allow_nan=False))
 
 
-def _print_plan(plan: Plan, verbose: bool) -> None:
-    from olla.plan import table
-
-    show(lambda: table.text(plan, verbose), lambda: table.render(plan, verbose))
-
-
-def show(text: Callable[[], str], render: Callable[[], RenderableType]) -> None:
-    """Print a table: as rich draws it in a terminal, as plain text elsewhere."""
+def show(table: RenderableType, width: int) -> None:
+    """Print a table: as rich draws it in a terminal, as plain text of a width elsewhere."""
     if not sys.stdout.isatty():
-        print(text())
+        print(plain(table, width=width))
         return
     from rich.console import Console
 
-    Console().print(render())
+    Console().print(table)
