@@ -27,7 +27,7 @@ PLANNING = {
     "base": "",
     "graph": "base",
     "plan": "base graph",
-    "ilp": "graph",
+    "ilp": "base graph",
     "layout": "base graph",
     "report": "base",
     "order": "base graph plan ilp layout",

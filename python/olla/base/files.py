@@ -97,14 +97,7 @@ def _take(stream: BinaryIO | gzip.GzipFile, most: int) -> bytearray:
 
 
 def read_json(path: str | os.PathLike[str], error: type[OllaError]) -> object:
-    """Read a JSON file, see `read`.
-
-    Args:
-        path: the file.
-        error: class of what is raised.
-
-    Returns:
-        What `json.loads` returns.
+    """Read a JSON file, see `read`; return what `json.loads` makes of it.
 
     Raises:
         error: the file cannot be read, is too long, is not UTF-8 or not JSON. See `naming` for its name.
@@ -212,12 +205,7 @@ def _replace(place: str, data: bytes) -> None:
 
 
 def write_json(path: str | os.PathLike[str], content: object, error: type[OllaError]) -> None:
-    """Write a JSON file, see `write`. The same content gives the same bytes.
-
-    Args:
-        path: the file; an older one is replaced.
-        content: what `json.dumps` takes.
-        error: class of what is raised.
+    """Write what `json.dumps` takes as a JSON file, see `write`. The same content gives the same bytes.
 
     Raises:
         error: the file cannot be written. See `naming` for its name.
@@ -243,12 +231,6 @@ def write_csv(
     path: str | os.PathLike[str], header: Sequence[str], rows: Iterable[Sequence[object]], error: type[OllaError]
 ) -> None:
     """Write a CSV file, see `write`.
-
-    Args:
-        path: the file; an older one is replaced.
-        header: names of the columns.
-        rows: their cells.
-        error: class of what is raised.
 
     Raises:
         error: the file cannot be written. See `naming` for its name.

@@ -6,12 +6,14 @@ import io
 import math
 import re
 import unicodedata
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from olla.errors import BudgetError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
     from rich.text import Text
 
 _HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control characters, also those of direction; surrogates; other line ends
@@ -61,6 +63,13 @@ def plain(*parts: RenderableType, width: int) -> str:
         for part in parts:
             console.print(part)
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def figures(*columns: Mapping[str, Any]) -> Table:
+    """Return an empty table for rich with these columns, indented and without lines and titles."""
+    from rich.table import Column, Table
+
+    return Table(*(Column(**column) for column in columns), box=None, show_header=False, padding=(0, 2, 0, 2))
 
 
 def human_bytes(num_bytes: int) -> str:

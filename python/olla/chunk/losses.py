@@ -46,23 +46,18 @@ def regions(graph: Graph) -> list[Region]:
     """
     targets = [operator(target) for target in graph.targets]
     users: list[list[int]] = [[] for _ in range(graph.num_tensors)]
-    producer = [NONE] * graph.num_tensors
     for v in range(graph.num_ops):
         for t in dict.fromkeys((*graph.reads.of(v).tolist(), *graph.mutates.of(v).tolist())):
             users[t].append(v)
-        for t in graph.writes.of(v).tolist():
-            producer[t] = v
     for t in graph.outputs.tolist():
         users[t].append(graph.num_ops)
     starts = (v for v, name in enumerate(targets) if name == "aten._log_softmax")
-    found = (_region(graph, v, targets, users, producer) for v in starts)
+    found = (_region(graph, v, targets, users) for v in starts)
     named = {*graph.after.item.tolist(), *np.flatnonzero(np.diff(graph.after.offset)).tolist()}
     return [region for region in found if region is not None and not named & set(region.ops)]
 
 
-def _region(
-    graph: Graph, log_softmax: int, targets: list[str], users: list[list[int]], producer: list[int]
-) -> Region | None:
+def _region(graph: Graph, log_softmax: int, targets: list[str], users: list[list[int]]) -> Region | None:
     """Return the region around a log_softmax, or None where its tensors are used in other ways as well."""
 
     def reads(v: int) -> set[int]:
@@ -81,7 +76,7 @@ def _region(
     if len(inputs) != 1 or not results(log_softmax, 1) or users[inputs[0]] != [log_softmax]:
         return None
     logits, probs = inputs[0], results(log_softmax, 1)[0]
-    linear = producer[logits]
+    linear = int(graph.writer[logits])
     passes = used_by(probs, ("aten.nll_loss_forward", "aten.nll_loss_backward", "aten._log_softmax_backward_data"))
     if linear == NONE or targets[linear] not in LINEAR or not results(linear, 1) or not passes:
         return None

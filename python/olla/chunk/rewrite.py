@@ -100,10 +100,9 @@ def _chunked(graph: Graph, num_chunks: int, columns: Iterable[Sequence[Any]]) ->
 
 def _free_of_the_loss(graph: Graph, region: Region, rows: list[dict[str, Any]]) -> None:
     """Take away what the scale's ancestors read for its shape only: the loss, which is not known yet."""
-    producer = {int(t): v for v in range(graph.num_ops) for t in graph.writes.of(v)}
     pending, seen = [region.scale], set()
     while pending:
-        v = producer.get(pending.pop(), NONE)
+        v = int(graph.writer[pending.pop()])
         if v == NONE or v in seen:
             continue
         seen.add(v)

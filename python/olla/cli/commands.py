@@ -9,12 +9,12 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from olla.base import files, human_bytes, parse_bytes, percent, visible
+from olla.base import files, human_bytes, parse_bytes, percent, plain, visible
 from olla.base.files import naming
 from olla.cli.graphs import graph_at
 from olla.errors import BudgetError, CaptureError, OllaError
@@ -43,7 +43,7 @@ def plan_graph(args: argparse.Namespace) -> int:
     """Run `olla plan`; return the exit status."""
     require_place(args.output)
     from olla.graph import profile_of
-    from olla.plan import asked
+    from olla.plan import asked, table
     from olla.planner import plan
 
     options = options_of(args)
@@ -57,18 +57,20 @@ def plan_graph(args: argparse.Namespace) -> int:
         return fail(str(error))
     if args.chunked_loss and options["budget"] is args.max_slowdown is args.minimise is None:
         return fail("--chunked-loss is for a goal: give --budget, --max-slowdown or --minimise with it")
-    with Interrupt() as interrupt, ProgressLine(f"planning {args.graph}") as progress, _nothing_fits() as refused:
-        graph = graph_at(args) if args.graph.endswith(".onnx") else args.graph
-        result = plan(graph, **options, progress=interrupt.ends(progress))
-    if refused:
-        print("olla:", visible(" ".join(str(refused[0]).split())), file=sys.stderr)
+    interrupt = Interrupt()
+    try:
+        with interrupt, ProgressLine(f"planning {args.graph}") as progress:
+            graph = graph_at(args) if args.graph.endswith(".onnx") else args.graph
+            result = plan(graph, **options, progress=interrupt.ends(progress))
+    except BudgetError as error:  # an answer
+        print("olla:", visible(" ".join(str(error).split())), file=sys.stderr)
         return interrupted("before a plan was found") if interrupt.seen else NOTHING_FITS
     if args.output:
         result.save(args.output)
     if args.json:
         print_json(_plan_summary(result))
     else:
-        _print_plan(result, args.verbose)
+        show(table.render(result, args.verbose), table.WIDTH)
     return interrupted("the plan is the best found so far") if interrupt.seen else OK
 
 
@@ -97,16 +99,6 @@ def options_of(args: argparse.Namespace) -> dict[str, Any]:
 def interrupted(what: str) -> int:
     print("olla: interrupted:", what, file=sys.stderr)
     return INTERRUPTED
-
-
-@contextmanager
-def _nothing_fits() -> Iterator[list[BudgetError]]:
-    """Collect the error of a budget that nothing fits: it is an answer, once the progress line is gone."""
-    refused: list[BudgetError] = []
-    try:
-        yield refused
-    except BudgetError as error:
-        refused.append(error)
 
 
 def _goal_summary(plan: Plan) -> dict[str, Any]:
@@ -225,7 +217,7 @@ def _print_layout(layout: Layout, capacity: int | None, seconds: float) -> None:
 
 def show_plan(args: argparse.Namespace) -> int:
     """Run `olla show`; return the exit status."""
-    from olla.plan import Plan
+    from olla.plan import Plan, table
 
     wanted = {"--html": args.html, "--memory-viz": args.memory_viz}
     for option, path in wanted.items():
@@ -242,7 +234,7 @@ def show_plan(args: argparse.Namespace) -> int:
             plot(graph, plan, args.html)
         if args.memory_viz is not None:
             memory_viz(graph, plan, args.memory_viz)
-    _print_plan(plan, args.verbose)
+    show(table.render(plan, args.verbose), table.WIDTH)
     return OK
 
 
@@ -316,17 +308,11 @@ def print_json(summary: dict[str, Any]) -> None:
     print(json.dumps(finite, allow_nan=False))
 
 
-def _print_plan(plan: Plan, verbose: bool) -> None:
-    from olla.plan import table
-
-    show(lambda: table.text(plan, verbose), lambda: table.render(plan, verbose))
-
-
-def show(text: Callable[[], str], render: Callable[[], RenderableType]) -> None:
-    """Print a table: as rich draws it in a terminal, as plain text elsewhere."""
+def show(table: RenderableType, width: int) -> None:
+    """Print a table: as rich draws it in a terminal, as plain text of a width elsewhere."""
     if not sys.stdout.isatty():
-        print(text())
+        print(plain(table, width=width))
         return
     from rich.console import Console
 
-    Console().print(render())
+    Console().print(table)

@@ -44,7 +44,7 @@ def fit_sizes(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found.to_dict())
     else:
-        show(lambda: table.text(found), lambda: table.render(found))
+        show(table.render(found), table.WIDTH)
     if args.plot:
         try:
             found.plot(args.plot)

@@ -33,6 +33,7 @@ def plan_graphs(args: argparse.Namespace) -> int:
 
 def _plan_many(args: argparse.Namespace, slowdowns: Sequence[float | None]) -> int:
     from olla.scale import graphs_of, plan_files
+    from olla.scale.result import WIDTH, render
     from olla.scale.task import DEFAULTS
 
     if args.output:
@@ -60,16 +61,8 @@ def _plan_many(args: argparse.Namespace, slowdowns: Sequence[float | None]) -> i
     except (ValueError, BudgetError) as error:
         return fail(str(error))
     if not args.json:
-        _print(results)
+        show(render(sorted(results, key=lambda result: result.graph)), WIDTH)
     if is_interrupted or any(result.status == "interrupted" for result in results):
         return interrupted(f"{len(results)} of {total} done and kept; the same command goes on from there")
     failed, unfit = (any(result.status == status for result in results) for status in ("failed", "nothing fits"))
     return BAD_INPUT if failed else NOTHING_FITS if unfit else OK
-
-
-def _print(results: Sequence[Result]) -> None:
-    from olla.scale import text
-    from olla.scale.result import render
-
-    results = sorted(results, key=lambda result: result.graph)
-    show(lambda: text(results), lambda: render(results))

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 TITLES = {"least": "least peak", "budget": "in memory"}
-_WIDTH = 120
+WIDTH = 120
 _NOTE = (
     "In brackets: does not fit; with ?: not proved. Below each peak of a plan what is proved: no plan of that kind "
     "needs less. In memory: the least added time that fits."
@@ -24,7 +24,7 @@ def text(fit: Any) -> str:
     Args:
         fit: an `olla.fit.Fit`; not named by its type, since that prints itself through here.
     """
-    return plain(render(fit), width=_WIDTH)
+    return plain(render(fit), width=WIDTH)
 
 
 def render(fit: Any) -> Group:

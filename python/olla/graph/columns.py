@@ -21,8 +21,8 @@ OP_KINDS = ("forward", "backward", "update", "other")
 # What an op that communicates does; "wait" ends what an earlier op of its group began. Empty: it does not communicate.
 COLLECTIVES = ("", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "wait")
 REQUIRED = object()  # default of a key that must be there
-_WHOLE = "a whole number"
-_MAX_INT64 = 2**63 - 1
+_COUNT = "a whole number from 0 to 2^63 - 1"
+_MIN_INT64, _MAX_INT64 = -(2**63), 2**63 - 1
 
 
 class Lists(NamedTuple):
@@ -150,17 +150,15 @@ def _require(
 
 
 def _whole_numbers(
-    values: Sequence[Any] | NDArray[Any], where: Callable[[int], str], least: int | None, most: int, expected: str
+    values: Sequence[Any] | NDArray[Any], where: Callable[[int], str], least: int, most: int, expected: str
 ) -> NDArray[np.int64]:
     _require(values, (int, np.integer), "i", where, expected)
     try:
         column = np.array(values if isinstance(values, np.ndarray) else list(map(int, values)), dtype=np.int64)
     except OverflowError:
-        culprit = next(i for i, value in enumerate(values) if not -(2**63) <= int(value) <= _MAX_INT64)
+        culprit = next(i for i, value in enumerate(values) if not _MIN_INT64 <= int(value) <= _MAX_INT64)
         reject(where(culprit), int(values[culprit]), expected)
-    outside = column > most
-    if least is not None:
-        outside |= column < least
+    outside = (column < least) | (column > most)
     if outside.any():
         culprit = int(outside.argmax())
         reject(where(culprit), int(column[culprit]), expected)
@@ -170,13 +168,13 @@ def _whole_numbers(
 def sizes(values: object, place: str, num: int | None = None) -> NDArray[np.int64]:
     """Bytes, int64. Their range is checked by the core."""
     found = _sequence(values, place, num)
-    return _whole_numbers(found, lambda i: at(place, i), None, _MAX_INT64, "a whole number of bytes up to 2^62")
+    return _whole_numbers(found, lambda i: at(place, i), _MIN_INT64, _MAX_INT64, "a whole number of bytes up to 2^62")
 
 
 def counts(values: object, place: str, num: int | None = None) -> NDArray[np.int64]:
     """Whole numbers from 0 on, int64."""
     found = _sequence(values, place, num)
-    return _whole_numbers(found, lambda i: at(place, i), 0, _MAX_INT64, f"{_WHOLE} from 0 to 2^63 - 1")
+    return _whole_numbers(found, lambda i: at(place, i), 0, _MAX_INT64, _COUNT)
 
 
 def ids(values: object, place: str, num: int | None = None) -> NDArray[np.int32]:
@@ -257,7 +255,7 @@ def lists(values: object, place: str, num: int | None = None) -> Lists:
 def shapes(values: object, place: str, num: int | None = None) -> list[tuple[int, ...]]:
     """Shapes: one list of whole numbers from 0 on per op."""
     flat, offset, where = _flat(values, place, num)
-    extents = _whole_numbers(flat, where, 0, _MAX_INT64, f"{_WHOLE} from 0 to 2^63 - 1").tolist()
+    extents = _whole_numbers(flat, where, 0, _MAX_INT64, _COUNT).tolist()
     ends = offset.tolist()
     return [tuple(extents[first:last]) for first, last in pairwise(ends)]
 

@@ -318,33 +318,13 @@ class Builder:
 
         A collective comes after the one before it in its group: all ranks issue them in this order.
         """
-        after = list(after)
+        row = {**locals()}  # an argument has the name of its key
+        del row["self"]
+        row |= {key: list(row[key]) for key in ("reads", "writes", "mutates", "after", "shape")}
         if collective not in ("", "wait"):
-            after += [self._issued[group]] if group in self._issued else []
+            row["after"] += [self._issued[group]] if group in self._issued else []
             self._issued[group] = len(self._ops)
-        self._ops.append(
-            {
-                "name": name,
-                "kind": kind,
-                "reads": list(reads),
-                "writes": list(writes),
-                "mutates": list(mutates),
-                "after": after,
-                "workspace_bytes": workspace_bytes,
-                "seconds": seconds,
-                "flops": flops,
-                "moved_bytes": moved_bytes,
-                "launches": launches,
-                "random": random,
-                "recomputable": recomputable,
-                "target": target,
-                "shape": list(shape),
-                "collective": collective,
-                "group": group,
-                "ranks": ranks,
-                "message_bytes": message_bytes,
-            }
-        )
+        self._ops.append(row)
         return len(self._ops) - 1
 
     def output(self, tensor: int) -> None:

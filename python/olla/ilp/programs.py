@@ -1,7 +1,6 @@
 """OLLA's integer programs, solved by HiGHS: the order, the addresses, and both in one."""
 
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +10,9 @@ from olla._core import AddressIlpResult, Graph, JointIlpResult, OrderIlpResult, 
 from olla._core import address_ilp as run_address_ilp
 from olla._core import joint_ilp as run_joint_ilp
 from olla._core import order_ilp as run_order_ilp
+from olla.base import Progress
 from olla.errors import SolverError
 from olla.graph import nearest_order
-
-Progress = Callable[[str, float, int, int], bool | None]
 
 _REMEDY = 'install it: pip install "highspy>=1.15"'
 _PATTERNS = ("libhighs.so*", "libhighs*.dylib")
@@ -99,8 +97,7 @@ def order_ilp(
     """
     if start is None:
         start = nearest_order(graph, np.arange(graph.num_ops, dtype=np.int32))
-    solver = _solver(time_limit, seed, progress)
-    return run_order_ilp(graph, start, lower_bound_bytes, True, solver)
+    return run_order_ilp(graph, start, lower_bound_bytes, True, solver(time_limit, seed, progress))
 
 
 def address_ilp(
@@ -155,8 +152,8 @@ def address_ilp(
     """
     none = np.zeros(0, dtype=np.int64)
     fixed, start = none if fixed is None else fixed, none if start is None else start
-    solver = _solver(time_limit, seed, progress)
-    return run_address_ilp(lower, upper, size, alignment, fixed, start, lower_bound_bytes, solver)
+    highs = solver(time_limit, seed, progress)
+    return run_address_ilp(lower, upper, size, alignment, fixed, start, lower_bound_bytes, highs)
 
 
 def joint_ilp(
@@ -214,9 +211,14 @@ def joint_ilp(
     none = np.zeros(0, dtype=np.int64)
     offsets = none if offsets is None else offsets
     workspace_offsets = none if workspace_offsets is None else workspace_offsets
-    solver = _solver(time_limit, seed, progress)
-    return run_joint_ilp(arena, order, offsets, workspace_offsets, lower_bound_bytes, solver)
+    highs = solver(time_limit, seed, progress)
+    return run_joint_ilp(arena, order, offsets, workspace_offsets, lower_bound_bytes, highs)
 
 
-def _solver(time_limit: float, seed: int, progress: Progress | None) -> Solver:
+def solver(time_limit: float, seed: int, progress: Progress | None) -> Solver:
+    """Return HiGHS with its limits, for a program of the core.
+
+    Raises:
+        SolverError: HiGHS is missing.
+    """
     return Solver(highs_library=highs_library(), time_limit=time_limit, seed=seed, num_threads=1, progress=progress)

@@ -41,10 +41,8 @@ def memory_planning(*, time_limit: float = 5.0, seed: int = 0) -> MemoryPlanning
         >>> algorithm = olla.integrations.executorch.memory_planning()
         >>> config = ExecutorchBackendConfig(memory_planning_pass=MemoryPlanningPass(algorithm))
     """
-    memory_planning = _exir()
-    return memory_planning.MemoryPlanningAlgorithmSuite(
-        [memory_planning.greedy, layout_algorithm(time_limit=time_limit, seed=seed)]
-    )
+    theirs = _exir()
+    return theirs.MemoryPlanningAlgorithmSuite([theirs.greedy, layout_algorithm(time_limit=time_limit, seed=seed)])
 
 
 def layout_algorithm(*, time_limit: float = 5.0, seed: int = 0, keep_offsets: bool = False) -> Algorithm:

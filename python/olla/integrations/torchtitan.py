@@ -117,7 +117,7 @@ def choose(module: fx.GraphModule, goal: Goal) -> Choice:
     graph = from_fx(module)
     program = _Program(graph, module, goal.device)
     points = [program.judged(ops) for ops in program.candidates()]
-    saved = points[0]
+    saved_peak, base_seconds = points[0].peak_bytes, float(program.rules.seconds.sum())
     if goal.budget_bytes is not None:
         fits = [point for point in points if point.peak_bytes <= goal.budget_bytes]
         if not fits:
@@ -131,18 +131,16 @@ def choose(module: fx.GraphModule, goal: Goal) -> Choice:
         best = program.without(best, goal.budget_bytes)
     else:
         share = math.inf if goal.max_slowdown is None else goal.max_slowdown
-        within = [point for point in points if point.added_seconds <= share * saved.base_seconds * (1 + 1e-12)]
+        within = [point for point in points if point.added_seconds <= share * base_seconds * (1 + 1e-12)]
         best = min(within, key=lambda point: (point.peak_bytes, point.added_seconds))
         best = program.without(best, best.peak_bytes)
     names = tuple(graph.op_names[op] for op in sorted(best.ops))
     _log.info(
         "memory policy: peak %s, with everything saved %s; %d ops run again, %s of the time",
-        *(human_bytes(best.peak_bytes), human_bytes(saved.peak_bytes), len(names)),
-        percent(best.added_seconds / saved.base_seconds if saved.base_seconds else 0.0),
+        *(human_bytes(best.peak_bytes), human_bytes(saved_peak), len(names)),
+        percent(best.added_seconds / base_seconds if base_seconds else 0.0),
     )
-    return Choice(
-        frozenset(graph.op_names), names, best.peak_bytes, saved.peak_bytes, best.added_seconds, best.base_seconds
-    )
+    return Choice(frozenset(graph.op_names), names, best.peak_bytes, saved_peak, best.added_seconds, base_seconds)
 
 
 def name_sums(module: fx.GraphModule) -> None:
@@ -210,7 +208,6 @@ class _Judged:
     ops: frozenset[int]
     peak_bytes: int
     added_seconds: float
-    base_seconds: float
 
 
 class _Program:
@@ -234,10 +231,9 @@ class _Program:
             for t in self.reads[v] + self.mutates[v]:
                 self.forward_readers.setdefault(t, []).append(v)
         free = rules(graph, device, in_place=False, recompute=True)
-        never = np.ones(graph.num_ops, dtype=bool)
-        never[self._allowed(node_of, free.rerun)] = False
-        self.rules = free._replace(rerun=np.where(never, np.uint8(Rerun.NEVER), free.rerun))
-        self.allowed = frozenset(np.flatnonzero(~never).tolist())
+        self.allowed = frozenset(self._allowed(node_of, free.rerun))
+        may = np.isin(np.arange(graph.num_ops), list(self.allowed))
+        self.rules = free._replace(rerun=np.where(may, free.rerun, np.uint8(Rerun.NEVER)))
 
     def _allowed(self, node_of: dict[str, fx.Node], rerun: Any) -> list[int]:
         """Return the ops that GraphTrainer can run again."""
@@ -245,9 +241,8 @@ class _Program:
         early = {t for v in range(self.first) if self.backward[v] for t in self.reads[v] + self.mutates[v]}
         return [
             v
-            for v, name in enumerate(self.graph.op_names)
+            for v, name in enumerate(self.graph.op_names[: self.first])
             if not self.backward[v]
-            and v < self.first
             and rerun[v] != Rerun.NEVER
             and not self.graph.random[v]
             and not _may_draw(node_of[name])
@@ -282,7 +277,7 @@ class _Program:
         graph, again, gone = self.rewritten(ops)
         peak = _core.profile(graph.core, np.arange(graph.num_ops, dtype=np.int32)).peak_bytes
         added = float(self.rules.rerun_seconds[again].sum() - self.rules.seconds[gone].sum())
-        return _Judged(ops, int(peak), added, float(self.rules.seconds.sum()))
+        return _Judged(ops, int(peak), added)
 
     def rewritten(self, ops: frozenset[int]) -> tuple[Graph, list[int], list[int]]:
         """Return the graph that GraphTrainer makes, the ops that run again, and those that run only then."""

@@ -168,21 +168,14 @@ def place(
     """Place buffers as `layout` does, with the core's own options: every layout that olla makes comes from here.
 
     Args:
-        lower: int64[m], contiguous; first time at which buffer i is alive.
-        upper: int64[m], first time at which it no longer is.
-        size: int64[m], bytes.
+        lower, upper, size, fixed, preferred: int64[m], contiguous; what they mean, and the rest, is said there.
         options: the effort, and which searches take part; by default one thread, and an effort that is the same on
             every machine.
         time_limit: seconds after which the best layout so far is returned.
-        progress: see `layout`.
-        fixed: int64[m], bytes; see `layout`.
-        preferred: int64[m], bytes; see `layout`.
-
-    Returns:
-        The layout; ``offsets[i]`` belongs to buffer i.
+        progress: called about ten times a second with ("layout", seconds, height, load); False stops the search.
 
     Raises:
-        PlanError: as `layout` says.
+        PlanError: see `layout`.
     """
     return _core_layout(lower, upper, size, fixed, preferred, options, time_limit, progress)
 

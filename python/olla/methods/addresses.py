@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from olla._core import IlpFigures
 from olla.ilp import address_ilp
-from olla.layout import ArenaBuffers, LayoutOptions, Placement
+from olla.layout import ArenaBuffers, LayoutOptions, LayoutResult, Placement
 from olla.layout import place as place_buffers
 from olla.order.search import OrderSearch
 
@@ -36,26 +36,26 @@ def place(search: OrderSearch, order: NDArray[np.int32]) -> Placement | None:
     buffers = ArenaBuffers(problem.graph, problem.core, order, problem.options.alignment)
     if len(buffers.size) == 0:
         return buffers.placed(buffers.size)
-    places, bound = None, 0
+    found: LayoutResult | None = None
     with search.stage("layout"):
-        places, height, bound = _heuristic(search, buffers, _HEURISTIC_SHARE * _left(search))
-    if places is None:
+        found = _heuristic(search, buffers, _HEURISTIC_SHARE * search.left(1.0))
+    if found is None:
         return None
-    if height > bound and not search.interrupted:
-        places = solve_addresses(search, buffers, start=places, bound=bound)
-    return buffers.placed(places)
+    if found.height_bytes <= found.bound_bytes or search.interrupted:
+        return buffers.placed(found.offsets)
+    return buffers.placed(solve_addresses(search, buffers, start=found.offsets, bound=found.bound_bytes))
 
 
 def _heuristic(
     search: OrderSearch, buffers: ArenaBuffers, limit: float, fixed: Int64Array | None = None
-) -> tuple[Int64Array, int, int]:
-    """Return the places that the portfolio of `olla.layout` finds, their height, and its bound."""
+) -> LayoutResult:
+    """Return what the portfolio of `olla.layout` finds."""
     options = search.problem.options
     effort = LayoutOptions(alignment=options.alignment, seed=options.seed)
     progress = search.problem.progress
     found = place_buffers(buffers.lower, buffers.upper, buffers.size, effort, limit, progress, fixed=fixed)
     search.interrupted |= found.cancelled
-    return found.offsets, found.height_bytes, found.bound_bytes
+    return found
 
 
 def solve_addresses(
@@ -82,7 +82,7 @@ def solve_addresses(
     num = len(buffers.size)
     if num > _MAX_BUFFERS:
         search.details.append(f"address program: not built for {num} buffers, the limit is {_MAX_BUFFERS}")
-        return _heuristic(search, buffers, _left(search), fixed)[0] if start is None else start
+        return _heuristic(search, buffers, search.left(1.0), fixed).offsets if start is None else start
     places = np.zeros(num, dtype=np.int64) if start is None else start
     with search.stage("address"):
         found = address_ilp(
@@ -93,7 +93,7 @@ def solve_addresses(
             fixed=fixed,
             start=start,
             lower_bound_bytes=bound,
-            time_limit=_left(search),
+            time_limit=search.left(1.0),
             seed=options.seed,
             progress=search.problem.progress,
         )
@@ -110,7 +110,3 @@ def described(figures: IlpFigures) -> str:
     """Return the figures of an integer program as text."""
     size = f"{figures.num_columns} columns, {figures.num_rows} rows, {figures.num_nodes} nodes"
     return f"{size}; {figures.message}"
-
-
-def _left(search: OrderSearch) -> float:
-    return 0.0 if search.interrupted else search.problem.left(1.0)

@@ -33,7 +33,7 @@ def solve(problem: Problem) -> Answer:
     search.problem = problem
     bound = 0
     with search.stage("joint"):
-        limit = 0.0 if search.interrupted else 0.5 * problem.left(1.0)
+        limit = 0.5 * search.left(1.0)
         bound, cancelled = lower_bound(arena, search.order, arena.num_ops, limit, problem.progress)
         search.interrupted |= cancelled
     answer = search.answer(split)._replace(arena_lower_bound_bytes=bound)

@@ -215,7 +215,7 @@ class _ArenaOfLeaves:
         b, problem, leaf = self.buffers, self.problem, self.leaves[k]
         both = np.concatenate([inside, crossing])
         fixed = np.concatenate([np.full(len(inside), -1, dtype=np.int64), places])
-        limit = 0.0 if self.search.interrupted else problem.left(1.0) / (len(self.leaves) - k)
+        limit = self.search.left(1.0) / (len(self.leaves) - k)
         options = LayoutOptions(alignment=problem.options.alignment, seed=problem.options.seed, capacity=enough)
         lower, upper = np.maximum(b.lower[both], leaf.lo), np.minimum(b.upper[both], leaf.hi)
         found = place(lower, upper, b.size[both], options, limit, problem.progress, fixed=fixed)

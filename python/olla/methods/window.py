@@ -49,12 +49,10 @@ def window_graph(graph: Graph, core: CoreGraph, order: NDArray[np.int32], lo: in
         after.append(before[before >= 0].tolist())
 
     tensors = np.fromiter(local, dtype=np.int64, count=len(local))
-    output = np.zeros(graph.num_tensors, dtype=np.bool_)
-    output[graph.outputs] = True
     written_inside = np.zeros(len(local), dtype=np.bool_)
     written_inside[[t for row in writes for t in row]] = True
     planned = graph.donated[tensors] | (graph.writer[tensors] >= 0)
-    needed_later = output[tensors] | (last[tensors] > hi)
+    needed_later = np.isin(tensors, graph.outputs) | (last[tensors] > hi)
     throughout = (first <= lo) & (last >= hi)
     throughout[tensors] = False
 

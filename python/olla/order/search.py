@@ -45,9 +45,9 @@ class OrderSearch:
         self._seconds: dict[str, float] = {}
         self._order_share = 1.0 - _LAYOUT_SHARE if problem.options.layout else 1.0
 
-    def left(self) -> float:
-        """Seconds left to order the ops; none once interrupted."""
-        return 0.0 if self.interrupted else self.problem.left(self._order_share)
+    def left(self, share: float | None = None) -> float:
+        """Seconds left of a share of the time limit, by default that to order the ops; none once interrupted."""
+        return 0.0 if self.interrupted else self.problem.left(self._order_share if share is None else share)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,9 +40,7 @@ def integer(key: str, value: object, *, least: int = -(2**63), most: int = 2**63
     return value
 
 
-def count(key: str, value: object) -> int:
-    """Read a whole number from 0 on."""
-    return integer(key, value, least=0)
+count = partial(integer, least=0)
 
 
 def integers(dtype: type[np.integer[Any]]) -> Reader:
@@ -66,9 +65,7 @@ def number(key: str, value: Any, least: float = -_MAX_SECONDS, expected: str = "
     return float(value)
 
 
-def seconds(key: str, value: object) -> float:
-    """Read a finite number of seconds from 0 on."""
-    return number(key, value, 0, "a finite number of seconds from 0 on")
+seconds = partial(number, least=0, expected="a finite number of seconds from 0 on")
 
 
 def items(key: str, value: object, expected: str, read: Reader) -> tuple[Any, ...]:
@@ -120,11 +117,6 @@ def options(key: str, value: object) -> dict[str, Any]:
     return value
 
 
-def lines(key: str, value: object) -> tuple[str, ...]:
-    """Read a list of lines."""
-    return items(key, value, "a list of lines", text)
-
-
 _READERS: Mapping[Any, Reader] = {  # by the type of a field, as it is written there
     "str": text,
     "int": count,
@@ -136,7 +128,7 @@ _READERS: Mapping[Any, Reader] = {  # by the type of a field, as it is written t
     "NDArray[np.float64]": seconds_list,
     "Mapping[str, float]": stage_seconds,
     "Mapping[str, Any]": options,
-    "tuple[str, ...]": lines,
+    "tuple[str, ...]": partial(items, expected="a list of lines", read=text),
 }
 
 

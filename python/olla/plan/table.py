@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from olla.base import cells, human_bytes, percent, plain
+from olla.base import cells, figures, human_bytes, percent, plain
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
     from rich.table import Table
 
-_WIDTH = 100
+WIDTH = 100
 
 
 def text(plan: Any, verbose: bool = False) -> str:
@@ -24,7 +24,7 @@ def text(plan: Any, verbose: bool = False) -> str:
         Lines of at most 100 columns: the figures, what is remarked about them, where the peak is and what lives there,
         seconds per stage.
     """
-    return plain(render(plan, verbose), width=_WIDTH)
+    return plain(render(plan, verbose), width=WIDTH)
 
 
 def render(plan: Any, verbose: bool = False) -> Group:
@@ -58,15 +58,9 @@ def _tradeoff(plan: Any) -> list[str]:
     ]
 
 
-def _table() -> Table:
-    from rich.table import Table
-
-    return Table(box=None, show_header=False, padding=(0, 2, 0, 2), pad_edge=True)
-
-
 def _figures(plan: Any) -> Table:
     saved = plan.saved_bytes / plan.program_peak_bytes if plan.program_peak_bytes else 0.0
-    figures = [
+    rows = [
         ("peak before", plan.program_peak_bytes, "in program order"),
         ("peak after", plan.peak_bytes, f"method {plan.method}"),
         ("saved", plan.saved_bytes, percent(saved)),
@@ -74,18 +68,14 @@ def _figures(plan: Any) -> Table:
         ("resident", plan.resident_bytes, "live throughout, outside the arena"),
     ]
     if plan.arena_bytes > 0:
-        figures += [
+        rows += [
             ("arena", plan.arena_bytes, f"fragmentation {percent(plan.fragmentation)}"),
             ("load", plan.load_bytes, f"offsets are multiples of {plan.alignment}"),
         ]
         if plan.arena_lower_bound_bytes > 0:
-            figures.append(("arena bound", plan.arena_lower_bound_bytes, "no order has a smaller arena"))
-    table = _table()
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column(justify="right", style="dim")
-    table.add_column()
-    for name, num_bytes, remark in figures:
+            rows.append(("arena bound", plan.arena_lower_bound_bytes, "no order has a smaller arena"))
+    table = figures({}, {"justify": "right"}, {"justify": "right", "style": "dim"}, {})
+    for name, num_bytes, remark in rows:
         table.add_row(*cells(name, human_bytes(num_bytes), f"{num_bytes:,}", remark))
     if plan.arena_bytes <= 0:
         table.add_row(*cells("arena", "none", "", "nothing was laid out"))
@@ -93,11 +83,7 @@ def _figures(plan: Any) -> Table:
 
 
 def _live(plan: Any) -> Table:
-    table = _table()
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_column()
-    table.add_column(overflow="fold")
+    table = figures({"justify": "right", "no_wrap": True}, {"overflow": "fold"}, {}, {"overflow": "fold"})
     for tensor in plan.peak_tensors:
         if tensor.id < 0:
             name, source = "", f"of {tensor.producer}"

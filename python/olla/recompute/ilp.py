@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from olla._core import RecomputeIlpResult, RecomputeSearch, RecomputeTarget, Solver, recompute_ilp
+from olla._core import RecomputeIlpResult, RecomputeSearch, RecomputeTarget, recompute_ilp
 from olla.base import Progress
-from olla.ilp import highs_library
+from olla.ilp import solver
 
 
 def proof(found: RecomputeIlpResult, least_time: bool) -> str:
@@ -48,10 +48,7 @@ def solve_choice(
         SolverError: HiGHS is missing or fails, or an answer does not hold.
     """
     least_time = added_seconds is None
-    seconds = min(bound if added_seconds is None else added_seconds, 1e30)
-    if least_time and not math.isfinite(bound):
-        seconds = 0.0
-    target = RecomputeTarget(least_time=least_time, peak=peak_bytes, added_seconds=seconds)
-    highs = highs_library()
-    solver = Solver(highs_library=highs, time_limit=time_limit, seed=seed, num_threads=1, progress=progress)
-    return recompute_ilp(evictor, target, solver)
+    if added_seconds is None:
+        added_seconds = bound if math.isfinite(bound) else 0.0
+    target = RecomputeTarget(least_time=least_time, peak=peak_bytes, added_seconds=min(added_seconds, 1e30))
+    return recompute_ilp(evictor, target, solver(time_limit, seed, progress))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from olla.base import cells, human_bytes, percent, plain
+from olla.base import cells, figures, human_bytes, percent, plain
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -128,13 +128,7 @@ class StepReport:
         return plain(*cells(title), self._figures(), *cells(*filter(None, notes)), width=100)
 
     def _figures(self) -> Table:
-        from rich.table import Table
-
-        table = Table(box=None, show_header=False, padding=(0, 2, 0, 2), pad_edge=True)
-        table.add_column()
-        table.add_column(justify="right")
-        table.add_column(justify="right")
-        table.add_column()
+        table = figures({}, {"justify": "right"}, {"justify": "right"}, {})
 
         def row(name: str, num_bytes: int | None, remark: str = "") -> None:
             if num_bytes is None:

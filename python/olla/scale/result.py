@@ -17,7 +17,7 @@ FIGURES = (
     *("resident_bytes", "arena_bytes", "load_bytes", "base_peak_bytes", "base_seconds", "added_seconds"),
     *("peak_lower_bound_bytes", "num_recomputed", "num_in_place", "swapped_bytes", "host_bytes"),
 )  # of a plan
-_WIDTH = 120
+WIDTH = 120
 _NOTE = "Before: in program order; with a goal, in the best order, nothing rewritten. Bound: no such plan needs less."
 
 
@@ -61,7 +61,7 @@ def text(results: Iterable[Result]) -> str:
         Planned: 0 of 1, 0 of them before; failed: 1.
         a.json: is empty
     """
-    return plain(render(list(results)), width=_WIDTH)
+    return plain(render(list(results)), width=WIDTH)
 
 
 def render(results: Sequence[Result]) -> Group:

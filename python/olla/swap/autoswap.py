@@ -70,8 +70,8 @@ class AutoSwap:
         self.candidates = np.flatnonzero((b.last < peak_step) & (peak_step < b.next))
         self.peak_bytes = int(live.max(initial=graph.resident_bytes))
         self.begin = np.concatenate([[0.0], np.cumsum(self.search.seconds)])
-        self.out_seconds = b.num_bytes / link.out_bytes_per_second + link.out_latency_seconds
-        self.in_seconds = b.num_bytes / link.in_bytes_per_second + link.in_latency_seconds
+        self.out_seconds = self.search.num_bytes / link.out_bytes_per_second + link.out_latency_seconds
+        self.in_seconds = self.search.num_bytes / link.in_bytes_per_second + link.in_latency_seconds
         # Steps between which a block is away, if all copies ran at once.
         self.gone = np.searchsorted(self.begin, self.begin[b.last + 1] + self.out_seconds)
         self.back = np.searchsorted(self.begin, self.begin[b.next] - self.in_seconds, side="right") - 1
@@ -96,12 +96,12 @@ class AutoSwap:
         absence = self.begin[after] - self.begin[last + 1] - self.out_seconds[blocks] - self.in_seconds[blocks]
         if name == "DOA":
             return np.asarray(absence)
-        num_bytes = b.num_bytes[blocks]
+        num_bytes = self.search.num_bytes[blocks]
         return np.asarray(np.where(absence >= 0, absence * num_bytes, absence / num_bytes))
 
     def select(self, name: str, limit: int) -> NDArray[np.int32]:
         """Return blocks in the order of their score until, if all copies ran at once, the peak would fit the limit."""
-        num_bytes, load = self.search.blocks.num_bytes, self.search.live.copy()
+        num_bytes, load = self.search.num_bytes, self.search.live.copy()
         left, chosen = self.candidates, list[int]()
         scores = self.score(name, left, load, limit)
         ranked = iter(left[np.argsort(-scores, kind="stable")].tolist())

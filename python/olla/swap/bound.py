@@ -136,8 +136,7 @@ def working_sets(graph: Graph, rules: Rules, lasting: Any = ()) -> NDArray[np.in
         int64[num_ops], bytes: resident tensors, workspace, what it uses and what it writes over nothing.
     """
     planned = graph.tensor_bytes.copy()
-    made = np.zeros(graph.num_tensors, dtype=np.bool_)
-    made[graph.writes.item] = True
+    made = graph.writer >= 0
     resident = ~made & ~graph.donated
     resident[np.asarray(lasting, dtype=np.int32)] = False
     planned[resident] = 0

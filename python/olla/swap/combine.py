@@ -210,9 +210,8 @@ class CombinedSearch:
     def _lasting(self, graph: Graph) -> NDArray[np.int32]:
         """Return the optimizer state of a graph, the original or a rewritten one, where it may be swapped."""
         state = np.array([kind == "optimizer_state" for kind in graph.tensor_kinds], dtype=np.bool_)
-        state &= ~graph.donated & self.swapping.state
+        state &= ~graph.donated & (graph.writer < 0) & self.swapping.state
         state[graph.outputs] = False
-        state[graph.writes.item] = False
         return np.flatnonzero(state).astype(np.int32)
 
     def _settled(self, found: _Found, added: float, limit: int | None = None) -> tuple[Recomputed, Swapped]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,21 +14,6 @@ from olla.plan import Link, Swaps
 
 MIN_BYTES = 1 << 18  # smaller blocks take the link mostly for its latency
 _NO_LIMIT = 1 << 62
-
-
-class Blocks(NamedTuple):
-    """Tensors idle between two uses; item b of every column is block b.
-
-    Attributes:
-        tensor: int32[m]; made, last, next: int32[m], steps: made there, used last before the gap, used next after it.
-        num_bytes: int64[m].
-    """
-
-    tensor: NDArray[np.int32]
-    made: NDArray[np.int32]
-    last: NDArray[np.int32]
-    next: NDArray[np.int32]
-    num_bytes: NDArray[np.int64]
 
 
 class SwapSearch:
@@ -45,6 +29,10 @@ class SwapSearch:
         early_copies: copy out as soon as a value is made, not only once it is idle.
         lasting: int32[m], resident tensors that may wait in host memory from their last use to their first one in the
             next step.
+
+    Attributes:
+        blocks: tensors idle between two uses; item b of every column is block b.
+        num_bytes: int64[m], of the tensor of block b.
     """
 
     def __init__(
@@ -65,12 +53,15 @@ class SwapSearch:
         idle = _core.idle_blocks(graph.core, order, min_bytes, kept)
         made = idle.made if early_copies else idle.last
         free = _free(graph, order, idle)
-        tensor, first, last, following = (c[free] for c in (idle.tensor, made, idle.last, idle.next))
-        self.blocks = Blocks(tensor, first, last, following, graph.tensor_bytes[tensor])
+        tensor = idle.tensor[free]
+        self.num_bytes = graph.tensor_bytes[tensor]
+        self.blocks = _core.IdleBlocks(
+            tensor=tensor, num_bytes=self.num_bytes, made=made[free], last=idle.last[free], next=idle.next[free]
+        )
         self._core = _core.SwapSearch(
             live=self.live,
             seconds=self.seconds,
-            blocks=_core.IdleBlocks(**self.blocks._asdict()),
+            blocks=self.blocks,
             link=_core.Link(**vars(link)),
             host_bytes=_NO_LIMIT if host_bytes is None else host_bytes,
         )
@@ -115,7 +106,7 @@ class SwapSearch:
         chosen = choice.block
         useless = (copies["freed"] >= copies["issue"]) & comes_back
         used = ~np.isin(chosen, chosen[useless])
-        sizes = b.num_bytes[chosen][used & comes_back]
+        sizes = self.num_bytes[chosen][used & comes_back]
         return Swaps(
             tensor=b.tensor[chosen][used],
             start=timeline.start,
