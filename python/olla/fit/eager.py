@@ -128,6 +128,8 @@ def _most_bytes(run: Callable[[], object]) -> int:
     from torch.utils import _pytree as pytree
     from torch.utils._python_dispatch import TorchDispatchMode
 
+    from olla.pytorch.capture.costs import storage_of
+
     most = 0
     given: set[int] = set()  # storages that were there before
     alive: dict[int, tuple[Any, int]] = {}
@@ -136,10 +138,10 @@ def _most_bytes(run: Callable[[], object]) -> int:
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             nonlocal most, alive
             alive = {key: found for key, found in alive.items() if not found[0].expired()}
-            given.update({_storage(t) for t in pytree.tree_leaves((args, kwargs)) if _is_meta(t)} - alive.keys())
+            given.update({storage_of(t) for t in pytree.tree_leaves((args, kwargs)) if _is_meta(t)} - alive.keys())
             result = func(*args, **(kwargs or {}))
             for tensor in pytree.tree_leaves(result):
-                if _is_meta(tensor) and (key := _storage(tensor)) not in given and key not in alive:
+                if _is_meta(tensor) and (key := storage_of(tensor)) not in given and key not in alive:
                     storage = tensor.untyped_storage()
                     alive[key] = (StorageWeakRef(storage), storage.nbytes())  # type: ignore[no-untyped-call]
             most = max(most, sum(num_bytes for _, num_bytes in alive.values()))
@@ -152,7 +154,3 @@ def _most_bytes(run: Callable[[], object]) -> int:
 
 def _is_meta(value: Any) -> bool:
     return getattr(getattr(value, "device", None), "type", "") == "meta"
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
