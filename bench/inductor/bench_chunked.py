@@ -29,7 +29,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, for bench
 
 from bench.support.harness import REPOSITORY, Cell, Report
-from olla.inductor.compat.compat import code_digest, inductor_settings, memory_budget
+from olla.inductor.compat.compat import code_digest, config, memory_budget
 from olla.inductor.settings import patches
 from olla.inductor.simulate.step import replay
 
@@ -75,10 +75,10 @@ def measure(kind: str, setting: str) -> dict[str, float]:
     if first in ("default", "budget"):
         configured = memory_budget(float(value or 1))
     elif first == "auto_chunker":
-        configured = inductor_settings({"auto_chunker.enable": True})
+        configured = config.patch({"auto_chunker.enable": True})
     else:
         chunks = {"chunked": "auto" if value == "auto" else 8}.get(first)
-        configured = inductor_settings(patches(**OURS.get(value, OURS["5 %"]), chunked_loss=chunks))
+        configured = config.patch(patches(**OURS.get(value, OURS["5 %"]), chunked_loss=chunks))
     with configured:
         run = replay(model, (tokens, tokens), lambda model, batch: model(*batch))
     return {

@@ -46,7 +46,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 
 from bench.inductor.cuda_peaks import Peaks, measure
 from bench.support.harness import REPOSITORY, Cell, Report, digest
-from olla.inductor.compat.compat import inductor_settings
+from olla.inductor.compat.compat import config
 from olla.inductor.saving.partition import Partitioner
 from olla.inductor.settings import patches
 from olla.inductor.simulate.split import Split
@@ -191,7 +191,7 @@ class Case:
                 yield
             return
         if kind in ("eager", "chunker"):
-            with inductor_settings({"auto_chunker.enable": kind == "chunker"}):
+            with config.patch({"auto_chunker.enable": kind == "chunker"}):
                 yield
             return
         best = self._best()
@@ -205,7 +205,7 @@ class Case:
         if unit == "B":
             goals[value] = {"budget": int(number) - state_bytes}
         goal = goals[value] if value in goals else {"max_recomputed": float(number) / 100}
-        with inductor_settings(settings := patches(**goal, **chunked)):
+        with config.patch(settings := patches(**goal, **chunked)):
             self.partitioner = settings["custom_partitioner_fn"]
             self.partitioner.choices = []
             yield

@@ -25,7 +25,7 @@ from bench.inductor.bench_compile import MEBI
 from bench.inductor.cuda_peaks import measure
 from bench.support.harness import Report
 from olla.inductor.compat import compat
-from olla.inductor.compat.compat import inductor_settings
+from olla.inductor.compat.compat import config
 from olla.inductor.settings import patches
 from olla.inductor.simulate.step import replay
 from tests.support.pytorch import compile_cases, standing
@@ -49,7 +49,7 @@ def workspaces() -> int:
 def replayed(name: str) -> int:
     """Return the peak of a model's step under the backend's default, of fake tensors."""
     example, state_bytes = compile_cases.build(name, "full", "cuda")
-    with compat.uncached(), standing.without_times(), standing.without_triton(), inductor_settings(patches()):
+    with compat.uncached(), standing.without_times(), standing.without_triton(), config.patch(patches()):
         return replay(example.model, example.batch, example.loss, state_bytes=state_bytes).peak_bytes
 
 
@@ -64,7 +64,7 @@ def main() -> int:
     extra, missing, apart = workspaces(), [], []
     for name in arguments.cases or compile_cases.CASES_ON_GPU:
         try:
-            with inductor_settings(patches()):
+            with config.patch(patches()):
                 found = measure(name, "full")
             peak = replayed(name)
         except Exception:

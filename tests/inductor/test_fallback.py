@@ -134,14 +134,14 @@ def test_what_fails_while_code_is_generated_leaves_that_to_torch(
     monkeypatch.setattr(holder, name, planted)
     model = blocks(1, dropout=0.0)
     settings = patches(max_recomputed=0.0, **options)
-    with compat.inductor_settings(settings), one_warning(consequence, "Planted", "report"):
+    with compat.config.patch(settings), one_warning(consequence, "Planted", "report"):
         found = gradients(model)
     torch.testing.assert_close(found, gradients(model), rtol=1e-4, atol=1e-5)
 
 
 def test_where_everything_fails_the_code_is_torchs() -> None:
     def source(**settings: Any) -> list[str]:
-        with compat.inductor_settings(settings):
+        with compat.config.patch(settings):
             return replay(blocks(1, dropout=0.0), inputs(1)[0], square).sources
 
     expected = source()

@@ -87,7 +87,7 @@ def test_programs_compute_the_same_for_every_goal(name: str, goal: str) -> None:
 @pytest.mark.parametrize("options", [LEAST, {"max_recomputed": 0.0, "arena": True}], ids=["peak", "arena"])
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in NOT_INDUCTORS])
 def test_programs_compute_the_same_with_kernels(name: str, options: dict[str, Any]) -> None:
-    with compat.inductor_settings({"fallback_random": True}):
+    with compat.config.patch({"fallback_random": True}):
         found = run(name, lambda function: torch.compile(function, backend="olla", options=options))
         expected = run(name, eager if name in CHANGED else torch.compile)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
@@ -97,6 +97,6 @@ def test_what_draws_runs_in_one_of_the_two_graphs() -> None:
     """Backward can compute what forward drew from: torch would keep the draw there too, whose numbers nobody reads."""
     torch.manual_seed(0)
     layers = nn.Linear(8, 32), nn.GELU(), nn.Dropout(0.3), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 8)
-    with compat.inductor_settings({**patches(**LEAST), "fallback_random": True}):
+    with compat.config.patch({**patches(**LEAST), "fallback_random": True}):
         found = replay(nn.Sequential(*layers), torch.ones(16, 8), lambda model, x: model(x).square().mean())
     assert [source.count("aten.native_dropout.default(") for source in found.sources] == [1, 0]

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import olla
+from olla.pytorch.cache import Place
 from olla.pytorch.memory import arrange
 from olla.pytorch.memory.requests import Requests
 from tests.support.pytorch.failing import Saved, fail, failing, no_memory
@@ -99,7 +100,7 @@ def test_without_memory_while_it_is_recorded_the_step_is_recorded_again() -> Non
     planned(world, step, 2)
     saved = Saved(world, step)
     runner = runner_of(step)
-    runner.__init__(runner._captured, runner.plan, runner._replay, "")
+    runner.__init__(runner._captured, runner.plan, runner._replay, "", Place(""))
     with failing(runner.program, 40, no_memory), pytest.raises(RuntimeError, match="allocate memory"):
         step(world.batch)
     saved.restore()

@@ -124,7 +124,7 @@ def explain(
     def watch(_: Split) -> None:
         choices.append(made.pop() if made else None)
 
-    with compat.inductor_settings(settings):
+    with compat.config.patch(settings):
         ours = replay(model, batch, loss, state_bytes=state_bytes, watch=watch)
     torchs = sweep(model, batch, loss, (1.0, *shares), state_bytes=state_bytes)
     share = min(torchs, key=lambda s: (torchs[s].peak_bytes, torchs[s].recomputed_flops, -s))

@@ -14,7 +14,6 @@ import json
 import logging
 import operator
 import os
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -24,17 +23,15 @@ import torch
 
 from olla.base import files
 from olla.base.folders import cache_folder, own_folder
-from olla.check.check import check
-from olla.errors import PlanError
 from olla.graph import Graph
 from olla.plan import Plan
 from olla.pytorch.capture import Captured
 from olla.pytorch.memory.arrange import Arranged
 from olla.pytorch.memory.replay import Table
+from olla.pytorch.ranks.agreement import checked_plan, digest, without_addresses
 
 MAX_BYTES, MAX_ENTRIES = 2**30, 512
 VERSION = 2
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _MAGIC = "olla-step"
 _logger = logging.getLogger("olla")
 T = TypeVar("T")
@@ -84,7 +81,7 @@ class Place:
         """
 
         def decode(content: Any) -> Plan:
-            plan = _checked(content, graph)
+            plan = checked_plan(content, graph)
             accept(plan)
             return plan
 
@@ -128,7 +125,7 @@ class Place:
     def _table_file(self) -> str:
         # Kernels' workspaces depend on these.
         facts = [torch.get_num_threads(), torch.get_num_interop_threads(), torch.__config__.show()]
-        return f"{self._name}.{_digest(json.dumps(facts))[:16]}.table"
+        return f"{self._name}.{digest(json.dumps(facts))[:16]}.table"
 
     def _read(self, name: str, decode: Callable[[Any], T | None]) -> T | None:
         """Return what an entry holds, or None; one that is damaged goes away, and the next save replaces it."""
@@ -159,7 +156,7 @@ class Place:
         workspace_bytes = np.array(content["workspace_bytes"], dtype=np.int64)
         seconds = np.array(content["seconds"], dtype=np.float64)
         graph = dataclasses.replace(graph, workspace_bytes=workspace_bytes, seconds=seconds)
-        plan = _checked(content["plan"], graph)
+        plan = checked_plan(content["plan"], graph)
         op_offset, num_bytes, offsets = (np.array(content[n], np.int64) for n in ("op_offset", "num_bytes", "offsets"))
         table = Table(content["arena_bytes"], op_offset, num_bytes, offsets, content["alignment"])
         arranged = Arranged(table, content["load_bytes"], content["output_bytes"])
@@ -178,7 +175,7 @@ def find(captured: Captured, options: Mapping[str, Any]) -> Place:
         return Place("", note)
     settings = sorted((k, repr(v)) for k, v in options.items())
     facts = [VERSION, olla_digest(), torch.__version__, identity(captured), settings]
-    return Place(_digest(json.dumps(facts))[:32])
+    return Place(digest(json.dumps(facts))[:32])
 
 
 def identity(captured: Captured) -> str:
@@ -189,7 +186,7 @@ def identity(captured: Captured) -> str:
     text = hashlib.sha256(captured.graph.digest.encode())
     for node in captured.module.graph.nodes:
         facts = (node.op, str(node.target), node.args, node.kwargs, node.meta.get("val"))
-        text.update(_ADDRESS.sub("", repr(facts)).encode())
+        text.update(without_addresses(repr(facts)).encode())
     return text.hexdigest()
 
 
@@ -239,23 +236,6 @@ def _head(body: bytes) -> str:
     return f"{_MAGIC} {VERSION} {hashlib.sha256(body).hexdigest()}"
 
 
-def _checked(content: Any, graph: Graph) -> Plan:
-    """Return the plan in an entry.
-
-    Raises:
-        OllaError: it is no plan of the graph.
-    """
-    plan = Plan.from_object(content)
-    if plan.source_digest != graph.digest:  # what its rewritings start from is not to be proved then
-        raise PlanError("it was made for another graph", rule="digest")
-    check(graph, plan)
-    return plan
-
-
 def _identity(plan: Plan) -> str:
     """Return what the numbering of a table depends on: the graph and the order."""
-    return _digest(f"{plan.graph_digest} {plan.order.tolist()}")
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    return digest(f"{plan.graph_digest} {plan.order.tolist()}")

@@ -145,7 +145,7 @@ class Captures:
 
 def _changed(captured: Captured, values: Sequence[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor, bool]]:
     """Yield what a step takes: name, tensor, whether the step changes it."""
-    nodes = [n for n in captured.module.graph.nodes if n.op == "placeholder"]
+    nodes = captured.module.graph.find_nodes(op="placeholder")
     changed = set(captured.graph.mutates.item.tolist())
     for entry, node, value in zip(captured.inputs, nodes, values, strict=True):
         yield entry.name, value, any(t in changed for t in captured.tensors[node])

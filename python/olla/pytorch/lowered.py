@@ -14,9 +14,7 @@ import torch
 from olla.errors import ReplayError
 from olla.graph import Graph
 from olla.plan import Goal
-from olla.pytorch.binding import InputBinding
 from olla.pytorch.capture import Captured
-from olla.pytorch.capture.exclusive import between
 from olla.pytorch.captures import Capture
 from olla.pytorch.memory import arrange
 from olla.pytorch.runner import in_plain_modes
@@ -148,17 +146,16 @@ class LoweredStep(Step):
         runner: Any = capture.runner
         return runner.run_separate(batch) if runner.separate is not None else super()._result(capture, values, batch)
 
+    def _captured(self, batch: Any) -> Captured:
+        captured = super()._captured(batch)
+        if captured.graph.communicates.any():
+            raise ReplayError('the step has collectives, which kernels="inductor" does not keep: use kernels="torch"')
+        return captured
+
     def _prepare(self, batch: Any, key: tuple[Any, ...], leaves: Sequence[Any]) -> Capture:
         _settle_dynamo()
         with ProgressLine(f"compiling {type(self._model).__name__}"):
-            captured = self._captured(batch)
-            captured.structure.check()
-            if captured.graph.communicates.any():
-                raise ReplayError(
-                    'the step has collectives, which kernels="inductor" does not keep: use kernels="torch"'
-                )
-            with between():
-                made = Capture(captured, key, InputBinding(self._model, self._optimizer), leaves)
+            made, captured = self._capture(batch, key, leaves)
         if self._separate is None and self._loss is not None and self._optimizer is not None:
             self._separate = separate_step(self._model, self._optimizer, self._loss, self._goal, self._max_recomputed)
         lowered: Any = Lowered(captured, self._goal, self._max_recomputed, self._separate)

@@ -88,20 +88,17 @@ class PlannedStep:
             needed, planner, lambda most: planner.replan(captured, costs, device, most, peak, progress)
         )
 
-    def compile(self) -> Program:
-        """Return the step as a function, on torch's own allocator."""
-        return self._program()
-
     def compile_recorded(self, recorder: Recorder, addresses: bool = True) -> Program:
         """Return the step with a window around every op, to be recorded; addresses: it notes where tensors are, too."""
         note = recorder.note if addresses else None
-        return self._program(recorder, windows=range(self.graph.num_ops), note=note)
+        return self.compile(recorder, windows=range(self.graph.num_ops), note=note)
 
     def compile_arranged(self, replay: Replay, arranged: Arranged) -> Program:
         """Return the step with a window around every op that has a place in the arena."""
-        return self._program(replay, windows=frozenset(np.flatnonzero(np.diff(arranged.table.op_offset)).tolist()))
+        return self.compile(replay, windows=frozenset(np.flatnonzero(np.diff(arranged.table.op_offset)).tolist()))
 
-    def _program(self, allocator: Recorder | Replay | None = None, **options: Any) -> Program:
+    def compile(self, allocator: Recorder | Replay | None = None, **options: Any) -> Program:
+        """Return the step as a function: with the windows of an allocator, or on torch's own; see compile_program."""
         if allocator is not None:
             options |= {"begin": allocator.begin, "end": allocator.end, "live": allocator.live}
         order = self.plan.order.tolist()
@@ -116,7 +113,7 @@ def device_type(captured: Captured) -> str:
 
 def prepared(
     captured: Captured,
-    place: Place | None,
+    place: Place,
     planner: Planner | None,
     options: dict[str, Any],
     progress: Progress | None,
@@ -126,7 +123,7 @@ def prepared(
 
     Args:
         captured: the step.
-        place: where its plan is kept; None: nowhere.
+        place: where its plan is kept.
         planner: plans it towards its goal; None: there is none.
         options: of a plan without a goal.
         progress: see olla.plan.
@@ -147,14 +144,14 @@ def prepared(
             return captured, plan(captured, layout=False, progress=progress, **options)
         return planner.plan(captured, device_type(captured), progress)
 
-    own = place.load(captured.graph, accept) if place is not None else None
+    own = place.load(captured.graph, accept)
     if ranks is not None:
         found = plan_together(ranks, own, captured.graph, lambda: make()[1], accept)
     elif own is not None:
         found = own
     else:
         captured, found = make()
-    if place is not None and found is not own:
+    if found is not own:
         place.save(found)
     if planner is not None and (own is not None or ranks is not None):
         captured = planner.restore(captured, found)

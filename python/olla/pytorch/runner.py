@@ -9,6 +9,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,7 +46,7 @@ class Runner:
         plan: its order.
         replay: the planned memory of the device; None: the step runs on torch's own allocator.
         note: for the report.
-        place: where the step is kept on disk; None: nowhere.
+        place: where the step is kept on disk.
         cuda_graph: whether calls replay a CUDA graph once they repeat each other.
         planner: made the plan towards a budget, and makes a tighter one if need be; None: there is no budget.
         host: memory for what is swapped.
@@ -63,7 +64,7 @@ class Runner:
         plan: Plan,
         replay: Replay | None,
         note: str,
-        place: Place | None = None,
+        place: Place,
         cuda_graph: bool = False,
         planner: Planner | None = None,
         host: HostMemory | None = None,
@@ -85,12 +86,12 @@ class Runner:
         self._self_check = SelfCheck(self._planned.device) if self_check else None
         self._figures = Figures(
             capture_seconds=sum(captured.seconds.values()),
-            plan_seconds=0.0 if place is not None and place.loaded else plan.seconds["total"],
+            plan_seconds=0.0 if place.loaded else plan.seconds["total"],
             eager_peak_bytes=self._eager_peak(captured.graph),
-            is_cached=place is not None and place.loaded,
-            notes=[note, place.note if place else "", planner.note if planner else ""],
+            is_cached=place.loaded,
+            notes=[note, place.note, planner.note if planner else ""],
         )
-        recorded = place.load_recorded(self.graph) if place is not None and replay is not None else None
+        recorded = place.load_recorded(self.graph) if replay is not None else None
         recorded = recorded if self._agreement.all_have(recorded.plan if recorded else None) else None
         self._is_kept = recorded is not None
         if replay is not None and recorded is not None:
@@ -232,8 +233,7 @@ class Runner:
             planned.use(tighter)
             self._num_recordings = 0
             self.program = self._compile_recorded()
-            if self._place is not None:
-                self._place.save(tighter)
+            self._place.save(tighter)
             return
         self._agreement.is_open = False
         self._arranged = arranged
@@ -269,7 +269,7 @@ class Runner:
             self.program = self._compile_recorded()
         elif check is not None and (difference := check.difference(counters, arranged)):
             self._leave_arena(replay, difference)
-        elif self._place is not None and not self._is_kept and (check is None or not check.is_open):
+        elif not self._is_kept and (check is None or not check.is_open):
             self._place.save_recorded(RecordedStep(self.graph, self.plan, arranged, self._figures.eager_peak_bytes))
             self._is_kept = True
         return results
@@ -312,7 +312,7 @@ def in_plain_modes(call: Call, values: list[torch.Tensor]) -> list[torch.Tensor]
 
 def _gradients(captured: Captured) -> list[tuple[str, bool]]:
     """Return, for each gradient among the outputs, its parameter and whether it alone holds its memory."""
-    output = next(n for n in reversed(captured.module.graph.nodes) if n.op == "output")
+    output: Any = captured.module.graph.output_node()
     held = [captured.tensors[node] for node in output.args[0]]
     count = Counter(t for tensors in held for t in tensors)
     kinds = captured.graph.tensor_kinds

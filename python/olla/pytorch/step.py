@@ -70,7 +70,7 @@ class Step:
         self._optimizer = optimizer
         self._loss = loss
         self._body = step
-        self._device = device_of(model)
+        here = self._device = device_of(model)
         self._options = options
         self._arena = arena
         self._cache_size = cache_size
@@ -87,8 +87,7 @@ class Step:
         _steps.add(self)
         self._replay: Replay | None = None
         self._note = ""
-        here = self._device
-        if cuda_graph and self._device.type != "cuda":
+        if cuda_graph and here.type != "cuda":
             raise ReplayError(f"cuda_graph=True needs CUDA, and the model is on {here}: move it there, or leave it out")
         wanted = here if device is None else torch.device(device)
         if wanted.type != here.type or wanted.index not in (None, here.index):
@@ -212,12 +211,14 @@ class Step:
         return _called(capture, values, self._model, self._optimizer, self._ranks)
 
     def _captured(self, batch: Any) -> Captured:
-        return capture(
+        captured = capture(
             self._model, batch, optimizer=self._optimizer, loss=self._loss, step=self._body, checks=self._checks
         )
+        captured.structure.check()
+        return captured
 
     def _prepare(self, batch: Any, key: tuple[Any, ...], leaves: Sequence[Any]) -> Capture:
-        from olla.pytorch.cache import find
+        from olla.pytorch.cache import Place, find
         from olla.pytorch.planned import prepared
         from olla.pytorch.planner import Planner
         from olla.pytorch.runner import Runner
@@ -231,7 +232,7 @@ class Step:
             run = functools.partial(self._capture, batch, key, leaves)
             made, captured = run() if self._ranks is None else self._ranks.together(run)
             ranks = self._agree(made, captured, dict(options))
-            place = find(captured, options) if self._disk_cache else None
+            place = find(captured, options) if self._disk_cache else Place("")
             captured, found = prepared(captured, place, planner, options, progress, ranks)
             replay, note = self._planned_memory()
             if ranks is not None and not all(ranks.numbers(replay is not None)):
@@ -249,7 +250,6 @@ class Step:
         from olla.pytorch.captures import Capture
 
         captured = self._captured(batch)
-        captured.structure.check()
         with between():
             return Capture(captured, key, InputBinding(self._model, self._optimizer), leaves), captured
 

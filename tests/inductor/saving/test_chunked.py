@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import olla.inductor
-from olla.inductor.compat.compat import inductor_settings
+from olla.inductor.compat.compat import config
 from olla.inductor.saving import chunked
 from olla.inductor.settings import patches
 from olla.inductor.simulate.step import replay
@@ -284,5 +284,5 @@ def test_the_number_of_chunks_is_a_part_of_what_is_cached() -> None:
     assert len({p.uuid() for p in made}) == 4
     assert len({pickle.dumps(p.__getstate__()) for p in made}) == 4
     assert pickle.loads(pickle.dumps(made[1])).chunked_loss == 4
-    with inductor_settings(patches(chunked_loss=4)):
+    with config.patch(patches(chunked_loss=4)):
         assert torch._inductor.config.custom_partitioner_fn.chunked_loss == 4

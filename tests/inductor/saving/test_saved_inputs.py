@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import olla.inductor
-from olla.inductor.compat.compat import inductor_settings
+from olla.inductor.compat.compat import config
 from olla.inductor.saving import saved_inputs
 from olla.inductor.settings import patches
 from olla.inductor.simulate.step import replay
@@ -30,10 +30,10 @@ def loss(model: Any, x: torch.Tensor) -> torch.Tensor:
 
 def test_weights_of_convolutions_are_in_memory_once() -> None:
     settings = patches(**LEAST)
-    with inductor_settings(settings):
+    with config.patch(settings):
         once = replay(*network(), loss)
     del settings[saved_inputs.HOOK]
-    with inductor_settings(settings):
+    with config.patch(settings):
         twice = replay(*network(), loss)
     assert twice.peak_bytes - once.peak_bytes >= 2 * WEIGHT_BYTES
     assert sum(split.saved_bytes for split in twice.splits) == sum(split.saved_bytes for split in once.splits)

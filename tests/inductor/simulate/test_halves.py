@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from olla.inductor.compat.compat import inductor_settings
+from olla.inductor.compat.compat import config
 from olla.inductor.saving import saving
 from olla.inductor.saving.partition import Partitioner
 from olla.inductor.settings import patches
@@ -27,7 +27,7 @@ def chosen(foresee: Callable[..., int | None] | None = None, **goal: Any) -> tup
     given: Partitioner = settings["custom_partitioner_fn"]
     partitioner = Partitioner(given.goal, max_recomputed=given.max_recomputed, foresee=foresee or given.foresee)
     partitioner.choices = []
-    with inductor_settings({**settings, "custom_partitioner_fn": partitioner}):
+    with config.patch({**settings, "custom_partitioner_fn": partitioner}):
         found = replay(blocks(3), torch.ones(64, 32), square)
     (choice,) = partitioner.choices
     return choice, found.peak_bytes
@@ -48,7 +48,7 @@ def test_the_code_of_both_halves_needs_what_the_step_does(name: str, goal: dict[
         return found
 
     partitioner._divide = watched  # type: ignore[method-assign]
-    with inductor_settings(settings):
+    with config.patch(settings):
         found = replay(example.model, example.batch, example.loss)
     assert seen == [found.peak_bytes]
 

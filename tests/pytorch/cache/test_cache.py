@@ -17,6 +17,7 @@ import olla
 from olla.base.folders import cache_folder
 from olla.errors import PlanError
 from olla.pytorch import cache
+from olla.pytorch.ranks.agreement import checked_plan
 from tests.support.pytorch.steps import nn, square, torch
 from tests.support.training import training_chain
 
@@ -186,11 +187,11 @@ def test_a_plan_of_the_last_graph_alone_is_no_entry_of_the_first() -> None:
     graph = training_chain()
     plan = olla.plan(graph, minimise="peak", time_limit=1.0)
     content = json.loads(json.dumps(plan.to_object()))
-    assert cache._checked(content, graph).rewrites
+    assert checked_plan(content, graph).rewrites
     assert plan.graph is not None
     olla.check(plan.graph, plan)
     with pytest.raises(PlanError, match="made for another graph"):
-        cache._checked(content, plan.graph)
+        checked_plan(content, plan.graph)
 
 
 def _exchanged(order: list[int], i: int) -> np.ndarray:

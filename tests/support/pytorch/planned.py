@@ -82,6 +82,7 @@ def require_as_planned(report: Any) -> None:
 def require_exact_requests(world: World) -> None:
     """Train in random orders, at addresses that follow from one recording: no request is missed."""
     from olla.pytorch.binding import flatten
+    from olla.pytorch.cache import Place
     from olla.pytorch.memory.requests import Requests
 
     other = world.copy()
@@ -90,7 +91,7 @@ def require_exact_requests(world: World) -> None:
     runner = runner_of(step)
     replay, graph = runner._replay, runner._captured.graph
     capture = step._captures.latest
-    runner.__init__(runner._captured, runner.plan, replay, "")  # record again
+    runner.__init__(runner._captured, runner.plan, replay, "", Place(""))  # record again
     seen: dict[str, Any] = {}
     arrange = runner._arrange
     runner._arrange = lambda replay, recorded: (seen.update(recorded=recorded), arrange(replay, recorded))

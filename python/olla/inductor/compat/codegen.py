@@ -14,15 +14,7 @@ from typing import Any
 import torch
 
 from olla.inductor.compat import fallback
-from olla.inductor.compat.compat import (
-    config,
-    devices,
-    inductor_ir,
-    inductor_settings,
-    private,
-    scheduler_classes,
-    virtualized,
-)
+from olla.inductor.compat.compat import config, devices, inductor_ir, private, scheduler_classes, virtualized
 
 _OUTER_LOOPS = "OuterLoopFusedSchedulerNode"  # of the CPU backend: kernels that share outer loops
 
@@ -142,7 +134,7 @@ def before_reuse(wrapper: Any, change: Callable[[list[Any]], list[Any]], consequ
                 wrapper.lines = change(wrapper.lines)
         except Exception as error:
             fallback.failed(consequence, error)
-        with inductor_settings({"memory_planning": False}):  # Inductor's own, which is for inference only
+        with config.patch({"memory_planning": False}):  # Inductor's own, which is for inference only
             usual(is_inference)
 
     wrapper.run_wrapper_ir_passes = passes

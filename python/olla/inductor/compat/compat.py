@@ -208,9 +208,8 @@ graph_being_compiled: Any = private("torch._functorch._aot_autograd.logging_util
 OrderedSet: Any = private("torch.utils._ordered_set", "OrderedSet")
 _SCHEDULER_MEMBERS = {
     "BaseSchedulerNode": "get_outputs get_nodes get_name get_device used_or_aliased_buffer_names",
-    "SchedulerBuffer": "get_name get_aliases can_free",
-    "Scheduler": "can_buffer_be_removed_through_fusion compute_last_usage get_backend get_donated_buffers "
-    "get_fused_node",
+    "SchedulerBuffer": "get_name get_aliases",
+    "Scheduler": "can_buffer_be_removed_through_fusion compute_last_usage get_backend",
     **dict.fromkeys(("SchedulerNode", "FusedSchedulerNode", "OutputNode"), ""),
     **dict.fromkeys(("ExternKernelSchedulerNode", "NopKernelSchedulerNode"), ""),
 }
@@ -370,9 +369,3 @@ def memory_budget(share: float) -> Iterator[None]:
     """Let torch's own partitioner, and no other, divide graphs in a block, with ``activation_memory_budget=share``."""
     with config.patch(custom_partitioner_fn=None), functorch_config.patch(activation_memory_budget=share):
         yield
-
-
-def inductor_settings(values: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
-    """Set names of Inductor's configuration for a block."""
-    changed: contextlib.AbstractContextManager[Any] = config.patch(dict(values))
-    return changed

@@ -8,22 +8,19 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from olla._core import profile
 from olla.errors import CaptureError
+from olla.graph import Graph
 from olla.inductor.compat import codegen, compat, fallback, whole
 from olla.inductor.kernels import arena, scheduler, segment
 from olla.inductor.kernels.fused import Storages
 from olla.inductor.kernels.unfuse import LEAST_GAIN, Unfusing
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from olla.graph import Graph
-    from olla.plan import Plan
+from olla.plan import Plan
 
 _TIME_LIMIT = 2.0  # seconds per graph; nearly all are proved in a small part of it, else the best order found is taken
 _KEPT_RECORDS = 1000
@@ -85,7 +82,7 @@ class _Planned:
     graph: Graph
     plan: Plan
 
-    def order(self) -> npt.NDArray[np.int32]:
+    def order(self) -> NDArray[np.int32]:
         """Return the ops of the graph in planned order."""
         if self.plan.peak_bytes == self.plan.program_peak_bytes:  # the order fusion left has its reasons
             return np.arange(len(self.nodes), dtype=np.int32)
@@ -226,7 +223,7 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
         return compat.code_digest(), self.arena, self.readers_only
 
 
-def ends(nodes: Sequence[Any], graph: Graph, order: npt.NDArray[np.int32]) -> set[str]:
+def ends(nodes: Sequence[Any], graph: Graph, order: NDArray[np.int32]) -> set[str]:
     """Return the names of the kernels behind which a function ends that would else need more than the graph's peak.
 
     Inductor for the CPU puts kernels that follow each other into one function. All that its kernels read and write is

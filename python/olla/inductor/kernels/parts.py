@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla.graph import Graph, Lists
-from olla.graph.columns import lists_of
 from olla.inductor.kernels import scheduler as inductor
 from olla.inductor.kernels.fused import Storages
 from olla.layout import live_bytes
@@ -27,7 +26,6 @@ class Parts:
         kernel: int64[num_parts], the fused node a part came in.
         movable: bool[num_parts], whether it may leave that.
         graph: parts as ops.
-        writer: int64[num_tensors], the part that makes a tensor; -1 for an input that the code frees.
         readers: of every tensor, the parts that need it.
         before, behind: of every part, the parts that must run before, and after it.
         inner: bool[num_tensors], whether a tensor is never in memory where one kernel holds all parts that use it.
@@ -38,7 +36,6 @@ class Parts:
     kernel: Ints
     movable: NDArray[np.bool_]
     graph: Graph
-    writer: Ints
     readers: Lists
     before: list[set[int]]
     behind: list[set[int]]
@@ -59,7 +56,7 @@ class Parts:
 
     def lifetimes(self, step: Ints) -> tuple[Ints, Ints, Ints]:
         """Return the first and last step of every tensor, and its bytes: none where it is never in memory."""
-        first = np.where(self.writer >= 0, step[self.writer], 0)
+        first = np.where(self.graph.writer >= 0, step[self.graph.writer], 0)
         last = first.copy()
         read = np.flatnonzero(np.diff(self.readers.offset))
         if read.size:
@@ -102,15 +99,11 @@ def parts_of(fused: Sequence[Any], storages: Storages) -> Parts:
         movable += [len(parts) > 1 and not inductor.is_rigid(part, mutable) for part in parts]
     unfused = _Unfused(nodes, storages.taken)
     graph = unfused.graph("parts")
-    writer = np.full(graph.num_tensors, -1, dtype=np.int64)
-    writer[graph.writes.item] = np.repeat(np.arange(len(nodes)), np.diff(graph.writes.offset))
-    readers: list[list[int]] = [[] for _ in range(graph.num_tensors)]
+    writer = graph.writer
     before: list[set[int]] = []
     behind: list[set[int]] = [set() for _ in nodes]
     for i, (reads, after) in enumerate(zip(graph.reads.to_lists(), graph.after.to_lists(), strict=True)):
         before.append({*writer[reads].tolist(), *after} - {-1, i})
-        for read in reads:
-            readers[read].append(i)
         for other in before[i]:
             behind[other].add(i)
     inner = np.zeros(graph.num_tensors, dtype=bool)
@@ -125,8 +118,7 @@ def parts_of(fused: Sequence[Any], storages: Storages) -> Parts:
         kernel=np.array(kernel, dtype=np.int64),
         movable=np.array(movable, dtype=bool),
         graph=graph,
-        writer=writer,
-        readers=lists_of(readers),
+        readers=graph.reads.inverted(graph.num_tensors),
         before=before,
         behind=behind,
         inner=inner,

@@ -167,7 +167,7 @@ class Unfusing:
         floor = _LEAST_SHARE * num_bytes[alive].sum()
         seen: set[tuple[int, ...]] = set()
         for tensor in alive[num_bytes[alive] >= floor].tolist():
-            writer = int(parts.writer[tensor])
+            writer = int(parts.graph.writer[tensor])
             users = [] if parts.kept[tensor] else [int(i) for i in parts.readers.of(tensor) if step[i] == last[tensor]]
             for seeds, onward in (([writer] if writer >= 0 else [], True), (users, False)):
                 if not seeds or not parts.movable[seeds[0]]:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from olla._core import Limits
+from olla._core import Limits, RecomputeSearch, Runs, Values
+from olla.inductor.saving.joint import Joint
 from olla.inductor.saving.kinds import Fusion
 from olla.plan import Goal
-
-if TYPE_CHECKING:
-    from olla._core import RecomputeSearch, Runs, Values
-    from olla.inductor.saving.joint import Joint
 
 _UNLIMITED = 1e30
 _SEED_SECONDS = 1.0  # of one minimum cut; a guard, it takes a thousandth

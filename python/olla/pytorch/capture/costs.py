@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
-from olla.pytorch.ranks.collectives import is_wait
+from olla.pytorch.ranks.collectives import is_wait, name_of
 
 # Operators that update running statistics without saying so in their schema: positions of what they change.
 _UNDECLARED = {
@@ -26,11 +26,6 @@ _LOOKUPS = {"aten::embedding", "aten::index", "aten::index_select", "aten::gathe
 _ALLOCATIONS = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"}
 
 
-def operator_name(node: fx.Node) -> str:
-    """Return ``"aten::add_"`` for ``aten.add_.Tensor``; empty for what is no ATen operator."""
-    return node.target._schema.name if isinstance(node.target, torch._ops.OpOverload) else ""
-
-
 def is_operator(node: fx.Node) -> bool:
     """Whether the node runs a torch operator, not Python arithmetic or indexing of a tuple."""
     return isinstance(node.target, torch._ops.OpOverload | torch._ops.HigherOrderOperator)
@@ -38,7 +33,7 @@ def is_operator(node: fx.Node) -> bool:
 
 def reads_number(node: fx.Node) -> bool:
     """Whether the operator turns a tensor into a Python number, as ``tensor.item()`` does."""
-    return operator_name(node) == "aten::_local_scalar_dense"
+    return name_of(node) == "aten::_local_scalar_dense"
 
 
 def target_name(node: fx.Node) -> str:
@@ -86,14 +81,14 @@ def is_random(node: fx.Node) -> bool:
     """Whether the operator draws from a generator."""
     if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
-    if operator_name(node) == "aten::native_dropout":
+    if name_of(node) == "aten::native_dropout":
         return _argument(node, "train", True) is not False
     return bool(_argument(node, "dropout_p", None) != 0.0)  # attention without dropout draws nothing
 
 
 def num_launches(node: fx.Node) -> int:
     """Return how many kernels the operator starts, at least: reserving memory and reading a number start none."""
-    starts_none = operator_name(node) in _ALLOCATIONS or not is_operator(node) or reads_number(node) or is_wait(node)
+    starts_none = name_of(node) in _ALLOCATIONS or not is_operator(node) or reads_number(node) or is_wait(node)
     return 0 if starts_none else 1
 
 
@@ -129,13 +124,13 @@ def moved_bytes(
         results: tensors with a storage of their own that it writes.
         num_changed: how many of the arguments it changes.
     """
-    if operator_name(node) in _ALLOCATIONS:
+    if name_of(node) in _ALLOCATIONS:
         return 0
     written = sum(tensor_bytes(t) for t in results)
     sizes: dict[int, int] = {}
     for position, tensor in enumerate(arguments):
         size = tensor_bytes(tensor) * (2 if position < num_changed else 1)
-        if operator_name(node) in _LOOKUPS and position == 0:
+        if name_of(node) in _LOOKUPS and position == 0:
             size = min(size, written)
         key = storage_of(tensor)
         sizes[key] = max(size, sizes.get(key, 0))

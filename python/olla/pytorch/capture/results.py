@@ -57,16 +57,6 @@ class Structure:
         """How many tensors the structure takes."""
         return sum(isinstance(leaf, _Tensor) for leaf in self.leaves)
 
-    @staticmethod
-    def tensor() -> Any:
-        """Return the leaf that stands for a tensor."""
-        return _Tensor()
-
-    @staticmethod
-    def is_tensor(leaf: Any) -> bool:
-        """Whether a leaf stands for a tensor."""
-        return isinstance(leaf, _Tensor)
-
     def check(self) -> None:
         """Raise a CaptureError if the value holds what a step cannot give back."""
         foreign = next((leaf for leaf in self.leaves if isinstance(leaf, _Foreign)), None)

@@ -186,9 +186,8 @@ class _Folder:
         self._drop_unused_state()
 
     def _drop_unused_state(self) -> None:
-        placeholders = [n for n in self.module.graph.nodes if n.op == "placeholder"]
         kept = []
-        for node, entry in zip(placeholders, self.inputs, strict=True):
+        for node, entry in zip(self.module.graph.find_nodes(op="placeholder"), self.inputs, strict=True):
             if entry.exists or node.users:
                 kept.append(entry)
             else:

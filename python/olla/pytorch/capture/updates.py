@@ -138,7 +138,7 @@ def copy_updates(module: fx.GraphModule, updates: list[Update], num_outputs: int
     """
     graph = module.graph
     named = {n.name: n for n in graph.nodes}
-    output = next(n for n in reversed(graph.nodes) if n.op == "output")
+    output: Any = graph.output_node()
     output.args = (list(output.args[0])[:num_outputs],)
     traced: dict[int, tuple[list[fx.Node], list[fx.Node]]] = {}
     for node in graph.nodes:

@@ -122,8 +122,7 @@ class Requests:
         count = np.bincount(self.op, minlength=graph.num_ops)
         made = np.concatenate([[0], np.cumsum(count[order])])  # before each step
         start = made[step[self.op]]
-        last = _last_steps(graph, step)
-        dies = np.append(last, -1)[self.tensor]  # tensor -1 has no last step
+        dies = np.append(last_steps(graph, order), -1)[self.tensor]  # tensor -1 has no last step
         freed_at = np.where(self.ends >= 0, start + self.ends, np.where(dies >= 0, made[dies + 1], -1))
         freed_in = np.where(self.ends >= 0, self.op, np.where(dies >= 0, order[dies], -1))
         comes = np.argsort(start + self.index)
@@ -168,11 +167,13 @@ def _runs(op: Int32) -> tuple[Int64, Int64]:
     return np.repeat(first, count), np.repeat(first + count, count)
 
 
-def _last_steps(graph: Graph, step: Int64) -> Int64:
-    """Return the step after which each tensor is freed: int64[T]; -1: it outlives the step."""
+def last_steps(graph: Graph, order: Sequence[int] | Int32 | Int64) -> Int64:
+    """Return the step of an order after which each tensor is freed: int64[T]; -1: it outlives the step."""
+    step = np.empty(graph.num_ops, dtype=np.int64)
+    step[np.asarray(order, dtype=np.int64)] = np.arange(graph.num_ops)
     last = np.full(graph.num_tensors, -1, dtype=np.int64)
     for lists in (graph.reads, graph.writes, graph.mutates):
-        np.maximum.at(last, lists.item, np.repeat(step, np.diff(lists.offset)))
+        np.maximum.at(last, lists.item, step[lists.owner])
     last[[kind != "temporary" for kind in graph.tensor_kinds]] = -1
     last[graph.outputs] = -1
     return last

@@ -15,7 +15,7 @@ from olla.pytorch.capture import Captured
 from olla.pytorch.capture.generator import Draws
 from olla.pytorch.checks.checks import CHECK, check
 from olla.pytorch.memory.copies import Copies, Outline
-from olla.pytorch.program.run import last_steps
+from olla.pytorch.memory.requests import last_steps
 from olla.pytorch.program.schedule import Call, OpSchedule
 from olla.pytorch.program.swapped import Transfers
 from olla.pytorch.program.talk import Talk
@@ -108,7 +108,7 @@ class _Writer:
         self._known: dict[Any, str] = {}
         self._talk = Talk()
         self._place: Mapping[int, int] | None = None  # of the op that is written
-        self._last = last_steps(schedule.graph, order)
+        self._last: list[int] = last_steps(schedule.graph, order).tolist()  # -1: beyond the step
         self.freed: list[list[_Key]] = [[] for _ in order]  # the values that die in each step of the order
         self._lasts = [kind != "temporary" for kind in captured.graph.tensor_kinds]  # beyond the step
 
@@ -180,7 +180,7 @@ class _Writer:
             self._names[key] = f"v{tensor}_{node.name}"
             self._in_tensor.setdefault(tensor, []).append(key)
             self._line(f"{self._names[key]} = o{swap}_{name}.within(m{swap})")
-            if tensor in self._last:
+            if self._last[tensor] >= 0:
                 self.freed[self._last[tensor]].append(key)
         self._line(f"del {', '.join([f'm{swap}', *(f'o{swap}_{name}' for _, name in outlines)])}")
 
@@ -263,7 +263,7 @@ class _Writer:
             if len(tensors) == 1 and self.schedule.transfers is not None:
                 self._in_tensor.setdefault(tensors[0], []).append(key)
             call = f"{self._names[key]} = {call}"
-            if ends := [self._last[t] for t in tensors if t in self._last]:
+            if ends := [self._last[t] for t in tensors if self._last[t] >= 0]:
                 self.freed[min(ends)].append(key)
         self._line(call)
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from olla.graph import Graph
 from olla.pytorch.capture import Captured
+from olla.pytorch.memory.requests import last_steps
 
 
 def run(
@@ -48,10 +48,10 @@ def run(
         elif node.op == "get_attr":
             values_of[node] = attrgetter(str(node.target))(captured.module)
     output: Any = captured.module.graph.output_node()
-    last = last_steps(captured.graph, steps)
+    last = last_steps(captured.graph, steps).tolist()
     freed: list[list[fx.Node]] = [[] for _ in steps]  # after each step: the nodes whose value is not needed any more
     for node, tensors in captured.tensors.items():
-        if ends := [last[t] for t in tensors if t in last]:
+        if ends := [last[t] for t in tensors if last[t] >= 0]:
             freed[min(ends)].append(node)
     with torch.no_grad():
         _call(captured.prologue, values_of)
@@ -73,13 +73,3 @@ def _call(nodes: Sequence[fx.Node], values_of: dict[fx.Node, Any]) -> None:
     # A tuple would keep all its tensors alive as long as the last of them.
     if nodes and isinstance(values_of[nodes[0]], tuple | list):
         del values_of[nodes[0]]
-
-
-def last_steps(graph: Graph, steps: Sequence[int]) -> dict[int, int]:
-    """Return, for each tensor that does not outlive the step, the last step that uses it."""
-    last: dict[int, int] = {}
-    for step, op in enumerate(steps):
-        for lists in (graph.reads, graph.writes, graph.mutates):
-            last.update((int(t), step) for t in lists.of(op))
-    kept = set(graph.outputs.tolist())
-    return {t: step for t, step in last.items() if graph.tensor_kinds[t] == "temporary" and t not in kept}

@@ -36,8 +36,8 @@ def agree(ranks: Ranks, graph: Graph, nodes: Iterable[fx.Node], options: Mapping
         ReplayError: names the first op, or the option, that differs.
     """
     lines = described(nodes)
-    texts = {name: _ADDRESS.sub("", repr(value)) for name, value in options.items()}
-    facts = ranks.gather([_digest([graph.digest, *lines]), texts])
+    texts = {name: without_addresses(repr(value)) for name, value in options.items()}
+    facts = ranks.gather([digest(graph.digest, *lines), texts])
     for rank, (_, others) in enumerate(facts):
         for name in sorted({*facts[0][1], *others}):
             ours, theirs = facts[0][1].get(name), others.get(name)
@@ -75,7 +75,7 @@ def described(nodes: Iterable[fx.Node]) -> list[str]:
             lines.append(f"input {node.name}{_shape(node)}")
             continue
         text = f"{node.name} = {node.target}({', '.join(map(repr, (*args, *node.kwargs.items())))})"
-        lines.append(_ADDRESS.sub("", f"{text}{_shape(node)}"))
+        lines.append(without_addresses(f"{text}{_shape(node)}"))
     return lines
 
 
@@ -110,16 +110,22 @@ def plan_together(
         return own
     content = ranks.first(lambda: (make() if own is None else own).to_object())
 
-    def checked() -> Plan:
-        found = Plan.from_object(content)
-        if found.source_digest != graph.digest:
-            raise PlanError("the plan of rank 0 is for another graph", rule="digest")
-        check(graph, found)
+    def accepted() -> Plan:
+        found = checked_plan(content, graph, "the plan of rank 0 is for another graph")
         accept(found)
         return found
 
-    found = ranks.together(checked)
+    found = ranks.together(accepted)
     return own if own is not None and digest_of(found) == mine else found
+
+
+def checked_plan(content: Any, graph: Graph, other: str = "it was made for another graph") -> Plan:
+    """Return a plan of a graph that somebody else may have written; an OllaError says why it is none."""
+    found = Plan.from_object(content)
+    if found.source_digest != graph.digest:  # what its rewritings start from is not to be proved then
+        raise PlanError(other, rule="digest")
+    check(graph, found)
+    return found
 
 
 class Agreement:
@@ -195,8 +201,14 @@ class Agreement:
 def digest_of(plan: Plan) -> str:
     """Return a digest of what a plan decides; the time it took is not in it."""
     content = plan.to_object()
-    return _digest([json.dumps(content[name]) for name in _OF_PLAN])
+    return digest(*(json.dumps(content[name]) for name in _OF_PLAN))
 
 
-def _digest(texts: list[str]) -> str:
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
+def digest(*lines: str) -> str:
+    """Return a digest of some text."""
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def without_addresses(text: str) -> str:
+    """Return how objects are shown without where they lie in this process."""
+    return _ADDRESS.sub("", text)

@@ -39,7 +39,7 @@ class Communication(NamedTuple):
 
 
 def name_of(node: fx.Node) -> str:
-    """Return ``"_c10d_functional::all_reduce"`` for a call of that operator; empty for what is no operator."""
+    """Return ``"aten::add_"`` for ``aten.add_.Tensor``; empty for what is no operator of torch."""
     return node.target._schema.name if isinstance(node.target, torch._ops.OpOverload) else ""
 
 
