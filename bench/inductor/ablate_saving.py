@@ -17,7 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -54,11 +54,8 @@ def joint_of(case: str, size: str, device: str) -> Joint:
 
     example, _ = compile_cases.build(case, size)
     settings = patches(device=device, minimise="peak")
-    with inductor_settings(settings), mock.patch.object(saving, "choose", keep):
-        try:
-            replay(example.model, example.batch, example.loss)
-        except Captured:
-            pass
+    with inductor_settings(settings), mock.patch.object(saving, "choose", keep), suppress(Captured):
+        replay(example.model, example.batch, example.loss)
     (joint,) = found
     return joint
 
