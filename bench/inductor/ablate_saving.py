@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 
 from bench.support.harness import Cell, Report
 from olla.graph import PROFILES
-from olla.inductor.compat.compat import inductor_settings
+from olla.inductor.compat.compat import config
 from olla.inductor.saving import saving
 from olla.inductor.saving.joint import Joint
 from olla.inductor.saving.saving import EVERYTHING, Again, Choice
@@ -54,7 +54,7 @@ def joint_of(case: str, size: str, device: str) -> Joint:
 
     example, _ = compile_cases.build(case, size)
     settings = patches(device=device, minimise="peak")
-    with inductor_settings(settings), mock.patch.object(saving, "choose", keep), suppress(Captured):
+    with config.patch(settings), mock.patch.object(saving, "choose", keep), suppress(Captured):
         replay(example.model, example.batch, example.loss)
     (joint,) = found
     return joint
