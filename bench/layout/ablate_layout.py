@@ -33,7 +33,7 @@ from tests.support.generate import stack
 from tests.support.overlap import highest_end, overlapping
 
 GREEDY = ("keys", "births", "squeaky_wheel", "foresight")  # with enumeration, which always takes part
-OTHERS = ("exact", "neighbourhood", "place_sharing", "beam")
+OTHERS = ("exact", "neighbourhood", "beam")
 ALIGNMENT = 512
 MAX_SLOWDOWN = 0.1  # of rewritten steps
 REWRITTEN = ("alexnet_b32", "resnet18_b32", "mobilenetv2_b32", "gpt2_b1", "bert_base_b1", "transformer_b32")

@@ -34,9 +34,8 @@ print(json.dumps([seconds, [name for name in {HEAVY!r} if name in sys.modules]])
 WARM_STARTS = """
 import sys
 import olla
-from olla.order.warm_starts import schedules
-for schedule in schedules(olla.Graph.load(sys.argv[1])).values():
-    schedule()
+from olla.order.warm_starts import hoist
+hoist(olla.Graph.load(sys.argv[1]))
 """
 PLAN = """
 import json, sys

@@ -72,14 +72,15 @@ REWRITING: dict[str, Patches] = {
     "improvement: starts from bounds": _set(recompute, _NUM_SEED_OPS=0),
     "improvement: destroy and repair": _set(recompute, _MAX_ROUNDS=0),
     "the order of the rewritten graph as a base": _set(recompute.RecomputeSearch, _rebase=lambda *_: None),
-    "list schedules of rewritten graphs": _set(auto, _schedules=lambda _: []),
+    "list schedules of rewritten graphs": _set(auto.OrderSearch, schedules=lambda _: []),
 }
 
 
 ORDERS: dict[str, Patches] = {
     "nothing": (),
-    "warm starts": _set(auto.OrderSearch, warm_starts=lambda _: []),
-    "list schedules": _set(auto, _schedules=lambda _: []),
+    "all further starts": _set(auto.OrderSearch, warm_starts=lambda _: []),
+    "hoisting": (_without_start("hoisting"),),
+    "list schedules": _set(auto.OrderSearch, schedules=lambda _: []),
 }
 
 

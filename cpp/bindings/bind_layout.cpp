@@ -41,14 +41,12 @@ void bind_options(nb::module_& m) {
   nb::class_<LayoutOptions>(m, "LayoutOptions",
                             "How to look for a layout: alignment in bytes, a capacity in bytes that is enough (0: as low as can be "
                             "found), the effort, and a switch for every search.")
-      .def(nb::init<Bytes, std::uint64_t, Bytes, int, std::int64_t, std::int64_t, bool, bool, bool, bool, bool, bool, bool, bool,
-                    bool>(),
+      .def(nb::init<Bytes, std::uint64_t, Bytes, int, std::int64_t, std::int64_t, bool, bool, bool, bool, bool, bool, bool, bool>(),
            nb::kw_only(), "alignment"_a = core.alignment, "seed"_a = core.seed, "capacity"_a = core.capacity,
            "num_threads"_a = core.num_threads, "max_placements"_a = core.max_placements, "max_nodes"_a = core.max_nodes,
            "use_enumeration"_a = core.use_enumeration, "use_keys"_a = core.use_keys, "use_births"_a = core.use_births,
            "use_squeaky_wheel"_a = core.use_squeaky_wheel, "use_foresight"_a = core.use_foresight, "use_exact"_a = core.use_exact,
-           "use_neighbourhood"_a = core.use_neighbourhood, "use_place_sharing"_a = core.use_place_sharing,
-           "use_beam"_a = core.use_beam);
+           "use_neighbourhood"_a = core.use_neighbourhood, "use_beam"_a = core.use_beam);
 }
 
 void bind_results(nb::module_& m) {

@@ -15,15 +15,6 @@ inline Part one_part(std::vector<Buffer> buffers) {
   return part_of(buffers);
 }
 
-inline Packing stacked(const Part& part) {
-  Packing packing;
-  for (const Item& item : part.items) {
-    packing.offsets.push_back(packing.height);
-    packing.height += item.size;
-  }
-  return packing;
-}
-
 inline Packing by_birth(const Part& part) {
   Packing packing{fit_by_birth(part, 0)};
   packing.height = height_of(part, packing.offsets);

@@ -294,7 +294,7 @@ class LayoutOptions:
     How to look for a layout: alignment in bytes, a capacity in bytes that is enough (0: as low as can be found), the effort, and a switch for every search.
     """
 
-    def __init__(self, *, alignment: int = 1, seed: int = 0, capacity: int = 0, num_threads: int = 1, max_placements: int = 2000000, max_nodes: int = 4000000, use_enumeration: bool = True, use_keys: bool = True, use_births: bool = True, use_squeaky_wheel: bool = True, use_foresight: bool = True, use_exact: bool = True, use_neighbourhood: bool = True, use_place_sharing: bool = True, use_beam: bool = True) -> None: ...
+    def __init__(self, *, alignment: int = 1, seed: int = 0, capacity: int = 0, num_threads: int = 1, max_placements: int = 2000000, max_nodes: int = 4000000, use_enumeration: bool = True, use_keys: bool = True, use_births: bool = True, use_squeaky_wheel: bool = True, use_foresight: bool = True, use_exact: bool = True, use_neighbourhood: bool = True, use_beam: bool = True) -> None: ...
 
 class LayoutResult:
     """Offsets for buffers, and how good they are."""

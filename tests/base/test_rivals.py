@@ -71,26 +71,23 @@ def test_a_broken_list_schedule_is_left_out(
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-@pytest.mark.parametrize("kernel", [0, 1, 2])
 @pytest.mark.parametrize("method", ["auto", "ilp"])
 def test_a_broken_warm_start_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, graph: Graph, method: str, kernel: int, broken: Any
+    monkeypatch: pytest.MonkeyPatch, graph: Graph, method: str, broken: Any
 ) -> None:
-    kernels = list(warm_starts._kernels())
-    kernels[kernel] = lambda *_: broken(graph)
-    monkeypatch.setattr(warm_starts, "_kernels", lambda: kernels)
+    monkeypatch.setattr(warm_starts, "_kernel", lambda: lambda *_: broken(graph))
     plan = olla.plan(graph, method=method, time_limit=0.1)
     olla.check(graph, plan)
     assert len(left_out(plan)) == 1, plan.details
 
 
 def test_without_any_heuristic_the_program_order_is_refined(monkeypatch: pytest.MonkeyPatch, graph: Graph) -> None:
-    monkeypatch.setattr(warm_starts, "_kernels", raises)
+    monkeypatch.setattr(warm_starts, "_kernel", raises)
     for name in SCHEDULES:
         patch_core(monkeypatch, name, raises)
     plan = olla.plan(graph, time_limit=0.1)
     olla.check(graph, plan)
-    assert len(left_out(plan)) == 6
+    assert len(left_out(plan)) == 4
     with pytest.raises(SolverError, match="method 'inductor' failed: none of Inductor's schedules"):
         olla.plan(graph, method="inductor")
 

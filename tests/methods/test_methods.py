@@ -106,6 +106,20 @@ def test_ctrl_c_anywhere_in_a_method_leaves_a_valid_plan(method: str, monkeypatc
         assert ("interrupted" in result.message) == bool(calls)
 
 
+@pytest.mark.parametrize("name", ["order_ilp", "address_ilp"])
+def test_ctrl_c_before_a_program_of_model_has_answered_leaves_a_valid_plan(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    graph = stack(60, family="convnet")
+    patch_core(monkeypatch, name, interrupted)
+    result = plan(graph, method="model", time_limit=2.0)
+    check(graph, result)
+    assert "interrupted" in result.message
+
+
 def test_an_answer_that_breaks_a_dependency_is_caught_by_the_checker(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(problem: Problem) -> Answer:
         return Answer(np.ascontiguousarray(problem.order[::-1]))

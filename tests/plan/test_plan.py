@@ -208,9 +208,9 @@ def test_options_are_kept_in_the_plan() -> None:
     assert (options["seed"], options["num_precedences"], options["order_given"]) == (5, 1, False)
 
 
-@pytest.mark.parametrize("stage", ["order", "layout", "schedules"])
+@pytest.mark.parametrize("stage", ["order", "layout", "hoist"])
 def test_an_interrupt_in_any_stage_gives_the_best_plan_so_far(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = getattr(warm_starts if stage == "schedules" else _core, stage), []
+    real, calls = getattr(warm_starts if stage == "hoist" else _core, stage), []
 
     def interrupted_once(*args: Any, **options: Any) -> Any:
         calls.append(args)
@@ -218,11 +218,11 @@ def test_an_interrupt_in_any_stage_gives_the_best_plan_so_far(stage: str, monkey
             raise KeyboardInterrupt
         return real(*args, **options)
 
-    if stage == "schedules":
+    if stage == "hoist":
         monkeypatch.setattr(warm_starts, stage, interrupted_once)
     else:
         patch_core(monkeypatch, stage, interrupted_once)
-    graph = hard_graph() if stage == "schedules" else training_step()  # easy graphs need no warm starts
+    graph = hard_graph() if stage == "hoist" else training_step()  # easy graphs need no warm starts
     result = plan(graph, time_limit=20.0)
     check(graph, result)
     assert calls

@@ -21,7 +21,7 @@ MAY_INCLUDE = {
     "layout/problem": ("base",),
     "layout/greedy": ("layout/problem", "base"),
     "layout/exact": ("layout/problem", "base"),
-    "layout/pipelines": ("layout/exact", "layout/greedy", "layout/problem", "base"),
+    "layout/pipelines": ("layout/problem", "base"),
     "layout": ("layout/pipelines", "layout/exact", "layout/greedy", "layout/problem", "base"),
     "order": ("graph", "base"),
     "swap": ("graph", "base"),

@@ -27,7 +27,7 @@ Portfolio::Portfolio(const Part& part, const LayoutOptions& options)
       bound_(part.bound),
       skyline_(part),
       wheel_(part, skyline_, options.seed),
-      ladder_(part, {options.seed, options.num_threads, options.capacity > 0}) {}
+      ladder_(part, options.seed, options.num_threads) {}
 
 void Portfolio::begin(const std::function<bool()>& stop) {
   if (skyline_.place(by_key(part_, item_keys(part_, kArea)), {}, stop, best_)) return;
@@ -59,18 +59,11 @@ bool Portfolio::improve(Bytes enough, Effort& effort, const StopAt& stop) {
     if (best_.height > enough) bound_ = best_.height;
     return false;
   }
-  if (is_free_ && part_.num_items() >= kMinRepeating) find_repetition();
-  for (int turn = 0; turn < 2 && sharing_ && !done(enough, stop); ++turn) lower_by(*sharing_, sharing_share_, enough, effort, stop);
+  repeats_ = options_.use_beam && is_free_ && part_.num_items() >= kMinRepeating && births_repeat(part_);
   if (options_.use_births && is_free_) try_births(enough, stop);
   if (repeats_ && !done(enough, stop)) turn_beam(enough, effort, stop);
   if (options_.use_keys) try_keys(enough, stop);
   return true;
-}
-
-void Portfolio::find_repetition() {
-  base_ = find_base(part_);
-  if (options_.use_place_sharing) sharing_ = PlaceSharing::find(part_, base_, {options_.seed, options_.num_threads, false});
-  repeats_ = options_.use_beam && Beam::suits(part_) && births_repeat(part_);
 }
 
 void Portfolio::try_keys(Bytes enough, const StopAt& stop) {
@@ -99,12 +92,10 @@ void Portfolio::try_births(Bytes enough, const StopAt& stop) {
 
 // The searches take turns, as no one can tell which suits a part. Around fixed items only the wheel and the neighbourhoods build.
 void Portfolio::take_turns(Bytes enough, Effort& effort, const StopAt& stop) {
-  const bool is_decision = is_small_ && options_.capacity > 0;
-  if (sharing_ && !done(enough, stop)) lower_by(*sharing_, sharing_share_, enough, effort, stop);
   if (repeats_ && !done(enough, stop)) turn_beam(enough, effort, stop);
-  if (options_.use_squeaky_wheel && !is_decision && !done(enough, stop)) turn_wheel(enough, effort, stop);
+  if (options_.use_squeaky_wheel && !done(enough, stop)) turn_wheel(enough, effort, stop);
   if (is_small_ && !done(enough, stop)) climb_down(enough, effort, stop);
-  if (!options_.use_neighbourhood || is_decision || done(enough, stop)) return;
+  if (!options_.use_neighbourhood || done(enough, stop)) return;
   if (part_.num_items() < kMinNeighbourhood || part_.num_items() > kMaxNeighbourhood) return;
   if (!neighbourhood_) neighbourhood_.emplace(part_, options_.seed);
   lower_by(*neighbourhood_, neighbourhood_share_, enough, effort, stop);
@@ -136,8 +127,10 @@ void Portfolio::lower_by(Search& search, Share& share, Bytes enough, Effort& eff
 }
 
 void Portfolio::turn_beam(Bytes enough, Effort& effort, const StopAt& stop) {
-  for (auto t = beams_.size(); t < std::min<std::size_t>(options_.num_threads, kMaxBeams); ++t) {
-    beams_.emplace_back(part_, base_, options_.seed + t);
+  if (beams_.empty()) {
+    const LongLivedBase base = find_base(part_);
+    const auto num_beams = std::min<std::size_t>(options_.num_threads, kMaxBeams);
+    for (std::size_t t = 0; t < num_beams; ++t) beams_.emplace_back(part_, base, options_.seed + t);
   }
   const Bytes before = best_.height;
   const std::int64_t slice = std::max(kBeamNodes, kBeamNodesPerItem * part_.num_items());

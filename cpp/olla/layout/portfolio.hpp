@@ -8,7 +8,6 @@
 #include "olla/layout/exact/neighbourhood.hpp"
 #include "olla/layout/greedy/squeaky_wheel.hpp"
 #include "olla/layout/pipelines/beam.hpp"
-#include "olla/layout/pipelines/place_sharing.hpp"
 #include "olla/layout/problem/buffer.hpp"
 
 namespace olla {
@@ -38,7 +37,6 @@ class Portfolio {
     void learn(bool has_gained) { slices = has_gained ? std::min(16.0, 2 * slices) : std::max(0.25, slices / 2); }
   };
 
-  void find_repetition();
   void try_keys(Bytes enough, const StopAt& stop);
   void fill(Skyline& skyline, const Part& part, const KeyWeights& weights, const StopAt& stop);
   void try_births(Bytes enough, const StopAt& stop);
@@ -62,11 +60,9 @@ class Portfolio {
   SqueakyWheel wheel_;
   Ladder ladder_;
   std::optional<Neighbourhood> neighbourhood_;
-  LongLivedBase base_;  // where repetition was looked for
-  std::unique_ptr<PlaceSharing> sharing_;
   bool repeats_ = false;
   std::vector<Beam> beams_;  // of a thread
-  Share beam_share_, sharing_share_, wheel_share_, neighbourhood_share_;
+  Share beam_share_, wheel_share_, neighbourhood_share_;
 };
 
 }  // namespace olla

@@ -56,9 +56,9 @@ TEST(height_equals_brute_force_up_to_seven_buffers) {
   }
 }
 
-constexpr std::array kSwitches{&LayoutOptions::use_enumeration,   &LayoutOptions::use_keys,          &LayoutOptions::use_births,
-                               &LayoutOptions::use_squeaky_wheel, &LayoutOptions::use_foresight,     &LayoutOptions::use_exact,
-                               &LayoutOptions::use_neighbourhood, &LayoutOptions::use_place_sharing, &LayoutOptions::use_beam};
+constexpr std::array kSwitches{&LayoutOptions::use_enumeration,   &LayoutOptions::use_keys,      &LayoutOptions::use_births,
+                               &LayoutOptions::use_squeaky_wheel, &LayoutOptions::use_foresight, &LayoutOptions::use_exact,
+                               &LayoutOptions::use_neighbourhood, &LayoutOptions::use_beam};
 
 TEST(any_choice_of_searches_gives_a_valid_layout_and_none_beats_the_proof) {
   for (std::uint32_t seed = 0; seed < 60; ++seed) {

@@ -71,7 +71,7 @@ def solve_addresses(
     Args:
         search: gives the problem and the time; it records seconds, details and interruption.
         buffers: what to place.
-        start: int64[m], bytes: a layout to start from; default: a first fit.
+        start: int64[m], bytes: a layout to start from, and the answer where Ctrl-C comes first; default: a first fit.
         fixed: int64[m], bytes: an offset that buffer i keeps, or -1.
         bound: a proven lower bound of the height, or 0.
 
@@ -83,7 +83,7 @@ def solve_addresses(
     if num > _MAX_BUFFERS:
         search.details.append(f"address program: not built for {num} buffers, the limit is {_MAX_BUFFERS}")
         return _heuristic(search, buffers, search.left(1.0), fixed).offsets if start is None else start
-    places = np.zeros(num, dtype=np.int64) if start is None else start
+    places = start
     with search.stage("address"):
         found = address_ilp(
             buffers.lower,
@@ -103,7 +103,7 @@ def solve_addresses(
             f"address program: {found.status}, arena {found.height_bytes}, bound {found.lower_bound_bytes}, "
             f"load {found.load_bytes}; {described(found.figures)}"
         )
-    return places
+    return _heuristic(search, buffers, 0.0, fixed).offsets if places is None else places
 
 
 def described(figures: IlpFigures) -> str:

@@ -5,19 +5,18 @@ Where work is limited rather than time, the first two alone, from the program or
 
 from __future__ import annotations
 
-from olla.order.base_orders import inductor_schedules
 from olla.order.method import Answer, Problem
-from olla.order.search import Order, OrderSearch
+from olla.order.search import OrderSearch
 
 _QUICK_SECONDS = 2.0  # most graphs need no more from the program order alone, and then no warm start, nor numba
 
 
 def solve(problem: Problem) -> Answer:
-    """Refine the program order, then, where a gap is left, warm starts and list schedules too."""
+    """Refine the program order, then, where a gap is left, warm starts too."""
     search = OrderSearch(problem)
     if problem.options.max_work is not None:
         with search.stage("order"):
-            search.refine([problem.order, *_schedules(search)], search.left())
+            search.refine([problem.order, *search.schedules()], search.left())
         return search.answer()
     with search.stage("order"):
         search.refine([problem.order], min(_QUICK_SECONDS, 0.5 * search.left()))
@@ -26,14 +25,6 @@ def solve(problem: Problem) -> Answer:
     starts = [search.order]
     with search.stage("warmstart"):
         starts += search.warm_starts()
-        for schedule in _schedules(search):
-            search.keep(schedule)  # never worse than the method inductor
-        if search.order is not starts[0]:
-            starts.append(search.order)
     with search.stage("order"):
         search.refine(starts, search.left())
     return search.answer()
-
-
-def _schedules(search: OrderSearch) -> list[Order]:
-    return list(search.orders(inductor_schedules(search.problem.core)).values())

@@ -14,6 +14,7 @@ from olla._core import order as best_order
 from olla.base import rivals
 from olla.errors import SolverError
 from olla.layout import Placement
+from olla.order.base_orders import inductor_schedules
 from olla.order.method import Answer, Problem
 
 _LAYOUT_SHARE = 0.2  # of the time limit, kept for the layout
@@ -81,13 +82,18 @@ class OrderSearch:
         return rivals.orders(self.problem.core, schedules, self.details)
 
     def warm_starts(self) -> list[Order]:
-        """Return list schedules, as long as nothing interrupted the search."""
+        """Return the program order hoisted and Inductor's schedules, as long as nothing interrupted the search."""
         if self.interrupted:
             return []
-        from olla.order import warm_starts
+        from olla.order import warm_starts  # which loads numba
 
-        schedules = warm_starts.schedules(self.problem.graph, self.problem.core, self.problem.order)  # they load numba
-        return list(self.orders(schedules).values())
+        problem = self.problem
+        hoisted = {"hoisting": lambda: warm_starts.hoist(problem.graph, problem.core, problem.order)}
+        return [*self.orders(hoisted).values(), *self.schedules()]
+
+    def schedules(self) -> list[Order]:
+        """Return Inductor's list schedules."""
+        return list(self.orders(inductor_schedules(self.problem.core)).values())
 
     def raise_bound(self, limit: float) -> None:
         """Raise the bound by minimum cuts around the ops of the best order."""

@@ -186,7 +186,7 @@ def _minimised(given: dict[str, Any]) -> str | None:
             )
     if share is not None and not (isinstance(share, int | float) and share >= 0):
         raise ValueError(f"max_recomputed is {share!r}, expected a share of the step's flops: 0.05 for 5 %")
-    alone = share is not None and given["budget"] is None and given["max_slowdown"] is None
+    alone = share is not None and all(given[goal] is None for goal in ("budget", "max_slowdown", "minimise"))
     return "peak" if alone else minimise
 
 

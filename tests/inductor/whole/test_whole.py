@@ -203,6 +203,7 @@ def test_two_backward_passes_are_refused_by_name() -> None:
         ({"arena": True}, 'arena=True is for kernels="torch"'),
         ({"swap": True}, 'swap=True is for kernels="torch"'),
         ({"max_recomputed": -1}, "max_recomputed is -1"),
+        ({"max_recomputed": 0.1, "minimise": "nonsense"}, "nonsense"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_its_value(options: dict[str, Any], message: str) -> None:

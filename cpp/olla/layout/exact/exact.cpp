@@ -193,7 +193,7 @@ std::int32_t ExactSearch::tightest(const Group& group) {
   std::int32_t best = -1;
   for (const std::int32_t k : frontier_.by_release(group)) {
     const Open& item = frontier_.open(k);
-    if (!frontier_.is_alive(item, section)) continue;
+    if (section < item.first || item.last <= section) continue;
     if (best >= 0 && item.release > frontier_.open(best).release) break;
     if (best < 0 || rank_[item.item] < rank_[frontier_.open(best).item]) best = k;
   }
@@ -217,20 +217,16 @@ Section ExactSearch::tightest_section(const Group& group) {
   for (std::size_t k = order.size(); k-- > 0;) {
     const Open item = frontier_.open(order[k]);
     Frontier::add_fixed(left, item.release, first, last, work_);
-    frontier_.each_life(item, first, last, [&](Section from, Section to) {
-      for (Section s = from; s < to; ++s) {
-        work[s] += item.size;
-        end[s] = std::max(end[s], work[s] + item.release);
-        start[s] = item.release;
-      }
-    });
+    for (Section s = item.first; s < item.last; ++s) {
+      work[s] += item.size;
+      end[s] = std::max(end[s], work[s] + item.release);
+      start[s] = item.release;
+    }
   }
   for (Section s = first; s < last; ++s) end[s] = start[s] + capacity_ - end[s];  // the latest start of the first
   for (const std::int32_t k : order) {
     const Open item = frontier_.open(k);
-    frontier_.each_life(item, first, last, [&](Section from, Section to) {
-      for (Section s = from; s < to; ++s) num_first[s] += item.release <= end[s];
-    });
+    for (Section s = item.first; s < item.last; ++s) num_first[s] += item.release <= end[s];
   }
   double best = std::numeric_limits<double>::max();
   Section where = -1;

@@ -11,45 +11,16 @@
 namespace olla {
 
 Frontier::Frontier(const Part& part, const ExactRules& rules)
-    : part_(part),
-      rules_(rules),
-      has_later_lives_(!part.later_lives.empty()),
-      shape_(part.items.size()),
-      work_(part.section_load.size()) {
+    : part_(part), rules_(rules), shape_(part.items.size()), work_(part.section_load.size()) {
   for (ItemId i = 0; i < part.num_items(); ++i) {
     if (!part.is_fixed(i)) free_.push_back(i);
   }
   const auto key = [&](ItemId i) { return std::tuple(part.items[i].first, part.items[i].last, part.items[i].size); };
   std::ranges::stable_sort(free_, {}, key);
   for (std::size_t k = 0; k < free_.size(); ++k) {
-    const bool is_twin = !has_later_lives_ && k > 0 && key(free_[k]) == key(free_[k - 1]);
+    const bool is_twin = k > 0 && key(free_[k]) == key(free_[k - 1]);
     shape_[free_[k]] = is_twin ? shape_[free_[k - 1]] : static_cast<std::int32_t>(k);
   }
-  if (has_later_lives_) find_meetings();
-}
-
-void Frontier::find_meetings() {
-  const std::size_t num_items = part_.items.size();
-  meetings_.assign(num_items * num_items, false);
-  std::vector<std::vector<ItemId>> alive(part_.section_load.size());
-  for (ItemId i = 0; i < part_.num_items(); ++i) {
-    const auto add = [&](const Stretch& life) {
-      for (Section s = life.first; s < life.last; ++s) alive[s].push_back(i);
-    };
-    add({part_.items[i].first, part_.items[i].last});
-    std::ranges::for_each(part_.later_lives[i], add);
-  }
-  for (const std::vector<ItemId>& here : alive) {
-    for (const ItemId i : here) {
-      for (const ItemId j : here) meetings_[i * num_items + j] = true;
-    }
-  }
-}
-
-bool Frontier::is_alive(const Open& open, Section section) const {
-  if (open.first <= section && section < open.last) return true;
-  return has_later_lives_ && std::ranges::any_of(part_.later_lives[open.item],
-                                                 [&](const Stretch& life) { return life.first <= section && section < life.last; });
 }
 
 bool Frontier::start(Level capacity, Bytes unit, Group& all) {
@@ -63,8 +34,6 @@ bool Frontier::start(Level capacity, Bytes unit, Group& all) {
     const auto end = static_cast<Level>(std::min<Bytes>((offset + item.size + unit - 1) / unit, kMaxLevel));
     if (begin >= end) continue;
     fixed_lives_.push_back({item.first, item.last, begin, end - begin});
-    if (!has_later_lives_) continue;
-    for (const Stretch& life : part_.later_lives[i]) fixed_lives_.push_back({life.first, life.last, begin, end - begin});
   }
   std::ranges::stable_sort(fixed_lives_, {}, &FixedLife::offset);
   const std::int32_t num_items = num_free();
@@ -95,9 +64,7 @@ void Frontier::find_windows() {
     const Open& open = open_[k];
     Level low = 0;
     for (const FixedLife& fixed : fixed_lives_) {
-      bool is_in_way = false;
-      each_life(open, fixed.first, fixed.last, [&](Section, Section) { is_in_way = true; });
-      if (!is_in_way) continue;
+      if (open.first >= fixed.last || fixed.first >= open.last) continue;
       if (fixed.offset - open.size >= low) windows_.item.push_back({low, fixed.offset - open.size});
       low = std::max(low, fixed.offset + fixed.size);
     }
@@ -159,23 +126,17 @@ bool Frontier::overfull(const Group& group, Section first, Section last) {
   std::span<const FixedLife> left = fixed_lives_;
   for (std::int32_t k = group.end - 1; k >= group.begin; --k) {
     const Open& item = open[order_[k]];
-    const Level release = rules_.use_machine ? item.release : 0;
-    const Level size = item.size;
-    Level most = -1;
-    const auto put = [&](Section from, Section to) {
-      if (most < 0) add_fixed(left, release, first, last, work_);
-      for (Section s = from; s < to; ++s) {
-        work[s] += size;
-        most = std::max(most, work[s]);
-      }
-    };
-    each_life(item, first, last, put);
-    if (most < 0 || most <= capacity_ - release) continue;
-    const auto find = [&](Section from, Section to) {
-      const Level* const found = std::find(work + from, work + to, most);
-      if (found != work + to) culprit_ = static_cast<Section>(found - work);
-    };
-    each_life(item, first, last, find);
+    const Section from = std::max(item.first, first), to = std::min(item.last, last);
+    if (from >= to) continue;
+    const Level release = rules_.use_machine ? item.release : 0, size = item.size;
+    add_fixed(left, release, first, last, work_);
+    Level most = 0;
+    for (Section s = from; s < to; ++s) {
+      work[s] += size;
+      most = std::max(most, work[s]);
+    }
+    if (most <= capacity_ - release) continue;
+    culprit_ = static_cast<Section>(std::find(work + from, work + to, most) - work);
     return true;
   }
   return false;
@@ -195,7 +156,7 @@ bool Frontier::place(const Group& group, std::int32_t x, std::vector<Group>& res
   for (std::int32_t k = from.begin; k < from.end; ++k) {
     if (k == x) continue;
     Open& item = open_[out] = open_[k];
-    if (rest.empty() || (rules_.use_split && !has_later_lives_ && item.first >= reach)) {
+    if (rest.empty() || (rules_.use_split && item.first >= reach)) {
       rest.push_back({out, out, limit, item.first, item.last, part_.num_sections(), 0, {}});
       reach = item.last;
     }
@@ -209,7 +170,8 @@ bool Frontier::place(const Group& group, std::int32_t x, std::vector<Group>& res
         item.release = fit(item.item, top);
         if (item.release > capacity_ - item.size) return false;
         rose_[out] = true;
-        widen(last.raised_first, last.raised_last, item);
+        last.raised_first = std::min(last.raised_first, item.first);
+        last.raised_last = std::max(last.raised_last, item.last);
       }
     }
     const StateHash own = hash(item);
@@ -270,7 +232,7 @@ bool Frontier::postpone(const Group& group, std::int32_t x) {
     open_[k].postponed = !on_fixed;
   }
   sort(group);
-  return has_later_lives_ ? !overfull(group, 0, part_.num_sections()) : !overfull(group, late.first, late.last);
+  return !overfull(group, late.first, late.last);
 }
 
 // From the lowest top an item can rest on upwards (Dijkstra): items that wait for each other alone never get a place.
@@ -299,7 +261,8 @@ bool Frontier::settle(const Group& group) {
     if (best_release > open.release) {
       open.release = best_release;
       open.postponed = !best_on_fixed;
-      widen(first, last, open);
+      first = std::min(first, open.first);
+      last = std::max(last, open.last);
     }
     pending_[best] = pending_.back();
     pending_.pop_back();

@@ -66,22 +66,7 @@ class Frontier {
 
   std::int32_t num_free() const { return static_cast<std::int32_t>(free_.size()); }
   const Open& open(std::int32_t x) const { return open_[x]; }
-  bool meet(const Open& a, const Open& b) const {
-    return has_later_lives_ ? meet_later(a, b) : a.first < b.last && b.first < a.last;
-  }
-  bool is_alive(const Open& open, Section section) const;
-
-  // Calls visit(first, last) for the lifetimes of the item, as far as they are in [first, last).
-  template <class Visit>
-  void each_life(const Open& open, Section first, Section last, const Visit& visit) const {
-    const Section from = std::max(open.first, first), to = std::min(open.last, last);
-    if (from < to) visit(from, to);
-    if (has_later_lives_) {
-      for (const Stretch& life : part_.later_lives[open.item]) {
-        if (std::max(life.first, first) < std::min(life.last, last)) visit(std::max(life.first, first), std::min(life.last, last));
-      }
-    }
-  }
+  static bool meet(const Open& a, const Open& b) { return a.first < b.last && b.first < a.last; }
 
   std::span<const std::int32_t> by_release(const Group& g) const { return {order_.data() + g.begin, order_.data() + g.end}; }
   std::span<const ItemId> free_items() const { return free_; }
@@ -100,13 +85,6 @@ class Frontier {
     Level begin, end;  // starts that keep clear of fixed items, both inclusive
   };
 
-  void find_meetings();
-  bool meet_later(const Open& a, const Open& b) const { return meetings_[a.item * part_.items.size() + b.item]; }
-  // Makes [first, last) hold the sections where the item can be alive.
-  void widen(Section& first, Section& last, const Open& item) const {
-    first = has_later_lives_ ? 0 : std::min(first, item.first);
-    last = has_later_lives_ ? part_.num_sections() : std::max(last, item.last);
-  }
   void find_windows();
   Level fit(ItemId item, Level above) const;          // lowest start at or above
   Level next_window(ItemId item, Level above) const;  // lowest start above it that rests on a fixed item
@@ -119,8 +97,6 @@ class Frontier {
 
   const Part& part_;
   const ExactRules rules_;
-  const bool has_later_lives_;
-  std::vector<char> meetings_;  // where items have later lives: of items i and j, whether they are ever alive together
   std::vector<ItemId> free_;
   std::vector<std::int32_t> shape_;     // of an item; the same for items of equal lifetime and size
   std::vector<FixedLife> fixed_lives_;  // by offset

@@ -15,7 +15,7 @@ constexpr std::int64_t kLowShare = 4;              // a low rung holds more rare
 
 ExactSearch& Ladder::search(std::size_t thread) {
   while (searches_.size() <= thread) {
-    searches_.push_back(std::make_unique<ExactSearch>(part_, ExactRules{}, options_.seed + searches_.size()));
+    searches_.push_back(std::make_unique<ExactSearch>(part_, ExactRules{}, seed_ + searches_.size()));
   }
   return *searches_[thread];
 }
@@ -27,20 +27,16 @@ void Ladder::lower(Bytes enough, std::int64_t max_nodes, const StopAt& stop, Pac
   bool stopped = false;
   const auto asked = [&] { return stopped = stopped || stop(best.height); };
   const std::int64_t end = num_nodes_ + max_nodes;
-  const int first_shift = options_.is_decision ? 0 : kFirstShift;
   while (num_nodes_ < end && !asked()) {
     const Bytes lowest = std::max(enough, bound_);
     if (best.height <= lowest) return;
     const Bytes step = shift_ == 0 ? best.height - lowest : std::max<Bytes>(1, (best.height - lowest) >> shift_);
-    const std::int64_t nodes = shift_ == first_shift ? rung_nodes_ : rung_nodes_ / kLowShare;
+    const std::int64_t nodes = shift_ == kFirstShift ? rung_nodes_ : rung_nodes_ / kLowShare;
     const Fit fit = decide(best.height - step, std::min(nodes, end - num_nodes_), asked, best);
     if (fit == Fit::kFits) continue;
-    if (fit == Fit::kNever) {
-      bound_ = std::max(bound_, best.height - step + 1);
-      if (options_.is_decision) return;
-    }
+    if (fit == Fit::kNever) bound_ = std::max(bound_, best.height - step + 1);
     const bool is_lowest = shift_ == 0;
-    shift_ = is_lowest ? first_shift : std::max(0, shift_ - kShiftPerRung);
+    shift_ = is_lowest ? kFirstShift : std::max(0, shift_ - kShiftPerRung);
     if (is_lowest) rung_nodes_ *= 2;
   }
 }
@@ -48,9 +44,9 @@ void Ladder::lower(Bytes enough, std::int64_t max_nodes, const StopAt& stop, Pac
 Fit Ladder::decide(Bytes capacity, std::int64_t max_nodes, const std::function<bool()>& stop, Packing& best) {
   std::size_t winner = 0;
   const std::int64_t before = search(0).num_nodes();
-  Fit fit = search(0).decide(capacity, {options_.num_threads > 1 ? std::min(max_nodes, kNodesAlone) : max_nodes, stop});
+  Fit fit = search(0).decide(capacity, {num_threads_ > 1 ? std::min(max_nodes, kNodesAlone) : max_nodes, stop});
   const std::int64_t left = max_nodes - kNodesAlone;
-  if (fit == Fit::kUnknown && options_.num_threads > 1 && left > 0 && !stop()) fit = decide_together(capacity, left, stop, winner);
+  if (fit == Fit::kUnknown && num_threads_ > 1 && left > 0 && !stop()) fit = decide_together(capacity, left, stop, winner);
   num_nodes_ += std::max<std::int64_t>(1, search(0).num_nodes() - before);
   if (fit != Fit::kFits) return fit;
   const std::vector<Offset>& offsets = search(winner).offsets();
@@ -60,7 +56,7 @@ Fit Ladder::decide(Bytes capacity, std::int64_t max_nodes, const std::function<b
 
 // Every thread with a seed of its own; the first answer ends the others. This thread alone asks stop.
 Fit Ladder::decide_together(Bytes capacity, std::int64_t max_nodes, const std::function<bool()>& stop, std::size_t& winner) {
-  const auto num_threads = static_cast<std::size_t>(options_.num_threads);
+  const auto num_threads = static_cast<std::size_t>(num_threads_);
   search(num_threads - 1);
   std::atomic<bool> over = false;
   std::vector<Fit> fits(num_threads, Fit::kUnknown);

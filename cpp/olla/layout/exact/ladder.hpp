@@ -7,16 +7,11 @@
 
 namespace olla {
 
-struct LadderOptions {
-  std::uint64_t seed = 0;
-  int num_threads = 1;
-  bool is_decision = false;  // the lowest capacity is the only question
-};
-
 // Keeps its searches, and with them what they learned, from one call of lower() to the next.
 class Ladder {
  public:
-  Ladder(const Part& part, const LadderOptions& options) : part_(part), options_(options), bound_(part.load) {}
+  Ladder(const Part& part, std::uint64_t seed, int num_threads)
+      : part_(part), seed_(seed), num_threads_(num_threads), bound_(part.load) {}
 
   // Ends as well where the height is proved least. The calling thread alone asks stop. With one thread the same calls give the same
   // packings.
@@ -30,7 +25,8 @@ class Ladder {
   ExactSearch& search(std::size_t thread);
 
   const Part& part_;
-  const LadderOptions options_;
+  const std::uint64_t seed_;
+  const int num_threads_;
   Bytes bound_;
   std::int64_t rung_nodes_ = 4000;
   int shift_ = 0;  // of the next step: its share of what there is to gain

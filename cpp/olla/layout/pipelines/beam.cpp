@@ -11,8 +11,7 @@
 namespace olla {
 namespace {
 
-constexpr ItemId kMaxItems = 100'000;
-constexpr std::size_t kMinWidth = 25, kMaxWidth = 800, kMaxSteps = 8'000'000;
+constexpr std::size_t kFirstWidth = 25, kMaxWidth = 800, kMaxSteps = 8'000'000;
 constexpr std::array<double, 3> kRungs{1, 0.5, 0.125};
 constexpr std::array<double, 2> kNoise{0.01, 1};  // the first breaks ties
 constexpr std::size_t kCellsPerNode = 100;
@@ -42,10 +41,7 @@ bool births_repeat(const Part& part) {
   return least_period(std::span(births).subspan(quarter, middle)) <= middle / kMinRepeats;
 }
 
-bool Beam::suits(const Part& part) { return part.fixed.empty() && part.num_items() <= kMaxItems; }
-
-Beam::Beam(const Part& part, const LongLivedBase& base, std::uint64_t seed)
-    : part_(part), base_(base), random_(seed), width_(kMinWidth) {
+Beam::Beam(const Part& part, const LongLivedBase& base, std::uint64_t seed) : part_(part), base_(base), random_(seed) {
   for (ItemId i = 0; i < part.num_items(); ++i) {
     if (base_.offsets[i] == kUnplaced) order_.push_back(i);
   }
@@ -54,6 +50,7 @@ Beam::Beam(const Part& part, const LongLivedBase& base, std::uint64_t seed)
     return std::tuple(item.first, -item.last, -item.size);
   });
   for (Section s = 0; s <= part.num_sections(); ++s) level_.push_back(std::sqrt(s));
+  width_ = std::min(kFirstWidth, max_width());
 }
 
 void Beam::lower(Bytes enough, std::int64_t max_nodes, const StopAt& stop, Packing& best) {
@@ -86,7 +83,11 @@ void Beam::next_try(bool has_reached) {
   if (has_reached || ++rung_ < kRungs.size()) return;
   rung_ = 0;
   if (++num_rounds_ % kNoise.size() > 0) return;
-  width_ = std::min({2 * width_, kMaxWidth, std::max(kMinWidth, kMaxSteps / order_.size())});
+  width_ = std::min(2 * width_, max_width());
+}
+
+std::size_t Beam::max_width() const {
+  return std::clamp<std::size_t>(kMaxSteps / std::max<std::size_t>(1, order_.size()), 1, kMaxWidth);
 }
 
 // False where the next item has no room in any packing.

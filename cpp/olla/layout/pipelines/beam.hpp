@@ -19,9 +19,7 @@ bool births_repeat(const Part& part);
 // whose items come and go in turns need, as in pipelines: a hole that stays where it is serves only its neighbours.
 class Beam {
  public:
-  // Whether nothing is fixed and the part is not too large.
-  static bool suits(const Part& part);
-
+  // No item is fixed.
   Beam(const Part& part, const LongLivedBase& base, std::uint64_t seed);
 
   void lower(Bytes enough, std::int64_t max_nodes, const StopAt& stop, Packing& best);
@@ -48,6 +46,7 @@ class Beam {
 
   void begin(Bytes target);
   void next_try(bool has_reached);
+  std::size_t max_width() const;  // what is placed is kept for every packing
   bool place();
   void remove_ended(Section now, State& state);
   void expand(std::int32_t state, const Item& item);

@@ -29,7 +29,6 @@ struct LayoutOptions {
   bool use_foresight = true;      // in the squeaky wheel
   bool use_exact = true;          // ladder: search that can prove
   bool use_neighbourhood = true;  // some buffers placed anew by the exact search
-  bool use_place_sharing = true;  // buffers of one size that follow each other share a place
   bool use_beam = true;           // what repeats itself is also placed in the order of time
 };
 

@@ -17,10 +17,6 @@ struct Item {
   Bytes size;           // > 0
 };
 
-struct Stretch {
-  Section first, last;  // sections [first, last)
-};
-
 struct Part {
   std::vector<std::int32_t> buffers;  // buffer of item i
   std::vector<Item> items;            // first never falls
@@ -28,8 +24,6 @@ struct Part {
   Bytes load = 0;             // max(section_load)
   Bytes bound = 0;            // no packing is lower: the load, or the end of a fixed item
   std::vector<Offset> fixed;  // of item i: where it must lie, or kUnplaced; empty where no item is fixed
-  // Of item i: its lifetimes after the first, all at one place; empty where every item has one. Known to the exact search alone.
-  std::vector<std::vector<Stretch>> later_lives;
 
   Section num_sections() const { return static_cast<Section>(section_load.size()); }
   ItemId num_items() const { return static_cast<ItemId>(items.size()); }

@@ -74,41 +74,9 @@ Part full_part(std::size_t count, std::int64_t horizon, Bytes height, std::mt199
   return reduce(buffers, rounded_sizes(buffers, 1)).front();
 }
 
-// Whether two items are ever alive together.
 bool meet(const Part& part, ItemId i, ItemId j) {
-  const auto lifetimes = [&](ItemId item) {
-    std::vector<Stretch> all = {{part.items[item].first, part.items[item].last}};
-    if (!part.later_lives.empty()) all.insert(all.end(), part.later_lives[item].begin(), part.later_lives[item].end());
-    return all;
-  };
-  for (const Stretch& a : lifetimes(i)) {
-    for (const Stretch& b : lifetimes(j)) {
-      if (a.first < b.last && b.first < a.last) return true;
-    }
-  }
-  return false;
-}
-
-// Items of random lifetimes, up to three each.
-Part living_again(ItemId count, Section num_sections, Bytes max_size, std::mt19937_64& random) {
-  Part part;
-  part.section_load.assign(num_sections, 0);
-  while (part.num_items() < count) {
-    std::vector<Stretch> lifetimes;
-    for (auto first = static_cast<Section>(random() % num_sections); first < num_sections && lifetimes.size() < 3;) {
-      const auto last = static_cast<Section>(first + 1 + random() % (num_sections - first));
-      lifetimes.push_back({first, last});
-      first = static_cast<Section>(last + 1 + random() % num_sections);
-    }
-    const auto size = static_cast<Bytes>(1 + random() % max_size);
-    for (const Stretch& life : lifetimes) {
-      for (Section s = life.first; s < life.last; ++s) part.section_load[s] += size;
-    }
-    part.items.push_back({lifetimes[0].first, lifetimes[0].last, size});
-    part.later_lives.emplace_back(lifetimes.begin() + 1, lifetimes.end());
-  }
-  part.load = part.bound = std::ranges::max(part.section_load);
-  return part;
+  const Item &a = part.items[i], &b = part.items[j];
+  return a.first < b.last && b.first < a.last;
 }
 
 void check_packing(const Part& part, std::span<const Offset> offsets, Bytes capacity) {
@@ -228,29 +196,6 @@ TEST(fixed_items_stay_and_the_answer_is_that_of_brute_force) {
     }
   }
   CHECK(15 * num_never > num_rounds && 15 * num_fits > num_rounds);
-}
-
-TEST(items_that_live_again_fit_where_brute_force_says_so) {
-  std::mt19937_64 random(8);
-  int num_above_load = 0;
-  const int num_rounds = test::kSanitized ? 400 : 1000;
-  for (int round = 0; round < num_rounds; ++round) {
-    const Part part = living_again(3 + round % 4, 3 + round % 5, 4, random);
-    Bytes least = part.load;
-    for (std::vector<Offset> offsets(part.items.size(), kUnplaced); !fits(part, offsets, least);) ++least;
-    num_above_load += least > part.load;
-    std::vector<ExactRules> all = {ExactRules{}};
-    if (round % 10 == 0) all = each_rule_alone_and_each_left_out();
-    for (const ExactRules& rules : all) {
-      CHECK(decide(part, least, rules) == Fit::kFits);
-      CHECK(decide(part, least - 1, rules) == Fit::kNever);
-    }
-    std::vector<Offset> fixed(part.items.size(), kUnplaced);
-    fixed[0] = static_cast<Offset>(random() % (least - part.items[0].size + 1));
-    std::vector<Offset> offsets = fixed;
-    CHECK(decide(part, least, {}, fixed) == (fits(part, offsets, least) ? Fit::kFits : Fit::kNever));
-  }
-  CHECK(40 * num_above_load > num_rounds);
 }
 
 TEST(rectangles_cut_at_random_are_put_together_again) {

@@ -81,13 +81,6 @@ TEST(the_same_nodes_give_the_same_packing) {
   CHECK_EQ(lowered(part, part.load, 50'000).offsets, lowered(part, part.load, 50'000).offsets);
 }
 
-TEST(parts_with_fixed_items_are_not_its_own) {
-  Part part = part_of(one_forward_one_backward(10, 2, 1));
-  CHECK(Beam::suits(part));
-  part.fixed.assign(part.items.size(), kUnplaced);
-  CHECK(!Beam::suits(part));
-}
-
 TEST(births_of_microbatches_repeat) {
   for (std::uint32_t seed = 0; seed < 20; ++seed) {
     CHECK(births_repeat(part_of(one_forward_one_backward(30, 1 + seed % 4, seed))));
