@@ -11,17 +11,18 @@ import errno
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from olla.base import visible
-from olla.cli import commands, completion, fit, many
-from olla.cli.commands import BAD_INPUT, INTERRUPTED, fail
+from olla.cli import commands, fit, many
+from olla.cli.commands import BAD_INPUT, INTERRUPTED, OK, fail
 from olla.cli.doctor import doctor as run_doctor
 from olla.errors import OllaError
 from olla.plan import METHODS
 
 READER_GONE = 141  # as a shell reports the signal
+_FILES = ("GRAPH", "PLAN", "FILE", "FIT", "BUFFERS.csv", "OUT.csv")  # what files are called in the help
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -225,8 +226,30 @@ def _add_completion(subparsers: argparse._SubParsersAction[_Parser], whole: _Par
         description="Print a script with which a shell completes commands, options and files of olla. For bash: "
         'eval "$(olla completion bash)" in ~/.bashrc; zsh: olla completion zsh > a folder of $fpath/_olla.',
     )
-    parser.add_argument("shell", choices=completion.SHELLS, help="the shell to complete in")
-    parser.set_defaults(run=lambda args: completion.print_completion(args, whole))
+    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell to complete in")
+    parser.set_defaults(run=lambda args: _print_completion(whole, args.shell))
+
+
+def _print_completion(parser: argparse.ArgumentParser, shell: str) -> int:
+    """Print the script with which a shell completes what a parser takes; return the exit status."""
+    try:
+        import shtab
+    except ImportError:
+        return fail('completion is made by shtab, which is not here: pip install "olla-planner[completion]"')
+    for action in _actions(parser):
+        if action.metavar in _FILES:
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
+    print(shtab.complete(parser, shell))
+    return OK
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Return the arguments of a parser and of its commands."""
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from _actions(command)
 
 
 def _add_fit(subparsers: argparse._SubParsersAction[_Parser]) -> None:
