@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 import olla
 from olla import _core
 from olla.graph import DeviceProfile, Lists, Rules
-from olla.graph.gathers import gathers
+from olla.graph.collectives import gathers
 from olla.order.gathers import gathered_late
 from olla.order.overlap import overlapped
 from olla.recompute.rewrite import recomputed_graph

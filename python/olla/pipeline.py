@@ -33,12 +33,10 @@ class Ordered(NamedTuple):
     Attributes:
         answer: of the method: the order and its proof.
         peak_bytes: of the order.
-        lower_bound_bytes: no valid order has a lower peak.
     """
 
     answer: Answer
     peak_bytes: int
-    lower_bound_bytes: int
 
     @property
     def order(self) -> NDArray[np.int32]:
@@ -82,12 +80,11 @@ class _Run:
         if overlap and self.options.method == "auto" and self.options.order is None:
             answer = answer._replace(order=overlapped(self.graph, self.core, answer.order, _LINK))
         self.order = answer.order
-        peak: int = _core.profile(self.core, self.order).peak_bytes
-        bound = max(answer.lower_bound_bytes, self.core.resident_bytes)
-        return Ordered(answer, peak, bound)
+        return Ordered(answer, _core.profile(self.core, self.order).peak_bytes)
 
     def plan(self) -> Plan:
-        answer, peak, bound = self.ordered()
+        answer, peak = self.ordered()
+        bound = max(answer.lower_bound_bytes, self.core.resident_bytes)
         program_peak: int = _core.profile(self.graph.core, np.arange(self.graph.num_ops, dtype=np.int32)).peak_bytes
         placement = self._place(answer)
         status = Status.OPTIMAL if peak == bound else Status.FEASIBLE
@@ -169,12 +166,11 @@ class _Run:
     def _place(self, answer: Answer) -> Placement:
         if not self.options.layout:
             return nothing_placed(self.graph)
+        if answer.placement is not None:
+            self.layout_bound = answer.placement.load_bytes
+            return answer.placement
         start = time.perf_counter()
         buffers = ArenaBuffers(self.graph, self.core, self.order, self.options.alignment)
-        if answer.offsets is not None and answer.workspace_offsets is not None:
-            placement = buffers.at(answer.offsets, answer.workspace_offsets)
-            self.layout_bound = placement.load_bytes
-            return placement
         try:
             places = self._run_layout(buffers, self._left())
         except KeyboardInterrupt:  # before there was an answer
@@ -185,8 +181,6 @@ class _Run:
 
     def _run_layout(self, buffers: ArenaBuffers, limit: float) -> NDArray[np.int64]:
         options = self.options
-        if len(buffers.size) == 0:
-            return buffers.size
         effort = LayoutOptions(alignment=options.alignment, seed=options.seed, max_nodes=_LAYOUT_NODES)
         found = place(buffers.lower, buffers.upper, buffers.size, effort, limit, self.progress)
         self.layout_bound = found.bound_bytes

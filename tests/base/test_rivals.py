@@ -10,6 +10,7 @@ import pytest
 import olla
 from olla import Graph, SolverError, pipeline
 from olla.base.rivals import LEFT_OUT
+from olla.layout import Placement, rounded_up
 from olla.methods import model
 from olla.order import Answer, Problem, base_orders, warm_starts
 from olla.recompute import search
@@ -154,8 +155,10 @@ def test_auto_keeps_its_first_order_where_the_search_itself_fails(
 
 def test_a_method_whose_layout_is_broken_says_so(monkeypatch: pytest.MonkeyPatch, graph: Graph) -> None:
     def solve(problem: Problem) -> Answer:
-        zeros = np.zeros(graph.num_tensors, dtype=np.int64)
-        return Answer(problem.order, offsets=zeros, workspace_offsets=np.full(graph.num_ops, -1, dtype=np.int64))
+        at_zero = np.where(graph.writer < 0, -1, 0)
+        arena_bytes = rounded_up(int(graph.tensor_bytes[graph.writes.item].max()), 512)
+        nowhere = np.full(graph.num_ops, -1, dtype=np.int64)
+        return Answer(problem.order, placement=Placement(at_zero, nowhere, arena_bytes))
 
     monkeypatch.setattr(pipeline, "solver", lambda _: solve)
     with pytest.raises(SolverError, match="method 'roam' failed: its layout breaks rule 'overlap'"):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olla import _core
-from olla.methods.window import window_graph
+from olla.methods.roam import window_graph
 from tests.support.generate import random_graph
 
 

@@ -17,7 +17,7 @@ import olla
 from olla import _core
 from olla.check.collectives import check_kept
 from olla.graph import PROFILES, rules
-from olla.graph.gathers import gathers
+from olla.graph.collectives import gathers
 from olla.graph.timeline import collective_seconds
 from olla.order.gathers import gathered_late
 from olla.order.overlap import overlapped

@@ -9,7 +9,7 @@ import pytest
 
 import olla
 from olla.check.collectives import check_kept
-from olla.graph.under_way import UnderWay, under_way
+from olla.graph.collectives import UnderWay, under_way
 
 UNIT = 1_000_000
 

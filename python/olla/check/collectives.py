@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from olla.check.values import fail
 from olla.graph import Graph
-from olla.graph.gathers import gathers
-from olla.graph.under_way import under_way
+from olla.graph.collectives import gathers, under_way
 
 _RULE = "rewrite_collective"
 
@@ -57,8 +56,8 @@ def check_collectives(graph: Graph, order: NDArray[np.int32]) -> None:
 def check_kept(graph: Graph, rewritten: Graph, origin: NDArray[np.int32]) -> None:
     """Raise PlanError unless a rewriting keeps what communicates: each op once, in the same order.
 
-    What gathers a parameter (`olla.graph.gathers`) may run again behind its first run; each run is waited for. What a
-    collective uses stays in its memory until the wait.
+    What gathers a parameter (`olla.graph.collectives.gathers`) may run again behind its first run; each run is waited
+    for. What a collective uses stays in its memory until the wait.
 
     Args:
         graph: that was rewritten.
@@ -80,8 +79,7 @@ def check_kept(graph: Graph, rewritten: Graph, origin: NDArray[np.int32]) -> Non
         name = graph.op_names[u] if 0 <= u < graph.num_ops else "no op of the graph"
         num_runs = int((stands_for == u).sum())
         fail(_RULE, f"op {u} ({name}) communicates, and runs {num_runs} times: expected once", u)
-    if again:
-        _check_waited(rewritten, talks[np.isin(stands_for, list(again))].tolist())
+    _check_waited(rewritten, talks[np.isin(stands_for, list(again))].tolist())
     own, now = _issued(graph, wanted.tolist()), _issued(rewritten, talks[np.sort(first)].tolist())
     for name, ops in own.items():
         for u, v in zip(ops, now.get(name, ()), strict=False):  # a group that differs is found below

@@ -18,9 +18,7 @@ def fail(rule: str, message: str, *ids: int) -> NoReturn:
 
 def residents(graph: Graph) -> NDArray[np.bool_]:
     """bool[num_tensors], whether no op writes tensor t: the step begins with it."""
-    resident = np.ones(graph.num_tensors, dtype=np.bool_)
-    resident[graph.writes.item] = False
-    return resident
+    return graph.writer < 0
 
 
 def used(graph: Graph, v: int, held: NDArray[np.int64]) -> list[int]:

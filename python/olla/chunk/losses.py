@@ -45,10 +45,8 @@ def regions(graph: Graph) -> list[Region]:
         O(graph).
     """
     targets = [operator(target) for target in graph.targets]
-    users: list[list[int]] = [[] for _ in range(graph.num_tensors)]
-    for v in range(graph.num_ops):
-        for t in dict.fromkeys((*graph.reads.of(v).tolist(), *graph.mutates.of(v).tolist())):
-            users[t].append(v)
+    read, changed = (lists.inverted(graph.num_tensors).to_lists() for lists in (graph.reads, graph.mutates))
+    users = [sorted({*own, *more}) for own, more in zip(read, changed, strict=True)]
     for t in graph.outputs.tolist():
         users[t].append(graph.num_ops)
     starts = (v for v, name in enumerate(targets) if name == "aten._log_softmax")

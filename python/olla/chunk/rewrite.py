@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from olla import _core
 from olla.chunk.losses import NONE, OPS, Region, regions
-from olla.graph import Graph, operator
+from olla.graph import Graph, Lists, operator
 from olla.plan import Chunked
 from olla.plan.chunks import Part
 
@@ -114,26 +115,21 @@ def _free_of_the_loss(graph: Graph, region: Region, rows: list[dict[str, Any]]) 
 
 def _order(graph: Graph, region: Region) -> list[int] | None:
     """Return the ops in program order as far as possible, the region at its first op; None: it waits for itself."""
-    offset, preds = graph.core.precedences()
-    ops = set(region.ops)
+    ops, sorter = set(region.ops), TopologicalSorter[int]()
     node = [region.linear if v in ops else v for v in range(graph.num_ops)]
-    succs: list[list[int]] = [[] for _ in range(graph.num_ops)]
-    waits = [0] * graph.num_ops
-    for v in range(graph.num_ops):
-        for u in preds[offset[v] : offset[v + 1]].tolist():
-            if node[u] != node[v]:
-                succs[node[u]].append(node[v])
-                waits[node[v]] += 1
-    ready = [v for v in range(graph.num_ops) if node[v] == v and waits[v] == 0]
-    order = []
-    while ready:
-        v = heapq.heappop(ready)
-        order.append(v)
-        for w in succs[v]:
-            waits[w] -= 1
-            if waits[w] == 0:
-                heapq.heappush(ready, w)
-    return order if len(order) == graph.num_ops - len(ops) + 1 else None
+    for v, before in enumerate(Lists(*graph.core.precedences()).to_lists()):
+        sorter.add(node[v], *{node[u] for u in before} - {node[v]})
+    try:
+        sorter.prepare()
+    except CycleError:
+        return None
+    ready, order = list[int](), list[int]()
+    while sorter.is_active():
+        for v in sorter.get_ready():
+            heapq.heappush(ready, v)
+        order.append(heapq.heappop(ready))
+        sorter.done(order[-1])
+    return order
 
 
 class _Writer:
@@ -187,9 +183,9 @@ class _Writer:
         """Return the chunk of an op. What belongs to all rows is read whole by every chunk, or added to."""
         op = self.ops[v]
         share = (self.first[c + 1] - self.first[c]) / self.region.num_rows
-        chunk: dict[str, Any] = {"reads": reads, "writes": writes, "mutates": list(mutates)}
-        chunk |= {"launches": 1, "workspace_bytes": 0}
-        moved, flops = op.get("moved_bytes", 0), op.get("flops", 0)
+        own = part not in (Part.PROBS, Part.LOGITS_GRAD)  # these are other operators
+        chunk: dict[str, Any] = {"reads": reads, "writes": writes, "mutates": list(mutates), "launches": 1}
+        moved, scaled = op.get("moved_bytes", 0), 0
         if part in (Part.LOGITS, Part.INPUT_GRAD):
             by_rows = (self.region.input, self._result(self.region.logits_grad))
             whole = min(moved, self._num_bytes([t for t in op["reads"] if t not in by_rows]))  # weight and bias
@@ -207,17 +203,14 @@ class _Writer:
             scaled = round(share * self._num_bytes(self.ops[self.region.input_grad]["writes"]))
             chunk["moved_bytes"] += 2 * scaled
             chunk["launches"] = 2
-            chunk["workspace_bytes"] = scaled if part == Part.WEIGHT_GRAD else 0
-        if part in (Part.PROBS, Part.LOGITS_GRAD):
-            flops = 0
         if c > 0 and part in (Part.WEIGHT_GRAD, Part.BIAS_GRAD, Part.INPUT_GRAD):
             chunk |= {"writes": [], "mutates": writes}
-        chunk["flops"] = round(share * flops)
-        chunk["workspace_bytes"] += round(share * op.get("workspace_bytes", 0))
+        chunk["flops"] = round(share * op.get("flops", 0)) if own else 0
+        chunk["workspace_bytes"] = round(share * op.get("workspace_bytes", 0))
+        chunk["workspace_bytes"] += scaled if part == Part.WEIGHT_GRAD else 0
         if part not in (Part.LOSS, Part.WEIGHT_GRAD, Part.BIAS_GRAD):
             chunk["shape"] = [self.first[c + 1] - self.first[c], *op["shape"][1:]]
         if seconds := op.get("seconds", 0.0):
-            own = part not in (Part.PROBS, Part.LOGITS_GRAD)
             chunk["seconds"] = seconds * max(share * own, chunk["moved_bytes"] / moved if moved else 0.0)
         return self._op(v, part, f" {c + 1}/{self.num_chunks}", chunk), v, part, c
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from olla.base import files, human_bytes, parse_bytes, percent, plain, visible
 from olla.base.files import naming
-from olla.cli.graphs import graph_at
 from olla.errors import BudgetError, CaptureError, OllaError
 from olla.report.interrupt import Interrupt
 from olla.report.progress import ProgressLine
@@ -24,11 +23,16 @@ from olla.report.progress import ProgressLine
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from olla.graph import Graph
     from olla.layout import Layout
     from olla.plan import Plan
 
 OK, NOTHING_FITS, BAD_INPUT = 0, 1, 2  # exit statuses
 INTERRUPTED = 130  # as a shell reports the signal
+_OPTIONS = (  # of `olla plan`, which are called as the arguments of `olla.plan`
+    *("method", "time_limit", "seed", "alignment", "layout", "updates_may_move", "budget", "max_slowdown", "minimise"),
+    *("device", "in_place", "recompute", "chunked_loss", "swap", "host_budget", "swap_state"),
+)
 _ASKED = ("budget", "max_slowdown", "minimise", "device", "swap", "host_budget", "method", "swap_state")
 
 
@@ -74,26 +78,23 @@ def plan_graph(args: argparse.Namespace) -> int:
     return interrupted("the plan is the best found so far") if interrupt.seen else OK
 
 
+def graph_at(args: argparse.Namespace) -> Graph:
+    """Read the graph of a command: an ONNX model by its name's ending, a graph file otherwise."""
+    if not args.graph.endswith(".onnx"):
+        from olla.graph import Graph
+
+        return Graph.load(args.graph)
+    from olla.integrations.onnx import from_onnx
+
+    try:
+        return from_onnx(args.graph, shapes=dict(args.shape))
+    except ValueError as error:
+        raise CaptureError(f"{args.graph}: {error}") from error
+
+
 def options_of(args: argparse.Namespace) -> dict[str, Any]:
     """Return what `olla plan` is asked for, as arguments of `olla.plan`."""
-    return {
-        "method": args.method,
-        "time_limit": args.time_limit,
-        "seed": args.seed,
-        "alignment": args.align,
-        "layout": not args.order_only,
-        "updates_may_move": not args.updates_stay,
-        "budget": args.budget,
-        "max_slowdown": args.max_slowdown,
-        "minimise": args.minimise,
-        "device": args.device,
-        "in_place": not args.no_in_place,
-        "recompute": not args.no_recompute,
-        "chunked_loss": args.chunked_loss,
-        "swap": False if args.no_swap else None,
-        "host_budget": args.host_budget,
-        "swap_state": args.swap_state,
-    }
+    return {name: getattr(args, name) for name in _OPTIONS}
 
 
 def interrupted(what: str) -> int:
@@ -156,7 +157,7 @@ def lay_out_buffers(args: argparse.Namespace) -> int:
                 buffers.lower,
                 buffers.upper,
                 buffers.size,
-                alignment=args.align,
+                alignment=args.alignment,
                 fixed=buffers.fixed,
                 preferred=buffers.preferred,
                 capacity=args.capacity or None,

@@ -8,14 +8,11 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from olla.base import human_bytes, visible
 from olla.base.folders import cache_folder, own_folder
 from olla.errors import OllaError
-
-if TYPE_CHECKING:
-    from olla import Step
 
 WELL, LACKING = 0, 1  # exit statuses
 _OLDEST_TORCH = (2, 11)
@@ -121,7 +118,13 @@ def _step() -> str:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         batch = torch.ones(8, 16, device=device)
         if planned:
-            _run_planned(olla.compile(model, optimizer=optimizer, loss=loss), batch)
+            step = olla.compile(model, optimizer=optimizer, loss=loss)
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                for _ in range(2):
+                    step(batch)
+            if not step.report().in_arena:
+                raise OllaError(" ".join(str(warning.message) for warning in told))
         for _ in range(0 if planned else 2):
             loss(model, batch).backward()
             optimizer.step()
@@ -130,17 +133,3 @@ def _step() -> str:
     if not all(torch.equal(one, other) for one, other in zip(*results, strict=True)):
         raise OllaError("a planned step has other results than an ordinary one: please report this, with what is above")
     return f"captured, planned and run at planned addresses on the {device}: equal to the ordinary loop, bit for bit"
-
-
-def _run_planned(step: Step, batch: Any) -> None:
-    """Run two steps.
-
-    Raises:
-        OllaError: they did not run at planned addresses; the message says why.
-    """
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        for _ in range(2):
-            step(batch)
-    if not step.report().in_arena:
-        raise OllaError(" ".join(str(warning.message) for warning in told))

@@ -11,18 +11,18 @@ import errno
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from olla.base import visible
-from olla.cli import commands, completion, fit, many
-from olla.cli.commands import BAD_INPUT, INTERRUPTED, fail
+from olla.cli import commands, fit, many
+from olla.cli.commands import BAD_INPUT, INTERRUPTED, OK, fail
 from olla.cli.doctor import doctor as run_doctor
-from olla.cli.graphs import add_shapes
 from olla.errors import OllaError
 from olla.plan import METHODS
 
 READER_GONE = 141  # as a shell reports the signal
+_FILES = ("GRAPH", "PLAN", "FILE", "FIT", "BUFFERS.csv", "OUT.csv")  # what files are called in the help
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -112,6 +112,16 @@ def _part(text: str) -> tuple[int, int]:
     return int(first), int(step)
 
 
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, _, dims = text.rpartition("=")
+    try:
+        if name:
+            return name, tuple(int(n) for n in dims.split(","))
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is not NAME=N,N,..., such as pixels=1,3,224,224")
+
+
 _seconds = _number(float, 0, 1e9, "a number of seconds from 0 to 1e9")
 _alignment = _number(int, 1, 2**30, "a number of bytes from 1 to 2^30")
 _seed = _number(int, 0, 2**31 - 1, "a whole number from 0 to 2^31 - 1")
@@ -133,7 +143,7 @@ def make_parser() -> argparse.ArgumentParser:
     about = "check a plan against its graph"
     check = subparsers.add_parser("check", help=about, description=f"{about.capitalize()}.")
     check.add_argument("graph", metavar="GRAPH", help="graph file, or an ONNX model")
-    add_shapes(check)
+    _add_shapes(check)
     check.add_argument("plan", metavar="PLAN", help="plan file")
     check.set_defaults(run=commands.check_plan)
 
@@ -178,12 +188,13 @@ def _add_plan(subparsers: argparse._SubParsersAction[_Parser]) -> None:
         "nothing fits a budget, 2 if a graph failed.",
     )
     plan.add_argument("graphs", metavar="GRAPH", nargs="+", help="graph file (.json, .json.gz), or ONNX model (.onnx)")
-    add_shapes(plan)
+    _add_shapes(plan)
     plan.add_argument("-o", "--output", metavar="PLAN", help="write the plan there (.json or .json.gz)")
     _add_search_options(plan, time_limit=15.0, alignment=512)
-    plan.add_argument("--order-only", action="store_true", help="lay out nothing")
+    plan.add_argument("--order-only", action="store_false", dest="layout", help="lay out nothing")
     plan.add_argument("--method", choices=(*METHODS, "autoswap"), default="auto", help="how to plan (default: auto)")
-    plan.add_argument("--updates-stay", action="store_true", help="keep weight updates at the end of the step")
+    about = "keep weight updates at the end of the step"
+    plan.add_argument("--updates-stay", action="store_false", dest="updates_may_move", help=about)
     _add_verbose(plan)
     _add_budget_options(plan)
     group = plan.add_argument_group(
@@ -203,7 +214,7 @@ def _add_show(subparsers: argparse._SubParsersAction[_Parser]) -> None:
     show.add_argument("--html", metavar="FILE", help="draw it: bytes over steps, and the arena, on one page")
     show.add_argument("--memory-viz", metavar="FILE", help="write it for PyTorch's memory viewer (a pickle)")
     show.add_argument("--graph", metavar="GRAPH", help="graph file the plan was made for; both need it")
-    add_shapes(show)
+    _add_shapes(show)
     _add_verbose(show)
     show.set_defaults(run=commands.show_plan)
 
@@ -215,8 +226,30 @@ def _add_completion(subparsers: argparse._SubParsersAction[_Parser], whole: _Par
         description="Print a script with which a shell completes commands, options and files of olla. For bash: "
         'eval "$(olla completion bash)" in ~/.bashrc; zsh: olla completion zsh > a folder of $fpath/_olla.',
     )
-    parser.add_argument("shell", choices=completion.SHELLS, help="the shell to complete in")
-    parser.set_defaults(run=lambda args: completion.print_completion(args, whole))
+    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell to complete in")
+    parser.set_defaults(run=lambda args: _print_completion(whole, args.shell))
+
+
+def _print_completion(parser: argparse.ArgumentParser, shell: str) -> int:
+    """Print the script with which a shell completes what a parser takes; return the exit status."""
+    try:
+        import shtab
+    except ImportError:
+        return fail('completion is made by shtab, which is not here: pip install "olla-planner[completion]"')
+    for action in _actions(parser):
+        if action.metavar in _FILES:
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
+    print(shtab.complete(parser, shell))
+    return OK
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Return the arguments of a parser and of its commands."""
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from _actions(command)
 
 
 def _add_fit(subparsers: argparse._SubParsersAction[_Parser]) -> None:
@@ -257,11 +290,13 @@ def _add_budget_options(parser: argparse.ArgumentParser) -> None:
     goal.add_argument("--minimise", choices=("peak",), help="least peak at whatever time")
     add = group.add_argument
     add("--device", default="a100", metavar="NAME", help="what time is estimated for (default: a100)")
-    add("--no-in-place", action="store_true", help="let no result take over an input's storage")
-    add("--no-recompute", action="store_true", help="run no op again")
+    about = "let no result take over an input's storage"
+    add("--no-in-place", action="store_false", dest="in_place", help=about)
+    add("--no-recompute", action="store_false", dest="recompute", help="run no op again")
     add("--host-budget", metavar="BYTES", help="swap tensors to this much host memory (64GB, 64GiB, bytes)")
     add("--swap-state", action="store_true", help="swap optimizer state too: it waits in host memory between steps")
-    add("--no-swap", action="store_true", help="swap nothing, whatever --host-budget says")
+    about = "swap nothing, whatever --host-budget says"
+    add("--no-swap", action="store_const", const=False, dest="swap", help=about)
     about = "linear layers and their loss in K chunks of rows: other rounding"
     add("--chunked-loss", type=_chunks, metavar="K", help=about)
 
@@ -273,9 +308,15 @@ def _add_search_options(
     add("--time-limit", type=_seconds, default=time_limit, metavar="S", help=about)
     if alignment is not None:
         about = f"alignment in bytes (default: {alignment})"
-        add("--align", type=_alignment, default=alignment, metavar="N", help=about)
+        add("--align", type=_alignment, dest="alignment", default=alignment, metavar="N", help=about)
     add("--seed", type=_seed, default=0, metavar="N", help="for random choices (default: 0)")
     add("--json", action="store_true", help="print one JSON object")
+
+
+def _add_shapes(parser: argparse.ArgumentParser) -> None:
+    """Let a command say the shapes that an ONNX model leaves open."""
+    about = "of an input of an ONNX model that leaves dimensions open; one for each such input"
+    parser.add_argument("--shape", action="append", default=[], type=_shape, metavar="NAME=N,N,...", help=about)
 
 
 def _add_verbose(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,9 @@ Types are checked in bulk; the culprit is searched for only once something is wr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain, pairwise
 from typing import Any, NamedTuple, NoReturn
@@ -128,6 +130,12 @@ def _sequence(values: object, place: str, num: int | None) -> Sequence[Any] | ND
     return values
 
 
+def _refuse(values: Iterable[Any], good: Callable[[Any], bool], where: Callable[[int], str], expected: str) -> NoReturn:
+    """Raise the error for the first value that is not good."""
+    culprit, value = next((i, value) for i, value in enumerate(values) if not good(value))
+    reject(where(culprit), value, expected)
+
+
 def _require(
     values: Sequence[Any] | NDArray[Any],
     types: tuple[type, ...],
@@ -145,42 +153,34 @@ def _require(
         return issubclass(seen, types) and (bool in types or not issubclass(seen, bool))
 
     if not all(map(good, set(map(type, values)))):
-        culprit = next(i for i, value in enumerate(values) if not good(type(value)))
-        reject(where(culprit), values[culprit], expected)
+        _refuse(values, lambda value: good(type(value)), where, expected)
 
 
 def _whole_numbers(
     values: Sequence[Any] | NDArray[Any], where: Callable[[int], str], least: int, most: int, expected: str
 ) -> NDArray[np.int64]:
     _require(values, (int, np.integer), "i", where, expected)
-    try:
+    with suppress(OverflowError):
         column = np.array(values if isinstance(values, np.ndarray) else list(map(int, values)), dtype=np.int64)
-    except OverflowError:
-        culprit = next(i for i, value in enumerate(values) if not _MIN_INT64 <= int(value) <= _MAX_INT64)
-        reject(where(culprit), int(values[culprit]), expected)
-    outside = (column < least) | (column > most)
-    if outside.any():
-        culprit = int(outside.argmax())
-        reject(where(culprit), int(column[culprit]), expected)
-    return column
+        if np.all((column >= least) & (column <= most)):
+            return column
+    _refuse(map(int, values), lambda value: least <= value <= most, where, expected)
 
 
 def sizes(values: object, place: str, num: int | None = None) -> NDArray[np.int64]:
     """Bytes, int64. Their range is checked by the core."""
     found = _sequence(values, place, num)
-    return _whole_numbers(found, lambda i: at(place, i), _MIN_INT64, _MAX_INT64, "a whole number of bytes up to 2^62")
+    return _whole_numbers(found, partial(at, place), _MIN_INT64, _MAX_INT64, "a whole number of bytes up to 2^62")
 
 
 def counts(values: object, place: str, num: int | None = None) -> NDArray[np.int64]:
     """Whole numbers from 0 on, int64."""
-    found = _sequence(values, place, num)
-    return _whole_numbers(found, lambda i: at(place, i), 0, _MAX_INT64, _COUNT)
+    return _whole_numbers(_sequence(values, place, num), partial(at, place), 0, _MAX_INT64, _COUNT)
 
 
 def ids(values: object, place: str, num: int | None = None) -> NDArray[np.int32]:
     """Ids, int32. Whether they are known is checked by the core."""
-    found = _sequence(values, place, num)
-    return _ids(found, lambda i: at(place, i))
+    return _ids(_sequence(values, place, num), partial(at, place))
 
 
 def _ids(values: Sequence[Any] | NDArray[Any], where: Callable[[int], str]) -> NDArray[np.int32]:
@@ -189,43 +189,37 @@ def _ids(values: Sequence[Any] | NDArray[Any], where: Callable[[int], str]) -> N
 
 def seconds(values: object, place: str, num: int | None = None) -> NDArray[np.float64]:
     """Finite numbers from 0 on, float64."""
-    found = _sequence(values, place, num)
+    found, where = _sequence(values, place, num), partial(at, place)
     expected = "a finite number of seconds from 0 on"
-    _require(found, (int, float, np.integer, np.floating), "if", lambda i: at(place, i), expected)
-    try:
+    _require(found, (int, float, np.integer, np.floating), "if", where, expected)
+    with suppress(OverflowError):
         column = np.array(found, dtype=np.float64)
-    except OverflowError:
-        culprit = next(i for i, value in enumerate(found) if abs(value) > 2**1000)
-        reject(at(place, culprit), found[culprit], expected)
-    outside = ~(np.isfinite(column) & (column >= 0))
-    if outside.any():
-        culprit = int(outside.argmax())
-        reject(at(place, culprit), found[culprit], expected)
-    return column
+        if np.all(np.isfinite(column) & (column >= 0)):
+            return column
+    _refuse(found, lambda value: bool(0 <= value <= sys.float_info.max), where, expected)
 
 
 def flags(values: object, place: str, num: int | None = None) -> NDArray[np.bool_]:
     """Booleans; 0 and 1 are not."""
     found = _sequence(values, place, num)
-    _require(found, (bool, np.bool_), "b", lambda i: at(place, i), "true or false")
+    _require(found, (bool, np.bool_), "b", partial(at, place), "true or false")
     return np.array(found, dtype=np.bool_)
 
 
 def texts(values: object, place: str, num: int | None = None, *, allowed: Collection[str] = ()) -> list[str]:
     """Text that can be printed as UTF-8; one of `allowed` where that is given."""
-    found = _sequence(values, place, num)
-    _require(found, (str,), "U", lambda i: at(place, i), "text")
+    found, where = _sequence(values, place, num), partial(at, place)
+    _require(found, (str,), "U", where, "text")
     column = [str(value) for value in found]
     if allowed:
         if not set(column) <= set(allowed):
-            culprit = next(i for i, value in enumerate(column) if value not in allowed)
-            reject(at(place, culprit), column[culprit], "one of " + ", ".join(allowed))
-    else:
-        try:
-            "".join(column).encode("utf-8")
-        except UnicodeEncodeError:
-            culprit = next(i for i, value in enumerate(column) if value != value.encode("utf-8", "replace").decode())
-            reject(at(place, culprit), column[culprit], "text without lone surrogates")
+            _refuse(column, lambda value: value in allowed, where, "one of " + ", ".join(allowed))
+        return column
+    try:
+        "".join(column).encode("utf-8")
+    except UnicodeEncodeError:
+        whole = "text without lone surrogates"
+        _refuse(column, lambda value: value == value.encode("utf-8", "replace").decode(), where, whole)
     return column
 
 

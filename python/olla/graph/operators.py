@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 
 from olla._core import RecomputeSearch
 from olla._core import Rules as CoreRules
+from olla.graph.collectives import gathers, under_way
 from olla.graph.columns import Lists, lists_of
-from olla.graph.gathers import gathers
 from olla.graph.timeline import collective_seconds
-from olla.graph.under_way import under_way
 
 if TYPE_CHECKING:
     from olla.graph.devices import DeviceProfile
@@ -117,11 +116,9 @@ def rules(graph: Graph, device: DeviceProfile, *, in_place: bool = True, recompu
     Complexity:
         O(graph).
     """
-    seconds = device.op_seconds(graph)
     may, gather = graph.recomputable & ~graph.random & ~graph.communicates, gathers(graph)
     rerun = np.where(may, Rerun.WHOLE, np.where(gather, Rerun.REPLAY, Rerun.NEVER)).astype(np.uint8)
-    if gather.any():
-        seconds = seconds + np.where(gather, collective_seconds(graph, device), 0.0)
+    seconds = device.op_seconds(graph) + np.where(gather, collective_seconds(graph, device), 0.0)
     saved_bytes = np.zeros(graph.num_ops, dtype=np.int64)  # that running it again does not move
     reads: list[list[int]] = [[] for _ in range(graph.num_ops)]
     overwrites = np.zeros(graph.num_ops, dtype=np.uint8)

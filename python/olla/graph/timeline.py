@@ -11,11 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from olla.graph.collectives import WAIT, under_way
 from olla.graph.devices import DeviceProfile, profile_of
 from olla.graph.graph import Graph
-from olla.graph.under_way import under_way
-
-WAIT = "wait"
 
 
 class Timeline(NamedTuple):

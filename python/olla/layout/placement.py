@@ -61,10 +61,6 @@ class ArenaBuffers:
         workspace_offsets[self.ops] = places[len(self.tensors) :]
         return Placement(offsets, workspace_offsets, int(np.max(places + self.size, initial=0)), self.load_bytes())
 
-    def at(self, offsets: Int64Array, workspace_offsets: Int64Array) -> Placement:
-        """Return the buffers where a method put them."""
-        return self.placed(np.concatenate([offsets[self.tensors], workspace_offsets[self.ops]]))
-
     def load_bytes(self) -> int:
         """Return the most bytes alive at once. O(num_ops + buffers)."""
         return int(live_bytes(self.lower, self.upper, self.size, self._graph.num_ops).max(initial=0))

@@ -34,8 +34,6 @@ def place(search: OrderSearch, order: NDArray[np.int32]) -> Placement | None:
     if not problem.options.layout:
         return None
     buffers = ArenaBuffers(problem.graph, problem.core, order, problem.options.alignment)
-    if len(buffers.size) == 0:
-        return buffers.placed(buffers.size)
     found: LayoutResult | None = None
     with search.stage("layout"):
         found = _heuristic(search, buffers, _HEURISTIC_SHARE * search.left(1.0))

@@ -5,8 +5,9 @@ Source: Steiner et al., OLLA (arXiv 2210.12924), equation (9).
 
 from __future__ import annotations
 
-from olla._core import arena_graph, lower_bound
+from olla._core import arena_graph, lower_bound, profile
 from olla.ilp import joint_ilp
+from olla.layout import Placement
 from olla.methods.addresses import described, place
 from olla.methods.ilp import solve_order
 from olla.order import Answer, Problem
@@ -26,8 +27,8 @@ def solve(problem: Problem) -> Answer:
     """
     search = OrderSearch(problem._replace(left=lambda share: problem.left(_SPLIT_SHARE * share)))
     solve_order(search)
-    split = place(search, search.order)
-    if split is None:
+    placement = place(search, search.order)
+    if placement is None:
         return search.answer()
     arena = arena_graph(problem.core, problem.options.alignment)
     search.problem = problem
@@ -36,15 +37,14 @@ def solve(problem: Problem) -> Answer:
         limit = 0.5 * search.left(1.0)
         bound, cancelled = lower_bound(arena, search.order, arena.num_ops, limit, problem.progress)
         search.interrupted |= cancelled
-    answer = search.answer(split)._replace(arena_lower_bound_bytes=bound)
-    if search.interrupted or split.arena_bytes == bound:
-        return answer
+    if search.interrupted or placement.arena_bytes == bound:
+        return search.answer(placement)._replace(arena_lower_bound_bytes=bound)
     with search.stage("joint"):
         found = joint_ilp(
             arena,
             search.order,
-            offsets=split.offsets,
-            workspace_offsets=split.workspace_offsets,
+            offsets=placement.offsets,
+            workspace_offsets=placement.workspace_offsets,
             lower_bound_bytes=bound,
             time_limit=problem.left(1.0),
             seed=problem.options.seed,
@@ -55,12 +55,9 @@ def solve(problem: Problem) -> Answer:
             f"joint program: {found.status}, arena {found.arena_bytes}, bound {found.lower_bound_bytes}; "
             f"{described(found.figures)}"
         )
-        answer = search.answer(split)._replace(arena_lower_bound_bytes=found.lower_bound_bytes)
-        if found.arena_bytes < split.arena_bytes:
-            answer = answer._replace(
-                order=found.order,
-                offsets=found.offsets,
-                workspace_offsets=found.workspace_offsets,
-                note=f"The joint program's arena is {split.arena_bytes - found.arena_bytes} bytes below the split's.",
-            )
-    return answer._replace(interrupted=search.interrupted, details=tuple(search.details))
+        bound = found.lower_bound_bytes
+        if (saved := placement.arena_bytes - found.arena_bytes) > 0:
+            search.order, search.note = found.order, f"The joint program's arena is {saved} bytes below the split's."
+            load = profile(arena, found.order).peak_bytes
+            placement = Placement(found.offsets, found.workspace_offsets, found.arena_bytes, load)
+    return search.answer(placement)._replace(arena_lower_bound_bytes=bound)

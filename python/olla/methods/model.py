@@ -57,7 +57,13 @@ def solve(problem: Problem) -> Answer:
     if search.peak > free.peak:
         search.order, search.peak = problem.order, free.peak
         search.note = "The control edges allow no order as good as the one to start from, which was kept."
-    return search.answer(_place(problem, search))
+    placement: Placement | None = None
+    if problem.options.layout:
+        buffers = ArenaBuffers(problem.graph, problem.core, search.order, problem.options.alignment)
+        fixed = pyramid(buffers.lower, buffers.upper, buffers.size)
+        search.details.append(f"pyramid: {np.count_nonzero(fixed >= 0)} of {len(fixed)} buffers preplaced")
+        placement = buffers.placed(solve_addresses(search, buffers, fixed=fixed))
+    return search.answer(placement)
 
 
 class ControlEdges(NamedTuple):
@@ -149,12 +155,3 @@ def pyramid(lower: Int64Array, upper: Int64Array, size: Int64Array) -> Int64Arra
             fixed[i] = top
             first, last, top = lower[i], upper[i], top + int(size[i])
     return fixed
-
-
-def _place(problem: Problem, search: OrderSearch) -> Placement | None:
-    if not problem.options.layout:
-        return None
-    buffers = ArenaBuffers(problem.graph, problem.core, search.order, problem.options.alignment)
-    fixed = pyramid(buffers.lower, buffers.upper, buffers.size)
-    search.details.append(f"pyramid: {np.count_nonzero(fixed >= 0)} of {len(fixed)} buffers preplaced")
-    return buffers.placed(solve_addresses(search, buffers, fixed=fixed))

@@ -12,6 +12,7 @@ hang off the backward pass one by one, leave none in it, and one mask that all l
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,6 +20,7 @@ import numpy as np
 
 from olla._core import Graph as CoreGraph
 from olla.graph import Lists
+from olla.layout import live_bytes
 from olla.order.base_orders import bytes_per_op, freed_bytes
 
 if TYPE_CHECKING:
@@ -81,10 +83,8 @@ def spine_of(graph: Graph, links: Links, order: list[int]) -> Spine:
         for v in range(graph.num_ops)
         if v not in place and after[v] >= 0 and needed[v] and before[v] - after[v] <= _NEARBY
     ]
-    num_beside = np.zeros(len(path) + 1, dtype=np.int64)  # spine ops that run beside op i of the path
-    np.add.at(num_beside, np.array([after[v] + 1 for v in beside], dtype=np.int64), 1)
-    np.add.at(num_beside, np.array([before[v] for v in beside], dtype=np.int64), -1)
-    is_waist = np.cumsum(num_beside)[:-1] == 0
+    first, end = np.array([(after[v] + 1, before[v]) for v in beside], dtype=np.int64).reshape(-1, 2).T
+    is_waist = live_bytes(first, end, np.ones_like(first), len(path)) == 0  # no op of the spine runs beside
     is_waist[-1] = True  # the last segment ends where the path ends
     cut = np.concatenate(([0], np.cumsum(is_waist))).tolist()  # waists among the first i ops of the path
     segment = [-1] * graph.num_ops
@@ -117,10 +117,7 @@ class _Memory:
             set(graph.reads.of(v).tolist()) | set(graph.mutates.of(v).tolist()) | set(graph.writes.of(v).tolist())
             for v in range(graph.num_ops)
         ]
-        self.left = [0] * graph.num_tensors
-        for used in self.uses:
-            for t in used:
-                self.left[t] += 1
+        self.left = Counter(t for used in self.uses for t in used)
         new_bytes = bytes_per_op(graph, graph.writes)
         self.new_bytes = new_bytes.tolist()
         self.needs = (new_bytes + graph.workspace_bytes).tolist()

@@ -19,19 +19,15 @@ def solve(problem: Problem) -> Answer:
     placement: Placement | None = None
     if problem.options.layout:
         with search.stage("layout"):
-            placement = _placed(problem, search)
+            alignment = problem.options.alignment
+            buffers = ArenaBuffers(problem.graph, problem.core, problem.order, alignment)
+            outlives = np.zeros(len(buffers.size), dtype=np.uint8)
+            outlives[: len(buffers.tensors)] = np.isin(buffers.tensors, problem.graph.outputs)
+            found = _core.smartpool(
+                buffers.lower, buffers.upper, buffers.size, outlives, alignment, search.left(), problem.progress
+            )
+            search.interrupted |= found.cancelled
+            placement = buffers.placed(found.offsets)
     with search.stage("bound"):
         search.raise_bound(search.left())
     return search.answer(placement)
-
-
-def _placed(problem: Problem, search: OrderSearch) -> Placement:
-    graph, alignment = problem.graph, problem.options.alignment
-    buffers = ArenaBuffers(graph, problem.core, problem.order, alignment)
-    outlives = np.zeros(len(buffers.size), dtype=np.uint8)
-    outlives[: len(buffers.tensors)] = np.isin(buffers.tensors, graph.outputs)
-    found = _core.smartpool(
-        buffers.lower, buffers.upper, buffers.size, outlives, alignment, search.left(), problem.progress
-    )
-    search.interrupted |= found.cancelled
-    return buffers.placed(found.offsets)

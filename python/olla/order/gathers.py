@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla.graph import Graph, nearest_order
-from olla.graph.gathers import gathers, shard_of
+from olla.graph.collectives import gathers, shard_of
 
 Order = NDArray[np.int32]
 

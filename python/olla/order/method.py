@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from olla._core import Graph as CoreGraph
     from olla.base import Progress
     from olla.graph import Graph
+    from olla.layout import Placement
     from olla.plan import Options
 
 
@@ -37,13 +38,12 @@ class Problem(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a method found and proved. The pipeline simulates the order and checks the offsets again.
+    """What a method found and proved. The pipeline simulates the order again.
 
     Attributes:
         order: int32[num_ops], the op that runs at step i.
         lower_bound_bytes: no valid order has a lower peak; 0 where nothing was proved.
-        offsets: int64[num_tensors], as in `Plan`; None leaves the layout to the pipeline.
-        workspace_offsets: int64[num_ops], as in `Plan`; None exactly where `offsets` is.
+        placement: where everything lies; None leaves the layout to the pipeline.
         arena_lower_bound_bytes: no order and layout have a smaller arena; 0 where nothing was proved.
         seconds: stage -> wall-clock time.
         note: a sentence for the plan's message.
@@ -53,8 +53,7 @@ class Answer(NamedTuple):
 
     order: NDArray[np.int32]
     lower_bound_bytes: int = 0
-    offsets: NDArray[np.int64] | None = None
-    workspace_offsets: NDArray[np.int64] | None = None
+    placement: Placement | None = None
     arena_lower_bound_bytes: int = 0
     seconds: Mapping[str, float] = MappingProxyType({})
     note: str = ""

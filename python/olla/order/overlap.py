@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from olla import _core
 from olla.graph import Graph, Lists
-from olla.graph.timeline import WAIT, collective_seconds, issued_by
+from olla.graph.collectives import WAIT
+from olla.graph.timeline import collective_seconds, issued_by
 
 if TYPE_CHECKING:
     from olla._core import Graph as CoreGraph

@@ -117,8 +117,7 @@ class OrderSearch:
         return Answer(
             self.order,
             self.bound,
-            offsets=placement.offsets if placement else None,
-            workspace_offsets=placement.workspace_offsets if placement else None,
+            placement=placement,
             seconds=self._seconds,
             note=self.note,
             details=tuple(self.details),

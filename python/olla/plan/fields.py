@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from olla.errors import GraphError, PlanError
 from olla.graph import Graph
@@ -43,21 +42,6 @@ def integer(key: str, value: object, *, least: int = -(2**63), most: int = 2**63
 count = partial(integer, least=0)
 
 
-def integers(dtype: type[np.integer[Any]]) -> Reader:
-    """Return a reader of a list of whole numbers."""
-    limits = np.iinfo(dtype)
-
-    def read(key: str, value: object) -> NDArray[Any]:
-        if not isinstance(value, list):
-            raise reject(key, value, "a list of whole numbers")
-        if not all(type(item) is int and limits.min <= item <= limits.max for item in value):
-            for i, item in enumerate(value):
-                integer(f"{key}[{i}]", item, least=int(limits.min), most=int(limits.max))
-        return np.array(value, dtype=dtype)
-
-    return read
-
-
 def number(key: str, value: Any, least: float = -_MAX_SECONDS, expected: str = "a finite number") -> float:
     """Read a finite number."""
     if type(value) not in (int, float) or not least <= value <= _MAX_SECONDS:
@@ -75,9 +59,15 @@ def items(key: str, value: object, expected: str, read: Reader) -> tuple[Any, ..
     return tuple(read(f"{key}[{i}]", item) for i, item in enumerate(value))
 
 
-def seconds_list(key: str, value: object) -> NDArray[np.float64]:
-    """Read a list of seconds."""
-    return np.array(items(key, value, "a list of seconds", seconds), dtype=np.float64)
+def array(dtype: type[np.generic], of: str, read: Reader) -> Reader:
+    """Return a reader of a list, item by item."""
+    return lambda key, value: np.array(items(key, value, f"a list of {of}", read), dtype=dtype)
+
+
+def integers(dtype: type[np.integer[Any]]) -> Reader:
+    """Return a reader of a list of whole numbers."""
+    limits = np.iinfo(dtype)
+    return array(dtype, "whole numbers", partial(integer, least=int(limits.min), most=int(limits.max)))
 
 
 def section(key: str, value: object, names: Iterable[str]) -> dict[str, Any]:
@@ -125,7 +115,7 @@ _READERS: Mapping[Any, Reader] = {  # by the type of a field, as it is written t
     "NDArray[np.uint8]": integers(np.uint8),
     "NDArray[np.int32]": integers(np.int32),
     "NDArray[np.int64]": integers(np.int64),
-    "NDArray[np.float64]": seconds_list,
+    "NDArray[np.float64]": array(np.float64, "seconds", seconds),
     "Mapping[str, float]": stage_seconds,
     "Mapping[str, Any]": options,
     "tuple[str, ...]": partial(items, expected="a list of lines", read=text),

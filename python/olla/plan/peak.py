@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 from olla.plan import fields
@@ -15,6 +16,10 @@ class LiveTensor(NamedTuple):
     bytes: int
     kind: str  # as in the graph file, or "workspace"
     producer: str  # name of the op that writes it; empty if none does
+
+
+# The readers of its fields.
+_TENSOR: list[fields.Reader] = [partial(fields.integer, least=-1), fields.text, fields.count, fields.text, fields.text]
 
 
 class OpAt(NamedTuple):
@@ -39,12 +44,6 @@ def read_tensors(key: str, value: object) -> tuple[LiveTensor, ...]:
 
 
 def _tensor(key: str, row: object) -> LiveTensor:
-    if not isinstance(row, list) or len(row) != 5:
+    if not isinstance(row, list) or len(row) != len(_TENSOR):
         raise fields.reject(key, row, "[id, name, bytes, kind, producer]")
-    return LiveTensor(
-        fields.integer(key, row[0], least=-1),
-        fields.text(key, row[1]),
-        fields.count(key, row[2]),
-        fields.text(key, row[3]),
-        fields.text(key, row[4]),
-    )
+    return LiveTensor(*(read(key, item) for read, item in zip(_TENSOR, row, strict=True)))

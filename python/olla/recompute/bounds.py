@@ -1,13 +1,11 @@
-"""What no rewriting of a graph can go below, by minimum cuts; the error for a budget that is below that."""
+"""The ops whose cuts bound best; the error for a budget that nothing was found for."""
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 from numpy.typing import NDArray
 
-from olla._core import RecomputeSearch, profile
+from olla._core import profile
 from olla.errors import BudgetError
 from olla.graph import Graph
 from olla.plan import Plan
@@ -15,44 +13,7 @@ from olla.plan import Plan
 _NUM_OPS = 12  # per source of ops whose cuts make a bound
 
 
-class CutBounds:
-    """Lower bounds for every order and rewriting of a graph, by the cuts around some of its ops.
-
-    Args:
-        graph: the training step.
-        order: int32[n], whose busiest ops are taken.
-        search: of the core, for the graph.
-        seconds: time limit of one bound.
-        plan: of a rewriting, whose busiest ops are taken as well.
-
-    Attributes:
-        ops: int32[k], those with most live memory, whose cuts bound best.
-    """
-
-    def __init__(
-        self, graph: Graph, order: NDArray[np.int32], search: RecomputeSearch, seconds: float, plan: Plan | None
-    ) -> None:
-        self.graph, self._search, self._seconds = graph, search, seconds
-        self.ops = busiest(graph, order, plan)
-
-    def least_peak(self, added_seconds: float) -> int:
-        """Return bytes: no rewriting that adds at most these seconds has a lower peak."""
-        peaks, _ = self._search.least_peak(self.ops, added_seconds, self._seconds, None)
-        return max(int(peaks.max(initial=0)), self.graph.resident_bytes)
-
-    def least_added_seconds(self, peak_bytes: int) -> float:
-        """Return seconds: no rewriting with at most this peak adds less."""
-        seconds, _ = self._search.least_added_seconds(self.ops, peak_bytes, self._seconds, None)
-        return float(seconds.max(initial=0.0))
-
-    def forcing(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Return the three ops that force the highest peak whatever time is added, and those peaks in bytes."""
-        peaks, _ = self._search.least_peak(self.ops, math.inf, self._seconds, None)
-        highest = np.argsort(-peaks, kind="stable")[:3]
-        return self.ops[highest], peaks[highest]
-
-
-def busiest(graph: Graph, order: NDArray[np.int32], plan: Plan | None) -> NDArray[np.int32]:
+def busiest(graph: Graph, order: NDArray[np.int32], plan: Plan | None = None) -> NDArray[np.int32]:
     """Return the ops with most live memory under an order, and in a plan of a rewriting without its swaps."""
 
     def first(graph: Graph, order: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -8,8 +8,8 @@ import numpy as np
 
 from olla._core import RecomputeSearch
 from olla.graph import Graph, Lists, Rerun, Rules
+from olla.graph.collectives import WAIT
 from olla.graph.columns import lists_of
-from olla.graph.timeline import WAIT
 from olla.plan import Recomputed
 
 

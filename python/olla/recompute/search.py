@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +14,13 @@ from olla import _core
 from olla.base import Progress, rivals, watched
 from olla.errors import BudgetError
 from olla.graph import Graph, Rules
-from olla.graph.gathers import gathers
+from olla.graph.collectives import gathers
 from olla.graph.operators import without_replays
 from olla.order.base_orders import base_orders, early_updates, induced
 from olla.order.gathers import gathered_late
 from olla.pipeline import Ordered, find_order
 from olla.plan import Options, Plan, Recomputed
-from olla.recompute.bounds import CutBounds, refusal
+from olla.recompute.bounds import busiest, refusal
 from olla.recompute.rewrite import recomputed_graph
 
 # What a search may do is limited in work, so that its results are the same on every machine; time limits it only where
@@ -125,7 +125,6 @@ class RecomputeSearch:
         self._first = self._start(self.base.first_order)
         self.starts = [self._first]  # after a choice: the best first
         self._has_chosen = False
-        self._latest: tuple[Any, Recomputed] | None = None  # decisions, and the graph that they make
 
     @property
     def order(self) -> NDArray[np.int32]:
@@ -196,7 +195,7 @@ class RecomputeSearch:
         if limit <= 0.0 or self._close_enough(peak_bytes, added_seconds):
             return
         limits = _core.Limits(time_limit=limit, max_work=work, progress=self.progress)
-        ops = self.cut_bounds().ops[:_NUM_SEED_OPS].tolist()
+        ops = busiest(self.graph, self.order)[:_NUM_SEED_OPS].tolist()
         most = math.inf if added_seconds is None else added_seconds
         target = _core.RecomputeTarget(least_time=added_seconds is None, peak=peak_bytes, added_seconds=most)
         self.interrupted |= self.evictor.improve(target, ops, _MAX_ROUNDS, self.options.seed, limits)
@@ -227,9 +226,9 @@ class RecomputeSearch:
 
         bound = 0.0
         if added_seconds is None:
-            bound = self.cut_bounds().least_added_seconds(peak_bytes)
+            bound = self.least_seconds_bound(peak_bytes)
         else:
-            peak_bytes = self.cut_bounds().least_peak(added_seconds)
+            peak_bytes = self.least_peak_bound(added_seconds)
         found = solve_choice(
             self.evictor,
             peak_bytes=peak_bytes,
@@ -245,9 +244,9 @@ class RecomputeSearch:
     def _close_enough(self, peak_bytes: int, added_seconds: float | None) -> bool:
         """Whether the bounds leave next to nothing to gain."""
         if added_seconds is None:
-            gap = self.evictor.added_seconds - self.cut_bounds().least_added_seconds(peak_bytes)
+            gap = self.evictor.added_seconds - self.least_seconds_bound(peak_bytes)
             return gap <= _CLOSE * self.base_seconds
-        return self.evictor.peak <= (1 + _CLOSE) * self.cut_bounds().least_peak(added_seconds)
+        return self.evictor.peak <= (1 + _CLOSE) * self.least_peak_bound(added_seconds)
 
     def least(self, added_seconds: float) -> tuple[Recomputed]:
         """Find the least peak that adds at most so many seconds."""
@@ -262,7 +261,7 @@ class RecomputeSearch:
         if not self._has_chosen or self.evictor.peak > peak_bytes:
             self.choose(peak_bytes, math.inf)
         self._has_chosen = True
-        if self.evictor.peak > peak_bytes and self.cut_bounds().least_peak(math.inf) <= peak_bytes:
+        if self.evictor.peak > peak_bytes and self.least_peak_bound(math.inf) <= peak_bytes:
             self.improve(0, math.inf)  # the greedy stopped above what may be there
         if self.evictor.peak <= peak_bytes:
             self.improve(peak_bytes, None)
@@ -272,7 +271,7 @@ class RecomputeSearch:
 
     def last_resort(self, budget_bytes: int) -> tuple[Recomputed] | None:
         """Find the least peak at whatever time, where nothing was found within a budget and something may be."""
-        if self.cut_bounds().least_peak(math.inf) > budget_bytes:
+        if self.least_peak_bound(math.inf) > budget_bytes:
             return None
         rest = replace(self.options, time_limit=self._left())
         search = RecomputeSearch(self.graph, self.rules, rest, self.progress, self.base)
@@ -292,13 +291,28 @@ class RecomputeSearch:
 
     def refused(self, budget_bytes: int) -> BudgetError:
         """Return the error for a budget that nothing was found for."""
-        ops, needs = self.cut_bounds().forcing()
-        return refusal(self.graph, budget_bytes, self.lowest_bytes, ops, needs, "more levers")
+        ops = busiest(self.graph, self.order)
+        needs, _ = self.evictor.least_peak(ops, math.inf, self._bound_seconds(), None)
+        highest = np.argsort(-needs, kind="stable")[:3]
+        return refusal(self.graph, budget_bytes, self.lowest_bytes, ops[highest], needs[highest], "more levers")
 
-    def cut_bounds(self, plan: Plan | None = None) -> CutBounds:
-        """Return the bounds by the cuts around the busiest ops of the base order, and of a plan of what was found."""
-        seconds = max(0.05, min(self._left(), _BOUND_SHARE * self.options.time_limit))
-        return CutBounds(self.graph, self.order, self.evictor, seconds, plan)
+    def _bound_seconds(self) -> float:
+        return max(0.05, min(self._left(), _BOUND_SHARE * self.options.time_limit))
+
+    def least_peak_bound(self, added_seconds: float, plan: Plan | None = None) -> int:
+        """Return bytes: no rewriting that adds at most these seconds has a lower peak, by the cuts around some ops.
+
+        These are the busiest ones of the base order, and of a plan of what was found.
+        """
+        ops = busiest(self.graph, self.order, plan)
+        peaks, _ = self.evictor.least_peak(ops, added_seconds, self._bound_seconds(), None)
+        return max(int(peaks.max(initial=0)), self.graph.resident_bytes)
+
+    def least_seconds_bound(self, peak_bytes: int, plan: Plan | None = None) -> float:
+        """Return seconds: no rewriting with at most this peak adds less, by the cuts around the same ops."""
+        ops = busiest(self.graph, self.order, plan)
+        seconds, _ = self.evictor.least_added_seconds(ops, peak_bytes, self._bound_seconds(), None)
+        return float(seconds.max(initial=0.0))
 
     def bounds(self, plan: Plan, added_seconds: float, peak_bytes: int) -> tuple[int, float]:
         """Return what is proved about every other plan.
@@ -311,13 +325,8 @@ class RecomputeSearch:
         Returns:
             The least peak within its added time, in bytes; the least added time within `peak_bytes`, in seconds.
         """
-        bounds = self.cut_bounds(plan)
-        return bounds.least_peak(added_seconds), bounds.least_added_seconds(peak_bytes)
+        return self.least_peak_bound(added_seconds, plan), self.least_seconds_bound(peak_bytes, plan)
 
     def rewritten(self) -> Recomputed:
         """Return the graph that the decisions in force make."""
-        drops = self.evictor.decisions()
-        decisions = (self.order.tobytes(), drops.values.tobytes(), drops.steps.tobytes())
-        if self._latest is None or self._latest[0] != decisions:
-            self._latest = decisions, recomputed_graph(self.graph, self.rules, self.evictor)
-        return self._latest[1]
+        return recomputed_graph(self.graph, self.rules, self.evictor)

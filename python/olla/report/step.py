@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from olla.base import cells, figures, human_bytes, percent, plain
@@ -129,13 +130,7 @@ class StepReport:
 
     def _figures(self) -> Table:
         table = figures({}, {"justify": "right"}, {"justify": "right"}, {})
-
-        def row(name: str, num_bytes: int | None, remark: str = "") -> None:
-            if num_bytes is None:
-                table.add_row(name, "not measured", "", remark)
-            else:
-                table.add_row(name, human_bytes(num_bytes), f"{num_bytes:,}", remark)
-
+        row = partial(_add_bytes, table)
         saved = self.eager_peak_bytes - self.planned_peak_bytes
         row("eager peak", self.eager_peak_bytes, "computed: program order")
         row("planned peak", self.planned_peak_bytes, f"saves {percent(saved / max(1, self.eager_peak_bytes))}")
@@ -158,8 +153,8 @@ class StepReport:
     def _add_budget(self, table: Table, budget: BudgetReport) -> None:
         if budget.budget_bytes is not None:
             needed = self.resident_bytes + self.output_bytes + self.arena_bytes
-            figures = (human_bytes(budget.budget_bytes), f"{budget.budget_bytes:,}")
-            table.add_row("budget", *figures, f"resident, outputs and arena: {needed:,}" if self.in_arena else "")
+            remark = f"resident, outputs and arena: {needed:,}" if self.in_arena else ""
+            _add_bytes(table, "budget", budget.budget_bytes, remark)
         measured = "" if budget.measured_slowdown is None else f"measured {percent(budget.measured_slowdown)}"
         table.add_row("added time", f"planned {percent(budget.planned_slowdown)}", measured, "of the step's own")
         remark = f"{budget.num_in_place:,} results in place"
@@ -170,10 +165,13 @@ class StepReport:
     @staticmethod
     def _add_swap(table: Table, swap: SwapReport) -> None:
         most = "" if swap.host_budget_bytes is None else f"at most {swap.host_budget_bytes:,}"
-        table.add_row(
-            "swapped", human_bytes(swap.swapped_bytes), f"{swap.swapped_bytes:,}", f"{swap.num_swaps:,} copies"
-        )
-        table.add_row("host memory", human_bytes(swap.host_bytes), f"{swap.host_bytes:,}", most)
+        _add_bytes(table, "swapped", swap.swapped_bytes, f"{swap.num_swaps:,} copies")
+        _add_bytes(table, "host memory", swap.host_bytes, most)
         measured = swap.measured_stall_seconds
         remark = "" if measured is None else f"measured {measured * 1e3:.3f} ms"
         table.add_row("waits for copies", f"planned {swap.planned_stall_seconds * 1e3:.3f} ms", remark, "")
+
+
+def _add_bytes(table: Table, name: str, num_bytes: int | None, remark: str = "") -> None:
+    found = ("not measured", "") if num_bytes is None else (human_bytes(num_bytes), f"{num_bytes:,}")
+    table.add_row(name, *found, remark)

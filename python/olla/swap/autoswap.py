@@ -116,10 +116,6 @@ class AutoSwap:
                 load[self.gone[i] : self.back[i]] -= num_bytes[i]
         return np.array(chosen, dtype=np.int32)
 
-    def at_limit(self, name: str, limit: int) -> Swaps:
-        """Stick to a limit: stall where needed. The peak is above the limit where the blocks do not suffice."""
-        return self.search.evaluate(self.select(name, limit), limit)
-
     def least_peak(self, name: str, max_slowdown: float = 0.0) -> Swaps:
         """Return the least peak at no overhead, or within a share of the ops' time, over limits from the peak down."""
         most_stall = max_slowdown * self.search.base_seconds + 1e-9
@@ -171,9 +167,10 @@ class AutoSwapSearch:
 
     def within(self, peak_bytes: int) -> tuple[Swapped] | None:
         """Find the least stall for a peak; None where that is not reached."""
-        found = [self.method.at_limit(score, peak_bytes) for score in SCORES]
+        method = self.method  # the peak is above the limit where its blocks do not suffice
+        found = [method.search.evaluate(method.select(score, peak_bytes), peak_bytes) for score in SCORES]
         self.lowest_bytes = min(self.lowest_bytes, *(swaps.peak_bytes for swaps in found))
-        fitting = [s for s in found if s.peak_bytes <= peak_bytes and s.host_bytes <= self.method.host_bytes]
+        fitting = [s for s in found if s.peak_bytes <= peak_bytes and s.host_bytes <= method.host_bytes]
         return self._swapped(min(fitting, key=lambda swaps: swaps.stall_seconds)) if fitting else None
 
     def _swapped(self, swaps: Swaps) -> tuple[Swapped]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from olla.graph import Lists
 from olla.recompute.bounds import busiest
 
 if TYPE_CHECKING:
@@ -52,11 +53,9 @@ class SwapBound:
         """Return the ops that make what each op uses, and the converse: these precede it in every rewriting."""
         before: list[list[int]] = [[] for _ in range(self.graph.num_ops)]
         after: list[list[int]] = [[] for _ in range(self.graph.num_ops)]
-        producer = values.producer
-        for offset, item in (values.reads, values.overwrites):
-            made_by = producer[item]
-            for v in range(self.graph.num_ops):
-                for u in set(made_by[offset[v] : offset[v + 1]].tolist()) - {-1}:
+        for lists in (Lists(*values.reads), Lists(*values.overwrites)):
+            for u, v in zip(values.producer[lists.item].tolist(), lists.owner.tolist(), strict=True):
+                if u >= 0:
                     before[v].append(u)
                     after[u].append(v)
         return before, after

@@ -41,26 +41,15 @@ class _Found(NamedTuple):
 
     Attributes:
         recomputed: the graph that runs ops again.
-        position: int32[ops of that graph], step of the base order that op i runs at or before.
         swaps: of the graph's program order.
+        absent: int64[n], bytes: what is in host memory at least, at every step of the base order.
         added_seconds: by running ops again and by waiting.
     """
 
     recomputed: Recomputed
-    position: NDArray[np.int32]
     swaps: Swaps
+    absent: NDArray[np.int64]
     added_seconds: float
-
-    def absent(self, num_steps: int) -> NDArray[np.int64]:
-        """Return int64[num_steps], bytes: what is in host memory at least, at every step of the base order."""
-        graph = self.recomputed.graph
-        change = np.zeros(graph.num_ops + 1, dtype=np.int64)
-        num_bytes = graph.tensor_bytes[self.swaps.tensor]
-        np.add.at(change, self.swaps.freed, num_bytes)
-        np.subtract.at(change, self.swaps.issue, num_bytes)
-        least = np.full(num_steps, 2**62, dtype=np.int64)
-        np.minimum.at(least, self.position, np.cumsum(change)[:-1])
-        return np.where(least < 2**62, least, 0)
 
 
 class CombinedSearch:
@@ -119,7 +108,7 @@ class CombinedSearch:
             if found.swaps.peak_bytes < best.swaps.peak_bytes:
                 best = found
         lowest = self._settled(best, added_seconds)
-        if best is not alone and lowest[1].swaps.peak_bytes > self.recompute.cut_bounds().least_peak(added_seconds):
+        if best is not alone and lowest[1].swaps.peak_bytes > self.recompute.least_peak_bound(added_seconds):
             return min(lowest, self._settled(alone, added_seconds), key=lambda rewrites: rewrites[1].swaps.peak_bytes)
         return lowest  # there is no lower one without swaps
 
@@ -163,7 +152,7 @@ class CombinedSearch:
     def _beside(self, found: _Found, least_time: bool, limit: int, added: float, turn: int) -> None:
         """Improve the recomputation beside swaps: what they take from the device counts nothing."""
         evictor = self.recompute.evictor
-        evictor.set_absent(found.absent(self.graph.num_ops))
+        evictor.set_absent(found.absent)
         seconds, seed = _TURN_SHARE * self.options.time_limit, self.options.seed + turn
         limits = _core.Limits(time_limit=min(seconds, self._left()), max_work=_TURN_WORK, progress=self.progress)
         target = _core.RecomputeTarget(least_time=least_time, peak=limit, added_seconds=added)
@@ -179,8 +168,13 @@ class CombinedSearch:
         position = np.where(recomputed.rerun == 0, step[origin], np.int32(self.graph.num_ops))
         position = np.minimum.accumulate(position[::-1])[::-1]  # what runs again does so before the op it serves
         swaps = self._swaps(recomputed, np.arange(graph.num_ops, dtype=np.int32), added, limit, _SWAP_WORK)
+        away, num_bytes = np.zeros(graph.num_ops + 1, dtype=np.int64), graph.tensor_bytes[swaps.tensor]
+        np.add.at(away, swaps.freed, num_bytes)
+        np.subtract.at(away, swaps.issue, num_bytes)
+        least = np.full(self.graph.num_ops, 2**62, dtype=np.int64)
+        np.minimum.at(least, position, np.cumsum(away)[:-1])
         again = max(0.0, float(self._seconds(recomputed).sum()) - r.base_seconds)
-        return _Found(recomputed, position, swaps, again + swaps.stall_seconds)
+        return _Found(recomputed, swaps, np.where(least < 2**62, least, 0), again + swaps.stall_seconds)
 
     def _seconds(self, recomputed: Recomputed) -> NDArray[np.float64]:
         may, origin = self.recompute.rules, recomputed.origin

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from olla import _core
 from olla.graph import Graph
-from olla.graph.under_way import under_way
+from olla.graph.collectives import under_way
 from olla.plan import Link, Swaps
 
 MIN_BYTES = 1 << 18  # smaller blocks take the link mostly for its latency
@@ -122,11 +122,9 @@ class SwapSearch:
 def _free(graph: Graph, order: NDArray[np.int32], idle: _core.IdleBlocks) -> NDArray[np.bool_]:
     """Return which blocks are idle with no collective under way that uses their tensor: others stay where they are."""
     found = np.ones(len(idle.tensor), dtype=np.bool_)
-    if not (talks := under_way(graph)):
-        return found
     spans: dict[int, list[tuple[int, int]]] = {}
     at = np.argsort(order)
-    for issue, wait, held in talks:
+    for issue, wait, held in under_way(graph):
         for t in held:
             spans.setdefault(t, []).append((int(at[issue]), int(at[wait])))
     for b in np.flatnonzero(np.isin(idle.tensor, list(spans))).tolist():

@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import olla
 from olla.graph import PROFILES, Rerun, rules
-from olla.graph.gathers import gathers
+from olla.graph.collectives import gathers
 from olla.pytorch.program.variants import restrict_rules
 from tests.support.pages import ROOT, blocks
 from tests.support.ranks.processes import ranks

@@ -36,10 +36,9 @@ def highs_library() -> str:
     if spec is None or spec.origin is None:
         raise SolverError(f"the package highspy, which brings the HiGHS solver, is not installed; {_REMEDY}")
     package = Path(spec.origin).parent
-    for folder in _FOLDERS:
-        for pattern in _PATTERNS:
-            for path in sorted((package / folder).glob(pattern)):
-                return str(path.resolve())
+    found = (path for folder in _FOLDERS for pattern in _PATTERNS for path in sorted((package / folder).glob(pattern)))
+    if path := next(found, None):
+        return str(path.resolve())
     raise SolverError(
         f"no HiGHS library ({' or '.join(_PATTERNS)}) in {package}: highspy older than 1.15 has none; {_REMEDY}"
     )
