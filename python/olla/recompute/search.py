@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,6 +125,7 @@ class RecomputeSearch:
         self._first = self._start(self.base.first_order)
         self.starts = [self._first]  # after a choice: the best first
         self._has_chosen = False
+        self._latest: tuple[Any, Recomputed] | None = None  # decisions, and the graph that they make
 
     @property
     def order(self) -> NDArray[np.int32]:
@@ -329,4 +330,8 @@ class RecomputeSearch:
 
     def rewritten(self) -> Recomputed:
         """Return the graph that the decisions in force make."""
-        return recomputed_graph(self.graph, self.rules, self.evictor)
+        drops = self.evictor.decisions()
+        decisions = (self.order.tobytes(), drops.values.tobytes(), drops.steps.tobytes())
+        if self._latest is None or self._latest[0] != decisions:
+            self._latest = decisions, recomputed_graph(self.graph, self.rules, self.evictor)
+        return self._latest[1]
