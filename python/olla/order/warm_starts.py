@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, no_type_check
 
 import numpy as np
@@ -46,19 +45,18 @@ def hoist(graph: Graph, core: Any = None, program: Order | None = None) -> Order
     program = np.arange(graph.num_ops, dtype=np.int32) if program is None else program
     offset, preds = (graph.core if core is None else core).precedences()
     updates = np.array([kind == "update" for kind in graph.op_kinds], dtype=np.bool_)
-    return _kernel()(program, offset, preds, *Lists(offset, preds).inverted(graph.num_ops), updates)
+    order: Order = _kernel()(program, offset, preds, *Lists(offset, preds).inverted(graph.num_ops), updates)
+    return order
 
 
 @functools.cache
-def _kernel() -> Callable[..., Order]:
+def _kernel() -> Any:
     import numba
 
-    kernel: Callable[..., Order]
     try:
-        kernel = numba.njit(cache=True)(_hoist)
+        return numba.njit(cache=True)(_hoist)
     except RuntimeError:  # no folder is writable for the cache
-        kernel = numba.njit(_hoist)
-    return kernel
+        return numba.njit(_hoist)
 
 
 @no_type_check
