@@ -94,7 +94,9 @@ def measure(num_modules: int, num_times: int) -> tuple[list[Any], bool]:
     medians = [statistics.median(steps[name]) for name in ("guarded", "unguarded")]
     micro = [f"{1e6 * s:.1f}" for s in (cost, allowed, key_seconds)]
     milli = [f"{1e3 * s:.2f}" for s in medians]
-    return [num, len(list(model.parameters())), capture._guard.num_places, *micro, *milli], cost <= allowed
+    guard = capture._guard
+    num_places = sum(len(places.watched) for places in guard._places) + len(guard._probes)
+    return [num, len(list(model.parameters())), num_places, *micro, *milli], cost <= allowed
 
 
 def main() -> int:

@@ -37,7 +37,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 
 import olla
 from bench.support.harness import Cell, Report, answer, ask
-from olla.pytorch.binding import InputBinding, flatten
+from olla.pytorch.binding import flatten
+from olla.pytorch.capture.inputs import InputBinding
 from olla.pytorch.program.program import compile_program
 from tests.cuda import standin
 from tests.support.pytorch import models

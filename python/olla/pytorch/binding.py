@@ -1,8 +1,8 @@
-"""What a step takes at every call: the user's own tensors, found quickly, and the key of a batch."""
+"""What a compiled step holds constant: the key of a batch, and the settings of an optimizer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,88 +11,14 @@ from torch.utils import _pytree as pytree
 
 from olla._core import same_objects
 from olla.pytorch.capture import optimizers
-from olla.pytorch.capture.inputs import Input, plain_batch
+from olla.pytorch.capture.inputs import plain_batch
 from olla.pytorch.guards.modes import modes
 from olla.pytorch.guards.values import same
-from olla.pytorch.sharded.fully import Shards, is_sharded
-
-Gather = Callable[[Sequence[Any]], list[torch.Tensor]]
-
-
-class InputBinding:
-    """The tensors of a model and its optimizer, where a capture found them.
-
-    Parameters, buffers and optimizer state may be replaced by others at any time; the guard of the capture sees to it
-    that the modules stay the same.
-    """
-
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-        self.optimizer = optimizer
-        self._shards = Shards() if is_sharded(model) else None
-        # Where each parameter and buffer stands: the dict that holds it, and its name there.
-        self._parameters = _places(model, "_parameters")
-        self._buffers = _places(model, "_buffers")
-
-    def tensors(self) -> list[torch.Tensor]:
-        """Return parameters and buffers as they are now."""
-        return [holder[name] for holder, name in (*self._parameters.values(), *self._buffers.values())]
-
-    def updated(self) -> list[int]:
-        """Return which of ``tensors`` the optimizer updates, in its order; -1: another one."""
-        position = {id(t): i for i, t in enumerate(self.tensors())}
-        groups = self.optimizer.param_groups if self.optimizer is not None else ()
-        return [position.get(id(p), -1) for group in groups for p in group["params"]]
-
-    def parameter(self, name: str) -> torch.Tensor:
-        """Return one parameter as it is now."""
-        holder, last = self._parameters[name]
-        parameter: torch.Tensor = holder[last]
-        return parameter
-
-    def gatherer(self, inputs: Sequence[Input]) -> Gather:
-        """Return a function of the batch's leaves that gives the tensors of a capture's inputs.
-
-        It is generated: a lookup per tensor, with nothing of ours in between, is the larger part of a call's own time.
-        """
-        known: dict[str, Any] = {"state_of": optimizers.parameter_state, "rate": optimizers.rate_tensor}
-        known |= {"optimizer": self.optimizer, "shard": self._shards}
-        states: dict[str, str] = {}  # where a parameter stands -> the name of its state
-        items = []
-        for i, entry in enumerate(inputs):
-            key = str(entry.key)
-            if entry.kind == "input":
-                items.append(f"leaves[{key}]")
-            elif entry.kind == "rate":
-                items.append(f"rate(optimizer.param_groups[{key}], {entry.entry!r})")
-            else:
-                holder, name = (self._buffers if entry.kind == "buffer" else self._parameters)[key]
-                known[f"d{i}"] = holder
-                place = f"d{i}[{name!r}]"
-                if entry.kind == "optimizer_state":
-                    place = f"{states.setdefault(key, f's{len(states)} := state_of(optimizer, {place})')}"
-                    states[key] = place.split()[0]
-                    place = f"({place})[{entry.entry!r}]"
-                items.append(place if self._shards is None else f"shard({place})")
-        exec(f"def gather(leaves):\n  return [{', '.join(items)}]", known)
-        gather: Gather = known["gather"]
-        return gather
 
 
 def flatten(batch: Any) -> tuple[list[Any], pytree.TreeSpec]:
     """Return the leaves of a batch and its structure, without looking at the leaves."""
     return pytree.tree_flatten(plain_batch(batch))
-
-
-def _places(model: torch.nn.Module, table: str) -> dict[str, tuple[dict[str, Any], str]]:
-    """Return, by name, the dict a parameter or buffer stands in and its key there; tied ones once."""
-    places: dict[str, tuple[dict[str, Any], str]] = {}
-    seen: set[int] = set()
-    for prefix, module in model.named_modules():
-        for name, tensor in getattr(module, table).items():
-            if tensor is not None and id(tensor) not in seen:
-                seen.add(id(tensor))
-                places[f"{prefix}.{name}" if prefix else name] = (getattr(module, table), name)
-    return places
 
 
 class Settings:

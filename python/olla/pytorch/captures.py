@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from olla._core import same_objects
-from olla.pytorch.binding import InputBinding, Settings
+from olla.pytorch.binding import Settings
 from olla.pytorch.capture import Captured
+from olla.pytorch.capture.exclusive import between
+from olla.pytorch.capture.inputs import InputBinding
+from olla.pytorch.capture.results import accumulate
 from olla.pytorch.checks import failures
 from olla.pytorch.guards.guard import Guard, TensorFacts, Wholes
 from olla.pytorch.guards.places import Holds, Watched, contents
 from olla.pytorch.guards.values import equal
 
 if TYPE_CHECKING:
+    from olla.pytorch.ranks.group import Ranks
     from olla.pytorch.runner import Runner
 
 _UNREADABLE = (KeyError, IndexError, StopIteration, AttributeError, TypeError)
@@ -46,7 +51,9 @@ class Capture:
         self.left = captured.left
         self.inputs = inputs
         self.gather = inputs.gatherer(captured.inputs)
-        self._settings = Settings(inputs.optimizer) if inputs.optimizer is not None else None
+        self._setting_change: Callable[[], str] = lambda: ""
+        if inputs.optimizer is not None:
+            self._setting_change = Settings(inputs.optimizer).change
         values = self.gather(leaves)
         self._num_tensors = sum(entry.kind in ("parameter", "buffer") for entry in captured.inputs)  # they come first
         self._guard = Guard(captured.reads, values[: self._num_tensors])
@@ -79,8 +86,24 @@ class Capture:
             what = "the batch shares memory with parameters or buffers in another way"
         return ([], what) if what else (values, "")
 
-    def _setting_change(self) -> str:
-        return self._settings.change() if self._settings is not None else ""
+    def run(self, values: list[torch.Tensor], model: torch.nn.Module, ranks: Ranks | None) -> Any:
+        """Run the step, with what it does beside its operators; return what the loss function returned."""
+        runner, left = self.runner, self.left
+        if left is not None:
+            left.begin(self.inputs.parameter(name).grad for name, _ in runner.gradients)
+        with ranks.in_step() if ranks is not None else contextlib.nullcontext():
+            results = runner.run(values)
+        if left is not None:
+            left.end(model)
+        if self.inputs.optimizer is not None:
+            # A learning-rate scheduler warns unless it sees that the optimizer stepped.
+            self.inputs.optimizer._opt_called = True  # type: ignore[attr-defined]
+        num_values = runner.structure.num_tensors
+        if runner.gradients:
+            with between():
+                for (name, is_own), gradient in zip(runner.gradients, results[num_values:], strict=True):
+                    accumulate(self.inputs.parameter(name), gradient, is_own)
+        return runner.structure.fill(results[:num_values])
 
     def _other_tensors(self, values: Sequence[torch.Tensor]) -> str:
         """Return why the step cannot take other tensors than it took before; empty where it can."""
@@ -134,8 +157,6 @@ class Captures:
 
     def use(self, capture: Capture) -> bool:
         """Note that a capture was used; whether another one was dropped for it."""
-        if self._captures and self._captures[-1] is capture:
-            return False
         self._captures = [c for c in self._captures if c is not capture] + [capture]
         if len(self._captures) <= self._size:
             return False

@@ -119,7 +119,6 @@ def _graph(module: fx.GraphModule, kinds: Mapping[str, str], name: str) -> Graph
 def _propagate(module: fx.GraphModule) -> None:
     """Run the operators on fakes of one mode: then results that share memory share a storage."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    values: dict[fx.Node, Any] = {}
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
         shape, strides = ([int(n) for n in numbers] for numbers in (tensor.shape, tensor.stride()))
@@ -130,17 +129,15 @@ def _propagate(module: fx.GraphModule) -> None:
             if node.op == "placeholder":
                 if not isinstance(node.meta.get("val"), torch.Tensor):
                     raise CaptureError(f"placeholder {node.name} has no tensor in meta['val']: {_REMEDY}")
-                values[node] = fake(node.meta["val"])
+                node.meta["val"] = fake(node.meta["val"])
             elif node.op == "get_attr":
                 value = operator.attrgetter(str(node.target))(module)
-                values[node] = fake(value) if isinstance(value, torch.Tensor) else value
+                node.meta["val"] = fake(value) if isinstance(value, torch.Tensor) else value
             elif node.op == "call_function":
-                arguments = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-                values[node] = _result(node, *arguments)
+                arguments = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+                node.meta["val"] = _result(node, *arguments)
             elif node.op != "output":
                 raise CaptureError(f"{node.name} is a {node.op} of {node.target}, expected operators: {_REMEDY}")
-            if node in values:
-                node.meta["val"] = values[node]
 
 
 def _result(node: fx.Node, args: Any, kwargs: Any) -> Any:

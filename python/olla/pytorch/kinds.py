@@ -9,14 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from olla.layout import rounded_up
 from olla.layout.requests import NEVER, Placed, Trace
 from olla.pytorch.memory.pattern import Pattern, repeated
-from olla.pytorch.memory.replay import Iteration, Replay, Table
-
-Int64 = npt.NDArray[np.int64]
+from olla.pytorch.memory.replay import Int64, Iteration, Replay, Table
 
 MAX_SEEN = 20  # iterations that no plan fits; each is kept until another one makes the same requests
 _MAX_KINDS = 8
@@ -303,10 +300,7 @@ def merged(intervals: Int64, alignment: int) -> Int64:
         >>> merged(np.array([[128, 200], [0, 70], [64, 128]]), 64).tolist()
         [[0, 256]]
     """
-    union: list[list[int]] = []
-    for begin, end in sorted((b, rounded_up(e, alignment)) for b, e in intervals.tolist()):
-        if union and begin <= union[-1][1]:
-            union[-1][1] = max(union[-1][1], end)
-        else:
-            union.append([begin, end])
-    return np.array(union, dtype=np.int64).reshape(-1, 2)
+    rows = intervals[np.argsort(intervals[:, 0])]
+    begins, ends = rows[:, 0], np.maximum.accumulate(rounded_up(rows[:, 1], alignment))
+    is_first = np.append(True, begins[1:] > ends[:-1])[: len(rows)]
+    return np.stack([begins[is_first], ends[np.roll(is_first, -1)]], axis=1)

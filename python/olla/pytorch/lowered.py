@@ -108,20 +108,11 @@ class Lowered:
             num_captures=num_captures,
             in_arena=False,
             planned_peak_bytes=needed or 0,
-            measured_peak_bytes=None,
             eager_peak_bytes=arrange.program_peak(graph, _ALIGNMENT),
             resident_bytes=graph.resident_bytes,
-            output_bytes=0,
-            arena_bytes=0,
-            num_misses=0,
-            missed_bytes=0,
-            misses=(),
             seconds_per_step=statistics.median(self._times) if self._times else None,
             capture_seconds=sum(self._captured.seconds.values()),
             plan_seconds=self._compile_seconds,
-            record_seconds=0.0,
-            slowest=(),
-            cached=False,
             note=f"Compiled as {taken}; foreseen peaks: {known}.",
         )
 
@@ -202,5 +193,4 @@ def separate_step(
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Return the bytes of an optimizer's state."""
-    tensors = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
-    return sum(t.numel() * t.element_size() for t in tensors)
+    return sum(t.nbytes for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor))

@@ -16,15 +16,13 @@ from olla.pytorch.cache import Place
 from olla.pytorch.capture import Captured
 from olla.pytorch.memory.arrange import Arranged
 from olla.pytorch.memory.copies import Copies, HostMemory
-from olla.pytorch.memory.replay import Replay
+from olla.pytorch.memory.replay import Replay, alignment_of
 from olla.pytorch.memory.requests import Recorder
-from olla.pytorch.planner import Planner, captured_costs
+from olla.pytorch.planner import Planner, captured_costs, device_type
 from olla.pytorch.program.program import Program, compile_program
 from olla.pytorch.program.schedule import OpSchedule, op_schedule
 from olla.pytorch.ranks.agreement import Agreement, plan_together
 from olla.pytorch.ranks.group import Ranks
-
-_ALIGNMENT = {"cpu": 64}  # bytes; torch's allocators for accelerators align to 512
 
 
 class PlannedStep:
@@ -46,7 +44,7 @@ class PlannedStep:
 
     def __init__(self, captured: Captured, plan: Plan, host: HostMemory | None) -> None:
         self.device = device_type(captured)
-        self.alignment = _ALIGNMENT.get(self.device, 512)
+        self.alignment = alignment_of(self.device)
         self.copies: Copies | None = None
         self._captured = captured
         self._host = HostMemory(self.device) if host is None else host
@@ -83,15 +81,12 @@ class PlannedStep:
         if arranged is not None:
             needed = self.graph.resident_bytes + arranged.output_bytes + arranged.table.arena_bytes
             peak = self.plan.peak_bytes
-        captured, costs, device = self._captured, self.costs(), self.device
-        return agreement.replan(
-            needed, planner, lambda most: planner.replan(captured, costs, device, most, peak, progress)
-        )
+        costs = self.costs()
+        return agreement.replan(needed, planner, lambda most: planner.replan(costs, most, peak, progress))
 
-    def compile_recorded(self, recorder: Recorder, addresses: bool = True) -> Program:
-        """Return the step with a window around every op, to be recorded; addresses: it notes where tensors are, too."""
-        note = recorder.note if addresses else None
-        return self.compile(recorder, windows=range(self.graph.num_ops), note=note)
+    def compile_recorded(self, recorder: Recorder) -> Program:
+        """Return the step with a window around every op, to be recorded."""
+        return self.compile(recorder, windows=range(self.graph.num_ops), note=recorder.note)
 
     def compile_arranged(self, replay: Replay, arranged: Arranged) -> Program:
         """Return the step with a window around every op that has a place in the arena."""
@@ -99,16 +94,8 @@ class PlannedStep:
 
     def compile(self, allocator: Recorder | Replay | None = None, **options: Any) -> Program:
         """Return the step as a function: with the windows of an allocator, or on torch's own; see compile_program."""
-        if allocator is not None:
-            options |= {"begin": allocator.begin, "end": allocator.end, "live": allocator.live}
-        order = self.plan.order.tolist()
-        return compile_program(self._captured, order, schedule=self._schedule, copies=self.copies, **options)
-
-
-def device_type(captured: Captured) -> str:
-    """Return where the step runs: a learning rate is on the CPU everywhere."""
-    nodes = (n for n in captured.module.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor))
-    return next((n.meta["val"].device.type for n in nodes if n.meta["val"].device.type != "cpu"), "cpu")
+        options |= {"schedule": self._schedule, "copies": self.copies, "allocator": allocator}
+        return compile_program(self._captured, self.plan.order.tolist(), **options)
 
 
 def prepared(
@@ -135,24 +122,20 @@ def prepared(
 
     def accept(found: Plan) -> None:
         if planner is not None:
-            planner.accept(captured, device_type(captured), found)
+            planner.accept(found)
         elif found.rewrites:
             raise PlanError("the plan is for another goal", rule="plan")
 
-    def make() -> tuple[Captured, Plan]:
+    def make() -> Plan:
         if planner is None:
-            return captured, plan(captured, layout=False, progress=progress, **options)
-        return planner.plan(captured, device_type(captured), progress)
+            return plan(captured, layout=False, progress=progress, **options)
+        return planner.plan(progress)
 
     own = place.load(captured.graph, accept)
     if ranks is not None:
-        found = plan_together(ranks, own, captured.graph, lambda: make()[1], accept)
-    elif own is not None:
-        found = own
+        found = plan_together(ranks, own, captured.graph, make, accept)
     else:
-        captured, found = make()
+        found = make() if own is None else own
     if found is not own:
         place.save(found)
-    if planner is not None and (own is not None or ranks is not None):
-        captured = planner.restore(captured, found)
-    return captured, found
+    return captured if planner is None else planner.prepared(found), found

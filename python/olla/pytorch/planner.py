@@ -8,6 +8,7 @@ import functools
 from typing import Any
 
 import numpy as np
+import torch
 
 from olla import _core, planner
 from olla.base import Progress
@@ -27,6 +28,7 @@ class Planner:
     """Plans one captured step towards its goal.
 
     Args:
+        captured: the step.
         goal: what is asked for.
         options: of olla.compile: time_limit, seed, updates_may_move.
         swapping: how the step may swap; None: not at all.
@@ -39,8 +41,10 @@ class Planner:
     """
 
     def __init__(
-        self, goal: Goal, options: dict[str, Any], swapping: Swapping | None = None, *, replays: bool = True
+        self, captured: Captured, goal: Goal, options: dict[str, Any], swapping: Swapping | None, *, replays: bool
     ) -> None:
+        self._captured = captured  # with its losses in chunks once a plan has them
+        self._device = device_type(captured)
         self.goal = goal
         self.replays = replays
         self.swapping = swapping
@@ -53,20 +57,18 @@ class Planner:
         self._spared_bytes = 0  # of the budget, for what the peak does not hold: gaps of the arena
         self.is_measured = swapping is None
 
-    def plan(self, captured: Captured, device: str, progress: Progress | None) -> tuple[Captured, Plan]:
-        """Return the step to run, with its losses in chunks where the goal says so, and its first plan.
-
-        That one knows no workspaces of kernels.
+    def plan(self, progress: Progress | None) -> Plan:
+        """Return the first plan of the step, which knows no workspaces of kernels.
 
         Raises:
             BudgetError: nothing fits the budget.
         """
-        found = self._plan(captured, None, device, self.goal, progress)
+        found = self._plan(None, self.goal, progress)
         if self.goal.chunked_loss is not None and found.chunked is None:
             self.note = found.message.partition(" Of the ")[0]  # says why
-        return self._with_chunks(captured, found), found
+        return found
 
-    def accept(self, captured: Captured, device: str, found: Plan) -> None:
+    def accept(self, found: Plan) -> None:
         """Refuse a plan, which somebody else may have written, that this planner could not have made.
 
         What `olla.check` proves is that a plan fits the graph; that the step has operators for what runs again and what
@@ -82,8 +84,8 @@ class Planner:
         below = found.recomputed
         if below is None or found.chunked is not None:
             return  # of chunks, every row runs once, by operators that olla writes
-        source = captured.graph
-        allowed = restrict_rules(captured, device, rules(source, self.goal.device), self.replays)
+        source = self._captured.graph
+        allowed = restrict_rules(self._captured, self._device, rules(source, self.goal.device), self.replays)
         again = below.rerun != 0
         wrong = again & (below.rerun != allowed.rerun[below.origin])
         num_mutated = np.diff(source.mutates.offset)[below.origin]
@@ -93,34 +95,23 @@ class Planner:
             v = int(below.origin[np.flatnonzero(wrong)[0]])
             raise PlanError(f"op {v} ({source.op_names[v]}) cannot run as the plan says", rule="plan", ids=(v,))
 
-    def restore(self, captured: Captured, found: Plan) -> Captured:
-        """Return the step to run for a plan that was made before."""
-        if self.goal.chunked_loss is not None and found.chunked is None:
+    def prepared(self, found: Plan) -> Captured:
+        """Return the step to run, with its losses in chunks where its plan has them; later plans have the same."""
+        if self.goal.chunked_loss is not None and found.chunked is None and not self.note:
             self.note = "No loss was chunked, see the run that made the plan."
-        return self._with_chunks(captured, found)
-
-    def _with_chunks(self, captured: Captured, found: Plan) -> Captured:
-        """Return the step to run, and keep its chunks for later plans."""
         self._chunked, self._base_peak_bytes = found.chunked, found.base_peak_bytes
-        return captured if found.chunked is None else with_chunks(captured, found.chunked)
+        if found.chunked is not None:
+            self._captured = with_chunks(self._captured, found.chunked)
+        return self._captured
 
-    def replan(
-        self,
-        captured: Captured,
-        costs: Costs,
-        device: str,
-        needed_bytes: int,
-        peak_bytes: int,
-        progress: Progress | None,
-    ) -> Plan | None:
+    def replan(self, costs: Costs, needed_bytes: int, peak_bytes: int, progress: Progress | None) -> Plan | None:
         """Return a tighter plan where the step took more than the budget; None where it fits.
 
         Towards a slowdown or the least peak: a plan with a lower peak, once. A step that swaps is planned again in any
         case, once its ops have been measured.
 
         Args:
-            captured: the step to run.
-            costs: measured, of the ops of its graph.
+            costs: measured, of the ops of the step to run.
             needed_bytes: what the recorded step takes, its arena included.
             peak_bytes: of its plan, workspaces included.
 
@@ -129,13 +120,13 @@ class Planner:
         """
         total = self.goal.budget_bytes
         if self.swapping is None and total is None:
-            return self._with_workspaces(captured, costs, device, peak_bytes, progress)
+            return self._with_workspaces(costs, peak_bytes, progress)
         if total is None or needed_bytes <= total:
             if self.is_measured:
                 return None
             self.is_measured = True
             with contextlib.suppress(BudgetError):  # the plan at hand fits
-                return self._measured(captured, costs, device, progress)
+                return self._measured(costs, progress)
             return None
         self._num_plans += 1
         self._spared_bytes = max(self._spared_bytes, needed_bytes - peak_bytes)
@@ -146,7 +137,7 @@ class Planner:
                 rule="budget",
             )
         try:
-            return self._measured(captured, costs, device, progress)
+            return self._measured(costs, progress)
         except BudgetError as error:
             spared = f"{self._spared_bytes} of them for gaps between tensors in the arena"
             raise BudgetError(
@@ -155,38 +146,34 @@ class Planner:
                 ids=error.ids,
             ) from None
 
-    def _with_workspaces(
-        self, captured: Captured, costs: Costs, device: str, peak_bytes: int, progress: Progress | None
-    ) -> Plan | None:
+    def _with_workspaces(self, costs: Costs, peak_bytes: int, progress: Progress | None) -> Plan | None:
         """Return a plan with a lower peak now that workspaces are known, or None; the first one did not count them."""
         if self._num_plans > 0 or not costs.workspace_bytes.any():
             return None
         self._num_plans += 1
-        costs = costs._replace(seconds=captured.graph.seconds)  # measured ones differ from run to run
-        found = self._plan(captured, costs, device, self.goal, progress)
+        costs = costs._replace(seconds=self._captured.graph.seconds)  # measured ones differ from run to run
+        found = self._plan(costs, self.goal, progress)
         assert found.graph is not None
         for rewrite in rewrites_of(found):
             costs = costs.through(rewrite)
         peak: int = _core.profile(costs.on(found.graph).core, found.order).peak_bytes
         return found if peak < peak_bytes else None
 
-    def _measured(self, captured: Captured, costs: Costs, device: str, progress: Progress | None) -> Plan:
+    def _measured(self, costs: Costs, progress: Progress | None) -> Plan:
         """Return a plan made with what was measured."""
         goal, total = self.goal, self.goal.budget_bytes
         if total is not None:
             goal = dataclasses.replace(goal, budget_bytes=total - self._spared_bytes)
-        found = self._plan(captured, costs, device, goal, progress)
+        found = self._plan(costs, goal, progress)
         self.is_measured = True
         return dataclasses.replace(found, goal={**found.goal, **self.goal.record()})
 
-    def _plan(
-        self, captured: Captured, costs: Costs | None, device: str, goal: Goal, progress: Progress | None
-    ) -> Plan:
-        original = captured.original or captured
+    def _plan(self, costs: Costs | None, goal: Goal, progress: Progress | None) -> Plan:
+        original = self._captured.original or self._captured
 
         def restrict(rules: Rules, chunked: Chunked | None) -> Rules:
             runs = original if chunked is None else with_chunks(original, chunked)
-            return restrict_rules(runs, device, rules, self.replays)
+            return restrict_rules(runs, self._device, rules, self.replays)
 
         if costs is not None and self._chunked is None:  # it was found to be of no use
             goal = dataclasses.replace(goal, chunked_loss=None)
@@ -219,6 +206,12 @@ class Planner:
             fewer = dataclasses.replace(swapping, host_bytes=host_bytes)
             found = planner.run(dataclasses.replace(request, swapping=fewer))
         return found
+
+
+def device_type(captured: Captured) -> str:
+    """Return where the step runs: a learning rate is on the CPU everywhere."""
+    nodes = (n for n in captured.module.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor))
+    return next((n.meta["val"].device.type for n in nodes if n.meta["val"].device.type != "cpu"), "cpu")
 
 
 def rewrites_of(found: Plan) -> list[Rewrite]:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from olla.pytorch.memory.replay import Replay
 
-_ALIGNMENT = {"cpu": 64}  # bytes; torch's allocators for accelerators align to 512
 _DEVIATION = 0.01  # of the bytes of an iteration: with more of them missed no plan fits it
 
 
@@ -124,9 +123,10 @@ class Pool:
         import torch
 
         from olla.pytorch.kinds import Kinds
+        from olla.pytorch.memory.replay import alignment_of
 
         self._device = torch.device(device)
-        alignment = _ALIGNMENT.get(self._device.type, 512)
+        alignment = alignment_of(self._device.type)
         self._shared = self._device.type != "cpu"  # autograd allocates on a thread of its own
         self._kinds = Kinds(alignment, time_limit, seed, None if plan is None else requests.load(plan, alignment))
         self._replay: Replay | None = None  # None: the loop runs on torch's own allocator
@@ -192,8 +192,9 @@ class Pool:
 
     def report(self) -> PoolReport:
         """Return what the pool did so far."""
+        is_off = self._replay is None or self._process != os.getpid()
         return PoolReport(
-            state=self._state(),
+            state="off" if is_off else "planned" if self._kinds else "recording",
             num_iterations=self._num_iterations,
             num_planned=self._num_planned,
             num_plans=self._kinds.num_plans,
@@ -219,11 +220,6 @@ class Pool:
         if placed is None:
             raise ReplayError("the pool has no plan yet: two iterations must make the same requests for memory")
         placed.save(path)
-
-    def _state(self) -> str:
-        if self._replay is None or self._process != os.getpid():
-            return "off"
-        return "planned" if self._kinds else "recording"
 
     def _in_thread(self, verb: str) -> Replay | None:
         """Return the planned memory, None where the pool is off, and refuse other threads."""

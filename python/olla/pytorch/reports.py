@@ -130,10 +130,8 @@ def added_seconds(seconds: NDArray[np.float64], found: Plan) -> float:
     num_runs = np.bincount(origin, minlength=int(origin.max(initial=-1)) + 1)
     own_runs = np.bincount(origin[~again], minlength=len(num_runs))
     runs = np.bincount(origin[again], weights=seconds[again], minlength=len(num_runs))
-    of_again = num_runs - own_runs
-    mean = np.divide(runs, of_again, out=np.zeros(len(num_runs)), where=of_again > 0)
-    extra = np.where(own_runs > 0, runs, runs - mean)
-    return float(extra.sum())
+    mean = runs / np.maximum(num_runs - own_runs, 1)
+    return float(np.where(own_runs > 0, runs, runs - mean).sum())
 
 
 def budget_report(

@@ -83,7 +83,7 @@ class Runner:
         self._arranged: arrange.Arranged | None = None
         self._num_recordings = 0
         self._agreement = Agreement(ranks)
-        self._self_check = SelfCheck(self._planned.device) if self_check else None
+        self._self_check = SelfCheck(self._planned.device, self_check)
         self._figures = Figures(
             capture_seconds=sum(captured.seconds.values()),
             plan_seconds=0.0 if place.loaded else plan.seconds["total"],
@@ -155,6 +155,8 @@ class Runner:
         if self._planned.copies is not None:
             self._planned.copies.abandon()
         traceback.clear_frames(error.__traceback__)
+        if self._replay is not None:
+            self._replay.abandon()  # their places are free
 
     def _is_settled(self) -> bool:
         """Whether libraries have filled their caches, and requests come as recorded: later steps repeat this one."""
@@ -172,15 +174,10 @@ class Runner:
         On torch's own allocator alone the first step would need more memory than those that follow.
         """
         start = time.perf_counter()
-        try:
-            known = arrange.arrange_known(self._planned.estimated, self.plan, self._planned.alignment)
-            replay.activate(known, recording=True)
-            results = self.program(values)
-            recorded = replay.stop_recording()
-        except BaseException as error:
-            self._clear(error)  # frees their places before the arena is left
-            replay.abandon()
-            raise
+        known = arrange.arrange_known(self._planned.estimated, self.plan, self._planned.alignment)
+        replay.activate(known, recording=True)
+        results = self.program(values)
+        recorded = replay.stop_recording()
         middle = time.perf_counter()
         self._num_recordings += 1
         self._arrange(replay, recorded)
@@ -194,7 +191,7 @@ class Runner:
         """Run with a clock around every op, where no memory is recorded, and choose the copies by what it says."""
         planned = self._planned
         clock = Recorder(None, self.graph.num_ops, planned.device)
-        results = planned.compile_recorded(clock, addresses=False)(values)
+        results = planned.compile_recorded(clock)(values)
         planned.graph = self._agreement.costs(dataclasses.replace(planned.estimated, seconds=clock.seconds))
         with ProgressLine(f"choosing copies of {planned.estimated.name}") as progress:
             found = planned.replan(planner, self._agreement, None, progress)
@@ -223,11 +220,9 @@ class Runner:
             self._lay_out(replay, recorded, progress)
 
     def _lay_out(self, replay: Replay, requests: Allocations, progress: ProgressLine | None) -> None:
-        options = self.plan.options
-        limit = _LAYOUT_SHARE * (self._planner.time_limit if self._planner else options["time_limit"])
-        alignment, num_ops = self._planned.alignment, self.graph.num_ops
-        arranged = arrange.arrange(requests, num_ops, alignment, limit, options["seed"], progress)
-        planned, planner = self._planned, self._planner
+        planned, planner, options = self._planned, self._planner, self.plan.options
+        limit = _LAYOUT_SHARE * (planner.time_limit if planner else options["time_limit"])
+        arranged = arrange.arrange(requests, self.graph.num_ops, planned.alignment, limit, options["seed"], progress)
         tighter = planned.replan(planner, self._agreement, arranged, progress) if planner is not None else None
         if tighter is not None:
             planned.use(tighter)
@@ -247,18 +242,17 @@ class Runner:
     def _run_in_arena(
         self, replay: Replay, arranged: arrange.Arranged, values: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        check = self._self_check if self._self_check is not None and self._self_check.is_open else None
+        check = self._self_check
         try:
             if self._graphed is not None:
                 replay.release()  # the arena of a CUDA graph is its own
             replay.activate(arranged.table)
-            if check is not None:
+            if check.is_open:
                 check.begin()
             results = self.program(values)
             counters = replay.deactivate(keep_arena=self._graphed is None)
         except BaseException as error:
-            self._clear(error)  # frees their places before the arena is left
-            replay.abandon()
+            self._clear(error)
             raise
         if counters.num_misses > 0 and (self._figures.num_steps == 0 or self._graphed is not None):
             return results  # the first call in a process or in a capture fills caches that libraries keep for later
@@ -267,9 +261,9 @@ class Runner:
             self._arranged = None
             self._is_kept = False
             self.program = self._compile_recorded()
-        elif check is not None and (difference := check.difference(counters, arranged)):
+        elif check.is_open and (difference := check.difference(counters, arranged)):
             self._leave_arena(replay, difference)
-        elif not self._is_kept and (check is None or not check.is_open):
+        elif not self._is_kept and not check.is_open:
             self._place.save_recorded(RecordedStep(self.graph, self.plan, arranged, self._figures.eager_peak_bytes))
             self._is_kept = True
         return results

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from olla.errors import ReplayError
@@ -33,6 +33,7 @@ _this_thread = threading.local()  # .running: whether a step runs on it
 _steps: weakref.WeakSet[Step] = weakref.WeakSet()
 
 
+@dataclass(eq=False)
 class Step:
     """A compiled training step; made by olla.compile.
 
@@ -40,56 +41,43 @@ class Step:
     as in an ordinary loop, buffers, and parameters whose update ran already, then have their new values.
     """
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer | None,
-        loss: Callable[[Any, Any], Any] | None,
-        step: Callable[[Any, Any, Any], Any] | None,
-        device: torch.device | str | None,
-        options: dict[str, Any],
-        arena: bool | None,
-        cache_size: int,
-        cuda_graph: bool,
-        disk_cache: bool,
-        goal: Goal | None = None,
-        swapping: Swapping | None = None,
-        checks: str = "run",
-        padding: Padding | None = None,
-    ) -> None:
+    _model: torch.nn.Module
+    _optimizer: torch.optim.Optimizer | None
+    _loss: Callable[[Any, Any], Any] | None
+    _body: Callable[[Any, Any, Any], Any] | None
+    _required_device: torch.device | str | None
+    _options: dict[str, Any]
+    _arena: bool | None
+    _cache_size: int
+    _cuda_graph: bool
+    _disk_cache: bool
+    _goal: Goal | None
+    _swapping: Swapping | None
+    _checks: str
+    _padding: Padding | None
+
+    def __post_init__(self) -> None:
         import torch
 
         from olla.pytorch.binding import device_of
         from olla.pytorch.captures import Captures
         from olla.pytorch.memory.copies import HostMemory
 
-        if cache_size < 1:
-            raise ValueError(f"cache_size is {cache_size}, expected 1 or more")
-        require_choice(checks)
-        self._model = model
-        self._optimizer = optimizer
-        self._loss = loss
-        self._body = step
-        here = self._device = device_of(model)
-        self._options = options
-        self._arena = arena
-        self._cache_size = cache_size
-        self._cuda_graph = cuda_graph
-        self._disk_cache = disk_cache
-        self._goal = goal
-        self._swapping = swapping
-        self._checks, self._padding = checks, padding
+        if self._cache_size < 1:
+            raise ValueError(f"cache_size is {self._cache_size}, expected 1 or more")
+        require_choice(self._checks)
+        here = self._device = device_of(self._model)
         self._host = HostMemory(self._device.type)
-        self._captures = Captures(cache_size)
+        self._captures = Captures(self._cache_size)
         self._ranks: Ranks | None = None  # that run the step together, once it is known that it communicates
         self._num_agreed = 0
         self._lock = threading.Lock()
         _steps.add(self)
         self._replay: Replay | None = None
         self._note = ""
-        if cuda_graph and here.type != "cuda":
+        if self._cuda_graph and here.type != "cuda":
             raise ReplayError(f"cuda_graph=True needs CUDA, and the model is on {here}: move it there, or leave it out")
-        wanted = here if device is None else torch.device(device)
+        wanted = here if self._required_device is None else torch.device(self._required_device)
         if wanted.type != here.type or wanted.index not in (None, here.index):
             raise ReplayError(f"the step is meant for {wanted}, and the model is on {here}: move it, then compile")
 
@@ -208,7 +196,7 @@ class Step:
         return result
 
     def _result(self, capture: Capture, values: list[torch.Tensor], batch: Any) -> Any:
-        return _called(capture, values, self._model, self._optimizer, self._ranks)
+        return capture.run(values, self._model, self._ranks)
 
     def _captured(self, batch: Any) -> Captured:
         captured = capture(
@@ -224,15 +212,15 @@ class Step:
         from olla.pytorch.runner import Runner
         from olla.report.progress import ProgressLine
 
-        planner, options = None, self._options
-        if self._goal is not None:
-            planner = Planner(self._goal, self._options, self._swapping, replays=not self._cuda_graph)
-            options = {**self._options, "goal": self._goal, "swapping": self._swapping}
+        planner, goal = None, self._goal
+        options = self._options if goal is None else {**self._options, "goal": goal, "swapping": self._swapping}
         with ProgressLine(f"compiling {type(self._model).__name__}") as progress:
             run = functools.partial(self._capture, batch, key, leaves)
             made, captured = run() if self._ranks is None else self._ranks.together(run)
             ranks = self._agree(made, captured, dict(options))
             place = find(captured, options) if self._disk_cache else Place("")
+            if goal is not None:
+                planner = Planner(captured, goal, self._options, self._swapping, replays=not self._cuda_graph)
             captured, found = prepared(captured, place, planner, options, progress, ranks)
             replay, note = self._planned_memory()
             if ranks is not None and not all(ranks.numbers(replay is not None)):
@@ -245,8 +233,8 @@ class Step:
         return made
 
     def _capture(self, batch: Any, key: tuple[Any, ...], leaves: Sequence[Any]) -> tuple[Capture, Captured]:
-        from olla.pytorch.binding import InputBinding
         from olla.pytorch.capture.exclusive import between
+        from olla.pytorch.capture.inputs import InputBinding
         from olla.pytorch.captures import Capture
 
         captured = self._captured(batch)
@@ -285,40 +273,10 @@ class Step:
         return self._replay, self._note
 
 
-def _called(
-    capture: Capture,
-    values: list[torch.Tensor],
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-    ranks: Ranks | None,
-) -> Any:
-    """Run a capture, with what it does beside its operators; return what the loss function returned."""
-    from olla.pytorch.capture.exclusive import between
-    from olla.pytorch.capture.results import accumulate
-
-    runner, left = capture.runner, capture.left
-    if left is not None:
-        left.begin(capture.inputs.parameter(name).grad for name, _ in runner.gradients)
-    with ranks.in_step() if ranks is not None else contextlib.nullcontext():
-        results = runner.run(values)
-    if left is not None:
-        left.end(model)
-    if optimizer is not None:
-        # A learning-rate scheduler warns unless it sees that the optimizer stepped.
-        optimizer._opt_called = True  # type: ignore[attr-defined]
-    num_values = runner.structure.num_tensors
-    if runner.gradients:
-        with between():
-            for (name, is_own), gradient in zip(runner.gradients, results[num_values:], strict=True):
-                accumulate(capture.inputs.parameter(name), gradient, is_own)
-    return runner.structure.fill(results[:num_values])
-
-
 def _after_fork() -> None:
     """Let a child call the steps that another thread of its parent was busy with."""
     for step in _steps:
         step._lock = threading.Lock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_after_fork)

@@ -103,20 +103,20 @@ class StepReport:
     num_captures: int
     in_arena: bool
     planned_peak_bytes: int
-    measured_peak_bytes: int | None
+    measured_peak_bytes: int | None = None
     eager_peak_bytes: int
     resident_bytes: int
-    output_bytes: int
-    arena_bytes: int
-    num_misses: int
-    missed_bytes: int
-    misses: tuple[str, ...]
+    output_bytes: int = 0
+    arena_bytes: int = 0
+    num_misses: int = 0
+    missed_bytes: int = 0
+    misses: tuple[str, ...] = ()
     seconds_per_step: float | None
     capture_seconds: float
     plan_seconds: float
-    record_seconds: float
-    slowest: tuple[tuple[str, float], ...]
-    cached: bool
+    record_seconds: float = 0.0
+    slowest: tuple[tuple[str, float], ...] = ()
+    cached: bool = False
     note: str
     budget: BudgetReport | None = None
     swap: SwapReport | None = None

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
 from olla.pytorch.ranks.collectives import is_wait, name_of
@@ -77,6 +78,14 @@ def nodes_in(value: Any) -> list[fx.Node]:
     return found
 
 
+def results_of(node: fx.Node) -> list[torch.Tensor]:
+    """Return the tensors among the results of a node."""
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):  # as nearly all are
+        return [value]
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
 def is_random(node: fx.Node) -> bool:
     """Whether the operator draws from a generator."""
     if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
@@ -94,9 +103,7 @@ def num_launches(node: fx.Node) -> int:
 
 def flops(node: fx.Node) -> int:
     """Return the floating-point operations of a matrix product, convolution or attention, 0 for everything else."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return 0
-    formula = flop_registry.get(node.target._overloadpacket)
+    formula = flop_registry.get(getattr(node.target, "_overloadpacket", None))
     if formula is None:
         return 0
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,9 @@ from torch.utils import _pytree as pytree
 
 from olla.errors import CaptureError
 from olla.pytorch.capture import optimizers
+from olla.pytorch.sharded.fully import Shards, is_sharded
 
+Gather = Callable[[Sequence[Any]], list[torch.Tensor]]
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
 
 
@@ -130,6 +132,74 @@ def step_device(tensors: Iterable[tuple[str, torch.Tensor]], device: torch.devic
     return where
 
 
+class InputBinding:
+    """The tensors of a model and its optimizer, where a capture found them.
+
+    Parameters, buffers and optimizer state may be replaced by others at any time; the guard of the capture sees to it
+    that the modules stay the same.
+    """
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+        self.optimizer = optimizer
+        self._shards = Shards() if is_sharded(model) else None
+        # Where each parameter and buffer stands: the dict that holds it, and its name there.
+        self._parameters = _places(model, "_parameters")
+        self._buffers = _places(model, "_buffers")
+
+    def updated(self) -> list[int]:
+        """Return which parameters and buffers the optimizer updates, in its order, by number; -1: another tensor."""
+        places = (*self._parameters.values(), *self._buffers.values())
+        position = {id(holder[name]): i for i, (holder, name) in enumerate(places)}
+        groups = self.optimizer.param_groups if self.optimizer is not None else ()
+        return [position.get(id(p), -1) for group in groups for p in group["params"]]
+
+    def parameter(self, name: str) -> torch.Tensor:
+        """Return one parameter as it is now."""
+        holder, last = self._parameters[name]
+        parameter: torch.Tensor = holder[last]
+        return parameter
+
+    def gatherer(self, inputs: Sequence[Input]) -> Gather:
+        """Return a function of the batch's leaves that gives the tensors of a capture's inputs.
+
+        It is generated: a lookup per tensor, with nothing of ours in between, is the larger part of a call's own time.
+        """
+        known: dict[str, Any] = {"state_of": optimizers.parameter_state, "rate": optimizers.rate_tensor}
+        known |= {"optimizer": self.optimizer, "shard": self._shards}
+        states: dict[str, str] = {}  # where a parameter stands -> the name of its state
+        items = []
+        for i, entry in enumerate(inputs):
+            key = str(entry.key)
+            if entry.kind == "input":
+                items.append(f"leaves[{key}]")
+            elif entry.kind == "rate":
+                items.append(f"rate(optimizer.param_groups[{key}], {entry.entry!r})")
+            else:
+                holder, name = (self._buffers if entry.kind == "buffer" else self._parameters)[key]
+                known[f"d{i}"] = holder
+                place = f"d{i}[{name!r}]"
+                if entry.kind == "optimizer_state":
+                    place = f"{states.setdefault(key, f's{len(states)} := state_of(optimizer, {place})')}"
+                    states[key] = place.split()[0]
+                    place = f"({place})[{entry.entry!r}]"
+                items.append(place if self._shards is None else f"shard({place})")
+        exec(f"def gather(leaves):\n  return [{', '.join(items)}]", known)
+        gather: Gather = known["gather"]
+        return gather
+
+
+def _places(model: torch.nn.Module, table: str) -> dict[str, tuple[dict[str, Any], str]]:
+    """Return, by name, the dict a parameter or buffer stands in and its key there; tied ones once."""
+    places: dict[str, tuple[dict[str, Any], str]] = {}
+    seen: set[int] = set()
+    for prefix, module in model.named_modules():
+        for name, tensor in getattr(module, table).items():
+            if tensor is not None and id(tensor) not in seen:
+                seen.add(id(tensor))
+                places[f"{prefix}.{name}" if prefix else name] = (getattr(module, table), name)
+    return places
+
+
 def gather(
     inputs: Sequence[Input], model: torch.nn.Module, batch: Any, optimizer: torch.optim.Optimizer | None
 ) -> list[torch.Tensor]:
@@ -146,17 +216,6 @@ def gather(
     Returns:
         Tensor i is for input i.
     """
-    parameters = dict(model.named_parameters())
-    buffers, leaves = dict(model.named_buffers()), dict(enumerate(batch_leaves(batch)[0]))
-    found: dict[str, dict[Any, Any]] = {"parameter": parameters, "buffer": buffers, "input": leaves}
-    values: list[torch.Tensor] = []
-    for i in inputs:
-        if i.kind in found:
-            values.append(found[i.kind][i.key])
-        elif optimizer is None:
-            raise ValueError(f"the captured step takes {i.name}: pass the optimizer")
-        elif i.kind == "rate":
-            values.append(optimizers.rate_tensor(optimizer.param_groups[int(i.key)], i.entry))
-        else:
-            values.append(optimizers.parameter_state(optimizer, parameters[str(i.key)])[i.entry])
-    return values
+    if optimizer is None and (missing := [i.name for i in inputs if i.kind in ("optimizer_state", "rate")]):
+        raise ValueError(f"the captured step takes {missing[0]}: pass the optimizer")
+    return InputBinding(model, optimizer).gatherer(inputs)(batch_leaves(batch)[0])

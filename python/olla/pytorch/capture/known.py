@@ -87,12 +87,10 @@ def _storage(node: fx.Node) -> Any:
 
 def _is_quick(node: fx.Node) -> bool:
     """Whether a node has a small value that is always the same."""
-    if node.target is not operator.getitem:
-        random = torch.Tag.nondeterministic_seeded
-        if not isinstance(node.target, torch._ops.OpOverload) or random in node.target.tags:
-            return False
-    result = node.meta.get("val")
-    return not isinstance(result, torch.Tensor) or result.numel() <= _MOST_ELEMENTS
+    random, result = torch.Tag.nondeterministic_seeded, node.meta.get("val")
+    is_sure = isinstance(node.target, torch._ops.OpOverload) and random not in node.target.tags
+    is_small = not isinstance(result, torch.Tensor) or result.numel() <= _MOST_ELEMENTS
+    return is_small and (is_sure or node.target is operator.getitem)
 
 
 def told_to_transformers(capture: Capture) -> contextlib.AbstractContextManager[None]:

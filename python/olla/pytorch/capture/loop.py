@@ -19,9 +19,11 @@ from torch.utils import _pytree as pytree
 from olla.errors import CaptureError
 from olla.pytorch.capture import known, optimizers, recurrent
 from olla.pytorch.capture.exclusive import Capture, replaced
+from olla.pytorch.capture.updates import Updates
 from olla.pytorch.checks import failures
 from olla.pytorch.guards.modes import kernel_modes
 from olla.pytorch.guards.reads import Reads
+from olla.pytorch.guards.values import MISSING
 from olla.pytorch.ranks.reduced import DataParallel
 
 Loss = Callable[[Any, Any], Any]
@@ -71,7 +73,7 @@ class Loop:
 
     _parameters: dict[str, torch.Tensor]  # name -> the tensor that stands for the parameter
     _stale: Gradients  # name -> a tensor of the parameter's shape; empty if the body is not the user's own
-    _update: Callable[[Gradients], None]  # traces the optimizer's update with these gradients
+    _updates: Updates | None  # traces those of the optimizer; None: there is no optimizer
     _mark: Callable[[str], None]  # called with a kind for all nodes recorded since its last call
     _capture: Capture  # that runs the body
     _parallel: DataParallel | None = None  # reduces gradients over ranks; None: nothing does
@@ -117,11 +119,10 @@ class Loop:
         if self._parallel is not None:
             self._parallel.check_finished()
         found = self.gradients()
-        if not found:
-            raise CaptureError("optimizer.step() finds no gradient: call loss.backward() before it")
         self._mark("backward")
         self.phase = "update"
-        self._update(found)
+        assert self._updates is not None
+        self._updates.trace(found)
         self._mark("update")
         self.num_updates += 1
 
@@ -328,12 +329,8 @@ def lent_optimizer(
     optimizer.__dict__ |= {"param_groups": groups, "state": lent, "step": step}
     try:
         yield
-        changed = [
-            key
-            for group, old in zip(optimizer.param_groups, before, strict=False)
-            for key in group
-            if key not in old or group[key] is not old[key]
-        ]
+        pairs = zip(optimizer.param_groups, before, strict=False)
+        changed = [key for group, old in pairs for key in group if group[key] is not old.get(key, MISSING)]
         if changed or len(optimizer.param_groups) != len(before):
             raise CaptureError(
                 f"the step function changes settings of the optimizer ({', '.join(changed) or 'its groups'}): "

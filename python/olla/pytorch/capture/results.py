@@ -74,8 +74,6 @@ class Structure:
 
     def fill(self, tensors: Sequence[torch.Tensor]) -> Any:
         """Return the value with tensors in their places, in order."""
-        if self.spec.is_leaf() and len(tensors) == 1:
-            return tensors[0]
         waiting = iter(tensors)
         filled = [next(waiting) if isinstance(leaf, _Tensor) else leaf for leaf in self.leaves]
         return pytree.tree_unflatten(filled, self.spec)

@@ -16,13 +16,11 @@ from torch import fx
 from olla.errors import CaptureError
 from olla.graph import Graph
 from olla.pytorch.capture import costs
-from olla.pytorch.capture.costs import storage_of
+from olla.pytorch.capture.costs import results_of, storage_of
 from olla.pytorch.capture.inputs import Input
 from olla.pytorch.capture.trace import KIND
 from olla.pytorch.checks.checks import CHECK, is_check
 from olla.pytorch.ranks import collectives
-
-_TENSOR_KIND = {"rate": "input"}  # other inputs keep their kind
 
 
 @dataclass
@@ -62,7 +60,7 @@ class _Op:
 class _Tensor:
     kind: str
     name: str
-    values: list[torch.Tensor]  # at least one; keeps the storage, and with it its identity, alive
+    value: torch.Tensor | None  # keeps the storage, and with it its identity, alive; None: a Python number
 
 
 class _Folder:
@@ -85,7 +83,8 @@ class _Folder:
             if node.op == "placeholder":
                 entry = next(waiting)
                 self._of_kind.setdefault(entry.kind, set()).add(node)
-                self._resident(node, node.meta["val"], _TENSOR_KIND.get(entry.kind, entry.kind), entry.name)
+                kind = "input" if entry.kind == "rate" else entry.kind
+                self._resident(node, node.meta["val"], kind, entry.name)
             elif node.op == "get_attr":
                 self._constant(node)
             elif node.op == "call_function":
@@ -106,7 +105,7 @@ class _Folder:
     def _call(self, node: fx.Node) -> None:
         sources = node.all_input_nodes
         arguments = _unique(t for n in sources for t in self.held[n])
-        outputs = _tensors(node.meta.get("val"))
+        outputs = results_of(node)
         self._adopt_aliases(node)
         if collectives.issues(node):
             self._sent[node] = arguments
@@ -125,7 +124,7 @@ class _Folder:
         many = len(outputs) > 1
         writes = [self._new("temporary", f"{node.name}[{i}]" if many else node.name, v) for i, v in enumerate(fresh)]
         if not outputs:
-            writes.append(self._new("temporary", node.name, None))  # a Python number
+            writes.append(self._new("temporary", node.name, None))
         self.op_of[node] = len(self.ops)
         self.ops.append(_Op(node, arguments, writes, changed, costs.is_random(node)))
         self.held[node] = tuple(_unique(self._by_storage[storage_of(o)] for o in outputs)) or tuple(writes)
@@ -134,15 +133,15 @@ class _Folder:
         """Give outputs the tensor they alias where their fake has another storage: of constants, of collectives."""
         if collectives.is_wait(node) or collectives.issues(node):
             # What is waited for is what was changed, and so is the result of a collective in place.
-            changed = [v for n in costs.mutated(node) for v in _tensors(n.meta.get("val"))]
-            for before, after in zip(changed, _tensors(node.meta.get("val")), strict=False):
+            changed = [v for n in costs.mutated(node) for v in results_of(n)]
+            for before, after in zip(changed, results_of(node), strict=False):
                 self._by_storage[storage_of(after)] = self._by_storage[storage_of(before)]
             return
         if len(node.all_input_nodes) != 1 or node.all_input_nodes[0].op != "get_attr":
             return
         schema = getattr(node.target, "_schema", None)
         if schema is not None and any(r.alias_info is not None for r in schema.returns):
-            for output in _tensors(node.meta.get("val")):
+            for output in results_of(node):
                 self._by_storage[storage_of(output)] = self.held[node.all_input_nodes[0]][0]
 
     def _follow(self, node: fx.Node, producers: list[int]) -> None:
@@ -154,10 +153,11 @@ class _Folder:
             self.prologue.append(node)
 
     def _new(self, kind: str, name: str, value: torch.Tensor | None) -> int:
-        self.tensors.append(_Tensor(kind, name, [] if value is None else [value]))
+        number = len(self.tensors)
+        self.tensors.append(_Tensor(kind, name, value))
         if value is not None:
-            self._by_storage[storage_of(value)] = len(self.tensors) - 1
-        return len(self.tensors) - 1
+            self._by_storage[storage_of(value)] = number
+        return number
 
     def drop_dead(self) -> None:
         """Remove ops without effect from the fx graph and from the lists, and state the optimizer would never create.
@@ -202,8 +202,7 @@ class _Folder:
         used = {t for held in self.held.values() for t in held} | {t for op in self.ops for t in op.writes}
         for old in sorted(used):
             tensor = self.tensors[old]
-            size = max((_nbytes(v, tensor.name) for v in tensor.values), default=0)
-            new_id[old] = builder.tensor(size, kind=tensor.kind, name=tensor.name)
+            new_id[old] = builder.tensor(_nbytes(tensor), kind=tensor.kind, name=tensor.name)
         checked = -1  # the last op that checks values: those after it, and what outlives the step, wait for it
         for number, op in enumerate(self.ops):
             waits = op.checks or any(self.tensors[t].kind != "temporary" for t in op.mutates)
@@ -218,10 +217,10 @@ class _Folder:
 
     def _add_op(self, builder: Any, op: _Op, new_id: dict[int, int], after: list[int]) -> None:
         node = op.node
-        changed = [v for n in costs.mutated(node) for v in _tensors(n.meta.get("val"))]
-        arguments = changed + [v for n in node.all_input_nodes for v in _tensors(n.meta.get("val"))]
-        results = [v for t in op.writes for v in self.tensors[t].values]
-        outputs = _tensors(node.meta.get("val"))
+        changed = [v for n in costs.mutated(node) for v in results_of(n)]
+        arguments = changed + [v for n in node.all_input_nodes for v in results_of(n)]
+        results = [v for t in op.writes if (v := self.tensors[t].value) is not None]
+        outputs = results_of(node)
         talk = self._communication(node, arguments[len(changed) :], outputs)
         builder.op(
             node.name,
@@ -303,21 +302,13 @@ def _view_of(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
     return None
 
 
-def _nbytes(tensor: torch.Tensor, name: str) -> int:
-    size = tensor.untyped_storage().nbytes()
+def _nbytes(tensor: _Tensor) -> int:
+    size = 0 if tensor.value is None else tensor.value.untyped_storage().nbytes()
     if not isinstance(size, int):
         raise CaptureError(
-            f"the size of {name} depends on the values of tensors ({size} bytes). Use shapes known in advance."
+            f"the size of {tensor.name} depends on the values of tensors ({size} bytes). Use shapes known in advance."
         )
     return size
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, tuple | list):
-        return [t for item in value for t in _tensors(item)]
-    return []
 
 
 def _unique(items: Iterable[int]) -> list[int]:

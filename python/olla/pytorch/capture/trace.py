@@ -68,10 +68,10 @@ class _Step:
     fakes: list[torch.Tensor] = field(default_factory=list)
     stale: dict[str, torch.Tensor] = field(default_factory=dict)  # see Loop
     outputs: list[str] = field(default_factory=list)
-    structure: Structure | None = None
+    structure: Structure = field(init=False)
+    reads: Reads = field(init=False)
     loop: Loop | None = None
     updates: Updates | None = None
-    reads: Reads | None = None
     parallel: DataParallel | None = None
 
     @property
@@ -154,15 +154,16 @@ def trace(
             step.stale = {n: torch.empty_like(fakes.of(p)) for n, p in model.named_parameters() if p.requires_grad}
     with contextlib.ExitStack() as stack:
         stack.enter_context(exclusive.unchanged(model, leaves))
-        contexts = (_checkpoints(capture), plain_recurrent_layers(capture), known.told_to_transformers(capture))
-        for context in (*contexts, _use_lazy_graph_module(True)):  # nobody needs the module's Python code
-            stack.enter_context(context)
+        for context in (_checkpoints, plain_recurrent_layers, known.told_to_transformers, generator.traced):
+            stack.enter_context(context(capture))
+        stack.enter_context(_use_lazy_graph_module(True))  # nobody needs the module's Python code
         if parallel := step.parallel:
             stack.enter_context(capture.replaced(DistributedDataParallel, "forward", parallel.forward))
         stack.enter_context(failures.explained(lambda: step.phase, model))
-        for block in (generator.traced(capture), checks.traced(), reads.undone(), _metadata_restored()):
+        for block in (checks.traced(), reads.undone(), exclusive.unwatched_operators(capture)):
             stack.enter_context(block)
-        stack.enter_context(exclusive.unwatched_operators(capture))
+        # Puts back what torch writes into every node it records from now on: checkpoints leave their policy there.
+        stack.enter_context(fx.traceback.preserve_node_meta(fx.traceback.should_preserve_node_meta))
         module = make_fx(lambda *tensors: _run(step, tensors), tracing_mode="fake")(*step.fakes)
         if shapes.refused is not None:
             raise shapes.refused
@@ -175,7 +176,6 @@ def trace(
         failures.check_recomputed(module)
         stack.enter_context(mode)
         copy_updates(module, step.updates.made if step.updates else [], len(step.outputs))
-    assert step.structure is not None
     reads.forget()
     return Traced(module, step.inputs, step.outputs, step.structure, reads, parallel.left if parallel else None)
 
@@ -240,7 +240,6 @@ def _run(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
         pairs += [(step.batch[int(i)], t) for i, t in step.values(tensors, "input").items()]
         if step.body is not None:
             _enter_loop(step, tensors, parameters, stack)
-        assert step.reads is not None
         lent = Lent(pairs, step.reads)
         hooks = [[key for key, _ in hooks_of(t)] for _, t in pairs]
         stack.enter_context(lent.in_functions(step.capture))
@@ -296,10 +295,8 @@ def _fix_types(module: fx.GraphModule) -> None:
         if not isinstance(node.target, torch._ops.OpOverload) or not isinstance(node.meta.get("val"), torch.Tensor):
             continue
         names = [a.name for a in node.target._schema.arguments]
-        if "dtype" not in names or any(isinstance(n.meta.get("val"), torch.Tensor) for n in node.all_input_nodes):
-            continue
-        at = names.index("dtype")
-        if (node.args[at] if at < len(node.args) else node.kwargs.get("dtype")) is None and at >= len(node.args):
+        reads_tensors = any(isinstance(n.meta.get("val"), torch.Tensor) for n in node.all_input_nodes)
+        if "dtype" in names[len(node.args) :] and node.kwargs.get("dtype") is None and not reads_tensors:
             node.kwargs = {**node.kwargs, "dtype": node.meta["val"].dtype}
 
 
@@ -307,11 +304,6 @@ def _enter_loop(
     step: _Step, tensors: _Tensors, parameters: dict[str, torch.Tensor], stack: contextlib.ExitStack
 ) -> None:
     """Watch the body of the loop, and lend it the optimizer; the user's hooks on gradients run in it."""
-
-    def update(gradients: dict[str, torch.Tensor]) -> None:
-        assert step.updates is not None
-        step.updates.trace(gradients)
-
     if step.ranks:
         step.ranks.average(parameters)
     for name, original in step.model.named_parameters():
@@ -320,11 +312,12 @@ def _enter_loop(
         for hook in (original._post_accumulate_grad_hooks or {}).values():
             of_original: Any = functools.partial(lambda hook, parameter, _: hook(parameter), hook, original)
             parameters[name].register_post_accumulate_grad_hook(of_original)  # type: ignore[no-untyped-call]
-    step.loop = Loop(parameters, step.stale, update, _mark, step.capture, step.parallel)
-    stack.enter_context(step.loop.run())
     if step.optimizer is not None:
         names = {id(p): n for n, p in step.model.named_parameters()}
         step.updates = Updates(step.optimizer, step.inputs, tensors, names, lambda template: _mark("update", template))
+    step.loop = Loop(parameters, step.stale, step.updates, _mark, step.capture, step.parallel)
+    stack.enter_context(step.loop.run())
+    if step.optimizer is not None and step.updates is not None:
         lent = lent_optimizer(step.optimizer, step.updates.groups, step.updates.state, step.loop.step)
         stack.enter_context(lent)
 
@@ -353,8 +346,3 @@ def _checkpoints(capture: exclusive.Capture) -> contextlib.AbstractContextManage
     if not hasattr(checkpoint, "_is_compiling"):
         return contextlib.nullcontext()
     return capture.replaced(checkpoint, "_is_compiling", lambda *_: False)
-
-
-def _metadata_restored() -> contextlib.AbstractContextManager[None]:
-    """Put back what torch writes into every node it records from now on: checkpoints leave their policy there."""
-    return fx.traceback.preserve_node_meta(fx.traceback.should_preserve_node_meta)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 import torch
@@ -15,18 +15,18 @@ from olla.pytorch.capture import optimizers
 from olla.pytorch.capture.costs import storage_of
 from olla.pytorch.capture.inputs import Input
 
-TEMPLATE = "olla_template"  # key of node.meta: number of the template whose update the node belongs to
+TEMPLATE = "olla_template"  # key of node.meta: number of the update that the node is traced for
 
 
 @dataclass
 class Update:
-    """The update of one parameter: what it works on, and which template has its operators."""
+    """The update of one parameter: what it works on, and which one has its operators."""
 
     nodes: list[str]  # names of those that stand for the parameter, its state and its gradient when it is updated
-    template: int  # its number
-    traced: bool  # whether the template was traced from this update
+    template: int  # the number of the update that was traced for it: its own, or that of an earlier one
 
 
+@dataclass(eq=False)
 class Updates:
     """The user's optimizer over the tensors of a trace, and the updates it made.
 
@@ -35,7 +35,7 @@ class Updates:
         inputs: of the step.
         tensors: tensor i stands for input i.
         names: id of each parameter of the user's -> its name.
-        mark: called with a template for all nodes recorded since its last call.
+        mark: called with the number of an update for all nodes recorded since its last call.
 
     Attributes:
         groups, state: what to lend the optimizer, by the user's own parameters.
@@ -43,21 +43,16 @@ class Updates:
         gradients: gradient i belongs to made[i].
     """
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        inputs: Sequence[Input],
-        tensors: Sequence[torch.Tensor],
-        names: dict[int, str],
-        mark: Callable[[int], None],
-    ) -> None:
-        self.made: list[Update] = []
-        self.gradients: list[torch.Tensor] = []
-        self._optimizer = optimizer
-        self._inputs = inputs
-        self._tensors = tensors
-        self._mark = mark
-        self._num_templates = 0
+    _optimizer: torch.optim.Optimizer
+    _inputs: Sequence[Input]
+    _tensors: Sequence[torch.Tensor]
+    names: InitVar[dict[int, str]]
+    _mark: Callable[[int], None]
+    made: list[Update] = field(default_factory=list, init=False)
+    gradients: list[torch.Tensor] = field(default_factory=list, init=False)
+
+    def __post_init__(self, names: dict[int, str]) -> None:
+        optimizer, inputs, tensors = self._optimizer, self._inputs, self._tensors
         self._positions: dict[str | int, list[int]] = {}  # of each parameter and its state, the parameter first
         rates: dict[str | int, dict[str, torch.Tensor]] = {}
         for position, i in enumerate(inputs):
@@ -90,12 +85,10 @@ class Updates:
                 entries = [self._inputs[p].entry for p in positions]
                 used = [*(self._tensors[p] for p in positions), gradients[name]]
                 key = signature(number, used, entries, any_shape)
-                traced = key not in templates
-                template = templates.setdefault(key, self._num_templates)
-                self.made.append(Update([_node_name(t) for t in used], template, traced))
+                template = templates.setdefault(key, len(self.made))
+                self.made.append(Update([_node_name(t) for t in used], template))
                 self.gradients.append(gradients[name])
-                if traced:
-                    self._num_templates += 1
+                if template == len(self.made) - 1:
                     self._run([(group, [positions])])
                     self._mark(template)
 
@@ -140,22 +133,19 @@ def copy_updates(module: fx.GraphModule, updates: list[Update], num_outputs: int
     named = {n.name: n for n in graph.nodes}
     output: Any = graph.output_node()
     output.args = (list(output.args[0])[:num_outputs],)
-    traced: dict[int, tuple[list[fx.Node], list[fx.Node]]] = {}
+    traced: dict[int, list[fx.Node]] = {}
     for node in graph.nodes:
         if TEMPLATE in node.meta and not str(node.target).startswith("profiler."):
-            traced.setdefault(node.meta[TEMPLATE], ([], []))[1].append(node)
-    end: fx.Node | None = None
-    for update in updates:
-        bound = [named[name] for name in update.nodes]
-        if update.traced:
-            template = traced.setdefault(update.template, ([], []))
-            template[0].extend(bound)
-            end = template[1][-1] if template[1] else end
-            continue
-        sources, nodes = traced[update.template]
-        if nodes:
-            assert end is not None
-            end = _copy(graph, nodes, dict(zip(sources, bound, strict=True)), end)
+            traced.setdefault(node.meta[TEMPLATE], []).append(node)
+    end: Any = None
+    for number, update in enumerate(updates):
+        nodes = traced.get(update.template, [])
+        if update.template == number:
+            end = nodes[-1] if nodes else end
+        elif nodes:
+            sources = updates[update.template].nodes
+            other = {named[old]: named[new] for old, new in zip(sources, update.nodes, strict=True)}
+            end = _copy(graph, nodes, other, end)
 
 
 def _node_name(tensor: torch.Tensor) -> str:

@@ -69,12 +69,12 @@ def check_loss(loss: Any, parameters: Mapping[str, torch.Tensor]) -> None:
         )
 
 
-def check_gradients(grads: Mapping[str, torch.Tensor | None]) -> None:
+def check_gradients(grads: Mapping[str, torch.Tensor]) -> None:
     """Raise a CaptureError for gradients that no captured update can use."""
     for name, grad in grads.items():
-        if grad is not None and grad.layout != torch.strided:
+        if grad.layout != torch.strided:
             raise CaptureError(f"the gradient of {name} is sparse. Use a dense gradient (sparse=False).")
-    if all(grad is None for grad in grads.values()):
+    if not grads:
         raise CaptureError("no parameter that requires a gradient gets one: the loss does not depend on them.")
 
 
@@ -88,7 +88,7 @@ def explained(phase: Callable[[], str], model: torch.nn.Module) -> Iterator[None
         if not remedy:
             raise
         raise CaptureError(f"{error}{remedy}") from error
-    except (*_DATA_DEPENDENT, RuntimeError) as error:
+    except Exception as error:
         if not _needs_values(error):
             raise _failed(error, phase(), model) from error
         when = error.phase if isinstance(error, DecidingValue) else phase()
@@ -101,8 +101,6 @@ def explained(phase: Callable[[], str], model: torch.nn.Module) -> Iterator[None
             f"the {when} pass needs the values of tensors, which are not there while a step is captured"
             f"{_place(error)}: {_needed(error)}.{_remedy(error, model) or _WITHOUT_VALUES}"
         ) from error
-    except Exception as error:
-        raise _failed(error, phase(), model) from error
 
 
 def _failed(error: Exception, phase: str, model: torch.nn.Module) -> CaptureError:

@@ -46,8 +46,7 @@ def raised_error(frame: types.FrameType, begin: dis.Instruction, end: dis.Instru
         lines = [linecache.getline(frame.f_code.co_filename, n) for n in range(first, last + 1)]
         pieces.insert(0, textwrap.dedent("".join(lines)))
     for piece in pieces:
-        error = _made(frame, piece)
-        if error is not None:
+        if (error := _made(frame, piece)) is not None:
             return error
     return _described(frame, statement)
 

@@ -32,12 +32,13 @@ _CLOCKS = {
     )
 }  # fmt: skip
 _OF_CLASSES = {id(datetime.datetime): {"now", "utcnow", "today"}, id(datetime.date): {"today"}}
+# What functions of a library read that read files, by their code.
 _READERS = (
     pathlib.Path.open, pathlib.Path.stat, torch.load, genericpath.exists, genericpath.isfile, genericpath.isdir,
     genericpath.getsize, genericpath.getmtime, inspect.currentframe, inspect.stack, shelve.Shelf.__getitem__,
     random.SystemRandom.random,
 )  # fmt: skip
-_FILES = {f.__code__: f"a file or another thing outside Python ({f.__qualname__})" for f in _READERS}
+FILES = {f.__code__: f"a file or another thing outside Python ({f.__qualname__})" for f in _READERS}
 
 
 def offsets(code: types.CodeType, scope: dict[str, Any]) -> frozenset[int]:
@@ -63,8 +64,3 @@ def offsets(code: types.CodeType, scope: dict[str, Any]) -> frozenset[int]:
 def is_clock(value: Any) -> bool:
     """Whether a function gives another value at every call."""
     return id(value) in _CLOCKS
-
-
-def file_read(code: types.CodeType) -> str:
-    """Return what a function of a library reads, if it reads files; empty if not."""
-    return _FILES.get(code, "")

@@ -42,11 +42,6 @@ class Guard:
         self._num_inputs = len(inputs)
         self._tensors = TensorFacts([*inputs, *reads.constants])
 
-    @property
-    def num_places(self) -> int:
-        """How many places are compared at every call."""
-        return sum(len(places.watched) for places in self._places) + len(self._probes)
-
     def change(self) -> str:
         """Return which Python value has changed since the capture, in words; empty where all are as they were.
 

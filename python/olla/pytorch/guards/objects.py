@@ -21,8 +21,8 @@ from olla.pytorch.guards import clocks, inside
 from olla.pytorch.guards.code import is_foundation, module_origin
 from olla.pytorch.guards.generators import Generators
 from olla.pytorch.guards.names import HOOK_TABLES, INNER_TABLES, Names
-from olla.pytorch.guards.places import Holds, Places, Watched, cell_reader, cell_writer
-from olla.pytorch.guards.values import MISSING, closed_state, is_plain
+from olla.pytorch.guards.places import Holds, Places, Watched, cell_writer, reader
+from olla.pytorch.guards.values import closed_state, is_plain
 
 _FUNCTION_PARTS = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__", "__dict__")
 # Of an optimizer: olla.pytorch.binding compares its settings, its state is input, the rest are marks of schedulers.
@@ -135,7 +135,7 @@ class Objects:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if id(cell) not in self._seen:
                 self._seen[id(cell)] = cell
-                read = cell_reader(cell)
+                read = reader(getattr, cell, "cell_contents")
                 self.places.probe(read, f"the variable {name} of {path}", cell_writer(cell))
                 self._reach(read(), f"the variable {name} of {path}")
         for value in function.__defaults__ or ():
@@ -234,23 +234,15 @@ class Objects:
             self._class(kind, path)
 
     def _all(self, value: Any, path: str) -> None:
-        is_dict = isinstance(value, dict)
-        for key, item in dict.items(value) if is_dict else enumerate(value):
-            if is_dict:
-                self._reach(key, path)
+        for key, item in dict.items(value) if isinstance(value, dict) else enumerate(value):
+            self._reach(key, path)
             self._reach(item, f"{path}[{key!r:.40}]")
 
     def _slot(self, value: Any, kind: type, name: str, path: str) -> None:
         descriptor = vars(kind).get(name)
         if not isinstance(descriptor, types.MemberDescriptorType):
             return
-
-        def read() -> Any:
-            try:
-                return descriptor.__get__(value)
-            except AttributeError:
-                return MISSING
-
+        read = reader(descriptor.__get__, value)
         self.places.probe(read, f"{path}.{name}")
         self._reach(read(), f"{path}.{name}")
 

@@ -158,16 +158,16 @@ def entries(flat: tuple[Any, ...]) -> dict[Any, Any]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
-def cell_reader(cell: types.CellType) -> Callable[[], Any]:
-    """Return a function that reads a variable of an enclosing function."""
+def reader(read: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
+    """Return a function that reads a variable of an enclosing function or a slot, which may be empty."""
 
-    def read() -> Any:
+    def read_or_miss() -> Any:
         try:
-            return cell.cell_contents
-        except ValueError:
+            return read(*arguments)
+        except (AttributeError, ValueError):
             return MISSING
 
-    return read
+    return read_or_miss
 
 
 def cell_writer(cell: types.CellType) -> Callable[[Any], None]:

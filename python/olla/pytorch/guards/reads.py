@@ -156,7 +156,7 @@ class Reads(Objects):
         for function, path in self._functions.get(id(code), ()):
             self._closure(function, path)
         self._learn(names.loaded)
-        if (file := clocks.file_read(code)) and self._caller(frame) == "user":
+        if (file := clocks.FILES.get(code)) and self._caller(frame) == "user":
             self.problems.append(file)
         self._drain()
 

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from olla import _core
 from olla.base import Progress
@@ -19,8 +18,6 @@ from olla.plan import Plan, Status
 from olla.planner import plan
 from olla.pytorch.memory.replay import Allocations, Table
 from olla.pytorch.memory.requests import Requests
-
-Int64 = NDArray[np.int64]
 
 
 class Arranged(NamedTuple):

@@ -12,6 +12,7 @@ import os
 import time
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -229,6 +230,7 @@ class _Streams:
             stream.synchronize()
 
 
+@dataclass(eq=False)
 class Copies:
     """The copies of one step.
 
@@ -256,22 +258,18 @@ class Copies:
         tensor([0., 1., 2., 3.])
     """
 
-    def __init__(
-        self,
-        num_bytes: Sequence[int],
-        places: Sequence[int],
-        after: Sequence[int],
-        host: HostMemory,
-        host_bytes: int,
-        device: torch.device,
-    ) -> None:
-        self.host_bytes = host_bytes
-        self.stall_seconds: float | None = None
-        self._num_bytes, self._places, self._after = num_bytes, places, after
-        self.host, self._device = host, device
-        self._queues: _Streams | _Threads = _Streams(device) if device.type == "cuda" else _Threads()
-        self._latest: list[Any] = []
-        self._is_running = False
+    _num_bytes: Sequence[int]
+    _places: Sequence[int]
+    _after: Sequence[int]
+    host: HostMemory
+    host_bytes: int
+    _device: torch.device
+    stall_seconds: float | None = field(default=None, init=False)
+    _latest: list[Any] = field(default_factory=list, init=False)
+    _is_running: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._queues: _Streams | _Threads = _Streams(self._device) if self._device.type == "cuda" else _Threads()
 
     def begin(self) -> None:
         """Get ready for a step."""

@@ -77,8 +77,7 @@ def _forked() -> None:
     _lock = threading.Lock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_forked)
 
 
 def build(device_type: str) -> Path:
@@ -104,8 +103,7 @@ def build(device_type: str) -> Path:
     folder = cache_folder() / "replay"
     try:
         folder = _trusted(folder)
-        found = _find(folder, stem, suffix)
-        if found is not None:
+        if (found := _find(folder, stem, suffix)) is not None:
             return found
         _logger.warning("compiling the allocator for planned addresses against torch %s (once)", torch.__version__)
         start = time.perf_counter()
@@ -159,10 +157,8 @@ def _compiler() -> list[str]:
         if shutil.which(named[0]) is None:
             raise ReplayError(f"the C++ compiler named by CXX, {named[0]!r}, is not there. {_REMEDY}")
         return named
-    for name in ("c++", "g++", "clang++"):
-        found = shutil.which(name)
-        if found is not None:
-            return [found]
+    if found := next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None):
+        return [found]
     raise ReplayError(
         f"planned addresses need a C++20 compiler, and none of c++, g++, clang++ is on the PATH. {_REMEDY}"
     )

@@ -8,9 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olla.layout.requests import NEVER, Trace
-from olla.pytorch.memory.replay import Iteration
-
-Int64 = npt.NDArray[np.int64]
+from olla.pytorch.memory.replay import Int64, Iteration
 
 _MAX_WASTE = 0.1  # of the larger load: sizes that do not rise together, as of two models, are no lengths of one kind
 _ALIKE = 0.99  # of the requests that end inside: freed at the same points in iterations of other lengths

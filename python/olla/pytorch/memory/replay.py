@@ -15,6 +15,11 @@ Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 
 
+def alignment_of(device_type: str) -> int:
+    """Return the alignment of memory in bytes: torch's allocators for accelerators align to 512."""
+    return 64 if device_type == "cpu" else 512
+
+
 class Allocations(NamedTuple):
     """Every allocation made inside a window, in the order of the requests. Requests of no bytes do not count.
 

@@ -13,10 +13,7 @@ from numpy.typing import NDArray
 
 from olla.graph import Graph
 from olla.layout import rounded_up
-from olla.pytorch.memory.replay import Allocations, Replay
-
-Int32 = NDArray[np.int32]
-Int64 = NDArray[np.int64]
+from olla.pytorch.memory.replay import Allocations, Int32, Int64, Replay
 
 
 class Recorder:
@@ -36,23 +33,21 @@ class Recorder:
         self.seconds = np.zeros(num_ops)
         self.addresses: dict[int, int] = {}
         self._replay = replay
-        self._wait: Callable[[], None] | None = None if device == "cpu" else torch.accelerator.synchronize
+        self._wait: Callable[[], None] = (lambda: None) if device == "cpu" else torch.accelerator.synchronize
         self._op = 0
         self._start = 0.0
 
     def begin(self, op: int) -> None:
         """Open the window of an op."""
         self._op = op
-        if self._wait is not None:
-            self._wait()
+        self._wait()
         if self._replay is not None:
             self._replay.begin(op)
         self._start = time.perf_counter()
 
     def end(self) -> None:
         """Close it."""
-        if self._wait is not None:
-            self._wait()
+        self._wait()
         self.seconds[self._op] = time.perf_counter() - self._start
         if self._replay is not None:
             self._replay.end()
@@ -117,11 +112,9 @@ class Requests:
     def in_order(self, graph: Graph, order: Sequence[int] | Int32) -> Allocations:
         """Return the requests as they come, and go, in an order of the ops."""
         order = np.asarray(order, dtype=np.int64)
-        step = np.empty(graph.num_ops, dtype=np.int64)
-        step[order] = np.arange(graph.num_ops)
         count = np.bincount(self.op, minlength=graph.num_ops)
         made = np.concatenate([[0], np.cumsum(count[order])])  # before each step
-        start = made[step[self.op]]
+        start = made[np.argsort(order)[self.op]]
         dies = np.append(last_steps(graph, order), -1)[self.tensor]  # tensor -1 has no last step
         freed_at = np.where(self.ends >= 0, start + self.ends, np.where(dies >= 0, made[dies + 1], -1))
         freed_in = np.where(self.ends >= 0, self.op, np.where(dies >= 0, order[dies], -1))
@@ -169,8 +162,7 @@ def _runs(op: Int32) -> tuple[Int64, Int64]:
 
 def last_steps(graph: Graph, order: Sequence[int] | Int32 | Int64) -> Int64:
     """Return the step of an order after which each tensor is freed: int64[T]; -1: it outlives the step."""
-    step = np.empty(graph.num_ops, dtype=np.int64)
-    step[np.asarray(order, dtype=np.int64)] = np.arange(graph.num_ops)
+    step = np.argsort(np.asarray(order, dtype=np.int64))
     last = np.full(graph.num_tensors, -1, dtype=np.int64)
     for lists in (graph.reads, graph.writes, graph.mutates):
         np.maximum.at(last, lists.item, step[lists.owner])

@@ -15,13 +15,11 @@ class SelfCheck:
 
     Args:
         device: type of the device that the step runs on. On a CPU torch does not count what it gives.
-
-    Attributes:
-        is_open: whether the next step is to be looked at.
+        is_open: whether the next step is to be looked at; an attribute, too.
     """
 
-    def __init__(self, device: str) -> None:
-        self.is_open = True
+    def __init__(self, device: str, is_open: bool) -> None:
+        self.is_open = is_open
         self._counts = device == "cuda"
         self._num_steps = 0
         self._before = 0

@@ -141,17 +141,17 @@ class _Builder:
         assert name in SHAPE_ONLY
         number = _FILLS[name] if name in _FILLS else kernel.args[1]
         value = kernel.meta["val"]
-        new = self.graph.call_function(
-            _aten.full.default, (list(value.shape), number), {"dtype": value.dtype, "device": value.device}
-        )
-        new.meta["val"] = value
+        args = (list(value.shape), number)
+        tensors = self.captured.tensors[kernel]
+        new = self.add(_aten.full.default, args, value, tensors, dtype=value.dtype, device=value.device)
         self.copy_of[kernel] = new
-        self.tensors[new] = self.captured.tensors[kernel]
         return new
 
-    def add(self, target: Callable[..., Any], args: Sequence[Any], value: Any, tensors: Sequence[int]) -> fx.Node:
+    def add(
+        self, target: Callable[..., Any], args: Sequence[Any], value: Any, tensors: Sequence[int], **kwargs: Any
+    ) -> fx.Node:
         """Add a node that calls a function."""
-        node = self.graph.call_function(target, tuple(args))
+        node = self.graph.call_function(target, tuple(args), kwargs)
         node.meta["val"] = value
         self.tensors[node] = tuple(tensors)
         return node
@@ -192,8 +192,8 @@ class _Loss:
         return (kernel, *items)
 
     def _logits(self, chunk: int, written: list[int]) -> tuple[fx.Node, ...]:
-        function = _logits if len(self.linear.args) == 2 else _logits_with_bias
-        return (self._add(function, [*self.linear.args, *self._range(chunk)], self._of_rows(chunk), written),)
+        *bias, x, weight = self.linear.args
+        return (self._add(_logits, [x, weight, *self._range(chunk), *bias], self._of_rows(chunk), written),)
 
     def _log_probs(self, chunk: int, written: list[int]) -> tuple[fx.Node, ...]:
         args = [self.made[Part.LOGITS][chunk], 1, False]
@@ -282,12 +282,10 @@ def _rows(
     return torch.where(counts, scale / count if is_mean else scale, 0), torch.where(counts, target, 0)
 
 
-def _logits(x: torch.Tensor, weight: torch.Tensor, first: int, last: int) -> torch.Tensor:
-    return torch.mm(x[first:last], weight)
-
-
-def _logits_with_bias(bias: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, first: int, last: int) -> torch.Tensor:
-    return torch.addmm(bias, x[first:last], weight)
+def _logits(
+    x: torch.Tensor, weight: torch.Tensor, first: int, last: int, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    return torch.mm(x[first:last], weight) if bias is None else torch.addmm(bias, x[first:last], weight)
 
 
 def _loss(log_probs: torch.Tensor, target: torch.Tensor, ignored: int, first: int, last: int) -> torch.Tensor:

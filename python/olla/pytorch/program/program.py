@@ -15,7 +15,8 @@ from olla.pytorch.capture import Captured
 from olla.pytorch.capture.generator import Draws
 from olla.pytorch.checks.checks import CHECK, check
 from olla.pytorch.memory.copies import Copies, Outline
-from olla.pytorch.memory.requests import last_steps
+from olla.pytorch.memory.replay import Replay
+from olla.pytorch.memory.requests import Recorder, last_steps
 from olla.pytorch.program.schedule import Call, OpSchedule
 from olla.pytorch.program.swapped import Transfers
 from olla.pytorch.program.talk import Talk
@@ -23,8 +24,6 @@ from olla.pytorch.program.variants import drawn_from, dropout_again, is_dropout,
 from olla.pytorch.ranks.settle import ended, settled, uses
 
 Program = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
-Window = Callable[[int], None]
-Note = Callable[[int, torch.Tensor], None]
 _Key = tuple[Any, ...]  # a node, and the tensors its value lives in
 _NAME = "olla_step"  # of the generated function, as tracebacks show it
 _LITERALS = (bool, int, str, type(None))
@@ -35,11 +34,9 @@ def compile_program(
     order: Sequence[int],
     *,
     schedule: OpSchedule | None = None,
-    begin: Window | None = None,
-    end: Callable[[], None] | None = None,
-    live: Callable[[int], int] | None = None,
+    allocator: Recorder | Replay | None = None,
     windows: Collection[int] = (),
-    note: Note | None = None,
+    note: Callable[[int, torch.Tensor], None] | None = None,
     copies: Copies | None = None,
 ) -> Program:
     """Write the step as a Python function and compile it: no dictionary, no dispatch of ours between two operators.
@@ -50,9 +47,7 @@ def compile_program(
         captured: the step.
         order: int[num_ops], ops of the schedule in the order to run them.
         schedule: what runs; the captured ops themselves if not given.
-        begin: called with the op before its kernel.
-        end: called after its kernel.
-        live: tells how many blocks that an op asked for between these two are in use.
+        allocator: its ``begin`` and ``end`` are called around kernels, and ``live`` tells how many blocks are in use.
         windows: the ops to call begin and end for.
         note: called with each tensor that an op writes, and a value that lives in it.
         copies: of a schedule that swaps.
@@ -77,15 +72,14 @@ def compile_program(
     if schedule is None:
         schedule = OpSchedule(captured.graph, [Call(nodes) for nodes in captured.nodes])
     writer = _Writer(captured, schedule, order)
-    writer.constants |= {"begin": begin, "end": end, "live": live, "note": note}
-    writer.constants |= {"ended": ended, "settled": settled, "uses": uses}
+    writer.constants |= {"note": note, "ended": ended, "settled": settled, "uses": uses}
+    writer.constants |= {name: getattr(allocator, name, None) for name in ("begin", "end", "live")}
     if copies is not None:
         writer.constants |= {"out": copies.out, "back": copies.back, "wait": copies.wait, "outline": Outline.of}
     writer.write_inputs()
     writer.write_all(captured.prologue)
-    opened = frozenset(windows)
     for step, op in enumerate(order):
-        writer.write_op(int(op), int(op) in opened, note is not None)
+        writer.write_op(int(op), int(op) in windows, note is not None)
         writer.delete(writer.freed[step])
     writer.write_return()
     return writer.compile()

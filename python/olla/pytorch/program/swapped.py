@@ -54,12 +54,12 @@ def transfers(swapped: Swapped) -> Transfers:
     num = len(swaps.tensor)
     first_handle = graph.num_tensors - 2 * num  # handle and new tensor of every swap follow the others
     swap_of = {first_handle + 2 * i: i for i in range(num)}
-    outs, backs, left = {}, {}, {}
+    outs, backs, tensor = {}, {}, [0] * num
     for i in np.flatnonzero(swapped.origin < 0).tolist():
         written, read = int(graph.writes.of(i)[0]), int(graph.reads.of(i)[0])
         if written in swap_of:
             outs[i] = swap_of[written]
-            left[outs[i]] = read
+            tensor[outs[i]] = read
         else:
             backs[i] = swap_of[read]
     issued = _issued(swaps)
@@ -68,7 +68,6 @@ def transfers(swapped: Swapped) -> Transfers:
     for i in range(num):
         starts.setdefault(int(own[issued[i] - 1]) + 1, []).append(i)
         waits.setdefault(int(own[swaps.next[i]]), []).append(i)
-    tensor = [left[i] for i in range(num)]
     num_bytes = graph.tensor_bytes[np.array(tensor, dtype=np.int64)]
     places, after, host_bytes = _places(swaps, num_bytes, issued)
     return Transfers(

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import fx
 
+from olla.pytorch.capture.costs import results_of
 from olla.pytorch.ranks import collectives
 
 Alive = Callable[[fx.Node], str]  # the name of a tensor of the step that is there, or ""
@@ -71,6 +72,4 @@ def _waits_for(issue: fx.Node) -> list[fx.Node]:
 
 
 def _on_cpu(node: fx.Node) -> bool:
-    value = node.meta.get("val")
-    first = value[0] if isinstance(value, list | tuple) and value else value
-    return isinstance(first, torch.Tensor) and first.device.type == "cpu"
+    return any(result.device.type == "cpu" for result in results_of(node)[:1])

@@ -11,6 +11,7 @@ from torch import fx
 
 from olla.graph import Rerun, Rules, operators
 from olla.pytorch.capture import Captured
+from olla.pytorch.capture.costs import results_of
 from olla.pytorch.capture.generator import Source, can_rewind
 
 _STATISTICS = ("running_mean", "running_var")
@@ -58,7 +59,7 @@ def _arguments(target: torch._ops.OpOverload) -> list[tuple[str, str]]:
 
 
 def _has_kernel(target: torch._ops.OpOverload, key: str) -> bool:
-    name = target._schema.name + (f".{target._overloadname}" if target._overloadname != "default" else "")
+    name = target.name()  # type: ignore[no-untyped-call]
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
 
 
@@ -86,9 +87,7 @@ def drawn_from(module: fx.GraphModule, kernel: fx.Node) -> Source:
             value = operator.attrgetter(str(value.target))(module)
         if isinstance(value, torch.Generator):
             return value
-    result = kernel.meta["val"]
-    first = result[0] if isinstance(result, tuple | list) else result
-    return str(first.device)
+    return str(results_of(kernel)[0].device)
 
 
 def _draws_again(module: fx.GraphModule, kernel: fx.Node, replays: bool) -> Rerun:
