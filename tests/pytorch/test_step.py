@@ -122,6 +122,16 @@ def test_state_dicts_loaded_between_steps_are_used() -> None:
     assert same(world.values(), after)
 
 
+def test_settings_that_are_equal_are_no_others() -> None:
+    world = world_of("mlp", "momentum")
+    step = compiled(world)
+    group = world.optimizer.param_groups[0]
+    for decay in ("0.25", "0.25", "0.5"):
+        group["weight_decay"] = float(decay)  # a number of its own each time
+        step(world.batch)
+    assert step.report().num_captures == 2
+
+
 def test_evaluation_in_between_sees_the_trained_parameters_and_changes_nothing() -> None:
     world = world_of("resnet50", "momentum")
     other = world.copy()

@@ -13,7 +13,7 @@ from olla._core import same_objects
 from olla.pytorch.capture import optimizers
 from olla.pytorch.capture.inputs import plain_batch
 from olla.pytorch.guards.modes import modes
-from olla.pytorch.guards.values import same
+from olla.pytorch.guards.values import equal
 
 
 def flatten(batch: Any) -> tuple[list[Any], pytree.TreeSpec]:
@@ -38,7 +38,7 @@ class Settings:
         values = self._read()
         if same_objects(values, self._ids):
             return ""
-        if [tuple(group) for group in groups] != self._names or not same(self._values, values):
+        if [tuple(group) for group in groups] != self._names or not equal(self._values, values):
             return "the settings of the optimizer changed"
         self._keep(values)
         return ""
