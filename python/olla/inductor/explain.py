@@ -132,13 +132,10 @@ def explain(
 
 
 def _table(first: str, *others: str) -> Table:
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(first)
-    for name in others:
-        table.add_column(name, justify="right")
-    return table
+    columns = (Column(name, justify="right") for name in others)
+    return Table(first, *columns, box=None, padding=(0, 2, 0, 0), pad_edge=False)
 
 
 def _split(split: Split) -> tuple[str, ...]:

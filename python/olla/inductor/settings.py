@@ -31,7 +31,11 @@ def patches(
     """
     if max_recomputed is not None and not (isinstance(max_recomputed, int | float) and max_recomputed >= 0):
         raise ValueError(f"max_recomputed is {max_recomputed!r}, expected a share of the step's flops: 0.05 for 5 %")
-    _check_chunks(chunked_loss)
+    number = isinstance(chunked_loss, int) and not isinstance(chunked_loss, bool)
+    if not (chunked_loss in (None, "auto") or (number and 1 <= chunked_loss <= MOST_CHUNKS)):  # type: ignore[operator]
+        raise ValueError(
+            f"chunked_loss is {chunked_loss!r}, expected 1 to {MOST_CHUNKS} chunks, 'auto', or None for a whole loss"
+        )
     if budget is None and max_slowdown is None and minimise is None and max_recomputed is not None:
         minimise = "peak"
     goal = Goal.of(budget, max_slowdown, minimise, "a100" if device is None else device, True, True)
@@ -51,15 +55,6 @@ def patches(
     }
 
 
-def _check_chunks(chunked_loss: int | str | None) -> None:
-    """Refuse what is no number of chunks."""
-    number = isinstance(chunked_loss, int) and not isinstance(chunked_loss, bool)
-    if not (chunked_loss in (None, "auto") or (number and 1 <= chunked_loss <= MOST_CHUNKS)):  # type: ignore[operator]
-        raise ValueError(
-            f"chunked_loss is {chunked_loss!r}, expected 1 to {MOST_CHUNKS} chunks, 'auto', or None for a whole loss"
-        )
-
-
 def _code_peak_bytes(forward: Any, backward: Any, num_results: int) -> int | None:
     with order.unrecorded():
         return halves.peak_bytes(forward, backward, num_results)
@@ -68,29 +63,24 @@ def _code_peak_bytes(forward: Any, backward: Any, num_results: int) -> int | Non
 class Enabled:
     """olla is on until the end of a ``with`` block, or until `disable`; then what was set before holds again."""
 
-    def __init__(self, before: dict[str, Any]) -> None:
-        self._before = before
+    def __init__(self, patch: Any) -> None:
+        self._patch = patch
 
     def __enter__(self) -> Enabled:
         return self
 
     def __exit__(self, *_: object) -> None:
-        _end(self)
+        """Undo this, and all that came after it; nothing happens where it has ended already."""
+        layers = _enabled.get()
+        if self in layers:
+            place = layers.index(self)
+            _enabled.set(layers[:place])
+            for layer in reversed(layers[place:]):
+                layer._patch.__exit__(None, None, None)
 
 
 # What `enable` returned and has not ended, oldest first.
 _enabled: Any = compat.variable_like_config("olla_enabled", ())
-
-
-def _end(first: Enabled) -> None:
-    """Undo an `enable` and all that came after it; nothing happens where it has ended already."""
-    layers = _enabled.get()
-    if first not in layers:
-        return
-    place = layers.index(first)
-    _enabled.set(layers[:place])
-    for layer in reversed(layers[place:]):
-        compat.set_config(layer._before)
 
 
 def enable(
@@ -143,7 +133,8 @@ def enable(
         ...     pass  # torch.compile(model)(batch).backward()
     """
     settings = patches(budget, max_slowdown, minimise, device, max_recomputed, arena, chunked_loss, segment)
-    layer = Enabled(compat.set_config(settings))
+    layer = Enabled(compat.config.patch(settings))
+    layer._patch.__enter__()
     _enabled.set((*_enabled.get(), layer))
     return layer
 
@@ -152,4 +143,4 @@ def disable() -> None:
     """Give Inductor back the settings it had before the first `enable`; nothing happens where olla is not on."""
     layers = _enabled.get()
     if layers:
-        _end(layers[0])
+        layers[0].__exit__()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import torch
@@ -49,8 +49,9 @@ def is_plain_fusion(node: Any) -> bool:
     return (type(node) is fused or type(node).__name__ == _OUTER_LOOPS) and not node.is_template()
 
 
-def fused_again(backend: Any, parts: list[Any], whole: Any) -> Any:
-    """Return a fusion of some nodes of a fused node, of the same kind; None where the backend would not fuse these."""
+def fused_again(parts: list[Any], whole: Any) -> Any:
+    """Return one kernel of some nodes of a fused node, which stay in their order; None where the backend makes none."""
+    backend = whole.scheduler.get_backend(whole.get_device())
     if type(whole).__name__ != _OUTER_LOOPS:
         return _fused_loops(backend, parts)
     chosen = [[part for part in parts if part in node.get_nodes()] for node in whole.get_outer_nodes()]
@@ -124,7 +125,7 @@ def before_reuse(wrapper: Any, change: Callable[[list[Any]], list[Any]], consequ
     usual = wrapper.run_wrapper_ir_passes
 
     def passes(is_inference: bool) -> None:
-        try:
+        with fallback.tried(consequence):
             nested = private(_wrapper_module, "EnterSubgraphLine")
             if any(isinstance(line, nested) for line in wrapper.lines):
                 fallback.warn(f"{consequence}: a graph holds others")
@@ -132,23 +133,16 @@ def before_reuse(wrapper: Any, change: Callable[[list[Any]], list[Any]], consequ
                 fallback.warn(f"{consequence}: they lie in the memory of CUDA graphs")
             else:
                 wrapper.lines = change(wrapper.lines)
-        except Exception as error:
-            fallback.failed(consequence, error)
         with config.patch({"memory_planning": False}):  # Inductor's own, which is for inference only
             usual(is_inference)
 
     wrapper.run_wrapper_ir_passes = passes
 
 
-def call_in_code(wrapper: Any, origin: str, name: str, maker: str, *, first: bool) -> None:
-    """Let the code of the graph being compiled make an object when it is loaded, and call it in every run.
+def call_segment(wrapper: Any, device_index: int, num_bytes: int) -> None:
+    """Let the code of the graph being compiled call its segment: ahead of all else where that takes memory.
 
-    Args:
-        wrapper: of that graph; one of another kind than olla knows stays as it is.
-        origin: the import that ``maker`` needs.
-        name: of the object in the code.
-        maker: what makes it.
-        first: before all else that runs; otherwise behind it.
+    A wrapper of another kind than olla knows stays as it is.
     """
     if type(wrapper) is not private(_wrapper_module, "PythonWrapperCodegen"):
         return
@@ -156,18 +150,18 @@ def call_in_code(wrapper: Any, origin: str, name: str, maker: str, *, first: boo
 
     def passes(is_inference: bool) -> None:
         usual(is_inference)
-        wrapper.add_import_once(origin)
-        wrapper.header.writeline(f"{name} = {maker}")
-        wrapper.lines.insert(0 if first else len(wrapper.lines), f"{name}()")
+        wrapper.add_import_once("from olla.inductor.kernels.segment import Segment")
+        wrapper.header.writeline(f"{SEGMENT} = Segment({device_index}, {num_bytes})")
+        wrapper.lines.insert(0 if num_bytes else len(wrapper.lines), f"{SEGMENT}()")
 
     wrapper.run_wrapper_ir_passes = passes
 
 
-def memory_planner(wrapper: Any, choose: Callable[[list[Any]], list[Any]]) -> Any:
-    """Return Inductor's planner of pools for a wrapper, for the groups of buffers that are chosen among those it finds.
+def memory_planner(wrapper: Any, outside: Set[str]) -> Any:
+    """Return Inductor's planner of pools for a wrapper, for groups of buffers of known sizes that lie inside.
 
     A group is what shares memory because one kernel overwrites what another made. Those that are not freed while the
-    code runs, and what is no plain buffer, are not offered.
+    code runs, and what is no plain buffer, are left out as well.
     """
     planner = private(_planning_module, "MemoryPlanner")(wrapper)
     find = planner.compute_buffer_groups
@@ -175,19 +169,18 @@ def memory_planner(wrapper: Any, choose: Callable[[list[Any]], list[Any]]) -> An
 
     def compute(lines: list[Any]) -> dict[str, Any]:
         by_name = find(lines)
-        removed = virtualized.graph.removed_buffers
         freed = {line.node.get_name() for line in lines if isinstance(line, free_line)}
         shared = {line.node.get_name() for line in lines if getattr(line, "comm_buffer", False)}
-        offered = [
+        left_out = {*outside, *shared, *virtualized.graph.removed_buffers}
+        planner.buffer_groups = [
             group
             for group in planner.buffer_groups
             if isinstance(group.node, inductor_ir.Buffer)
-            and removed.isdisjoint(group.names)
-            and shared.isdisjoint(group.names)
+            and left_out.isdisjoint(group.names)
             and not freed.isdisjoint(group.names)
             and not group.is_output
+            and static_bytes(group) > 0
         ]
-        planner.buffer_groups = choose(offered)
         chosen = {id(group) for group in planner.buffer_groups}
         return {name: group for name, group in by_name.items() if id(group) in chosen}
 

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import importlib
 import operator
+import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ config: Any = private("torch._inductor", "config")
 functorch_config: Any = private("torch._functorch", "config")
 _partitioners = "torch._functorch.partitioners"
 min_cut_partition: Any = private(_partitioners, "min_cut_rematerialization_partition")
+fx_graph_cse: Any = private(_partitioners, "fx_graph_cse")
 must_recompute: Any = private(_partitioners, "must_recompute")
 size_of: Any = private(_partitioners, "_size_of")
 is_tangent: Any = private("torch._functorch._aot_autograd.utils", "_is_tangent")
@@ -70,9 +72,9 @@ def is_getitem(node: torch.fx.Node) -> bool:
     return node.target is operator.getitem
 
 
-def is_operator(target: object) -> bool:
-    """Whether a node's target runs kernels."""
-    return isinstance(target, torch._ops.OpOverload | torch._ops.HigherOrderOperator)
+def runs_kernels(node: torch.fx.Node) -> bool:
+    """Whether a node runs an operator on tensors, rather than Python arithmetic on sizes."""
+    return isinstance(node.target, torch._ops.OpOverload | torch._ops.HigherOrderOperator) and not is_symbolic(node)
 
 
 def must_save(node: torch.fx.Node) -> bool:
@@ -101,11 +103,6 @@ def hinted(value: Any) -> Any:
 def devices(module: torch.fx.GraphModule) -> set[torch.device]:
     """Return the devices of a graph's tensors."""
     return {node.meta["val"].device for node in module.graph.nodes if is_tensor_node(node)}
-
-
-def is_whole_number(node: torch.fx.Node) -> bool:
-    """Whether a symbolic node is an integer, which forward hands to backward; others are computed from those."""
-    return isinstance(node.meta.get("val"), torch.SymInt | int)
 
 
 def obstacle(module: torch.fx.GraphModule) -> str:
@@ -168,7 +165,7 @@ def prepare(module: torch.fx.GraphModule, static_indices: list[int] | None, num_
     module.graph.eliminate_dead_code()
     module.recompile()
     if functorch_config.cse:
-        module.graph = private(_partitioners, "fx_graph_cse")(module.graph)
+        module.graph = fx_graph_cse(module.graph)
     if private(_partitioners, "has_recomputable_ops")(module):
         private(_partitioners, "cleanup_recompute_tags")(module, is_default_partition=False)
     if not functorch_config.unsafe_allow_optimization_of_collectives:
@@ -184,13 +181,12 @@ def split(
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Return forward and backward of a joint graph that hands the saved nodes from one to the other."""
     extract = private(_partitioners, "_extract_fwd_bwd_modules")
-    ordered = private("torch.utils._ordered_set", "OrderedSet")
     forward, backward = extract(
         module,
         saved,
         saved_sym_nodes=saved_sizes,
         num_fwd_outputs=num_forward_outputs,
-        static_lifetime_input_nodes=ordered(static),
+        static_lifetime_input_nodes=OrderedSet(static),
     )
     raise_getitems = private(_partitioners, "raise_getitems")
     return raise_getitems(forward), raise_getitems(backward)
@@ -229,37 +225,13 @@ def scheduler_classes() -> Any:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-class _Shared:
-    """A variable that all threads share, with the interface of a ContextVar."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def get(self) -> Any:
-        return self._value
-
-    def set(self, value: Any) -> None:
-        self._value = value
-
-
 def variable_like_config(name: str, value: Any) -> Any:
     """Return a variable that is a thread's own where Inductor's configuration is (torch 2.13), else everybody's."""
     entry = config._config.get("custom_partitioner_fn")
-    own = isinstance(getattr(entry, "user_override", None), contextvars.ContextVar)
-    return contextvars.ContextVar(name, default=value) if own else _Shared(value)
-
-
-def set_config(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Set names of Inductor's configuration; returns what they were before."""
-    before = {name: getattr(config, name) for name in values}
-    try:
-        for name, value in values.items():
-            setattr(config, name, value)
-    except BaseException:
-        for name, value in before.items():
-            setattr(config, name, value)
-        raise
-    return before
+    if isinstance(getattr(entry, "user_override", None), contextvars.ContextVar):
+        return contextvars.ContextVar(name, default=value)
+    shared = {name: value}
+    return types.SimpleNamespace(get=lambda: shared[name], set=lambda new: shared.update({name: new}))
 
 
 def keep_strides_of_results(graph: torch.fx.Graph) -> None:
@@ -316,15 +288,13 @@ def patched(name: str, value: Any) -> Iterator[Any]:
         setattr(holder, attribute, before)
 
 
-@contextlib.contextmanager
-def uncached() -> Iterator[None]:
+def uncached() -> contextlib.AbstractContextManager[None]:
     """Compile everything anew in a block, in this process: nothing is read from or written to caches.
 
     Kernels for the CPU are generated without vector instructions, which takes half as long and no compiler.
     """
     settings = {"force_disable_caches": True, "compile_threads": 1, "benchmark_harness": False, "cpp.simdlen": 1}
-    with config.patch(settings):
-        yield
+    return config.patch(settings)  # type: ignore[no-any-return]
 
 
 def multiplies_in_short(*, is_convolution: bool) -> bool:
@@ -338,30 +308,27 @@ def flop_formula(target: Any) -> Callable[..., int] | None:
     """Return what counts the flops of an operator, or None where it is no product of matrices and no convolution."""
     registry = private("torch.utils.flop_counter", "flop_registry")
     packet = getattr(target, "overloadpacket", target)
-    name = str(packet).removesuffix("_for_cpu").removesuffix("_for_cpu_backward")
-    if name != str(packet):  # attention on the CPU: same arguments first, but without an entry of its own
-        backward = "_backward" if str(packet).endswith("_backward") else ""
-        packet = getattr(torch.ops.aten, name.removeprefix("aten.") + backward)
+    name = str(packet)
+    if name.startswith("aten.") and "_for_cpu" in name:  # attention: same arguments first, but no entry of its own
+        packet = getattr(torch.ops.aten, name.removeprefix("aten.").replace("_for_cpu", ""))
     formula: Callable[..., int] | None = registry.get(packet)
     return formula
 
 
-def node_flops(node: torch.fx.Node, value: Callable[[Any], Any]) -> int:
-    """Return the flops of a node, 0 for what is no product of matrices and no convolution.
+def node_flops(node: torch.fx.Node, value: Callable[[Any], Any] = hinted) -> int:
+    """Return the flops of a node, 0 for what is no matrix product, convolution or attention.
 
     Args:
-        node: calls something.
+        node: of a graph.
         value: tensor or size -> what the formula takes for it.
     """
     formula = flop_formula(node.target)
     if formula is None:
         return 0
-    try:
+    with fallback.tried(f"the flops of {node.target} are left out"):  # an estimate, or a figure in a report
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: value(n.meta["val"]))
         return int(hint(formula(*args, **kwargs, out_val=value(node.meta["val"]))))
-    except Exception as error:  # an estimate, or a figure in a report: the step computes the same without
-        fallback.failed(f"the flops of {node.target} are left out", error)
-        return 0
+    return 0
 
 
 @contextlib.contextmanager

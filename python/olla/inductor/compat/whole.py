@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from olla.inductor.compat.compat import private, scheduler_classes
+from olla.inductor.compat.compat import private
 
 _library: Any = torch.library.Library("olla_whole", "DEF")  # type: ignore[no-untyped-call, unused-ignore]
 # What one update takes: it is where gradients die. It stands for the update's operators while it is decided what to
@@ -45,15 +45,6 @@ def compile_whole(
     return compiled
 
 
-def without_duplicates(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """Return a graph in which what is computed twice alike is computed once.
-
-    Torch does that to joint graphs; in those with changes in between it merges nothing across a change.
-    """
-    simplified: torch.fx.Graph = private("torch._functorch.compile_utils", "fx_graph_cse")(graph)
-    return simplified
-
-
 @functools.cache
 def _lower_keep() -> None:
     """Tell Inductor how a value is kept: it is written to memory where it is made."""
@@ -71,6 +62,5 @@ def drop_weak_users(scheduler: Any) -> None:
     What merely has to run later, as the update of a parameter behind all that reads it, does not keep a buffer from
     being overwritten; the order is fixed by then.
     """
-    scheduler_classes()
     for buffer in scheduler.name_to_buf.values():
         buffer.users = [user for user in buffer.users if not user.is_weak]

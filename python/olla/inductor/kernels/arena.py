@@ -77,12 +77,7 @@ def install(name: str) -> None:
 
 def _planned(lines: Sequence[Any], name: str) -> list[Any]:
     """Return the lines of a wrapper with buffers taken from arenas."""
-    outside = set(inductor.output_names())
-
-    def inside(groups: Sequence[Any]) -> list[Any]:
-        return [group for group in groups if outside.isdisjoint(group.names) and codegen.static_bytes(group) > 0]
-
-    planner = codegen.memory_planner(inductor.wrapper(), inside)
+    planner = codegen.memory_planner(inductor.wrapper(), inductor.output_names())
     planned = list(lines)
     planner.convert_to_pool_lines(planned)
     planner.compute_live_ranges(planned)

@@ -15,6 +15,8 @@ from olla.graph import Graph
 from olla.inductor.compat import compat
 from olla.inductor.kernels import scheduler as inductor
 
+Overwritten = Callable[[Any, Callable[[str], bool]], Iterator[tuple[str, str]]]
+
 
 class Storages:
     """What is known of the buffers of Inductor's fused nodes.
@@ -25,15 +27,16 @@ class Storages:
 
     Args:
         nodes: scheduler nodes, while Inductor compiles their graph.
+        overwritten: yields what a kernel writes over, and with what; by default by Inductor's own rules.
 
     Raises:
         CaptureError: rule "inductor_graph"; the nodes are something this model does not cover.
     """
 
-    def __init__(self, nodes: Sequence[Any]) -> None:
+    def __init__(self, nodes: Sequence[Any], overwritten: Overwritten = inductor.overwritten) -> None:
         if inductor.uses_streams():
             raise CaptureError("its kernels run on several streams", rule="inductor_graph")
-        self.nodes = nodes
+        self.nodes, self.overwritten = nodes, overwritten
         self.owner: dict[str, int] = {}  # of a buffer: the node that writes it
         self.buffers: dict[str, Any] = {}
         self.aside: dict[str, str] = {}  # of a buffer without memory of its own: where it lies
@@ -97,7 +100,7 @@ class Storages:
         Args:
             ordered: the nodes in the order in which they will run.
         """
-        for name in self.buffers.keys() & set(inductor.output_names()):
+        for name in self.buffers.keys() & inductor.output_names():
             self.buffers[name].mpi_buffer.size_free = 0  # torch 2.11 takes results to be freed at the start
         following = dict(zip((node.get_name() for node in ordered), ordered[1:], strict=False))
         for name, buffer in self.buffers.items():
@@ -172,17 +175,13 @@ class Storages:
             def precedes(name: str, i: int = i) -> bool:
                 return bool(before[i] >> kernel.get(name, i) & 1)
 
-            for old, new in self._overwritten(node, precedes):
+            for old, new in self.overwritten(node, precedes):
                 if old in self.taken or old not in self.tensor or self.tensor.get(new, -1) not in self.writes[i]:
                     continue
                 self.taken[old] = new
                 self.writes[i].remove(self.tensor[new])
                 self.tensor_bytes[self.tensor[new]] = 0  # nobody's now
                 self.tensor[new] = self.tensor[old]
-
-    def _overwritten(self, node: Any, precedes: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
-        """Yield what a kernel writes over, and with what."""
-        return inductor.overwritten(node, precedes)
 
     def _hold_results(self) -> None:
         """The results of one kernel live at least until the last of them has been taken out."""

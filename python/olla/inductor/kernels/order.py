@@ -252,7 +252,7 @@ def ends(nodes: Sequence[Any], graph: Graph, order: NDArray[np.int32]) -> set[st
         if newest is not None and needed > lives.peak_bytes:
             found.add(newest.get_name())
             needed = int(live[i])
-        if scheduler.has_code(node):
+        if not isinstance(node, compat.scheduler_classes().NopKernelSchedulerNode):  # a name for what others write
             newest = node
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,21 +66,6 @@ class Parts:
         return first, last, np.where(self.inner & (first == last), 0, self.graph.tensor_bytes)
 
 
-class _Unfused(Storages):
-    """Kernels taken apart, which write over the inputs that they write over together.
-
-    Apart, another reader may come later; the plan of the kernels that are put together from them finds that.
-    """
-
-    def __init__(self, nodes: Sequence[Any], taken: dict[str, str]) -> None:
-        super().__init__(nodes)
-        self._overwrites = {new: old for old, new in taken.items()}
-
-    def _overwritten(self, node: Any, precedes: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
-        names = [buffer.get_name() for buffer in node.get_outputs()]
-        return ((self._overwrites[new], new) for new in names if new in self._overwrites)
-
-
 def parts_of(fused: Sequence[Any], storages: Storages) -> Parts:
     """Take the kernels of a graph apart.
 
@@ -97,7 +82,14 @@ def parts_of(fused: Sequence[Any], storages: Storages) -> Parts:
         nodes += parts
         kernel += [i] * len(parts)
         movable += [len(parts) > 1 and not inductor.is_rigid(part, mutable) for part in parts]
-    unfused = _Unfused(nodes, storages.taken)
+    overwrites = {new: old for old, new in storages.taken.items()}
+
+    def overwritten(node: Any, _: object) -> Iterator[tuple[str, str]]:
+        """Yield the same as of the kernels: where another reader comes later, the plan of what is fused again says."""
+        names = [buffer.get_name() for buffer in node.get_outputs()]
+        return ((overwrites[new], new) for new in names if new in overwrites)
+
+    unfused = Storages(nodes, overwritten)
     graph = unfused.graph("parts")
     writer = graph.writer
     before: list[set[int]] = []

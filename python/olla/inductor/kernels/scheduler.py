@@ -54,19 +54,17 @@ def uses_streams() -> bool:
     return bool(getattr(scheduler(), "_multi_stream_nodes", False))
 
 
-def output_names() -> Iterator[str]:
-    """Yield the buffers the graph returns, and those whose storages they lie in."""
+def output_names() -> set[str]:
+    """Return the buffers the graph returns, and those whose storages they lie in."""
     graph = compat.virtualized.graph
     waiting = list(graph.get_output_names())
-    seen: set[str] = set()
+    found: set[str] = set()
     while waiting:
         name = waiting.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        yield name
-        if name in graph.name_to_buffer:
+        if name not in found and name in graph.name_to_buffer:
             waiting += graph.name_to_buffer[name].get_inputs_that_alias_output()
+        found.add(name)
+    return found
 
 
 def planned_device(buffers: Iterable[Any]) -> torch.device | None:
@@ -155,14 +153,6 @@ def is_rigid(part: Any, mutable: set[str]) -> bool:
     return not mutable.isdisjoint(dep.name for dep in part.read_writes.reads_and_writes())
 
 
-def fuse(parts: Sequence[Any], whole: Any) -> Any:
-    """Return one kernel of some parts of a fused node, which stay in their order; None where that is no kernel."""
-    if len(parts) == 1:
-        return parts[0]
-    device = whole.get_device()
-    return codegen.fused_again(scheduler().get_backend(device), list(parts), whole)
-
-
 def name_kernels(nodes: Iterable[Any]) -> None:
     """Let the scheduler know which kernel every node before fusion is in."""
     scheduler().name_to_fused_node.update({inner.get_name(): node for node in nodes for inner in node.get_nodes()})
@@ -174,11 +164,6 @@ def shares_function(node: Any) -> bool:
         return False
     device = node.get_device()
     return device is None or (device.type == "cpu" and codegen.groups_kernels(scheduler().get_backend(device)))
-
-
-def has_code(node: Any) -> bool:
-    """Return whether a node is more than a name for memory that others write."""
-    return not isinstance(node, compat.scheduler_classes().NopKernelSchedulerNode)
 
 
 def end_functions(nodes: Iterable[Any], behind: set[str]) -> None:

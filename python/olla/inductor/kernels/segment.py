@@ -60,16 +60,8 @@ def install() -> None:
     """Let the code of the graph that is being compiled call its segment, where the partitioner noted one."""
     with fallback.tried(_PIECE_BY_PIECE):
         noted = compat.virtualized.graph.module.meta.get(codegen.SEGMENT)
-        if noted is None or compat.config.triton.cudagraphs:  # which have memory of their own
-            return
-        device_index, num_bytes = noted
-        codegen.call_in_code(
-            inductor.wrapper(),
-            "from olla.inductor.kernels.segment import Segment",
-            codegen.SEGMENT,
-            f"Segment({device_index}, {num_bytes})",
-            first=num_bytes > 0,
-        )
+        if noted is not None and not compat.config.triton.cudagraphs:  # which have memory of their own
+            codegen.call_segment(inductor.wrapper(), *noted)
 
 
 def _free_bytes(device_index: int) -> int:

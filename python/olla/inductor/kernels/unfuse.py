@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from olla.inductor.kernels import scheduler as inductor
+from olla.inductor.compat import codegen
 from olla.inductor.kernels.fused import Storages
 from olla.inductor.kernels.parts import Ints, Parts, parts_of
 
@@ -139,7 +139,7 @@ class Unfusing:
             whole = self.fused[origin]
             nodes = [self.parts.nodes[i] for i in members]
             all_of_it = len(members) == int((self.parts.kernel == origin).sum())
-            self._kernels[key] = whole if all_of_it else inductor.fuse(nodes, whole)
+            self._kernels[key] = whole if all_of_it else codegen.fused_again(nodes, whole)
         return self._kernels[key]
 
     def _best_split(self) -> _State | None:

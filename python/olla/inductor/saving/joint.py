@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import fx
 
-from olla._core import Graph, RecomputeSearch, Rules
-from olla.graph import DeviceProfile, Rerun
-from olla.graph.columns import lists_of
+from olla._core import RecomputeSearch, Rules
+from olla.graph import DeviceProfile, Graph, Rerun
 from olla.inductor.compat import compat
 from olla.inductor.saving.kinds import (
     Fusion,
@@ -22,7 +21,6 @@ from olla.inductor.saving.kinds import (
     is_truth,
     is_view,
     may_run_again,
-    node_flops,
     num_elements,
     writes_over,
 )
@@ -37,11 +35,10 @@ class Joint:
     """What the planner sees of a joint graph.
 
     Attributes:
-        graph: the core's graph. Op v is `nodes[v]`; a view is no op, what reads it reads the tensor it looks at.
+        graph: op v is `nodes[v]`; a view is no op, what reads it reads the tensor it looks at.
         start_graphs: the same, with other sizes of what pointwise operators make; see `starting`.
         nodes: fx node of op v, in base order: those of forward, then those of backward. None: the tangents arrive.
         tensor: of every fx node that holds one tensor: the graph's tensor, for a view the one it looks at.
-        tensor_bytes: int64[num_tensors].
         split: the first op of backward.
         late: ops before it that backward runs unless their results are saved; nothing in forward needs them.
         seconds, rerun, rerun_seconds, store_seconds, keep_seconds, fusion, unsaved: rules per op; see
@@ -55,7 +52,6 @@ class Joint:
     start_graphs: list[Graph]
     nodes: list[fx.Node | None]
     tensor: dict[fx.Node, int]
-    tensor_bytes: NDArray[np.int64]
     split: int
     late: NDArray[np.int32]
     seconds: NDArray[np.float64]
@@ -96,7 +92,7 @@ class Joint:
             reduced_in_place=self.reduced_in_place,
             split=self.split,
         )
-        return RecomputeSearch(self.graph, np.arange(num_ops, dtype=np.int32), rules)
+        return RecomputeSearch(self.graph.core, np.arange(num_ops, dtype=np.int32), rules)
 
     def without_products(self, most: float = 0.0) -> Joint:
         """Return the same with no matrix product, convolution or attention that may run again, unless it has to.
@@ -150,21 +146,20 @@ class _Builder:
     def __init__(self) -> None:
         self.tensor: dict[fx.Node, int] = {}
         self.bytes: list[int] = []
-        self.producer: list[int] = []
         self.reads: list[list[int]] = []
         self.writes: list[list[int]] = []
         self.nodes: list[fx.Node | None] = []
 
-    def add_tensor(self, node: fx.Node, producer: int) -> None:
+    def add_tensor(self, node: fx.Node) -> None:
         self.tensor[node] = len(self.bytes)
         self.bytes.append(compat.size_of(node))
-        self.producer.append(producer)
 
     def add_op(self, node: fx.Node | None, made: list[fx.Node]) -> None:
         """Append an op that makes the tensors of some nodes."""
-        self.reads.append(self.inputs(node) if node is not None else [])
+        read = node.all_input_nodes if node is not None else []
+        self.reads.append(sorted({t for n in read for t in self.tensors_of(n)}))
         for result in made:
-            self.add_tensor(result, len(self.nodes))
+            self.add_tensor(result)
         self.writes.append([self.tensor[result] for result in made])
         self.nodes.append(node)
 
@@ -182,11 +177,8 @@ class _Builder:
                 self.tensor[node] = self.tensor[node.args[0]]
         elif compat.is_tensor_node(node):
             self.add_op(node, [node])
-        elif computes(node):
+        elif compat.runs_kernels(node):
             self.add_op(node, [user for user in elements(node) if compat.is_tensor_node(user)])
-
-    def inputs(self, node: fx.Node) -> list[int]:
-        return sorted({t for n in node.all_input_nodes for t in self.tensors_of(n)})
 
     def tensors_of(self, node: fx.Node) -> list[int]:
         if node in self.tensor:
@@ -197,11 +189,6 @@ class _Builder:
 def elements(node: fx.Node) -> Iterator[fx.Node]:
     """Yield the nodes that take one element of what a node returns."""
     return (user for user in node.users if compat.is_getitem(user) and user.args[0] is node)
-
-
-def computes(node: fx.Node) -> bool:
-    """Whether a node runs an operator on tensors, rather than Python arithmetic on sizes."""
-    return node.op == "call_function" and compat.is_operator(node.target) and not compat.is_symbolic(node)
 
 
 def aliased(node: fx.Node) -> fx.Node | None:
@@ -222,7 +209,7 @@ def base_order(graph: fx.Graph, info: Any) -> tuple[list[fx.Node], list[fx.Node]
     """
     forward: list[fx.Node] = []
     backward: list[fx.Node] = []
-    either: list[tuple[int, fx.Node]] = []
+    either: list[fx.Node] = []
     ready: dict[fx.Node, int] = {}  # how many of forward's nodes must have run
     begun = False
     for node in graph.nodes:
@@ -239,10 +226,10 @@ def base_order(graph: fx.Graph, info: Any) -> tuple[list[fx.Node], list[fx.Node]
             backward.append(node)
             continue
         ready[node] = max((ready[n] for n in inputs), default=0)
-        either.append((ready[node], node))
-    late = [*(node for node in forward if not info.is_required_fw(node)), *(node for _, node in either)]
-    placed = [(i + 1, node) for i, node in enumerate(forward)] + either
-    return [node for _, node in sorted(placed, key=lambda p: p[0])], backward, late
+        either.append(node)
+    placed = [*forward, *either]
+    late = [node for node in placed if not info.is_required_fw(node)]
+    return sorted(placed, key=ready.__getitem__), backward, late
 
 
 def build(graph: fx.Graph, info: Any, num_forward: int, device: DeviceProfile) -> Joint:
@@ -260,7 +247,8 @@ def build(graph: fx.Graph, info: Any, num_forward: int, device: DeviceProfile) -
     b = _Builder()
     for node in graph.find_nodes(op="placeholder"):
         if compat.is_tensor_node(node) and not compat.is_tangent(node):
-            b.add_tensor(node, -1)
+            b.add_tensor(node)
+    num_given = len(b.bytes)
     forward, backward, late = base_order(graph, info)
     for node in forward:
         b.add(node)
@@ -271,7 +259,7 @@ def build(graph: fx.Graph, info: Any, num_forward: int, device: DeviceProfile) -
     for node in backward:
         b.add(node)
     output: Any = graph.output_node()
-    outputs = sorted({t for n in output.all_input_nodes for t in b.tensors_of(n) if b.producer[t] >= 0})
+    outputs = sorted({t for n in output.all_input_nodes for t in b.tensors_of(n) if t >= num_given})
     results = {t for n in output.args[0][:num_forward] if isinstance(n, fx.Node) for t in b.tensors_of(n)}
     return _with_rules(b, outputs, results, split, moved, device)
 
@@ -285,7 +273,7 @@ def _with_rules(
         n is not None and v < split and may_run_again(n) and results.isdisjoint(b.writes[v])
         for v, n in enumerate(b.nodes)
     ]
-    flops = np.array([0 if n is None else node_flops(n) for n in b.nodes], dtype=np.int64)
+    flops = np.array([0 if n is None else compat.node_flops(n) for n in b.nodes], dtype=np.int64)
     moved = np.array([sizes[r].sum() + sizes[w].sum() for r, w in zip(b.reads, b.writes, strict=True)], dtype=np.int64)
     kernel = fusion == Fusion.KERNEL
     work = np.array([0.0 if n is None else arithmetic(n, device) for n in b.nodes])
@@ -305,12 +293,12 @@ def _with_rules(
         start_sizes.append(doubled.copy())
         for v in np.flatnonzero(keep_seconds).tolist():
             start_sizes[1][b.writes[v]] = int(keep_seconds[v] * device.bytes_per_second)
+    graph = Graph.from_arrays(tensor_bytes=sizes, reads=b.reads, writes=b.writes, outputs=outputs)
     return Joint(
-        graph=_graph(b, sizes, outputs),
-        start_graphs=[_graph(b, those, outputs) for those in start_sizes],
+        graph=graph,
+        start_graphs=[replace(graph, tensor_bytes=those) for those in start_sizes],
         nodes=b.nodes,
         tensor=b.tensor,
-        tensor_bytes=sizes,
         split=split,
         late=late,
         seconds=seconds + draw_seconds,
@@ -325,20 +313,4 @@ def _with_rules(
         reduced_in_place=any(
             n is not None and compat.is_tensor_node(n) and n.meta["val"].device.type == "cuda" for n in b.nodes
         ),
-    )
-
-
-def _graph(b: _Builder, sizes: NDArray[np.int64], outputs: list[int]) -> Graph:
-    num_ops = len(b.nodes)
-    empty = lists_of([[] for _ in range(num_ops)])
-    return Graph(
-        tensor_bytes=sizes,
-        donated=np.zeros(len(sizes), dtype=np.uint8),
-        reads=lists_of(b.reads),
-        writes=lists_of(b.writes),
-        mutates=empty,
-        after=empty,
-        workspace_bytes=np.zeros(num_ops, dtype=np.int64),
-        random=np.zeros(num_ops, dtype=np.uint8),
-        outputs=np.array(outputs, dtype=np.int32),
     )

@@ -117,7 +117,7 @@ def may_run_again(node: fx.Node) -> bool:
 
 def arithmetic(node: fx.Node, device: DeviceProfile) -> float:
     """Return a node's flops, as many as take as long at the device's usual speed as these do in their precision."""
-    flops = node_flops(node)
+    flops = compat.node_flops(node)
     value = node.meta.get("val")
     value = value[0] if isinstance(value, tuple | list) and value else value
     if not flops or not isinstance(value, torch.Tensor) or value.device.type != "cuda":
@@ -128,8 +128,3 @@ def arithmetic(node: fx.Node, device: DeviceProfile) -> float:
     elif not compat.multiplies_in_short(is_convolution="convolution" in name_of(node)):
         rate = device.single_flops_per_second
     return flops * device.flops_per_second / (rate or device.flops_per_second)
-
-
-def node_flops(node: fx.Node) -> int:
-    """Return the floating-point operations of a matrix product, convolution or attention, 0 for everything else."""
-    return compat.node_flops(node, compat.hinted) if isinstance(node.target, torch._ops.OpOverload) else 0

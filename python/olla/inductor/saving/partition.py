@@ -31,6 +31,7 @@ class _Planned(NamedTuple):
 
     module: fx.GraphModule
     graph: fx.Graph
+    num_forward: int  # results that are forward's
     info: Any
     model: joint.Joint
     goal: Goal
@@ -117,11 +118,11 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
             return None
         start = time.process_time()
         if planned.goal.budget_bytes is not None:
-            found = self._within(planned, planned.goal.budget_bytes, num_forward)
+            found = self._within(planned, planned.goal.budget_bytes)
         elif self.goal is not None and self.goal.minimise:
-            found = self._least(planned, 0, num_forward)
+            found = self._least(planned, 0)
         else:
-            found = self._divided(planned, planned.choice, num_forward)
+            found = _divided(planned, planned.choice)
         self.planning_seconds += time.process_time() - start
         choice, model = found.choice, planned.model
         _log.info(
@@ -134,17 +135,6 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         )
         return found
 
-    def _divided(self, planned: _Planned, choice: saving.Choice, num_forward: int) -> _Divided:
-        """Divide a joint graph by a choice; it can be divided by another one afterwards."""
-        gm, info = planned.module, planned.info
-        new = rebuild.rebuild(
-            planned.graph, planned.model, choice.values, choice.runs, num_forward, info.static_lifetime_input_nodes
-        )
-        gm.graph = new.graph
-        forward, backward = compat.split(gm, list(new.saved), list(new.saved_sizes), new.static, num_forward)
-        verify.halves(forward, backward, new.graph, num_forward)
-        return _Divided(new.graph, forward, backward, choice)
-
     def _planned(self, gm: Any, static_indices: Any, num_forward: int, *, in_chunks: bool = False) -> _Planned | None:
         """Choose what a joint graph saves; None where nothing of it is backward. The graph is simplified."""
         info = compat.prepare(gm, static_indices, num_forward)
@@ -153,15 +143,12 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         if in_chunks:
             chunked.in_forward(gm.graph, info)
         start = time.process_time()
-        on_cpu = all(device.type in ("cpu", "meta") for device in compat.devices(gm))
-        device = self.device or PROFILES["cpu" if on_cpu else "a100"]
-        goal, again = (self.goal, saving.Again.of(self.max_recomputed)) if self.goal else usual_goal(device, on_cpu)
-        model = joint.build(gm.graph, info, num_forward, device)
+        model, goal, again = asked_of(gm, info, num_forward, self.goal, self.device, self.max_recomputed)
         choice = saving.choose(model, goal, again)
         self.planning_seconds += time.process_time() - start
-        return _Planned(gm, gm.graph, info, model, goal, again, choice)
+        return _Planned(gm, gm.graph, num_forward, info, model, goal, again, choice)
 
-    def _within(self, planned: _Planned, budget: int, num_forward: int) -> _Divided:
+    def _within(self, planned: _Planned, budget: int) -> _Divided:
         """Return a division whose code fits the budget, else the one of least peak that was found.
 
         Inductor fuses otherwise than foreseen here and there. Where its code needs more than planned, the next plan is
@@ -169,7 +156,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         """
         target, choice = budget, planned.choice
         for _ in range(_MOST_PLANS):
-            found = self._measured(planned, choice, num_forward)
+            found = self._measured(planned, choice)
             excess = found.choice.known_peak_bytes - budget
             if excess <= 0:
                 return found
@@ -177,9 +164,9 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
                 break
             target = choice.peak_bytes - excess
             choice = planned.within(target)
-        return self._least(planned, budget, num_forward)
+        return self._least(planned, budget)
 
-    def _least(self, planned: _Planned, budget: int, num_forward: int) -> _Divided:
+    def _least(self, planned: _Planned, budget: int) -> _Divided:
         """Return a division of least peak as code, or the first that fits the budget; 0: one close to its plan.
 
         A plan that needs more than the least may need less as code. The plans tried do not depend on the budget, so
@@ -187,27 +174,25 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         """
         lowest = planned.choice if planned.goal.minimise else planned.within(0)
         enough = max(budget, lowest.peak_bytes) if budget else int(_CLOSE * lowest.peak_bytes)
-        found = [self._measured(planned, lowest, num_forward)]
+        found = [self._measured(planned, lowest)]
         excess = found[0].choice.known_peak_bytes - lowest.peak_bytes
         for share in _OTHER_SHARES:
             if min(d.choice.known_peak_bytes for d in found) <= enough:
                 break
             choice = planned.within(lowest.peak_bytes + int(share * excess))
             if choice.peak_bytes != found[-1].choice.peak_bytes:
-                found.append(self._measured(planned, choice, num_forward))
+                found.append(self._measured(planned, choice))
         return min(found, key=lambda d: (max(d.choice.known_peak_bytes, budget), d.choice.added_seconds))
 
-    def _measured(self, planned: _Planned, choice: saving.Choice, num_forward: int) -> _Divided:
+    def _measured(self, planned: _Planned, choice: saving.Choice) -> _Divided:
         """Divide a joint graph by a choice, and note what its code needs."""
-        found = self._divided(planned, choice, num_forward)
+        found = _divided(planned, choice)
         if self.foresee is None or planned.model.communicates:  # which would hang on a limit of time
             return found
-        try:
-            peak_bytes = self.foresee(found.forward, found.backward, num_forward)
-        except Exception as error:  # the plan is as right as before
-            fallback.failed("whether a plan fits the budget is told from the plan, not from the code", error)
-            return found
-        return dataclasses.replace(found, choice=dataclasses.replace(found.choice, code_peak_bytes=peak_bytes))
+        with fallback.tried("whether a plan fits the budget is told from the plan, not from the code"):
+            peak_bytes = self.foresee(found.forward, found.backward, planned.num_forward)
+            return dataclasses.replace(found, choice=dataclasses.replace(choice, code_peak_bytes=peak_bytes))
+        return found
 
     def _in_chunks(self, given: Any, static_indices: Any, num_forward: int) -> _Planned | None:
         """Choose what a joint graph saves whose losses run in chunks; None where it has none."""
@@ -264,15 +249,37 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         goal = repr(sorted(self.goal.record().items())) if self.goal else "usual"
         return compat.code_digest(), goal, f"{self.device} {self.max_recomputed} {self.chunked_loss} {self.segment}"
 
-    def __getstate__(self) -> object:
+    def __getstate__(self) -> dict[str, Any]:
         """Return what pickles, a part of Inductor's hashed configuration: what is decided by, not what became of it."""
-        return self.goal, self.device, self.max_recomputed, self.chunked_loss, self.segment
+        return {name: getattr(self, name) for name in ("goal", "device", "max_recomputed", "chunked_loss", "segment")}
 
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
         """Begin with nothing divided."""
-        goal, device, max_recomputed, chunked_loss, segment = state
-        given = {"max_recomputed": max_recomputed, "chunked_loss": chunked_loss, "segment": segment}
-        Partitioner.__init__(self, goal, device=device, **given)
+        Partitioner.__init__(self, **state)
+
+
+def _divided(planned: _Planned, choice: saving.Choice) -> _Divided:
+    """Divide a joint graph by a choice; it can be divided by another one afterwards."""
+    gm, num_forward = planned.module, planned.num_forward
+    new = rebuild.rebuild(planned.graph, planned.model, choice.values, choice.runs, num_forward)
+    lasting = planned.info.static_lifetime_input_nodes
+    static = [node for node in new.graph.find_nodes(op="placeholder") if new.origin[node] in lasting]
+    gm.graph = new.graph
+    forward, backward = compat.split(gm, list(new.saved), list(new.saved_sizes), static, num_forward)
+    verify.halves(forward, backward, new.graph, num_forward)
+    return _Divided(new.graph, forward, backward, choice)
+
+
+def asked_of(
+    gm: Any, info: Any, num_forward: int, goal: Goal | None, device: DeviceProfile | None, max_recomputed: float | None
+) -> tuple[joint.Joint, Goal, saving.Again]:
+    """Return the model of a joint graph, and what is asked of it: by its devices, where that is not given."""
+    on_cpu = all(device.type in ("cpu", "meta") for device in compat.devices(gm))
+    device = device or PROFILES["cpu" if on_cpu else "a100"]
+    model = joint.build(gm.graph, info, num_forward, device)
+    if goal is None:
+        return model, *usual_goal(device, on_cpu)
+    return model, goal, saving.EVERYTHING if max_recomputed is None else saving.Again(max_recomputed)
 
 
 def usual_goal(device: DeviceProfile, on_cpu: bool) -> tuple[Goal, saving.Again]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import fx
 
 from olla._core import Runs, Values
@@ -21,15 +22,14 @@ class Rebuilt:
     Attributes:
         graph: every run a node of its own; whoever reads a value reads the run that makes it for him.
         saved, saved_sizes: nodes of forward that backward reads: tensors, and numbers.
-        static: inputs that live longer than the step.
+        origin: the old node that a new one stands for.
         forward: the nodes of forward.
     """
 
     graph: fx.Graph = field(default_factory=fx.Graph)
     saved: dict[fx.Node, None] = field(default_factory=dict)
     saved_sizes: dict[fx.Node, None] = field(default_factory=dict)
-    static: list[fx.Node] = field(default_factory=list)
-    origin: dict[fx.Node, fx.Node] = field(default_factory=dict)  # the old node that a new one stands for
+    origin: dict[fx.Node, fx.Node] = field(default_factory=dict)
     forward: set[fx.Node] = field(default_factory=set)
 
 
@@ -90,7 +90,10 @@ class _Rebuilder:
 
     def emit(self, node: fx.Node) -> None:
         """Append one run of a node, and the elements of the tuple it returns."""
-        new = self.change(node) if compat.changes_inputs(node) else self.put(node, self.resolve)
+        changed = node.args[0] if compat.changes_inputs(node) else None  # itself, not what is kept of it
+        new = self.put(
+            node, lambda n: self.read(self.given[n]) if n is changed and n in self.given else self.resolve(n)
+        )
         if compat.is_tensor_node(node):
             if node in self.joint.tensor:
                 self.present[self.joint.tensor[node]] = new
@@ -99,12 +102,6 @@ class _Rebuilder:
         for user in elements(node):
             if compat.is_tensor_node(user):
                 self.present[self.joint.tensor[user]] = self.put(user, lambda n: new if n is node else self.resolve(n))
-
-    def change(self, node: fx.Node) -> fx.Node:
-        """Append what changes an input: the input itself, not what is kept of it."""
-        return self.put(
-            node, lambda n: self.read(self.given[n]) if n is node.args[0] and n in self.given else self.resolve(n)
-        )
 
     def before(self, node: fx.Node) -> fx.Node:
         """Return what an input was before forward changed it: a copy that is saved, made before anything else runs."""
@@ -132,9 +129,7 @@ class _Rebuilder:
 
     def resolve(self, node: fx.Node) -> fx.Node:
         """Return the new node that stands for an old one where the graph has got to."""
-        if node in self.given:
-            return self.read(self.input(node))
-        if compat.is_symbolic(node):
+        if compat.is_symbolic(node) and node not in self.given:
             return self.size(node)
         chain = []
         while node not in self.given and self.roots.get(self.joint.tensor.get(node, -1)) is not node:
@@ -169,14 +164,14 @@ class _Rebuilder:
                     self.result.forward.add(self.sizes[top])
             stack += missing
         new = self.sizes[node]
-        if self.backward and not compat.is_whole_number(node):
+        if self.backward and not isinstance(node.meta.get("val"), torch.SymInt | int):
             for n in node.all_input_nodes:
                 self.resolve(n)
             return new
         return self.read(new)
 
 
-def rebuild(old: fx.Graph, joint: Joint, values: Values, runs: Runs, num_forward: int, static: Any) -> Rebuilt:
+def rebuild(old: fx.Graph, joint: Joint, values: Values, runs: Runs, num_forward: int) -> Rebuilt:
     """Return the joint graph in which every run of a choice is a node.
 
     Args:
@@ -184,14 +179,11 @@ def rebuild(old: fx.Graph, joint: Joint, values: Values, runs: Runs, num_forward
         joint: its model.
         values, runs: of the core's RecomputeSearch.
         num_forward: results of the joint graph that are forward's.
-        static: inputs that live longer than the step.
 
     Raises:
         PlanError: what came out would not compute what the joint graph does.
     """
-    rebuilder = _Rebuilder(old, joint, values)
-    result = rebuilder.run(runs, num_forward)
+    result = _Rebuilder(old, joint, values).run(runs, num_forward)
     verify.rewritten(old, result.graph, result.origin)
     split_sums.keep_apart(result.graph, result.forward)
-    result.static = [rebuilder.given[node] for node in static]
     return result

@@ -97,12 +97,13 @@ def treated(node: fx.Node, known: dict[fx.Node, Rows], num_rows: int, result: Ro
         return _over_columns(node, known)
     if node.target in _FACTORIES:
         return Treated(result, {}, (result.sizes(shape, None), *node.args[1:])) if result else None
-    if node.target in _VIEWS:
+    if node.target in _VIEWS and node.target is not _aten.expand.default:
         return _looked_at(node, known, num_rows, result)
     if node.target in _BY_INDEX:
         return _by_index(node, known, num_rows, result)
     tags = getattr(node.target, "tags", ())
-    by_element = torch.Tag.pointwise in tags or node.target in (_prims.convert_element_type.default, *_LIKE)
+    alike = (_prims.convert_element_type.default, _aten.expand.default, *_LIKE)
+    by_element = torch.Tag.pointwise in tags or node.target in alike
     if by_element and torch.Tag.nondeterministic_seeded not in tags and node.args:
         return _elementwise(node, known, num_rows, result)
     return None
@@ -120,7 +121,9 @@ def _elementwise(node: fx.Node, known: dict[fx.Node, Rows], num_rows: int, resul
         return None
     (rows,) = found
     reads = _broadcast(node.all_input_nodes, rows, len(shape), num_rows)  # type: ignore[arg-type]
-    return None if reads is None else Treated(rows, reads, node.args)
+    expands = node.target is _aten.expand.default
+    args = (node.args[0], rows.sizes(shape, None)) if expands else node.args  # type: ignore[union-attr]
+    return None if reads is None else Treated(rows, reads, args)
 
 
 def _broadcast(nodes: list[fx.Node], rows: Rows, ndim: int, num_rows: int) -> dict[fx.Node, Rows] | None:
@@ -211,8 +214,6 @@ def _looked_at(node: fx.Node, known: dict[fx.Node, Rows], num_rows: int, result:
         if there is None or here is None or (result is not None and here != result):
             return None
         return Treated(here, {source: there}, (source, here.sizes(shape, None)))
-    if node.target is _aten.expand.default:
-        return _expanded(node, known, num_rows, result)
     steps = _dimensions(node, len(before))  # of every dimension of the result, the source's
     there = known.get(source)
     if there is None and result is not None:
@@ -265,16 +266,6 @@ def _same_rows(before: tuple[int, ...], shape: tuple[int, ...], rows: Rows | Non
         last += 1
     fits = math.prod(shape[:first]) == outside and math.prod(shape[first:last]) == num_rows
     return Rows(first, last - first) if fits and last > first else None
-
-
-def _expanded(node: fx.Node, known: dict[fx.Node, Rows], num_rows: int, result: Rows | None) -> Treated | None:
-    source: Any = node.args[0]
-    shape = shape_of(node) or ()
-    rows = _aligned(source, known[source], len(shape)) if source in known else result
-    if rows is None or (result is not None and rows != result):
-        return None
-    reads = _broadcast([source], rows, len(shape), num_rows)
-    return None if reads is None else Treated(rows, reads, (source, rows.sizes(shape, None)))
 
 
 def is_zero(node: Any) -> bool:

@@ -41,11 +41,6 @@ class Again(NamedTuple):
     flops: float = math.inf
     seconds: float = math.inf
 
-    @classmethod
-    def of(cls, max_recomputed: float | None) -> Again:
-        """Return the limit that is meant by an option: a share of the flops, or None."""
-        return EVERYTHING if max_recomputed is None else cls(flops=max_recomputed)
-
     def allows(self, joint: Joint, evictor: RecomputeSearch) -> bool:
         """Return whether the plan in force runs no more of them again."""
         op, product_seconds = evictor.runs().op, np.where(joint.flops > 0, joint.seconds, 0.0)
@@ -161,7 +156,7 @@ def segment_bytes(joint: Joint, values: Values, runs: Runs) -> int:
     for at, (offset, copies) in ((made, runs.makes), (read, runs.reads)):
         at[copies] = np.repeat(np.arange(len(runs.op)), np.diff(offset))  # of reads the last one stays
     alive = (made <= peak) & (peak <= read) & (runs.fused == 0)
-    sizes = joint.tensor_bytes[values.tensor[runs.value[alive]]]
+    sizes = joint.graph.tensor_bytes[values.tensor[runs.value[alive]]]
     return max(num_bytes - int(sizes[sizes > _LARGE_SHARE * num_bytes].sum()), 0)
 
 

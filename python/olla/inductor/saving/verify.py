@@ -116,7 +116,7 @@ def _alike(found: Any, expected: Any) -> bool:
 
 def _same_kind(a: Any, b: Any) -> bool:
     if not (isinstance(a, fx.Node) and isinstance(b, fx.Node)):
-        return a is b or (not isinstance(a, fx.Node) and not isinstance(b, fx.Node) and bool(a == b))
+        return bool(a == b)
     first, second = a.meta.get("val"), b.meta.get("val")
     if not (compat.is_tensor_node(a) and compat.is_tensor_node(b)):
         return type(first) is type(second)

@@ -69,16 +69,8 @@ class Splits:
         return sum(split.seconds for split in self.splits)
 
 
-@dataclass(frozen=True)
-class Figures:
-    """What a graph computes: how often it runs which operator, and the flops of matrix products and convolutions."""
-
-    ops: Counter[Any]
-    flops: int
-
-
-def figures(graph: fx.Graph) -> Figures:
-    """Count what a graph computes; inner graphs of control flow are left out."""
+def figures(graph: fx.Graph) -> tuple[Counter[Any], int]:
+    """Count how often a graph runs which operator, and the flops of products; inner graphs are left out."""
     ops: Counter[Any] = Counter()
     total = 0
     for node in graph.nodes:
@@ -86,30 +78,32 @@ def figures(graph: fx.Graph) -> Figures:
             continue
         ops[node.target] += 1
         total += compat.node_flops(node, lambda value: value)
-    return Figures(ops, total)
+    return ops, total
 
 
-def split_of(given: Figures, joint: fx.Graph, forward: Any, backward: Any, num_outputs: int, seconds: float) -> Split:
+def split_of(
+    given: tuple[Counter[Any], int], joint: fx.Graph, forward: Any, backward: Any, num_outputs: int, seconds: float
+) -> Split:
     """Describe a divided graph.
 
     Args:
-        given: the joint graph as it came.
+        given: figures of the joint graph as it came.
         joint: the joint graph after the passes that simplified it, or added copies to it.
         forward, backward: graph modules; the first ``num_outputs`` outputs of forward are not saved values.
         seconds: processor time of dividing it.
     """
-    after = figures(joint)
-    flops = min(given.flops, after.flops)
-    ops = Counter({op: min(given.ops.get(op, n), n) for op, n in after.ops.items()})  # passes leave out, and replace
-    parts = figures(forward.graph), figures(backward.graph)
+    (given_ops, given_flops), (joint_ops, joint_flops) = given, figures(joint)
+    flops = min(given_flops, joint_flops)
+    ops = Counter({op: min(given_ops.get(op, n), n) for op, n in joint_ops.items()})  # passes leave out, and replace
+    (forward_ops, forward_flops), (backward_ops, backward_flops) = figures(forward.graph), figures(backward.graph)
     num_saved, saved_bytes = _saved(forward.graph, num_outputs)
     return Split(
         num_ops=ops.total(),
-        num_recomputed=(parts[0].ops + parts[1].ops - ops).total(),
+        num_recomputed=(forward_ops + backward_ops - ops).total(),
         num_saved=num_saved,
         saved_bytes=saved_bytes,
         flops=flops,
-        recomputed_flops=max(0, sum(part.flops for part in parts) - flops),
+        recomputed_flops=max(0, forward_flops + backward_flops - flops),
         seconds=seconds,
         digest=hashlib.sha256(f"{forward.graph}\n{backward.graph}".encode()).hexdigest(),
     )

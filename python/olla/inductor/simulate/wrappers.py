@@ -116,22 +116,14 @@ _DISPATCHED: dict[str, Callable[..., Any]] = {
     "empty_strided_cuda": _empty("cuda"),
     "reinterpret_tensor": _reinterpret,
     "alloc_from_pool": _from_pool,
+    codegen.SEGMENT: lambda: None,  # what asks a GPU's allocator for memory: nothing lives in it
 }
-_OF_NO_CONCERN = {codegen.SEGMENT: lambda: None}  # what asks a GPU's allocator for memory: nothing lives in it
 # What reads addresses, of which a fake tensor has none: torch ends the process where it is asked for one.
 _OF_ADDRESSES: dict[str, Callable[..., Any]] = {
     "assert_size_stride": lambda *_, **__: None,
     "assert_alignment": lambda *_, **__: None,
     "copy_if_misaligned": lambda tensor: tensor,
 }
-
-
-def _with_any_number(call: Callable[..., Any]) -> Callable[..., Any]:
-    def called(args: Any) -> Any:
-        with _AnyNumber():  # type: ignore[no-untyped-call, unused-ignore]
-            return call(args)
-
-    return called
 
 
 @contextlib.contextmanager
@@ -162,10 +154,15 @@ def _watched(key: str, path: str, attrs: Any, kernels: bool) -> types.ModuleType
     module.__dict__.update(attrs or {}, __file__=path, key=key)
     with contextlib.nullcontext() if kernels else compat.patched("AsyncCompile", _NoCompiler):
         exec(compile(Path(path).read_text(), path, "exec"), module.__dict__)
-    module.__dict__.update(attrs or {}, **_DISPATCHED, **_OF_NO_CONCERN)
+    module.__dict__.update(attrs or {}, **_DISPATCHED)
+    usual = module.__dict__["call"]
+
+    def call(args: Any) -> Any:
+        with _AnyNumber():  # type: ignore[no-untyped-call, unused-ignore]
+            return usual(args)
+
     if not kernels:
-        module.__dict__.update(_OF_ADDRESSES)
-        module.__dict__["call"] = _with_any_number(module.__dict__["call"])
+        module.__dict__.update(_OF_ADDRESSES, call=call)
     return module
 
 
@@ -176,12 +173,11 @@ def idle_twins(loaded: list[Callable[[list[torch.Tensor]], Any]]) -> Iterator[No
     Args:
         loaded: receives them; each takes the list of the graph's inputs.
     """
-    with compat.patched("load_wrapper", None) as usual:
 
-        def load(cls: Any, key: str, path: str, linemap: Any = None, attrs: Any = None) -> types.ModuleType:
-            module: types.ModuleType = usual.__func__(cls, key, path, linemap, attrs)
-            loaded.append(_watched(key, path, attrs, kernels=False).call)
-            return module
+    def load(cls: Any, key: str, path: str, linemap: Any = None, attrs: Any = None) -> types.ModuleType:
+        module: types.ModuleType = usual.__func__(cls, key, path, linemap, attrs)
+        loaded.append(_watched(key, path, attrs, kernels=False).call)
+        return module
 
-        with compat.patched("load_wrapper", classmethod(load)):
-            yield
+    with compat.patched("load_wrapper", classmethod(load)) as usual:
+        yield

@@ -11,7 +11,6 @@ import torch
 from olla.inductor.compat import compat
 from olla.inductor.compat.whole import compile_whole
 from olla.inductor.kernels import inlining, order
-from olla.inductor.saving import saving
 from olla.inductor.simulate.wrappers import LiveBytes, idle_twins, watched_wrappers
 from olla.inductor.whole.flat import Flat, flatten
 from olla.inductor.whole.joined import Asked, NothingGainedError, Whole
@@ -25,14 +24,12 @@ class WholeStep:
     Attributes:
         run: takes the values of the captured inputs, returns those of the captured outputs. None: separate graphs were
             compared and are foreseen to need hardly more, so that no code was generated.
-        choice: what it saves for backward, and what runs again.
         peak_bytes: the most bytes alive at once as the code runs, with all that lives throughout: exact but for
             workspaces of kernels; as planned, where no code was generated.
         separate_peak_bytes: what separate graphs of forward and backward are foreseen to need; None where nobody asked.
     """
 
     run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] | None
-    choice: saving.Choice | None
     peak_bytes: int
     separate_peak_bytes: int | None
 
@@ -68,12 +65,12 @@ def compile_step(captured: Captured, asked: Asked, *, kernels: bool = True) -> W
     try:
         function, peak_bytes = _compiled(captured, flat, patches, kernels)
     except NothingGainedError:
-        return WholeStep(None, whole.choice, whole.planned_peak_bytes, whole.separate_peak_bytes)
+        return WholeStep(None, whole.planned_peak_bytes, whole.separate_peak_bytes)
 
     def run(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return list(function(*flat.arguments(values)))
 
-    return WholeStep(run, whole.choice, peak_bytes, whole.separate_peak_bytes)
+    return WholeStep(run, peak_bytes, whole.separate_peak_bytes)
 
 
 def _compiled(

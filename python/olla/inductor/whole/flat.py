@@ -138,7 +138,7 @@ class _Flattening:
                 continue
             if node.target is _READ or (not numbers.isdisjoint(node.all_input_nodes) and not _is_tensor(node)):
                 numbers.add(node)
-            elif not isinstance(node.target, torch._ops.OpOverload) and _is_tensor(node) is False:
+            elif not isinstance(node.target, torch._ops.OpOverload) and not _is_tensor(node):
                 self._refuse(node, "is no operator of torch on tensors")
             elif str(node.target).startswith("olla."):
                 self._refuse(node, 'checks a value of the step; leave these out with checks="skip"')
@@ -151,17 +151,16 @@ class _Flattening:
                         self._refuse(source, "computes what the step reads a number from, before it could be known")
                     host.add(source)
                     left.append(source)
-        for node in host:
-            target: Any = node.args[0] if changes_inputs(node) else None
-            readers = [user for n in (node, target) for user in n.users] if target is not None else []
-            if any(_is_tensor(user) and user not in host for user in readers):
+        for node in filter(changes_inputs, host):
+            changed: Any = node.args[0]
+            if any(_is_tensor(user) and user not in host for user in (*node.users, *changed.users)):
                 self._refuse(node, "changes a number that operators on tensors read as well")
         return host
 
     def _numbers(self) -> list[fx.Node]:
         """Make inputs of the numbers that operators on tensors take."""
-        taken = [n for n in self.old.nodes if n in self.host and not _is_tensor(n)]
-        taken = [n for n in taken if any(user not in self.host for user in n.users)]
+        numbers = [n for n in self.old.nodes if n in self.host and not _is_tensor(n)]
+        taken = [n for n in numbers if not self.host.issuperset(n.users)]
         if not taken:
             return []
         vals = [node.meta["val"] for node in self.old.nodes if node.op == "placeholder"]
@@ -223,15 +222,13 @@ class _Flattening:
         compute = self._host_program()
 
         def arguments(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-            numbers = compute(values) if compute is not None else ()
+            numbers = compute(values)
             return [s if isinstance(s, torch.Tensor) else values[s] if s >= 0 else numbers[-1 - s] for s in sources]
 
         return arguments
 
-    def _host_program(self) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] | None:
+    def _host_program(self) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]:
         """Return a generated function of the captured inputs that returns the numbers, and counts steps."""
-        if not self.host:
-            return None
         known: dict[str, Any] = {"tensor": torch.tensor}
         lines = ["def numbers(values):"]
         for i, node in enumerate(self.old.find_nodes(op="placeholder")):

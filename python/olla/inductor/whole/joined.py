@@ -12,12 +12,11 @@ import torch
 from torch import fx
 
 from olla.errors import CaptureError
-from olla.graph import PROFILES
 from olla.inductor.compat import compat, fallback
-from olla.inductor.compat.whole import KEEP, SEED, UPDATE, without_duplicates
+from olla.inductor.compat.whole import KEEP, SEED, UPDATE
 from olla.inductor.saving import joint, rebuild, saving
 from olla.inductor.saving.kinds import is_seed, is_view
-from olla.inductor.saving.partition import usual_goal
+from olla.inductor.saving.partition import asked_of
 from olla.inductor.saving.verify import root
 from olla.plan import Goal
 
@@ -73,7 +72,6 @@ class Whole(compat.CustomGraphPass):  # type: ignore[misc]
         asked: what is asked for.
 
     Attributes:
-        choice: what was chosen; None until then.
         planned_peak_bytes: what the step is foreseen to need, with what lives throughout.
         separate_peak_bytes: the same of forward and backward as two graphs, whose gradients live until all are there.
             None where nobody asked.
@@ -82,7 +80,6 @@ class Whole(compat.CustomGraphPass):  # type: ignore[misc]
     def __init__(self, kinds: Sequence[str], asked: Asked) -> None:
         self.kinds = kinds
         self.asked = asked
-        self.choice: saving.Choice | None = None
         self.planned_peak_bytes = 0
         self.separate_peak_bytes: int | None = None
 
@@ -99,22 +96,27 @@ class Whole(compat.CustomGraphPass):  # type: ignore[misc]
                 f"the step takes {len(self.kinds)} tensors, and {len(given)} are left of them: some share memory",
                 rule="inductor_graph",
             )
-        step = without_duplicates(graph)
+        step = compat.fx_graph_cse(graph)  # which merges nothing across a change
         inputs = step.find_nodes(op="placeholder")
         updates, rest, behind = _updates(step, dict(zip(inputs, self.kinds, strict=True)))
         part, names, order = _without_updates(step, updates, rest, behind, self.kinds)
         apart = sum(compat.size_of(n) for n, k in zip(given, self.kinds, strict=True) if k in _OF_UPDATES)
-        model, self.choice = self._chosen(part, apart)
-        self.planned_peak_bytes = self.choice.known_peak_bytes + apart
+        model, choice = self._chosen(part, apart)
+        self.planned_peak_bytes = choice.known_peak_bytes + apart
         if self.asked.compares:
-            _, choice = self._chosen(_without_sinks(part), apart)
-            self.separate_peak_bytes = choice.known_peak_bytes + apart
+            _, separate = self._chosen(_without_sinks(part), apart)
+            self.separate_peak_bytes = separate.known_peak_bytes + apart
             if not self._gains(self.planned_peak_bytes, self.separate_peak_bytes):
                 raise NothingGainedError
-        if self.asked.goal is not None and self.asked.goal.budget_bytes is not None:
-            _tell(self.planned_peak_bytes, self.asked.goal.budget_bytes)
-        num_forward = part.meta["num_forward"]
-        rebuilt = rebuild.rebuild(part.graph, model, self.choice.values, self.choice.runs, num_forward, [])
+        needed = self.planned_peak_bytes
+        budget = self.asked.goal.budget_bytes if self.asked.goal is not None else None
+        if budget is not None and needed > budget:
+            fallback.warn(
+                f"olla found no way to fit a compiled step into budget={budget} bytes: the least found is {needed} "
+                f"bytes, with parameters and the optimizer's state, and is used. Ask for budget={needed}, or take a "
+                "smaller batch"
+            )
+        rebuilt = rebuild.rebuild(part.graph, model, choice.values, choice.runs, part.meta["num_forward"])
         _replace(graph, _assembled(step, rebuilt, updates, names, order))
 
     def _chosen(self, part: fx.GraphModule, apart: int) -> tuple[joint.Joint, saving.Choice]:
@@ -128,14 +130,10 @@ class Whole(compat.CustomGraphPass):  # type: ignore[misc]
         info = compat.prepare(part, None, num_forward)
         if info is None:
             raise CaptureError("nothing of the step is backward", rule="inductor_graph")
-        on_cpu = all(device.type in ("cpu", "meta") for device in compat.devices(part))
-        device = PROFILES["cpu" if on_cpu else "a100"] if self.asked.goal is None else self.asked.goal.device
-        goal, again = self.asked.goal, saving.Again.of(self.asked.max_recomputed)
-        if goal is None:
-            goal, again = usual_goal(device, on_cpu)
-        elif goal.budget_bytes is not None:
+        goal, device = self.asked.goal, self.asked.goal.device if self.asked.goal else None
+        if goal is not None and goal.budget_bytes is not None:
             goal = dataclasses.replace(goal, budget_bytes=max(goal.budget_bytes - apart, 1))
-        model = joint.build(part.graph, info, num_forward, device)
+        model, goal, again = asked_of(part, info, num_forward, goal, device, self.asked.max_recomputed)
         return model, saving.choose(model, goal, again)
 
     def _gains(self, planned: int, separate: int) -> bool:
@@ -159,15 +157,6 @@ def _without_sinks(part: fx.GraphModule) -> fx.GraphModule:
         gm.graph.erase_node(sink)
     gm.meta["num_forward"] = part.meta["num_forward"]
     return gm
-
-
-def _tell(needed: int, budget: int) -> None:
-    """Warn where no plan fits the budget: what was found instead."""
-    if needed > budget:
-        fallback.warn(
-            f"olla found no way to fit a compiled step into budget={budget} bytes: the least found is {needed} bytes, "
-            f"with parameters and the optimizer's state, and is used. Ask for budget={needed}, or take a smaller batch"
-        )
 
 
 def _updates(graph: fx.Graph, kinds: dict[fx.Node, str]) -> tuple[list[Update], list[fx.Node], set[fx.Node]]:
