@@ -13,8 +13,8 @@ import pytest
 import olla
 from olla.pytorch.capture.inputs import gather
 from olla.pytorch.memory import extension
-from olla.pytorch.program.run import run
 from tests.support.pytorch.planned import NUM_STEPS, compiled, planned, reference, runner_of, world_of
+from tests.support.pytorch.reference import run
 from tests.support.pytorch.steps import images, models, net, nn, same, square, torch
 
 pytestmark = pytest.mark.torch

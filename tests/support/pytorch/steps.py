@@ -26,8 +26,8 @@ from torch import nn  # noqa: E402
 
 from olla.base.folders import cache_folder  # noqa: E402
 from olla.pytorch.capture.inputs import gather  # noqa: E402
-from olla.pytorch.program.run import run  # noqa: E402
 from tests.support.pytorch import models  # noqa: E402, F401
+from tests.support.pytorch.reference import run  # noqa: E402
 
 STEPS = 3
 slow = pytest.mark.skipif("OLLA_SLOW" not in os.environ, reason="takes more than a few seconds: set OLLA_SLOW=1")
