@@ -16,6 +16,7 @@ constexpr std::array<double, 3> kRungs{1, 0.5, 0.125};
 constexpr std::array<double, 2> kNoise{0.01, 1};  // the first breaks ties
 constexpr std::size_t kCellsPerNode = 100;
 constexpr std::size_t kMinRepeats = 4;
+constexpr std::int64_t kMaxBaseWork = 100'000'000;
 
 // The least p with which all values equal those p before them (Knuth, Morris, Pratt 1977).
 std::size_t least_period(std::span<const std::uint64_t> values) {
@@ -29,6 +30,29 @@ std::size_t least_period(std::span<const std::uint64_t> values) {
 }
 
 }  // namespace
+
+LongLivedBase find_base(const Part& part) {
+  LongLivedBase base;
+  base.offsets.assign(part.items.size(), kUnplaced);
+  std::vector<ItemId> longest;
+  for (ItemId i = 0; i < part.num_items(); ++i) {
+    if (part.items[i].last - part.items[i].first > part.num_sections() / 2) longest.push_back(i);
+  }
+  if (std::ssize(longest) * part.num_sections() > kMaxBaseWork) return base;
+  std::ranges::stable_sort(longest, {}, [&](ItemId i) { return part.items[i].first - part.items[i].last; });
+  std::vector<Bytes> load = part.section_load;
+  for (const ItemId i : longest) {
+    const Item& item = part.items[i];
+    const auto fits = [&](Bytes other) { return other + item.size <= part.load; };
+    const auto first = load.begin() + item.first, last = load.begin() + item.last;
+    if (!std::all_of(load.begin(), first, fits) || !std::all_of(last, load.end(), fits)) continue;
+    std::for_each(load.begin(), first, [&](Bytes& other) { other += item.size; });
+    std::for_each(last, load.end(), [&](Bytes& other) { other += item.size; });
+    base.offsets[i] = base.height;
+    base.height += item.size;
+  }
+  return base;
+}
 
 bool births_repeat(const Part& part) {
   std::vector<std::uint64_t> births(part.section_load.size(), 0);  // of a section: a sum over what is born there

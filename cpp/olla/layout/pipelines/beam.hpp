@@ -4,9 +4,19 @@
 #include <functional>
 #include <random>
 
-#include "olla/layout/pipelines/long_lived.hpp"
+#include "olla/layout/problem/packing.hpp"
 
 namespace olla {
+
+// Long-lived items are packed first, at the bottom: all others then see a lower problem with the same load.
+struct LongLivedBase {
+  std::vector<Offset> offsets;  // of item i where it lies in the base, else kUnplaced
+  Bytes height = 0;             // of the base; all other items lie above
+};
+
+// Items alive in more than half of the sections that could be alive in all of them without a higher load, longest lifetimes first.
+// The base is empty where it would take long to find. O(items * sections), at most 10^8 steps.
+LongLivedBase find_base(const Part& part);
 
 // Whether births, sizes and lifetimes alike, repeat at least four times over the middle half of the sections, as those of
 // microbatches do. O(n).
