@@ -1,7 +1,6 @@
 // Packs one part: greedy rules, then searches in turns.
 #pragma once
 
-#include <memory>
 #include <optional>
 
 #include "olla/layout/exact/ladder.hpp"

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <limits>
-#include <numeric>
 #include <tuple>
 
 #include "olla/base/hash.hpp"

@@ -1,8 +1,6 @@
 // The items a partial packing has not placed yet, and what is known of where they can go. The exact search works on it.
 #pragma once
 
-#include <algorithm>
-
 #include "olla/layout/problem/packing.hpp"
 
 namespace olla {
