@@ -51,8 +51,6 @@ TEST(the_rest_above_the_base_has_no_higher_load) {
   CHECK(num_bases > 100);
 }
 
-OLLA_TEST_MAIN
-
 TEST(pipelines_end_near_their_load) {
   double excess = 0, excess_by_birth = 0;
   for (std::uint32_t seed = 0; seed < 12; ++seed) {
