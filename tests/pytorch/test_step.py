@@ -14,8 +14,7 @@ import olla
 from olla.pytorch.capture.inputs import gather
 from olla.pytorch.memory import extension
 from tests.support.pytorch.planned import NUM_STEPS, compiled, planned, reference, runner_of, world_of
-from tests.support.pytorch.reference import run
-from tests.support.pytorch.steps import images, models, net, nn, same, square, torch
+from tests.support.pytorch.steps import images, models, net, nn, run, same, square, torch
 
 pytestmark = pytest.mark.torch
 ARENA = [True, False]

@@ -15,8 +15,20 @@ import olla
 from olla import _core
 from olla.pytorch.capture import optimizers
 from olla.pytorch.capture.inputs import gather
-from tests.support.pytorch.reference import run
-from tests.support.pytorch.steps import STEPS, World, capture, images, models, net, nn, same, square, topological, torch
+from tests.support.pytorch.steps import (
+    STEPS,
+    World,
+    capture,
+    images,
+    models,
+    net,
+    nn,
+    run,
+    same,
+    square,
+    topological,
+    torch,
+)
 
 pytestmark = pytest.mark.torch
 

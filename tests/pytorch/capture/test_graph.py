@@ -9,8 +9,7 @@ import pytest
 
 import olla
 from olla.pytorch.capture.inputs import gather
-from tests.support.pytorch.reference import run
-from tests.support.pytorch.steps import images, net, nn, square, torch
+from tests.support.pytorch.steps import images, net, nn, run, square, torch
 
 pytestmark = pytest.mark.torch
 

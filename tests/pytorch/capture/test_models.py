@@ -9,8 +9,7 @@ import pytest
 import olla
 from olla.pytorch.capture import optimizers
 from olla.pytorch.capture.inputs import gather
-from tests.support.pytorch.reference import run
-from tests.support.pytorch.steps import STEPS, World, capture, images, net, nn, same, square, torch
+from tests.support.pytorch.steps import STEPS, World, capture, images, net, nn, run, same, square, torch
 
 pytestmark = pytest.mark.torch
 

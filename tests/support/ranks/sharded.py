@@ -32,7 +32,7 @@ def beside_fsdp2(rank: int, world_size: int, *, parallel: str, store: Path, step
     from torch.distributed.fsdp import fully_shard
 
     import olla
-    from tests.support.pytorch.reference import run
+    from tests.support.pytorch.steps import run
 
     dist.destroy_process_group()
     ours, theirs = model(), model()
