@@ -206,8 +206,8 @@ class _Run:
         op = int(self.order[peak_step])
         producer = graph.writer
         live = (first <= peak_step) & (peak_step < last) & ((producer >= 0) | graph.donated) & (graph.tensor_bytes > 0)
-        tensors = []
-        for t in np.flatnonzero(live).tolist():
+        ids, tensors = np.flatnonzero(live), []
+        for t in ids[np.argsort(-graph.tensor_bytes[ids], kind="stable")][:_NUM_PEAK_TENSORS].tolist():
             maker = graph.op_names[producer[t]] if producer[t] >= 0 else ""
             num_bytes = int(graph.tensor_bytes[t])
             tensors.append(LiveTensor(t, graph.tensor_names[t], num_bytes, graph.tensor_kinds[t], maker))

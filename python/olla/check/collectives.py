@@ -38,7 +38,7 @@ def check_collectives(graph: Graph, order: NDArray[np.int32]) -> None:
         >>> check_collectives(b.build(), np.array([0, 1], dtype=np.int32))
     """
     last: dict[str, int] = {}
-    for v in order.tolist():
+    for v in order[graph.communicates[order]].tolist():
         if not _issues(graph, v):
             continue
         before = last.get(graph.groups[v], -1)
