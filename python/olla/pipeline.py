@@ -80,7 +80,8 @@ class _Run:
         if overlap and self.options.method == "auto" and self.options.order is None:
             answer = answer._replace(order=overlapped(self.graph, self.core, answer.order, _LINK))
         self.order = answer.order
-        return Ordered(answer, _core.profile(self.core, self.order).peak_bytes)
+        self.profile = _core.profile(self.core, self.order)
+        return Ordered(answer, self.profile.peak_bytes)
 
     def plan(self) -> Plan:
         answer, peak = self.ordered()
@@ -201,8 +202,7 @@ class _Run:
         graph = self.graph
         if graph.num_ops == 0:
             return None, ()
-        profile = _core.profile(self.core, self.order)
-        first, last, peak_step = profile.first, profile.last, profile.peak_step
+        first, last, peak_step = self.profile.first, self.profile.last, self.profile.peak_step
         op = int(self.order[peak_step])
         producer = graph.writer
         live = (first <= peak_step) & (peak_step < last) & ((producer >= 0) | graph.donated) & (graph.tensor_bytes > 0)
