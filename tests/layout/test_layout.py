@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from olla.errors import PlanError
 from olla.layout import Layout, LayoutOptions, place, read_buffers
 from olla.layout.layout import layout
+from tests.support.buffers import generate
+from tests.support.overlap import overlapping
 from tests.support.samples import SHARED
 
 Buffer = tuple[int, int, int]  # lower, upper, size
@@ -141,6 +143,17 @@ def test_a_height_above_the_load_is_proved_least() -> None:
 def test_a_capacity_that_cannot_be_met_is_proved_so() -> None:
     result = solve(above_load_buffers(), time_limit=100.0, capacity=1400)
     assert result.bound_bytes > 1400
+
+
+@pytest.mark.parametrize("seed", [0, 4])
+def test_a_capacity_is_asked_of_more_than_the_exact_search(seed: int) -> None:
+    """Where that alone finds no answer within its nodes, others may."""
+    made = generate("tight", 400, seed)
+    capacity = made.load_bytes + made.load_bytes // 50
+    options = LayoutOptions(capacity=capacity, max_placements=200_000, max_nodes=20_000)
+    found = place(made.lower, made.upper, made.size, options, 60.0)
+    assert found.height_bytes <= capacity
+    assert overlapping(made.lower, made.upper, made.size, found.offsets) < 0
 
 
 def test_the_same_seed_gives_the_same_offsets() -> None:

@@ -27,7 +27,7 @@ Portfolio::Portfolio(const Part& part, const LayoutOptions& options)
       bound_(part.bound),
       skyline_(part),
       wheel_(part, skyline_, options.seed),
-      ladder_(part, options.seed, options.num_threads) {}
+      ladder_(part, options.seed, options.num_threads, options.capacity > 0) {}
 
 void Portfolio::begin(const std::function<bool()>& stop) {
   if (skyline_.place(by_key(part_, item_keys(part_, kArea)), {}, stop, best_)) return;

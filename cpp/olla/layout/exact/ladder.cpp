@@ -27,16 +27,17 @@ void Ladder::lower(Bytes enough, std::int64_t max_nodes, const StopAt& stop, Pac
   bool stopped = false;
   const auto asked = [&] { return stopped = stopped || stop(best.height); };
   const std::int64_t end = num_nodes_ + max_nodes;
+  const int first_shift = is_decision_ ? 0 : kFirstShift;
   while (num_nodes_ < end && !asked()) {
     const Bytes lowest = std::max(enough, bound_);
-    if (best.height <= lowest) return;
+    if (best.height <= lowest || (is_decision_ && bound_ > enough)) return;
     const Bytes step = shift_ == 0 ? best.height - lowest : std::max<Bytes>(1, (best.height - lowest) >> shift_);
-    const std::int64_t nodes = shift_ == kFirstShift ? rung_nodes_ : rung_nodes_ / kLowShare;
+    const std::int64_t nodes = shift_ == first_shift ? rung_nodes_ : rung_nodes_ / kLowShare;
     const Fit fit = decide(best.height - step, std::min(nodes, end - num_nodes_), asked, best);
     if (fit == Fit::kFits) continue;
     if (fit == Fit::kNever) bound_ = std::max(bound_, best.height - step + 1);
     const bool is_lowest = shift_ == 0;
-    shift_ = is_lowest ? kFirstShift : std::max(0, shift_ - kShiftPerRung);
+    shift_ = is_lowest ? first_shift : std::max(0, shift_ - kShiftPerRung);
     if (is_lowest) rung_nodes_ *= 2;
   }
 }

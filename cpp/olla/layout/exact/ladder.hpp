@@ -10,8 +10,9 @@ namespace olla {
 // Keeps its searches, and with them what they learned, from one call of lower() to the next.
 class Ladder {
  public:
-  Ladder(const Part& part, std::uint64_t seed, int num_threads)
-      : part_(part), seed_(seed), num_threads_(num_threads), bound_(part.load) {}
+  // is_decision: whether the lowest capacity is the only question.
+  Ladder(const Part& part, std::uint64_t seed, int num_threads, bool is_decision)
+      : part_(part), seed_(seed), num_threads_(num_threads), is_decision_(is_decision), bound_(part.load) {}
 
   // Ends as well where the height is proved least. The calling thread alone asks stop. With one thread the same calls give the same
   // packings.
@@ -27,6 +28,7 @@ class Ladder {
   const Part& part_;
   const std::uint64_t seed_;
   const int num_threads_;
+  const bool is_decision_;
   Bytes bound_;
   std::int64_t rung_nodes_ = 4000;
   int shift_ = 0;  // of the next step: its share of what there is to gain
