@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +26,8 @@ from tests.support.pytorch.steps import images, net  # noqa: E402
 from tests.support.pytorch.windows import record  # noqa: E402
 
 pytestmark = pytest.mark.torch
+NUM_REQUESTS = 250_000
+NOISE = NUM_REQUESTS * 16  # bytes of pages touched for the first time; a record of a request takes 48 bytes and more
 needs_fork = pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="needs fork and /proc")
 
 
@@ -32,16 +36,20 @@ def process_bytes() -> int:
 
 
 class Growth(Dataset[int]):
-    """Each item says by how much its worker grew over 250,000 allocations."""
+    """Each item says by how much its worker grew over many allocations."""
 
     def __len__(self) -> int:
         return 8
 
     def __getitem__(self, index: int) -> int:
-        before = process_bytes()
-        for _ in range(250_000):
-            torch.empty(16)
-        return process_bytes() - before
+        return growth()
+
+
+def growth() -> int:
+    before = process_bytes()
+    for _ in range(NUM_REQUESTS):
+        torch.empty(16)
+    return process_bytes() - before
 
 
 def square(model: Any, batch: Any) -> Any:
@@ -66,15 +74,15 @@ def test_workers_forked_inside_a_pool_stay_flat(planned: bool) -> None:
         train(model, pool, 6 if planned else 0)
         torch.empty(16)  # the window of an iteration is open, and has requests
         loader = DataLoader(Growth(), batch_size=1, num_workers=2, multiprocessing_context="fork")
-        growth = [int(batch) for batch in loader]
+        grown = [int(batch) for batch in loader]
         train(model, pool, 6)
         report = pool.report()
-    assert max(growth[4:]) < 500_000, growth  # without a pool, too, the first two items of a worker touch pages
+    assert max(grown[4:]) < NOISE, grown  # without a pool, too, the first two items of a worker touch pages
     assert report.state == "planned"
 
 
 def in_child(body: Callable[[], bool]) -> bool:
-    """Run it in a forked child, and return what it returns; False if it raises."""
+    """Run it in a forked child, and return what it returns; False if it raises, after the traceback."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of locks in general
         child = os.fork()
@@ -83,9 +91,14 @@ def in_child(body: Callable[[], bool]) -> bool:
         torch.set_num_threads(1)  # the threads that kernels share are not in the child
         try:
             result = body()
+        except Exception:
+            traceback.print_exc()
         finally:
+            sys.stderr.flush()
             os._exit(0 if result else 1)
-    return os.waitpid(child, 0)[1] == 0
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, 1), f"the child was ended by signal {-status}"
+    return status == 0
 
 
 @needs_fork
@@ -131,12 +144,10 @@ def test_a_child_forked_amid_a_recorded_step_neither_records_nor_fails() -> None
 
     def child() -> bool:
         gc.disable()  # a collection would touch pages that the child has not yet
-        for _ in range(10_000):
-            torch.empty(16)
-        before = process_bytes()
-        for _ in range(200_000):
-            torch.empty(16)
-        return process_bytes() - before < 500_000
+        growth()
+        grown = growth()
+        print(f"the child grew by {grown} bytes", file=sys.stderr)
+        return grown < NOISE
 
     from olla.pytorch.memory.replay import load
 
