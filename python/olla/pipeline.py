@@ -49,21 +49,21 @@ def find_order(graph: Graph, options: Options, progress: Progress | None, *, ove
 
     Collectives begin early and are waited for late, where the peak allows it; not so without `overlap`.
     """
-    return _Run(graph, options, progress).ordered(overlap)
+    return _Run(graph, options, progress, overlap).ordered()
 
 
-def run(graph: Graph, options: Options, progress: Progress | None) -> Plan:
-    """Order a graph's ops and lay out its tensors; that the plan holds is for `olla.check` to say."""
-    return _Run(graph, options, progress).plan()
+def run(graph: Graph, options: Options, progress: Progress | None, *, overlap: bool = True) -> Plan:
+    """Order a graph's ops, as `find_order`, and lay out its tensors; that the plan holds is for `olla.check` to say."""
+    return _Run(graph, options, progress, overlap).plan()
 
 
 class _Run:
     """One graph on its way to a plan."""
 
-    def __init__(self, graph: Graph, options: Options, progress: Progress | None) -> None:
+    def __init__(self, graph: Graph, options: Options, progress: Progress | None, overlap: bool) -> None:
         self.start = time.perf_counter()
-        self.graph = graph
-        self.options = options
+        self.graph, self.options = graph, options
+        self.overlap = overlap and options.method == "auto" and options.order is None
         self.progress = watched(progress)
         self.seconds: dict[str, float] = {}
         self.interrupted = False
@@ -75,9 +75,9 @@ class _Run:
             self.order = options.order.astype(np.int32)
             require_order(self.core, self.order)
 
-    def ordered(self, overlap: bool = True) -> Ordered:
+    def ordered(self) -> Ordered:
         answer = self._ask()
-        if overlap and self.options.method == "auto" and self.options.order is None:
+        if self.overlap:
             answer = answer._replace(order=overlapped(self.graph, self.core, answer.order, _LINK))
         self.order = answer.order
         self.profile = _core.profile(self.core, self.order)

@@ -302,31 +302,38 @@ class _Rewriting:
 
     def _lowered(self, search: RewriteSearch, budget_bytes: int) -> Plan | None:
         """Lower the peak until the arena fits as well: fragmentation and rounding come on top of the peak."""
-        target = budget_bytes
+        target, needs = budget_bytes, list[int]()
         for _ in range(_MAX_LAYOUTS):
             rewrites = search.within(target)
             if rewrites is None:
                 break
-            plan = self._made(search, rewrites)
-            excess = needed_bytes(plan) - budget_bytes
-            if excess <= 0:
+            needs.append(needed_bytes(plan := self._fitted(search, rewrites, budget_bytes)))
+            if needs[-1] <= budget_bytes:
                 return plan
-            target = min(target, plan.peak_bytes) - excess
+            target = min(target, plan.peak_bytes) - (needs[-1] - budget_bytes)
         rewrites = search.last_resort(budget_bytes)
-        if rewrites is None:
-            return None
-        plan = self._made(search, rewrites)
-        search.lowest_bytes = min(search.lowest_bytes, needed_bytes(plan))
-        return plan if needed_bytes(plan) <= budget_bytes else None
+        if rewrites is not None:
+            needs.append(needed_bytes(plan := self._fitted(search, rewrites, budget_bytes)))
+            if needs[-1] <= budget_bytes:
+                return plan
+        search.lowest_bytes = min(needs, default=search.lowest_bytes)  # of what was laid out, its peak says too little
+        return None
 
-    def _made(self, search: RewriteSearch, rewrites: Sequence[Rewrite]) -> Plan:
+    def _fitted(self, search: RewriteSearch, rewrites: Sequence[Rewrite], budget_bytes: int) -> Plan:
+        """Order and lay out; collectives that begin as early as the peak allows may leave gaps in the arena."""
+        plan = self._made(search, rewrites)
+        if needed_bytes(plan) <= budget_bytes or not any(rewrites[-1].graph.collectives):
+            return plan
+        return min(plan, self._made(search, rewrites, overlap=False), key=needed_bytes)
+
+    def _made(self, search: RewriteSearch, rewrites: Sequence[Rewrite], *, overlap: bool = True) -> Plan:
         """Order and lay out the last graph."""
         request, options = self.request, search.final_options()
         last = rewrites[-1]
         swaps = isinstance(last, Swapped)
         if swaps:
             options = replace(options, order=np.arange(last.graph.num_ops, dtype=np.int32))
-        figures = pipeline.run(last.graph, options, request.progress)
+        figures = pipeline.run(last.graph, options, request.progress, overlap=overlap)
         added = math.fsum(rewrite.added_seconds for rewrite in rewrites)
         of_graph = "graph that swaps" if swaps else "rewritten graph"
         goal = {**self.goal.record(), **(request.swapping.record() if request.swapping else {})}

@@ -153,6 +153,16 @@ def test_an_impossible_budget_names_its_bound_and_what_forces_it() -> None:
     assert caught.value.rule == "budget"
 
 
+def test_the_lowest_that_a_refusal_names_can_be_had() -> None:
+    graph = training_chain()
+    peak = plan(graph, minimise="peak", alignment=4096).peak_bytes  # its arena is larger: every tensor is rounded up
+    with pytest.raises(BudgetError, match=r"The lowest found is (\d+)") as caught:
+        plan(graph, budget=peak, alignment=4096)
+    lowest = int(str(caught.value).split("The lowest found is ")[1].split(":")[0])
+    assert lowest > peak
+    assert needed_bytes(plan(graph, budget=lowest, alignment=4096)) <= lowest
+
+
 def test_a_plan_survives_its_file(tmp_path: Path) -> None:
     graph = training_chain()
     found = plan(graph, max_slowdown=0.1)

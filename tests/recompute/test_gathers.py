@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import olla
@@ -98,6 +98,8 @@ sizes = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 9)), min_size=1, ma
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(sizes, st.floats(0.0, 1.0))
+@example([(5, 1), (3, 1), (3, 3)], 0.0)  # gathers that begin early leave gaps in the arena here
+@example([(5, 1), (3, 1), (3, 1)], 0.0)
 def test_a_budget_gathers_again_no_more_than_the_best_choice_in_program_order(layers: Any, share: float) -> None:
     """Activations here cost less link time to make again than parameters cost: they are not to be, for the oracle."""
     graph = sharded(layers)
