@@ -169,8 +169,8 @@ def compared(before: Mapping[Any, Outcome], after: Mapping[Any, Outcome], asked:
     for key in (key for key in before if key[1] == asked.name):
         a, b = before[key].value, after[key].value
         changes.append(100 * (b - a) if asked.counts == "added_seconds" else 100 * (b / a - 1))
-    held = statistics.fmean(c for c in changes if math.isfinite(c))
-    return [sum(c > 1e-9 for c in changes), sum(c < -1e-9 for c in changes), held]
+    held = [c for c in changes if math.isfinite(c)] or [math.nan]
+    return [sum(c > 1e-9 for c in changes), sum(c < -1e-9 for c in changes), statistics.fmean(held)]
 
 
 def weigh(joints: Mapping[str, Joint], rows: Sequence[str]) -> Report:

@@ -321,8 +321,9 @@ class _Rewriting:
 
     def _fitted(self, search: RewriteSearch, rewrites: Sequence[Rewrite], budget_bytes: int) -> Plan:
         """Order and lay out; collectives that begin as early as the peak allows may leave gaps in the arena."""
-        plan = self._made(search, rewrites)
-        if needed_bytes(plan) <= budget_bytes or not any(rewrites[-1].graph.collectives):
+        plan, last = self._made(search, rewrites), rewrites[-1]
+        overlaps = self.options.method == "auto" and not isinstance(last, Swapped) and any(last.graph.collectives)
+        if needed_bytes(plan) <= budget_bytes or not overlaps:
             return plan
         return min(plan, self._made(search, rewrites, overlap=False), key=needed_bytes)
 

@@ -25,6 +25,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 from tests.support.pytorch.steps import World, num_interrupted, same, square, topological  # noqa: E402
+from tests.support.pytorch.windows import process_bytes  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -145,7 +146,7 @@ def test_a_thousand_steps_do_not_grow_the_process() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             num_tensors = sum(isinstance(o, torch.Tensor) for o in gc.get_objects())
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"), num_tensors
+        return process_bytes(), num_tensors
 
     before = []
     for _ in range(3):
@@ -245,9 +246,6 @@ def test_a_step_called_by_another_ones_operator_is_refused_and_both_stay_usable(
 
 @pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="needs /proc")
 def test_memory_of_the_recorded_call_is_given_back() -> None:
-    def resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
     def wide(x: Any) -> Any:
         for _ in range(8):
             x = torch.cat([x[:, :1], x.exp().sin()[:, 1:]], dim=1)
@@ -256,8 +254,8 @@ def test_memory_of_the_recorded_call_is_given_back() -> None:
     step = olla.compile(torch.nn.Linear(2, 2), loss=lambda model, x: wide(model(x)).mean())
     step(torch.zeros(2, 2))
     batch = torch.zeros(1 << 21, 2)  # 16 MiB: glibc keeps blocks of this size once it has seen some
-    before = resident()
+    before = process_bytes()
     step(batch)
-    kept = resident() - before
+    kept = process_bytes() - before
     step(batch)
     assert kept < 0.3 * step.report().arena_bytes

@@ -23,16 +23,12 @@ from torch.utils.data import DataLoader, Dataset  # noqa: E402
 from olla.pytorch.kinds import Kinds  # noqa: E402
 from tests.support.pytorch.pooled import Loop, equal  # noqa: E402
 from tests.support.pytorch.steps import images, net  # noqa: E402
-from tests.support.pytorch.windows import record  # noqa: E402
+from tests.support.pytorch.windows import process_bytes, record  # noqa: E402
 
 pytestmark = pytest.mark.torch
 NUM_REQUESTS = 250_000
 NOISE = NUM_REQUESTS * 16  # bytes of pages touched for the first time; a record of a request takes 48 bytes and more
 needs_fork = pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="needs fork and /proc")
-
-
-def process_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class Growth(Dataset[int]):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import random
 import threading
 from pathlib import Path
@@ -15,15 +14,12 @@ import olla
 
 torch = pytest.importorskip("torch")
 from olla.pytorch.memory import replay as planned  # noqa: E402
+from tests.support.pytorch.windows import process_bytes  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="needs /proc"),
 ]
-
-
-def process_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def square(model: Any, batch: Any) -> Any:
