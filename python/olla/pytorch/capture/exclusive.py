@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, get_proxy
 
 _lock = threading.RLock()
 _replaced: list[tuple[Any, str, Any, Any]] = []  # by the captures that run: owner, name, original, stand-in
+_NOTHING: Any = object()  # in place of an original that is not there
 _is_collected = False  # whether garbage is collected again once the capture that runs is over
 
 
@@ -183,8 +185,8 @@ def collecting_no_garbage() -> Iterator[None]:
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace an attribute of a module for all threads; what another one puts there meanwhile stays."""
-    original = getattr(owner, name)
+    """Replace an attribute of a module or class for all threads; what another one puts there meanwhile stays."""
+    original = inspect.getattr_static(owner, name, _NOTHING)
     _replaced.append((owner, name, original, value))
     setattr(owner, name, value)
     try:
@@ -194,7 +196,11 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _restore(owner: Any, name: str, original: Any, value: Any) -> None:
-    if getattr(owner, name) is value:
+    if inspect.getattr_static(owner, name, _NOTHING) is not value:
+        return
+    if original is _NOTHING:
+        delattr(owner, name)
+    else:
         setattr(owner, name, original)
 
 

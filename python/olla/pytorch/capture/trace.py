@@ -172,7 +172,8 @@ def trace(
         if not run_checks:
             checks.drop(module)
         _fix_types(module)
-        failures.check_constants(module, named)
+        left = [(f"the gradient of {n}", p.grad) for n, p in step.model.named_parameters() if p.grad is not None]
+        failures.check_constants(module, [*named, *left])
         failures.check_recomputed(module)
         stack.enter_context(mode)
         copy_updates(module, step.updates.made if step.updates else [], len(step.outputs))
@@ -247,6 +248,7 @@ def _run(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
         with step.reads.recording(step.capture.is_here):
             result = _call(step, batch)
         result = lent.stand_ins_in(result)
+    failures.check_gradients_followed(step.model.named_parameters())
     if [[key for key, _ in hooks_of(t)] for _, t in pairs] != hooks:
         raise CaptureError(
             "the step registers a hook on a parameter, a buffer or the batch and leaves it there: register it before "
