@@ -1,9 +1,9 @@
-"""What a step gives back: the structure that the loss function or the model returned, around the step's own tensors."""
+"""What a step gives back: the structure that the loss function or the model returned, and gradients in ``.grad``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -77,3 +77,69 @@ class Structure:
         waiting = iter(tensors)
         filled = [next(waiting) if isinstance(leaf, _Tensor) else leaf for leaf in self.leaves]
         return pytree.tree_unflatten(filled, self.spec)
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What a captured step does to ``.grad`` of the parameters of its model, by their names.
+
+    Gradients among the outputs are added to what is there behind ``cleared``.
+
+    Attributes:
+        dropped: dropped before the step, which does not look at them.
+        present: there when the step begins, as its inputs.
+        absent: not there when the step begins. Of parameters in none of the three it does not matter.
+        cleared: dropped behind the step: it has used them up, or leaves another tensor.
+        leaves: tensors of the user's own, no parameters of the model, that get a gradient.
+    """
+
+    dropped: tuple[str, ...] = ()
+    present: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    cleared: tuple[str, ...] = ()
+    leaves: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def drop(self, parameter: Callable[[str], torch.Tensor]) -> None:
+        """Drop what the step does not look at; ``parameter`` returns a parameter by its name."""
+        for name in self.dropped:
+            parameter(name).grad = None
+
+    def change(self, parameter: Callable[[str], torch.Tensor]) -> str:
+        """Return which gradient is there, or is not, and was not so when the step was captured; empty if none is."""
+        for name in self.present:
+            if parameter(name).grad is None:
+                return f"{name}.grad is None, and was a gradient that the step added to"
+        for name in self.absent:
+            if parameter(name).grad is not None:
+                return f"{name}.grad is a gradient that the step adds to, and was None"
+        return ""
+
+    def leave(
+        self,
+        parameter: Callable[[str], torch.Tensor],
+        found: Iterable[tuple[str, bool, torch.Tensor]],
+    ) -> None:
+        """Leave gradients behind the step.
+
+        Args:
+            parameter: returns a parameter by its name.
+            found: of each gradient: the name of its parameter or leaf, whether nothing else holds its memory, itself.
+        """
+        for name in self.cleared:
+            parameter(name).grad = None
+        for name, is_own, gradient in found:
+            leaf = self.leaves.get(name)
+            accumulate(parameter(name) if leaf is None else leaf, gradient, is_own)
+
+
+def accumulate(parameter: torch.Tensor, gradient: torch.Tensor, is_own: bool) -> None:
+    """Leave a gradient in ``parameter.grad`` as autograd does: added to what is there, in the parameter's layout.
+
+    ``is_own``: whether nothing else holds the gradient's memory, so that it can be kept as it is.
+    """
+    if parameter.grad is not None:
+        parameter.grad.add_(gradient)
+    elif is_own and gradient.stride() == parameter.stride():
+        parameter.grad = gradient
+    else:
+        parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
