@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -256,13 +257,13 @@ def _run(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
     step.reads.check(lambda value: known.is_constant(lent.stand_ins_in(value)))
     step.structure = Structure.of(result)
     if step.loop is None:
-        return _outputs(step, result)
+        return _with_own_storage(_outputs(step, result), tensors)
     if step.is_ordinary:
         first, *rest = result if isinstance(result, tuple | list) else (result,)
         step.outputs.append("loss")
-        outputs = [first.detach(), *_outputs(step, rest)]
+        outputs = _with_own_storage([first.detach(), *_outputs(step, rest)], tensors)
     else:
-        outputs = _outputs(step, result)
+        outputs = _with_own_storage(_outputs(step, result), tensors)
     if step.optimizer is None:
         found = step.loop.gradients()
         step.outputs += [f"gradient of {name}" for name in found]
@@ -327,6 +328,17 @@ def _outputs(step: _Step, result: Any) -> list[torch.Tensor]:
     found = [(path, t) for path, t in pytree.tree_flatten_with_path(result)[0] if isinstance(t, torch.Tensor)]
     step.outputs += ["output" + pytree.keystr(path).replace("'", "") for path, _ in found]
     return [t.detach() for _, t in found]
+
+
+def _with_own_storage(outputs: list[torch.Tensor], inputs: _Tensors) -> list[torch.Tensor]:
+    """Copy the outputs that are part of a larger tensor of the step, which they would keep alive.
+
+    Parts of parameters, buffers and the batch stay what they are, and so do outputs that share memory.
+    """
+    strided = [t for t in outputs if t.layout is torch.strided]
+    count = Counter(costs.storage_of(t) for t in (*strided, *inputs) if t.layout is torch.strided)
+    parts = {id(t) for t in strided if t.untyped_storage().nbytes() > t.nbytes and count[costs.storage_of(t)] == 1}
+    return [t.clone() if id(t) in parts else t for t in outputs]
 
 
 def _mark(kind: str, template: int | None = None) -> None:
