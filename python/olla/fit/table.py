@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 TITLES = {"least": "least peak", "budget": "in memory"}
 WIDTH = 120
 _NOTE = (
-    "Eager: the ordinary loop; planned: its operators in the best order; 5% and the like: the least peak within so much "
+    "Eager: the ordinary loop; planned: its operators in the best order; 5%, 10%: the least peak within so much "
     "added time; in memory: the least added time that fits. In brackets: does not fit; with ?: not proved. Below each "
     "peak of a plan what is proved: no plan of that kind needs less."
 )
