@@ -245,7 +245,8 @@ class Graph:
         The same graph gives the same bytes.
 
         Raises:
-            GraphError: the file cannot be written. The message starts with the path.
+            GraphError: the file cannot be written, or its name does not end in .json or .json.gz. The message starts
+                with the path.
         """
         with files.naming(os.fsdecode(path)):
             files.write_json(path, self.to_dict(), GraphError)
@@ -285,6 +286,11 @@ class Builder:
         self._ops: list[dict[str, Any]] = []
         self._outputs: list[int] = []
         self._issued: dict[str, int] = {}  # group -> its last collective
+
+    def __repr__(self) -> str:
+        """Return name and counts, in one line."""
+        name, ops, tensors = self._content["name"], len(self._ops), len(self._tensors)
+        return f"<olla.Graph.builder {name!r}: {ops} ops, {tensors} tensors so far>"
 
     def tensor(self, bytes: int, *, kind: str = "temporary", donated: bool = False, name: str = "") -> int:
         """Add a tensor (one storage) and return its id."""

@@ -173,10 +173,8 @@ def _require_functions(optimizer: Any, loss: Any, step: Any) -> None:
 
 
 def _require_torch() -> None:
-    try:
-        import torch
-    except ModuleNotFoundError as error:
-        raise CaptureError("olla.capture needs PyTorch: pip install 'olla-planner[torch]'") from error
+    import torch
+
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
