@@ -57,7 +57,7 @@ def test_a_solver_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, capsys: p
     def broken() -> str:
         raise SolverError('highspy is not installed; pip install "highspy>=1.15"')
 
-    monkeypatch.setattr("olla.ilp.highs_library", broken)
+    monkeypatch.setattr("olla.ilp.highs.find_highs", broken)
     assert main(["doctor"]) == 1
     found, words = findings(capsys)["HiGHS"]
     assert found == "failed"
