@@ -16,9 +16,9 @@ class Limits:
 
     def __init__(self, *, time_limit: float, max_work: int | None, progress: object | None) -> None: ...
 
-def check(graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], workspace_offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], alignment: int, figures: dict[str, int], before: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], after: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+def check(graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], workspace_offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], alignment: int, figures: dict[str, int], before: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], after: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], given: Graph | None) -> None:
     """
-    Raise PlanError with the broken rule unless the plan is valid: order, offsets (-1: not in the arena), workspace offsets, alignment, the figures it reports, and the extra precedences before[i] -> after[i].
+    Raise PlanError with the broken rule unless the plan is valid: order, offsets (-1: not in the arena), workspace offsets, alignment, the figures it reports, and the extra precedences before[i] -> after[i]. Its program_peak_bytes are of the graph `given`; None: they are not checked.
     """
 
 class Graph:

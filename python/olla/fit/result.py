@@ -53,6 +53,9 @@ class Row:
         n: what was given to make_step.
         graph_name: of the captured step.
         num_ops: of it.
+        program_peak_bytes: its peak in program order, as every `Plan` of it has: what plans are measured against. The
+            eager loop needs as much or more: it keeps gradients until the next `zero_grad`, and updates many parameters
+            at once.
         resident_bytes: parameters, optimizer state, buffers and data.
         ways: by name, see Fit; those that were asked for.
         seconds: wall-clock time of "capture" and "plan".
@@ -61,6 +64,7 @@ class Row:
     n: int
     graph_name: str
     num_ops: int
+    program_peak_bytes: int
     resident_bytes: int
     ways: Mapping[str, Way]
     seconds: Mapping[str, float]

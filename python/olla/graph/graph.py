@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla._core import Graph as CoreGraph
+from olla._core import profile
 from olla.base import files
 from olla.errors import GraphError
 from olla.graph import columns, rows
@@ -145,6 +146,16 @@ class Graph:
     def resident_bytes(self) -> int:
         """Bytes of the tensors that are live throughout: neither written by an op nor donated."""
         return self.core.resident_bytes
+
+    @cached_property
+    def donated_bytes(self) -> int:
+        """Bytes of the donated tensors: live until their last use, and never in an arena."""
+        return int(self.tensor_bytes[self.donated].sum())
+
+    @cached_property
+    def program_peak_bytes(self) -> int:
+        """Most bytes live at once in program order: what an ordinary loop of these ops takes."""
+        return int(profile(self.core, np.arange(self.num_ops, dtype=np.int32)).peak_bytes)
 
     @cached_property
     def communicates(self) -> NDArray[np.bool_]:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from olla import _core
 from olla.base import files, human_bytes, percent
 from olla.graph import Graph
 from olla.picture.blocks import Block, blocks_of, op_label, planned_graph
@@ -72,7 +71,7 @@ def page_data(graph: Graph, plan: Plan) -> dict[str, Any]:
     if plan.rewrites:
         bound = ("within the added time, nothing is below", plan.peak_lower_bound_bytes)
     figures: list[tuple[str, int | str]] = [
-        ("program order", int(_core.profile(graph.core, program).peak_bytes)),
+        ("program order", plan.program_peak_bytes),
         ("as planned", plan.peak_bytes),
         bound,
         ("resident", plan.resident_bytes),

@@ -117,6 +117,7 @@ class Place:
             "eager_peak_bytes": recorded.eager_peak_bytes,
             "load_bytes": arranged.load_bytes,
             "output_bytes": arranged.output_bytes,
+            "peak_bytes": arranged.peak_bytes,
             **arranged.table._asdict(),
         }
         _write(self._table_file, content)
@@ -159,7 +160,7 @@ class Place:
         plan = checked_plan(content["plan"], graph)
         op_offset, num_bytes, offsets = (np.array(content[n], np.int64) for n in ("op_offset", "num_bytes", "offsets"))
         table = Table(content["arena_bytes"], op_offset, num_bytes, offsets, content["alignment"])
-        arranged = Arranged(table, content["load_bytes"], content["output_bytes"])
+        arranged = Arranged(table, content["load_bytes"], content["output_bytes"], content["peak_bytes"])
         return RecordedStep(graph, plan, arranged, content["eager_peak_bytes"])
 
 

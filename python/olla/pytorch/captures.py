@@ -100,9 +100,13 @@ class Capture:
             self.inputs.optimizer._opt_called = True  # type: ignore[attr-defined]
         num_values = runner.structure.num_tensors
         if runner.gradients:
+            held = 0
             with between():
                 for (name, is_own), gradient in zip(runner.gradients, results[num_values:], strict=True):
-                    accumulate(self.inputs.parameter(name), gradient, is_own)
+                    parameter = self.inputs.parameter(name)
+                    held += 0 if parameter.grad is None else gradient.numel() * gradient.element_size()
+                    accumulate(parameter, gradient, is_own)
+            runner.note_held(held)
         return runner.structure.fill(results[:num_values])
 
     def _other_tensors(self, values: Sequence[torch.Tensor]) -> str:

@@ -148,7 +148,8 @@ class Step:
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw the plan as a page, see `olla.plot`; ReplayError where there is no plan yet."""
-        plot(self.graph, self.plan, path)
+        found = self.plan
+        plot(self._latest.given, found, path)
 
     def release(self) -> None:
         """Give the memory of the arena, and that in the host, back until the next call, for work outside the step."""

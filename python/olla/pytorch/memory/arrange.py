@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from olla import _core
 from olla.base import Progress
 from olla.graph import Graph
 from olla.layout import LayoutOptions, place, rounded_up
@@ -27,11 +26,13 @@ class Arranged(NamedTuple):
         table: for olla.pytorch.memory.replay; what outlives the step is left to torch's own allocator.
         load_bytes: most bytes of the arena in use at once.
         output_bytes: what outlives the step.
+        peak_bytes: most bytes in use at once: in the arena, and of what outlives the step from when it is made.
     """
 
     table: Table
     load_bytes: int
     output_bytes: int
+    peak_bytes: int
 
 
 def arrange(
@@ -55,8 +56,8 @@ def arrange(
         >>> index, size, freed_at = np.arange(2, dtype=np.int32), np.array([100, 50]), np.array([1, 2])
         >>> recorded = Allocations(ids, index, size, ids, freed_at, np.array([4096, 4096]))
         >>> arranged = arrange(recorded, 1, 64, 1.0, 0)
-        >>> arranged.load_bytes, arranged.table.offsets.tolist()
-        (128, [0, 0])
+        >>> arranged.load_bytes, arranged.peak_bytes, arranged.table.offsets.tolist()
+        (128, 128, [0, 0])
     """
     size = rounded_up(recorded.num_bytes, alignment)
     offsets = np.full(len(size), -1, dtype=np.int64)
@@ -71,7 +72,9 @@ def arrange(
     op_offset = np.zeros(num_ops + 1, dtype=np.int64)
     np.cumsum(np.bincount(recorded.op, minlength=num_ops), out=op_offset[1:])
     table = Table(arena_bytes, op_offset, recorded.num_bytes[by_op], offsets[by_op], alignment)
-    return Arranged(table, load_bytes, int(size.sum() - size[dies].sum()))
+    gone = np.bincount(recorded.freed_at[dies], weights=size[dies], minlength=len(size) + 1).astype(np.int64)
+    live = np.cumsum(size) - np.cumsum(gone[: len(size)])
+    return Arranged(table, load_bytes, int(size.sum() - size[dies].sum()), int(live.max(initial=0)))
 
 
 def arrange_known(graph: Graph, plan: Plan, alignment: int) -> Table:
@@ -116,9 +119,7 @@ def program_peak(graph: Graph, alignment: int) -> int:
     sizes = graph.tensor_bytes.copy()
     written = graph.writes.item
     sizes[written] = rounded_up(sizes[written], alignment)
-    whole = dataclasses.replace(graph, tensor_bytes=sizes)
-    peak: int = _core.profile(whole.core, np.arange(graph.num_ops, dtype=np.int32)).peak_bytes
-    return peak
+    return dataclasses.replace(graph, tensor_bytes=sizes).program_peak_bytes
 
 
 def trim(device: str) -> None:
