@@ -83,7 +83,7 @@ class _Folder:
             if node.op == "placeholder":
                 entry = next(waiting)
                 self._of_kind.setdefault(entry.kind, set()).add(node)
-                kind = "input" if entry.kind == "rate" else entry.kind
+                kind = {"rate": "input", "gradient": "buffer"}.get(entry.kind, entry.kind)
                 self._resident(node, node.meta["val"], kind, entry.name)
             elif node.op == "get_attr":
                 self._constant(node)
