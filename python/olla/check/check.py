@@ -28,8 +28,8 @@ def check(graph: Graph, plan: Plan) -> None:
 
     Raises:
         PlanError: `rule` names what is broken, `ids` the ops or tensors concerned, of the rewritten graph where there
-            is one. Rule "digest": the plan belongs to another graph. Order: "permutation", "dependency", "mutation_order", "random_order", "extra_precedence",
-            "collective_order".
+            is one. Rule "digest": the plan belongs to another graph. Order: "permutation", "dependency",
+            "mutation_order", "random_order", "extra_precedence", "collective_order".
             Layout: "offsets_length", "alignment", "negative_offset", "unplanned_offset", "missing_offset", "overlap",
             "arena". Rewriting: see `olla.check.recomputed`, `olla.check.chunked`; swaps: see `olla.check.swapped`.
             Figures: "resident_bytes", "donated_bytes", "peak", "program_peak", "bound", "load", "arena_bound".

@@ -117,7 +117,7 @@ def _goal_summary(plan: Plan) -> dict[str, Any]:
 def _plan_summary(plan: Plan) -> dict[str, Any]:
     names = (
         *("num_ops", "num_tensors", "method", "status", "message", "peak_bytes", "lower_bound_bytes", "gap"),
-        *("program_peak_bytes", "saved_bytes", "resident_bytes", "donated_bytes", "arena_bytes", "load_bytes"),
+        *("program_peak_bytes", "saved_bytes", "resident_bytes", "arena_bytes", "load_bytes"),
         *("arena_lower_bound_bytes", "fragmentation", "alignment"),
     )
     return {
