@@ -66,6 +66,11 @@ class PlannedStep:
         """Return what was recorded, of the ops of the captured graph."""
         return captured_costs(self._captured.graph, self.graph, self.plan)
 
+    def given(self) -> Graph:
+        """Return the step as it was captured, with what was recorded of its ops; with whole losses, unrecorded."""
+        original = self._captured.original
+        return self.costs().on(self._captured.graph) if original is None else original.graph
+
     def replan(
         self, planner: Planner, agreement: Agreement, arranged: Arranged | None, progress: Progress | None
     ) -> Plan | None:

@@ -16,7 +16,7 @@ from olla.graph import Graph
 from olla.layout import LayoutOptions, place, rounded_up
 from olla.plan import Plan, Status
 from olla.planner import plan
-from olla.pytorch.memory.replay import Allocations, Table
+from olla.pytorch.memory.replay import Allocations, Int32, Int64, Table
 from olla.pytorch.memory.requests import Requests
 
 
@@ -27,11 +27,15 @@ class Arranged(NamedTuple):
         table: for olla.pytorch.memory.replay; what outlives the step is left to torch's own allocator.
         load_bytes: most bytes of the arena in use at once.
         output_bytes: what outlives the step.
+        freed_in: int32[m], of each request: the op that runs, or ran last, when it is freed; -1: it outlives the step.
+        freed_after: int64[m], how many requests that op has made by then.
     """
 
     table: Table
     load_bytes: int
     output_bytes: int
+    freed_in: Int32
+    freed_after: Int64
 
 
 def arrange(
@@ -71,7 +75,13 @@ def arrange(
     op_offset = np.zeros(num_ops + 1, dtype=np.int64)
     np.cumsum(np.bincount(recorded.op, minlength=num_ops), out=op_offset[1:])
     table = Table(arena_bytes, op_offset, recorded.num_bytes[by_op], offsets[by_op], alignment)
-    return Arranged(table, load_bytes, int(size.sum() - size[dies].sum()))
+    start = np.zeros(num_ops, dtype=np.int64)  # requests that were made before those of an op
+    first = np.flatnonzero(np.diff(recorded.op, prepend=-1))
+    start[recorded.op[first]] = first
+    freed_after = np.where(recorded.freed_at < 0, 0, recorded.freed_at - start[recorded.freed_in])
+    freed_after *= op_offset[recorded.freed_in + 1] > op_offset[recorded.freed_in]  # others have no start
+    output_bytes = int(size.sum() - size[dies].sum())
+    return Arranged(table, load_bytes, output_bytes, recorded.freed_in[by_op], freed_after[by_op])
 
 
 def arrange_known(graph: Graph, plan: Plan, alignment: int) -> Table:
@@ -113,12 +123,17 @@ def planned_again(graph: Graph, before: Plan, progress: Progress | None = None, 
 
 def program_peak(graph: Graph, alignment: int) -> int:
     """Return the peak of the program order in bytes, with sizes rounded up to the alignment."""
+    whole = with_rounded_sizes(graph, alignment)
+    peak: int = _core.profile(whole.core, np.arange(graph.num_ops, dtype=np.int32)).peak_bytes
+    return peak
+
+
+def with_rounded_sizes(graph: Graph, alignment: int) -> Graph:
+    """Return a graph whose ops write tensors of sizes that are rounded up to the alignment."""
     sizes = graph.tensor_bytes.copy()
     written = graph.writes.item
     sizes[written] = rounded_up(sizes[written], alignment)
-    whole = dataclasses.replace(graph, tensor_bytes=sizes)
-    peak: int = _core.profile(whole.core, np.arange(graph.num_ops, dtype=np.int32)).peak_bytes
-    return peak
+    return dataclasses.replace(graph, tensor_bytes=sizes)
 
 
 def trim(device: str) -> None:
