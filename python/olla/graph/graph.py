@@ -48,6 +48,8 @@ class Graph:
         donated: bool[T], resident tensors that the step may overwrite or free after their last use.
         op_names, op_kinds: n names; n times forward, backward, update or other.
         targets: n operators called, such as aten.add.Tensor; empty where unknown.
+        modules: n paths of the modules of a model that compute, such as layers.0.linear1; empty where unknown.
+        sources: n lines of code that ask for it, such as train.py:25; empty where unknown.
         reads, writes, mutates: tensors each op reads, creates, changes in place. A tensor no op writes is resident.
         after: further ops each op must come after.
         workspace_bytes: int64[n], memory an op needs while it runs only.
@@ -98,6 +100,8 @@ class Graph:
     random: NDArray[np.bool_]
     recomputable: NDArray[np.bool_]
     targets: list[str]
+    modules: list[str]
+    sources: list[str]
     shapes: list[tuple[int, ...]]
     collectives: list[str]
     groups: list[str]
@@ -325,6 +329,8 @@ class Builder:
         random: bool = False,
         recomputable: bool = True,
         target: str = "",
+        module: str = "",
+        source: str = "",
         shape: Iterable[int] = (),
         collective: str = "",
         group: str = "",

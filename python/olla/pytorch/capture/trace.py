@@ -24,6 +24,7 @@ from olla.pytorch.capture.inputs import Fakes, Input, batch_leaves, step_device
 from olla.pytorch.capture.loop import Body, Lent, Loop, Loss, lent_optimizer, ordinary
 from olla.pytorch.capture.recurrent import plain_recurrent_layers
 from olla.pytorch.capture.results import Structure
+from olla.pytorch.capture.sites import Sites
 from olla.pytorch.capture.updates import TEMPLATE, Updates, copy_updates
 from olla.pytorch.checks import checks, failures
 from olla.pytorch.guards.inside import hooks_of
@@ -169,7 +170,8 @@ def trace(
         if parallel := step.parallel:
             stack.enter_context(capture.replaced(DistributedDataParallel, "forward", parallel.forward))
         stack.enter_context(failures.explained(lambda: step.phase, model))
-        for block in (checks.traced(), reads.undone(), exclusive.unwatched_operators(capture)):
+        unwatched = exclusive.unwatched_operators(capture, Sites(capture, model, _run.__code__).note)
+        for block in (checks.traced(), reads.undone(), unwatched):
             stack.enter_context(block)
         # Puts back what torch writes into every node it records from now on: checkpoints leave their policy there.
         stack.enter_context(fx.traceback.preserve_node_meta(fx.traceback.should_preserve_node_meta))
