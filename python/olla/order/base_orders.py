@@ -52,6 +52,7 @@ def base_orders(graph: Graph, best: Order, notes: list[str] | None = None) -> li
         "the best order": lambda: best,
         "least peak memory first": lists["least peak memory first"],
         "breadth first": lists["breadth first"],
+        "the program's order": lambda: program,
         "depth first with early updates": lambda: early_updates(graph, lists["depth first"]()),
     }
     orders = rivals.orders(graph.core, schedules, [] if notes is None else notes)
@@ -117,7 +118,7 @@ def early_updates(graph: Graph, order: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 def late_changes(graph: Graph, order: Order) -> Order:
-    """Return the order with changes of what lasts right before the first op that waits for them, where that costs next to nothing.
+    """Return the order with changes of what lasts right before the first op that waits for them, where that is free.
 
     What reads a parameter can run again until the parameter is changed. The decay of AdamW needs no gradient, and could
     run right behind the forward pass: nothing is gained by that, and all reruns are lost.
@@ -173,4 +174,5 @@ def _idle_changes(graph: Graph, step: NDArray[np.int64]) -> NDArray[np.bool_]:
     idle = np.zeros(graph.num_ops, dtype=np.bool_)
     idle[owner[first_read[changed] < step[owner]]] = True
     idle[owner[~lasts[changed]]] = False
-    return idle & (bytes_per_op(graph, graph.writes) == 0) & ~graph.random & ~graph.communicates
+    idle &= (bytes_per_op(graph, graph.writes) == 0) & ~graph.random & ~graph.communicates
+    return idle
