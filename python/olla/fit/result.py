@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from olla.base.files import naming, write_json
+from olla.base.packages import missing
 from olla.errors import OllaError
 from olla.fit import table
 
@@ -158,7 +159,7 @@ class Fit:
         """Write everything as a JSON file.
 
         Raises:
-            OllaError: the file cannot be written.
+            OllaError: the file cannot be written, or its name does not end in .json or .json.gz.
         """
         with naming(os.fspath(path)):
             write_json(path, self.to_dict(), OllaError)
@@ -178,7 +179,7 @@ class Fit:
             try:
                 import matplotlib.pyplot as plt
             except ImportError as cause:
-                raise ImportError("drawing a fit needs matplotlib: pip install 'olla-planner[plot]'") from cause
+                raise missing("matplotlib", "plot") from cause
             axes = plt.subplots()[1]
         for name in self.names:
             peaks = [(row.n, row.ways[name].peak_bytes) for row in self.rows if name in row.ways]

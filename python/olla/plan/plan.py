@@ -283,7 +283,7 @@ class Plan:
         """Write the plan as JSON, through gzip where the name ends in `.gz`; the file appears whole or not at all.
 
         Raises:
-            PlanError: the file cannot be written.
+            PlanError: the file cannot be written, or its name does not end in .json or .json.gz.
         """
         with naming(os.fsdecode(path)):
             write_json(path, self.to_object(), PlanError)

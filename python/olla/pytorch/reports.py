@@ -1,4 +1,4 @@
-"""What became of a step, for its report: its calls, the arena, its goal, its swaps."""
+"""What became of a step, for its report and its page: its calls, the arena, its goal, its swaps."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla.graph import Graph
+from olla.layout import rounded_up
+from olla.picture.blocks import blocks_of
+from olla.picture.requests import Requests, requested_blocks
+from olla.picture.scene import Scene, amount, changes, peak_bytes, program_order
 from olla.plan import Plan
-from olla.pytorch.memory.arrange import Arranged
+from olla.pytorch.memory.arrange import Arranged, with_rounded_sizes
 from olla.pytorch.memory.replay import Counters, Miss
 from olla.pytorch.planned import PlannedStep
 from olla.pytorch.planner import Planner
@@ -181,4 +185,43 @@ def swap_report(
         host_budget_bytes=host_budget_bytes,
         planned_stall_seconds=swaps.stall_seconds,
         measured_stall_seconds=stall_seconds,
+    )
+
+
+def step_scene(planned: PlannedStep, arranged: Arranged | None, report: StepReport) -> Scene:
+    """Return what the page of a step shows: what was captured beside what runs, and the arena with every request.
+
+    Args:
+        planned: the step.
+        arranged: its arena; None: there is none.
+        report: its figures.
+    """
+    graph, plan, given = planned.graph, planned.plan, planned.given()
+    rounded = with_rounded_sizes(given, planned.alignment)
+    before = blocks_of(rounded, program_order(rounded))
+    after = blocks_of(graph, plan.order)
+    if arranged is not None:
+        arena_bytes, op_offset, num_bytes, offsets, alignment = arranged.table
+        freed = arranged.freed_in, arranged.freed_after
+        taken = rounded_up(num_bytes, alignment)
+        after = requested_blocks(graph, plan.order, Requests(op_offset, num_bytes, taken, offsets, *freed, arena_bytes))
+    amounts = {
+        "program order": peak_bytes(before, given.num_ops),
+        "as planned": peak_bytes(after, graph.num_ops),
+        "measured": report.measured_peak_bytes,
+        "resident": graph.resident_bytes,
+        "outputs": report.output_bytes,
+        "arena": report.arena_bytes,
+    }
+    figures = [(name, "not measured" if n is None else amount(n)) for name, n in amounts.items()]
+    return Scene(
+        title=f"{given.name or 'a training step'}: compiled step",
+        figures=[*figures, ("ops", f"{given.num_ops:,} captured, {graph.num_ops:,} run"), *changes(plan)],
+        given=given,
+        planned=graph,
+        plan=plan,
+        before=before,
+        after=after,
+        arena_bytes=report.arena_bytes,
+        no_arena=f"The step runs in planned order on torch's own allocator, in no arena. {report.note}".strip(),
     )

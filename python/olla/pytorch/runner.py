@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import time
 import traceback
 import warnings
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 
 from olla.graph import Graph
+from olla.picture.plot import write_page
 from olla.plan import Plan
 from olla.pytorch.cache import Place, RecordedStep
 from olla.pytorch.capture import Captured
@@ -29,7 +31,7 @@ from olla.pytorch.planner import Planner
 from olla.pytorch.program.program import Program
 from olla.pytorch.ranks.agreement import Agreement
 from olla.pytorch.ranks.group import Ranks
-from olla.pytorch.reports import Figures, Seen
+from olla.pytorch.reports import Figures, Seen, step_scene
 from olla.report.progress import ProgressLine
 from olla.report.step import StepReport
 
@@ -284,6 +286,10 @@ class Runner:
         replay.release()
         self._replay = self._arranged = None
         self.program = self._planned.compile()
+
+    def plot(self, path: str | os.PathLike[str], num_captures: int) -> None:
+        """Write the page of this step; see olla.plot."""
+        write_page(step_scene(self._planned, self._arranged, self.report(num_captures)), path)
 
     def report(self, num_captures: int) -> StepReport:
         """Return the figures of this step; num_captures is for the report alone."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from olla.errors import CaptureError
+from olla.pytorch.capture.costs import storage_of
 
 _SYMBOLS = ("SymFloat", "SymInt", "SymBool")  # Python numbers that stand for values of tensors
 _CONSTANTS = (bool, int, float, complex, str, type(None))
@@ -79,14 +81,12 @@ class Structure:
         return pytree.tree_unflatten(filled, self.spec)
 
 
-def accumulate(parameter: torch.Tensor, gradient: torch.Tensor, is_own: bool) -> None:
-    """Leave a gradient in ``parameter.grad`` as autograd does: added to what is there, in the parameter's layout.
+def with_own_storage(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copy the outputs that are part of a larger tensor of the step, which they would keep alive.
 
-    ``is_own``: whether nothing else holds the gradient's memory, so that it can be kept as it is.
+    Parts of parameters, buffers and the batch stay what they are, and so do outputs that share memory.
     """
-    if parameter.grad is not None:
-        parameter.grad.add_(gradient)
-    elif is_own and gradient.stride() == parameter.stride():
-        parameter.grad = gradient
-    else:
-        parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+    strided = [t for t in outputs if t.layout is torch.strided]
+    count = Counter(storage_of(t) for t in (*strided, *inputs) if t.layout is torch.strided)
+    parts = {id(t) for t in strided if t.untyped_storage().nbytes() > t.nbytes and count[storage_of(t)] == 1}
+    return [t.clone() if id(t) in parts else t for t in outputs]
