@@ -197,7 +197,7 @@ def step_scene(planned: PlannedStep, arranged: Arranged | None, report: StepRepo
         report: its figures.
     """
     graph, plan, given = planned.graph, planned.plan, planned.given()
-    rounded = with_rounded_sizes(given, planned.alignment)
+    rounded = given if arranged is None else with_rounded_sizes(given, planned.alignment)
     before = blocks_of(rounded, program_order(rounded))
     after = blocks_of(graph, plan.order)
     if arranged is not None:
