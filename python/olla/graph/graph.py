@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from olla import _core
 from olla._core import Graph as CoreGraph
+from olla._core import profile
 from olla.base import files, human_bytes, notebook
 from olla.errors import GraphError
 from olla.graph import columns, rows
@@ -153,6 +153,16 @@ class Graph:
         return self.core.resident_bytes
 
     @cached_property
+    def donated_bytes(self) -> int:
+        """Bytes of the donated tensors: live until their last use, and never in an arena."""
+        return int(self.tensor_bytes[self.donated].sum())
+
+    @cached_property
+    def program_peak_bytes(self) -> int:
+        """Most bytes live at once in program order: what an ordinary loop of these ops takes."""
+        return int(profile(self.core, np.arange(self.num_ops, dtype=np.int32)).peak_bytes)
+
+    @cached_property
     def communicates(self) -> NDArray[np.bool_]:
         """bool[n], whether op i begins a collective or waits for one."""
         return np.array(self.collectives, dtype=np.str_) != "" if self.num_ops else np.zeros(0, dtype=np.bool_)
@@ -191,7 +201,7 @@ class Graph:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the bytes over the steps in program order."""
-        live = _core.profile(self.core, np.arange(self.num_ops, dtype=np.int32))
+        live = profile(self.core, np.arange(self.num_ops, dtype=np.int32))
         peak = human_bytes(live.peak_bytes)
         rows = [("peak in program order", peak), ("resident", human_bytes(self.resident_bytes))]
         rows += [(f"{kind} ops", f"{num:,}") for kind, num in Counter(self.op_kinds).items()]
@@ -260,7 +270,8 @@ class Graph:
         The same graph gives the same bytes.
 
         Raises:
-            GraphError: the file cannot be written. The message starts with the path.
+            GraphError: the file cannot be written, or its name does not end in .json or .json.gz. The message starts
+                with the path.
         """
         with files.naming(os.fsdecode(path)):
             files.write_json(path, self.to_dict(), GraphError)
@@ -302,8 +313,9 @@ class Builder:
         self._issued: dict[str, int] = {}  # group -> its last collective
 
     def __repr__(self) -> str:
-        name = self._content["name"]
-        return f"<olla.Graph.builder {name!r}: {len(self._ops):,} ops, {len(self._tensors):,} tensors so far>"
+        """Return name and counts, in one line."""
+        name, ops, tensors = self._content["name"], len(self._ops), len(self._tensors)
+        return f"<olla.Graph.builder {name!r}: {ops} ops, {tensors} tensors so far>"
 
     def tensor(self, bytes: int, *, kind: str = "temporary", donated: bool = False, name: str = "") -> int:
         """Add a tensor (one storage) and return its id."""

@@ -117,6 +117,7 @@ class Place:
             "eager_peak_bytes": recorded.eager_peak_bytes,
             "load_bytes": arranged.load_bytes,
             "output_bytes": arranged.output_bytes,
+            "peak_bytes": arranged.peak_bytes,
             "freed_in": arranged.freed_in,
             "freed_after": arranged.freed_after,
             **arranged.table._asdict(),
@@ -162,7 +163,7 @@ class Place:
         op_offset, num_bytes, offsets = (np.array(content[n], np.int64) for n in ("op_offset", "num_bytes", "offsets"))
         table = Table(content["arena_bytes"], op_offset, num_bytes, offsets, content["alignment"])
         freed = np.array(content["freed_in"], np.int32), np.array(content["freed_after"], np.int64)
-        arranged = Arranged(table, content["load_bytes"], content["output_bytes"], *freed)
+        arranged = Arranged(table, content["load_bytes"], content["output_bytes"], content["peak_bytes"], *freed)
         return RecordedStep(graph, plan, arranged, content["eager_peak_bytes"])
 
 

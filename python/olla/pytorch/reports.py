@@ -31,14 +31,14 @@ class Seen:
     """What happened in the arena since the step was recorded."""
 
     num_steps: int = 0
-    peak_bytes: int = 0  # in the arena and missed
+    peak_bytes: int = 0  # in the arena, of what outlives the step, and missed
     num_misses: int = 0
     missed_bytes: int = 0
     misses: tuple[Miss, ...] = ()
 
     def add(self, step: Counters) -> None:
         self.num_steps += 1
-        self.peak_bytes = max(self.peak_bytes, step.peak_bytes + step.missed_bytes)
+        self.peak_bytes = max(self.peak_bytes, step.total_peak_bytes + step.missed_bytes)
         self.num_misses += step.num_misses
         self.missed_bytes += step.missed_bytes
         self.misses = (*self.misses, *step.misses)[:_NUM_MISSES]
@@ -50,7 +50,7 @@ class Figures:
 
     Attributes:
         capture_seconds, plan_seconds, record_seconds: of the preparations.
-        eager_peak_bytes: peak of the program order.
+        eager_peak_bytes: peak of the program order of the captured step, sizes rounded up as in the arena.
         is_cached: whether the plan came from the disk.
         notes: for a person; empty ones are left out.
         num_steps: calls that came to their end.
@@ -64,6 +64,7 @@ class Figures:
     notes: list[str]
     record_seconds: float = 0.0
     num_steps: int = 0
+    held_gradient_bytes: int = 0  # in .grad when the latest call began
     seen: Seen = field(default_factory=Seen)
     _times: collections.deque[float] = field(default_factory=lambda: collections.deque(maxlen=_NUM_TIMES))
 
@@ -77,7 +78,7 @@ class Figures:
     ) -> StepReport:
         """Return the report; `num_captures` is of the step that the user has."""
         graph, plan, copies, seen = planned.graph, planned.plan, planned.copies, self.seen
-        base = graph.resident_bytes + (arranged.output_bytes if arranged else 0)
+        resident = graph.resident_bytes
         stall = copies.stall_seconds if copies else None
         host_budget = planner.swapping.host_bytes if planner and planner.swapping else None
         return StepReport(
@@ -86,17 +87,19 @@ class Figures:
             num_steps=self.num_steps,
             num_captures=num_captures,
             in_arena=arranged is not None,
-            planned_peak_bytes=base + arranged.load_bytes if arranged else plan.peak_bytes,
-            measured_peak_bytes=base + seen.peak_bytes if arranged and seen.num_steps else None,
-            eager_peak_bytes=self.eager_peak_bytes,
-            resident_bytes=graph.resident_bytes,
+            planned_peak_bytes=resident + arranged.peak_bytes if arranged else plan.peak_bytes,
+            measured_peak_bytes=resident + seen.peak_bytes if arranged and seen.num_steps else None,
+            eager_peak_bytes=self.eager_peak_bytes if arranged else plan.program_peak_bytes,
+            resident_bytes=resident,
+            held_gradient_bytes=self.held_gradient_bytes,
             output_bytes=arranged.output_bytes if arranged else 0,
             arena_bytes=arranged.table.arena_bytes if arranged else 0,
             num_misses=seen.num_misses,
             missed_bytes=seen.missed_bytes,
             misses=tuple(
-                f"missed: {m.num_bytes} bytes, request {m.index} of op {m.op} ({graph.op_names[m.op]}): {m.reason}"
+                f"missed: {m.num_bytes} bytes, request {m.index} of {op}: {m.reason}"
                 for m in seen.misses
+                for op in [plan.op_text(m.op, graph.op_names[m.op])]
             ),
             seconds_per_step=statistics.median(self._times) if self._times else None,
             capture_seconds=self.capture_seconds,
@@ -194,10 +197,9 @@ def step_scene(planned: PlannedStep, arranged: Arranged | None, report: StepRepo
         report: its figures.
     """
     graph, plan, given = planned.graph, planned.plan, planned.given()
-    rounded = with_rounded_sizes(given, planned.alignment)
-    before = blocks_of(rounded, program_order(rounded))
-    after = blocks_of(graph, plan.order)
+    before, after = blocks_of(given, program_order(given)), blocks_of(graph, plan.order)
     if arranged is not None:
+        before = blocks_of(with_rounded_sizes(given, planned.alignment), program_order(given))
         arena_bytes, op_offset, num_bytes, offsets, alignment = arranged.table
         freed = arranged.freed_in, arranged.freed_after
         taken = rounded_up(num_bytes, alignment)

@@ -89,7 +89,7 @@ class Runner:
         self._figures = Figures(
             capture_seconds=sum(captured.seconds.values()),
             plan_seconds=0.0 if place.loaded else plan.seconds["total"],
-            eager_peak_bytes=self._eager_peak(captured.graph),
+            eager_peak_bytes=self._eager_peak(),
             is_cached=place.loaded,
             notes=[note, place.note, planner.note if planner else ""],
         )
@@ -99,7 +99,7 @@ class Runner:
         if replay is not None and recorded is not None:
             planned = self._planned
             planned.graph, found, self._arranged, self._figures.eager_peak_bytes = recorded
-            planned.plan = planned.plan.with_figures(found, planned.graph)
+            planned.plan = planned.plan.with_figures(found, planned.graph, planned.given())
             self.program = planned.compile_arranged(replay, recorded.arranged)
         else:
             self.program = self._planned.compile() if replay is None else self._compile_recorded()
@@ -110,9 +110,18 @@ class Runner:
         return self._planned.graph
 
     @property
+    def given(self) -> Graph:
+        """The step as it was captured; with workspaces and seconds once it was recorded."""
+        return self._planned.given()
+
+    @property
     def plan(self) -> Plan:
         """The plan of this graph."""
         return self._planned.plan
+
+    def note_held(self, num_bytes: int) -> None:
+        """Note how many bytes of gradients the loop held when the latest call began."""
+        self._figures.held_gradient_bytes = num_bytes
 
     def run(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
         """Run the step on the tensors of its inputs, and return the captured outputs."""
@@ -207,9 +216,9 @@ class Runner:
         with ProgressLine(f"laying out {graph.name}") as progress:
             agreement = self._agreement
             planned.graph = agreement.costs(with_costs(graph, recorded, self._recorder.seconds, planned.alignment))
-            self._figures.eager_peak_bytes = self._eager_peak(planned.costs().on(self._captured.graph))
+            self._figures.eager_peak_bytes = self._eager_peak()
             make = functools.partial(arrange.planned_again, self.graph, before, progress)
-            planned.plan = before.with_figures(agreement.plan(self.graph, make), self.graph)
+            planned.plan = before.with_figures(agreement.plan(self.graph, make), self.graph, planned.given())
             if not np.array_equal(self.plan.order, before.order):
                 requests = Requests.of(recorded, self._recorder.addresses, graph)
                 moved = requests.in_order(graph, self.plan.order)
@@ -236,10 +245,9 @@ class Runner:
         self._arranged = arranged
         self.program = self._planned.compile_arranged(replay, arranged)
 
-    def _eager_peak(self, costs: Graph) -> int:
-        """Return the peak of the program order; of losses that run in chunks, the whole ones count, unrecorded."""
-        original = self._captured.original
-        return arrange.program_peak(original.graph if original else costs, self._planned.alignment)
+    def _eager_peak(self) -> int:
+        """Return the peak of the program order of the step as it was captured."""
+        return arrange.program_peak(self.given, self._planned.alignment)
 
     def _run_in_arena(
         self, replay: Replay, arranged: arrange.Arranged, values: Sequence[torch.Tensor]

@@ -53,6 +53,7 @@ class Step:
     _goal: Goal | None
     _swapping: Swapping | None
     _checks: str
+    _keep_gradients: bool
     _padding: Padding | None
 
     def __post_init__(self) -> None:
@@ -207,7 +208,13 @@ class Step:
 
     def _captured(self, batch: Any) -> Captured:
         captured = capture(
-            self._model, batch, optimizer=self._optimizer, loss=self._loss, step=self._body, checks=self._checks
+            self._model,
+            batch,
+            optimizer=self._optimizer,
+            loss=self._loss,
+            step=self._body,
+            checks=self._checks,
+            keep_gradients=self._keep_gradients,
         )
         captured.structure.check()
         return captured
