@@ -374,6 +374,10 @@ class Plan:
         """Return the plan as the table a person wants."""
         return table.text(self)
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        return table.html(self)
+
 
 def _ratio(difference: int, base: int) -> float:
     if difference == 0:
