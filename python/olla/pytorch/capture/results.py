@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from olla.errors import CaptureError
+from olla.pytorch.capture.costs import storage_of
 
 _SYMBOLS = ("SymFloat", "SymInt", "SymBool")  # Python numbers that stand for values of tensors
 _CONSTANTS = (bool, int, float, complex, str, type(None))
@@ -77,3 +79,14 @@ class Structure:
         waiting = iter(tensors)
         filled = [next(waiting) if isinstance(leaf, _Tensor) else leaf for leaf in self.leaves]
         return pytree.tree_unflatten(filled, self.spec)
+
+
+def with_own_storage(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copy the outputs that are part of a larger tensor of the step, which they would keep alive.
+
+    Parts of parameters, buffers and the batch stay what they are, and so do outputs that share memory.
+    """
+    strided = [t for t in outputs if t.layout is torch.strided]
+    count = Counter(storage_of(t) for t in (*strided, *inputs) if t.layout is torch.strided)
+    parts = {id(t) for t in strided if t.untyped_storage().nbytes() > t.nbytes and count[storage_of(t)] == 1}
+    return [t.clone() if id(t) in parts else t for t in outputs]

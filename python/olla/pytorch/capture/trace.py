@@ -23,7 +23,7 @@ from olla.pytorch.capture.gradients import AddsUpError, Gradients, require_plain
 from olla.pytorch.capture.inputs import Fakes, Input, batch_leaves, step_device
 from olla.pytorch.capture.loop import Body, Lent, Loop, Loss, lent_optimizer, ordinary
 from olla.pytorch.capture.recurrent import plain_recurrent_layers
-from olla.pytorch.capture.results import Structure
+from olla.pytorch.capture.results import Structure, with_own_storage
 from olla.pytorch.capture.sites import Sites
 from olla.pytorch.capture.updates import TEMPLATE, Updates, copy_updates
 from olla.pytorch.checks import checks, failures
@@ -312,13 +312,13 @@ def _run(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
     step.reads.check(lambda value: known.is_constant(lent.stand_ins_in(value)))
     step.structure = Structure.of(result)
     if step.loop is None:
-        return _outputs(step, result)
+        return with_own_storage(_outputs(step, result), tensors)
     if step.is_ordinary:
         first, *rest = result if isinstance(result, tuple | list) else (result,)
         step.outputs.append("loss")
-        outputs = [first.detach(), *_outputs(step, rest)]
+        outputs = with_own_storage([first.detach(), *_outputs(step, rest)], tensors)
     else:
-        outputs = _outputs(step, result)
+        outputs = with_own_storage(_outputs(step, result), tensors)
     assert step.updates is not None or step.optimizer is None
     step.outputs += [f"gradient of {name}" for name in left]
     return [*outputs, *left.values(), *(step.updates.gradients if step.updates is not None else ())]
