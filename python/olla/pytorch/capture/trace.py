@@ -153,6 +153,7 @@ def trace(
         with mode:
             step.stale = {n: torch.empty_like(fakes.of(p)) for n, p in model.named_parameters() if p.requires_grad}
     with contextlib.ExitStack() as stack:
+        stack.callback(shapes.forget)
         stack.enter_context(exclusive.unchanged(model, leaves))
         for context in (_checkpoints, plain_recurrent_layers, known.told_to_transformers, generator.traced):
             stack.enter_context(context(capture))
@@ -229,6 +230,15 @@ def _add_optimizer_inputs(step: _Step, optimizer: torch.optim.Optimizer, fakes: 
 
 def _run(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
     """The traced function: one step on the given tensors, in the order of step.inputs."""
+    try:
+        return _record(step, tensors)
+    finally:
+        for tensor in tensors:
+            tensor.grad = None  # it leads back to the tensor, by ways that the garbage collector does not see
+
+
+def _record(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
+    """Record the user's own code on stand-ins, and return what the step returns."""
     step.capture.mode = get_proxy_mode()
     parameters = {str(name): p for name, p in step.values(tensors, "parameter").items()}
     batch = pytree.tree_unflatten(step.batch, step.batch_spec)
