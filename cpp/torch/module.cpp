@@ -108,9 +108,9 @@ PyObject* tuple_of(const Counters& counters) {
     if (!added) return Py_DECREF(misses), nullptr;
   }
   const auto number = [](std::int64_t value) { return static_cast<long long>(value); };
-  return Py_BuildValue("(LLLLLNLL)", number(counters.num_hits), number(counters.num_misses), number(counters.missed_bytes),
+  return Py_BuildValue("(LLLLLNLLL)", number(counters.num_hits), number(counters.num_misses), number(counters.missed_bytes),
                        number(counters.peak_bytes), number(counters.high_water_bytes), misses, number(counters.requested_bytes),
-                       number(counters.hit_bytes));
+                       number(counters.hit_bytes), number(counters.total_peak_bytes));
 }
 
 PyObject* deactivate(PyObject*, PyObject* args) {

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla._core import Graph as CoreGraph
+from olla._core import profile
 from olla.base import files
 from olla.errors import GraphError
 from olla.graph import columns, rows
@@ -47,6 +48,8 @@ class Graph:
         donated: bool[T], resident tensors that the step may overwrite or free after their last use.
         op_names, op_kinds: n names; n times forward, backward, update or other.
         targets: n operators called, such as aten.add.Tensor; empty where unknown.
+        modules: n paths of the modules of a model that compute, such as layers.0.linear1; empty where unknown.
+        sources: n lines of code that ask for it, such as train.py:25; empty where unknown.
         reads, writes, mutates: tensors each op reads, creates, changes in place. A tensor no op writes is resident.
         after: further ops each op must come after.
         workspace_bytes: int64[n], memory an op needs while it runs only.
@@ -97,6 +100,8 @@ class Graph:
     random: NDArray[np.bool_]
     recomputable: NDArray[np.bool_]
     targets: list[str]
+    modules: list[str]
+    sources: list[str]
     shapes: list[tuple[int, ...]]
     collectives: list[str]
     groups: list[str]
@@ -145,6 +150,16 @@ class Graph:
     def resident_bytes(self) -> int:
         """Bytes of the tensors that are live throughout: neither written by an op nor donated."""
         return self.core.resident_bytes
+
+    @cached_property
+    def donated_bytes(self) -> int:
+        """Bytes of the donated tensors: live until their last use, and never in an arena."""
+        return int(self.tensor_bytes[self.donated].sum())
+
+    @cached_property
+    def program_peak_bytes(self) -> int:
+        """Most bytes live at once in program order: what an ordinary loop of these ops takes."""
+        return int(profile(self.core, np.arange(self.num_ops, dtype=np.int32)).peak_bytes)
 
     @cached_property
     def communicates(self) -> NDArray[np.bool_]:
@@ -245,7 +260,8 @@ class Graph:
         The same graph gives the same bytes.
 
         Raises:
-            GraphError: the file cannot be written. The message starts with the path.
+            GraphError: the file cannot be written, or its name does not end in .json or .json.gz. The message starts
+                with the path.
         """
         with files.naming(os.fsdecode(path)):
             files.write_json(path, self.to_dict(), GraphError)
@@ -286,6 +302,11 @@ class Builder:
         self._outputs: list[int] = []
         self._issued: dict[str, int] = {}  # group -> its last collective
 
+    def __repr__(self) -> str:
+        """Return name and counts, in one line."""
+        name, ops, tensors = self._content["name"], len(self._ops), len(self._tensors)
+        return f"<olla.Graph.builder {name!r}: {ops} ops, {tensors} tensors so far>"
+
     def tensor(self, bytes: int, *, kind: str = "temporary", donated: bool = False, name: str = "") -> int:
         """Add a tensor (one storage) and return its id."""
         self._tensors.append({"bytes": bytes, "kind": kind, "donated": donated, "name": name})
@@ -308,6 +329,8 @@ class Builder:
         random: bool = False,
         recomputable: bool = True,
         target: str = "",
+        module: str = "",
+        source: str = "",
         shape: Iterable[int] = (),
         collective: str = "",
         group: str = "",

@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 
 _OF_PLANS: dict[str, Any] = {  # what kernels="inductor" does not take, and its default
     **dict.fromkeys(("arena", "swap", "link", "host_budget", "chunked_loss")),
-    **{"cuda_graph": False, "in_place": True, "recompute": True, "method": "auto", "updates_may_move": True},
+    **{
+        "cuda_graph": False,
+        "in_place": True,
+        "recompute": True,
+        "method": "auto",
+        "updates_may_move": True,
+        "keep_gradients": False,
+    },
 }
 
 _OF_GOALS = ["budget", "max_slowdown", "minimise", "in_place", "recompute", "chunked_loss", "method"]
@@ -53,6 +60,7 @@ def compile(
     checks: str = "run",
     kernels: str = "torch",
     max_recomputed: float | None = None,
+    keep_gradients: bool = False,
 ) -> Step:
     """Turn a training step into one that runs in planned order, in one arena; the first call captures and plans it.
 
@@ -106,6 +114,9 @@ def compile(
             what the backend "olla" has for next to nothing.
         max_recomputed: with ``kernels="inductor"``: most flops of matrix products, convolutions and attention to run
             again, as a share of the step's; alone, for the least peak with that.
+        keep_gradients: whether gradients that the optimizer has used stay in ``.grad`` until the next step, to be
+            logged, for example; they need their memory as in an ordinary loop. Without, ``.grad`` is None behind a
+            step, and each gradient's memory is free right after its update.
 
     Returns:
         The step: ``step(batch)`` runs it and returns what ``loss`` or ``step`` returned.
@@ -148,6 +159,7 @@ def compile(
         goal,
         swapping,
         checks,
+        keep_gradients,
         None if buckets is None and fill is None else Padding(buckets or (), fill or {}),
     )
     if kernels == "torch":

@@ -30,7 +30,8 @@ class PoolReport:
         num_planned: of these, how many ran while there was a plan.
         num_plans: plans made or loaded so far: one for each kind of iteration, more where one had to be planned again.
         arena_bytes: size of the arena that all plans share; 0 without one.
-        load_bytes: most bytes of it in use at once by plan: no arena is smaller.
+        load_bytes: most bytes of it in use at once by plan, in the loop's own order, which a pool keeps: an ordinary
+            loop has as much of these in use, and no arena is smaller.
         requested_bytes: of all requests in planned iterations.
         served_bytes: of these, at their planned addresses.
         num_misses: requests that were to have a planned address and got another.

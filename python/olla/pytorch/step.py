@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from olla.errors import ReplayError
 from olla.graph import Graph
 from olla.picture.memory_viz import memory_viz
-from olla.picture.plot import plot
 from olla.plan import Goal, Plan, Swapping
 from olla.pytorch.capture import Captured, require_choice
 from olla.pytorch.capture.capture import capture
@@ -54,6 +53,7 @@ class Step:
     _goal: Goal | None
     _swapping: Swapping | None
     _checks: str
+    _keep_gradients: bool
     _padding: Padding | None
 
     def __post_init__(self) -> None:
@@ -147,8 +147,16 @@ class Step:
         memory_viz(self.graph, self.plan, path)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw the plan as a page, see `olla.plot`; ReplayError where there is no plan yet."""
-        plot(self.graph, self.plan, path)
+        """Draw the step as a page: what was captured beside what runs, and the arena with every request for memory.
+
+        Args:
+            path: of the file; see `olla.plot`.
+
+        Raises:
+            ReplayError: there is no plan yet, or none at all.
+            OSError: the file cannot be written.
+        """
+        self._latest.plot(path, len(self._captures))
 
     def release(self) -> None:
         """Give the memory of the arena, and that in the host, back until the next call, for work outside the step."""
@@ -200,7 +208,13 @@ class Step:
 
     def _captured(self, batch: Any) -> Captured:
         captured = capture(
-            self._model, batch, optimizer=self._optimizer, loss=self._loss, step=self._body, checks=self._checks
+            self._model,
+            batch,
+            optimizer=self._optimizer,
+            loss=self._loss,
+            step=self._body,
+            checks=self._checks,
+            keep_gradients=self._keep_gradients,
         )
         captured.structure.check()
         return captured

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from olla.base.packages import missing
 from olla.graph import profile_of, rules
 from olla.plan import Options, Source, graph_of
 from olla.recompute.search import RecomputeSearch
@@ -45,7 +46,7 @@ class Curve:
             try:
                 import matplotlib.pyplot as plt
             except ImportError as cause:
-                raise ImportError("drawing a curve needs matplotlib: pip install 'olla-planner[plot]'") from cause
+                raise missing("matplotlib", "plot") from cause
             axes = plt.subplots()[1]
         percent = 100 * self.added_seconds / self.base_seconds if self.base_seconds > 0 else self.added_seconds
         axes.step(percent, self.peak_bytes / 2**30, where="post", label="peak")

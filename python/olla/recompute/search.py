@@ -16,7 +16,7 @@ from olla.errors import BudgetError
 from olla.graph import Graph, Rules
 from olla.graph.collectives import gathers
 from olla.graph.operators import without_replays
-from olla.order.base_orders import base_orders, early_updates, induced
+from olla.order.base_orders import base_orders, early_updates, induced, late_changes
 from olla.order.gathers import gathered_late
 from olla.pipeline import Ordered, find_order
 from olla.plan import Options, Plan, Recomputed
@@ -138,6 +138,8 @@ class RecomputeSearch:
         return self.starts[0].evictor
 
     def _start(self, order: NDArray[np.int32]) -> _Start:
+        if self.options.updates_may_move:
+            order = late_changes(self.graph, order)
         order = gathered_late(self.graph, order)
         return _Start(order, self.rules.evictor(self.graph, order))
 

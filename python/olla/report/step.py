@@ -72,14 +72,19 @@ class StepReport:
         num_steps: calls with these shapes so far.
         num_captures: captures in the step's cache.
         in_arena: whether the step runs at planned addresses; else in planned order on torch's own allocator.
-        planned_peak_bytes: resident memory, outputs, and the most bytes of the arena in use at once by plan. Where the
-            step does not run in an arena: the peak of the plan, which knows no workspaces of kernels.
-        measured_peak_bytes: resident memory, outputs, the most bytes of the arena that were in use at once, and all
-            missed bytes; None where nothing was measured.
-        eager_peak_bytes: computed, not measured: the peak of the same operators in program order, with the recorded
-            workspaces. An ordinary loop that clears its gradients before the forward pass and updates one parameter at
+        planned_peak_bytes: resident memory, and the most bytes of arena and outputs in use at once by plan: an output
+            counts from when it is made. Where the step does not run in an arena: the peak of the plan, which knows no
+            workspaces of kernels unless they were recorded.
+        measured_peak_bytes: the same as it was: resident memory, the most bytes of arena and outputs that were in use
+            at once, and all missed bytes; None where nothing was measured.
+        eager_peak_bytes: computed, not measured: the peak of the captured operators in program order, none run again or
+            in chunks, by the same rules: with outputs from when they are made, and recorded workspaces where the plan
+            has them. An ordinary loop that clears its gradients before the forward pass and updates one parameter at
             a time (``foreach=False``) comes close to it.
         resident_bytes: parameters, buffers, optimizer state and batch: live throughout.
+        held_gradient_bytes: of gradients that were in ``.grad`` when the latest call began, and which the step's own
+            were added to: on top of all peaks. A step without an optimizer gives its gradients when it ends; an
+            ordinary loop adds each to ``.grad`` as it is made.
         output_bytes: what the step gives back, from torch's own allocator.
         arena_bytes: size of the arena; 0 where there is none.
         num_misses: requests since these shapes were last recorded that were not answered from the arena as planned.
@@ -106,6 +111,7 @@ class StepReport:
     measured_peak_bytes: int | None = None
     eager_peak_bytes: int
     resident_bytes: int
+    held_gradient_bytes: int = 0
     output_bytes: int = 0
     arena_bytes: int = 0
     num_misses: int = 0
@@ -136,6 +142,8 @@ class StepReport:
         row("planned peak", self.planned_peak_bytes, f"saves {percent(saved / max(1, self.eager_peak_bytes))}")
         row("measured peak", self.measured_peak_bytes, "" if self.in_arena else "planned order, torch's own allocator")
         row("resident", self.resident_bytes, "live throughout, outside the arena")
+        if self.held_gradient_bytes:
+            row("held gradients", self.held_gradient_bytes, "in .grad before the call, on top of all peaks")
         row("outputs", self.output_bytes, "yours, outside the arena")
         row("arena", self.arena_bytes)
         row("missed", self.missed_bytes, f"{self.num_misses:,} requests")

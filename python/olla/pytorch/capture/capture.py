@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
+    from olla.pytorch.capture.gradients import Gradients
     from olla.pytorch.capture.inputs import Input
     from olla.pytorch.capture.results import Structure
     from olla.pytorch.guards.reads import Reads
@@ -40,6 +41,7 @@ class Captured:
         seconds: by stage: ``trace``, ``fold``.
         reads: what the step read from Python while it was captured.
         left: what a step of a DistributedDataParallel does beside its operators; None: the model is none.
+        gradients: what the step does to ``.grad``.
         original: the step as it was before its losses were put in chunks of rows; None: this is how it was captured.
     """
 
@@ -55,6 +57,7 @@ class Captured:
     original: Captured | None = None
     reads: Reads | None = None
     left: Left | None = None
+    gradients: Gradients | None = None
 
     def __repr__(self) -> str:
         return f"Captured({self.graph.name!r}: {self.graph.num_ops} ops, {self.graph.num_tensors} tensors)"
@@ -72,6 +75,7 @@ def capture(
     checks: str = "run",
     world_size: int | None = None,
     parallel: str | None = None,
+    keep_gradients: bool = False,
 ) -> Captured:
     """Capture one step of a model as a graph; nothing is run and no memory is allocated.
 
@@ -98,6 +102,8 @@ def capture(
         parallel: what the ranks share, with world_size: "fsdp", every parameter, gradient and optimizer state is in
             shards of dim 0, as FSDP2 has them, and gathered where it is used; "ddp", every rank has all, and gradients
             are averaged.
+        keep_gradients: whether gradients that the optimizer has used stay in ``.grad`` until the next step, as in an
+            ordinary loop, and are outputs; without, each one's memory is free right after its update.
 
     Returns:
         The captured step; ``.graph`` is its olla.Graph.
@@ -123,8 +129,10 @@ def capture(
     import torch
 
     from olla.pytorch.capture import exclusive, optimizers
+    from olla.pytorch.capture.gradients import AddsUpError
     from olla.pytorch.capture.storages import fold
     from olla.pytorch.capture.trace import trace
+    from olla.pytorch.ranks.wrapped import is_wrapped
     from olla.pytorch.sharded.fully import idle_hooks, ranks_of_model
     from olla.pytorch.sharded.group import ranks_of, require_parallel
 
@@ -140,7 +148,13 @@ def capture(
             is_elementwise = optimizer is not None and optimizers.updates_are_elementwise(optimizer)
             ranks = ranks_of_model(model, loss is not None and optimizer is not None, is_elementwise)
         with idle_hooks(model), exclusive.capture() as current:
-            traced = trace(current, model, batch, loss, optimizer, where, step, checks == "run", ranks)
+            of_step = (current, model, batch, loss, optimizer, where, step, checks == "run", ranks, keep_gradients)
+            try:
+                traced = trace(*of_step)
+            except AddsUpError:
+                if is_wrapped(model):
+                    raise
+                traced = trace(*of_step, adds_up=True)
         middle = time.perf_counter()
         inside = model if traced.left is None else model.module
         folded = fold(traced.module, traced.inputs, name or type(inside).__name__)
@@ -173,10 +187,8 @@ def _require_functions(optimizer: Any, loss: Any, step: Any) -> None:
 
 
 def _require_torch() -> None:
-    try:
-        import torch
-    except ModuleNotFoundError as error:
-        raise CaptureError("olla.capture needs PyTorch: pip install 'olla-planner[torch]'") from error
+    import torch
+
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))

@@ -127,10 +127,14 @@ def capture() -> Iterator[Capture]:
             found.is_over, found.mode = True, None
 
 
-def unwatched_operators(capture: Capture) -> AbstractContextManager[None]:
+def unwatched_operators(capture: Capture, note: Callable[[], None]) -> AbstractContextManager[None]:
     """Record operators without asking modes for functions of torch, and without watching which code is entered.
 
     In a backward pass both are on, and torch's own Python behind each operator calls hundreds of functions.
+
+    Args:
+        capture: under way.
+        note: called after each operator.
     """
     record: Any = ProxyTorchDispatchMode.__torch_dispatch__
 
@@ -139,7 +143,9 @@ def unwatched_operators(capture: Capture) -> AbstractContextManager[None]:
         sys.settrace(None)
         try:
             with torch._C.DisableTorchFunction():
-                return record(*args, **kwargs)
+                result = record(*args, **kwargs)
+            note()
+            return result
         finally:
             sys.settrace(watching)
 

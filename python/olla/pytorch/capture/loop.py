@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from olla.errors import CaptureError
 from olla.pytorch.capture import known, optimizers, recurrent
 from olla.pytorch.capture.exclusive import Capture, replaced
+from olla.pytorch.capture.gradients import AddsUpError, Gradients, Leaves
 from olla.pytorch.capture.updates import Updates
 from olla.pytorch.checks import failures
 from olla.pytorch.guards.modes import kernel_modes
@@ -28,7 +29,7 @@ from olla.pytorch.ranks.reduced import DataParallel
 
 Loss = Callable[[Any, Any], Any]
 Body = Callable[[Any, Any, Any], Any]
-Gradients = dict[str, torch.Tensor]
+_Named = dict[str, torch.Tensor]
 # They take values of tensors out of the step; of one that is no input nothing else would say so.
 _READ_VALUES = {
     torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__bool__, torch.Tensor.__int__,
@@ -37,6 +38,7 @@ _READ_VALUES = {
 }  # fmt: skip
 _VERSION = torch.Tensor._version.__get__  # type: ignore[attr-defined]
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_OF_GRADIENTS = [getattr(torch.Tensor.grad, name) for name in ("__get__", "__set__", "__delete__")]
 # What scripted functions, autograd.Function.apply, torch.func.grad and torch.func.vmap hand the tensors they are given.
 _UNASKED = (
     (torch._C.ScriptFunction, "__call__"), (torch._C.ScriptMethod, "__call__"),
@@ -67,19 +69,27 @@ def ordinary(loss: Loss) -> Body:
 class Loop:
     """One pass through the body of a loop.
 
-    Gradients that the pass before might have left are stood for by ``stale`` tensors: a body that adds to them is
-    refused unless it leaves none, because gradients of a captured step live inside the step.
+    Gradients that the pass before might have left are stood for by ``stale`` tensors. A body that drops them before its
+    backward pass, and uses its own in an update, is one whose gradients live inside the step: none is left. Where it
+    adds to them, they are to be inputs of the step: an AddsUpError says so.
     """
 
-    _parameters: dict[str, torch.Tensor]  # name -> the tensor that stands for the parameter
-    _stale: Gradients  # name -> a tensor of the parameter's shape; empty if the body is not the user's own
+    _parameters: _Named  # name -> the tensor that stands for the parameter
+    _stale: _Named  # name -> a tensor of the parameter's shape; empty if the body is not the user's own
+    _present: _Named  # name -> what stands for a gradient that is there, and that the step adds to
+    _waiting: frozenset[str]  # parameters that have a gradient which no tensor in _present stands for
+    _own: frozenset[str]  # parameters that the optimizer updates
     _updates: Updates | None  # traces those of the optimizer; None: there is no optimizer
     _mark: Callable[[str], None]  # called with a kind for all nodes recorded since its last call
     _capture: Capture  # that runs the body
+    _is_ordinary: bool  # the body is not the user's own: it begins with optimizer.zero_grad()
+    _keeps_used: bool  # gradients are left that the optimizer has used
     _parallel: DataParallel | None = None  # reduces gradients over ranks; None: nothing does
     phase: str = field(default="forward", init=False)
     num_updates: int = field(default=0, init=False)
-    _added_to: set[str] = field(default_factory=set, init=False)
+    _is_seen: bool = field(default=False, init=False)  # the body looks at gradients, or its hooks do
+    _added_to: set[str] = field(default_factory=set, init=False)  # of the stale ones: the body did not drop them
+    _used: frozenset[str] = field(default=frozenset(), init=False)  # names updated since the last backward pass
     _depth: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -93,38 +103,82 @@ class Loop:
         Raises:
             CaptureError: the body does what a captured step cannot do.
         """
-        for name, gradient in self._stale.items():
+        for name, gradient in (*self._stale.items(), *self._present.items()):
             self._parameters[name].grad = gradient
         with self._watched_backward(), self._watched_optimizers():
             yield
         self._mark("backward" if self.phase == "backward" else "forward")
-        self._check_end()
+        if self._parallel is not None:
+            self._parallel.check_finished()
 
-    def gradients(self) -> Gradients:
-        """Return the gradients there are, in the order of the parameters."""
-        found = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
-        failures.check_gradients(found)
-        return found
+    def see(self) -> None:
+        """Take note that the body, or a hook, looks at a gradient."""
+        self._is_seen = True
+
+    def left(self, leaves: Leaves) -> tuple[_Named, Gradients]:
+        """Return the gradients that the step leaves, in the order of the parameters, and what it does to others.
+
+        Raises:
+            AddsUpError: some of them add up over steps.
+        """
+        outputs: _Named = {}
+        dropped, cleared = [], []
+        for name, parameter in self._parameters.items():
+            gradient = parameter.grad
+            if self._is_stale(name):
+                self._require_untouched(name)
+                continue
+            if name in self._added_to:
+                if gradient is not None or name in self._waiting:
+                    raise self._adds_up(name)
+                continue
+            if name in self._stale:
+                dropped.append(name)
+                gradient = None if name in self._used and not self._keeps_used else gradient
+            elif self._is_ordinary and name in self._own:
+                gradient = gradient if self._keeps_used else None
+            elif name in self._present:
+                if gradient is self._present[name]:
+                    continue
+                cleared.append(name)
+            if gradient is not None:
+                outputs[name] = gradient
+        depends = bool(self._present) or (not self._stale and (self._is_seen or not self._is_ordinary))
+        others = [name for name in self._parameters if not (self._is_ordinary and name in self._own)]
+        absent = [n for n in others if n not in self._present] if depends else sorted(self._added_to)
+        if self._is_ordinary:
+            dropped = sorted(self._own)
+        of_leaves = leaves.gradients()
+        if outputs or of_leaves or (self._updates is None and not self._present):
+            failures.check_gradients(outputs | of_leaves)
+        named = {name: leaf for name, leaf in leaves.named().items() if name in of_leaves}
+        found = Gradients(tuple(dropped), tuple(self._present), tuple(absent), tuple(cleared), named)
+        return outputs | of_leaves, found
 
     def step(self, *_: Any, **__: Any) -> None:
         """Stand in for the optimizer's step."""
         if self._depth:
             raise CaptureError("the optimizer steps inside backward(): step it after backward() instead")
-        if any(self._is_stale(name) for name in self._parameters) and self.phase == "forward":
-            raise CaptureError(
-                "optimizer.step() comes before any backward(): it would use gradients of the step before. "
-                "Let the step function begin with the forward pass."
-            )
-        self._drop_stale()
+        stale = {name: self._stale[name] for name in self._own if self._is_stale(name)}
+        for name in stale:  # this update would use it, if it were there
+            self._require_untouched(name)
+            if name in self._waiting:
+                raise self._adds_up(name)
+            self._added_to.add(name)
+            self._parameters[name].grad = None
         if self._parallel is not None:
             self._parallel.check_finished()
-        found = self.gradients()
+        found = {name: p.grad for name, p in self._parameters.items() if p.grad is not None and name in self._own}
+        if not found and self.phase == "forward" and not self._is_ordinary:
+            return  # before any backward pass, and no gradient is there
+        failures.check_gradients(found)
         self._mark("backward")
         self.phase = "update"
         assert self._updates is not None
         self._updates.trace(found)
         self._mark("update")
         self.num_updates += 1
+        self._used = self._own
 
     def _watched_backward(self) -> contextlib.AbstractContextManager[None]:
         original = torch.autograd.backward
@@ -133,14 +187,25 @@ class Loop:
             if self._depth:  # recomputation calls it from inside
                 return original(*args, **kwargs)
             self._mark("forward")
-            self._added_to |= {name for name in self._stale if self._is_stale(name)}
-            self._drop_stale()
-            self.phase = "backward"
+            stale = {name: gradient for name, gradient in self._stale.items() if self._is_stale(name)}
+            for name in stale:
+                self._require_untouched(name)
+                self._parameters[name].grad = None
+            self.phase, self._used = "backward", frozenset()
             self._depth += 1
+            seen, self._is_seen = self._is_seen, False
             try:
                 original(*args, **kwargs)
             finally:
                 self._depth -= 1
+            if stale and self._is_seen:  # a hook looks at gradients, and there might be some
+                raise self._adds_up(next(iter(stale)))
+            self._is_seen |= seen
+            for name, gradient in stale.items():
+                if self._parameters[name].grad is None:
+                    self._parameters[name].grad = gradient
+                else:
+                    self._added_to.add(name)
             if self._parallel is not None:
                 self._parallel.reduce()
             self._mark("backward")
@@ -173,32 +238,15 @@ class Loop:
     def _is_stale(self, name: str) -> bool:
         return name in self._stale and self._parameters[name].grad is self._stale[name]
 
-    def _drop_stale(self) -> None:
-        for name, gradient in self._stale.items():
-            if gradient._version:
-                raise CaptureError(
-                    "the step function changes gradients of the step before: call zero_grad(), which drops them, "
-                    "and not zero_grad(set_to_none=False)"
-                )
-            if self._is_stale(name):
-                self._parameters[name].grad = None
+    def _require_untouched(self, name: str) -> None:
+        if self._stale[name]._version:
+            raise self._adds_up(name)
 
-    def _check_end(self) -> None:
-        self._drop_stale()
-        if self._parallel is not None:
-            self._parallel.check_finished()
-        if not self._stale:
-            return
-        if self.num_updates == 0:
-            raise CaptureError(
-                "the step function never calls optimizer.step(): call it, or pass loss=... to leave gradients in .grad"
-            )
-        left = [name for name in sorted(self._added_to) if self._parameters[name].grad is not None]
-        if left:
-            raise CaptureError(
-                f"gradients would add up over steps ({', '.join(left[:3])}{', ...' if left[3:] else ''}): "
-                "the step function must call model.zero_grad() before backward() or after optimizer.step()"
-            )
+    def _adds_up(self, name: str) -> AddsUpError:
+        return AddsUpError(
+            f"the step adds to gradients that were there before it ({name}.grad): call model.zero_grad() before "
+            "backward() or after optimizer.step(), and not zero_grad(set_to_none=False), which keeps them"
+        )
 
 
 def _changes(function: Any, named: Any) -> bool:
@@ -216,10 +264,18 @@ class Lent(TorchFunctionMode):
     Args:
         pairs: tensors, each with the one that stands for it.
         reads: what the step reads from Python.
+        loop: the body that is run; None: inference.
+
+    Attributes:
+        leaves: other tensors of the user's that get gradients.
     """
 
-    def __init__(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], reads: Reads) -> None:
+    def __init__(
+        self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], reads: Reads, loop: Loop | None = None
+    ) -> None:
         super().__init__()
+        self.leaves = Leaves()
+        self._loop = loop
         self._pairs = pairs  # what is kept keeps its id
         self._stand_ins = {id(tensor): stand_in for tensor, stand_in in pairs}
         self._originals = {id(stand_in): tensor for tensor, stand_in in pairs}
@@ -237,7 +293,10 @@ class Lent(TorchFunctionMode):
         if kind in _NO_TENSORS:
             return value
         if isinstance(value, torch.Tensor):
-            return self._stand_ins.get(id(value), value)
+            stand_in = self._stand_ins.get(id(value))
+            if stand_in is None and self._loop is not None:
+                self.leaves.meet(value)
+            return value if stand_in is None else stand_in
         # A shape stays what it is: Tensor.new would take a tuple for data.
         return pytree.tree_map_only(torch.Tensor, self.stand_ins_in, value, is_leaf=lambda v: isinstance(v, torch.Size))
 
@@ -246,6 +305,8 @@ class Lent(TorchFunctionMode):
         sys.settrace(None)  # torch's own functions read nothing of the user's, and there is much code in them
         try:
             _refuse(func, args, self._stand_ins)
+            if self._loop is not None and func in _OF_GRADIENTS:
+                self._see_gradient(args[0])
             args, kwargs = self.stand_ins_in((args, kwargs or {}))
             for argument in (*args, *kwargs.values()):
                 if isinstance(argument, torch.Generator):
@@ -254,6 +315,16 @@ class Lent(TorchFunctionMode):
             return self._originals.get(id(result), result)
         finally:
             sys.settrace(watching)
+
+    def _see_gradient(self, tensor: torch.Tensor) -> None:
+        if id(tensor) in self._stand_ins:
+            assert self._loop is not None
+            self._loop.see()
+        elif type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.requires_grad and tensor.is_leaf:
+            raise CaptureError(
+                f"the step looks at the gradient of a tensor of shape {tuple(tensor.shape)} that is no parameter of "
+                "its model: make it one, or put both models into one torch.nn.ModuleList."
+            )
 
     def _run(self, func: Any, args: Any, kwargs: Any, watching: Any) -> Any:
         if self._modes != kernel_modes(self._device_type):

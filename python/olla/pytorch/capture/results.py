@@ -77,16 +77,3 @@ class Structure:
         waiting = iter(tensors)
         filled = [next(waiting) if isinstance(leaf, _Tensor) else leaf for leaf in self.leaves]
         return pytree.tree_unflatten(filled, self.spec)
-
-
-def accumulate(parameter: torch.Tensor, gradient: torch.Tensor, is_own: bool) -> None:
-    """Leave a gradient in ``parameter.grad`` as autograd does: added to what is there, in the parameter's layout.
-
-    ``is_own``: whether nothing else holds the gradient's memory, so that it can be kept as it is.
-    """
-    if parameter.grad is not None:
-        parameter.grad.add_(gradient)
-    elif is_own and gradient.stride() == parameter.stride():
-        parameter.grad = gradient
-    else:
-        parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(gradient)

@@ -87,6 +87,7 @@ class Counters(NamedTuple):
         misses: the first thousand of them.
         requested_bytes: sum of all requests in windows.
         hit_bytes: sum of those answered from the arena.
+        total_peak_bytes: of a step: most bytes in use at once, in the arena and of what was planned outside of it.
     """
 
     num_hits: int
@@ -97,6 +98,7 @@ class Counters(NamedTuple):
     misses: list[Miss]
     requested_bytes: int
     hit_bytes: int
+    total_peak_bytes: int
 
 
 class Iteration(NamedTuple):
