@@ -79,7 +79,7 @@ def test_bounds_are_of_what_they_say() -> None:
     graph = training_step()
     plain, rewritten = olla.plan(graph), olla.plan(graph, minimise="peak")
     assert ("no order is below", plain.lower_bound_bytes) in page_data(graph, plain)["figures"]
-    assert ("within the added time, nothing is below", rewritten.peak_lower_bound_bytes) in (
+    assert ("nothing that the goal allows is below", rewritten.peak_lower_bound_bytes) in (
         page_data(graph, rewritten)["figures"]
     )
 

@@ -70,7 +70,7 @@ def page_data(graph: Graph, plan: Plan) -> dict[str, Any]:
     after = _run(planned, plan.order, blocks_of(planned, plan.order, plan), labels, _remarks(plan))
     bound = ("no order is below", plan.lower_bound_bytes)
     if plan.rewrites:
-        bound = ("within the added time, nothing is below", plan.peak_lower_bound_bytes)
+        bound = ("nothing that the goal allows is below", plan.peak_lower_bound_bytes)
     figures: list[tuple[str, int | str]] = [
         ("program order", int(_core.profile(graph.core, program).peak_bytes)),
         ("as planned", plan.peak_bytes),

@@ -54,7 +54,7 @@ def _tradeoff(plan: Any) -> list[str]:
         f"added time {added:.3f} ms ({percent(plan.slowdown)} of {1e3 * plan.base_seconds:.3f} ms on "
         f"{plan.goal['device']}); no rewriting within this memory adds less than {least:.3f} ms",
         f"peak {human_bytes(plan.peak_bytes)}, {human_bytes(plan.base_peak_bytes)} without rewriting; "
-        f"no rewriting within this time needs less than {human_bytes(plan.peak_lower_bound_bytes)}",
+        f"no rewriting that the goal allows needs less than {human_bytes(plan.peak_lower_bound_bytes)}",
     ]
 
 
