@@ -90,7 +90,7 @@ def test_bounds_are_of_what_they_say() -> None:
     plain, rewritten = olla.plan(graph), olla.plan(graph, minimise="peak")
     figures, others = (dict(scene_of(graph, plan).figures) for plan in (plain, rewritten))
     assert figures["no order is below"] == human_bytes(plain.lower_bound_bytes)
-    assert others["within the added time, nothing is below"] == human_bytes(rewritten.peak_lower_bound_bytes)
+    assert others["nothing that the goal allows is below"] == human_bytes(rewritten.peak_lower_bound_bytes)
 
 
 def test_before_is_the_graph_that_was_given_also_where_it_was_rewritten() -> None:

@@ -56,7 +56,7 @@ def _tradeoff(plan: Any) -> list[str]:
         f"{plan.goal['device']}); no rewriting within this memory adds less than {least:.3f} ms",
         f"peak {human_bytes(plan.peak_bytes)}, {human_bytes(plan.base_peak_bytes)} in the best order without "
         "rewriting; "
-        f"no rewriting within this time needs less than {human_bytes(plan.peak_lower_bound_bytes)}",
+        f"no rewriting that the goal allows needs less than {human_bytes(plan.peak_lower_bound_bytes)}",
     ]
 
 

@@ -20,7 +20,7 @@ class BudgetReport:
         budget_bytes: what resident memory, outputs and the arena must fit; None where the goal was another one.
         unbudgeted_peak_bytes: of the best order found without rewriting; without workspaces of kernels, unless the
             step was planned again with them.
-        peak_lower_bound_bytes: no rewriting with the planned added time has a lower peak, in any order, workspaces of
+        peak_lower_bound_bytes: no rewriting that the goal allows has a lower peak, in any order, workspaces of
             kernels left out likewise.
         num_recomputed: runs beyond one per op.
         num_in_place: results that take over an input's storage.
