@@ -611,6 +611,16 @@ class RecomputeSearch:
     def curve(self) -> Curve:
         """The state after every step of the greedy."""
 
+    def front(self) -> Curve:
+        """
+        All choices that were simulated and that no other one is better than; rising peaks.
+        """
+
+    def recall(self, target: RecomputeTarget) -> bool:
+        """
+        Put the best choice in force that was ever simulated and meets the target's limit; false where there is none.
+        """
+
     def least_peak(self, ops: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], added_seconds: float, time_limit: float, progress: object | None) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C')], bool]:
         """
         (bounds, cancelled): no rewriting that adds at most added_seconds has a lower peak than any of the bounds, one per op.

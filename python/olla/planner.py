@@ -360,7 +360,8 @@ class _Rewriting:
         own = [rewrite.added_seconds for rewrite in plan.rewrites if rewrite is not self.chunked]
         added = max(0.0, math.fsum(own))
         reached = max(self.goal.budget_bytes or 0, plan.peak_bytes)
-        peak_bytes, seconds = self.search.bounds(plan, added, reached)
+        most = math.inf if self.goal.max_slowdown is None else max(added, self._most_seconds())
+        peak_bytes, seconds = self.search.bounds(plan, added, most, reached)
         if peak_bytes > plan.peak_bytes or seconds > added:
             raise SolverError(
                 f"a plan with {plan.peak_bytes} bytes and {added} added seconds is below its lower bounds "

@@ -147,6 +147,7 @@ def test_a_callback_stops_the_solver():
     assert time.monotonic() - begin < 3.0
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_stops_the_solver():
     begin = time.monotonic()
     interrupt = Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))

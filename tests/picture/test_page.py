@@ -166,7 +166,7 @@ def test_a_click_selects_a_tensor_or_an_op(page: browser.Browser, plan: Any) -> 
 def test_the_wheel_scrolls_the_page_and_zooms_with_control_alone(page: browser.Browser, plan: Any) -> None:
     page.show(1200, 500)
     whole = [0, plan[0].num_ops]
-    left, top, _, height = box(page, "#timeline")
+    left, top, width, height = box(page, "#timeline")
     x, y = left + width / 2, top + height / 2
     page.wheel(x, y, 200)
     assert page.run("return scrollY") > 0

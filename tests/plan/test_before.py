@@ -133,7 +133,7 @@ def test_a_page_of_the_rewritten_graph_alone_says_whose_program_order_it_draws()
     assert plan.graph is not None
     scene = scene_of(plan.graph, plan)
     assert peak_bytes(scene.before, plan.num_ops) == required_before(plan.graph)
-    assert dict(scene.figures)["program order, rewritten"] == amount(required_before(plan.graph))
+    assert dict(scene.figures)["program order, as rewritten"] == amount(required_before(plan.graph))
 
 
 def test_a_broken_rule_of_a_rewritten_graph_says_whose_numbers_it_names() -> None:

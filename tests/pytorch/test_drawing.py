@@ -80,7 +80,8 @@ def test_a_step_without_an_arena_is_drawn_and_says_so(tmp_path: Path) -> None:
     scene = scene_of_step(step)
     assert dict(scene.figures)["arena"] == "none"
     assert "arena=False" in scene.no_arena
-    assert peak_bytes(scene.after, scene.planned.num_ops) == step.plan.peak_bytes
+    assert peak_bytes(scene.after, scene.planned.num_ops) == step.report().planned_peak_bytes
+    assert peak_bytes(scene.before, scene.given.num_ops) == step.report().eager_peak_bytes
     step.plot(tmp_path / "page.html")
     step.memory_viz(tmp_path / "step.pickle")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "step.pickle"]

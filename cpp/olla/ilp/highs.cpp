@@ -36,7 +36,9 @@ std::vector<HighsOption> options_of(const MipOptions& options) {
 }
 
 MipResult result_of(HighsEnd end) {
-  MipResult result{.bound = end.bound, .num_nodes = end.num_nodes};
+  MipResult result;
+  result.bound = end.bound;
+  result.num_nodes = end.num_nodes;
   const int status = end.model_status;
   if (status == kModelInfeasible) {
     result.status = MipStatus::kInfeasible;
@@ -77,7 +79,8 @@ struct Job {
   }
 
   MipResult so_far() const {
-    MipResult result{.values = progress.values()};
+    MipResult result;
+    result.values = progress.values();
     std::tie(result.objective, result.bound) = progress.objective_and_bound();
     if (!result.values.empty()) result.status = MipStatus::kFeasible;
     return result;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from olla._core import Graph as CoreGraph
 from olla._core import profile
-from olla.base import files
+from olla.base import files, human_bytes, notebook
 from olla.errors import GraphError
 from olla.graph import columns, rows
 from olla.graph.columns import COLLECTIVES, COMMUNICATION_FIELDS, OP_FIELDS, TENSOR_FIELDS, Lists, shown
@@ -197,6 +198,15 @@ class Graph:
             f"<olla.Graph {self.name!r}: {self.num_ops:,} ops, {self.num_tensors:,} tensors, "
             f"{self.resident_bytes:,} resident bytes>"
         )
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the bytes over the steps in program order."""
+        live = profile(self.core, np.arange(self.num_ops, dtype=np.int32))
+        peak = human_bytes(live.peak_bytes)
+        rows = [("peak in program order", peak), ("resident", human_bytes(self.resident_bytes))]
+        rows += [(f"{kind} ops", f"{num:,}") for kind, num in Counter(self.op_kinds).items()]
+        title = f"{self.name or 'unnamed graph'}: {self.num_ops:,} ops, {self.num_tensors:,} tensors"
+        return notebook.shown(title, rows, notebook.curve(live.live_bytes, f"bytes over steps, at most {peak}"))
 
     @staticmethod
     def builder(name: str = "") -> Builder:

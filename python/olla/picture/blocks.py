@@ -87,7 +87,9 @@ def blocks_of(graph: Graph, order: NDArray[np.int32], plan: Plan | None = None) 
 
 def tensor_label(graph: Graph, tensor: int, op: int) -> str:
     """Return a tensor's name, or else that of the op that makes it, or else its number."""
-    return graph.tensor_names[tensor] or (op_label(graph, op) if op >= 0 else f"tensor {tensor}")
+    if op < 0:
+        return graph.tensor_names[tensor] or f"tensor {tensor}"
+    return graph.tensor_names[tensor] or graph.op_names[op] or op_label(graph, op)
 
 
 def workspace_label(graph: Graph, op: int) -> str:

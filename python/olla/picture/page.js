@@ -140,8 +140,11 @@ function largest() {
   by("largest").textContent = `Largest tensors at ${isPeak ? "the peak, " : ""}step ${count(at)}, ${run.name}`;
   place.replaceChildren();
   for (const i of blocks.slice(0, MOST_ROWS)) {
-    const line = element("tr", place), name = (element("td", line, human(run.size[i]), { class: "number" }), element("td", line)), maker = run.maker[i];
-    swatch(name, run.kind[i]);
+    const line = element("tr", place), maker = run.maker[i];
+    element("td", line, human(run.size[i]), { class: "number" });
+    const cell = element("div", element("td", line), undefined, { class: "named" });
+    swatch(cell, run.kind[i]);
+    const name = element("div", cell);
     link(name, run.blockName(i), { run, block: i });
     element("small", name, [kindName(run.kind[i]), run.site(maker, "module"), run.site(maker, "source")].filter(text => text).join(" · "));
     element("td", line, run.steps(i), { class: "number" });

@@ -55,14 +55,10 @@ def scene_of(graph: Graph, plan: Plan) -> Scene:
     before = blocks_of(graph, program_order(graph))
     bound = ("no order is below", plan.lower_bound_bytes)
     if plan.rewrites:
-        bound = ("within the added time, nothing is below", plan.peak_lower_bound_bytes)
-    program = ("program order", plan.program_peak_bytes)
-    if graph.digest != plan.source_digest:  # what was given is not at hand
-        program = ("program order, rewritten", graph.program_peak_bytes)
-    figures = [
-        (name, amount(n))
-        for name, n in (program, ("as planned", plan.peak_bytes), bound, ("resident", plan.resident_bytes))
-    ]
+        bound = ("nothing that the goal allows is below", plan.peak_lower_bound_bytes)
+    program = "program order" if plan.source_digest == graph.digest else "program order, as rewritten"
+    peaks = [(program, peak_bytes(before, graph.num_ops)), ("as planned", plan.peak_bytes)]
+    figures = [(name, amount(n)) for name, n in (*peaks, bound, ("resident", plan.resident_bytes))]
     return Scene(
         title=f"{graph.name or 'a training step'}: {plan.method}, {plan.status.value}",
         figures=[*figures, ("arena", amount(plan.arena_bytes)), *changes(plan)],

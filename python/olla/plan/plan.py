@@ -127,7 +127,8 @@ class Plan:
         base_seconds: estimated time of the ops of the graph that was given; 0 without a goal.
         added_seconds: estimated time that the rewritings add.
         added_seconds_lower_bound: no rewriting that reaches this plan's peak (the budget, if one was given) adds less.
-        peak_lower_bound_bytes: no rewriting with this plan's added time has a lower peak, in any order.
+        peak_lower_bound_bytes: no rewriting that the goal allows has a lower peak, in any order: of those within
+            `max_slowdown`, if that was asked for; of all, for a budget or the least peak.
 
     Example:
         >>> import olla
@@ -373,6 +374,10 @@ class Plan:
     def __str__(self) -> str:
         """Return the plan as the table a person wants."""
         return table.text(self)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        return table.html(self)
 
 
 def _ratio(difference: int, base: int) -> float:

@@ -67,6 +67,19 @@ class PoolReport:
         ]
         return "\n".join([*lines, self.note]).strip()
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        from olla.base import human_bytes, notebook
+
+        amounts = [("arena", self.arena_bytes), ("load", self.load_bytes)]
+        picture = notebook.bars(amounts, "; ".join(f"{name} {human_bytes(n)}" for name, n in amounts))
+        rows = [
+            ("iterations", f"{self.num_iterations:,}, {self.num_planned:,} planned"),
+            ("plans", f"{self.num_plans:,}"),
+        ]
+        rows += [("served as planned", f"{self.served:.2%}"), ("missed", human_bytes(self.missed_bytes))]
+        return notebook.shown(f"pool {self.state}", rows, picture, [self.note])
+
 
 def pool(
     device: torch.device | str = "cpu",

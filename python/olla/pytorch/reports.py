@@ -197,10 +197,9 @@ def step_scene(planned: PlannedStep, arranged: Arranged | None, report: StepRepo
         report: its figures.
     """
     graph, plan, given = planned.graph, planned.plan, planned.given()
-    rounded = given if arranged is None else with_rounded_sizes(given, planned.alignment)
-    before = blocks_of(rounded, program_order(rounded))
-    after = blocks_of(graph, plan.order)
+    before, after = blocks_of(given, program_order(given)), blocks_of(graph, plan.order)
     if arranged is not None:
+        before = blocks_of(with_rounded_sizes(given, planned.alignment), program_order(given))
         arena_bytes, op_offset, num_bytes, offsets, alignment = arranged.table
         freed = arranged.freed_in, arranged.freed_after
         taken = rounded_up(num_bytes, alignment)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from olla.base import cells, figures, human_bytes, percent, plain
+from olla.base import cells, figures, human_bytes, notebook, percent, plain
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,7 +20,7 @@ class BudgetReport:
         budget_bytes: what resident memory, outputs and the arena must fit; None where the goal was another one.
         unbudgeted_peak_bytes: of the best order found without rewriting; without workspaces of kernels, unless the
             step was planned again with them.
-        peak_lower_bound_bytes: no rewriting with the planned added time has a lower peak, in any order, workspaces of
+        peak_lower_bound_bytes: no rewriting that the goal allows has a lower peak, in any order, workspaces of
             kernels left out likewise.
         num_recomputed: runs beyond one per op.
         num_in_place: results that take over an input's storage.
@@ -133,6 +133,23 @@ class StepReport:
         slowest = ", ".join(f"{name} {seconds * 1e3:.3f} ms" for name, seconds in self.slowest)
         notes = [slowest and f"slowest when recorded: {slowest}", *self.misses, self.note]
         return plain(*cells(title), self._figures(), *cells(*filter(None, notes)), width=100)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        peaks = [("eager peak", self.eager_peak_bytes), ("planned peak", self.planned_peak_bytes)]
+        if self.measured_peak_bytes is not None:
+            peaks.append(("measured peak", self.measured_peak_bytes))
+        seconds = "unknown" if self.seconds_per_step is None else f"{self.seconds_per_step * 1e3:.3f} ms"
+        arena = human_bytes(self.arena_bytes) if self.in_arena else "none: planned order, torch's own allocator"
+        missed = f"{human_bytes(self.missed_bytes)}, {self.num_misses:,} requests" if self.num_misses else "none"
+        rows = [("resident", human_bytes(self.resident_bytes)), ("arena", arena), ("missed", missed)]
+        if self.budget is not None:
+            rows.append(
+                ("run again", f"{self.budget.num_recomputed:,} ops, {percent(self.budget.planned_slowdown)} added time")
+            )
+        title = f"{self.name}: {self.num_ops:,} ops, {self.num_steps:,} steps"
+        picture = notebook.bars(peaks, "; ".join(f"{name} {human_bytes(n)}" for name, n in peaks))
+        return notebook.shown(title, [*rows, ("time per step", seconds)], picture, [self.note])
 
     def _figures(self) -> Table:
         table = figures({}, {"justify": "right"}, {"justify": "right"}, {})

@@ -147,3 +147,11 @@ def test_a_file_keeps_modules_and_lines_and_neither_changes_the_digest(tmp_path:
         for name in ("module", "source"):
             row.pop(name, None)
     assert olla.Graph.from_dict(content).digest == graph.digest
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch about its own
+def test_an_exported_program_has_the_modules_and_lines_that_torch_noted() -> None:
+    program = torch.export.export(nn.Sequential(Block(), Block()), (torch.randn(4, 8),))
+    graph = olla.from_fx(program.graph_module)
+    here = line_of(Block.forward, "self.act(")
+    assert sites(graph, graph.op_kinds[0], "gelu") == [("0.act", here), ("1.act", here)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import gc
 import os
@@ -13,11 +14,13 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, get_proxy_mode
 
 _lock = threading.RLock()
 _replaced: list[tuple[Any, str, Any, Any]] = []  # by the captures that run: owner, name, original, stand-in
+_memos: collections.deque[list[Any]] = collections.deque()  # keys of torch's own that each of the latest captures added
+_NUM_REMEMBERED = 8  # captures; one that is like them takes two thirds of the time
 _is_collected = False  # whether garbage is collected again once the capture that runs is over
 
 
@@ -97,14 +100,20 @@ class Capture:
             return False
         return threading.get_ident() == self._thread or (self.mode is not None and get_proxy_mode() is self.mode)
 
-    def replaced(self, owner: Any, name: str, function: Callable[..., Any]) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def replaced(self, owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
         """Replace a function of the process for what is captured; all other callers reach the original."""
         original = getattr(owner, name)
+        stand_ins = [function]
 
         def choose(*args: Any, **kwargs: Any) -> Any:
-            return (function if self.is_here() else original)(*args, **kwargs)
+            return (stand_ins[0] if self.is_here() else original)(*args, **kwargs)
 
-        return replaced(owner, name, choose)
+        with replaced(owner, name, choose):
+            try:
+                yield
+            finally:
+                stand_ins[:] = [original]  # a module that is imported meanwhile keeps what it finds here for ever
 
 
 @contextlib.contextmanager
@@ -115,7 +124,7 @@ def capture() -> Iterator[Capture]:
         try:
             yield found
         finally:
-            found.is_over = True
+            found.is_over, found.mode = True, None
 
 
 def unwatched_operators(capture: Capture, note: Callable[[], None]) -> AbstractContextManager[None]:
@@ -160,6 +169,20 @@ def unchanged(model: torch.nn.Module, leaves: list[Any]) -> Iterator[None]:
             if list(table) != list(before) or any(table[key] is not before[key] for key in before):
                 table.clear()
                 table.update(before)
+
+
+@contextlib.contextmanager
+def bounded_memos() -> Iterator[None]:
+    """Keep what torch notes of operators on fake tensors, by their shapes, for the latest captures only."""
+    memos: dict[Any, Any] = getattr(FakeTensorMode, "cache", {})
+    num_before = len(memos)
+    try:
+        yield
+    finally:
+        _memos.append(list(memos)[num_before:])
+        while len(_memos) > _NUM_REMEMBERED:
+            for key in _memos.popleft():
+                memos.pop(key, None)
 
 
 def between() -> AbstractContextManager[Any]:

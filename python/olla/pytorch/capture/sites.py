@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import sysconfig
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
+from torch import fx
 
 from olla.pytorch.capture.exclusive import Capture
 
@@ -32,7 +34,19 @@ class Site(NamedTuple):
 
 
 SITE = "olla_site"  # key of node.meta
-NOWHERE = Site()
+_LINE = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def site_of(node: fx.Node) -> Site:
+    """Return where a node comes from; of one that torch has recorded (torch.export), what torch noted of it."""
+    if SITE in node.meta:
+        found: Site = node.meta[SITE]
+        return found
+    modules = [str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+    trace = _LINE.findall(node.meta.get("stack_trace") or "")
+    lines = [(file, line) for file, line in trace if not file.startswith(_LIBRARIES)]
+    path = modules[-1].removeprefix("L['self']").lstrip(".") if modules else ""
+    return Site(path, f"{_short(lines[-1][0])}:{lines[-1][1]}" if lines else "")
 
 
 class Sites:

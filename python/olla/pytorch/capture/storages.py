@@ -18,7 +18,7 @@ from olla.graph import Graph
 from olla.pytorch.capture import costs
 from olla.pytorch.capture.costs import results_of, storage_of
 from olla.pytorch.capture.inputs import Input
-from olla.pytorch.capture.sites import NOWHERE, SITE
+from olla.pytorch.capture.sites import site_of
 from olla.pytorch.capture.trace import KIND
 from olla.pytorch.checks.checks import CHECK, is_check
 from olla.pytorch.ranks import collectives
@@ -230,7 +230,7 @@ class _Folder:
             mutates=[new_id[t] for t in op.mutates],
             after=after,
             kind=node.meta.get(KIND, "other"),
-            **node.meta.get(SITE, NOWHERE)._asdict(),
+            **site_of(node)._asdict(),
             flops=costs.flops(node),
             moved_bytes=0 if talk else costs.moved_bytes(node, arguments, results, len(changed)),
             launches=costs.num_launches(node),

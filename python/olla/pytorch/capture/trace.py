@@ -163,6 +163,7 @@ def trace(
     if step.body is not None:
         _add_gradients(step, fakes, mode, adds_up)
     with contextlib.ExitStack() as stack:
+        stack.callback(shapes.forget)
         stack.enter_context(exclusive.unchanged(model, leaves))
         for context in (_checkpoints, plain_recurrent_layers, known.told_to_transformers, generator.traced):
             stack.enter_context(context(capture))
@@ -276,6 +277,15 @@ def _check_stale(module: fx.GraphModule, stale: dict[str, torch.Tensor]) -> None
 
 def _run(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
     """The traced function: one step on the given tensors, in the order of step.inputs."""
+    try:
+        return _record(step, tensors)
+    finally:
+        for tensor in tensors:
+            tensor.grad = None  # it leads back to the tensor, by ways that the garbage collector does not see
+
+
+def _record(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
+    """Record the user's own code on stand-ins, and return what the step returns."""
     step.capture.mode = get_proxy_mode()
     parameters = {str(name): p for name, p in step.values(tensors, "parameter").items()}
     batch = pytree.tree_unflatten(step.batch, step.batch_spec)
