@@ -16,7 +16,7 @@ from olla import Graph, Plan, PlanError
 from olla.base import human_bytes
 from olla.chunk import chunked
 from olla.cli.parser import main
-from olla.picture.plot import page_data
+from olla.picture.scene import amount, peak_bytes, scene_of
 from olla.plan import Swapped
 from olla.planner import needed_bytes
 from olla.scale import plan_file, text
@@ -79,7 +79,9 @@ def test_every_goal_is_measured_against_the_program_order_of_the_given_graph(nam
     assert plan.program_peak_bytes == graph.program_peak_bytes == before
     assert plan.saved_bytes == before - plan.peak_bytes
     assert re.search(rf"peak before +\S+ \S+ +{before:,} ", str(plan))
-    assert dict(page_data(graph, plan)["figures"])["program order"] == before
+    scene = scene_of(graph, plan)
+    assert peak_bytes(scene.before, graph.num_ops) == before
+    assert dict(scene.figures)["program order"] == amount(before)
     olla.check(graph, plan)
 
 
@@ -124,6 +126,14 @@ def test_the_checker_counts_the_program_order_of_the_given_graph_itself() -> Non
     olla.check(plan.graph, plan)
     olla.check(plan.graph, plan.of_last_graph())
     assert plan.of_last_graph().program_peak_bytes == required_before(plan.graph)
+
+
+def test_a_page_of_the_rewritten_graph_alone_says_whose_program_order_it_draws() -> None:
+    plan = olla.plan(two_branches(), budget="9KB", **SHORT)
+    assert plan.graph is not None
+    scene = scene_of(plan.graph, plan)
+    assert peak_bytes(scene.before, plan.num_ops) == required_before(plan.graph)
+    assert dict(scene.figures)["program order, as rewritten"] == amount(required_before(plan.graph))
 
 
 def test_a_broken_rule_of_a_rewritten_graph_says_whose_numbers_it_names() -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import json
-import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch.nn.functional as F
 
 import olla
+from olla.picture.scene import peak_bytes
+from olla.pytorch.reports import step_scene
 from tests.support import oracle
 from tests.support.pytorch.planned import planned, runner_of, world_of
 from tests.support.pytorch.steps import World, nn, torch
@@ -82,7 +80,7 @@ def test_a_step_is_measured_against_its_captured_graph_whatever_the_goal(goal: d
         assert report.planned_peak_bytes < report.eager_peak_bytes
 
 
-def test_a_step_with_its_loss_in_chunks_is_measured_against_the_whole_one(tmp_path: Path) -> None:
+def test_a_step_with_its_loss_in_chunks_is_measured_against_the_whole_one() -> None:
     torch.manual_seed(0)
     model, target = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4000)), torch.arange(64)
     world = World(
@@ -102,32 +100,26 @@ def test_a_step_with_its_loss_in_chunks_is_measured_against_the_whole_one(tmp_pa
     assert plan.program_peak_bytes == program_order(given)
     assert report.eager_peak_bytes == program_order(rounded(given))
     assert report.planned_peak_bytes < report.eager_peak_bytes / 2
-    step.plot(tmp_path / "step.html")
-    page = (tmp_path / "step.html").read_text()
-    assert f'["program order",{plan.program_peak_bytes}]' in page
+    require_drawn_as_reported(step)
 
 
+@pytest.mark.parametrize("arena", [True, False])
 @pytest.mark.parametrize("goal", GOALS, ids=str)
-def test_the_page_of_a_step_draws_the_captured_step_beside_what_runs(goal: dict[str, Any], tmp_path: Path) -> None:
+def test_the_page_of_a_step_draws_the_captured_step_beside_what_runs(goal: dict[str, Any], arena: bool) -> None:
     world = world_of("gpt2", "momentum")
     step = olla.compile(
-        world.model, optimizer=world.optimizer, loss=world.loss, time_limit=1.0, disk_cache=False, **goal
+        world.model, optimizer=world.optimizer, loss=world.loss, time_limit=1.0, arena=arena, disk_cache=False, **goal
     )
     planned(world, step, 2)
-    step.plot(tmp_path / "step.html")
-    found = re.search(r'\{"title".*\}', (tmp_path / "step.html").read_text())
-    assert found is not None
-    data = json.loads(found[0])
-    assert dict(data["figures"])["program order"] == step.plan.program_peak_bytes
-    before = {
-        name: np.frombuffer(base64.b64decode(data["before"][name]), kind)
-        for name, kind in {"first": np.uint32, "last": np.uint32, "size": np.float64}.items()
-    }
-    change = np.zeros(data["before"]["num_steps"] + 1)
-    np.add.at(change, before["first"], before["size"])
-    np.subtract.at(change, before["last"], before["size"])
-    assert int(np.cumsum(change[:-1]).max()) == step.plan.program_peak_bytes
-    assert data["before"]["num_steps"] == runner_of(step).given.num_ops
+    require_drawn_as_reported(step)
+
+
+def require_drawn_as_reported(step: Any) -> None:
+    runner, report = runner_of(step), step.report()
+    scene = step_scene(runner._planned, runner._arranged, report)
+    assert scene.given.num_ops == runner.given.num_ops
+    assert peak_bytes(scene.before, scene.given.num_ops) == report.eager_peak_bytes
+    assert peak_bytes(scene.after, scene.planned.num_ops) == report.planned_peak_bytes
 
 
 def test_a_step_found_on_disk_is_measured_against_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
