@@ -221,6 +221,7 @@ class Step:
 
     def _prepare(self, batch: Any, key: tuple[Any, ...], leaves: Sequence[Any]) -> Capture:
         from olla.pytorch.cache import Place, find
+        from olla.pytorch.capture.storages import lighten
         from olla.pytorch.planned import prepared
         from olla.pytorch.planner import Planner
         from olla.pytorch.runner import Runner
@@ -244,6 +245,9 @@ class Step:
         made.runner = Runner(
             captured, found, replay, note, place, self._cuda_graph, planner, self._host, self._arena is None, ranks
         )
+        for part in (captured, captured.original):
+            if part is not None:
+                lighten(part.module.graph)
         return made
 
     def _capture(self, batch: Any, key: tuple[Any, ...], leaves: Sequence[Any]) -> tuple[Capture, Captured]:
