@@ -89,7 +89,7 @@ class Runner:
         self._figures = Figures(
             capture_seconds=sum(captured.seconds.values()),
             plan_seconds=0.0 if place.loaded else plan.seconds["total"],
-            eager_peak_bytes=self._eager_peak(),
+            eager_peak_bytes=arrange.program_peak(self.given, self._planned.alignment),
             is_cached=place.loaded,
             notes=[note, place.note, planner.note if planner else ""],
         )
@@ -223,7 +223,7 @@ class Runner:
         with ProgressLine(f"laying out {graph.name}") as progress:
             agreement = self._agreement
             planned.graph = agreement.costs(with_costs(graph, recorded, self._recorder.seconds, planned.alignment))
-            self._figures.eager_peak_bytes = self._eager_peak()
+            self._figures.eager_peak_bytes = arrange.program_peak(self.given, self._planned.alignment)
             make = functools.partial(arrange.planned_again, self.graph, before, progress)
             planned.plan = before.with_figures(agreement.plan(self.graph, make), self.graph, planned.given())
             if not np.array_equal(self.plan.order, before.order):
@@ -251,10 +251,6 @@ class Runner:
         self._agreement.is_open = False
         self._arranged = arranged
         self.program = self._planned.compile_arranged(replay, arranged)
-
-    def _eager_peak(self) -> int:
-        """Return the peak of the program order of the step as it was captured."""
-        return arrange.program_peak(self.given, self._planned.alignment)
 
     def _run_in_arena(
         self, replay: Replay, arranged: arrange.Arranged, values: Sequence[torch.Tensor]

@@ -147,15 +147,7 @@ class Step:
         memory_viz(self.graph, self.plan, path)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw the step as a page: what was captured beside what runs, and the arena with every request for memory.
-
-        Args:
-            path: of the file; see `olla.plot`.
-
-        Raises:
-            ReplayError: there is no plan yet, or none at all.
-            OSError: the file cannot be written.
-        """
+        """Draw what was captured beside what runs, and the arena, as a page; ReplayError where there is no plan yet."""
         self._latest.plot(path, len(self._captures))
 
     def release(self) -> None:

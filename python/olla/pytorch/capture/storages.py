@@ -19,10 +19,10 @@ from olla.graph import Graph
 from olla.pytorch.capture import costs
 from olla.pytorch.capture.costs import results_of, storage_of
 from olla.pytorch.capture.inputs import Input
-from olla.pytorch.capture.sites import site_of
 from olla.pytorch.capture.trace import KIND
 from olla.pytorch.checks.checks import CHECK, is_check
 from olla.pytorch.ranks import collectives
+from olla.pytorch.sites.sites import site_of
 
 
 @dataclass

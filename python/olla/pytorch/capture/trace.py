@@ -24,7 +24,6 @@ from olla.pytorch.capture.inputs import Fakes, Input, batch_leaves, step_device
 from olla.pytorch.capture.loop import Body, Lent, Loop, Loss, lent_optimizer, ordinary
 from olla.pytorch.capture.recurrent import plain_recurrent_layers
 from olla.pytorch.capture.results import Structure, with_own_storage
-from olla.pytorch.capture.sites import Sites
 from olla.pytorch.capture.updates import TEMPLATE, Updates, copy_updates
 from olla.pytorch.checks import checks, failures
 from olla.pytorch.guards.inside import hooks_of
@@ -34,6 +33,7 @@ from olla.pytorch.ranks.reduced import DataParallel, Left
 from olla.pytorch.ranks.wrapped import ATTRIBUTES, is_wrapped
 from olla.pytorch.sharded.fully import is_sharded, local
 from olla.pytorch.sharded.ranks import Ranks, settle
+from olla.pytorch.sites.sites import Sites
 
 _Tensors = tuple[torch.Tensor, ...]
 KIND = "olla_kind"  # key of node.meta: forward, backward or update
@@ -171,7 +171,7 @@ def trace(
         if parallel := step.parallel:
             stack.enter_context(capture.replaced(DistributedDataParallel, "forward", parallel.forward))
         stack.enter_context(failures.explained(lambda: step.phase, model))
-        unwatched = exclusive.unwatched_operators(capture, Sites(capture, model, _run.__code__).note)
+        unwatched = exclusive.unwatched_operators(capture, Sites(lambda: capture.mode, model, _run.__code__).note)
         for block in (checks.traced(), reads.undone(), unwatched):
             stack.enter_context(block)
         # Puts back what torch writes into every node it records from now on: checkpoints leave their policy there.
