@@ -27,6 +27,7 @@ MODES: dict[str, dict[str, Any]] = {
     "plain": {},
     "peak": {"minimise": "peak"},
     "swap": {"max_slowdown": 0.5, "swap": True},
+    "run": {"on_unsupported": "warn"},
 }
 CLASSES = ("equal", "rounding", "error", "WRONG", "RAW")
 MIN_REMEDY = 60  # characters; less says what is wrong at most

@@ -70,6 +70,7 @@ class StepReport:
         name: of the captured graph.
         num_ops: operators of the step.
         num_steps: calls with these shapes so far.
+        num_ordinary_steps: calls that ran as the ordinary step, since it could not be captured; of all shapes.
         num_captures: captures in the step's cache.
         in_arena: whether the step runs at planned addresses; else in planned order on torch's own allocator.
         planned_peak_bytes: resident memory, and the most bytes of arena and outputs in use at once by plan: an output
@@ -135,9 +136,12 @@ class StepReport:
     note: str
     budget: BudgetReport | None = None
     swap: SwapReport | None = None
+    num_ordinary_steps: int = 0
 
     def __str__(self) -> str:
         """Return the report as the table a person wants."""
+        if not self.num_ops and self.num_ordinary_steps:
+            return plain(*cells(f"{self.name}: {self.num_ordinary_steps:,} ordinary steps", self.note), width=100)
         title = f"{self.name}: {self.num_ops:,} ops, {self.num_steps:,} steps"
         slowest = ", ".join(f"{name} {seconds * 1e3:.3f} ms" for name, seconds in self.slowest)
         notes = [slowest and f"slowest when recorded: {slowest}", *self.misses, self.note]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import gc
 import os
 import signal
@@ -162,6 +163,7 @@ def unchanged(model: torch.nn.Module, leaves: list[Any]) -> Iterator[None]:
     try:
         yield
     finally:
+        clear_fake_caches()
         for parameter, gradient in gradients:
             if isinstance(parameter.grad, FakeTensor):
                 parameter.grad = gradient
@@ -183,6 +185,29 @@ def bounded_memos() -> Iterator[None]:
         while len(_memos) > _NUM_REMEMBERED:
             for key in _memos.popleft():
                 memos.pop(key, None)
+
+
+def clear_fake_caches() -> None:
+    """Empty the caches of functools that hold fake tensors: a capture has filled them, and others would be given these.
+
+    Complexity: O(objects that the garbage collector knows), some 20 ms.
+    """
+    for cache in gc.get_objects():
+        if type(cache) is functools._lru_cache_wrapper and cache.cache_info().currsize and _holds_fakes(cache):
+            cache.cache_clear()
+
+
+def _holds_fakes(cache: object) -> bool:
+    """Whether a cache holds a fake tensor, alone or in lists, tuples and dicts."""
+    waiting, seen = gc.get_referents(cache), set()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, FakeTensor):
+            return True
+        if type(value) in (tuple, list, dict) and id(value) not in seen:
+            seen.add(id(value))
+            waiting += value.values() if isinstance(value, dict) else value
+    return False
 
 
 def between() -> AbstractContextManager[Any]:
