@@ -253,6 +253,30 @@ def compile_graph(
     return inductor(module, inputs)
 
 
+def compile_aten(
+    module: Any, inputs: Any, partition: Callable[..., Any], compiler: Callable[[torch.fx.GraphModule, str], Any]
+) -> Any:
+    """Compile with AOTAutograd alone: no decompositions, a partitioner, and a compiler of graphs by name."""
+    aot_autograd = private("torch._dynamo.backends.common", "aot_autograd")
+    def made(name: str) -> Callable[..., Any]:
+        return lambda graph, _: boxed_call(compiler(graph, name))
+
+    def boxed_call(program: Callable[..., Any]) -> Callable[..., Any]:
+        program._boxed_call = True  # type: ignore[attr-defined]
+        return program
+
+    compile_with = aot_autograd(
+        fw_compiler=made("olla_forward"),
+        bw_compiler=made("olla_backward"),
+        inference_compiler=made("olla_inference"),
+        partition_fn=partition,
+        decompositions={},
+    )
+    # What is donated may not be kept for a second backward; ours copies what it writes over.
+    with functorch_config.patch(donated_buffer=False):
+        return compile_with(module, inputs)
+
+
 @functools.cache
 def code_digest() -> str:
     """Return a digest of the package's Python code and compiled core: decisions may change with either."""
