@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +15,9 @@ from torch import fx
 from olla import planner
 from olla.aten.halves import FUNCTIONAL_NORM, Halves, divided
 from olla.aten.joint import Joint, obstacle
-from olla.errors import CaptureError
-from olla.graph import PROFILES, DeviceProfile, Rerun, Rules
+from olla.aten.record import Graph
+from olla.errors import BudgetError
+from olla.graph import DeviceProfile, Rerun, Rules, profile_of
 from olla.inductor.compat import compat, fallback
 from olla.plan import Chunked, Goal, Options, Plan, Request
 from olla.pytorch.memory import arrange
@@ -30,53 +30,30 @@ _log = logging.getLogger(__name__)
 _LEFT = "olla leaves a graph to torch's own partitioner, and its operators run in the order of the program"
 
 
-@dataclass(frozen=True)
-class Divided:
-    """What became of one joint graph.
-
-    Attributes:
-        reason: why it is not planned; empty where it is.
-        num_ops: of forward and backward as the program has them; of the graph that is not planned, its nodes.
-        peak_bytes: most memory live at once in forward and backward, with inputs and gradients, as planned.
-        eager_peak_bytes: the same of the program order, which keeps everything.
-        lower_bound_bytes: no plan that takes as long has a lower peak.
-        resident_bytes: of that, parameters, buffers and inputs.
-        saved_bytes: what forward makes and keeps for backward.
-        num_again: operators that run again.
-        num_in_place: results that take over the memory of an input.
-        added_seconds, base_seconds: estimated, of what runs again, and of the whole.
-        plan_seconds: wall-clock time of planning.
-    """
-
-    reason: str = ""
-    num_ops: int = 0
-    peak_bytes: int = 0
-    eager_peak_bytes: int = 0
-    lower_bound_bytes: int = 0
-    resident_bytes: int = 0
-    saved_bytes: int = 0
-    num_again: int = 0
-    num_in_place: int = 0
-    added_seconds: float = 0.0
-    base_seconds: float = 0.0
-    plan_seconds: float = 0.0
-
-
 @dataclass(eq=False)
 class Partitioner:
     """Divides joint graphs so that forward and backward, operator by operator, meet a goal.
+
+    A budget is for a model as a whole: of what one graph may take, its other parameters with their gradients are taken
+    away, and what graphs before it have saved by then.
 
     Args:
         goal: what is asked for.
         device: what seconds are estimated for; None: it follows the graph's device.
         time_limit: seconds for the plan of one graph.
-        divided: takes what became of every graph.
+        model_bytes: of parameters, their gradients and buffers of the whole model; 0: those of the graph alone.
+        graphs: takes what became of every graph.
+
+    Attributes:
+        saved_before: bytes that the graphs of this call of the model have saved that were compiled before.
     """
 
     goal: Goal
     device: DeviceProfile | str | None = None
     time_limit: float = 15.0
-    divided: list[Divided] = field(default_factory=list)
+    model_bytes: int = 0
+    saved_before: int = field(default=0, init=False)
+    graphs: list[Graph] = field(default_factory=list)
 
     def __call__(self, gm: Any, joint_inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Return the forward and the backward graph module of a joint one; torch's own where olla's fail."""
@@ -84,15 +61,16 @@ class Partitioner:
         if not reason:
             try:
                 halves, found = self._planned(gm, kwargs["num_fwd_outputs"], kwargs.get("static_lifetime_input_indices"))
-                self.divided.append(found)
+                self.graphs.append(found)
+                self.saved_before += found.saved_bytes
                 return halves.forward, halves.backward
             except Exception as error:  # the graph as it came is whole, and torch can divide it
                 fallback.failed(_LEFT, error)
                 reason = f"{type(error).__name__}: {error}"
-        self.divided.append(Divided(reason, len(gm.graph.nodes)))
+        self.graphs.append(Graph(reason=reason, num_ops=_num_ops(gm)))
         return compat.min_cut_partition(gm, joint_inputs, **kwargs)  # type: ignore[no-any-return]
 
-    def _planned(self, gm: fx.GraphModule, num_forward: int, static: list[int] | None) -> tuple[Halves, Divided]:
+    def _planned(self, gm: fx.GraphModule, num_forward: int, static: list[int] | None) -> tuple[Halves, Graph]:
         start = time.perf_counter()
         joint = Joint(compat.copied(gm), num_forward, static or [], "forward and backward")
         plan = self._plan(joint)
@@ -100,7 +78,7 @@ class Partitioner:
         schedule = op_schedule(joint.captured, plan)
         halves = divided(joint, schedule, plan.order.tolist(), static or [])
         below = plan.recomputed
-        found = Divided(
+        found = Graph(
             num_ops=graph.num_ops - 1,
             peak_bytes=plan.peak_bytes,
             eager_peak_bytes=arrange.program_peak(graph, 1),
@@ -118,15 +96,39 @@ class Partitioner:
 
     def _plan(self, joint: Joint) -> Plan:
         device = device_type(joint.captured)
-        goal = self.goal if self.device else dataclasses.replace(self.goal, device=PROFILES["cpu" if device == "cpu" else "a100"])
-        options = Options(layout=False, time_limit=self.time_limit)
+        profile = profile_of(self.device or ("cpu" if device == "cpu" else "a100"))
+        goal = dataclasses.replace(self.goal, device=profile)
+        if goal.budget_bytes is not None:
+            goal = dataclasses.replace(goal, budget_bytes=max(goal.budget_bytes - self._elsewhere(joint), 1))
         request = Request(
             graph=joint.captured.graph,
-            options=options,
+            options=Options(layout=False, time_limit=self.time_limit),
             goal=goal,
             restrict=lambda rules, chunked: _restricted(joint, device, rules),
         )
-        return planner.run(request)
+        try:
+            return planner.run(request)
+        except BudgetError as error:
+            goal = dataclasses.replace(goal, budget_bytes=None, minimise="peak")
+            found = planner.run(dataclasses.replace(request, goal=goal))
+            budget = self.goal.budget_bytes
+            fallback.warn(
+                f"olla found no way to fit forward and backward into budget={budget} bytes: the least found is "
+                f"{found.peak_bytes + self._elsewhere(joint)} bytes, with parameters, inputs and gradients, and is "
+                f"used ({error}). Ask for a budget of that, or take a smaller batch"
+            )
+            return found
+
+    def _elsewhere(self, joint: Joint) -> int:
+        """Return the bytes in memory beside a graph: parameters that it does not take, and what is saved before it."""
+        inputs = zip(joint.captured.inputs, joint.captured.module.graph.find_nodes(op="placeholder"), strict=True)
+        own = {"parameter": 2, "buffer": 1, "input": 0}  # of a parameter its gradient too
+        known = sum(own[entry.kind] * node.meta["val"].untyped_storage().nbytes() for entry, node in inputs)
+        return max(self.model_bytes - known, 0) + self.saved_before
+
+
+def _num_ops(module: fx.GraphModule) -> int:
+    return sum(isinstance(node.target, torch._ops.OpOverload) for node in module.graph.nodes)
 
 
 def _restricted(joint: Joint, device: str, rules: Rules) -> Rules:

@@ -33,7 +33,7 @@ def backend(module: Any, inputs: Any, *, mode: str | None = None, options: Mappi
     if (options or {}).get("kernels", "inductor") != "inductor":
         from olla.aten import backend as aten
 
-        return aten.compile_graph(module, inputs, aten.partitioner_of(options or {}))
+        return aten.backend_of(options or {})(module, inputs)
     ours = {name: value for name, value in (options or {}).items() if name in _OURS}
     others = {name: value for name, value in (options or {}).items() if name not in _OURS}
     mode = others.pop("mode", mode)

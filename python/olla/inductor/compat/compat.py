@@ -60,6 +60,8 @@ is_tangent: Any = private("torch._functorch._aot_autograd.utils", "_is_tangent")
 is_symbolic: Any = private("torch.fx.experimental.proxy_tensor", "is_sym_node")
 uncacheable: Any = private("torch._inductor.codecache", "BypassFxGraphCache")
 clone = torch.ops.aten.clone.default
+dynamo_config: Any = private("torch._dynamo", "config")
+restarts: Any = private("torch._dynamo.exc", "TensorifyScalarRestartAnalysis")  # no failure: Dynamo begins again
 
 
 def is_tensor_node(node: torch.fx.Node) -> bool:
@@ -253,26 +255,40 @@ def compile_graph(
     return inductor(module, inputs)
 
 
+def skips(function: Any) -> bool:
+    """Whether Dynamo leaves the frames of a function alone where they are not called from others."""
+    return bool(private("torch._dynamo.trace_rules", "check")(function))
+
+
 def compile_aten(
-    module: Any, inputs: Any, partition: Callable[..., Any], compiler: Callable[[torch.fx.GraphModule, str], Any]
+    module: Any, inputs: Any, partition: Callable[..., Any], *compilers: Callable[[torch.fx.GraphModule], Any]
 ) -> Any:
-    """Compile with AOTAutograd alone: no decompositions, a partitioner, and a compiler of graphs by name."""
+    """Compile with AOTAutograd alone: nothing is decomposed.
+
+    Args:
+        module, inputs: a graph of Dynamo's and its example inputs.
+        partition: divides joint graphs.
+        compilers: of forward, of backward, and of what needs no backward. Their functions take a list and empty it.
+    """
     aot_autograd = private("torch._dynamo.backends.common", "aot_autograd")
-    def made(name: str) -> Callable[..., Any]:
-        return lambda graph, _: boxed_call(compiler(graph, name))
 
-    def boxed_call(program: Callable[..., Any]) -> Callable[..., Any]:
-        program._boxed_call = True  # type: ignore[attr-defined]
-        return program
+    def boxed(compiler: Callable[[torch.fx.GraphModule], Any]) -> Callable[..., Any]:
+        def compiled(graph: Any, _: Any) -> Any:
+            program = compiler(graph)
+            program._boxed_call = True
+            return program
 
+        return compiled
+
+    forward, backward, inference = map(boxed, compilers)
     compile_with = aot_autograd(
-        fw_compiler=made("olla_forward"),
-        bw_compiler=made("olla_backward"),
-        inference_compiler=made("olla_inference"),
+        fw_compiler=forward,
+        bw_compiler=backward,
+        inference_compiler=inference,
         partition_fn=partition,
         decompositions={},
     )
-    # What is donated may not be kept for a second backward; ours copies what it writes over.
+    # What is donated may not be kept for a second backward; olla's programs copy what they write over.
     with functorch_config.patch(donated_buffer=False):
         return compile_with(module, inputs)
 
