@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import fx
 
 from olla.aten.partition import Partitioner
 from olla.aten.program import Program, compile_program
 from olla.aten.record import Graph, WrapReport
+from olla.aten.second import Given, attach, changed_inputs, watch
 from olla.graph import DeviceProfile
 from olla.inductor.compat import compat, fallback
 from olla.plan import Goal
+from olla.pytorch.capture.costs import is_random
 
 _OPTIONS = ("budget", "max_slowdown", "minimise", "device", "time_limit")
 
@@ -76,8 +80,11 @@ class Backend:
         """Return what runs in place of a graph."""
         self._note_break(module)
         num_graphs = len(self._report.graphs)
+        graph = _Compiled(module, self)
         try:
-            return compat.compile_aten(module, inputs, self._partition, self._forward, self._backward, self._inference)
+            graph.program = compat.compile_aten(
+                module, inputs, self._partition, graph.forward, graph.backward, graph.inference
+            )
         except compat.restarts:
             raise
         except Exception as error:
@@ -86,6 +93,8 @@ class Backend:
             del self._report.graphs[num_graphs:]
             self._report.graphs.append(Graph(reason=f"AOTAutograd does not take it: {type(error).__name__}: {reason}"))
             return module.forward  # type: ignore[no-any-return]
+        graph.places = list(range(num_graphs, len(self._report.graphs)))
+        return torch.compiler.disable(graph.__call__)  # type: ignore[no-any-return]
 
     def settings(self) -> Any:
         """Return a context for calls of the model: what Dynamo is to see and how often it may compile."""
@@ -101,20 +110,93 @@ class Backend:
         if line not in self._report.breaks:
             self._report.breaks.append(line)
 
-    def _forward(self, module: fx.GraphModule) -> Program:
-        return self._counted(compile_program(module, "olla_forward"))
+    def note(self, reason: str, graphs: list[int]) -> None:
+        """Note why graphs of the report are not planned any more."""
+        for i in graphs:
+            self._report.graphs[i] = replace(self._report.graphs[i], reason=reason)
 
-    def _backward(self, module: fx.GraphModule) -> Program:
-        return compile_program(module, "olla_backward")
-
-    def _inference(self, module: fx.GraphModule) -> Program:
+    def note_inference(self, module: fx.GraphModule) -> None:
+        """Note a graph that needs no backward."""
         num_ops = sum(node.op == "call_function" for node in module.graph.nodes)
         self._report.graphs.append(Graph(kind="inference", num_ops=num_ops))
+
+
+def _is_free(value: Any) -> bool:
+    """Whether an input is the user's own and gets a gradient: as with penalties on gradients, which differentiate it."""
+    return isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
+
+
+class _Compiled:
+    """One graph of Dynamo's as it runs.
+
+    Args:
+        module: the graph.
+        backend: that compiles it.
+
+    Attributes:
+        program: what AOTAutograd made of it.
+        places: of it in the report.
+    """
+
+    def __init__(self, module: fx.GraphModule, backend: Backend) -> None:
+        self.program: Callable[..., Any] | None = None
+        self._module = module
+        self._backend = backend
+        self._draws = False
+        self._is_twice: bool | None = None  # whether gradients are differentiated; None: nothing is known yet
+        self._others: list[int] | None = None  # inputs that are no parameters
+        self.places: list[int] = []
+        self._statistics = sorted(changed_inputs(module))
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the graph."""
+        assert self.program is not None
+        if len({id(args[i]) for i in self._statistics}) < len(self._statistics):  # two buffers have become one
+            return self._module(*args)
+        if not torch.is_grad_enabled():
+            return self.program(*args)
+        if self._others is None:
+            self._others = [i for i, a in enumerate(args) if not isinstance(a, torch.nn.Parameter)]
+        if self._is_twice or (self._is_twice is None and any(_is_free(args[i]) for i in self._others)):
+            return self._as_it_is(args)
+        given = Given(self._module, args, self._others, self._draws, self._differentiated)
+        outputs = self.program(*args)
+        attach(outputs, given)
+        return outputs
+
+    def _as_it_is(self, args: tuple[Any, ...]) -> Any:
+        """Run the graph as Dynamo captured it, and see whether its gradients are differentiated."""
+        outputs = self._module(*args)
+        watch(outputs, self._watched)
+        return outputs
+
+    def _watched(self) -> None:
+        """Note once how the gradients of a graph are used that ran as it is."""
+        if torch.is_grad_enabled():
+            self._differentiated()
+        elif self._is_twice is None:
+            self._is_twice = False
+
+    def _differentiated(self) -> None:
+        """Run as captured from now on: what is differentiated twice in one piece is eager's to the bit."""
+        if not self._is_twice:
+            self._is_twice = True
+            self._backend.note("its gradients are differentiated: from then on it runs as it is", self.places)
+
+    def forward(self, module: fx.GraphModule) -> Program:
+        self._draws = any(is_random(node) for node in module.graph.nodes)
+        return self._counted(compile_program(module, "olla_forward"))
+
+    def backward(self, module: fx.GraphModule) -> Program:
+        return compile_program(module, "olla_backward")
+
+    def inference(self, module: fx.GraphModule) -> Program:
+        self._backend.note_inference(module)
         return self._counted(compile_program(module, "olla_inference"))
 
     def _counted(self, program: Program) -> Program:
         def run(values: list[Any]) -> list[Any]:
-            self.num_runs += 1
+            self._backend.num_runs += 1
             return program(values)
 
         return run

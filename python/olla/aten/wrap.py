@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import types
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from olla.aten.record import WrapReport
@@ -12,11 +14,12 @@ from olla.graph import DeviceProfile
 if TYPE_CHECKING:
     import torch
 
+Wrapped = TypeVar("Wrapped", bound=Callable[..., Any])
 _wrapped: WeakKeyDictionary[Any, WrapReport] = WeakKeyDictionary()
 
 
 def wrap(
-    model: torch.nn.Module,
+    model: Wrapped,
     *,
     budget: int | str | None = None,
     max_slowdown: float | None = None,
@@ -24,7 +27,7 @@ def wrap(
     plan_for: str | DeviceProfile | None = None,
     time_limit: float = 15.0,
     dynamic: bool | None = False,
-) -> torch.nn.Module:
+) -> Wrapped:
     """Plan the memory of a model's forward and backward; the training loop stays as it is.
 
     Calls of the model, and the backward passes behind them, run the same operators on torch's own kernels, in an order
@@ -37,7 +40,9 @@ def wrap(
 
     Args:
         model: wrapped in place, as by ``model.compile()``: its class, parameters and the keys of its state stay the
-            same. A copy of it, or what is loaded from a pickle, is not wrapped.
+            same. A copy of it, or what is loaded from a pickle, is not wrapped. Or a function, such as
+            ``loss(model, batch)``, which plans the loss as well: that is not changed, and what is returned is called in
+            its place.
         budget: the memory there is for forward and backward, "16GB", "16GiB" or bytes, with parameters, inputs and
             gradients, without an optimizer's state: the least added time with which they fit.
         max_slowdown: in place of a budget: the least peak within this share of added time; 0.05 is 5 %.
@@ -47,12 +52,12 @@ def wrap(
         dynamic: as of ``torch.compile``; by default a batch of another size gets a plan of its own.
 
     Returns:
-        The model.
+        The model; of a function, one that takes the same and returns the same.
 
     Raises:
         BudgetError: the budget is no number of bytes.
         ValueError: two goals are given, or one is out of its range.
-        TypeError: model is no torch.nn.Module.
+        TypeError: model is neither a torch.nn.Module nor a function.
 
     Example:
         >>> import torch, olla
@@ -70,31 +75,39 @@ def wrap(
     import torch
 
     from olla.aten.backend import Backend, partitioner
+    from olla.inductor.compat import compat
 
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model is a {type(model).__name__}, expected a torch.nn.Module")
-    report = WrapReport(name=type(model).__name__)
+    is_module = isinstance(model, torch.nn.Module)
+    if not is_module and not callable(model):
+        raise TypeError(f"model is a {type(model).__name__}, expected a torch.nn.Module or a function")
+    report = WrapReport(name=type(model).__name__ if is_module else getattr(model, "__name__", "function"))
     partition = partitioner(budget, max_slowdown, minimise, plan_for, time_limit)
     partition.graphs = report.graphs
-    partition.model_bytes = _model_bytes(model)
     backend = Backend(partition, report)
-    compiled = torch.compile(_entry(model), backend=backend, dynamic=dynamic)
-    settings = backend.settings
+    plain: Any = model._call_impl if is_module else model
+    compiled = torch.compile(_entry(model) if is_module else model, backend=backend, dynamic=dynamic)
+    settings, is_watched = backend.settings, compat.has_global_hooks
 
     def call(*args: Any, **kwargs: Any) -> Any:
         before, partition.saved_before = backend.num_runs, 0
-        with settings():
-            result = compiled(*args, **kwargs)
+        if is_watched():  # hooks on all modules, which Dynamo does not look for
+            result = plain(*args, **kwargs)
+        else:
+            with settings():
+                result = compiled(*args, **kwargs)
         report.num_calls += 1
         report.num_unplanned_calls += backend.num_runs == before
         return result
 
-    model._compiled_call_impl = call
-    _wrapped[model] = report
-    return model
+    if is_module:
+        partition.model_bytes = _model_bytes(model)
+        model._compiled_call_impl = call
+    wrapped: Any = model if is_module else functools.wraps(model)(call)
+    _wrapped[wrapped] = report
+    return wrapped  # type: ignore[no-any-return]
 
 
-def _entry(model: torch.nn.Module) -> Any:
+def _entry(model: Any) -> Any:
     """Return what Dynamo is to begin at: the model's own call, or a frame around it where torch's class has forward.
 
     Dynamo leaves the frames of torch's own modules alone.
@@ -111,8 +124,8 @@ def _entry(model: torch.nn.Module) -> Any:
     return types.FunctionType(forward.__code__.replace(), forward.__globals__, closure=forward.__closure__)
 
 
-def report_of(model: torch.nn.Module) -> WrapReport:
-    """Return what `olla.wrap` made of a model so far: graphs, their peaks, graph breaks, what is not planned.
+def report_of(model: Callable[..., Any]) -> WrapReport:
+    """Return what `olla.wrap` made of a model or a function so far: graphs, their peaks, graph breaks, what is not planned.
 
     Raises:
         ValueError: the model is not wrapped.
@@ -129,7 +142,7 @@ def report_of(model: torch.nn.Module) -> WrapReport:
     return _wrapped[model]
 
 
-def _model_bytes(model: torch.nn.Module) -> int:
+def _model_bytes(model: Any) -> int:
     """Return the bytes of parameters, twice for those that get gradients, and of buffers."""
     held = {id(p): p.nbytes * (2 if p.requires_grad else 1) for p in model.parameters()}
     return sum((held | {id(b): b.nbytes for b in model.buffers()}).values())

@@ -60,6 +60,7 @@ is_tangent: Any = private("torch._functorch._aot_autograd.utils", "_is_tangent")
 is_symbolic: Any = private("torch.fx.experimental.proxy_tensor", "is_sym_node")
 uncacheable: Any = private("torch._inductor.codecache", "BypassFxGraphCache")
 clone = torch.ops.aten.clone.default
+has_global_hooks: Any = private("torch.nn.modules.module", "_has_any_global_hook")
 dynamo_config: Any = private("torch._dynamo", "config")
 restarts: Any = private("torch._dynamo.exc", "TensorifyScalarRestartAnalysis")  # no failure: Dynamo begins again
 
@@ -253,6 +254,43 @@ def compile_graph(
     inductor = private("torch", "_TorchCompileInductorWrapper")(mode, dict(options), None)
     inductor.config.update(patches)  # its own argument for patches exists since torch 2.13 only
     return inductor(module, inputs)
+
+
+def compiled_function(node: Any) -> Any:
+    """Return AOTAutograd's node in the graph of autograd, from one a view or two behind it; None where there is none."""
+    for _ in range(3):
+        if node is None or hasattr(getattr(type(node), "_forward_cls", None), "compiled_fw"):
+            return node
+        node = next((before for before, _ in node.next_functions), None)
+    return None
+
+
+def differentiate(node_class: Any, double_backward: Callable[..., Any]) -> None:
+    """Have backward of a compiled function that is to be differentiated itself call ours, where its graph allows that.
+
+    Args:
+        node_class: of what `compiled_function` returned.
+        double_backward: is given the node, gradients of results and the positions of these; it returns gradients of
+            inputs, or None where torch's own way, which raises an error, is to be taken.
+    """
+    function = node_class._forward_cls
+    before = getattr(function, "_double_backward", None)
+    if before is None or getattr(function, "olla_second", False):
+        return
+    kinds = private("torch._functorch._aot_autograd.schemas", "OutputType")
+    own = (kinds.non_alias, kinds.unsafe_view_alias, kinds.custom_function_view)
+    outputs = function.metadata.output_info
+    results = [i for i, o in enumerate(outputs) if o.output_type in own and o.requires_grad_for_backward]
+    plain = not function.metadata.num_intermediate_bases and not any(
+        given.mutates_data and given.requires_grad for given in function.metadata.input_info
+    )
+
+    def called(ctx: Any, run: Any, args: list[Any]) -> Any:
+        tangents = args[len(args) - len(results) :]
+        found = double_backward(ctx, tangents, results) if plain else None
+        return before(ctx, run, args) if found is None else found
+
+    function._double_backward, function.olla_second = staticmethod(called), True
 
 
 def skips(function: Any) -> bool:
