@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from olla.aten.checkpoints import refused
 from olla.aten.partition import Partitioner
 from olla.aten.program import Program, compile_program
 from olla.aten.record import Graph, WrapReport
 from olla.aten.second import Given, attach, changed_inputs, watch
 from olla.graph import DeviceProfile
-from olla.inductor.compat import compat, fallback
+from olla.inductor.compat import compat
 from olla.plan import Goal
 from olla.pytorch.capture.costs import is_random
 
@@ -80,6 +81,9 @@ class Backend:
         """Return what runs in place of a graph."""
         self._note_break(module)
         num_graphs = len(self._report.graphs)
+        if reason := refused(module):
+            self._report.graphs.append(Graph(reason=reason))
+            raise compat.skip_frame(reason)
         graph = _Compiled(module, self)
         try:
             graph.program = compat.compile_aten(
@@ -89,10 +93,9 @@ class Backend:
             raise
         except Exception as error:
             reason = str(error).partition("\n")[0]
-            fallback.warn(f"AOTAutograd does not take a graph, which runs as it is: {type(error).__name__}: {reason}")
             del self._report.graphs[num_graphs:]
             self._report.graphs.append(Graph(reason=f"AOTAutograd does not take it: {type(error).__name__}: {reason}"))
-            return module.forward  # type: ignore[no-any-return]
+            raise compat.skip_frame(reason) from None
         graph.places = list(range(num_graphs, len(self._report.graphs)))
         return torch.compiler.disable(graph.__call__)  # type: ignore[no-any-return]
 

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from olla.aten.checkpoints import drawn_again
 from olla.aten.joint import BETWEEN, Joint
 from olla.inductor.compat import compat
 from olla.pytorch.capture.costs import results_of
-from olla.pytorch.capture.generator import Source, set_state, state_of
+from olla.pytorch.capture.generator import Source, state_of
 from olla.pytorch.program.schedule import Call, OpSchedule
 from olla.pytorch.program.variants import drawn_from, dropout_again, is_dropout, mask_of
 
@@ -19,16 +20,6 @@ OVER = "olla_over"  # in the notes of a node: the place, among its inputs, of th
 FUNCTIONAL_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
 _NORM = torch.ops.aten._native_batch_norm_legit.no_stats
 _Key = tuple[Any, ...]  # a node, and the tensors its value lives in
-
-
-def drawn_again(state: torch.Tensor, source: Source, target: Any, args: Any, kwargs: Any) -> Any:
-    """Run an operator with the numbers that it drew when its generator was in a state."""
-    present = state_of(source)
-    set_state(state, source)
-    try:
-        return target(*args, **kwargs)
-    finally:
-        set_state(present, source)
 
 
 class Halves(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from olla.aten.checkpoints import renew_views, write_again
 from olla.errors import CaptureError
 from olla.inductor.compat import compat
 from olla.inductor.saving.kinds import is_view
@@ -46,6 +47,7 @@ class Joint:
         num_forward: as given.
         tangents: node that stands for a gradient of a result -> its placeholder in the joint graph that was given.
         placeholders: of the joint graph, in order, tangents included.
+        num_again: operators that run again because the user has them run again.
         between: the op that stands for what runs between forward and backward.
         changed: tensors of inputs that forward changes.
 
@@ -62,6 +64,8 @@ class Joint:
         for node in list(graph.nodes):
             if node.op == "call_function" and node.target in _NORMS_BACKWARD:
                 _without_statistics(node)
+        compat.settle_recompute_tags(module)
+        self.num_again = write_again(graph, num_forward)
         changed = compat.changed_inputs(graph)
         _keep_changed_inputs(graph, changed)
         self._insert_between(graph)
@@ -133,12 +137,15 @@ def _keep_changed_inputs(graph: fx.Graph, changed: set[fx.Node]) -> None:
         if begun:
             copied |= {roots[n]: None for n in node.all_input_nodes if n in roots}
     first = next((n for n in graph.nodes if n.op not in ("placeholder", "get_attr")), None)
+    copies = []
     for node in copied:
         assert first is not None
         with graph.inserting_before(first):
             copy = graph.call_function(compat.clone, (node,))
         copy.meta["val"] = node.meta["val"].clone()
+        copies.append(copy)
         node.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy and user.op != "output")
+    renew_views(graph, copies)
 
 
 def _input(node: fx.Node, is_static: bool) -> Input:
@@ -149,7 +156,7 @@ def _input(node: fx.Node, is_static: bool) -> Input:
 
 def obstacle(module: fx.GraphModule) -> str:
     """Return why a graph is left to torch's partitioner; empty where olla can plan it."""
-    if reason := compat.obstacle(module):
+    if reason := compat.obstacle(module, draws_again=True):
         return reason
     for node in module.graph.nodes:
         if node.op == "placeholder" and not compat.is_tensor_node(node):
@@ -158,8 +165,6 @@ def obstacle(module: fx.GraphModule) -> str:
             continue
         if compat.is_symbolic(node) or any(_is_symbolic(v) for v in results_of(node)):
             return f"the size of {node.name} is not known while it is compiled"
-        if compat.must_recompute(node):
-            return f"{node.name} is in a checkpointed region"
         if getattr(node.target, "namespace", "").startswith("_c10d"):
             return f"{node.target} communicates"
         effect = node.is_impure() and not is_random(node)

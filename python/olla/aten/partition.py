@@ -85,7 +85,7 @@ class Partitioner:
             lower_bound_bytes=plan.peak_lower_bound_bytes,
             resident_bytes=plan.resident_bytes,
             saved_bytes=sum(halves.saved_bytes),
-            num_again=below.num_recomputed if below else 0,
+            num_again=joint.num_again + (below.num_recomputed if below else 0),
             num_in_place=below.num_in_place if below else 0,
             added_seconds=plan.added_seconds,
             base_seconds=plan.base_seconds,
