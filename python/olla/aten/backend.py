@@ -19,6 +19,11 @@ from olla.inductor.compat import compat
 from olla.plan import Goal
 from olla.pytorch.capture.costs import is_random
 
+_SETTINGS = {
+    "skip_nnmodule_hook_guards": False,  # hooks that come later are seen
+    "recompile_limit": 64,  # then code runs as it is
+    "suppress_errors": True,  # of Dynamo's own: what it cannot take runs as it is
+}
 _OPTIONS = ("budget", "max_slowdown", "minimise", "device", "time_limit")
 
 
@@ -101,7 +106,7 @@ class Backend:
 
     def settings(self) -> Any:
         """Return a context for calls of the model: what Dynamo is to see and how often it may compile."""
-        return compat.dynamo_config.patch(skip_nnmodule_hook_guards=False)
+        return compat.dynamo_config.patch(_SETTINGS)
 
     def _note_break(self, module: Any) -> None:
         reason = getattr(module, "compile_subgraph_reason", None)

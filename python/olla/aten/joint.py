@@ -13,7 +13,7 @@ from olla.errors import CaptureError
 from olla.inductor.compat import compat
 from olla.inductor.saving.kinds import is_view
 from olla.pytorch.capture import Captured
-from olla.pytorch.capture.costs import is_random, results_of
+from olla.pytorch.capture.costs import results_of
 from olla.pytorch.capture.inputs import Input
 from olla.pytorch.capture.results import Structure
 from olla.pytorch.capture.storages import fold
@@ -167,8 +167,8 @@ def obstacle(module: fx.GraphModule) -> str:
             return f"the size of {node.name} is not known while it is compiled"
         if getattr(node.target, "namespace", "").startswith("_c10d"):
             return f"{node.target} communicates"
-        effect = node.is_impure() and not is_random(node)
-        if effect and getattr(getattr(node.target, "_schema", None), "name", "") not in _NO_EFFECT:
+        draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        if node.is_impure() and not draws and getattr(getattr(node.target, "_schema", None), "name", "") not in _NO_EFFECT:
             return f"{node.target} has an effect beside its result"
     return ""
 
