@@ -109,9 +109,11 @@ class Capture:
             # A learning-rate scheduler warns unless it sees that the optimizer stepped.
             self.inputs.optimizer._opt_called = True  # type: ignore[attr-defined]
         num_values = runner.structure.num_tensors
-        with between():
-            found = zip(runner.gradients, results[num_values:], strict=True)
-            self._gradients.leave(self.inputs.parameter, ((*name, gradient) for name, gradient in found))
+        if runner.gradients or self._gradients.cleared:
+            with between():
+                found = zip(runner.gradients, results[num_values:], strict=True)
+                held = self._gradients.leave(self.inputs.parameter, ((*name, gradient) for name, gradient in found))
+            runner.note_held(held)
         return runner.structure.fill(results[:num_values])
 
     def _other_tensors(self, values: Sequence[torch.Tensor]) -> str:

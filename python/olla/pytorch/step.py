@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from olla.errors import BudgetError, CaptureError, ReplayError
 from olla.graph import Graph
 from olla.picture.memory_viz import memory_viz
-from olla.picture.plot import plot
 from olla.plan import Goal, Plan, Swapping
 from olla.pytorch.capture import Captured, require_choice
 from olla.pytorch.capture.capture import capture
@@ -106,8 +105,8 @@ class _Told:
         memory_viz(self.graph, self.plan, path)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw the plan as a page, see `olla.plot`; ReplayError where there is no plan yet."""
-        plot(self.graph, self.plan, path)
+        """Draw what was captured beside what runs, and the arena, as a page; ReplayError where there is no plan yet."""
+        self._latest.plot(path, len(self._captures))
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         """Refuse to be copied or pickled: a step is bound to the tensors of its model."""
@@ -296,6 +295,7 @@ class Step(_Told):
 
     def _prepare(self, batch: Any, key: tuple[Any, ...], leaves: Sequence[Any]) -> Capture:
         from olla.pytorch.cache import Place, find
+        from olla.pytorch.capture.storages import lighten
         from olla.pytorch.planned import prepared
         from olla.pytorch.planner import Planner
         from olla.pytorch.runner import Runner
@@ -319,6 +319,9 @@ class Step(_Told):
         made.runner = Runner(
             captured, found, replay, note, place, self._cuda_graph, planner, self._host, self._arena is None, ranks
         )
+        for part in (captured, captured.original):
+            if part is not None:
+                lighten(part.module.graph)
         return made
 
     def _capture(self, batch: Any, key: tuple[Any, ...], leaves: Sequence[Any]) -> tuple[Capture, Captured]:

@@ -142,7 +142,7 @@ def capture(
     require_parallel(world_size, parallel, step)
     where = None if device is None else torch.device(device)
     start = time.perf_counter()
-    with exclusive.collecting_no_garbage(), ranks_of(world_size, parallel) as ranks:
+    with exclusive.collecting_no_garbage(), exclusive.bounded_memos(), ranks_of(world_size, parallel) as ranks:
         if ranks is None:
             is_elementwise = optimizer is not None and optimizers.updates_are_elementwise(optimizer)
             ranks = ranks_of_model(model, loss is not None and optimizer is not None, is_elementwise)
@@ -189,10 +189,8 @@ def _require_functions(optimizer: Any, loss: Any, step: Any) -> None:
 
 
 def _require_torch() -> None:
-    try:
-        import torch
-    except ModuleNotFoundError as error:
-        raise CaptureError("olla.capture needs PyTorch: pip install 'olla-planner[torch]'") from error
+    import torch
+
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import gc
@@ -14,11 +15,13 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, get_proxy_mode
 
 _lock = threading.RLock()
 _replaced: list[tuple[Any, str, Any, Any]] = []  # by the captures that run: owner, name, original, stand-in
+_memos: collections.deque[list[Any]] = collections.deque()  # keys of torch's own that each of the latest captures added
+_NUM_REMEMBERED = 8  # captures; one that is like them takes two thirds of the time
 _is_collected = False  # whether garbage is collected again once the capture that runs is over
 
 
@@ -98,14 +101,20 @@ class Capture:
             return False
         return threading.get_ident() == self._thread or (self.mode is not None and get_proxy_mode() is self.mode)
 
-    def replaced(self, owner: Any, name: str, function: Callable[..., Any]) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def replaced(self, owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
         """Replace a function of the process for what is captured; all other callers reach the original."""
         original = getattr(owner, name)
+        stand_ins = [function]
 
         def choose(*args: Any, **kwargs: Any) -> Any:
-            return (function if self.is_here() else original)(*args, **kwargs)
+            return (stand_ins[0] if self.is_here() else original)(*args, **kwargs)
 
-        return replaced(owner, name, choose)
+        with replaced(owner, name, choose):
+            try:
+                yield
+            finally:
+                stand_ins[:] = [original]  # a module that is imported meanwhile keeps what it finds here for ever
 
 
 @contextlib.contextmanager
@@ -116,13 +125,17 @@ def capture() -> Iterator[Capture]:
         try:
             yield found
         finally:
-            found.is_over = True
+            found.is_over, found.mode = True, None
 
 
-def unwatched_operators(capture: Capture) -> AbstractContextManager[None]:
+def unwatched_operators(capture: Capture, note: Callable[[], None]) -> AbstractContextManager[None]:
     """Record operators without asking modes for functions of torch, and without watching which code is entered.
 
     In a backward pass both are on, and torch's own Python behind each operator calls hundreds of functions.
+
+    Args:
+        capture: under way.
+        note: called after each operator.
     """
     record: Any = ProxyTorchDispatchMode.__torch_dispatch__
 
@@ -131,7 +144,9 @@ def unwatched_operators(capture: Capture) -> AbstractContextManager[None]:
         sys.settrace(None)
         try:
             with torch._C.DisableTorchFunction():
-                return record(*args, **kwargs)
+                result = record(*args, **kwargs)
+            note()
+            return result
         finally:
             sys.settrace(watching)
 
@@ -156,6 +171,20 @@ def unchanged(model: torch.nn.Module, leaves: list[Any]) -> Iterator[None]:
             if list(table) != list(before) or any(table[key] is not before[key] for key in before):
                 table.clear()
                 table.update(before)
+
+
+@contextlib.contextmanager
+def bounded_memos() -> Iterator[None]:
+    """Keep what torch notes of operators on fake tensors, by their shapes, for the latest captures only."""
+    memos: dict[Any, Any] = getattr(FakeTensorMode, "cache", {})
+    num_before = len(memos)
+    try:
+        yield
+    finally:
+        _memos.append(list(memos)[num_before:])
+        while len(_memos) > _NUM_REMEMBERED:
+            for key in _memos.popleft():
+                memos.pop(key, None)
 
 
 def clear_fake_caches() -> None:

@@ -166,6 +166,7 @@ def first_state(optimizer: torch.optim.Optimizer, group: State, parameter: torch
     prepare: Callable[..., Any] = type(optimizer)._init_group  # type: ignore[attr-defined]
     num_lists = len(inspect.signature(prepare).parameters) - 2
     prepare(copy, {**copy.param_groups[0], "fused": group.get("fused")}, *([] for _ in range(num_lists)))
+    alone.grad = None  # see trace: the garbage collector does not see through it
     return {entry: value for entry, value in copy.state[alone].items() if value is not None}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from olla.errors import CaptureError
+from olla.pytorch.capture.costs import storage_of
 
 _SYMBOLS = ("SymFloat", "SymInt", "SymBool")  # Python numbers that stand for values of tensors
 _CONSTANTS = (bool, int, float, complex, str, type(None))
@@ -79,6 +81,17 @@ class Structure:
         return pytree.tree_unflatten(filled, self.spec)
 
 
+def with_own_storage(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copy the outputs that are part of a larger tensor of the step, which they would keep alive.
+
+    Parts of parameters, buffers and the batch stay what they are, and so do outputs that share memory.
+    """
+    strided = [t for t in outputs if t.layout is torch.strided]
+    count = Counter(storage_of(t) for t in (*strided, *inputs) if t.layout is torch.strided)
+    parts = {id(t) for t in strided if t.untyped_storage().nbytes() > t.nbytes and count[storage_of(t)] == 1}
+    return [t.clone() if id(t) in parts else t for t in outputs]
+
+
 @dataclass(frozen=True)
 class Gradients:
     """What a captured step does to ``.grad`` of the parameters of its model, by their names.
@@ -118,18 +131,24 @@ class Gradients:
         self,
         parameter: Callable[[str], torch.Tensor],
         found: Iterable[tuple[str, bool, torch.Tensor]],
-    ) -> None:
+    ) -> int:
         """Leave gradients behind the step.
 
         Args:
             parameter: returns a parameter by its name.
             found: of each gradient: the name of its parameter or leaf, whether nothing else holds its memory, itself.
+
+        Returns:
+            Bytes of the gradients that were added to others: for a moment both are there.
         """
+        added_bytes = 0
         for name in self.cleared:
             parameter(name).grad = None
         for name, is_own, gradient in found:
-            leaf = self.leaves.get(name)
-            accumulate(parameter(name) if leaf is None else leaf, gradient, is_own)
+            leaf = parameter(name) if name not in self.leaves else self.leaves[name]
+            added_bytes += 0 if leaf.grad is None else gradient.numel() * gradient.element_size()
+            accumulate(leaf, gradient, is_own)
+        return added_bytes
 
 
 def accumulate(parameter: torch.Tensor, gradient: torch.Tensor, is_own: bool) -> None:

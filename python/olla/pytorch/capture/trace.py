@@ -23,7 +23,7 @@ from olla.pytorch.capture.inputs import Fakes, Input, batch_leaves, step_device
 from olla.pytorch.capture.lent import Lent
 from olla.pytorch.capture.loop import Body, Loop, Loss, check_stale, lent_optimizer, ordinary, require_plain
 from olla.pytorch.capture.recurrent import plain_recurrent_layers
-from olla.pytorch.capture.results import Gradients, Structure
+from olla.pytorch.capture.results import Gradients, Structure, with_own_storage
 from olla.pytorch.capture.updates import TEMPLATE, Updates, copy_updates
 from olla.pytorch.checks import checks, failures
 from olla.pytorch.guards.inside import hooks_of
@@ -33,6 +33,7 @@ from olla.pytorch.ranks.reduced import DataParallel, Left
 from olla.pytorch.ranks.wrapped import ATTRIBUTES, is_wrapped
 from olla.pytorch.sharded.fully import is_sharded, local
 from olla.pytorch.sharded.ranks import Ranks, settle
+from olla.pytorch.sites.sites import Sites
 
 _Tensors = tuple[torch.Tensor, ...]
 KIND = "olla_kind"  # key of node.meta: forward, backward or update
@@ -162,6 +163,7 @@ def trace(
     if step.body is not None:
         _add_gradients(step, fakes, mode, adds_up)
     with contextlib.ExitStack() as stack:
+        stack.callback(shapes.forget)
         stack.enter_context(exclusive.unchanged(model, leaves))
         for context in (_checkpoints, plain_recurrent_layers, known.told_to_transformers, generator.traced):
             stack.enter_context(context(capture))
@@ -170,7 +172,8 @@ def trace(
             stack.enter_context(capture.replaced(DistributedDataParallel, "forward", parallel.forward))
         stack.enter_context(reads.told())
         stack.enter_context(failures.explained(lambda: step.phase, model))
-        for block in (checks.traced(), reads.undone(), exclusive.unwatched_operators(capture)):
+        unwatched = exclusive.unwatched_operators(capture, Sites(lambda: capture.mode, model, _run.__code__).note)
+        for block in (checks.traced(), reads.undone(), unwatched):
             stack.enter_context(block)
         # Puts back what torch writes into every node it records from now on: checkpoints leave their policy there.
         stack.enter_context(fx.traceback.preserve_node_meta(fx.traceback.should_preserve_node_meta))
@@ -272,6 +275,15 @@ def _add_gradients(step: _Step, fakes: Fakes, mode: FakeTensorMode, adds_up: boo
 
 def _run(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
     """The traced function: one step on the given tensors, in the order of step.inputs."""
+    try:
+        return _record(step, tensors)
+    finally:
+        for tensor in tensors:
+            tensor.grad = None  # it leads back to the tensor, by ways that the garbage collector does not see
+
+
+def _record(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
+    """Record the user's own code on stand-ins, and return what the step returns."""
     step.capture.mode = get_proxy_mode()
     parameters = {str(name): p for name, p in step.values(tensors, "parameter").items()}
     batch = pytree.tree_unflatten(step.batch, step.batch_spec)
@@ -308,13 +320,13 @@ def _run(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
     step.reads.check(lambda value: known.is_constant(lent.stand_ins_in(value)))
     step.structure = Structure.of(result)
     if step.loop is None:
-        return _outputs(step, result)
+        return with_own_storage(_outputs(step, result), tensors)
     if step.is_ordinary:
         first, *rest = result if isinstance(result, tuple | list) else (result,)
         step.outputs.append("loss")
-        outputs = [first.detach(), *_outputs(step, rest)]
+        outputs = with_own_storage([first.detach(), *_outputs(step, rest)], tensors)
     else:
-        outputs = _outputs(step, result)
+        outputs = with_own_storage(_outputs(step, result), tensors)
     assert step.updates is not None or step.optimizer is None
     step.outputs += [f"gradient of {name}" for name in left]
     return [*outputs, *left.values(), *(step.updates.gradients if step.updates is not None else ())]
