@@ -525,3 +525,14 @@ def test_where_it_cannot_be_put_back_the_step_is_refused_and_says_so() -> None:
     step = olla.compile(model, loss=lambda m, x: square(m, x) * next(numbers), disk_cache=False)
     with pytest.raises(olla.CaptureError, match=r"The ordinary step does not run in its place.*cannot be put back"):
         step(torch.ones(2, 6))
+
+
+def test_a_window_that_is_placed_by_the_offset_of_the_batch_is_followed() -> None:
+    model, rows = net().eval(), torch.arange(48.0).view(8, 6)
+    loss = lambda m, x: m(torch.as_strided(x, (2, 6), (6, 1), x.storage_offset())).square().mean()  # noqa: E731
+    step = olla.compile(model, loss=loss, disk_cache=False)
+    with pytest.warns(UserWarning, match=r"storage_offset\(\)"):
+        step(rows[:2])
+    assert all(
+        torch.equal(step(rows[2 * i : 2 * i + 2]), loss(model, rows[2 * i : 2 * i + 2]).detach()) for i in range(3)
+    )

@@ -87,11 +87,7 @@ class _Told:
         return self._latest.plan
 
     def report(self) -> StepReport:
-        """Return memory and time of the step, for the shapes it ran with last.
-
-        Raises:
-            ReplayError: the step has not run yet.
-        """
+        """Return memory and time of the step, for the shapes it ran with last; ReplayError before the first call."""
         unplanned = self._unplanned
         if self._captures.latest is None and unplanned.inner is None and unplanned.num_steps:
             return unplanned.report()
@@ -149,13 +145,11 @@ class Step(_Told):
 
         given, body = self._optimizer, self._body
         self.optimizers = () if given is None else tuple(given) if isinstance(given, Sequence) else (given,)
-        splits = self._loss is not None and self.optimizers and not self._keep_gradients and type(self) is Step
         self._unplanned = Unplanned(
             self._model,
             self.optimizers,
             self._loss,
             None if body is None else functools.partial(body, self._model, given),
-            (lambda step=weakref.ref(self): _without_update(step())) if splits else None,
             self._on_unsupported,
             self._cache_size,
         )
@@ -222,7 +216,9 @@ class Step(_Told):
         key = batch_key(leaves, spec, self._device.type)
         found = self._found(batch, key, leaves)
         if isinstance(found, Exception):
-            return self._unplanned.refuse(found, key, batch)
+            splits = self._loss is not None and self.optimizers and not self._keep_gradients and type(self) is Step
+            make_inner = functools.partial(_without_update, self) if splits else None
+            return self._unplanned.refuse(found, key, batch, make_inner)
         if found is None:
             return self._unplanned.run(key, batch)
         capture, values, reason = found

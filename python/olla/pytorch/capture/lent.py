@@ -218,6 +218,11 @@ def _refuse(function: Any, args: Any, known: Container[int]) -> None:
         )
     if function == _VERSION and id(args[0]) in known:
         raise CaptureError("the step reads how often a tensor was changed (_version), which differs at every step")
+    if function is torch.Tensor.storage_offset and id(args[0]) in known and not isinstance(args[0], torch.nn.Parameter):
+        raise CaptureError(
+            "the step asks where a tensor of the batch, or a buffer, lies in its storage (storage_offset()), which may "
+            "differ at every step: leave the offset out of as_strided(), or pass in a copy (.clone()) and count from 0"
+        )
     if function == _SET_DATA and id(args[0]) in known:
         raise CaptureError(
             "the step gives a parameter, a buffer or the batch other memory (tensor.data = ...): write into it "

@@ -205,7 +205,8 @@ class Loop:
             ):
                 raise CaptureError(
                     f"the step function steps a second optimizer ({type(optimizer).__name__}), which the captured step "
-                    "knows nothing of. Pass the one optimizer of all parameters as optimizer=..., or make a step each."
+                    "knows nothing of. Call it behind the compiled step, which leaves the gradients that it needs in "
+                    ".grad, or pass one optimizer of all parameters as optimizer=..."
                 )
 
         # Hooks of all optimizers: another thread's may be going through them, so they stay as they are.

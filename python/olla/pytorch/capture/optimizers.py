@@ -28,8 +28,8 @@ def check(optimizer: torch.optim.Optimizer, parameters: Container[int]) -> None:
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise CaptureError(
-            f"{kind} evaluates the loss several times per step (closure). Use SGD, Adam, AdamW or another "
-            "optimizer that does not."
+            f"{kind} evaluates the loss several times per step (closure). Leave the optimizer out of the step, and "
+            "call the step in the closure: it leaves gradients in .grad and returns the loss."
         )
     hooks = [
         *optimizer._optimizer_step_pre_hooks.values(),
@@ -132,7 +132,8 @@ def existing_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, na
         if value is not None and not isinstance(value, torch.Tensor):
             raise CaptureError(
                 f"{type(optimizer).__name__} keeps {entry} of {name} as a {type(value).__name__}, which would be "
-                "frozen into the captured step. Use an optimizer that keeps its state in tensors, such as AdamW."
+                "frozen into the captured step. Leave the optimizer out of the step, and call optimizer.step() behind "
+                "it, or keep that in a tensor."
             )
     return state
 

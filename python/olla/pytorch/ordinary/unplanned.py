@@ -48,7 +48,6 @@ class Unplanned:
         model, loss: of the step.
         optimizers: of the step.
         body: the body of the user's own loop, of a batch; None: there is none.
-        make_inner: makes a step that plans forward and backward, and leaves gradients; None: there is no such step.
         way: one of WAYS.
         size: how many kinds of batches may be refused; all that come later are not tried at all.
 
@@ -61,7 +60,6 @@ class Unplanned:
     optimizers: Sequence[torch.optim.Optimizer]
     loss: Callable[[Any, Any], Any] | None
     body: Callable[[Any], Any] | None
-    make_inner: Callable[[], Inner] | None
     way: str
     size: int
     num_steps: int = field(default=0, init=False)
@@ -84,8 +82,14 @@ class Unplanned:
         """Whether a batch with this key is known to be refused."""
         return key in self._keys or len(self._keys) >= self.size
 
-    def refuse(self, error: Exception, key: _Key, batch: Any) -> Any:
+    def refuse(self, error: Exception, key: _Key, batch: Any, make_inner: Callable[[], Inner] | None = None) -> Any:
         """Run a step that cannot be captured, and say so once.
+
+        Args:
+            error: what stopped the capture.
+            key: of the batch.
+            batch: the batch.
+            make_inner: makes a step that plans forward and backward, and leaves gradients; None: there is no such step.
 
         Raises:
             CaptureError: that is what the user asked for, or the ordinary step would fail as well.
@@ -98,7 +102,7 @@ class Unplanned:
         if found.rule == FIRST_STEP and not self._had_first:
             self._had_first = True
             return self.run(key, batch)
-        is_split = self._splits(batch)
+        is_split = make_inner is not None and self._splits(batch, make_inner)
         self._keys.append(key)
         if is_split:
             self._inner_keys.append(key)
@@ -119,13 +123,11 @@ class Unplanned:
             self._reasons.append(str(found))
         return result
 
-    def _splits(self, batch: Any) -> bool:
+    def _splits(self, batch: Any, make_inner: Callable[[], Inner]) -> bool:
         """Plan forward and backward without the update, if that can be done; return whether it could."""
-        if self.make_inner is None:
-            return False
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        inner = self.inner or self.make_inner()
+        inner = self.inner or make_inner()
         try:
             inner.prepare(batch)
         except Exception:  # the reason that was found first is the one that is told
