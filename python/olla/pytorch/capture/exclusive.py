@@ -6,6 +6,7 @@ import collections
 import contextlib
 import functools
 import gc
+import inspect
 import os
 import signal
 import sys
@@ -22,6 +23,7 @@ _lock = threading.RLock()
 _replaced: list[tuple[Any, str, Any, Any]] = []  # by the captures that run: owner, name, original, stand-in
 _memos: collections.deque[list[Any]] = collections.deque()  # keys of torch's own that each of the latest captures added
 _NUM_REMEMBERED = 8  # captures; one that is like them takes two thirds of the time
+_NOTHING: Any = object()  # in place of an original that is not there
 _is_collected = False  # whether garbage is collected again once the capture that runs is over
 
 
@@ -237,8 +239,8 @@ def collecting_no_garbage() -> Iterator[None]:
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace an attribute of a module for all threads; what another one puts there meanwhile stays."""
-    original = getattr(owner, name)
+    """Replace an attribute of a module or class for all threads; what another one puts there meanwhile stays."""
+    original = inspect.getattr_static(owner, name, _NOTHING)
     _replaced.append((owner, name, original, value))
     setattr(owner, name, value)
     try:
@@ -248,7 +250,11 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _restore(owner: Any, name: str, original: Any, value: Any) -> None:
-    if getattr(owner, name) is value:
+    if inspect.getattr_static(owner, name, _NOTHING) is not value:
+        return
+    if original is _NOTHING:
+        delattr(owner, name)
+    else:
         setattr(owner, name, original)
 
 

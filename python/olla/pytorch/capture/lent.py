@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from olla.errors import CaptureError
 from olla.pytorch.capture import known, recurrent
-from olla.pytorch.capture.exclusive import Capture
+from olla.pytorch.capture.exclusive import Capture, replaced
 from olla.pytorch.guards.modes import kernel_modes
 from olla.pytorch.guards.reads import Reads
 
@@ -28,11 +29,13 @@ _READ_VALUES = {
 _VERSION = torch.Tensor._version.__get__  # type: ignore[attr-defined]
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _OF_GRADIENTS = [getattr(torch.Tensor.grad, name) for name in ("__get__", "__set__", "__delete__")]
-# What scripted functions, autograd.Function.apply, torch.func.grad and torch.func.vmap hand the tensors they are given.
+# What scripted functions, autograd.Function.apply before torch 2.14, torch.func.grad and torch.func.vmap hand the
+# tensors they are given.
 _UNASKED = (
     (torch._C.ScriptFunction, "__call__"), (torch._C.ScriptMethod, "__call__"),
     (functorch_utils, "unwrap_dead_wrappers"), (eager_transforms, "_wrap_for_grad"), (vmap, "_add_batch_dim"),
 )  # fmt: skip
+_APPLY: Any = inspect.getattr_static(torch.autograd.Function, "apply")
 _NO_TENSORS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.Size})
 _ENTERING = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)  # run the user's hooks
 
@@ -195,6 +198,8 @@ class Lent(TorchFunctionMode):
         with contextlib.ExitStack() as stack:
             for module, name in _UNASKED:
                 stack.enter_context(capture.replaced(module, name, self._lent_to(getattr(module, name))))
+            if not isinstance(_APPLY, classmethod):
+                stack.enter_context(replaced(type(torch.autograd.Function), "apply", self._apply(capture)))
             autograd: Any = torch.autograd
             run = autograd._engine_run_backward
 
@@ -205,6 +210,20 @@ class Lent(TorchFunctionMode):
             stack.enter_context(capture.replaced(autograd, "_engine_run_backward", backward))
             stack.enter_context(capture.replaced(torch.utils.dlpack, "to_dlpack", torch.Tensor.__dlpack__))
             yield
+
+    def _apply(self, capture: Capture) -> property:
+        """Return what finds the apply of a class of autograd functions.
+
+        Since torch 2.14 torch's own is C that calls nothing which could be replaced. It stands in a class whose
+        attributes guards compare, and stays there: its metaclass is asked first.
+        """
+
+        def find(cls: Any) -> Any:
+            own = inspect.getattr_static(cls, "apply")
+            bound = own.__get__(None, cls)
+            return self._lent_to(bound) if own is _APPLY and capture.is_here() else bound
+
+        return property(find)
 
     def _lent_to(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **kwargs: function(*self.stand_ins_in(args), **self.stand_ins_in(kwargs))

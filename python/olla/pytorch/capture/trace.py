@@ -196,7 +196,8 @@ def _finish(module: fx.GraphModule, step: _Step, named: list[tuple[str, torch.Te
         checks.drop(module)
     _fix_types(module)
     check_stale(module, step.stale)
-    failures.check_constants(module, named)
+    left = [(f"the gradient of {n}", p.grad) for n, p in step.model.named_parameters() if p.grad is not None]
+    failures.check_constants(module, [*named, *left])
     failures.check_recomputed(module)
 
 
@@ -311,6 +312,7 @@ def _record(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
                     f"{next(iter(left))} gets a gradient and is updated by no optimizer of the step, which leaves no "
                     "gradients of shards: freeze it (requires_grad_(False)), or give it to the optimizer."
                 )
+    failures.check_gradients_followed(step.model.named_parameters())
     if [[key for key, _ in hooks_of(t)] for _, t in pairs] != hooks:
         raise CaptureError(
             "the step registers a hook on a parameter, a buffer or the batch and leaves it there: register it before "

@@ -266,6 +266,16 @@ def check_constants(module: fx.GraphModule, inputs: list[tuple[str, torch.Tensor
             )
 
 
+def check_gradients_followed(parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Raise a CaptureError where a gradient went to a parameter itself, past what stands for it in the step."""
+    for name, parameter in parameters:
+        if isinstance(parameter.grad, FakeTensor):
+            raise CaptureError(
+                f"{name} is given to a torch.autograd.Function in a way that cannot be followed: by a reference to its "
+                "apply that was made before the step (f = MyFunction.apply). Call MyFunction.apply(...) in the step."
+            )
+
+
 def _memory(tensor: torch.Tensor) -> Any:
     """Return where a tensor lies; another library may have made another storage there."""
     storage = tensor.untyped_storage()
