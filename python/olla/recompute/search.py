@@ -44,8 +44,9 @@ _TIE = 0.001  # share of a peak, for which no time is paid
 _TIE_SHARE, _TIE_WORK = 1 / 6, 600_000  # of the work of improving, and at least: for less time at that peak
 _WORTH = 0.98  # share of the added time, that a choice must be below to be worth such memory
 _CAPS = 0.75, 0.9, 0.97  # shares of the time taken, that greedy runs may add instead
-_CAP_WORK, _CAP_RUNS = 6_000_000, 100  # for such a run on every base order; per op, at least
+_CAP_WORK, _CAP_RUNS = 600_000, 100  # for such a run on every base order; per op, at least
 _NEAR = 0.02  # share of a peak, by which the best order of a choice may be below the order that it was made on
+_NEAR_SHARE = 1 / 4  # of the work of ordering anew
 _CHEAPER = 0.9  # share of the added time, below which what misses a peak by so little is ordered
 _CLOSE = 0.002  # a peak this near to its bound is not searched for further
 _MAX_ROUNDS = 1000  # of the local search; work ends it earlier on all but small graphs
@@ -213,20 +214,30 @@ class RecomputeSearch:
         goal = target(peak_bytes, added_seconds)
         self.interrupted |= self.evictor.improve(goal, ops, _MAX_ROUNDS, self.options.seed, limits)
 
-    def _rebase(self, peak_bytes: int, added_seconds: float | None, work: int, most: float = math.inf) -> None:
-        """Choose anew on the best order of the rewritten graph; go on with that where it is better."""
+    def _rebase(
+        self, peak_bytes: int, added_seconds: float | None, work: int, most: float = math.inf, share: float = 1.0
+    ) -> None:
+        """Choose anew on the best order of the rewritten graph; go on with that where it is better.
+
+        Args:
+            work: for improving the choice.
+            most: seconds that may be added within a peak.
+            share: of the work for ordering and for dropping that there is.
+        """
         if self._left(_IMPROVE_SHARE) <= 0.0 or self._close_enough(peak_bytes, added_seconds):
             return
         before = self.starts
         with rivals.optional("the order of the rewritten graph", self.left_out, self.progress) as failed:
             found = self.rewritten()
-            options = replace(self.options, layout=False, time_limit=self._until(_IMPROVE_SHARE), max_work=_ORDER_WORK)
+            options = replace(
+                self.options, layout=False, time_limit=self._until(_IMPROVE_SHARE), max_work=int(share * _ORDER_WORK)
+            )
             best = find_order(found.graph, options, self.progress, overlap=False).order
             order = induced(self.graph, best, found.origin)
             if order is None or np.array_equal(order, self.order):
                 return
             self.starts = [self._start(order)]
-            self.drop(peak_bytes, most if added_seconds is None else added_seconds, _TRIAL_WORK)
+            self.drop(peak_bytes, most if added_seconds is None else added_seconds, int(share * _TRIAL_WORK))
             if added_seconds is not None or self.evictor.peak <= peak_bytes:
                 self._search(peak_bytes, added_seconds, work)
         self.starts = before if failed else self._ranked([*before, *self.starts], peak_bytes)
@@ -289,7 +300,7 @@ class RecomputeSearch:
             return
         near = self._recall(0, _CHEAPER * seconds) and peak_bytes < self.evictor.peak <= (1 + _NEAR) * peak_bytes
         if near and _is_movable(self.options):
-            self._rebase(peak_bytes, None, int(_REBASE_SHARE * self.improve_work), seconds)
+            self._rebase(peak_bytes, None, int(_REBASE_SHARE * self.improve_work), seconds, _NEAR_SHARE)
         self._recall(peak_bytes, None)
         self._spend_less(peak_bytes)
 
