@@ -107,7 +107,9 @@ def test_ten_steps_with_accumulation_clipping_and_adamw_are_the_same(model: str,
 
 
 def test_random_numbers_are_drawn_again_where_masks_are_not_kept() -> None:
-    report = assert_same(lambda: mlp(nn.Dropout(0.5), nn.Tanh(), nn.Dropout(0.1)), accumulating(rows, entropy), GOALS["peak"])
+    report = assert_same(
+        lambda: mlp(nn.Dropout(0.5), nn.Tanh(), nn.Dropout(0.1)), accumulating(rows, entropy), GOALS["peak"]
+    )
     assert report.planned[0].num_again > 0
 
 

@@ -35,7 +35,7 @@ def test_a_wrapped_model_keeps_its_class_its_state_and_its_copies() -> None:
         other.zero_grad()
         step(other)
         assert same(other[0].weight.grad, model[0].weight.grad)
-        with pytest.raises(ValueError, match="is not wrapped: call olla.wrap"):
+        with pytest.raises(ValueError, match=r"is not wrapped: call olla\.wrap"):
             olla.report_of(other)
 
 

@@ -73,7 +73,11 @@ def judge(entry: Odd, mode: str = "plain") -> Verdict:
     """Run a loop both ways and compare what the user sees behind each step."""
     eager, _ = _moments(entry)
     try:
-        options = {"time_limit": TIME_LIMIT, "wrapped": mode} if mode in WRAPPED else {"time_limit": TIME_LIMIT, "cache_size": 64, **MODES[mode]}
+        options = (
+            {"time_limit": TIME_LIMIT, "wrapped": mode}
+            if mode in WRAPPED
+            else {"time_limit": TIME_LIMIT, "cache_size": 64, **MODES[mode]}
+        )
         planned, step = _moments(entry, options, eager)
     except BrokenLoop as error:
         return Verdict(entry.name, "RAW", f"beside the step: {error}")

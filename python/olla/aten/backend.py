@@ -102,7 +102,7 @@ class Backend:
             self._report.graphs.append(Graph(reason=f"AOTAutograd does not take it: {type(error).__name__}: {reason}"))
             raise compat.skip_frame(reason) from None
         graph.places = list(range(num_graphs, len(self._report.graphs)))
-        return torch.compiler.disable(graph.__call__)  # type: ignore[no-any-return]
+        return torch.compiler.disable(graph.__call__)  # type: ignore[no-any-return,no-untyped-call]
 
     def settings(self) -> Any:
         """Return a context for calls of the model: what Dynamo is to see and how often it may compile."""
@@ -130,7 +130,7 @@ class Backend:
 
 
 def _is_free(value: Any) -> bool:
-    """Whether an input is the user's own and gets a gradient: as with penalties on gradients, which differentiate it."""
+    """Whether an input is the user's own and gets a gradient, as where a penalty on it differentiates that."""
     return isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
 
 

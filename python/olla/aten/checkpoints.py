@@ -111,7 +111,7 @@ def _copied(graph: fx.Graph, node: fx.Node, copies: dict[fx.Node, fx.Node]) -> f
         with graph.inserting_before(node):
             state = graph.call_function(torch.ops.olla.rng_state.default, (source, state_of(source).numel()))
         _note_result(state, state.target, state.args, state.kwargs, node)
-        new = graph.call_function(drawn_again, (state, source, node.target, args, dict(kwargs)))
+        new = graph.call_function(drawn_again, (state, source, node.target, args, dict(kwargs)))  # type: ignore[arg-type]
     else:
         new = graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
     new.meta |= {name: note for name, note in node.meta.items() if name != "recompute"}

@@ -129,7 +129,7 @@ class _Divider:
         return None if taken is None else self._value(taken)
 
     def _state(self, source: Source, kernel: fx.Node) -> fx.Node:
-        new = self.graph.call_function(state_of, (source,))
+        new = self.graph.call_function(state_of, (source,))  # type: ignore[arg-type]
         state = state_of(source)
         with results_of(kernel)[0].fake_mode:  # type: ignore[attr-defined]
             new.meta["val"] = torch.empty(state.shape, dtype=state.dtype)

@@ -144,7 +144,9 @@ def _keep_changed_inputs(graph: fx.Graph, changed: set[fx.Node]) -> None:
             copy = graph.call_function(compat.clone, (node,))
         copy.meta["val"] = node.meta["val"].clone()
         copies.append(copy)
-        node.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy and user.op != "output")
+        for user in list(node.users):
+            if user is not copy and user.op != "output":
+                user.replace_input_with(node, copy)
     renew_views(graph, copies)
 
 
@@ -168,7 +170,11 @@ def obstacle(module: fx.GraphModule) -> str:
         if getattr(node.target, "namespace", "").startswith("_c10d"):
             return f"{node.target} communicates"
         draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        if node.is_impure() and not draws and getattr(getattr(node.target, "_schema", None), "name", "") not in _NO_EFFECT:
+        if (
+            node.is_impure()
+            and not draws
+            and getattr(getattr(node.target, "_schema", None), "name", "") not in _NO_EFFECT
+        ):
             return f"{node.target} has an effect beside its result"
     return ""
 

@@ -19,9 +19,8 @@ from olla.aten.record import Graph
 from olla.errors import BudgetError
 from olla.graph import DeviceProfile, Rerun, Rules, profile_of
 from olla.inductor.compat import compat, fallback
-from olla.plan import Chunked, Goal, Options, Plan, Request
+from olla.plan import Goal, Options, Plan, Request
 from olla.pytorch.memory import arrange
-from olla.pytorch.memory.replay import alignment_of
 from olla.pytorch.planner import device_type
 from olla.pytorch.program.schedule import op_schedule
 from olla.pytorch.program.variants import restrict_rules
@@ -60,7 +59,9 @@ class Partitioner:
         reason = obstacle(gm)
         if not reason:
             try:
-                halves, found = self._planned(gm, kwargs["num_fwd_outputs"], kwargs.get("static_lifetime_input_indices"))
+                halves, found = self._planned(
+                    gm, kwargs["num_fwd_outputs"], kwargs.get("static_lifetime_input_indices")
+                )
                 self.graphs.append(found)
                 self.saved_before += found.saved_bytes
                 return halves.forward, halves.backward
@@ -123,7 +124,7 @@ class Partitioner:
         """Return the bytes in memory beside a graph: parameters that it does not take, and what is saved before it."""
         inputs = zip(joint.captured.inputs, joint.captured.module.graph.find_nodes(op="placeholder"), strict=True)
         own = {"parameter": 2, "buffer": 1, "input": 0}  # of a parameter its gradient too
-        known = sum(own[entry.kind] * node.meta["val"].untyped_storage().nbytes() for entry, node in inputs)
+        known: int = sum(own[entry.kind] * node.meta["val"].untyped_storage().nbytes() for entry, node in inputs)
         return max(self.model_bytes - known, 0) + self.saved_before
 
 

@@ -46,7 +46,9 @@ class Given:
         self._states = _states(args) if draws else []
         self._casts = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _DEVICES]
 
-    def gradients(self, needed: Sequence[bool], results: Sequence[int], tangents: Sequence[Any]) -> tuple[Any, ...] | None:
+    def gradients(
+        self, needed: Sequence[bool], results: Sequence[int], tangents: Sequence[Any]
+    ) -> tuple[Any, ...] | None:
         """Return gradients of the inputs that can be differentiated themselves; None where inputs are gone.
 
         Args:
@@ -60,7 +62,7 @@ class Given:
             return None
         wanted = [i for i, need in enumerate(needed) if need and isinstance(args[i], torch.Tensor)]
         changed = changed_inputs(self._module)
-        given = [a.clone() if i in changed else a for i, a in enumerate(args)]
+        given: list[Any] = [a.clone() if a is not None and i in changed else a for i, a in enumerate(args)]
         with self._as_then():
             outputs = self._module(*given)
         found = torch.autograd.grad(
@@ -121,7 +123,7 @@ def watch(outputs: Any, call: Callable[[], None]) -> None:
     """Have a function called when backward comes to what a call returned."""
     for output in outputs:
         if isinstance(output, torch.Tensor) and output.grad_fn is not None:
-            output.grad_fn.register_prehook(lambda _: call())  # type: ignore[no-untyped-call]
+            output.grad_fn.register_prehook(lambda _: call())
             return
 
 

@@ -12,7 +12,7 @@ from olla.aten.record import WrapReport
 from olla.graph import DeviceProfile
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 Wrapped = TypeVar("Wrapped", bound=Callable[..., Any])
 _wrapped: WeakKeyDictionary[Any, WrapReport] = WeakKeyDictionary()
@@ -84,7 +84,8 @@ def wrap(
     partition = partitioner(budget, max_slowdown, minimise, plan_for, time_limit)
     partition.graphs = report.graphs
     backend = Backend(partition, report)
-    plain: Any = model._call_impl if is_module else model
+    given: Any = model
+    plain = given._call_impl if is_module else given
     compiled = torch.compile(_entry(model) if is_module else model, backend=backend, dynamic=dynamic)
     settings, is_watched = backend.settings, compat.has_global_hooks
 
@@ -101,7 +102,7 @@ def wrap(
 
     if is_module:
         partition.model_bytes = _model_bytes(model)
-        model._compiled_call_impl = call
+        given._compiled_call_impl = call
     wrapped: Any = model if is_module else functools.wraps(model)(call)
     _wrapped[wrapped] = report
     return wrapped  # type: ignore[no-any-return]
@@ -125,7 +126,7 @@ def _entry(model: Any) -> Any:
 
 
 def report_of(model: Callable[..., Any]) -> WrapReport:
-    """Return what `olla.wrap` made of a model or a function so far: graphs, their peaks, graph breaks, what is not planned.
+    """Return what `olla.wrap` made of a model or a function so far: graphs, peaks, graph breaks.
 
     Raises:
         ValueError: the model is not wrapped.

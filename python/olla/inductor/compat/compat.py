@@ -124,7 +124,11 @@ def obstacle(module: torch.fx.GraphModule, *, draws_again: bool = False) -> str:
             continue
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             return f"it calls {node.target}, which holds a graph of its own or has effects"
-        if not draws_again and must_recompute(node) and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        if (
+            not draws_again
+            and must_recompute(node)
+            and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        ):
             return f"{node.target} draws random numbers and is to run again"
         if is_symbolic(node) and not all(is_symbolic(n) or n.op == "placeholder" for n in node.all_input_nodes):
             return f"the size {node.name} depends on data"
@@ -268,7 +272,7 @@ def compile_graph(
 
 
 def compiled_function(node: Any) -> Any:
-    """Return AOTAutograd's node in the graph of autograd, from one a view or two behind it; None where there is none."""
+    """Return AOTAutograd's node in the graph of autograd, from one a view or two behind it, if there is one."""
     for _ in range(3):
         if node is None or hasattr(getattr(type(node), "_forward_cls", None), "compiled_fw"):
             return node
