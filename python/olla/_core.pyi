@@ -16,9 +16,9 @@ class Limits:
 
     def __init__(self, *, time_limit: float, max_work: int | None, progress: object | None) -> None: ...
 
-def check(graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], workspace_offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], alignment: int, figures: dict[str, int], before: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], after: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+def check(graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], workspace_offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], alignment: int, figures: dict[str, int], before: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], after: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], given: Graph | None) -> None:
     """
-    Raise PlanError with the broken rule unless the plan is valid: order, offsets (-1: not in the arena), workspace offsets, alignment, the figures it reports, and the extra precedences before[i] -> after[i].
+    Raise PlanError with the broken rule unless the plan is valid: order, offsets (-1: not in the arena), workspace offsets, alignment, the figures it reports, and the extra precedences before[i] -> after[i]. Its program_peak_bytes are of the graph `given`; None: they are not checked.
     """
 
 class Graph:
@@ -610,6 +610,16 @@ class RecomputeSearch:
 
     def curve(self) -> Curve:
         """The state after every step of the greedy."""
+
+    def front(self) -> Curve:
+        """
+        All choices that were simulated and that no other one is better than; rising peaks.
+        """
+
+    def recall(self, target: RecomputeTarget) -> bool:
+        """
+        Put the best choice in force that was ever simulated and meets the target's limit; false where there is none.
+        """
 
     def least_peak(self, ops: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], added_seconds: float, time_limit: float, progress: object | None) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C')], bool]:
         """
