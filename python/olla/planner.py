@@ -33,6 +33,7 @@ from olla.plan import (
     asked,
     graph_of,
 )
+from olla.plan.plan import with_figures
 from olla.plan.swapped import SwapDecision
 
 if TYPE_CHECKING:
@@ -398,7 +399,7 @@ def with_costs(plan: Plan, costs: Costs, given: Graph) -> Plan:
     options = Options(layout=False, order=plan.order, time_limit=0.0, updates_may_move=may_move)
     figures = pipeline.run(rewrites[-1].graph, options, None)
     figures = replace(figures, method=plan.method, options=plan.options, seconds=plan.seconds, details=plan.details)
-    return replace(plan, rewrites=tuple(rewrites)).with_figures(figures, rewrites[-1].graph, given)
+    return with_figures(replace(plan, rewrites=tuple(rewrites)), figures, rewrites[-1].graph, given)
 
 
 def needed_bytes(plan: Plan) -> int:
