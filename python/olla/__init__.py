@@ -3,8 +3,10 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from olla.base.packages import require
 from olla.check.check import check
 from olla.errors import BudgetError, CaptureError, GraphError, OllaError, PlanError, ReplayError, SolverError
+from olla.fit import Fit
 from olla.fit.fit import fit
 from olla.graph import DeviceProfile, Graph, Timeline, timeline
 from olla.layout import Layout
@@ -34,6 +36,7 @@ __all__ = [
     "CaptureError",
     "Curve",
     "DeviceProfile",
+    "Fit",
     "Graph",
     "GraphError",
     "Layout",
@@ -87,6 +90,7 @@ def __getattr__(name: str) -> object:
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
     if name == "inductor":
+        require("torch", "torch")
         return import_module("olla.inductor")
     if name == "__version__":
         from importlib.metadata import version  # slow to import, seldom needed

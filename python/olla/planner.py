@@ -16,7 +16,7 @@ from olla import pipeline
 from olla.base import Progress, rivals
 from olla.check.check import check
 from olla.errors import PlanError, SolverError
-from olla.graph import DeviceProfile, Rules, rules
+from olla.graph import DeviceProfile, Graph, Rules, rules
 from olla.graph.precedences import with_precedences
 from olla.plan import (
     METHODS,
@@ -222,7 +222,8 @@ class _Rewriting:
         plan = self._bounded(plan)
         if self.request.costs is None:
             return plan
-        return with_costs(plan, Costs.of(self.request.graph if self.chunked is None else self.chunked.graph))
+        costed = self.request.graph if self.chunked is None else self.chunked.graph
+        return with_costs(plan, Costs.of(costed), self.request.graph)
 
     def _chunk(self) -> Chunked | None:
         """Put losses in chunks, where the goal asks for that and it serves it."""
@@ -347,6 +348,7 @@ class _Rewriting:
             options=request.options.record(),
             rewrites=(*((self.chunked,) if self.chunked else ()), *rewrites),
             source_digest=request.graph.digest,
+            program_peak_bytes=request.graph.program_peak_bytes,
             goal=goal,
             base_peak_bytes=search.base_peak_bytes if base is None else base,
             base_seconds=search.base_seconds - self.extra_seconds,
@@ -358,14 +360,18 @@ class _Rewriting:
         own = [rewrite.added_seconds for rewrite in plan.rewrites if rewrite is not self.chunked]
         added = max(0.0, math.fsum(own))
         reached = max(self.goal.budget_bytes or 0, plan.peak_bytes)
-        peak_bytes, seconds = self.search.bounds(plan, added, reached)
+        most = math.inf if self.goal.max_slowdown is None else max(added, self._most_seconds())
+        peak_bytes, seconds = self.search.bounds(plan, added, most, reached)
         if peak_bytes > plan.peak_bytes or seconds > added:
             raise SolverError(
                 f"a plan with {plan.peak_bytes} bytes and {added} added seconds is below its lower bounds "
                 f"({peak_bytes} bytes, {seconds} seconds): this is a defect of olla, please report it"
             )
         found = plan.decisions(self.graph, self.rules) if plan.swapped else []
-        swapped = (str(line) for line in found if isinstance(line, SwapDecision))
+        origin = plan.tensor_origin  # the graph with swaps has the tensors of the one without
+        swapped = (
+            str(line._replace(tensor=int(origin[line.tensor]))) for line in found if isinstance(line, SwapDecision)
+        )
         return replace(
             plan,
             peak_lower_bound_bytes=peak_bytes,
@@ -374,12 +380,13 @@ class _Rewriting:
         )
 
 
-def with_costs(plan: Plan, costs: Costs) -> Plan:
+def with_costs(plan: Plan, costs: Costs, given: Graph) -> Plan:
     """Return a plan with the figures of other costs; nothing is laid out.
 
     Args:
         plan: with rewritings.
         costs: of the graph that was given, or of the one with its losses in chunks.
+        given: the graph that was given, with these costs.
     """
     rewrites = list[Rewrite]()
     for rewrite in plan.rewrites:
@@ -391,10 +398,10 @@ def with_costs(plan: Plan, costs: Costs) -> Plan:
     options = Options(layout=False, order=plan.order, time_limit=0.0, updates_may_move=may_move)
     figures = pipeline.run(rewrites[-1].graph, options, None)
     figures = replace(figures, method=plan.method, options=plan.options, seconds=plan.seconds, details=plan.details)
-    return replace(plan, rewrites=tuple(rewrites)).with_figures(figures, rewrites[-1].graph)
+    return replace(plan, rewrites=tuple(rewrites)).with_figures(figures, rewrites[-1].graph, given)
 
 
 def needed_bytes(plan: Plan) -> int:
     """Return what a plan takes in all: its arena and what lies outside of it; the peak where nothing was laid out."""
-    donated = int(plan.graph.tensor_bytes[plan.graph.donated].sum()) if plan.graph else 0
-    return max(plan.peak_bytes, plan.arena_bytes + plan.resident_bytes + donated if plan.arena_bytes else 0)
+    outside = plan.resident_bytes + plan.donated_bytes
+    return max(plan.peak_bytes, plan.arena_bytes + outside if plan.arena_bytes else 0)

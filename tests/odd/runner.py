@@ -27,6 +27,7 @@ MODES: dict[str, dict[str, Any]] = {
     "plain": {},
     "peak": {"minimise": "peak"},
     "swap": {"max_slowdown": 0.5, "swap": True},
+    "run": {"on_unsupported": "warn"},
 }
 WRAPPED = ("wrap", "loss")  # olla.wrap around the model, or around the function that gives the loss
 CLASSES = ("equal", "rounding", "error", "WRONG", "RAW")

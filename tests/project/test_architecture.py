@@ -45,9 +45,11 @@ PYTORCH = {
     "pytorch.checks": "",
     "pytorch.ranks": "graph plan check",
     "pytorch.sharded": "",
-    "pytorch.capture": "graph pytorch.guards pytorch.checks pytorch.ranks pytorch.sharded",
+    "pytorch.sites": "",
+    "pytorch.capture": "graph pytorch.guards pytorch.checks pytorch.ranks pytorch.sharded pytorch.sites",
     "pytorch.memory": "base graph plan layout planner",
     "pytorch.lengths": "",
+    "pytorch.ordinary": "report",
     "pytorch.program": "graph plan layout chunk pytorch.checks pytorch.capture pytorch.ranks pytorch.memory",
 }
 INDUCTOR = {

@@ -16,11 +16,12 @@ from olla.errors import BudgetError
 from olla.graph import Graph, Rules
 from olla.graph.collectives import gathers
 from olla.graph.operators import without_replays
-from olla.order.base_orders import base_orders, early_updates, induced
+from olla.order.base_orders import base_orders, early_updates, induced, late_changes
 from olla.order.gathers import gathered_late
 from olla.pipeline import Ordered, find_order
 from olla.plan import Options, Plan, Recomputed
 from olla.recompute.bounds import busiest, refusal
+from olla.recompute.front import Start, recall, target
 from olla.recompute.rewrite import recomputed_graph
 
 # What a search may do is limited in work, so that its results are the same on every machine; time limits it only where
@@ -39,6 +40,14 @@ _IMPROVE_SHARE = 0.7
 _LEAST_SHARE = 0.1  # of the time limit, that every stage gets however late it is: an answer that is late, but one
 _PROGRAM_SHARE = 0.9
 _BOUND_SHARE = 0.1  # of the time limit, for one lower bound
+_TIE = 0.001  # share of a peak, for which no time is paid
+_TIE_SHARE, _TIE_WORK = 1 / 6, 600_000  # of the work of improving, and at least: for less time at that peak
+_WORTH = 0.98  # share of the added time, that a choice must be below to be worth such memory
+_CAPS = 0.75, 0.9, 0.97  # shares of the time taken, that greedy runs may add instead
+_CAP_WORK, _CAP_RUNS = 600_000, 100  # for such a run on every base order; per op, at least
+_NEAR = 0.02  # share of a peak, by which the best order of a choice may be below the order that it was made on
+_NEAR_SHARE = 1 / 4  # of the work of ordering anew
+_CHEAPER = 0.9  # share of the added time, below which what misses a peak by so little is ordered
 _CLOSE = 0.002  # a peak this near to its bound is not searched for further
 _MAX_ROUNDS = 1000  # of the local search; work ends it earlier on all but small graphs
 _NUM_SEED_OPS = 3  # whose bounds the local search starts from, too
@@ -81,13 +90,6 @@ def _find_base(graph: Graph, options: Options, progress: Progress | None, left_o
     return Base(found, better.order if better.peak_bytes <= found.peak_bytes else found.order.copy())
 
 
-class _Start(NamedTuple):
-    """A base order, and what is chosen on it."""
-
-    order: NDArray[np.int32]
-    evictor: _core.RecomputeSearch
-
-
 class RecomputeSearch:
     """What to recompute and what to write in place in one graph.
 
@@ -122,6 +124,7 @@ class RecomputeSearch:
         self.left_out: list[str] = []
         self.base = _find_base(graph, options, self.progress, self.left_out) if base is None else base
         self.base_peak_bytes = self.base.found.peak_bytes
+        self.seen: list[Start] = []
         self._first = self._start(self.base.first_order)
         self.starts = [self._first]  # after a choice: the best first
         self._has_chosen = False
@@ -137,9 +140,19 @@ class RecomputeSearch:
         """What is chosen on it."""
         return self.starts[0].evictor
 
-    def _start(self, order: NDArray[np.int32]) -> _Start:
+    def _start(self, order: NDArray[np.int32]) -> Start:
+        if self.options.updates_may_move:
+            order = late_changes(self.graph, order)
         order = gathered_late(self.graph, order)
-        return _Start(order, self.rules.evictor(self.graph, order))
+        start = Start(order, self.rules.evictor(self.graph, order))
+        self.seen.append(start)
+        return start
+
+    def _recall(self, peak_bytes: int, added_seconds: float | None) -> bool:
+        """Go on with the best of all choices that were simulated; False where none meets the target."""
+        best = recall(self.seen, peak_bytes, added_seconds)
+        self.starts = self.starts if best is None else [best]
+        return best is not None
 
     def _left(self, share: float = 1.0) -> float:
         passed = time.perf_counter() - self.start
@@ -173,7 +186,7 @@ class RecomputeSearch:
         self.starts = self._ranked(starts, peak_bytes)
 
     @staticmethod
-    def _ranked(starts: list[_Start], peak_bytes: int) -> list[_Start]:
+    def _ranked(starts: list[Start], peak_bytes: int) -> list[Start]:
         """Return what meets the peak first, with the least time; then the lowest."""
         return sorted(starts, key=lambda s: (max(s.evictor.peak - peak_bytes, 0), s.evictor.added_seconds))
 
@@ -189,6 +202,7 @@ class RecomputeSearch:
         self.starts = self._ranked([rival, first], peak_bytes)
         if _is_movable(self.options):
             self._rebase(peak_bytes, added_seconds, int(_REBASE_SHARE * work))
+        self._recall(peak_bytes, added_seconds)
 
     def _search(self, peak_bytes: int, added_seconds: float | None, work: int) -> None:
         """Improve what is in force on the present base order."""
@@ -197,24 +211,33 @@ class RecomputeSearch:
             return
         limits = _core.Limits(time_limit=limit, max_work=work, progress=self.progress)
         ops = busiest(self.graph, self.order)[:_NUM_SEED_OPS].tolist()
-        most = math.inf if added_seconds is None else added_seconds
-        target = _core.RecomputeTarget(least_time=added_seconds is None, peak=peak_bytes, added_seconds=most)
-        self.interrupted |= self.evictor.improve(target, ops, _MAX_ROUNDS, self.options.seed, limits)
+        goal = target(peak_bytes, added_seconds)
+        self.interrupted |= self.evictor.improve(goal, ops, _MAX_ROUNDS, self.options.seed, limits)
 
-    def _rebase(self, peak_bytes: int, added_seconds: float | None, work: int) -> None:
-        """Choose anew on the best order of the rewritten graph; go on with that where it is better."""
+    def _rebase(
+        self, peak_bytes: int, added_seconds: float | None, work: int, most: float = math.inf, share: float = 1.0
+    ) -> None:
+        """Choose anew on the best order of the rewritten graph; go on with that where it is better.
+
+        Args:
+            work: for improving the choice.
+            most: seconds that may be added within a peak.
+            share: of the work for ordering and for dropping that there is.
+        """
         if self._left(_IMPROVE_SHARE) <= 0.0 or self._close_enough(peak_bytes, added_seconds):
             return
         before = self.starts
         with rivals.optional("the order of the rewritten graph", self.left_out, self.progress) as failed:
             found = self.rewritten()
-            options = replace(self.options, layout=False, time_limit=self._until(_IMPROVE_SHARE), max_work=_ORDER_WORK)
+            options = replace(
+                self.options, layout=False, time_limit=self._until(_IMPROVE_SHARE), max_work=int(share * _ORDER_WORK)
+            )
             best = find_order(found.graph, options, self.progress, overlap=False).order
             order = induced(self.graph, best, found.origin)
             if order is None or np.array_equal(order, self.order):
                 return
             self.starts = [self._start(order)]
-            self.drop(peak_bytes, math.inf if added_seconds is None else added_seconds, _TRIAL_WORK)
+            self.drop(peak_bytes, most if added_seconds is None else added_seconds, int(share * _TRIAL_WORK))
             if added_seconds is not None or self.evictor.peak <= peak_bytes:
                 self._search(peak_bytes, added_seconds, work)
         self.starts = before if failed else self._ranked([*before, *self.starts], peak_bytes)
@@ -253,8 +276,48 @@ class RecomputeSearch:
         """Find the least peak that adds at most so many seconds."""
         self.choose(0, added_seconds)
         self.improve(0, added_seconds)
+        self._settle(added_seconds)
         self._solve(0, added_seconds)
         return (self.rewritten(),)
+
+    def _settle(self, added_seconds: float) -> None:
+        """Take less time for as good as the same peak: the last bytes are not bought at any price."""
+        seconds, enough = self.evictor.added_seconds, int((1 + _TIE) * self.evictor.peak)
+        if seconds <= 0 or self.interrupted:
+            return
+        self._recall(enough, None)
+        self._cheapen(enough)
+        self._search(enough, None, max(_TIE_WORK, int(_TIE_SHARE * self.improve_work)))
+        self._recall(0, added_seconds if self.evictor.added_seconds > _WORTH * seconds else self.evictor.added_seconds)
+
+    def _cheapen(self, peak_bytes: int) -> None:
+        """Look for less time within the peak: where a cheaper choice misses it by little, and where less may be spent.
+
+        What misses it is ordered anew, and the best order of that is one more base order.
+        """
+        seconds = self.evictor.added_seconds
+        if self.options.method == "ilp" or seconds <= 0:
+            return
+        near = self._recall(0, _CHEAPER * seconds) and peak_bytes < self.evictor.peak <= (1 + _NEAR) * peak_bytes
+        if near and _is_movable(self.options):
+            self._rebase(peak_bytes, None, int(_REBASE_SHARE * self.improve_work), seconds, _NEAR_SHARE)
+        self._recall(peak_bytes, None)
+        self._spend_less(peak_bytes)
+
+    def _spend_less(self, peak_bytes: int) -> None:
+        """Drop anew on every base order with less time allowed than is taken: who may not spend chooses otherwise."""
+        work, none = _CAP_WORK // len(self.seen), np.zeros(0, dtype=np.int32)
+        if work < _CAP_RUNS * self.graph.num_ops:
+            return
+        for cap in _CAPS:
+            seconds = cap * self.evictor.added_seconds
+            if self._left(_IMPROVE_SHARE) <= 0.0 or self._close_enough(peak_bytes, None):
+                return
+            limits = _core.Limits(time_limit=self._left(_IMPROVE_SHARE), max_work=work, progress=self.progress)
+            for start in self.seen:
+                start.evictor.reset(none, none)
+                self.interrupted |= start.evictor.run(peak_bytes, seconds, limits)
+            self._recall(peak_bytes, None)
 
     def within(self, peak_bytes: int) -> tuple[Recomputed] | None:
         """Find the least added time for a peak; None where that is not reached."""
@@ -265,6 +328,7 @@ class RecomputeSearch:
         if self.evictor.peak > peak_bytes and self.least_peak_bound(math.inf) <= peak_bytes:
             self.improve(0, math.inf)  # the greedy stopped above what may be there
         if self.evictor.peak <= peak_bytes:
+            self._cheapen(peak_bytes)
             self.improve(peak_bytes, None)
         self._solve(peak_bytes, None)
         self.lowest_bytes = min(self.lowest_bytes, self.evictor.peak)
@@ -315,18 +379,19 @@ class RecomputeSearch:
         seconds, _ = self.evictor.least_added_seconds(ops, peak_bytes, self._bound_seconds(), None)
         return float(seconds.max(initial=0.0))
 
-    def bounds(self, plan: Plan, added_seconds: float, peak_bytes: int) -> tuple[int, float]:
+    def bounds(self, plan: Plan, added_seconds: float, most_seconds: float, peak_bytes: int) -> tuple[int, float]:
         """Return what is proved about every other plan.
 
         Args:
             plan: of what was found.
             added_seconds: that it adds to the graph.
+            most_seconds: that a plan may add.
             peak_bytes: which it reaches.
 
         Returns:
-            The least peak within its added time, in bytes; the least added time within `peak_bytes`, in seconds.
+            The least peak within `most_seconds`, in bytes; the least added time within `peak_bytes`, in seconds.
         """
-        return self.least_peak_bound(added_seconds, plan), self.least_seconds_bound(peak_bytes, plan)
+        return self.least_peak_bound(most_seconds, plan), self.least_seconds_bound(peak_bytes, plan)
 
     def rewritten(self) -> Recomputed:
         """Return the graph that the decisions in force make."""
