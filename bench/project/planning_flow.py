@@ -17,7 +17,7 @@ from unittest import mock
 import olla
 from olla import pipeline, planner
 from olla.plan import Plan, Recomputed
-from olla.recompute import search
+from olla.recompute import starts
 from olla.recompute.rewrite import recomputed_graph
 from olla.recompute.search import RecomputeSearch
 
@@ -48,7 +48,7 @@ def count(graph: olla.Graph, share: float = 0.7, time_limit: float = 60.0) -> tu
     with (
         mock.patch.object(pipeline, "run", side_effect=pipeline.run) as run,
         mock.patch.object(planner, "check", side_effect=planner.check) as check,
-        mock.patch.object(search, "recomputed_graph", rewrite),
+        mock.patch.object(starts, "recomputed_graph", rewrite),
         mock.patch.object(RecomputeSearch, "within", lowered),
     ):
         plan = olla.plan(graph, budget=budget, host_budget="64GB", time_limit=time_limit)

@@ -9,7 +9,7 @@ import pytest
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import olla
-from tests.support.pytorch.ordinary import GOALS, assert_same, fresh, peak_bytes  # noqa: F401
+from tests.aten.loops import GOALS, assert_same, fresh, peak_bytes  # noqa: F401
 from tests.support.pytorch.steps import nn, torch
 
 pytestmark = pytest.mark.torch

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import olla
-from tests.support.pytorch.ordinary import assert_same, fresh  # noqa: F401
+from tests.aten.loops import assert_same, fresh  # noqa: F401
 from tests.support.pytorch.steps import nn, torch
 
 pytestmark = pytest.mark.torch

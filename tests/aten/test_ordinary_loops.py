@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import olla
+from tests.aten.loops import GOALS, accumulating, assert_same, fresh, run  # noqa: F401
 from tests.support.pytorch.networks import UNet
-from tests.support.pytorch.ordinary import GOALS, accumulating, assert_same, fresh, run  # noqa: F401
 from tests.support.pytorch.steps import nn, torch
 
 pytestmark = pytest.mark.torch

@@ -18,6 +18,7 @@ from olla.chunk import chunked
 from olla.cli.parser import main
 from olla.picture.scene import amount, peak_bytes, scene_of
 from olla.plan import Swapped
+from olla.plan.texts import op_text
 from olla.planner import needed_bytes
 from olla.scale import plan_file, text
 from tests.support import oracle, swaps
@@ -208,7 +209,7 @@ def shown(plan: Plan, graph: Graph) -> set[str]:
         assert name.split(" [")[0] == graph.op_names[int(number)]  # the part of a loss stands in brackets
     for number, name in re.findall(r"tensor (\d+)(?: (\w+))? ", "\n".join(lines)):
         assert name in ("", graph.tensor_names[int(number)])  # a part of a tensor has no name
-    return {plan.op_text(op, "x").partition("), ")[2] for op in plan.order.tolist()}
+    return {op_text(plan, op, "x").partition("), ")[2] for op in plan.order.tolist()}
 
 
 def named(graph: Graph) -> Graph:
@@ -228,7 +229,7 @@ def test_texts_name_ops_and_tensors_as_the_given_graph_does() -> None:
     plan = olla.plan(graph, max_slowdown=0.1, swap=True, **SHORT)
     assert plan.swapped is not None
     shown(plan, graph)
-    copies = [plan.op_text(v, "x") for v in np.flatnonzero(plan.origin < 0).tolist()]
+    copies = [op_text(plan, v, "x") for v in np.flatnonzero(plan.origin < 0).tolist()]
     assert len(copies) == 2 * len(plan.swapped.swaps.tensor)
     pattern = re.compile(r"tensor (\d+) (\w+), copied (to|back from) host memory")
     matches = [pattern.fullmatch(line) for line in copies]

@@ -15,11 +15,11 @@ from olla.aten.program import Program, compile_program
 from olla.aten.record import Graph, WrapReport
 from olla.aten.second import Given, attach, changed_inputs, watch
 from olla.graph import DeviceProfile
-from olla.inductor.compat import compat
+from olla.inductor.compat import dynamo
 from olla.plan import Goal
 from olla.pytorch.capture.costs import is_random
 
-_SETTINGS = {
+SETTINGS = {  # of Dynamo, during calls of what is wrapped
     "skip_nnmodule_hook_guards": False,  # hooks that come later are seen
     "recompile_limit": 64,  # then code runs as it is
     "suppress_errors": True,  # of Dynamo's own: what it cannot take runs as it is
@@ -88,25 +88,21 @@ class Backend:
         num_graphs = len(self._report.graphs)
         if reason := refused(module):
             self._report.graphs.append(Graph(reason=reason))
-            raise compat.skip_frame(reason)
+            raise dynamo.skip_frame(reason)
         graph = _Compiled(module, self)
         try:
-            graph.program = compat.compile_aten(
+            graph.program = dynamo.compile_aten(
                 module, inputs, self._partition, graph.forward, graph.backward, graph.inference
             )
-        except compat.restarts:
+        except dynamo.restarts:
             raise
         except Exception as error:
             reason = str(error).partition("\n")[0]
             del self._report.graphs[num_graphs:]
             self._report.graphs.append(Graph(reason=f"AOTAutograd does not take it: {type(error).__name__}: {reason}"))
-            raise compat.skip_frame(reason) from None
+            raise dynamo.skip_frame(reason) from None
         graph.places = list(range(num_graphs, len(self._report.graphs)))
         return torch.compiler.disable(graph.__call__)  # type: ignore[no-any-return,no-untyped-call]
-
-    def settings(self) -> Any:
-        """Return a context for calls of the model: what Dynamo is to see and how often it may compile."""
-        return compat.dynamo_config.patch(_SETTINGS)
 
     def _note_break(self, module: Any) -> None:
         reason = getattr(module, "compile_subgraph_reason", None)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from olla.inductor.compat import compat
+from olla.inductor.compat import dynamo
 from olla.pytorch.capture.generator import set_state, state_of
 
 _DEVICES = ("cpu", "cuda")
@@ -112,10 +112,10 @@ def attach(outputs: Any, given: Given) -> None:
     """
     for output in outputs:
         node = output.grad_fn if isinstance(output, torch.Tensor) else None
-        found = None if node is None else compat.compiled_function(node)
+        found = None if node is None else dynamo.compiled_function(node)
         if found is not None:
             found.olla_given = given
-            compat.differentiate(type(found), _double_backward)
+            dynamo.differentiate(type(found), _double_backward)
             return
 
 

@@ -74,8 +74,8 @@ def wrap(
     """
     import torch
 
-    from olla.aten.backend import Backend, partitioner
-    from olla.inductor.compat import compat
+    from olla.aten.backend import SETTINGS, Backend, partitioner
+    from olla.inductor.compat import dynamo
 
     is_module = isinstance(model, torch.nn.Module)
     if not is_module and not callable(model):
@@ -87,15 +87,18 @@ def wrap(
     given: Any = model
     plain = given._call_impl if is_module else given
     compiled = torch.compile(_entry(model) if is_module else model, backend=backend, dynamic=dynamic)
-    settings, is_watched = backend.settings, compat.has_global_hooks
+    change_settings, is_watched = dynamo.settings(SETTINGS), dynamo.has_global_hooks
 
     def call(*args: Any, **kwargs: Any) -> Any:
         before, partition.saved_before = backend.num_runs, 0
         if is_watched():  # hooks on all modules, which Dynamo does not look for
             result = plain(*args, **kwargs)
         else:
-            with settings():
+            change_back = change_settings()
+            try:
                 result = compiled(*args, **kwargs)
+            finally:
+                change_back()
         report.num_calls += 1
         report.num_unplanned_calls += backend.num_runs == before
         return result
@@ -113,9 +116,9 @@ def _entry(model: Any) -> Any:
 
     Dynamo leaves the frames of torch's own modules alone.
     """
-    from olla.inductor.compat import compat
+    from olla.inductor.compat import dynamo
 
-    if not compat.skips(model.forward):
+    if not dynamo.skips(model.forward):
         return model._call_impl
 
     def forward(*args: Any, **kwargs: Any) -> Any:

@@ -70,8 +70,7 @@ class Graph:
     Raises:
         GraphError: the message names the place and what was expected; `rule` and `ids` name the broken rule.
 
-    Complexity:
-        O(size of the graph), apart from sorting each op's lists.
+    Complexity: O(size of the graph), apart from sorting each op's lists.
 
     Example:
         >>> b = Graph.builder("tiny")
@@ -151,11 +150,6 @@ class Graph:
     def resident_bytes(self) -> int:
         """Bytes of the tensors that are live throughout: neither written by an op nor donated."""
         return self.core.resident_bytes
-
-    @cached_property
-    def donated_bytes(self) -> int:
-        """Bytes of the donated tensors: live until their last use, and never in an arena."""
-        return int(self.tensor_bytes[self.donated].sum())
 
     @cached_property
     def program_peak_bytes(self) -> int:

@@ -121,7 +121,7 @@ class _Memory:
         new_bytes = bytes_per_op(graph, graph.writes)
         self.new_bytes = new_bytes.tolist()
         self.needs = (new_bytes + graph.workspace_bytes).tolist()
-        self.live = graph.resident_bytes + graph.donated_bytes
+        self.live = graph.resident_bytes + int(graph.tensor_bytes[graph.donated].sum())
 
     def run(self, op: int) -> None:
         self.live += self.new_bytes[op]

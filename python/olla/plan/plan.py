@@ -199,28 +199,6 @@ class Plan:
         origins = [rewrite.tensors() for rewrite in self.rewrites]
         return composed(origins, int(origins[0].max(initial=-1)) + 1 if origins else self.num_tensors)
 
-    def op_text(self, op: int, name: str) -> str:
-        """Return an op of the planned graph in words, by its number in the graph that was given.
-
-        Args:
-            op: of the planned graph.
-            name: of it.
-        """
-        remarks: list[str] = []
-        for rewrite in reversed(self.rewrites):
-            remarks += filter(None, [rewrite.remark(op)])
-            if rewrite.origin[op] < 0:
-                ends = [*rewrite.graph.reads.of(op).tolist(), *rewrite.graph.writes.of(op).tolist()]
-                called = next(filter(None, (rewrite.graph.tensor_names[t] for t in ends)), "")  # a handle has no name
-                return f"{self.tensor_text(ends[0], called)}, {remarks[-1]}"
-            op = int(rewrite.origin[op])
-        return ", ".join([f"op {op} ({name or 'unnamed'})", *reversed(remarks)])
-
-    def tensor_text(self, t: int, name: str) -> str:
-        """Return a tensor of the planned graph in words, by its number in the graph that was given; see `op_text`."""
-        origin = int(self.tensor_origin[t])
-        return " ".join(filter(None, (f"tensor {origin}" if origin >= 0 else "of a loss in chunks", name)))
-
     def rewrite(self, kind: type[_AnyRewrite]) -> _AnyRewrite | None:
         """Return the rewriting of a kind, or None."""
         return next((rewrite for rewrite in self.rewrites if isinstance(rewrite, kind)), None)
@@ -317,25 +295,6 @@ class Plan:
         """
         return cls(**_fields_of(content))
 
-    def with_figures(self, figures: Plan, graph: Graph, given: Graph) -> Plan:
-        """Return this plan with the order and figures of another plan of its last graph.
-
-        Args:
-            figures: the other plan.
-            graph: its graph: the last one, with its costs.
-            given: the graph that was given, with the same costs.
-        """
-        if not self.rewrites:
-            return figures
-        rewrites = (*self.rewrites[:-1], replace(self.rewrites[-1], graph=graph))
-        return replace(
-            figures,
-            rewrites=rewrites,
-            source_digest=given.digest,
-            program_peak_bytes=given.program_peak_bytes,
-            **{name: getattr(self, name) for name in _OF_REQUEST},
-        )
-
     def of_last_graph(self) -> Plan:
         """Return what the plan says of its last graph alone, as if that had been given."""
         peak = self.program_peak_bytes if self.graph is None else self.graph.program_peak_bytes
@@ -378,6 +337,27 @@ class Plan:
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
         return table.html(self)
+
+
+def with_figures(plan: Plan, figures: Plan, graph: Graph, given: Graph) -> Plan:
+    """Return a plan with the order and figures of another plan of its last graph.
+
+    Args:
+        plan: with rewritings or without.
+        figures: the other plan.
+        graph: its graph: the last one, with its costs.
+        given: the graph that was given, with the same costs.
+    """
+    if not plan.rewrites:
+        return figures
+    rewrites = (*plan.rewrites[:-1], replace(plan.rewrites[-1], graph=graph))
+    return replace(
+        figures,
+        rewrites=rewrites,
+        source_digest=given.digest,
+        program_peak_bytes=given.program_peak_bytes,
+        **{name: getattr(plan, name) for name in _OF_REQUEST},
+    )
 
 
 def _ratio(difference: int, base: int) -> float:

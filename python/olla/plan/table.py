@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from olla.base import cells, figures, human_bytes, notebook, percent, plain
+from olla.plan.texts import op_text, tensor_text
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -37,7 +38,7 @@ def render(plan: Any, verbose: bool = False) -> Group:
     parts: list[RenderableType] = [*cells(title, style="bold"), _figures(plan), *cells(*remarks)]
     if plan.peak_op is not None:
         who = ". Largest live there besides resident memory:" if plan.peak_tensors else ", with resident memory alone."
-        parts += cells("", f"The peak is at {plan.op_text(plan.peak_op.id, plan.peak_op.name)}{who}")
+        parts += cells("", f"The peak is at {op_text(plan, plan.peak_op.id, plan.peak_op.name)}{who}")
     if plan.peak_tensors:
         parts.append(_live(plan))
     if verbose and plan.details:
@@ -111,7 +112,7 @@ def _live(plan: Any) -> Table:
         if tensor.id < 0:
             name, source = "", f"of {tensor.producer}"
         else:
-            name = plan.tensor_text(tensor.id, tensor.name)
+            name = tensor_text(plan, tensor.id, tensor.name)
             source = f"written by {tensor.producer}" if tensor.producer else ""
         table.add_row(*cells(human_bytes(tensor.bytes), name, tensor.kind, source))
     return table

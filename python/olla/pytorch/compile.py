@@ -148,16 +148,9 @@ def compile(
     given["minimise"] = _minimised(given)
     goal, swapping = _asked(model, given)
     arguments = (
-        model,
-        optimizer,
-        loss,
-        step,
-        device,
-        {"time_limit": time_limit, "seed": seed, "updates_may_move": updates_may_move},
-        arena,
-        cache_size,
-        cuda_graph,
-        disk_cache,
+        *(given[name] for name in ("model", "optimizer", "loss", "step", "device")),
+        {name: given[name] for name in ("time_limit", "seed", "updates_may_move")},
+        *(given[name] for name in ("arena", "cache_size", "cuda_graph", "disk_cache")),
         goal,
         swapping,
         checks,

@@ -15,7 +15,7 @@ from olla.plan.chunks import Part
 from olla.planner import plan
 from olla.pytorch.cache import Place
 from olla.pytorch.capture import Captured
-from olla.pytorch.memory.arrange import Arranged
+from olla.pytorch.memory.arrange import Arranged, program_peak
 from olla.pytorch.memory.copies import Copies, HostMemory
 from olla.pytorch.memory.replay import Replay, alignment_of
 from olla.pytorch.memory.requests import Recorder
@@ -77,6 +77,10 @@ class PlannedStep:
         for column, found in zip(whole, costs, strict=True):
             column[chunked.origin[kept]] = found[kept]
         return whole.on(original.graph)
+
+    def eager_peak_bytes(self) -> int:
+        """Return the peak of the program order of the step as it was captured, sizes rounded up."""
+        return program_peak(self.given(), self.alignment)
 
     def replan(
         self, planner: Planner, agreement: Agreement, arranged: Arranged | None, progress: Progress | None

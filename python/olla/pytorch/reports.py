@@ -16,6 +16,7 @@ from olla.picture.blocks import blocks_of
 from olla.picture.requests import Requests, requested_blocks
 from olla.picture.scene import Scene, amount, changes, peak_bytes, program_order
 from olla.plan import Plan
+from olla.plan.texts import op_text
 from olla.pytorch.memory.arrange import Arranged, with_rounded_sizes
 from olla.pytorch.memory.replay import Counters, Miss
 from olla.pytorch.planned import PlannedStep
@@ -110,7 +111,7 @@ class Figures:
             misses=tuple(
                 f"missed: {m.num_bytes} bytes, request {m.index} of {op}: {m.reason}"
                 for m in seen.misses
-                for op in [plan.op_text(m.op, graph.op_names[m.op])]
+                for op in [op_text(plan, m.op, graph.op_names[m.op])]
             ),
             seconds_per_step=statistics.median(self._times) if self._times else None,
             capture_seconds=self.capture_seconds,

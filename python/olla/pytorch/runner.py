@@ -18,6 +18,7 @@ import torch
 from olla.graph import Graph
 from olla.picture.plot import write_page
 from olla.plan import Plan
+from olla.plan.plan import with_figures
 from olla.pytorch.cache import Place, RecordedStep
 from olla.pytorch.capture import Captured
 from olla.pytorch.cudagraph import Graphed
@@ -89,7 +90,7 @@ class Runner:
         self._figures = Figures(
             capture_seconds=sum(captured.seconds.values()),
             plan_seconds=0.0 if place.loaded else plan.seconds["total"],
-            eager_peak_bytes=arrange.program_peak(self.given, self._planned.alignment),
+            eager_peak_bytes=self._planned.eager_peak_bytes(),
             is_cached=place.loaded,
             notes=[note, place.note, planner.note if planner else ""],
         )
@@ -99,7 +100,7 @@ class Runner:
         if replay is not None and recorded is not None:
             planned = self._planned
             planned.graph, found, self._arranged, self._figures.eager_peak_bytes = recorded
-            planned.plan = planned.plan.with_figures(found, planned.graph, planned.given())
+            planned.plan = with_figures(planned.plan, found, planned.graph, planned.given())
             self.program = planned.compile_arranged(replay, recorded.arranged)
         else:
             self.program = self._planned.compile() if replay is None else self._compile_recorded()
@@ -223,9 +224,9 @@ class Runner:
         with ProgressLine(f"laying out {graph.name}") as progress:
             agreement = self._agreement
             planned.graph = agreement.costs(with_costs(graph, recorded, self._recorder.seconds, planned.alignment))
-            self._figures.eager_peak_bytes = arrange.program_peak(self.given, self._planned.alignment)
+            self._figures.eager_peak_bytes = self._planned.eager_peak_bytes()
             make = functools.partial(arrange.planned_again, self.graph, before, progress)
-            planned.plan = before.with_figures(agreement.plan(self.graph, make), self.graph, planned.given())
+            planned.plan = with_figures(before, agreement.plan(self.graph, make), self.graph, planned.given())
             if not np.array_equal(self.plan.order, before.order):
                 requests = Requests.of(recorded, self._recorder.addresses, graph)
                 moved = requests.in_order(graph, self.plan.order)

@@ -14,7 +14,7 @@ from olla.layout.requests import Trace
 
 torch = pytest.importorskip("torch")
 from olla.pytorch import kinds  # noqa: E402
-from tests.support.pytorch.pooled import Loop, equal, halved  # noqa: E402
+from tests.support.pytorch.steps import Loop, equal, halved  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -13,7 +13,7 @@ from olla.layout.requests import Trace
 torch = pytest.importorskip("torch")
 from olla.pytorch.memory.pattern import Pattern, repeated  # noqa: E402
 from olla.pytorch.memory.replay import Iteration  # noqa: E402
-from tests.support.pytorch.pooled import Loop, equal  # noqa: E402
+from tests.support.pytorch.steps import Loop, equal  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -10,8 +10,7 @@ import olla
 from olla.cli.parser import main
 
 torch = pytest.importorskip("torch")
-from tests.support.pytorch.pooled import Loop, equal, halved  # noqa: E402
-from tests.support.pytorch.steps import images, net  # noqa: E402
+from tests.support.pytorch.steps import Loop, equal, halved, images, net  # noqa: E402  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -21,8 +21,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
 from olla.pytorch.kinds import Kinds  # noqa: E402
-from tests.support.pytorch.pooled import Loop, equal  # noqa: E402
-from tests.support.pytorch.steps import images, net  # noqa: E402
+from tests.support.pytorch.steps import Loop, equal, images, net  # noqa: E402  # noqa: E402
 from tests.support.pytorch.windows import process_bytes, record  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, get_proxy_mode
+from torch.utils import checkpoint
 
 _lock = threading.RLock()
 _replaced: list[tuple[Any, str, Any, Any]] = []  # by the captures that run: owner, name, original, stand-in
@@ -153,6 +154,13 @@ def unwatched_operators(capture: Capture, note: Callable[[], None]) -> AbstractC
             sys.settrace(watching)
 
     return capture.replaced(ProxyTorchDispatchMode, "__torch_dispatch__", record_unwatched)
+
+
+def checkpoints(capture: Capture) -> AbstractContextManager[None]:
+    """Let selective activation checkpointing save and recompute, which only marks nodes where it sees a trace."""
+    if not hasattr(checkpoint, "_is_compiling"):
+        return contextlib.nullcontext()
+    return capture.replaced(checkpoint, "_is_compiling", lambda *_: False)
 
 
 @contextlib.contextmanager

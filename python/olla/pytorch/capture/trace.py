@@ -15,7 +15,6 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
-from torch.utils import checkpoint
 
 from olla.errors import CaptureError
 from olla.pytorch.capture import costs, exclusive, generator, known, optimizers
@@ -165,7 +164,7 @@ def trace(
     with contextlib.ExitStack() as stack:
         stack.callback(shapes.forget)
         stack.enter_context(exclusive.unchanged(model, leaves))
-        for context in (_checkpoints, plain_recurrent_layers, known.told_to_transformers, generator.traced):
+        for context in (exclusive.checkpoints, plain_recurrent_layers, known.told_to_transformers, generator.traced):
             stack.enter_context(context(capture))
         stack.enter_context(_use_lazy_graph_module(True))  # nobody needs the module's Python code
         if parallel := step.parallel:
@@ -194,7 +193,7 @@ def _finish(module: fx.GraphModule, step: _Step, named: list[tuple[str, torch.Te
     generator.drop_unneeded(module, costs.is_random)
     if not run_checks:
         checks.drop(module)
-    _fix_types(module)
+    known.fix_types(module)
     check_stale(module, step.stale)
     left = [(f"the gradient of {n}", p.grad) for n, p in step.model.named_parameters() if p.grad is not None]
     failures.check_constants(module, [*named, *left])
@@ -352,17 +351,6 @@ def _call(step: _Step, batch: Any) -> Any:
     return result
 
 
-def _fix_types(module: fx.GraphModule) -> None:
-    """Write the type into operators that would take torch's default one, which may be another when they run."""
-    for node in module.graph.nodes:
-        if not isinstance(node.target, torch._ops.OpOverload) or not isinstance(node.meta.get("val"), torch.Tensor):
-            continue
-        names = [a.name for a in node.target._schema.arguments]
-        reads_tensors = any(isinstance(n.meta.get("val"), torch.Tensor) for n in node.all_input_nodes)
-        if "dtype" in names[len(node.args) :] and node.kwargs.get("dtype") is None and not reads_tensors:
-            node.kwargs = {**node.kwargs, "dtype": node.meta["val"].dtype}
-
-
 def _enter_loop(
     step: _Step, tensors: _Tensors, parameters: dict[str, torch.Tensor], stack: contextlib.ExitStack
 ) -> None:
@@ -407,10 +395,3 @@ def _mark(kind: str, template: int | None = None) -> None:
         node.meta[KIND] = kind
         if template is not None:
             node.meta[TEMPLATE] = template
-
-
-def _checkpoints(capture: exclusive.Capture) -> contextlib.AbstractContextManager[None]:
-    """Let selective activation checkpointing save and recompute, which only marks nodes where it sees a trace."""
-    if not hasattr(checkpoint, "_is_compiling"):
-        return contextlib.nullcontext()
-    return capture.replaced(checkpoint, "_is_compiling", lambda *_: False)
