@@ -6,7 +6,7 @@
 #include <nanobind/stl/variant.h>
 
 #include "arrays.hpp"
-#include "olla/ilp/highs_library.hpp"
+#include "olla/ilp/highs.hpp"
 
 namespace olla::bindings {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "olla/ilp/highs_engine.hpp"
+#include "olla/ilp/highs.hpp"
 
 namespace olla::bindings {
 

@@ -5,8 +5,6 @@
 #include <future>
 #include <tuple>
 
-#include "olla/ilp/highs_library.hpp"
-
 namespace olla {
 namespace {
 

@@ -1,9 +1,9 @@
-#include "olla/ilp/highs_library.hpp"
-
 #include <dlfcn.h>
 
 #include <map>
 #include <thread>
+
+#include "olla/ilp/highs.hpp"
 
 namespace olla {
 namespace {
