@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 
 import olla
 from bench.support.harness import graph_files, graph_name
-from tests.support import browser
+from tests.picture import browser
 from tests.support.pages import ROOT, blocks
 
 _STEP_SIZES = ((390, 1260, False), (820, 1180, True), (1440, 900, False))  # width, height, dark

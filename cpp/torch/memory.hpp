@@ -95,14 +95,23 @@ class Memory {
     if (plan.held.empty()) throw std::invalid_argument("table: held is empty, expected an entry for each kind of iteration");
     std::unique_lock lock(mutex_);
     s.plan = {};
-    if (s.arena != nullptr && s.arena->bytes != arenas_.taken_for(plan.arena_bytes)) {  // one that does not fit is left
-      std::exchange(s.arena, nullptr)->state = Arena::kRetired;
-      arenas_.give_back(lock);
-    }
+    const bool fits = s.arena != nullptr && s.arena->bytes == arenas_.taken_for(plan.arena_bytes);
     lock.unlock();
-    if (s.arena == nullptr) s.arena = find_arena(plan.arena_bytes);
+    if (!fits) {
+      unplan_loop();
+      s.arena = find_arena(plan.arena_bytes);
+    }
     lock.lock();
     s.plan = std::move(plan);
+  }
+
+  // Between two windows: the loop has no plan, and its arena goes back when its last block is freed.
+  void unplan_loop() {
+    Session& s = loop("unplan_loop");
+    std::unique_lock lock(mutex_);
+    s.plan = {};
+    if (s.arena != nullptr) std::exchange(s.arena, nullptr)->state = Arena::kRetired;
+    arenas_.give_back(lock);
   }
 
   // What happened since the last call.

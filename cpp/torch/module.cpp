@@ -183,6 +183,7 @@ PyMethodDef methods[] = {
     {"release", plain<&Memory::release>, METH_NOARGS, "Give kept arenas back."},
     {"open_loop", open_loop, METH_O, "open_loop(shared)"},
     {"plan_loop", plan_loop, METH_VARARGS, "plan_loop(arena_bytes, alignment, first, bytes, offset, held, least)"},
+    {"unplan_loop", plain<&Memory::unplan_loop>, METH_NOARGS, "Let the loop go on without a plan, and its arena go."},
     {"loop_counters", loop_counters, METH_NOARGS, "Return what happened since the last call, as deactivate does."},
     {"loop_row", loop_row, METH_NOARGS,
      "Return the kind of the last iteration and int64 rows of offset, end, kind found in the arena."},

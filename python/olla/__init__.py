@@ -18,6 +18,8 @@ from olla.planner import plan
 
 if TYPE_CHECKING:
     from olla import inductor as inductor
+    from olla.aten.wrap import report_of as report_of
+    from olla.aten.wrap import wrap as wrap
     from olla.graph.measure import device_profile as device_profile
     from olla.integrations.onnx import from_onnx as from_onnx
     from olla.pytorch.capture.capture import capture as capture
@@ -63,7 +65,9 @@ __all__ = [
     "plan",
     "plot",
     "pool",
+    "report_of",
     "timeline",
+    "wrap",
 ]
 
 _MODULES = {  # of names that are loaded when they are asked for; all but the curve and from_onnx import torch
@@ -77,6 +81,8 @@ _MODULES = {  # of names that are loaded when they are asked for; all but the cu
     "from_onnx": "olla.integrations.onnx",
     "pareto": "olla.recompute.curve",
     "pool": "olla.pytorch.pool",
+    "report_of": "olla.aten.wrap",
+    "wrap": "olla.aten.wrap",
 }
 
 

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -37,8 +37,6 @@ from olla.plan.plan import with_figures
 from olla.plan.swapped import SwapDecision
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
     from olla.recompute.search import RecomputeSearch
     from olla.swap.autoswap import AutoSwapSearch
     from olla.swap.combine import CombinedSearch
@@ -252,8 +250,8 @@ class _Rewriting:
     def _searches(self) -> tuple[RewriteSearch, dict[str, RewriteSearch]]:
         """Return the search for the goal, and those that are tried for a budget in turn."""
         request, goal = self.request, self.goal
-        left = max(0.0, self.options.time_limit - (time.perf_counter() - self.start))
-        options = replace(self.options, time_limit=left)
+        passed = time.perf_counter() - self.start
+        options = replace(self.options, time_limit=max(0.0, self.options.time_limit - passed))
         if request.swapping is None:
             from olla.recompute.search import RecomputeSearch
 
@@ -340,7 +338,6 @@ class _Rewriting:
         added = math.fsum(rewrite.added_seconds for rewrite in rewrites)
         of_graph = "graph that swaps" if swaps else "rewritten graph"
         goal = {**self.goal.record(), **(request.swapping.record() if request.swapping else {})}
-        base = self.base_peak_bytes
         return replace(
             figures,
             method="autoswap" if request.swapping and request.swapping.by_autoswap else request.options.method,
@@ -351,18 +348,16 @@ class _Rewriting:
             source_digest=request.graph.digest,
             program_peak_bytes=request.graph.program_peak_bytes,
             goal=goal,
-            base_peak_bytes=search.base_peak_bytes if base is None else base,
+            base_peak_bytes=search.base_peak_bytes if self.base_peak_bytes is None else self.base_peak_bytes,
             base_seconds=search.base_seconds - self.extra_seconds,
             added_seconds=max(0.0, added + self.extra_seconds),
         )
 
     def _bounded(self, plan: Plan) -> Plan:
         """Return the plan with what is proved about every other one, and a line on every tensor that is swapped."""
-        own = [rewrite.added_seconds for rewrite in plan.rewrites if rewrite is not self.chunked]
-        added = max(0.0, math.fsum(own))
-        reached = max(self.goal.budget_bytes or 0, plan.peak_bytes)
-        most = math.inf if self.goal.max_slowdown is None else max(added, self._most_seconds())
-        peak_bytes, seconds = self.search.bounds(plan, added, most, reached)
+        added = max(0.0, math.fsum(made.added_seconds for made in plan.rewrites if made is not self.chunked))
+        most = max(added, self._most_seconds())
+        peak_bytes, seconds = self.search.bounds(plan, added, most, max(self.goal.budget_bytes or 0, plan.peak_bytes))
         if peak_bytes > plan.peak_bytes or seconds > added:
             raise SolverError(
                 f"a plan with {plan.peak_bytes} bytes and {added} added seconds is below its lower bounds "
@@ -370,14 +365,12 @@ class _Rewriting:
             )
         found = plan.decisions(self.graph, self.rules) if plan.swapped else []
         origin = plan.tensor_origin  # the graph with swaps has the tensors of the one without
-        swapped = (
-            str(line._replace(tensor=int(origin[line.tensor]))) for line in found if isinstance(line, SwapDecision)
-        )
+        swaps = (line._replace(tensor=int(origin[line.tensor])) for line in found if isinstance(line, SwapDecision))
         return replace(
             plan,
             peak_lower_bound_bytes=peak_bytes,
             added_seconds_lower_bound=max(0.0, seconds + self.extra_seconds),
-            details=(*plan.details, *swapped),
+            details=(*plan.details, *map(str, swaps)),
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import olla
-from tests.support import browser
+from tests.picture import browser
 from tests.support.plans import training_step
 
 pytestmark = pytest.mark.skipif(bool(browser.MISSING), reason=browser.MISSING)

@@ -134,3 +134,20 @@ def test_objects_do_not_add_up_over_captures_of_many_shapes(optimizer: str, monk
             collect()
             counts.append(len(gc.get_objects()))
     assert counts[1] <= counts[0] + 10 * 28, counts  # the fixture's references; a capture has hundreds of objects
+
+
+def test_the_report_says_what_stays_between_calls_and_what_the_process_had() -> None:
+    step = linear("adamw")
+    batch = rows(50_000)
+    for _ in range(2):
+        step(batch)
+    report = step.report()
+    assert report.kept_bytes >= report.arena_bytes > 0
+    text = str(report)
+    assert "kept between calls" in text
+    if sys.platform.startswith("linux"):
+        assert report.process_peak_bytes is not None
+        assert report.process_peak_before_bytes is not None
+        assert "most resident since" in text
+    step.release()
+    assert step.report().kept_bytes <= report.kept_bytes - report.arena_bytes

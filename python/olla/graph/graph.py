@@ -194,13 +194,7 @@ class Graph:
         )
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the bytes over the steps in program order."""
-        live = profile(self.core, np.arange(self.num_ops, dtype=np.int32))
-        peak = human_bytes(live.peak_bytes)
-        rows = [("peak in program order", peak), ("resident", human_bytes(self.resident_bytes))]
-        rows += [(f"{kind} ops", f"{num:,}") for kind, num in Counter(self.op_kinds).items()]
-        title = f"{self.name or 'unnamed graph'}: {self.num_ops:,} ops, {self.num_tensors:,} tensors"
-        return notebook.shown(title, rows, notebook.curve(live.live_bytes, f"bytes over steps, at most {peak}"))
+        return _html(self)
 
     @staticmethod
     def builder(name: str = "") -> Builder:
@@ -285,6 +279,16 @@ class Graph:
                 converted[f.column] = f.convert(given, prefix + f.key, num)
         (checked_name,) = columns.texts([name], "name")
         return cls(name=checked_name, outputs=columns.ids(outputs, "outputs[]"), **converted)
+
+
+def _html(graph: Graph) -> str:
+    """Return what a notebook shows of a graph: the bytes over the steps in program order."""
+    live = profile(graph.core, np.arange(graph.num_ops, dtype=np.int32))
+    peak = human_bytes(live.peak_bytes)
+    rows = [("peak in program order", peak), ("resident", human_bytes(graph.resident_bytes))]
+    rows += [(f"{kind} ops", f"{num:,}") for kind, num in Counter(graph.op_kinds).items()]
+    title = f"{graph.name or 'unnamed graph'}: {graph.num_ops:,} ops, {graph.num_tensors:,} tensors"
+    return notebook.shown(title, rows, notebook.curve(live.live_bytes, f"bytes over steps, at most {peak}"))
 
 
 class Builder:

@@ -13,8 +13,8 @@ from olla._core import same_objects
 from olla.pytorch.binding import Settings
 from olla.pytorch.capture import Captured
 from olla.pytorch.capture.exclusive import between
-from olla.pytorch.capture.gradients import Gradients
 from olla.pytorch.capture.inputs import InputBinding
+from olla.pytorch.capture.results import Gradients
 from olla.pytorch.checks import failures
 from olla.pytorch.guards.guard import Guard, TensorFacts, Wholes
 from olla.pytorch.guards.places import Holds, Watched, contents
@@ -160,7 +160,10 @@ class Captures:
         for capture in reversed(self._captures):
             if capture.key != key:
                 continue
-            values, what = capture.values(leaves)
+            try:
+                values, what = capture.values(leaves)
+            except Exception as error:  # whatever the user's objects do where they are compared
+                values, what = [], f"what it read cannot be compared ({type(error).__name__}: {error})"
             if not what:
                 return capture, values, ""
             reason = reason or what

@@ -150,8 +150,9 @@ class LoweredStep(Step):
         _settle_dynamo()
         with ProgressLine(f"compiling {type(self._model).__name__}"):
             made, captured = self._capture(batch, key, leaves)
-        if self._separate is None and self._loss is not None and self._optimizer is not None:
-            self._separate = separate_step(self._model, self._optimizer, self._loss, self._goal, self._max_recomputed)
+        if self._separate is None and self._loss is not None:
+            (optimizer,) = self.optimizers
+            self._separate = separate_step(self._model, optimizer, self._loss, self._goal, self._max_recomputed)
         lowered: Any = Lowered(captured, self._goal, self._max_recomputed, self._separate)
         made.runner = lowered
         return made

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from olla.base.process import ProcessPeak
 from olla.graph import Graph
 from olla.layout import rounded_up
 from olla.picture.blocks import blocks_of
@@ -56,6 +57,7 @@ class Figures:
         notes: for a person; empty ones are left out.
         num_steps: calls that came to their end.
         seen: what happened in the arena since the step was recorded.
+        process: its memory until the step was planned, and since.
     """
 
     capture_seconds: float
@@ -67,6 +69,7 @@ class Figures:
     num_steps: int = 0
     held_gradient_bytes: int = 0  # in .grad when the latest call began
     seen: Seen = field(default_factory=Seen)
+    process: ProcessPeak = field(default_factory=ProcessPeak)
     _times: collections.deque[float] = field(default_factory=lambda: collections.deque(maxlen=_NUM_TIMES))
 
     def add_time(self, seconds: float) -> None:
@@ -75,9 +78,14 @@ class Figures:
             self._times.append(seconds)
 
     def report(
-        self, planned: PlannedStep, arranged: Arranged | None, planner: Planner | None, num_captures: int
+        self,
+        planned: PlannedStep,
+        arranged: Arranged | None,
+        planner: Planner | None,
+        num_captures: int,
+        kept_bytes: int = 0,
     ) -> StepReport:
-        """Return the report; `num_captures` is of the step that the user has."""
+        """Return the report; `num_captures` is of the step that the user has, `kept_bytes` of the process's arenas."""
         graph, plan, copies, seen = planned.graph, planned.plan, planned.copies, self.seen
         resident = graph.resident_bytes
         stall = copies.stall_seconds if copies else None
@@ -95,6 +103,9 @@ class Figures:
             held_gradient_bytes=self.held_gradient_bytes,
             output_bytes=arranged.output_bytes if arranged else 0,
             arena_bytes=arranged.table.arena_bytes if arranged else 0,
+            kept_bytes=kept_bytes,
+            process_peak_before_bytes=self.process.before_bytes,
+            process_peak_bytes=self.process.since_bytes,
             num_misses=seen.num_misses,
             missed_bytes=seen.missed_bytes,
             misses=tuple(

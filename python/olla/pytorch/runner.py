@@ -187,13 +187,20 @@ class Runner:
         """
         start = time.perf_counter()
         known = arrange.arrange_known(self._planned.estimated, self.plan, self._planned.alignment)
+        on_cpu = self._planned.device == "cpu"
+        if not on_cpu and known.arena_bytes > replay.held_bytes:
+            replay.release()  # a kept arena that is too small, and what else is free, would lie beside the new one
+            arrange.trim(self._planned.device)
         replay.activate(known, recording=True)
         results = self.program(values)
+        held = replay.held_bytes
         recorded = replay.stop_recording()
         middle = time.perf_counter()
         self._num_recordings += 1
         self._arrange(replay, recorded)
-        arrange.trim(self._planned.device)
+        if on_cpu or self._arranged is None or self._arranged.table.arena_bytes > held:
+            arrange.trim(self._planned.device)
+        self._figures.process.begin()
         self._figures.seen = Seen()
         self._figures.record_seconds += middle - start
         self._figures.plan_seconds += time.perf_counter() - middle
@@ -290,7 +297,8 @@ class Runner:
 
     def report(self, num_captures: int) -> StepReport:
         """Return the figures of this step; num_captures is for the report alone."""
-        return self._figures.report(self._planned, self._arranged, self._planner, num_captures)
+        kept = self._replay.held_bytes if self._replay is not None else 0
+        return self._figures.report(self._planned, self._arranged, self._planner, num_captures, kept)
 
 
 def in_plain_modes(call: Call, values: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -70,6 +70,7 @@ class StepReport:
         name: of the captured graph.
         num_ops: operators of the step.
         num_steps: calls with these shapes so far.
+        num_ordinary_steps: calls that ran as the ordinary step, since it could not be captured; of all shapes.
         num_captures: captures in the step's cache.
         in_arena: whether the step runs at planned addresses; else in planned order on torch's own allocator.
         planned_peak_bytes: resident memory, and the most bytes of arena and outputs in use at once by plan: an output
@@ -87,6 +88,12 @@ class StepReport:
             ordinary loop adds each to ``.grad`` as it is made.
         output_bytes: what the step gives back, from torch's own allocator.
         arena_bytes: size of the arena; 0 where there is none.
+        kept_bytes: of arenas that stay taken between calls, of all steps and pools of the process on this device;
+            ``step.release()`` gives them back.
+        process_peak_before_bytes: the most that the process had resident until the plan was made, capture and recorded
+            call included; None where the system does not say.
+        process_peak_bytes: the most since then, all else in the process included (libraries, Python, other steps); None
+            where the system cannot count anew: that is for Linux.
         num_misses: requests since these shapes were last recorded that were not answered from the arena as planned.
         missed_bytes: bytes of those requests.
         misses: the first of them, in words.
@@ -114,6 +121,9 @@ class StepReport:
     held_gradient_bytes: int = 0
     output_bytes: int = 0
     arena_bytes: int = 0
+    kept_bytes: int = 0
+    process_peak_before_bytes: int | None = None
+    process_peak_bytes: int | None = None
     num_misses: int = 0
     missed_bytes: int = 0
     misses: tuple[str, ...] = ()
@@ -126,9 +136,12 @@ class StepReport:
     note: str
     budget: BudgetReport | None = None
     swap: SwapReport | None = None
+    num_ordinary_steps: int = 0
 
     def __str__(self) -> str:
         """Return the report as the table a person wants."""
+        if not self.num_ops and self.num_ordinary_steps:
+            return plain(*cells(f"{self.name}: {self.num_ordinary_steps:,} ordinary steps", self.note), width=100)
         title = f"{self.name}: {self.num_ops:,} ops, {self.num_steps:,} steps"
         slowest = ", ".join(f"{name} {seconds * 1e3:.3f} ms" for name, seconds in self.slowest)
         notes = [slowest and f"slowest when recorded: {slowest}", *self.misses, self.note]
@@ -163,7 +176,11 @@ class StepReport:
             row("held gradients", self.held_gradient_bytes, "in .grad before the call, on top of all peaks")
         row("outputs", self.output_bytes, "yours, outside the arena")
         row("arena", self.arena_bytes)
+        row("kept between calls", self.kept_bytes, "all arenas of the process; step.release() gives them back")
         row("missed", self.missed_bytes, f"{self.num_misses:,} requests")
+        if self.process_peak_bytes is not None:
+            before = human_bytes(self.process_peak_before_bytes or 0)
+            row("process", self.process_peak_bytes, f"most resident since it was planned; {before} before")
         seconds = "unknown" if self.seconds_per_step is None else f"{self.seconds_per_step * 1e3:.3f} ms"
         table.add_row("time per step", seconds, "", "median")
         stages = f"{self.capture_seconds:.2f} s, {self.plan_seconds:.2f} s, {self.record_seconds:.2f} s"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import olla
-from olla.pytorch.capture.sites import SITE, Sites
+from olla.pytorch.sites.sites import SITE, Sites
 from tests.support.pytorch.steps import nn, torch
 
 pytestmark = pytest.mark.torch

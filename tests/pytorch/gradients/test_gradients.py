@@ -485,6 +485,7 @@ def test_a_graph_that_was_made_before_the_step_is_named_and_stays_usable(make: A
         optimizer=sgd(model.parameters()),
         loss=lambda m, x: square(m, x) + kept[0].sum(),
         disk_cache=False,
+        on_unsupported="raise",
     )
     with pytest.raises(olla.CaptureError, match=message):
         step(torch.ones(2, 6))

@@ -7,16 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from olla.errors import CaptureError
+from olla.errors import MISUSE, CaptureError
 from olla.graph import Graph
 
 if TYPE_CHECKING:
     import torch
     from torch import fx
 
-    from olla.pytorch.capture.gradients import Gradients
     from olla.pytorch.capture.inputs import Input
-    from olla.pytorch.capture.results import Structure
+    from olla.pytorch.capture.results import Gradients, Structure
     from olla.pytorch.guards.reads import Reads
     from olla.pytorch.ranks.reduced import Left
 
@@ -129,7 +128,7 @@ def capture(
     import torch
 
     from olla.pytorch.capture import exclusive, optimizers
-    from olla.pytorch.capture.gradients import AddsUpError
+    from olla.pytorch.capture.loop import AddsUpError
     from olla.pytorch.capture.storages import fold
     from olla.pytorch.capture.trace import trace
     from olla.pytorch.ranks.wrapped import is_wrapped
@@ -137,7 +136,7 @@ def capture(
     from olla.pytorch.sharded.group import ranks_of, require_parallel
 
     if not isinstance(model, torch.nn.Module):
-        raise CaptureError(f"model is a {type(model).__name__}, expected a torch.nn.Module")
+        raise CaptureError(f"model is a {type(model).__name__}, expected a torch.nn.Module", rule=MISUSE)
     _require_functions(optimizer, loss, step)
     require_choice(checks)
     require_parallel(world_size, parallel, step)
@@ -171,18 +170,21 @@ def require_choice(checks: str) -> None:
 def _require_functions(optimizer: Any, loss: Any, step: Any) -> None:
     for name, function, of in (("loss", loss, "model and batch"), ("step", step, "model, optimizer and batch")):
         if function is not None and not callable(function):
-            raise CaptureError(f"{name} is a {type(function).__name__}, expected a function of {of}")
+            raise CaptureError(f"{name} is a {type(function).__name__}, expected a function of {of}", rule=MISUSE)
     if loss is not None and step is not None:
         raise CaptureError(
-            "both loss and step are given: pass loss for the ordinary loop, step for the body of your own"
+            "both loss and step are given: pass loss for the ordinary loop, step for the body of your own",
+            rule=MISUSE,
         )
     if step is not None and optimizer is None:
         raise CaptureError(
-            "a step function needs an optimizer: pass optimizer=..., or loss=... to leave gradients in .grad"
+            "a step function needs an optimizer: pass optimizer=..., or loss=... to leave gradients in .grad",
+            rule=MISUSE,
         )
     if optimizer is not None and loss is None and step is None:
         raise CaptureError(
-            "an optimizer needs a loss: pass loss=lambda model, batch: ..., or optimizer=None for inference"
+            "an optimizer needs a loss: pass loss=lambda model, batch: ..., or optimizer=None for inference",
+            rule=MISUSE,
         )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import gc
+import inspect
 import os
 import signal
 import sys
@@ -16,11 +18,13 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, get_proxy_mode
+from torch.utils import checkpoint
 
 _lock = threading.RLock()
 _replaced: list[tuple[Any, str, Any, Any]] = []  # by the captures that run: owner, name, original, stand-in
 _memos: collections.deque[list[Any]] = collections.deque()  # keys of torch's own that each of the latest captures added
 _NUM_REMEMBERED = 8  # captures; one that is like them takes two thirds of the time
+_NOTHING: Any = object()  # in place of an original that is not there
 _is_collected = False  # whether garbage is collected again once the capture that runs is over
 
 
@@ -152,6 +156,13 @@ def unwatched_operators(capture: Capture, note: Callable[[], None]) -> AbstractC
     return capture.replaced(ProxyTorchDispatchMode, "__torch_dispatch__", record_unwatched)
 
 
+def checkpoints(capture: Capture) -> AbstractContextManager[None]:
+    """Let selective activation checkpointing save and recompute, which only marks nodes where it sees a trace."""
+    if not hasattr(checkpoint, "_is_compiling"):
+        return contextlib.nullcontext()
+    return capture.replaced(checkpoint, "_is_compiling", lambda *_: False)
+
+
 @contextlib.contextmanager
 def unchanged(model: torch.nn.Module, leaves: list[Any]) -> Iterator[None]:
     """Undo what a forward pass on fake tensors leaves in modules and batch: caches, replaced buffers, attributes."""
@@ -162,6 +173,7 @@ def unchanged(model: torch.nn.Module, leaves: list[Any]) -> Iterator[None]:
     try:
         yield
     finally:
+        clear_fake_caches()
         for parameter, gradient in gradients:
             if isinstance(parameter.grad, FakeTensor):
                 parameter.grad = gradient
@@ -183,6 +195,29 @@ def bounded_memos() -> Iterator[None]:
         while len(_memos) > _NUM_REMEMBERED:
             for key in _memos.popleft():
                 memos.pop(key, None)
+
+
+def clear_fake_caches() -> None:
+    """Empty the caches of functools that hold fake tensors: a capture has filled them, and others would be given these.
+
+    Complexity: O(objects that the garbage collector knows), some 20 ms.
+    """
+    for cache in gc.get_objects():
+        if type(cache) is functools._lru_cache_wrapper and cache.cache_info().currsize and _holds_fakes(cache):
+            cache.cache_clear()
+
+
+def _holds_fakes(cache: object) -> bool:
+    """Whether a cache holds a fake tensor, alone or in lists, tuples and dicts."""
+    waiting, seen = gc.get_referents(cache), set()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, FakeTensor):
+            return True
+        if type(value) in (tuple, list, dict) and id(value) not in seen:
+            seen.add(id(value))
+            waiting += value.values() if isinstance(value, dict) else value
+    return False
 
 
 def between() -> AbstractContextManager[Any]:
@@ -212,8 +247,8 @@ def collecting_no_garbage() -> Iterator[None]:
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace an attribute of a module for all threads; what another one puts there meanwhile stays."""
-    original = getattr(owner, name)
+    """Replace an attribute of a module or class for all threads; what another one puts there meanwhile stays."""
+    original = inspect.getattr_static(owner, name, _NOTHING)
     _replaced.append((owner, name, original, value))
     setattr(owner, name, value)
     try:
@@ -223,7 +258,11 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _restore(owner: Any, name: str, original: Any, value: Any) -> None:
-    if getattr(owner, name) is value:
+    if inspect.getattr_static(owner, name, _NOTHING) is not value:
+        return
+    if original is _NOTHING:
+        delattr(owner, name)
+    else:
         setattr(owner, name, original)
 
 

@@ -12,16 +12,17 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from olla.errors import CaptureError
 from olla.graph import Graph
 from olla.pytorch.capture import costs
 from olla.pytorch.capture.costs import results_of, storage_of
 from olla.pytorch.capture.inputs import Input
-from olla.pytorch.capture.sites import site_of
 from olla.pytorch.capture.trace import KIND
 from olla.pytorch.checks.checks import CHECK, is_check
 from olla.pytorch.ranks import collectives
+from olla.pytorch.sites.sites import site_of
 
 
 @dataclass
@@ -315,3 +316,19 @@ def _nbytes(tensor: _Tensor) -> int:
 
 def _unique(items: Iterable[int]) -> list[int]:
     return list(dict.fromkeys(items))
+
+
+def lighten(graph: fx.Graph) -> None:
+    """Leave of each node what a program is made of: one stand-in for all values of the same type, shape and strides.
+
+    To be called once the step is folded and planned: in which storage a value lives is not known any more.
+    """
+    shared: dict[Any, torch.Tensor] = {}
+
+    def first(value: torch.Tensor) -> torch.Tensor:
+        key = (value.dtype, value.device, value.shape, value.stride(), value.storage_offset(), value.requires_grad)
+        return shared.setdefault(key, value)
+
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        node.meta = {} if value is None else {"val": pytree.tree_map_only(torch.Tensor, first, value)}

@@ -15,16 +15,14 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
-from torch.utils import checkpoint
 
 from olla.errors import CaptureError
 from olla.pytorch.capture import costs, exclusive, generator, known, optimizers
-from olla.pytorch.capture.gradients import AddsUpError, Gradients, require_plain
 from olla.pytorch.capture.inputs import Fakes, Input, batch_leaves, step_device
-from olla.pytorch.capture.loop import Body, Lent, Loop, Loss, lent_optimizer, ordinary
+from olla.pytorch.capture.lent import Lent
+from olla.pytorch.capture.loop import Body, Loop, Loss, check_stale, lent_optimizer, ordinary, require_plain
 from olla.pytorch.capture.recurrent import plain_recurrent_layers
-from olla.pytorch.capture.results import Structure, with_own_storage
-from olla.pytorch.capture.sites import Sites
+from olla.pytorch.capture.results import Gradients, Structure, with_own_storage
 from olla.pytorch.capture.updates import TEMPLATE, Updates, copy_updates
 from olla.pytorch.checks import checks, failures
 from olla.pytorch.guards.inside import hooks_of
@@ -34,6 +32,7 @@ from olla.pytorch.ranks.reduced import DataParallel, Left
 from olla.pytorch.ranks.wrapped import ATTRIBUTES, is_wrapped
 from olla.pytorch.sharded.fully import is_sharded, local
 from olla.pytorch.sharded.ranks import Ranks, settle
+from olla.pytorch.sites.sites import Sites
 
 _Tensors = tuple[torch.Tensor, ...]
 KIND = "olla_kind"  # key of node.meta: forward, backward or update
@@ -165,13 +164,14 @@ def trace(
     with contextlib.ExitStack() as stack:
         stack.callback(shapes.forget)
         stack.enter_context(exclusive.unchanged(model, leaves))
-        for context in (_checkpoints, plain_recurrent_layers, known.told_to_transformers, generator.traced):
+        for context in (exclusive.checkpoints, plain_recurrent_layers, known.told_to_transformers, generator.traced):
             stack.enter_context(context(capture))
         stack.enter_context(_use_lazy_graph_module(True))  # nobody needs the module's Python code
         if parallel := step.parallel:
             stack.enter_context(capture.replaced(DistributedDataParallel, "forward", parallel.forward))
+        stack.enter_context(reads.told())
         stack.enter_context(failures.explained(lambda: step.phase, model))
-        unwatched = exclusive.unwatched_operators(capture, Sites(capture, model, _run.__code__).note)
+        unwatched = exclusive.unwatched_operators(capture, Sites(lambda: capture.mode, model, _run.__code__).note)
         for block in (checks.traced(), reads.undone(), unwatched):
             stack.enter_context(block)
         # Puts back what torch writes into every node it records from now on: checkpoints leave their policy there.
@@ -179,19 +179,25 @@ def trace(
         module = make_fx(lambda *tensors: _run(step, tensors), tracing_mode="fake")(*step.fakes)
         if shapes.refused is not None:
             raise shapes.refused
-        settle(module)
-        generator.drop_unneeded(module, costs.is_random)
-        if not run_checks:
-            checks.drop(module)
-        _fix_types(module)
-        _check_stale(module, step.stale)
-        failures.check_constants(module, named)
-        failures.check_recomputed(module)
+        _finish(module, step, named, run_checks)
         stack.enter_context(mode)
         copy_updates(module, step.updates.made if step.updates else [], len(step.outputs))
     reads.forget()
     left = parallel.left if parallel else None
     return Traced(module, step.inputs, step.outputs, step.structure, reads, left, step.gradients)
+
+
+def _finish(module: fx.GraphModule, step: _Step, named: list[tuple[str, torch.Tensor]], run_checks: bool) -> None:
+    """Clean a module as it was recorded, and check that it can be run as often as one likes."""
+    settle(module)
+    generator.drop_unneeded(module, costs.is_random)
+    if not run_checks:
+        checks.drop(module)
+    known.fix_types(module)
+    check_stale(module, step.stale)
+    left = [(f"the gradient of {n}", p.grad) for n, p in step.model.named_parameters() if p.grad is not None]
+    failures.check_constants(module, [*named, *left])
+    failures.check_recomputed(module)
 
 
 def _reads(step: _Step, loss: Loss | None) -> Reads:
@@ -267,14 +273,6 @@ def _add_gradients(step: _Step, fakes: Fakes, mode: FakeTensorMode, adds_up: boo
             step.add(Input("gradient", f"gradient of {name}", name), fakes.of(parameter.grad))
 
 
-def _check_stale(module: fx.GraphModule, stale: dict[str, torch.Tensor]) -> None:
-    """Raise an AddsUpError where a body computes with gradients that were there before it."""
-    name_of = {id(gradient): name for name, gradient in stale.items()}
-    for node in module.graph.find_nodes(op="get_attr") if name_of else ():
-        if (name := name_of.get(id(getattr(module, str(node.target), None)))) is not None:
-            raise AddsUpError(f"the step computes with {name}.grad as it was before the step: call zero_grad() first")
-
-
 def _run(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
     """The traced function: one step on the given tensors, in the order of step.inputs."""
     try:
@@ -297,7 +295,7 @@ def _record(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
         pairs += [(step.batch[int(i)], t) for i, t in step.values(tensors, "input").items()]
         if step.body is not None:
             _enter_loop(step, tensors, parameters, stack)
-        lent = Lent(pairs, step.reads, step.loop)
+        lent = Lent(pairs, step.reads, step.loop.see if step.loop is not None else None)
         stack.callback(lent.leaves.restore)
         hooks = [[key for key, _ in hooks_of(t)] for _, t in pairs]
         stack.enter_context(lent.in_functions(step.capture))
@@ -313,6 +311,7 @@ def _record(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
                     f"{next(iter(left))} gets a gradient and is updated by no optimizer of the step, which leaves no "
                     "gradients of shards: freeze it (requires_grad_(False)), or give it to the optimizer."
                 )
+    failures.check_gradients_followed(step.model.named_parameters())
     if [[key for key, _ in hooks_of(t)] for _, t in pairs] != hooks:
         raise CaptureError(
             "the step registers a hook on a parameter, a buffer or the batch and leaves it there: register it before "
@@ -350,17 +349,6 @@ def _call(step: _Step, batch: Any) -> Any:
             if now is not before[name]:
                 before[name].copy_(now)
     return result
-
-
-def _fix_types(module: fx.GraphModule) -> None:
-    """Write the type into operators that would take torch's default one, which may be another when they run."""
-    for node in module.graph.nodes:
-        if not isinstance(node.target, torch._ops.OpOverload) or not isinstance(node.meta.get("val"), torch.Tensor):
-            continue
-        names = [a.name for a in node.target._schema.arguments]
-        reads_tensors = any(isinstance(n.meta.get("val"), torch.Tensor) for n in node.all_input_nodes)
-        if "dtype" in names[len(node.args) :] and node.kwargs.get("dtype") is None and not reads_tensors:
-            node.kwargs = {**node.kwargs, "dtype": node.meta["val"].dtype}
 
 
 def _enter_loop(
@@ -407,10 +395,3 @@ def _mark(kind: str, template: int | None = None) -> None:
         node.meta[KIND] = kind
         if template is not None:
             node.meta[TEMPLATE] = template
-
-
-def _checkpoints(capture: exclusive.Capture) -> contextlib.AbstractContextManager[None]:
-    """Let selective activation checkpointing save and recompute, which only marks nodes where it sees a trace."""
-    if not hasattr(checkpoint, "_is_compiling"):
-        return contextlib.nullcontext()
-    return capture.replaced(checkpoint, "_is_compiling", lambda *_: False)

@@ -6,14 +6,13 @@ import os
 import re
 import sys
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
-
-from olla.pytorch.capture.exclusive import Capture
 
 _CALL = torch.nn.Module._call_impl.__code__  # it runs every module's forward
 _LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
@@ -56,13 +55,13 @@ class Sites:
     makes them. Where a checkpoint runs a module again, it is that module.
 
     Args:
-        capture: under way.
+        mode: returns the mode that records, or None before there is one.
         model: whose modules have paths.
         outermost: code that calls the user's own.
     """
 
-    def __init__(self, capture: Capture, model: torch.nn.Module, outermost: CodeType) -> None:
-        self._capture = capture
+    def __init__(self, mode: Callable[[], Any], model: torch.nn.Module, outermost: CodeType) -> None:
+        self._mode = mode
         self._outermost = outermost
         self._paths = {id(module): path for path, module in model.named_modules()}
         self._runs: dict[CodeType, int] = {}
@@ -71,7 +70,7 @@ class Sites:
 
     def note(self) -> None:
         """Give the nodes that were recorded since the last call the site of the caller."""
-        mode = self._capture.mode
+        mode = self._mode()
         new = []
         for node in reversed(mode.tracer.graph.nodes) if mode is not None else ():
             if SITE in node.meta or node.op == "placeholder":
