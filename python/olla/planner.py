@@ -397,5 +397,4 @@ def with_costs(plan: Plan, costs: Costs, given: Graph) -> Plan:
 
 def needed_bytes(plan: Plan) -> int:
     """Return what a plan takes in all: its arena and what lies outside of it; the peak where nothing was laid out."""
-    outside = plan.resident_bytes + plan.donated_bytes
-    return max(plan.peak_bytes, plan.arena_bytes + outside if plan.arena_bytes else 0)
+    return max(plan.peak_bytes, plan.arena_bytes and plan.arena_bytes + plan.resident_bytes + plan.donated_bytes)

@@ -18,6 +18,7 @@ from olla.chunk import chunked
 from olla.cli.parser import main
 from olla.picture.scene import amount, peak_bytes, scene_of
 from olla.plan import Swapped
+from olla.plan.plan import of_last_graph
 from olla.plan.texts import op_text
 from olla.planner import needed_bytes
 from olla.scale import plan_file, text
@@ -125,8 +126,8 @@ def test_the_checker_counts_the_program_order_of_the_given_graph_itself() -> Non
         assert caught.value.rule == "program_peak"
         assert "rewritten" not in str(caught.value)
     olla.check(plan.graph, plan)
-    olla.check(plan.graph, plan.of_last_graph())
-    assert plan.of_last_graph().program_peak_bytes == required_before(plan.graph)
+    olla.check(plan.graph, of_last_graph(plan))
+    assert of_last_graph(plan).program_peak_bytes == required_before(plan.graph)
 
 
 def test_a_page_of_the_rewritten_graph_alone_says_whose_program_order_it_draws() -> None:

@@ -104,8 +104,7 @@ class Plan:
         alignment: every offset is a multiple of this many bytes.
         peak_bytes: most bytes live at once in this order.
         lower_bound_bytes: no valid order has a lower peak.
-        program_peak_bytes: the peak of the program order of the graph that was given, as an ordinary loop has it: what
-            every saving is measured against, with a goal and without.
+        program_peak_bytes: the peak of the program order of the graph that was given: savings are measured against it.
         resident_bytes: live throughout: parameters, optimizer state, data.
         donated_bytes: of what the step may overwrite or free: live until its last use, outside the arena.
         arena_bytes: size of the arena.
@@ -295,11 +294,6 @@ class Plan:
         """
         return cls(**_fields_of(content))
 
-    def of_last_graph(self) -> Plan:
-        """Return what the plan says of its last graph alone, as if that had been given."""
-        peak = self.program_peak_bytes if self.graph is None else self.graph.program_peak_bytes
-        return replace(self, rewrites=(), source_digest=self.graph_digest, program_peak_bytes=peak)
-
     def decisions(self, graph: Graph, rules: Rules) -> list[Decision | SwapDecision]:
         """Say what was chosen for each tensor, and at what price, most bytes first.
 
@@ -310,8 +304,7 @@ class Plan:
         Returns:
             A `Decision` for every op that runs again or moves, then a `SwapDecision` for every tensor that is swapped.
 
-        Complexity:
-            O(ops log ops + swaps^2).
+        Complexity: O(ops log ops + swaps^2).
         """
         recomputed, swapped = self.recomputed, self.swapped
         before, origin = graph, np.arange(graph.num_ops, dtype=np.int32)
@@ -358,6 +351,12 @@ def with_figures(plan: Plan, figures: Plan, graph: Graph, given: Graph) -> Plan:
         program_peak_bytes=given.program_peak_bytes,
         **{name: getattr(plan, name) for name in _OF_REQUEST},
     )
+
+
+def of_last_graph(plan: Plan) -> Plan:
+    """Return what a plan says of its last graph alone, as if that had been given."""
+    peak = plan.program_peak_bytes if plan.graph is None else plan.graph.program_peak_bytes
+    return replace(plan, rewrites=(), source_digest=plan.graph_digest, program_peak_bytes=peak)
 
 
 def _ratio(difference: int, base: int) -> float:

@@ -25,6 +25,7 @@ from olla.base import files
 from olla.base.folders import cache_folder, own_folder
 from olla.graph import Graph
 from olla.plan import Plan
+from olla.plan.plan import of_last_graph
 from olla.pytorch.capture import Captured
 from olla.pytorch.memory.arrange import Arranged
 from olla.pytorch.memory.replay import Table
@@ -111,7 +112,7 @@ class Place:
         arranged = recorded.arranged
         content = {
             "made_for": self._made_for,
-            "plan": recorded.plan.of_last_graph().to_object(),
+            "plan": of_last_graph(recorded.plan).to_object(),
             "workspace_bytes": recorded.graph.workspace_bytes,
             "seconds": recorded.graph.seconds,
             "eager_peak_bytes": recorded.eager_peak_bytes,
