@@ -30,6 +30,11 @@ MODES: dict[str, dict[str, Any]] = {
     "run": {"on_unsupported": "warn"},
 }
 WRAPPED = ("wrap", "loss")  # olla.wrap around the model, or around the function that gives the loss
+UNSEEN = (  # by Dynamo, in a loss that is wrapped: see docs/wrap.md
+    "generator_returned",
+    "method_of_tensor_patched",
+    "number_in_the_environment_by_getenv",
+)
 CLASSES = ("equal", "rounding", "error", "WRONG", "RAW")
 MIN_REMEDY = 60  # characters; less says what is wrong at most
 
