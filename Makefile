@@ -2,6 +2,7 @@
 #   PYTHON=python3.12   interpreter to make the environment with (3.11 or later)
 #   VENV=.venv          folder of the environment
 #   JOBS=2              tests that run at the same time
+#   TORCH=2.14          of `make newest`, in place of the newest one
 #   STAGE=all           of `make gpu`: tests, memory or time; GPU_ARGS are passed on (--cases, --seconds, --folder)
 
 PYTHON ?= python3
@@ -30,7 +31,7 @@ SHELL := /bin/bash
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test env lint stub-check stubs format cpp-test thread-test py-test cuda-test cuda-coverage slow-test gpu gpu-wheels wheel wheel-test bench bench-native pins docs clean
+.PHONY: help demo test env lint stub-check stubs format cpp-test thread-test py-test cuda-test cuda-coverage slow-test newest newest-env gpu gpu-wheels wheel wheel-test bench bench-native pins docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -139,6 +140,29 @@ gpu-wheels:  ## what `make gpu` needs on a machine without network, into wheelho
 
 slow-test: $(PACKAGE)  ## the Python tests that take minutes
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+# Without constraints and without pip's configuration of this machine: what a user gets today who pins nothing.
+NEWEST := $(VENV)-newest/bin
+UNPINNED = env -u PIP_CONSTRAINT -u PIP_BUILD_CONSTRAINT -u PIP_FIND_LINKS PIP_CONFIG_FILE=/dev/null $(NEWEST)/python -m pip --disable-pip-version-check --quiet
+NEWEST_TESTS = tests/project/test_readme.py 'tests/project/test_docs.py::test_a_page_runs_as_printed[start.md]' \
+  tests/project/test_private_names.py tests/ilp/test_highs.py tests/cli/test_doctor.py \
+  'tests/odd/test_odd_loops.py::test_a_goal_changes_nothing_of_that' tests/inductor/test_backend.py
+
+newest: newest-env  ## the wheel beside the newest of everything, nothing pinned: doctor, README and start as printed, odd loops, backend
+	$(call say,'olla doctor')
+	$(NEWEST)/olla doctor
+	$(call say,'Pages as printed and short tests')
+	$(NEWEST)/python -m pytest -p no:cacheprovider --timeout 600 $(HANGS) $(PYTEST_ARGS) $(NEWEST_TESTS)
+
+newest-env:  # with TORCH=2.14 the newest of everything beside that torch
+	$(call say,'Environment $(VENV)-newest with nothing pinned')
+	test -x $(NEWEST)/python || $(PYTHON) -m venv $(VENV)-newest
+	rm -rf build/newest
+	$(UNPINNED) wheel --no-deps --wheel-dir build/newest .
+	$(UNPINNED) install --upgrade --upgrade-strategy eager 'torch$(TORCH:%===%.*)' pytest pytest-timeout hypothesis \
+	  "$$(echo build/newest/*.whl)[transformers,plot]"
+	$(UNPINNED) install --force-reinstall --no-deps build/newest/*.whl
+	@$(NEWEST)/python -m pip list | grep -iE '^(torch|numpy|numba|highspy|transformers) '
 
 # The site --------------------------------------------------------------------------------------------------------------
 

@@ -156,7 +156,12 @@ def highs_library() -> str:
     spec = importlib.util.find_spec("highspy")
     if spec is None or spec.origin is None:
         raise SystemExit("highspy is not installed: the integer programs cannot be solved")
-    return str(next(Path(spec.origin).parent.glob("libhighs*")))
+    library = next(Path(spec.origin).parent.glob("libhighs*"), None)
+    if library is None:
+        raise SystemExit(
+            "this highspy brings no shared library of HiGHS, which the C++ benchmark opens: pip install 'highspy<1.16'"
+        )
+    return str(library)
 
 
 def native_tables(binary: Path, arguments: Sequence[str]) -> str:

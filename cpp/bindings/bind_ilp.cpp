@@ -10,13 +10,14 @@
 #include "olla/ilp/order_ilp.hpp"
 #include "olla/ilp/recompute_ilp.hpp"
 #include "olla/recompute/recompute.hpp"
+#include "python_highs.hpp"
 
 namespace olla::bindings {
 namespace {
 
 // HiGHS, and how it searches.
 struct Solver {
-  std::string highs_library;
+  std::shared_ptr<const HighsEngine> engine;
   double time_limit;
   std::int32_t seed, num_threads;
   nb::object progress;
@@ -26,7 +27,7 @@ struct Solver {
   // Runs work(highs, control) without the GIL.
   template <class Work>
   auto run(const char* stage, Work work) const {
-    return search(stage, {time_limit, {}, progress}, [&](Control& control) { return work(Highs(highs_library), control); });
+    return search(stage, {time_limit, {}, progress}, [&](Control& control) { return work(Highs(engine), control); });
   }
 };
 
@@ -115,12 +116,16 @@ void bind_answers(nb::module_& m) {
 
 void bind_ilp(nb::module_& m) {
   bind_answers(m);
+  bind_highs(m);
   nb::class_<Solver>(m, "Solver", "HiGHS, and how it searches.")
-      .def(nb::init<std::string, double, std::int32_t, std::int32_t, nb::object>(), nb::kw_only(), "highs_library"_a,
-           "time_limit"_a, "seed"_a, "num_threads"_a, "progress"_a.none());
-  m.def(
-      "highs_version", [](const std::string& path) { return Highs(path).version(); }, "path"_a,
-      "Version of the HiGHS library at path.");
+      .def(
+          "__init__",
+          [](Solver* self, nb::object highs, double time_limit, std::int32_t seed, std::int32_t num_threads, nb::object progress) {
+            new (self) Solver{engine_of(highs), time_limit, seed, num_threads, std::move(progress)};
+          },
+          nb::kw_only(), "highs"_a, "time_limit"_a, "seed"_a, "num_threads"_a, "progress"_a.none(),
+          "highs: the path of its shared library, or an olla.ilp.extension.HighsExtension.")
+      .def_prop_ro("highs_version", [](const Solver& self) { return self.engine->version(); });
   m.def(
       "solve_mip",
       [](Array<double> cost, Array<double> lower, Array<double> upper, Array<std::int32_t> integer, Array<double> row_lower,

@@ -128,6 +128,11 @@ void bind_recompute(nb::module_& m) {
           "curve", [](const RecomputeSearch& self) { return Curve{self.evictor().curve()}; },
           "The state after every step of the greedy.")
       .def(
+          "front", [](const RecomputeSearch& self) { return Curve{self.evictor().front().points()}; },
+          "All choices that were simulated and that no other one is better than; rising peaks.")
+      .def("recall", &RecomputeSearch::recall, "target"_a,
+           "Put the best choice in force that was ever simulated and meets the target's limit; false where there is none.")
+      .def(
           "least_peak",
           [](RecomputeSearch& self, Array<OpId> ops, double added_seconds, double time_limit, nb::object progress) {
             auto found = search("bound", {time_limit, {}, std::move(progress)},

@@ -72,7 +72,7 @@ class Memory {
     s.arena = arena;
     s.num_ops = plan.num_ops();
     s.plan = std::move(plan);
-    s.counters.peak_bytes = s.arena->slots.used_bytes();
+    s.counters.peak_bytes = s.counters.total_peak_bytes = s.arena->slots.used_bytes();
   }
 
   // The arena goes back when its last block is freed; a kept one stays for the next table that fits in, until release().
@@ -95,14 +95,23 @@ class Memory {
     if (plan.held.empty()) throw std::invalid_argument("table: held is empty, expected an entry for each kind of iteration");
     std::unique_lock lock(mutex_);
     s.plan = {};
-    if (s.arena != nullptr && s.arena->bytes != arenas_.taken_for(plan.arena_bytes)) {  // one that does not fit is left
-      std::exchange(s.arena, nullptr)->state = Arena::kRetired;
-      arenas_.give_back(lock);
-    }
+    const bool fits = s.arena != nullptr && s.arena->bytes == arenas_.taken_for(plan.arena_bytes);
     lock.unlock();
-    if (s.arena == nullptr) s.arena = find_arena(plan.arena_bytes);
+    if (!fits) {
+      unplan_loop();
+      s.arena = find_arena(plan.arena_bytes);
+    }
     lock.lock();
     s.plan = std::move(plan);
+  }
+
+  // Between two windows: the loop has no plan, and its arena goes back when its last block is freed.
+  void unplan_loop() {
+    Session& s = loop("unplan_loop");
+    std::unique_lock lock(mutex_);
+    s.plan = {};
+    if (s.arena != nullptr) std::exchange(s.arena, nullptr)->state = Arena::kRetired;
+    arenas_.give_back(lock);
   }
 
   // What happened since the last call.
@@ -175,10 +184,14 @@ class Memory {
     if (k == s.last()) return miss(s, index, bytes, s.next == k ? "unplanned" : "size");
     s.next = k + 1;
     const Offset offset = s.plan.offset[k];
-    if (offset == kNotInArena) return nullptr;
     const Bytes charge = (bytes + s.plan.alignment - 1) / s.plan.alignment * s.plan.alignment;
+    if (offset == kNotInArena) {
+      if (!s.is_loop) s.outlasting += charge;
+      count_peak(s);
+      return nullptr;
+    }
     if (!take(s, offset, bytes, charge, lock)) return miss(s, index, bytes, "occupied");
-    s.counters.peak_bytes = std::max(s.counters.peak_bytes, s.arena->slots.used_bytes());
+    count_peak(s);
     s.counters.high_water_bytes = std::max(s.counters.high_water_bytes, offset + charge);
     ++s.counters.num_hits;
     s.counters.hit_bytes += bytes;
@@ -331,6 +344,12 @@ class Memory {
       lock.lock();
     }
     return true;
+  }
+
+  static void count_peak(Session& s) {
+    const Bytes used = s.arena->slots.used_bytes();
+    s.counters.peak_bytes = std::max(s.counters.peak_bytes, used);
+    s.counters.total_peak_bytes = std::max(s.counters.total_peak_bytes, used + s.outlasting);
   }
 
   void* miss(Session& s, std::int32_t index, Bytes bytes, const char* reason) {

@@ -108,9 +108,9 @@ PyObject* tuple_of(const Counters& counters) {
     if (!added) return Py_DECREF(misses), nullptr;
   }
   const auto number = [](std::int64_t value) { return static_cast<long long>(value); };
-  return Py_BuildValue("(LLLLLNLL)", number(counters.num_hits), number(counters.num_misses), number(counters.missed_bytes),
+  return Py_BuildValue("(LLLLLNLLL)", number(counters.num_hits), number(counters.num_misses), number(counters.missed_bytes),
                        number(counters.peak_bytes), number(counters.high_water_bytes), misses, number(counters.requested_bytes),
-                       number(counters.hit_bytes));
+                       number(counters.hit_bytes), number(counters.total_peak_bytes));
 }
 
 PyObject* deactivate(PyObject*, PyObject* args) {
@@ -183,6 +183,7 @@ PyMethodDef methods[] = {
     {"release", plain<&Memory::release>, METH_NOARGS, "Give kept arenas back."},
     {"open_loop", open_loop, METH_O, "open_loop(shared)"},
     {"plan_loop", plan_loop, METH_VARARGS, "plan_loop(arena_bytes, alignment, first, bytes, offset, held, least)"},
+    {"unplan_loop", plain<&Memory::unplan_loop>, METH_NOARGS, "Let the loop go on without a plan, and its arena go."},
     {"loop_counters", loop_counters, METH_NOARGS, "Return what happened since the last call, as deactivate does."},
     {"loop_row", loop_row, METH_NOARGS,
      "Return the kind of the last iteration and int64 rows of offset, end, kind found in the arena."},

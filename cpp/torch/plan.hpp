@@ -82,6 +82,7 @@ struct Counters {
   Bytes hit_bytes = 0;
   Bytes peak_bytes = 0;        // most arena bytes in use at once, each block rounded up to the plan's alignment
   Bytes high_water_bytes = 0;  // largest end of a block in the arena, rounded likewise
+  Bytes total_peak_bytes = 0;  // of a step: the same peak with what was planned to come from the default allocator and outlives it
   std::vector<Miss> misses;    // the first kMaxMisses
 };
 

@@ -38,6 +38,7 @@ struct Session {
   OpId row = kNoOp;                      // the op of the plan that the window follows; kNoOp: no request of a loop has told so far
   std::int32_t index = 0;                // of its next request
   int patience = kPatience;              // pauses that are left to wait for places that are occupied
+  Bytes outlasting = 0;                  // of a step: asked for so far of what outlives it, from the default allocator
   std::int64_t next = 0;                 // first planned request that has not been passed
   bool exact = true;                     // all requests of the window came as planned for `row` so far
   std::array<Bytes, kContext> recent{};  // sizes of the latest requests of a loop's window, the last one at the end

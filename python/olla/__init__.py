@@ -3,8 +3,10 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from olla.base.packages import require
 from olla.check.check import check
 from olla.errors import BudgetError, CaptureError, GraphError, OllaError, PlanError, ReplayError, SolverError
+from olla.fit import Fit
 from olla.fit.fit import fit
 from olla.graph import DeviceProfile, Graph, Timeline, timeline
 from olla.layout import Layout
@@ -16,6 +18,8 @@ from olla.planner import plan
 
 if TYPE_CHECKING:
     from olla import inductor as inductor
+    from olla.aten.wrap import report_of as report_of
+    from olla.aten.wrap import wrap as wrap
     from olla.graph.measure import device_profile as device_profile
     from olla.integrations.onnx import from_onnx as from_onnx
     from olla.pytorch.capture.capture import capture as capture
@@ -32,6 +36,7 @@ __all__ = [
     "CaptureError",
     "Curve",
     "DeviceProfile",
+    "Fit",
     "Graph",
     "GraphError",
     "Layout",
@@ -60,7 +65,9 @@ __all__ = [
     "plan",
     "plot",
     "pool",
+    "report_of",
     "timeline",
+    "wrap",
 ]
 
 _MODULES = {  # of names that are loaded when they are asked for; all but the curve and from_onnx import torch
@@ -74,6 +81,8 @@ _MODULES = {  # of names that are loaded when they are asked for; all but the cu
     "from_onnx": "olla.integrations.onnx",
     "pareto": "olla.recompute.curve",
     "pool": "olla.pytorch.pool",
+    "report_of": "olla.aten.wrap",
+    "wrap": "olla.aten.wrap",
 }
 
 
@@ -81,6 +90,7 @@ def __getattr__(name: str) -> object:
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
     if name == "inductor":
+        require("torch", "torch")
         return import_module("olla.inductor")
     if name == "__version__":
         from importlib.metadata import version  # slow to import, seldom needed

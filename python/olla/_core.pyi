@@ -16,9 +16,9 @@ class Limits:
 
     def __init__(self, *, time_limit: float, max_work: int | None, progress: object | None) -> None: ...
 
-def check(graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], workspace_offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], alignment: int, figures: dict[str, int], before: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], after: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+def check(graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], workspace_offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], alignment: int, figures: dict[str, int], before: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], after: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], given: Graph | None) -> None:
     """
-    Raise PlanError with the broken rule unless the plan is valid: order, offsets (-1: not in the arena), workspace offsets, alignment, the figures it reports, and the extra precedences before[i] -> after[i].
+    Raise PlanError with the broken rule unless the plan is valid: order, offsets (-1: not in the arena), workspace offsets, alignment, the figures it reports, and the extra precedences before[i] -> after[i]. Its program_peak_bytes are of the graph `given`; None: they are not checked.
     """
 
 class Graph:
@@ -251,13 +251,70 @@ class RecomputeIlpResult:
         That, and the status, hold for drops of values idle at a step above the target alone.
         """
 
+class Program:
+    """
+    Minimise cost x, row_lower <= A x <= row_upper, lower <= x <= upper, with A by rows.
+    """
+
+    @property
+    def cost(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', writable=False)]:
+        """float64[columns]."""
+
+    @property
+    def lower(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', writable=False)]:
+        """float64[columns]."""
+
+    @property
+    def upper(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', writable=False)]:
+        """float64[columns]."""
+
+    @property
+    def integer(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', writable=False)]:
+        """int32[columns]: 1 where x is a whole number."""
+
+    @property
+    def row_lower(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', writable=False)]:
+        """float64[rows]."""
+
+    @property
+    def row_upper(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', writable=False)]:
+        """float64[rows]."""
+
+    @property
+    def row_start(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', writable=False)]:
+        """int32[rows + 1]: where the entries of a row begin."""
+
+    @property
+    def index(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', writable=False)]:
+        """int32[entries]: the column of an entry."""
+
+    @property
+    def value(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', writable=False)]:
+        """float64[entries]."""
+
+class HighsProgress:
+    """What a run of HiGHS says while it lasts."""
+
+    def note(self, bound: float, objective: float, values: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None) -> bool:
+        """
+        Note a bound and, where there is a new best answer, its value and float64[columns]. True: the run should stop.
+        """
+
+class HighsEnd:
+    """What HiGHS says at the end of a run, in its own numbers."""
+
+    def __init__(self, *, model_status: int, primal_status: int, num_nodes: int, bound: float, objective: float, values: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+
 class Solver:
     """HiGHS, and how it searches."""
 
-    def __init__(self, *, highs_library: str, time_limit: float, seed: int, num_threads: int, progress: object | None) -> None: ...
+    def __init__(self, *, highs: object, time_limit: float, seed: int, num_threads: int, progress: object | None) -> None:
+        """
+        highs: the path of its shared library, or an olla.ilp.extension.HighsExtension.
+        """
 
-def highs_version(path: str) -> str:
-    """Version of the HiGHS library at path."""
+    @property
+    def highs_version(self) -> str: ...
 
 def solve_mip(cost: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], lower: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], upper: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], integer: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], row_lower: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], row_upper: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], row_start: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], index: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], value: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], start: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], solver: Solver) -> MipResult:
     """
@@ -553,6 +610,16 @@ class RecomputeSearch:
 
     def curve(self) -> Curve:
         """The state after every step of the greedy."""
+
+    def front(self) -> Curve:
+        """
+        All choices that were simulated and that no other one is better than; rising peaks.
+        """
+
+    def recall(self, target: RecomputeTarget) -> bool:
+        """
+        Put the best choice in force that was ever simulated and meets the target's limit; false where there is none.
+        """
 
     def least_peak(self, ops: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], added_seconds: float, time_limit: float, progress: object | None) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C')], bool]:
         """

@@ -1,5 +1,9 @@
 """What can go wrong. Limits (time, gap) are statuses, not errors."""
 
+FIRST_STEP = "first_step"  # rule of a CaptureError: one ordinary step mends it
+MISUSE = "misuse"  # rule of a CaptureError: the ordinary step fails, too
+SPENT = "spent"  # rule of a CaptureError: the capture has used up what the ordinary step needs
+
 
 class OllaError(Exception):
     """Base of every error olla raises on purpose.

@@ -86,7 +86,6 @@ class _Run:
     def plan(self) -> Plan:
         answer, peak = self.ordered()
         bound = max(answer.lower_bound_bytes, self.core.resident_bytes)
-        program_peak: int = _core.profile(self.graph.core, np.arange(self.graph.num_ops, dtype=np.int32)).peak_bytes
         placement = self._place(answer)
         status = Status.OPTIMAL if peak == bound else Status.FEASIBLE
         peak_op, peak_tensors = self._peak()
@@ -102,8 +101,9 @@ class _Run:
             alignment=self.options.alignment,
             peak_bytes=peak,
             lower_bound_bytes=bound,
-            program_peak_bytes=program_peak,
+            program_peak_bytes=self.graph.program_peak_bytes,
             resident_bytes=self.graph.resident_bytes,
+            donated_bytes=_donated_bytes(self.graph),
             arena_lower_bound_bytes=self._arena_bound(answer, bound),
             before=self.before,
             after=self.after,
@@ -193,7 +193,7 @@ class _Run:
         if not self.options.layout:
             return 0
         graph, alignment = self.graph, self.options.alignment
-        elsewhere = graph.resident_bytes + int(graph.tensor_bytes[graph.donated].sum())
+        elsewhere = graph.resident_bytes + _donated_bytes(graph)
         from_peak = rounded_up(max(0, bound - elsewhere), alignment)
         return max(answer.arena_lower_bound_bytes, from_peak)
 
@@ -240,6 +240,10 @@ class _Run:
                     advice = "method 'auto' may find a tighter layout"
                 parts.append(f"The arena is {excess} bytes above its load: {advice}.")
         return " ".join([*parts, note]).strip()
+
+
+def _donated_bytes(graph: Graph) -> int:
+    return int(graph.tensor_bytes[graph.donated].sum())
 
 
 def solver(method: str) -> Callable[[Problem], Answer]:

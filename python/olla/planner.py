@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,7 +16,7 @@ from olla import pipeline
 from olla.base import Progress, rivals
 from olla.check.check import check
 from olla.errors import PlanError, SolverError
-from olla.graph import DeviceProfile, Rules, rules
+from olla.graph import DeviceProfile, Graph, Rules, rules
 from olla.graph.precedences import with_precedences
 from olla.plan import (
     METHODS,
@@ -33,11 +33,10 @@ from olla.plan import (
     asked,
     graph_of,
 )
+from olla.plan.plan import with_figures
 from olla.plan.swapped import SwapDecision
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
     from olla.recompute.search import RecomputeSearch
     from olla.swap.autoswap import AutoSwapSearch
     from olla.swap.combine import CombinedSearch
@@ -222,7 +221,8 @@ class _Rewriting:
         plan = self._bounded(plan)
         if self.request.costs is None:
             return plan
-        return with_costs(plan, Costs.of(self.request.graph if self.chunked is None else self.chunked.graph))
+        costed = self.request.graph if self.chunked is None else self.chunked.graph
+        return with_costs(plan, Costs.of(costed), self.request.graph)
 
     def _chunk(self) -> Chunked | None:
         """Put losses in chunks, where the goal asks for that and it serves it."""
@@ -250,8 +250,8 @@ class _Rewriting:
     def _searches(self) -> tuple[RewriteSearch, dict[str, RewriteSearch]]:
         """Return the search for the goal, and those that are tried for a budget in turn."""
         request, goal = self.request, self.goal
-        left = max(0.0, self.options.time_limit - (time.perf_counter() - self.start))
-        options = replace(self.options, time_limit=left)
+        passed = time.perf_counter() - self.start
+        options = replace(self.options, time_limit=max(0.0, self.options.time_limit - passed))
         if request.swapping is None:
             from olla.recompute.search import RecomputeSearch
 
@@ -338,7 +338,6 @@ class _Rewriting:
         added = math.fsum(rewrite.added_seconds for rewrite in rewrites)
         of_graph = "graph that swaps" if swaps else "rewritten graph"
         goal = {**self.goal.record(), **(request.swapping.record() if request.swapping else {})}
-        base = self.base_peak_bytes
         return replace(
             figures,
             method="autoswap" if request.swapping and request.swapping.by_autoswap else request.options.method,
@@ -347,39 +346,41 @@ class _Rewriting:
             options=request.options.record(),
             rewrites=(*((self.chunked,) if self.chunked else ()), *rewrites),
             source_digest=request.graph.digest,
+            program_peak_bytes=request.graph.program_peak_bytes,
             goal=goal,
-            base_peak_bytes=search.base_peak_bytes if base is None else base,
+            base_peak_bytes=search.base_peak_bytes if self.base_peak_bytes is None else self.base_peak_bytes,
             base_seconds=search.base_seconds - self.extra_seconds,
             added_seconds=max(0.0, added + self.extra_seconds),
         )
 
     def _bounded(self, plan: Plan) -> Plan:
         """Return the plan with what is proved about every other one, and a line on every tensor that is swapped."""
-        own = [rewrite.added_seconds for rewrite in plan.rewrites if rewrite is not self.chunked]
-        added = max(0.0, math.fsum(own))
-        reached = max(self.goal.budget_bytes or 0, plan.peak_bytes)
-        peak_bytes, seconds = self.search.bounds(plan, added, reached)
+        added = max(0.0, math.fsum(made.added_seconds for made in plan.rewrites if made is not self.chunked))
+        most = max(added, self._most_seconds())
+        peak_bytes, seconds = self.search.bounds(plan, added, most, max(self.goal.budget_bytes or 0, plan.peak_bytes))
         if peak_bytes > plan.peak_bytes or seconds > added:
             raise SolverError(
                 f"a plan with {plan.peak_bytes} bytes and {added} added seconds is below its lower bounds "
                 f"({peak_bytes} bytes, {seconds} seconds): this is a defect of olla, please report it"
             )
         found = plan.decisions(self.graph, self.rules) if plan.swapped else []
-        swapped = (str(line) for line in found if isinstance(line, SwapDecision))
+        origin = plan.tensor_origin  # the graph with swaps has the tensors of the one without
+        swaps = (line._replace(tensor=int(origin[line.tensor])) for line in found if isinstance(line, SwapDecision))
         return replace(
             plan,
             peak_lower_bound_bytes=peak_bytes,
             added_seconds_lower_bound=max(0.0, seconds + self.extra_seconds),
-            details=(*plan.details, *swapped),
+            details=(*plan.details, *map(str, swaps)),
         )
 
 
-def with_costs(plan: Plan, costs: Costs) -> Plan:
+def with_costs(plan: Plan, costs: Costs, given: Graph) -> Plan:
     """Return a plan with the figures of other costs; nothing is laid out.
 
     Args:
         plan: with rewritings.
         costs: of the graph that was given, or of the one with its losses in chunks.
+        given: the graph that was given, with these costs.
     """
     rewrites = list[Rewrite]()
     for rewrite in plan.rewrites:
@@ -391,10 +392,10 @@ def with_costs(plan: Plan, costs: Costs) -> Plan:
     options = Options(layout=False, order=plan.order, time_limit=0.0, updates_may_move=may_move)
     figures = pipeline.run(rewrites[-1].graph, options, None)
     figures = replace(figures, method=plan.method, options=plan.options, seconds=plan.seconds, details=plan.details)
-    return replace(plan, rewrites=tuple(rewrites)).with_figures(figures, rewrites[-1].graph)
+    return with_figures(replace(plan, rewrites=tuple(rewrites)), figures, rewrites[-1].graph, given)
 
 
 def needed_bytes(plan: Plan) -> int:
     """Return what a plan takes in all: its arena and what lies outside of it; the peak where nothing was laid out."""
-    donated = int(plan.graph.tensor_bytes[plan.graph.donated].sum()) if plan.graph else 0
-    return max(plan.peak_bytes, plan.arena_bytes + plan.resident_bytes + donated if plan.arena_bytes else 0)
+    outside = plan.resident_bytes + plan.donated_bytes
+    return max(plan.peak_bytes, plan.arena_bytes + outside if plan.arena_bytes else 0)

@@ -217,40 +217,33 @@ def test_a_device_node_is_written_to_and_stays(kind: str, tmp_path: Path) -> Non
 
 
 def plan_to_standard_output(folder: Path, stdout: int) -> str:
-    """Run `olla plan -o stdout --json` with a link like /dev/stdout and return what is on standard error."""
+    """Run `olla plan -o stdout --json` with a link like /dev/stdout; return the status in the summary it prints."""
     training_step().save(folder / "g.json")
     if not (folder / "stdout").is_symlink():
         (folder / "stdout").symlink_to("/proc/self/fd/1" if Path("/proc/self/fd").is_dir() else "/dev/fd/1")
     command = [sys.executable, "-m", "olla", "plan", str(folder / "g.json"), "-o", str(folder / "stdout"), "--json"]
     done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
     assert done.returncode == 0
-    return done.stderr
-
-
-def plan_and_summary(text: str) -> tuple[Any, Any]:
-    plan, summary = map(json.loads, text.splitlines())
-    return plan["format"], summary["status"]
+    return str(json.loads(done.stderr)["status"])  # standard output is the plan alone
 
 
 def test_standard_output_is_a_place_whatever_it_is(tmp_path: Path) -> None:
-    expected = ("olla-plan", "optimal")
     with open(tmp_path / "out", "wb") as file:
         file.write(b'"before"\n')
         file.flush()
-        assert plan_to_standard_output(tmp_path, file.fileno()) == ""
+        assert plan_to_standard_output(tmp_path, file.fileno()) == "optimal"
         file.write(b'"after"\n')  # the caller's file is still the one that has this name
-    first, *middle, last = (tmp_path / "out").read_text().splitlines()
-    assert (first, last) == ('"before"', '"after"')
-    assert plan_and_summary("\n".join(middle)) == expected
+    first, plan, last = (tmp_path / "out").read_text().splitlines()
+    assert (first, json.loads(plan)["format"], last) == ('"before"', "olla-plan", '"after"')
     reader, writer = os.pipe()
-    assert plan_to_standard_output(tmp_path, writer) == ""
+    assert plan_to_standard_output(tmp_path, writer) == "optimal"
     os.close(writer)
     with open(reader) as pipe:
-        assert plan_and_summary(pipe.read()) == expected
+        assert json.loads(pipe.read())["format"] == "olla-plan"
     leader, follower = pty.openpty()
     thread = threading.Thread(target=lambda: os.read(leader, 2**20), daemon=True)
     thread.start()
-    assert plan_to_standard_output(tmp_path, follower) == ""
+    assert plan_to_standard_output(tmp_path, follower) == "optimal"
     thread.join(10)
     os.close(leader)
     os.close(follower)
@@ -392,6 +385,17 @@ def test_a_file_that_may_not_be_read_is_said(kind: str) -> None:
 def test_errors_keep_their_class(tmp_path: Path) -> None:
     with pytest.raises(GraphError, match=r"out\.json: cannot be written"):
         SAVE["graph"](tmp_path / "no" / "out.json")
-    for kind in ("plan", "layout", "trace", "places"):
-        with pytest.raises(PlanError, match=r"out\.json: cannot be written"):
-            SAVE[kind](tmp_path / "no" / "out.json")
+    for kind, name in (("plan", "out.json"), ("layout", "out.csv"), ("trace", "out.csv"), ("places", "out.csv")):
+        with pytest.raises(PlanError, match=rf"{name}: cannot be written"):
+            SAVE[kind](tmp_path / "no" / name)
+
+
+@pytest.mark.parametrize("kind", ["graph", "plan"])
+@pytest.mark.parametrize("ending", [".jsn", ".json.xz", ".pkl", ".csv", ".gz"])
+def test_a_name_of_another_format_is_refused_before_anything_is_written(kind: str, ending: str, tmp_path: Path) -> None:
+    with pytest.raises(OllaError, match=r"has an unknown ending, expected \.json or \.json\.gz"):
+        SAVE[kind](tmp_path / f"out{ending}")
+    assert list(tmp_path.iterdir()) == []
+    for name in ("out", "out.v2.JSON", "OUT.JSON.GZ"):
+        SAVE[kind](tmp_path / name)
+    assert (tmp_path / "OUT.JSON.GZ").read_bytes().startswith(b"\x1f\x8b")

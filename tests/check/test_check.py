@@ -168,7 +168,7 @@ def test_a_missing_figure_is_named() -> None:
     plan = plan_of(graph, range(4))
     arrays = plan.order, plan.offsets, plan.workspace_offsets
     with pytest.raises(PlanError, match="peak_bytes is missing"):
-        _core.check(graph.core, *arrays, 8, {}, plan.before, plan.after)
+        _core.check(graph.core, *arrays, 8, {}, plan.before, plan.after, graph.core)
 
 
 def test_a_bound_above_the_arena_is_refused() -> None:

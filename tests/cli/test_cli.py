@@ -21,7 +21,9 @@ PLAN_KEYS = [
     *("program_peak_bytes", "saved_bytes", "resident_bytes", "arena_bytes", "load_bytes", "arena_lower_bound_bytes"),
     *("fragmentation", "alignment", "seconds"),
 ]
-LAYOUT_KEYS = ["status", "height", "load", "bound", "num_buffers", "seconds", "capacity", "fits"]
+LAYOUT_KEYS = [
+    *("status", "height_bytes", "load_bytes", "bound_bytes", "num_buffers", "seconds", "capacity_bytes", "fits"),
+]
 BUFFERS = "id,lower,upper,size\na,0,3,4\nb,3,9,4\nc,0,9,4\n"
 
 
@@ -80,7 +82,7 @@ def test_plan_options_reach_the_planner(graph_file: str, capsys: pytest.CaptureF
         return result
 
     assert summary("--order-only")["arena_bytes"] == 0
-    assert summary("--align", "64")["alignment"] == 64
+    assert summary("--alignment", "4KiB")["alignment"] == 4096
     assert summary("--method", "program")["peak_bytes"] == 1868
     assert summary("--updates-stay")["peak_bytes"] == 1868
     assert summary("--seed", "7", "--time-limit", "2")["peak_bytes"] == 1668
@@ -115,6 +117,14 @@ def test_a_plan_that_breaks_a_rule_is_bad_input(
         (["check", "{graph}", "{graph}"], "format is 'olla-graph', expected 'olla-plan'"),
         (["show", "{graph}"], "this is no plan"),
         (["layout", "missing.csv"], "missing.csv: cannot be read"),
+        (["plan", "{graph}", "-o", "{folder}/plan.jsn"], "plan.jsn: has an unknown ending, expected .json or .json.gz"),
+        (["show", "{graph}", "--graph", "{graph}", "--html", "page.pdf"], "unknown ending, expected .html or .htm"),
+        (["show", "{graph}", "--graph", "{graph}", "--memory-viz", "a.json"], "expected .pickle or .pkl"),
+        (["fit", "a:b", "--memory", "1GB", "--plot", "a.jpg"], "a.jpg: has an unknown ending, expected .png"),
+        (["plan", "README.md"], "README.md: has an unknown ending, expected .json or .json.gz or .onnx"),
+        (["show", "README.md"], "README.md: has an unknown ending, expected .json or .json.gz"),
+        (["layout", "{graph}"], "graph.json.gz: has an unknown ending, expected .csv or .csv.gz"),
+        (["layout", "{folder}", "-o", "out.txt"], "out.txt: has an unknown ending, expected .csv or .csv.gz"),
         (["capture", "nonsense", "-o", "g.json"], "write MODULE:FUNCTION"),
         (["capture", "no_such_module:step", "-o", "g.json"], "No module named 'no_such_module'"),
         (["capture", "json:step", "-o", "g.json"], "module json has no function step"),
@@ -133,13 +143,14 @@ def test_bad_input_gets_one_line_and_status_2(
     ("args", "message"),
     [
         ([], "olla: error: the following arguments are required: COMMAND"),
-        (["plan"], "olla plan: error: the following arguments are required: GRAPH"),
+        (["plan"], "olla: error: the following arguments are required: GRAPH (see olla plan --help)"),
         (["plan", "g.json", "--time-limit", "-1"], "'-1' is not a number of seconds"),
         (["plan", "g.json", "--time-limit", "nan"], "'nan' is not a number of seconds"),
-        (["plan", "g.json", "--align", "0"], "'0' is not a number of bytes from 1"),
+        (["plan", "g.json", "--alignment", "0"], "'0' is not a size from 1 to 1.00 GiB, such as 512, 4KiB"),
         (["plan", "g.json", "--seed", "x"], "'x' is not a whole number"),
         (["plan", "g.json", "--method", "magic"], "invalid choice: 'magic'"),
-        (["layout", "b.csv", "--capacity", "-5"], "'-5' is not a number of bytes"),
+        (["layout", "b.csv", "--capacity", "-5"], "'-5' is not a size from 0"),
+        (["layout", "b.csv", "--capacity", "5 apples"], "'5 apples' is not a size from 0"),
         (["fly"], "invalid choice: 'fly'"),
     ],
 )
@@ -171,7 +182,7 @@ def test_layout_writes_offsets_and_says_how_good_they_are(
     rows = [row.split(",") for row in output.read_text().splitlines()]
     assert rows[0] == ["id", "lower", "upper", "size", "offset"]
     assert {row[4] for row in rows[1:]} == {"0", "4"}
-    assert main(["layout", buffers_file, "--align", "512"]) == 0
+    assert main(["layout", buffers_file, "--alignment", "512"]) == 0
     assert "3 buffers: height 1024 (1.00 KiB), load 1024 (1.00 KiB)" in capsys.readouterr().out
 
 
@@ -180,7 +191,7 @@ def test_layout_that_cannot_fit_has_status_1(buffers_file: str, capsys: pytest.C
     capsys.readouterr()
     assert main(["layout", buffers_file, "--capacity", "7", "--json"]) == 1
     summary = json.loads(capsys.readouterr().out)
-    assert (summary["status"], summary["capacity"], summary["fits"]) == ("infeasible", 7, False)
+    assert (summary["status"], summary["capacity_bytes"], summary["fits"]) == ("infeasible", 7, False)
     assert main(["layout", buffers_file, "--capacity", "7"]) == 1
     assert "no layout fits 7 bytes: proved" in capsys.readouterr().out
 
@@ -206,11 +217,98 @@ def test_layout_keeps_the_fixed_offsets_of_its_file(tmp_path: Path, capsys: pyte
     path, output = tmp_path / "in.csv", tmp_path / "out.csv"
     path.write_text("id,lower,upper,size,fixed,preferred\na,0,2,4,8,\nb,0,1,4,,4\nc,1,2,4,-1,-1\n")
     assert main(["layout", str(path), "-o", str(output), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["height"] == 12
+    assert json.loads(capsys.readouterr().out)["height_bytes"] == 12
     assert [row.split(",")[4] for row in output.read_text().splitlines()[1:3]] == ["8", "4"]
     path.write_text("id,lower,upper,size,fixed\na,0,2,4,8\nb,0,1,4,10\n")
     assert main(["layout", str(path)]) == 2
     assert "buffer 0 at [8, 12) and buffer 1 at [10, 14)" in one_line_of_error(capsys)
+
+
+def test_layout_names_the_line_of_a_buffer_that_ends_before_it_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "in.csv"
+    path.write_text("id,lower,upper,size\na,0,2,4\nb,5,1,20\n")
+    assert main(["layout", str(path)]) == 2
+    error = one_line_of_error(capsys)
+    assert "in.csv, line 3: the buffer is alive from lower = 5 to upper = 1; upper must be lower or later" in error
+
+
+@pytest.mark.parametrize("name", ["graph.json.gz", "graph.json"])
+def test_a_dash_is_standard_input_and_output(tmp_path: Path, name: str) -> None:
+    training_step().save(tmp_path / name)
+    command = [sys.executable, "-m", "olla"]
+    made = subprocess.run(
+        [*command, "plan", "-", "-o", "-"], input=(tmp_path / name).read_bytes(), capture_output=True, timeout=120
+    )
+    assert made.returncode == 0
+    assert b"two layers: 6 ops" in made.stderr  # the table, beside the file
+    (tmp_path / "plan.json").write_bytes(made.stdout)
+    assert Plan.load(tmp_path / "plan.json").peak_bytes == 1668
+    shown = subprocess.run([*command, "show", "-"], input=made.stdout, capture_output=True, timeout=120)
+    assert (shown.returncode, shown.stderr) == (0, b"")
+    checked = subprocess.run(
+        [*command, "check", str(tmp_path / name), "-"], input=made.stdout, capture_output=True, timeout=120
+    )
+    assert checked.stdout.startswith(b"ok: valid for two layers")
+    placed = subprocess.run(
+        [*command, "layout", "-", "-o", "-"], input=BUFFERS.encode(), capture_output=True, timeout=120
+    )
+    assert placed.stdout.splitlines()[0] == b"id,lower,upper,size,offset"
+    assert b"3 buffers: height 8" in placed.stderr
+
+
+def test_show_and_check_print_json_too(graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan_file = tmp_path / "plan.json"
+    assert main(["plan", graph_file, "-o", str(plan_file), "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert main(["show", str(plan_file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == planned
+    assert main(["check", graph_file, str(plan_file), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == {"valid": True, "graph": "two layers", "peak_bytes": 1668, "arena_bytes": 2048}
+    content = json.loads(plan_file.read_text())
+    plan_file.write_text(json.dumps({**content, "peak_bytes": content["peak_bytes"] - 1}))
+    assert main(["check", graph_file, str(plan_file), "--json"]) == 2
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert (found["valid"], found["rule"]) == (False, "peak")
+    assert "peak_bytes is reported as 1667" in found["message"]
+    assert "breaks rule 'peak'" in printed.err
+
+
+def test_a_warning_is_one_line_without_a_place_in_the_code(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import warnings\nfrom types import SimpleNamespace\nfrom olla import Graph\n"
+        "def step():\n    warnings.warn('two\\nlines', stacklevel=1)\n"
+        "    return SimpleNamespace(graph=Graph.load('step.json'))\n"
+    )
+    training_step().save(tmp_path / "step.json")
+    done = run("capture", "train:step", "-o", "graph.json", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "olla: warning: two lines\n")
+
+
+WITHOUT_TORCH = [
+    "olla.compile", "olla.capture", "olla.pool", "olla.Step", "olla.from_fx", "olla.from_export", "olla.inductor",
+    "olla.device_profile()", "__import__('olla.integrations.transformers')",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", WITHOUT_TORCH)
+def test_whatever_needs_torch_says_how_to_get_it(call: str) -> None:
+    program = f"import sys; sys.modules['torch'] = None\nimport olla\ntry: {call}\nexcept ImportError as e: print(e)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    extra = "transformers" if "transformers" in call else "torch"
+    assert done.stdout == f'torch is not installed: pip install "olla-planner[{extra}]"\n', done.stderr
+
+
+def test_a_fit_without_torch_says_how_to_get_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\n")
+    program = "import sys; sys.modules['torch'] = None; from olla.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", program, "fit", "train:step", "--memory", "1GB"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    expected = 'olla: error: train:step: torch is not installed: pip install "olla-planner[torch]"\n'
+    assert (done.returncode, done.stderr) == (2, expected)
 
 
 def test_the_module_runs_as_a_program(graph_file: str) -> None:
@@ -306,7 +404,7 @@ def test_a_budget_on_the_command_line_is_planned_checked_and_refused(
     builder.op("e", reads=[a, d])
     graph, plan = str(tmp_path / "graph.json"), str(tmp_path / "plan.json")
     builder.build().save(graph)
-    arguments = ["plan", graph, "--align", "1", "--budget"]
+    arguments = ["plan", graph, "--alignment", "1", "--budget"]
     assert main([*arguments, "150B", "--json", "-o", plan]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["peak_bytes"] == 110

@@ -48,7 +48,8 @@ def test_without_torch_plans_are_still_made(
     assert main(["doctor"]) == 0
     found = findings(capsys)
     assert found["planner"][0] == "ok"
-    assert found["torch"] == ("none", 'install it to capture and run steps: pip install "olla-planner[torch]"')
+    remedy = 'pip install "olla-planner[torch]", to capture and run steps'
+    assert found["torch"] == ("none", f"torch is not installed: {remedy}")
     assert found["step"][0] == "none"
 
 
@@ -56,7 +57,7 @@ def test_a_solver_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, capsys: p
     def broken() -> str:
         raise SolverError('highspy is not installed; pip install "highspy>=1.15"')
 
-    monkeypatch.setattr("olla.ilp.highs_library", broken)
+    monkeypatch.setattr("olla.ilp.highs.find_highs", broken)
     assert main(["doctor"]) == 1
     found, words = findings(capsys)["HiGHS"]
     assert found == "failed"

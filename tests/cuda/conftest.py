@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 from olla.pytorch.memory.replay import Replay, load  # noqa: E402
 from tests.cuda.standin import Standin, with_numbers  # noqa: E402
+from tests.support.pytorch.lifetimes import lifetimes  # noqa: E402, F401
 
 _FOLDER = Path(__file__).parent
 _ABSENT = "no GPU, and no stand-in for one: see tests/cuda/standin.py"
@@ -25,6 +26,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.gpu)
         if is_absent:
             item.add_marker(pytest.mark.skip(reason=_ABSENT))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_outlives(standin: Standin | None, lifetimes: object) -> None:  # noqa: F811
+    """Let no test leave anything of a step behind, device memory included."""
 
 
 @pytest.fixture(scope="session")

@@ -147,3 +147,10 @@ def test_sizes_are_those_of_one_of_many_ranks(tmp_path: Path, capsys: pytest.Cap
     content = json.loads(out.read_text())
     assert (content["world_size"], content["parallel"]) == (8, "fsdp")
     assert "over the link" in capsys.readouterr().out
+
+
+def test_progress_is_a_line_for_every_size_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["fit", "tests.fit.test_fit:chain", "--memory", "1MB", "--sizes", "8,16", "--device", "cpu"])
+    printed = capsys.readouterr()
+    assert printed.err.splitlines() == [f"olla: fitting tests.fit.test_fit:chain: n = {n}" for n in (8, 16)]
+    assert "chain on cpu with" in printed.out

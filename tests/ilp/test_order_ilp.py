@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from olla import Graph, _core
 from olla._core import OrderIlpResult
 from olla.errors import PlanError, SolverError
-from olla.ilp import highs_library, order_ilp
+from olla.ilp import order_ilp, solver
 from tests.support import oracle
 from tests.support.generate import small_random_graph
 from tests.support.samples import fork, scaled, wide_graph
@@ -38,10 +38,7 @@ def solve(
 ) -> OrderIlpResult:
     """Run the program and check all that holds of every answer."""
     start = program_order(graph) if start is None else start
-    solver = _core.Solver(
-        highs_library=highs_library(), time_limit=time_limit, seed=0, num_threads=1, progress=progress
-    )
-    result = _core.order_ilp(graph.core, start, lower_bound, reduce, solver)
+    result = _core.order_ilp(graph.core, start, lower_bound, reduce, solver(time_limit, 0, progress))
     assert oracle.is_order(graph, result.order.tolist())
     assert result.peak_bytes == oracle.peak(graph, result.order.tolist())
     assert result.lower_bound_bytes <= result.peak_bytes <= oracle.peak(graph, start.tolist())

@@ -179,7 +179,7 @@ def test_lightnings_wrapper_of_an_optimizer_is_refused_with_the_remedy() -> None
     module = Module()
 
     def training_step(batch: Any, batch_idx: int) -> Any:
-        return olla.compile(module, optimizer=module.optimizers(), loss=loss_of)(batch)
+        return olla.compile(module, optimizer=module.optimizers(), loss=loss_of, on_unsupported="raise")(batch)
 
     module.automatic_optimization, module.training_step = False, training_step
     with pytest.raises(olla.CaptureError, match=r"LightningAdamW wraps another .* pass its \.optimizer"):

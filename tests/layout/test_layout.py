@@ -80,13 +80,26 @@ def brute_force(buffers: list[Buffer], alignment: int) -> int:
 
 def lifetimes(horizon: int, max_size: int) -> st.SearchStrategy[Buffer]:
     times = st.integers(-horizon, horizon)
-    return st.tuples(times, times, st.integers(0, max_size))
+    return st.tuples(times, times, st.integers(0, max_size)).map(lambda row: (*sorted(row[:2]), row[2]))  # type: ignore[arg-type,return-value]
 
 
 @given(st.lists(lifetimes(20, 100), max_size=40), st.sampled_from([1, 2, 8, 512]))
 @settings(max_examples=150, deadline=None)
 def test_buffers_alive_together_never_overlap(buffers: list[Buffer], alignment: int) -> None:
     solve(buffers, alignment=alignment)
+
+
+@given(st.lists(lifetimes(20, 100), min_size=1, max_size=8), st.data())
+@settings(max_examples=50, deadline=None)
+def test_a_buffer_that_ends_before_it_begins_is_an_error_naming_it(buffers: list[Buffer], data: st.DataObject) -> None:
+    i = data.draw(st.integers(0, len(buffers) - 1))
+    lower, _, size = buffers[i]
+    buffers[i] = lower, lower - data.draw(st.integers(1, 50)), size
+    with pytest.raises(
+        PlanError, match=rf"buffer {i} is alive from lower = {lower} to upper = {buffers[i][1]};"
+    ) as caught:
+        solve(buffers)
+    assert (caught.value.rule, caught.value.ids) == ("lifetimes", (i,))
 
 
 @given(st.lists(lifetimes(4, 9), max_size=6), st.sampled_from([1, 4]))

@@ -27,7 +27,9 @@ MODES: dict[str, dict[str, Any]] = {
     "plain": {},
     "peak": {"minimise": "peak"},
     "swap": {"max_slowdown": 0.5, "swap": True},
+    "run": {"on_unsupported": "warn"},
 }
+WRAPPED = ("wrap", "loss")  # olla.wrap around the model, or around the function that gives the loss
 CLASSES = ("equal", "rounding", "error", "WRONG", "RAW")
 MIN_REMEDY = 60  # characters; less says what is wrong at most
 
@@ -71,14 +73,20 @@ def judge(entry: Odd, mode: str = "plain") -> Verdict:
     """Run a loop both ways and compare what the user sees behind each step."""
     eager, _ = _moments(entry)
     try:
-        planned, step = _moments(entry, {"time_limit": TIME_LIMIT, "cache_size": 64, **MODES[mode]}, eager)
+        options = (
+            {"time_limit": TIME_LIMIT, "wrapped": mode}
+            if mode in WRAPPED
+            else {"time_limit": TIME_LIMIT, "cache_size": 64, **MODES[mode]}
+        )
+        planned, step = _moments(entry, options, eager)
     except BrokenLoop as error:
         return Verdict(entry.name, "RAW", f"beside the step: {error}")
     kind, note = _compared(eager, planned)
     verdict = Verdict(entry.name, kind, note)
     with contextlib.suppress(olla.OllaError):
-        report = step.report()
-        verdict.num_captures, verdict.cached = report.num_captures, report.cached
+        if step is not None:
+            report = step.report()
+            verdict.num_captures, verdict.cached = report.num_captures, report.cached
     return verdict
 
 
@@ -112,7 +120,9 @@ def _moments(entry: Odd, options: Any = None, eager: Sequence[Moment] = ()) -> t
         for group in world.optimizer.param_groups if world.optimizer is not None else ():
             if "foreach" in group:
                 group["foreach"] = False
-        if options is not None:
+        if options is not None and "wrapped" in options:
+            _wrap(world, options["wrapped"])
+        elif options is not None:
             world.step = world.compiled(**options | world.options)
         _seed(7)
         found = []
@@ -140,6 +150,15 @@ def _moment(world: Loop, i: int) -> Moment:
             raise
         error = caught
     return Moment(result, error, before, _copy(world.tensors()), _copy(world.seen()))
+
+
+def _wrap(world: Loop, what: str) -> None:
+    """Have a loop run as it is around a planned model, or a planned loss."""
+    torch.compiler.reset()
+    if what == "wrap" or world.loss is None:
+        olla.wrap(world.model, max_slowdown=0.5, time_limit=TIME_LIMIT)
+    else:
+        world.loss = olla.wrap(world.loss, max_slowdown=0.5, time_limit=TIME_LIMIT)
 
 
 class BrokenLoop(Exception):

@@ -10,7 +10,7 @@ import pytest
 import olla
 from tests.odd.catalogue import REGISTER
 from tests.odd.loops import Loop, Odd, train
-from tests.odd.runner import MODES, in_two_processes, judge
+from tests.odd.runner import MODES, WRAPPED, in_two_processes, judge
 from tests.support.pytorch.steps import torch
 
 pytestmark = pytest.mark.torch
@@ -31,6 +31,14 @@ def test_a_loop_is_equal_to_the_bit_or_refused(name: str) -> None:
 def test_a_goal_changes_nothing_of_that(name: str, mode: str) -> None:
     verdict = judge(REGISTER[name], mode)
     assert not verdict.fails, verdict
+
+
+@pytest.mark.parametrize("what", WRAPPED)
+@pytest.mark.parametrize("name", NAMES[5::24])
+def test_a_loop_around_what_is_wrapped_is_equal_to_the_bit(name: str, what: str) -> None:
+    verdict = judge(REGISTER[name], what)
+    assert not verdict.fails, verdict
+    assert verdict.kind == "equal"
 
 
 def test_neither_does_the_cache_on_disk(tmp_path: Path) -> None:

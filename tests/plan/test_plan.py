@@ -301,7 +301,7 @@ def test_every_plan_survives_a_file(drawn: tuple[Graph, list[int]]) -> None:
 def broken_contents() -> list[tuple[str, Any, str]]:
     return [
         ("format", "olla-graph", "'olla-plan': this is no plan"),
-        ("version", 1, "version is 1, expected 2"),
+        ("version", 1, "version is 1, expected 3"),
         ("version", True, "version is True"),
         ("status", "perfect", "status: 'perfect' is not a valid Status"),
         ("status", 1, "status is 1, expected text"),

@@ -45,9 +45,11 @@ PYTORCH = {
     "pytorch.checks": "",
     "pytorch.ranks": "graph plan check",
     "pytorch.sharded": "",
-    "pytorch.capture": "graph pytorch.guards pytorch.checks pytorch.ranks pytorch.sharded",
+    "pytorch.sites": "",
+    "pytorch.capture": "graph pytorch.guards pytorch.checks pytorch.ranks pytorch.sharded pytorch.sites",
     "pytorch.memory": "base graph plan layout planner",
     "pytorch.lengths": "",
+    "pytorch.ordinary": "report",
     "pytorch.program": "graph plan layout chunk pytorch.checks pytorch.capture pytorch.ranks pytorch.memory",
 }
 INDUCTOR = {
@@ -57,17 +59,22 @@ INDUCTOR = {
     "inductor.simulate": "inductor.compat pytorch.capture",
     "inductor.whole": "graph plan inductor.compat inductor.saving inductor.kernels inductor.simulate pytorch.capture",
 }
+ATEN = {
+    "aten": "base graph plan planner inductor.compat inductor.saving pytorch pytorch.capture pytorch.memory "
+    "pytorch.program",
+}
 MAY_IMPORT = {
     **PLANNING,
     **PYTORCH,
     "pytorch": " ".join(["base graph plan layout check picture planner report inductor.whole", *PYTORCH]),
     **INDUCTOR,
-    "inductor": " ".join(["base graph plan planner", *INDUCTOR]),
+    "inductor": " ".join(["base graph plan planner aten", *INDUCTOR]),
+    **ATEN,
     "fit": "base graph plan planner pytorch.capture",
     "integrations": "base graph plan layout report pytorch inductor",
     "scale": "base graph plan planner report",
     "cli": "base graph plan layout check picture planner report fit scale pytorch.capture integrations olla",
-    "olla": " ".join([*PLANNING, "fit pytorch.capture pytorch inductor integrations"]),  # the public face
+    "olla": " ".join([*PLANNING, "fit pytorch.capture pytorch inductor aten integrations"]),  # the public face
     "__main__": "cli",
 }
 FOR_EVERYONE = ("errors", "_core")

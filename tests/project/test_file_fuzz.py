@@ -260,5 +260,5 @@ def test_a_trace_that_breaks_a_rule_is_refused_with_that_rule(tmp_path: Path, ro
 def test_a_trace_without_offsets_says_how_to_get_them(tmp_path: Path) -> None:
     path = tmp_path / "requests.csv"
     Trace(np.array([10]), np.array([1])).save(path)
-    with pytest.raises(OllaError, match=r"olla layout .* --align 16"):
+    with pytest.raises(OllaError, match=r"olla layout .* --alignment 16"):
         requests.load(path, 16)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from importlib import metadata
 from pathlib import Path
 
 import olla
@@ -57,9 +58,15 @@ def main() -> None:
     native = Path(olla.__file__).parent / "pytorch" / "native"
     if not all((native / name).is_file() for name in ("memory.hpp", "module.cpp", "cpu_allocator.cpp")):
         sys.exit(f"the wheel lacks the sources of the planning allocator: expected them in {native}")
+    for method in ("ilp", "joint"):  # by HiGHS, however the installed highspy brings it
+        proved = olla.plan(graph, method=method)
+        olla.check(graph, proved)
+        if (proved.peak_bytes, proved.lower_bound_bytes) != (expected["peak_bytes"], expected["peak_bytes"]):
+            sys.exit(f"method={method!r} does not prove the best plan: expected {expected}, got {proved}")
     plan = olla.plan(graph)
     olla.check(graph, plan)
-    print(f"{Path(olla._core.__file__).name}: planned {graph.num_ops} ops, peak {plan.peak_bytes} bytes")
+    core, highspy = Path(olla._core.__file__).name, metadata.version("highspy")
+    print(f"{core}, highspy {highspy}: planned {graph.num_ops} ops, peak {plan.peak_bytes} bytes")
 
 
 if __name__ == "__main__":

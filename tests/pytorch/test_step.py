@@ -206,7 +206,7 @@ def test_outputs_survive_the_next_step() -> None:
 
 
 def test_what_no_step_can_give_back_is_refused() -> None:
-    step = olla.compile(net(), loss=lambda model, x: (square(model, x), object()))
+    step = olla.compile(net(), loss=lambda model, x: (square(model, x), object()), on_unsupported="raise")
     with pytest.raises(olla.CaptureError, match="returns a object"):
         step(images())
 
@@ -285,7 +285,7 @@ def interrupt(*args: Any, **kwargs: Any) -> None:
 def test_a_step_that_calls_a_step_is_refused_and_stays_usable() -> None:
     world = world_of("mlp", "momentum")
     inner = olla.compile(world.model)
-    outer = olla.compile(world.model, loss=lambda model, x: inner(x).sum())
+    outer = olla.compile(world.model, loss=lambda model, x: inner(x).sum(), on_unsupported="raise")
     with pytest.raises(olla.OllaError, match="while another one runs"):
         outer(world.batch)
     assert inner(world.batch).shape == (4, 3)

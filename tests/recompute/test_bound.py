@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olla import Graph, _core
+from olla.order.base_orders import late_changes
 from tests.support.budget_oracle import Permissions, evictor, least_added_seconds, least_peak_bytes, tiny
 
 
@@ -49,6 +51,35 @@ def test_what_the_searches_find_is_no_better_than_everything_tried(case: tuple[G
     search.improve(target, [], 20, 0, limits)
     assert search.peak <= peak
     assert least_added_seconds(graph, allowed, search.peak) <= search.added_seconds <= seconds
+
+
+@pytest.mark.parametrize("num_graphs", [100, pytest.param(2500, marks=pytest.mark.slow)])
+def test_no_plan_that_updates_parameters_in_place_is_below_its_bounds(num_graphs: int) -> None:
+    given(tiny(updates=True), st.integers(0, 8))(
+        settings(max_examples=num_graphs, deadline=None)(_holds_beside_updates)
+    )()
+
+
+def _holds_beside_updates(case: tuple[Graph, Permissions], added: int) -> None:
+    graph, allowed = case
+    ops = np.arange(graph.num_ops, dtype=np.int32)
+    search = evictor(graph, allowed)
+    least = least_peak_bytes(graph, allowed, added)
+    bounds, _ = search.least_peak(ops, float(added), 10.0, None)
+    assert bounds.max() <= least
+    seconds, _ = search.least_added_seconds(ops, least, 10.0, None)
+    assert seconds.max() <= least_added_seconds(graph, allowed, least)
+
+
+@settings(max_examples=200, deadline=None)
+@given(tiny(updates=True))
+def test_what_late_updates_allow_is_no_better_than_everything_tried(case: tuple[Graph, Permissions]) -> None:
+    graph, allowed = case
+    order = late_changes(graph, np.arange(graph.num_ops, dtype=np.int32))
+    assert graph.core.is_order(order)
+    search = evictor(graph, allowed, order)
+    search.run(0, math.inf, _core.Limits(time_limit=10.0, max_work=None, progress=None))
+    assert search.added_seconds >= least_added_seconds(graph, allowed, search.peak)
 
 
 def test_donated_state_replaced_by_independent_updates_counts_in_full() -> None:

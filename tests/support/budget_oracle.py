@@ -1,6 +1,6 @@
 """Least added time for a memory limit, by trying everything: all orders, all recomputations, all overwritten inputs.
 
-For tiny graphs without mutations, each op with at most one result. Nothing here uses olla's core.
+For tiny graphs that change resident tensors alone, each op with at most one result. Nothing here uses olla's core.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from olla import Graph, _core
 from olla.graph import Rules
@@ -38,6 +39,13 @@ def least_added_seconds(graph: Graph, allowed: Permissions, peak_bytes: int) -> 
     given = frozenset(t for t in range(graph.num_tensors) if t not in written and graph.donated[t])
     resident = sum(size[t] for t in range(graph.num_tensors) if t not in written | given)
     outputs = frozenset(graph.outputs.tolist()) & written
+    changers: dict[int, int] = {}  # of each tensor that is changed: the ops that do, as bits
+    before = list[list[tuple[int, int]]]()  # of each op: what it uses, and whose changes it sees
+    for v in range(graph.num_ops):
+        used = {*graph.reads.of(v).tolist(), *graph.mutates.of(v).tolist()}
+        before.append([(t, changers.get(t, 0)) for t in used])
+        for t in graph.mutates.of(v).tolist():
+            changers[t] = changers.get(t, 0) | 1 << v
     everything = (1 << graph.num_ops) - 1
 
     start = (0, given)
@@ -65,6 +73,8 @@ def least_added_seconds(graph: Graph, allowed: Permissions, peak_bytes: int) -> 
             again = bool(done >> v & 1)
             if (again and not allowed.again[v]) or not (reads[v] & (written | given)) <= live or set(result[v]) & live:
                 continue
+            if any(done & changers.get(t, 0) != seen for t, seen in before[v]):  # another value, gone or not there yet
+                continue
             added = allowed.seconds[v] if again else 0
             after = done | 1 << v
             need = held + int(graph.workspace_bytes[v])
@@ -91,13 +101,27 @@ def least_peak_bytes(graph: Graph, allowed: Permissions, added_seconds: float) -
 
 
 @st.composite
-def tiny(draw: st.DrawFn, max_ops: int = 6) -> tuple[Graph, Permissions]:
-    """A graph without mutations, one result per op, and what its ops may do; equal sizes are common."""
+def tiny(draw: st.DrawFn, max_ops: int = 6, updates: bool = False) -> tuple[Graph, Permissions]:
+    """A graph with one result per op, and what its ops may do; equal sizes are common.
+
+    With `updates`, ops may change a parameter in place as well, also one that is read by what comes before alone; an
+    update has no result.
+    """
     builder = Graph.builder("tiny")
-    tensors = [builder.tensor(draw(st.integers(0, 3)), kind="parameter", donated=draw(st.booleans())) for _ in range(2)]
-    num_ops = draw(st.integers(1, max_ops))
+    donated = st.just(False) if updates else st.booleans()
+    tensors = [builder.tensor(draw(st.integers(0, 3)), kind="parameter", donated=draw(donated)) for _ in range(2)]
+    parameters = list(tensors)
+    num_ops = draw(st.integers(2 if updates else 1, max_ops))
+    changes = list[bool]()
     for v in range(num_ops):
-        recent = tensors[-4:]
+        recent = list(dict.fromkeys([*(parameters if updates else ()), *tensors[-4:]]))
+        changes.append(updates and v > 0 and (v == num_ops - 1 or draw(st.integers(0, 3)) == 0))
+        if changes[-1]:
+            changed = draw(st.sampled_from(parameters))
+            others = [t for t in recent if t != changed]
+            read = draw(st.lists(st.sampled_from(others), max_size=1))
+            builder.op(f"update_{v}", reads=read, mutates=[changed], kind="update")
+            continue
         reads = draw(st.lists(st.sampled_from(recent), max_size=3, unique=True))
         written = builder.tensor(draw(st.sampled_from([1, 2, 2, 4, 4, 7])))
         builder.op(f"op_{v}", reads=reads, writes=[written], workspace_bytes=draw(st.sampled_from([0, 0, 0, 2])))
@@ -106,11 +130,12 @@ def tiny(draw: st.DrawFn, max_ops: int = 6) -> tuple[Graph, Permissions]:
         builder.output(t)
     flags = st.lists(st.booleans(), min_size=num_ops, max_size=num_ops)
     seconds = draw(st.lists(st.integers(1, 5), min_size=num_ops, max_size=num_ops))
-    return builder.build(), Permissions(seconds, draw(flags), draw(flags))
+    again, in_place = ([may and not change for may, change in zip(draw(flags), changes, strict=True)] for _ in range(2))
+    return builder.build(), Permissions(seconds, again, in_place)
 
 
-def evictor(graph: Graph, allowed: Permissions) -> _core.RecomputeSearch:
-    """The searches of the core on the program order."""
+def evictor(graph: Graph, allowed: Permissions, order: NDArray[np.int32] | None = None) -> _core.RecomputeSearch:
+    """The searches of the core on an order; default: the program's."""
     seconds = np.array(allowed.seconds, dtype=np.float64)
     rules = Rules(
         seconds=seconds,
@@ -120,4 +145,4 @@ def evictor(graph: Graph, allowed: Permissions) -> _core.RecomputeSearch:
         rerun_reads=lists_of([[]] * graph.num_ops),
         in_place=np.array(allowed.in_place, dtype=np.uint8),
     )
-    return rules.evictor(graph, np.arange(graph.num_ops, dtype=np.int32))
+    return rules.evictor(graph, np.arange(graph.num_ops, dtype=np.int32) if order is None else order)

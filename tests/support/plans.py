@@ -63,6 +63,7 @@ def plan_of(graph: Graph, order: Sequence[int], *, alignment: int = 8, layout: b
         lower_bound_bytes=resident,
         program_peak_bytes=oracle.peak(graph, range(graph.num_ops)),
         resident_bytes=resident,
+        donated_bytes=int(graph.tensor_bytes[graph.donated].sum()),
         arena_bytes=0,
         load_bytes=0,
         before=np.zeros(0, dtype=np.int32),

@@ -13,10 +13,10 @@ from olla.check.swapped import check_swaps
 from olla.errors import BudgetError, PlanError
 from olla.graph import Graph, profile_of
 from olla.plan import Link
+from olla.plan.swapped import SWAP_IN, SWAP_OUT
 from olla.plan.swaps import PCIE3
 from olla.swap import plan_swaps, swapped_graph
 from olla.swap.autoswap import SCORES, AutoSwap
-from olla.swap.graph import SWAP_IN, SWAP_OUT
 from olla.swap.search import SwapSearch
 from tests.support.samples import SHARED
 from tests.support.strategies import graphs_with_order

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <numeric>
 #include <string>
 
 namespace olla {
@@ -132,10 +133,19 @@ Bytes max_prefix_sum(const std::vector<Bytes>& change) {
   return best;
 }
 
-Bytes resident_of(const Graph& graph, const std::vector<OpId>& writer) {
+std::vector<OpId> writers_of(const Graph& graph) {
+  std::vector<OpId> writer(graph.num_tensors(), kNoOp);
+  for (OpId v = 0; v < graph.num_ops(); ++v) {
+    for (const TensorId t : graph.data().writes[v]) writer[t] = v;
+  }
+  return writer;
+}
+
+// Of what the step begins with: what it keeps throughout, or what is donated to it.
+Bytes given_bytes(const Graph& graph, const std::vector<OpId>& writer, bool donated) {
   Bytes sum = 0;
   for (TensorId t = 0; t < graph.num_tensors(); ++t) {
-    if (writer[t] == kNoOp && graph.data().donated[t] == 0) sum += graph.data().tensor_bytes[t];
+    if (writer[t] == kNoOp && (graph.data().donated[t] != 0) == donated) sum += graph.data().tensor_bytes[t];
   }
   return sum;
 }
@@ -152,7 +162,7 @@ Bytes peak_of(const Graph& graph, const std::vector<Step>& step, const std::vect
     change[step[v]] += graph.data().workspace_bytes[v];
     change[step[v] + 1] -= graph.data().workspace_bytes[v];
   }
-  return resident_of(graph, writer) + max_prefix_sum(change);
+  return given_bytes(graph, writer, false) + max_prefix_sum(change);
 }
 
 bool has_layout(const PlanView& plan) {
@@ -265,20 +275,21 @@ void check_layout(const Graph& graph, const PlanView& plan, const Lives& lives, 
 }  // namespace
 
 void check(const Graph& graph, const PlanView& plan) {
-  std::vector<OpId> writer(graph.num_tensors(), kNoOp);
-  std::vector<Step> program_step(graph.num_ops());
-  for (OpId v = 0; v < graph.num_ops(); ++v) {
-    for (const TensorId t : graph.data().writes[v]) writer[t] = v;
-    program_step[v] = v;
-  }
+  const std::vector<OpId> writer = writers_of(graph);
   const std::vector<Step> step = check_permutation(graph, plan.order);
   check_precedences(graph, plan, step, writer);
   check_layout(graph, plan, lives_of(graph, step, writer), step);
 
   const Figures& f = plan.figures;
-  require_figure("resident_bytes", "resident_bytes", f.resident_bytes, resident_of(graph, writer));
+  require_figure("resident_bytes", "resident_bytes", f.resident_bytes, given_bytes(graph, writer, false));
+  require_figure("donated_bytes", "donated_bytes", f.donated_bytes, given_bytes(graph, writer, true));
   require_figure("peak", "peak_bytes", f.peak_bytes, peak_of(graph, step, writer));
-  require_figure("program_peak", "program_peak_bytes", f.program_peak_bytes, peak_of(graph, program_step, writer));
+  if (plan.given != nullptr) {
+    std::vector<Step> program_step(plan.given->num_ops());
+    std::iota(program_step.begin(), program_step.end(), 0);
+    const Bytes program_peak = peak_of(*plan.given, program_step, writers_of(*plan.given));
+    require_figure("program_peak", "program_peak_bytes", f.program_peak_bytes, program_peak);
+  }
   if (f.lower_bound_bytes > f.peak_bytes || f.lower_bound_bytes < f.resident_bytes) {
     fail("bound", "lower_bound_bytes is " + std::to_string(f.lower_bound_bytes) + ", expected at least the resident memory (" +
                       std::to_string(f.resident_bytes) + ") and at most the peak (" + std::to_string(f.peak_bytes) + ")");

@@ -8,7 +8,7 @@ namespace olla {
 
 // What a plan reports about itself. All include resident memory except arena and load, which cover the arena alone.
 struct Figures {
-  Bytes peak_bytes, lower_bound_bytes, program_peak_bytes, resident_bytes, arena_bytes, load_bytes;
+  Bytes peak_bytes, lower_bound_bytes, program_peak_bytes, resident_bytes, donated_bytes, arena_bytes, load_bytes;
 };
 
 struct PlanView {
@@ -18,12 +18,13 @@ struct PlanView {
   Bytes alignment;                            // every offset is a multiple of it; buffers take their size rounded up to it
   std::span<const OpId> before, after;        // extra precedences: before[i] runs before after[i]
   Figures figures;
+  const Graph* given;  // the graph whose program order program_peak_bytes is of; nullptr: it is not at hand, and not checked
 };
 
 // Throws PlanError with the rule the plan breaks first and the ids concerned:
 //   order    "permutation" "dependency" "mutation_order" "random_order" "extra_precedence"
 //   layout   "offsets_length" "alignment" "negative_offset" "unplanned_offset" "missing_offset" "overlap" "arena"
-//   figures  "resident_bytes" "peak" "program_peak" "bound" "load"
+//   figures  "resident_bytes" "donated_bytes" "peak" "program_peak" "bound" "load"
 // A plan without a layout has no offset, no arena and no load. O(m log m) for m = ops + tensors + uses.
 void check(const Graph& graph, const PlanView& plan);
 

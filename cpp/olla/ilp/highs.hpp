@@ -1,11 +1,11 @@
-// The only unit that knows HiGHS: its C interface, taken at run time from the shared library inside the highspy wheel.
-// No header of HiGHS is needed to compile it and no copy of HiGHS is built.
+// Mixed-integer programs solved by HiGHS, with limits that hold.
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 
-#include "olla/base/error.hpp"
+#include "olla/ilp/highs_engine.hpp"
 #include "olla/ilp/program.hpp"
 
 namespace olla {
@@ -36,26 +36,25 @@ struct MipResult {
   std::int64_t num_nodes = 0;
 };
 
-struct HighsApi;  // the functions taken from the library
-
 // Thread safety: any number of threads may call solve() at once. Every call runs HiGHS in a thread of its own, because HiGHS keeps
 // its pool of workers per thread, and because it looks at its clock and at stop requests only between its stages, seconds apart in
 // a large program. The caller's thread meanwhile watches and ends together with the solver's; half a second after a limit or a stop
 // request it returns with the best answer so far, and the solver's thread ends by itself at the next look.
 class Highs {
  public:
-  // Opens the library; it stays in memory until the process ends. Throws SolverError where it is missing, is no HiGHS, is older
-  // than 1.15 or counts in 64-bit integers.
+  explicit Highs(std::shared_ptr<const HighsEngine> engine) : engine_(std::move(engine)) {}
+
+  // By a shared library; throws as highs_library() does.
   explicit Highs(const std::string& library_path);
 
-  std::string version() const;  // "1.15.1"
+  std::string version() const { return engine_->version(); }
 
   // Proves gap zero or runs into a limit. start: a value for every column, or empty; ignored by HiGHS if it breaks a row.
   // Throws SolverError if HiGHS refuses the program or fails, and what options.watch throws.
   MipResult solve(const Program& program, const MipOptions& options, std::span<const double> start) const;
 
  private:
-  const HighsApi* api_;
+  std::shared_ptr<const HighsEngine> engine_;
 };
 
 }  // namespace olla

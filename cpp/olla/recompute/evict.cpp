@@ -32,17 +32,23 @@ Evictor::Evictor(const Graph& graph, const Values& values, const Rules& rules, s
       drops_(values.num_values()),
       at_peak_(graph, values, rules, drops_) {
   rewriter_.build(drops_, best_);
-  curve_.push_back({best_.peak, best_.added_seconds, 0});
+  curve_.push_back(point());
+  front_.offer(curve_, decisions_);
 }
 
 void Evictor::run(const EvictLimits& limits, Control& control) {
-  curve_.assign(1, {best_.peak, best_.added_seconds, decisions_.size()});
+  curve_.assign(1, point());
+  drop_until(limits, control);
+  front_.offer(curve_, decisions_);
+}
+
+void Evictor::drop_until(const EvictLimits& limits, Control& control) {
   bool progress = true;  // since the refusals were last forgotten
   effort_ = {};
   repair_work_ = kRepairWork;
   while (best_.peak > limits.peak && best_.peak_run >= 0 && !control.stop(best_.peak, limits.peak)) {
     if (step(limits, control)) {
-      curve_.push_back({best_.peak, best_.added_seconds, decisions_.size()});
+      curve_.push_back(point());
       progress = true;
       effort_ = {};
       continue;
@@ -175,7 +181,10 @@ bool Evictor::reset(std::vector<Decision> decisions) {
     for (const Drop& drop : decision) drops_.add(drop);
   }
   tabu_.clear();
-  if (rewriter_.build(drops_, best_)) return true;
+  if (rewriter_.build(drops_, best_)) {
+    front_.offer({{point()}}, decisions_);
+    return true;
+  }
   reset({});
   return false;
 }
@@ -184,6 +193,8 @@ void Evictor::set_absent(std::vector<Bytes> absent) {
   rewriter_.set_absent(std::move(absent));
   tabu_.clear();
   rewriter_.build(drops_, best_);
+  front_.clear();
+  front_.offer({{point()}}, decisions_);
 }
 
 void Evictor::set_score_weights(const ScoreWeights& weights) {
@@ -234,6 +245,7 @@ void Evictor::reverse(Bytes most, Control& control, Bytes least) {
     }
   }
   std::erase_if(decisions_, [](const Decision& decision) { return decision.empty(); });
+  front_.offer({{point()}}, decisions_);
   tabu_.clear();
 }
 

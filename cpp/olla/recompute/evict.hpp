@@ -5,19 +5,13 @@
 #include <unordered_set>
 
 #include "olla/base/control.hpp"
-#include "olla/recompute/candidates.hpp"
+#include "olla/recompute/front.hpp"
 
 namespace olla {
 
 struct EvictLimits {
   Bytes peak = 0;               // stop once the peak is this low
   double added_seconds = 1e30;  // take no step beyond this
-};
-
-struct Point {  // of the trade-off between memory and time
-  Bytes peak;
-  double added_seconds;           // to the time of the ops as they are
-  std::size_t num_decisions = 0;  // in force
 };
 
 // The state of a search: decisions in force and what they make of the base order.
@@ -33,7 +27,8 @@ class Evictor {
   const Rewrite& rewrite() const { return best_; }
   const std::vector<Decision>& decisions() const { return decisions_; }
   const std::vector<Point>& curve() const { return curve_; }
-  Rewritten rewritten();  // the graph that the decisions in force make
+  const Front& front() const { return front_; }  // of all that was in force, with what is absent now
+  Rewritten rewritten();                         // the graph that the decisions in force make
 
   // Puts other decisions in force; false, and none are, if they do not make sense together.
   bool reset(std::vector<Decision> decisions);
@@ -61,12 +56,14 @@ class Evictor {
     CopyId copy;
     Bytes bytes;
   };
+  void drop_until(const EvictLimits& limits, Control& control);
   bool step(const EvictLimits& limits, Control& control);
   bool attempt_with_repairs(const Decision& decision, const EvictLimits& limits, Control& control);
   static Bytes live_at(const Rewrite& r, OpId op, Step position);
   std::vector<Candidate> find_candidates(const Control& control);
   bool attempt(const Decision& decision, double most_seconds);
   double weight(CopyId copy);
+  Point point() const { return {best_.peak, best_.added_seconds, decisions_.size()}; }
   bool take_back(std::span<const Drop> drops, Bytes most, Bytes least);
 
   const Graph& graph_;
@@ -78,6 +75,7 @@ class Evictor {
   Rewrite best_, trial_;
   std::vector<Decision> decisions_;
   std::vector<Point> curve_;
+  Front front_;
   RunId peak_ = 0;
   Effort effort_;
   bool repairing_ = false;

@@ -9,19 +9,6 @@ constexpr double kNoise = 0.4;  // how far scores are blurred in a repair
 constexpr double kSpread = 4;   // how much more a repair likes what lies under several peaks
 constexpr int kMaxSettling = 4;
 
-struct State {
-  std::vector<Decision> decisions;
-  Point point;
-};
-
-State state_of(const Evictor& evictor) { return {evictor.decisions(), {evictor.rewrite().peak, evictor.rewrite().added_seconds}}; }
-
-bool better(const Point& a, const Point& b, const Target& target) {
-  if (target.least_time) return a.peak <= target.peak && a.added_seconds < b.added_seconds;
-  if (a.added_seconds > target.added_seconds) return false;
-  return a.peak < b.peak || (a.peak == b.peak && a.added_seconds < b.added_seconds);
-}
-
 // Without the last decisions that lowered nothing any more: they only met other peaks on the way to a lower one.
 void trim(Evictor& evictor) {
   const auto& curve = evictor.curve();
@@ -56,49 +43,40 @@ void improve(Evictor& evictor, const Target& target, std::uint64_t seed, int max
              std::span<const std::vector<Decision>> seeds) {
   std::mt19937_64 random(seed);
   const auto uniform = [&] { return static_cast<double>(random() >> 11) * 0x1p-53; };
-  State best = state_of(evictor);
-  auto keep = [&] {
-    const State found = state_of(evictor);
-    if (better(found.point, best.point, target)) best = found;
-  };
+  if (!evictor.front().best(target)) return;
+  const auto best = [&] { return *evictor.front().best(target); };
   const auto run = [&] {
-    evictor.run({target.least_time ? target.peak : 0, target.least_time ? best.point.added_seconds : target.added_seconds},
-                control);
+    const double seconds = target.least_time ? best().point.added_seconds : target.added_seconds;
+    evictor.run({target.least_time ? target.peak : 0, seconds}, control);
   };
   if (!target.least_time) trim(evictor);
-  keep();
   settle(evictor, target, control);
-  keep();
   for (const std::vector<Decision>& start : seeds) {
     control.spend(evictor.rewrite().num_runs());
-    if (control.stop(best.point.peak, 0) || !evictor.reset(start)) continue;
-    keep();
+    if (control.stop(best().point.peak, 0) || !evictor.reset(start)) continue;
     run();
-    keep();
     settle(evictor, target, control);
-    keep();
   }
-  evictor.reset(best.decisions);
-  for (int round = 0; round < max_rounds && !control.stop(best.point.peak, 0); ++round) {
+  evictor.reset(best().decisions());
+  for (int round = 0; round < max_rounds && !control.stop(best().point.peak, 0); ++round) {
+    const Front::Choice found = best();
     const double share = uniform() < 0.2 ? 1.0 : 0.05 + 0.4 * uniform();
     std::vector<Decision> rest;
-    for (const Decision& decision : best.decisions) {
+    for (const Decision& decision : found.decisions()) {
       if (uniform() >= share) rest.push_back(decision);
     }
     control.spend(evictor.rewrite().num_runs());
     if (!evictor.reset(std::move(rest))) continue;  // some are valid only with what was taken away
     const double spread = uniform() < 0.5 ? 0 : kSpread * uniform();
-    evictor.set_score_weights({kNoise * uniform(), spread, best.point.peak - best.point.peak / 50, random()});
+    evictor.set_score_weights({kNoise * uniform(), spread, found.point.peak - found.point.peak / 50, random()});
     run();
     evictor.set_score_weights({});
     if (!target.least_time) trim(evictor);
-    keep();
-    const Bytes close = target.least_time ? target.peak : best.point.peak + best.point.peak / 100;
+    const Bytes close = target.least_time ? target.peak : best().point.peak + best().point.peak / 100;
     if (evictor.rewrite().peak <= close) settle(evictor, target, control);
-    keep();
   }
   evictor.set_score_weights({});
-  evictor.reset(best.decisions);
+  evictor.reset(best().decisions());
 }
 
 }  // namespace olla

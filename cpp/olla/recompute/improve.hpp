@@ -5,15 +5,8 @@
 
 namespace olla {
 
-// Either the least added time with at most this peak, or the least peak with at most this added time.
-struct Target {
-  bool least_time;
-  Bytes peak;
-  double added_seconds;
-};
-
-// Starts from the decisions in force, which must meet the target's limit, and from seeds, which need not; ends with decisions that
-// meet it and are no worse.
+// Starts from the decisions in force, which must meet the target's limit, and from seeds, which need not; ends with the best of all
+// that was ever in force.
 // Source: reverse deletion, then destroy and repair (Shaw, "Using constraint programming and local search methods to solve vehicle
 // routing problems", 1998) with the greedy as repair. Deterministic unless time ends it.
 void improve(Evictor& evictor, const Target& target, std::uint64_t seed, int max_rounds, Control& control,

@@ -64,6 +64,11 @@ bool RecomputeSearch::reset(std::span<const ValueId> values, std::span<const Ste
   return evictor_.reset({decision});
 }
 
+bool RecomputeSearch::recall(const Target& target) {
+  const auto best = evictor_.front().best(target);
+  return best && evictor_.reset(best->decisions());
+}
+
 void RecomputeSearch::set_absent(std::vector<Bytes> absent) {
   if (absent.size() != base_.size()) throw GraphError("absent bytes need one entry per base step", "lengths", {});
   evictor_.set_absent(std::move(absent));

@@ -51,6 +51,8 @@ class RecomputeSearch {
   // Puts other drops in force, as one decision: values[i] is not kept past steps[i]. False, and none are, if a value can neither be
   // kept nor made. Throws GraphError "lengths" or "ids".
   bool reset(std::span<const ValueId> values, std::span<const Step> steps);
+  // Puts the best choice in force that was ever simulated and meets the target's limit; false where there is none.
+  bool recall(const Target& target);
   // absent[s]: bytes in host memory while base step s runs, which count nothing. Throws GraphError "lengths".
   void set_absent(std::vector<Bytes> absent);
 

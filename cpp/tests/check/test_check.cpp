@@ -14,8 +14,9 @@ struct Plan {
   std::vector<Offset> offsets, workspace_offsets;
   Bytes alignment = 8;
   Figures figures{};
+  const Graph* given = nullptr;
 
-  PlanView view() const { return {order, offsets, workspace_offsets, alignment, before, after, figures}; }
+  PlanView view() const { return {order, offsets, workspace_offsets, alignment, before, after, figures, given}; }
 };
 
 Plan order_only(const Graph& graph, std::vector<OpId> order) {
@@ -24,7 +25,8 @@ Plan order_only(const Graph& graph, std::vector<OpId> order) {
   Plan plan{.order = std::move(order),
             .offsets = std::vector<Offset>(graph.num_tensors(), kNotInArena),
             .workspace_offsets = std::vector<Offset>(graph.num_ops(), kNotInArena)};
-  plan.figures = {peak, graph.resident_bytes(), program_peak, graph.resident_bytes(), 0, 0};
+  plan.figures = {peak, graph.resident_bytes(), program_peak, graph.resident_bytes(), 0, 0, 0};
+  plan.given = &graph;
   return plan;
 }
 
@@ -180,6 +182,7 @@ TEST(every_wrong_figure_is_named) {
   CHECK_EQ(broken(graph, [](Plan& p) { p.figures.peak_bytes -= 1; }), "peak");
   CHECK_EQ(broken(graph, [](Plan& p) { p.figures.program_peak_bytes += 1; }), "program_peak");
   CHECK_EQ(broken(graph, [](Plan& p) { p.figures.resident_bytes += 1; }), "resident_bytes");
+  CHECK_EQ(broken(graph, [](Plan& p) { p.figures.donated_bytes += 1; }), "donated_bytes");
   CHECK_EQ(broken(graph, [](Plan& p) { p.figures.lower_bound_bytes = p.figures.peak_bytes; }), "");
   CHECK_EQ(broken(graph, [](Plan& p) { p.figures.lower_bound_bytes = p.figures.peak_bytes + 1; }), "bound");
   CHECK_EQ(broken(graph, [](Plan& p) { p.figures.lower_bound_bytes = p.figures.resident_bytes - 1; }), "bound");

@@ -117,7 +117,7 @@ def read_json(path: str | os.PathLike[str], error: type[OllaError]) -> object:
 
 def packed(name: str, data: bytes) -> bytes:
     """Return the bytes of a file: through gzip where its name ends in `.gz`, the same bytes for the same data."""
-    return gzip.compress(data, compresslevel=6, mtime=0) if name.endswith(".gz") else data
+    return gzip.compress(data, compresslevel=6, mtime=0) if name.lower().endswith(".gz") else data
 
 
 def write(path: str | os.PathLike[str], data: bytes) -> None:
@@ -174,6 +174,26 @@ def stream_of(path: str | os.PathLike[str]) -> int | str | None:
     return None if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else name
 
 
+JSON = (".json", ".json.gz")
+CSV = (".csv", ".csv.gz")
+
+
+def require_ending(path: str | os.PathLike[str], known: Sequence[str], error: type[OllaError]) -> None:
+    """Refuse a file whose name promises another format; a name without an ending promises none.
+
+    Args:
+        path: the file.
+        known: endings of names, lower case.
+        error: class of what is raised.
+
+    Raises:
+        error: the name has another ending. See `naming` for the name.
+    """
+    name = os.path.basename(os.fsdecode(path)).lower()
+    if "." in name.lstrip(".") and not name.endswith(tuple(known)) and stream_of(path) is None:
+        raise error(f"has an unknown ending, expected {' or '.join(known)}", rule="file")
+
+
 def may_write(place: str | os.PathLike[str]) -> bool:
     """Return whether this process may write to a file or make one in a folder."""
     return os.access(place, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
@@ -208,8 +228,9 @@ def write_json(path: str | os.PathLike[str], content: object, error: type[OllaEr
     """Write what `json.dumps` takes as a JSON file, see `write`. The same content gives the same bytes.
 
     Raises:
-        error: the file cannot be written. See `naming` for its name.
+        error: the file cannot be written, or its name does not end in .json or .json.gz. See `naming` for its name.
     """
+    require_ending(path, JSON, error)
     data = json.dumps(content, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
     with _access("written", error):
         write(path, data)
@@ -233,8 +254,9 @@ def write_csv(
     """Write a CSV file, see `write`.
 
     Raises:
-        error: the file cannot be written. See `naming` for its name.
+        error: the file cannot be written, or its name does not end in .csv or .csv.gz. See `naming` for its name.
     """
+    require_ending(path, CSV, error)
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)

@@ -21,6 +21,7 @@ _UNITS = {"B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
     _UNITS[f"{_letter}B"] = 1000**_power
     _UNITS[f"{_letter}iB"] = 1024**_power
+_SCALES = {"": 1, **{unit.upper(): scale for unit, scale in _UNITS.items()}}  # 16gb is 16GB
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)")
 _REMEDY = 'write "16GB" (1000^3), "16GiB" (1024^3) or a whole number of bytes'
 _MOST_BYTES = 2**62
@@ -116,8 +117,8 @@ def parse_bytes(value: object, name: str = "budget") -> int:
         BudgetError: rule "budget"; the message names the value and what to write instead.
 
     Example:
-        >>> parse_bytes("16GB"), parse_bytes("1.5 KiB"), parse_bytes(4096)
-        (16000000000, 1536, 4096)
+        >>> parse_bytes("16GB"), parse_bytes("1.5 KiB"), parse_bytes("200kB"), parse_bytes(4096)
+        (16000000000, 1536, 200000, 4096)
     """
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise _error(name, value, "is no number of bytes")
@@ -128,12 +129,12 @@ def parse_bytes(value: object, name: str = "budget") -> int:
         if match is None:
             raise _error(name, value, "is no number of bytes")
         digits, unit = match.groups()
-        if unit not in ("", *_UNITS):
+        scale = _SCALES.get(unit.upper())
+        if scale is None:
             raise _error(name, value, f"has the unknown unit {unit!r}; known are {', '.join(_UNITS)}")
         if not unit and "." in digits:
             raise _error(name, value, "is no whole number of bytes")
         whole, _, fraction = digits.partition(".")
-        scale = _UNITS[unit or "B"]
         number = int(whole) * scale + (int(fraction) * scale // 10 ** len(fraction) if fraction else 0)
     if number <= 0:
         raise _error(name, value, "leaves no memory")

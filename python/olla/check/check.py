@@ -11,7 +11,7 @@ from olla.errors import PlanError
 from olla.graph import Graph, profile_of, rules
 from olla.plan import Chunked, Plan, Recomputed, Rewrite, Swapped
 
-_FIGURES = ("peak", "lower_bound", "program_peak", "resident", "arena", "load")
+_FIGURES = ("peak", "lower_bound", "program_peak", "resident", "donated", "arena", "load")
 
 
 def check(graph: Graph, plan: Plan) -> None:
@@ -19,24 +19,27 @@ def check(graph: Graph, plan: Plan) -> None:
 
     A plan with rewritings belongs to its last graph, and to the one that was given: for the latter every rewriting is
     first proved to compute the same values; with a loss in chunks, up to the inside of that loss (see
-    `olla.check.chunked`).
+    `olla.check.chunked`). What the plan says of the program order of the graph that was given is checked with that
+    graph only.
 
     Args:
         graph: the training step the plan was made for.
         plan: a plan, from `olla.plan` or a file.
 
     Raises:
-        PlanError: `rule` names what is broken, `ids` the ops or tensors concerned. Rule "digest": the plan belongs to
-            another graph. Order: "permutation", "dependency", "mutation_order", "random_order", "extra_precedence",
-            "collective_order".
+        PlanError: `rule` names what is broken, `ids` the ops or tensors concerned, of the rewritten graph where there
+            is one. Rule "digest": the plan belongs to another graph. Order: "permutation", "dependency",
+            "mutation_order", "random_order", "extra_precedence", "collective_order".
             Layout: "offsets_length", "alignment", "negative_offset", "unplanned_offset", "missing_offset", "overlap",
             "arena". Rewriting: see `olla.check.recomputed`, `olla.check.chunked`; swaps: see `olla.check.swapped`.
-            Figures: "resident_bytes", "peak", "program_peak", "bound", "load", "arena_bound".
+            Figures: "resident_bytes", "donated_bytes", "peak", "program_peak", "bound", "load", "arena_bound".
 
     Complexity:
         O(m log m) for m = ops + tensors + uses.
     """
+    given = None if plan.rewrites else graph  # whose program order is what the plan is compared with
     if plan.source_digest == graph.digest:
+        given = graph
         for rewrite in plan.rewrites:
             _check_rewrite(graph, rewrite)
             check_kept(graph, rewrite.graph, rewrite.origin)
@@ -50,8 +53,13 @@ def check(graph: Graph, plan: Plan) -> None:
         )
     offsets = (plan.offsets, plan.workspace_offsets, plan.alignment)
     figures = {f"{name}_bytes": getattr(plan, f"{name}_bytes") for name in _FIGURES}
-    _core.check(graph.core, plan.order, *offsets, figures, plan.before, plan.after)
-    check_collectives(graph, plan.order)
+    try:
+        _core.check(graph.core, plan.order, *offsets, figures, plan.before, plan.after, given.core if given else None)
+        check_collectives(graph, plan.order)
+    except PlanError as error:
+        if not plan.rewrites or error.rule == "program_peak":  # of the graph that was given
+            raise
+        raise PlanError(f"in the rewritten graph, {error}", rule=error.rule, ids=error.ids) from None
     if plan.arena_lower_bound_bytes > plan.arena_bytes:
         raise PlanError(
             f"arena_lower_bound_bytes is {plan.arena_lower_bound_bytes}, expected at most the arena of "

@@ -9,13 +9,14 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from olla.base import files, human_bytes, parse_bytes, percent, plain, visible
-from olla.base.files import naming
+from olla.base.files import CSV, JSON, naming, require_ending
+from olla.base.packages import missing
 from olla.errors import BudgetError, CaptureError, OllaError
 from olla.report.interrupt import Interrupt
 from olla.report.progress import ProgressLine
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from olla.plan import Plan
 
 OK, NOTHING_FITS, BAD_INPUT = 0, 1, 2  # exit statuses
+GRAPHS = (*JSON, ".onnx")
 INTERRUPTED = 130  # as a shell reports the signal
 _OPTIONS = (  # of `olla plan`, which are called as the arguments of `olla.plan`
     *("method", "time_limit", "seed", "alignment", "layout", "updates_may_move", "budget", "max_slowdown", "minimise"),
@@ -45,7 +47,7 @@ def fail(message: str) -> int:
 
 def plan_graph(args: argparse.Namespace) -> int:
     """Run `olla plan`; return the exit status."""
-    require_place(args.output)
+    require_place(args.output, JSON)
     from olla.graph import profile_of
     from olla.plan import asked, table
     from olla.planner import plan
@@ -61,6 +63,7 @@ def plan_graph(args: argparse.Namespace) -> int:
         return fail(str(error))
     if args.chunked_loss and options["budget"] is args.max_slowdown is args.minimise is None:
         return fail("--chunked-loss is for a goal: give --budget, --max-slowdown or --minimise with it")
+    require_format(args.graph, GRAPHS)
     interrupt = Interrupt()
     try:
         with interrupt, ProgressLine(f"planning {args.graph}") as progress:
@@ -80,6 +83,7 @@ def plan_graph(args: argparse.Namespace) -> int:
 
 def graph_at(args: argparse.Namespace) -> Graph:
     """Read the graph of a command: an ONNX model by its name's ending, a graph file otherwise."""
+    require_format(args.graph, GRAPHS)
     if not args.graph.endswith(".onnx"):
         from olla.graph import Graph
 
@@ -130,22 +134,31 @@ def check_plan(args: argparse.Namespace) -> int:
     from olla.check.check import check
     from olla.plan import Plan
 
+    require_format(args.plan, JSON)
     with ProgressLine(f"checking {args.plan}"):
         graph, plan = graph_at(args), Plan.load(args.plan)
         try:
             check(graph, plan)
         except OllaError as error:
+            if args.json:
+                wrong = {"rule": error.rule, "ids": list(error.ids), "message": str(error)}
+                print_json({"valid": False, "graph": graph.name, **wrong})
             raise type(error)(
                 f"{args.plan} breaks rule {error.rule!r}: {error}", rule=error.rule, ids=error.ids
             ) from error
-    peak, arena = human_bytes(plan.peak_bytes), human_bytes(plan.arena_bytes)
-    print(f"ok: valid for {visible(graph.name or args.graph)}, peak {peak}, arena {arena}")
+    if args.json:
+        figures = {"peak_bytes": plan.peak_bytes, "arena_bytes": plan.arena_bytes}
+        print_json({"valid": True, "graph": graph.name, **figures})
+    else:
+        peak, arena = human_bytes(plan.peak_bytes), human_bytes(plan.arena_bytes)
+        print(f"ok: valid for {visible(graph.name or args.graph)}, peak {peak}, arena {arena}")
     return OK
 
 
 def lay_out_buffers(args: argparse.Namespace) -> int:
     """Run `olla layout`; return the exit status."""
-    require_place(args.output)
+    require_place(args.output, CSV)
+    require_format(args.buffers, CSV)
     from olla.layout import read_buffers, write_offsets
     from olla.layout.layout import layout
 
@@ -174,12 +187,12 @@ def lay_out_buffers(args: argparse.Namespace) -> int:
         status = {None: "unknown", False: "infeasible", True: result.status}[fits]
         summary = {
             "status": status if args.capacity is not None else result.status,
-            "height": result.height_bytes,
-            "load": result.load_bytes,
-            "bound": result.bound_bytes,
+            "height_bytes": result.height_bytes,
+            "load_bytes": result.load_bytes,
+            "bound_bytes": result.bound_bytes,
             "num_buffers": len(result.offsets),
             "seconds": seconds,
-            "capacity": args.capacity,
+            "capacity_bytes": args.capacity,
             "fits": fits,
         }
         print_json(summary)
@@ -220,13 +233,14 @@ def show_plan(args: argparse.Namespace) -> int:
     """Run `olla show`; return the exit status."""
     from olla.plan import Plan, table
 
-    wanted = {"--html": args.html, "--memory-viz": args.memory_viz}
-    for option, path in wanted.items():
+    wanted = {"--html": (args.html, (".html", ".htm")), "--memory-viz": (args.memory_viz, (".pickle", ".pkl"))}
+    for option, (path, endings) in wanted.items():
         if path is not None and args.graph is None:
             return fail(f"{option} needs the graph the plan was made for: add --graph GRAPH")
-        require_place(path)
+        require_place(path, endings)
+    require_format(args.plan, JSON)
     plan = Plan.load(args.plan)
-    if any(path is not None for path in wanted.values()):
+    if args.html is not None or args.memory_viz is not None:
         from olla.picture.memory_viz import memory_viz
         from olla.picture.plot import plot
 
@@ -235,13 +249,16 @@ def show_plan(args: argparse.Namespace) -> int:
             plot(graph, plan, args.html)
         if args.memory_viz is not None:
             memory_viz(graph, plan, args.memory_viz)
-    show(table.render(plan, args.verbose), table.WIDTH)
+    if args.json:
+        print_json(_plan_summary(plan))
+    else:
+        show(table.render(plan, args.verbose), table.WIDTH)
     return OK
 
 
 def capture_step(args: argparse.Namespace) -> int:
     """Run `olla capture`; return the exit status."""
-    require_place(args.output)
+    require_place(args.output, JSON)
     from olla.graph import Graph
 
     with ProgressLine(f"capturing {args.source}"):
@@ -285,16 +302,27 @@ def call(function: Callable[[], Any], source: str) -> Any:
     except (OllaError, BrokenPipeError, MemoryError):
         raise
     except ModuleNotFoundError as error:
+        if error.name == "torch":
+            raise CaptureError(f"{source}: {missing('torch', 'torch')}") from error
         module_name = source.partition(":")[0]
         raise CaptureError(f"{source}: {error}; install it, or run olla where {module_name} can be imported") from error
     except (Exception, SystemExit) as error:  # whatever the user's own code raises
         raise CaptureError(f"{source} failed with {type(error).__name__}: {error}") from error
 
 
-def require_place(path: str | None) -> None:
+def require_format(path: str, endings: Sequence[str]) -> None:
+    """Refuse an input whose name says that it holds something else; one that is missing is named by who reads it."""
+    if Path(path).is_file():
+        with naming(path):
+            require_ending(path, endings, OllaError)
+
+
+def require_place(path: str | None, endings: Sequence[str]) -> None:
     """Refuse an output path that cannot work before the long work, not after it."""
     if path is None or files.stream_of(path) is not None:
         return
+    with naming(path):
+        require_ending(path, endings, OllaError)
     place = Path(os.path.realpath(path))  # a symbolic link stays, what it leads to is written
     if not place.parent.is_dir():
         raise OllaError(f"{path}: cannot be written: there is no folder {Path(path).parent}")

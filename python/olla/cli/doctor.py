@@ -12,11 +12,11 @@ from typing import Any
 
 from olla.base import human_bytes, visible
 from olla.base.folders import cache_folder, own_folder
+from olla.base.packages import missing
 from olla.errors import OllaError
 
 WELL, LACKING = 0, 1  # exit statuses
 _OLDEST_TORCH = (2, 11)
-_INSTALL_TORCH = 'install it to capture and run steps: pip install "olla-planner[torch]"'
 
 
 class _Absent(Exception):
@@ -81,14 +81,14 @@ def _torch_module() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise _Absent(_INSTALL_TORCH) from error
+        raise _Absent(f"{missing('torch', 'torch')}, to capture and run steps") from error
     return torch
 
 
 def _torch() -> str:
     torch = _torch_module()
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _OLDEST_TORCH:
-        raise OllaError(f"torch {torch.__version__} is too old, 2.11 or later is needed; {_INSTALL_TORCH}")
+        raise OllaError(f"torch {torch.__version__} is too old, 2.11 or later is needed: pip install -U torch")
     return f"torch {torch.__version__}"
 
 

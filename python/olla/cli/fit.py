@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 
+from olla.base.files import JSON
+from olla.base.packages import require
 from olla.cli.commands import NOTHING_FITS, OK, call, fail, function_of, interrupted, print_json, require_place, show
 from olla.errors import BudgetError
 from olla.report.interrupt import Interrupt
 from olla.report.progress import ProgressLine
 
+PICTURES = (".png", ".svg", ".pdf")
+
 
 def fit_sizes(args: argparse.Namespace) -> int:
     """Run `olla fit`; return the exit status."""
-    for path in (args.output, args.plot):
-        require_place(path)
-    if args.plot and importlib.util.find_spec("matplotlib") is None:
-        return fail("--plot needs matplotlib: pip install 'olla-planner[plot]'")
+    require_place(args.output, JSON)
+    require_place(args.plot, PICTURES)
+    if args.plot:
+        require("matplotlib", "plot")
     from olla.fit import table
     from olla.fit.fit import fit
 
     given = {name: value for name in ("sizes", "slowdowns") if (value := getattr(args, name)) is not None}
     make_step = function_of(args.source)
-    with Interrupt() as interrupt, ProgressLine(f"fitting {args.source}") as progress:
+    with Interrupt() as interrupt, ProgressLine(f"fitting {args.source}", lines=True) as progress:
         try:
             found = fit(
                 lambda n: call(lambda: make_step(n), f"{args.source} with n = {n}"),
@@ -46,10 +49,7 @@ def fit_sizes(args: argparse.Namespace) -> int:
     else:
         show(table.render(found), table.WIDTH)
     if args.plot:
-        try:
-            found.plot(args.plot)
-        except ValueError as error:  # of the ending
-            return fail(f"{args.plot}: cannot be drawn: {error}")
+        found.plot(args.plot)
     if interrupt.seen:
         return interrupted("sizes and ways are missing")
     return OK if found.fastest else NOTHING_FITS

@@ -11,14 +11,16 @@ import errno
 import math
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout, suppress
 from typing import Any, NoReturn
 
-from olla.base import visible
+from olla.base import files, human_bytes, parse_bytes, visible
 from olla.cli import commands, fit, many
-from olla.cli.commands import BAD_INPUT, INTERRUPTED, OK, fail
+from olla.cli.commands import INTERRUPTED, OK, fail
 from olla.cli.doctor import doctor as run_doctor
-from olla.errors import OllaError
+from olla.errors import BudgetError, OllaError
 from olla.plan import METHODS
 
 READER_GONE = 141  # as a shell reports the signal
@@ -44,14 +46,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     args = make_parser().parse_args(argv)
+    if files.stream_of(getattr(args, "output", None) or "") == 1:  # standard output is the file: words go elsewhere
+        with redirect_stdout(sys.stderr):
+            return _run(args)
+    return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
+    """Run a command; return its exit status, whatever it raises."""
     try:
-        status: int = args.run(args)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            status: int = args.run(args)
         sys.stdout.flush()
         return status
     except BrokenPipeError:
         _silence_stdout()
         return READER_GONE
     except OllaError as error:
+        return fail(str(error))
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "olla":
+            raise
         return fail(str(error))
     except OSError as error:
         where = error.filename or "standard output"
@@ -66,6 +82,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """Print a warning in one line, without the place in the code that it was given at."""
+    with suppress(OSError):
+        print("olla: warning:", visible(" ".join(str(message).split())), file=sys.stderr)
+
+
 def _silence_stdout() -> None:
     """Drop what could not be written: Python's own flush at exit would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -74,7 +96,7 @@ def _silence_stdout() -> None:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Say what is wrong in one line, without the usage."""
-        self.exit(BAD_INPUT, visible(f"{self.prog}: error: {message} (see {self.prog} --help)") + "\n")
+        self.exit(fail(f"{message} (see {self.prog} --help)"))
 
 
 class _Version(argparse.Action):
@@ -122,19 +144,47 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     raise argparse.ArgumentTypeError(f"{text!r} is not NAME=N,N,..., such as pixels=1,3,224,224")
 
 
+def _bytes(least: int, most: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = 0 if text == "0" else parse_bytes(text)
+        except BudgetError:
+            value = -1
+        if not least <= value <= most:
+            expected = f"a size from {least} to {human_bytes(most)}, such as 512, 4KiB or 16MB"
+            raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
+        return value
+
+    return parse
+
+
+def _input(text: str) -> str:
+    return "/dev/stdin" if text == "-" else text
+
+
+def _output(text: str) -> str:
+    return "/dev/stdout" if text == "-" else text
+
+
 _seconds = _number(float, 0, 1e9, "a number of seconds from 0 to 1e9")
-_alignment = _number(int, 1, 2**30, "a number of bytes from 1 to 2^30")
+_alignment = _bytes(1, 2**30)
 _seed = _number(int, 0, 2**31 - 1, "a whole number from 0 to 2^31 - 1")
 _threads = _number(int, 1, 1024, "a number of threads from 1 to 1024")
 _slowdown = _number(float, 0, 1e6, "a share of the step's time from 0 on, such as 0.1 for 10 %")
 _chunks = _number(int, 1, 4096, "a number of chunks from 1 to 4096")
 _size = _number(int, 1, 2**40, "a whole number from 1 on")
-_capacity = _number(int, 0, 2**62, "a number of bytes from 0 to 2^62")
+_capacity = _bytes(0, 2**62)
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line; `run` of what it parsed is the function to call."""
-    parser = _Parser(prog="olla", description="Plan the memory of PyTorch training steps.")
+    parser = _Parser(
+        prog="olla",
+        description="Plan the memory of PyTorch training steps.",
+        epilog="Where a file is read or written, - is standard input or output; what is printed then goes to standard "
+        "error. Sizes are bytes, or have a unit: 16GB (1000^3), 16GiB (1024^3). Exit status: 0 done, 1 nothing fits, "
+        "2 bad usage or input, 130 interrupted.",
+    )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
@@ -142,18 +192,19 @@ def make_parser() -> argparse.ArgumentParser:
 
     about = "check a plan against its graph"
     check = subparsers.add_parser("check", help=about, description=f"{about.capitalize()}.")
-    check.add_argument("graph", metavar="GRAPH", help="graph file, or an ONNX model")
+    check.add_argument("graph", type=_input, metavar="GRAPH", help="graph file, or an ONNX model")
     _add_shapes(check)
-    check.add_argument("plan", metavar="PLAN", help="plan file")
+    check.add_argument("plan", type=_input, metavar="PLAN", help="plan file")
+    _add_json(check)
     check.set_defaults(run=commands.check_plan)
 
     about = "Find offsets for buffers with given lifetimes."
     layout = subparsers.add_parser("layout", help="lay out buffers", description=about)
     add = layout.add_argument
-    add("buffers", metavar="BUFFERS.csv", help="columns id,lower,upper,size, and if wanted fixed,preferred")
-    add("-o", "--output", metavar="OUT.csv", help="write the buffers there, with a column offset")
+    add("buffers", type=_input, metavar="BUFFERS.csv", help="columns id,lower,upper,size; optional: fixed,preferred")
+    add("-o", "--output", type=_output, metavar="OUT.csv", help="write the buffers there, with a column offset")
     about = "stop at a layout that fits; exit status 1 where none was found"
-    add("--capacity", type=_capacity, metavar="N", help=about)
+    add("--capacity", type=_capacity, metavar="BYTES", help=about)
     add("--threads", type=_threads, metavar="N", help="of the search (default: one per core, up to 8)")
     _add_search_options(layout, time_limit=15.0, alignment=1)
     layout.set_defaults(run=commands.lay_out_buffers)
@@ -176,7 +227,8 @@ def _add_capture(subparsers: argparse._SubParsersAction[_Parser]) -> None:
     )
     add = capture.add_argument
     add("source", metavar="MODULE:FUNCTION", help="for example train:step, for step() in train.py")
-    add("-o", "--output", metavar="GRAPH", required=True, help="write the graph there (.json or .json.gz)")
+    about = "write the graph there (.json or .json.gz)"
+    add("-o", "--output", type=_output, metavar="GRAPH", required=True, help=about)
     capture.set_defaults(run=commands.capture_step)
 
 
@@ -187,9 +239,11 @@ def _add_plan(subparsers: argparse._SubParsersAction[_Parser]) -> None:
         description="Order and lay out a graph; with --output-folder many graphs, in processes. Exit status 1 if "
         "nothing fits a budget, 2 if a graph failed.",
     )
-    plan.add_argument("graphs", metavar="GRAPH", nargs="+", help="graph file (.json, .json.gz), or ONNX model (.onnx)")
+    about = "graph file (.json, .json.gz), or ONNX model (.onnx)"
+    plan.add_argument("graphs", type=_input, metavar="GRAPH", nargs="+", help=about)
     _add_shapes(plan)
-    plan.add_argument("-o", "--output", metavar="PLAN", help="write the plan there (.json or .json.gz)")
+    about = "write the plan there (.json or .json.gz)"
+    plan.add_argument("-o", "--output", type=_output, metavar="PLAN", help=about)
     _add_search_options(plan, time_limit=15.0, alignment=512)
     plan.add_argument("--order-only", action="store_false", dest="layout", help="lay out nothing")
     plan.add_argument("--method", choices=(*METHODS, "autoswap"), default="auto", help="how to plan (default: auto)")
@@ -210,11 +264,14 @@ def _add_plan(subparsers: argparse._SubParsersAction[_Parser]) -> None:
 
 def _add_show(subparsers: argparse._SubParsersAction[_Parser]) -> None:
     show = subparsers.add_parser("show", help="print a plan", description="Print a plan.")
-    show.add_argument("plan", metavar="PLAN", help="plan file")
-    show.add_argument("--html", metavar="FILE", help="draw it: bytes over steps, and the arena, on one page")
-    show.add_argument("--memory-viz", metavar="FILE", help="write it for PyTorch's memory viewer (a pickle)")
-    show.add_argument("--graph", metavar="GRAPH", help="graph file the plan was made for; both need it")
+    show.add_argument("plan", type=_input, metavar="PLAN", help="plan file")
+    about = "draw it: bytes over steps, and the arena, on one page (.html)"
+    show.add_argument("--html", type=_output, metavar="FILE", help=about)
+    about = "write it for PyTorch's memory viewer (.pickle)"
+    show.add_argument("--memory-viz", type=_output, metavar="FILE", help=about)
+    show.add_argument("--graph", type=_input, metavar="GRAPH", help="graph file the plan was made for; both need it")
     _add_shapes(show)
+    _add_json(show)
     _add_verbose(show)
     show.set_defaults(run=commands.show_plan)
 
@@ -259,6 +316,9 @@ def _add_fit(subparsers: argparse._SubParsersAction[_Parser]) -> None:
         description="Say which sizes of a training step fit a memory, as it is and planned; nothing is run. "
         "FUNCTION(n) returns (model, batch, optimizer, loss) for size n, the arguments of olla.capture, or a captured "
         "step; models are made without weights. Exit status 1 if nothing fits.",
+        epilog="Columns of the table: eager is the ordinary loop, planned its operators in the best order, 5% and 10% "
+        "the least peak within so much added time, least peak at whatever time, in memory the least added time that "
+        "fits. Times are estimates for --device.",
     )
     add = parser.add_argument
     add("source", metavar="MODULE:FUNCTION", help="for example train:step, for step(n) in train.py")
@@ -273,7 +333,7 @@ def _add_fit(subparsers: argparse._SubParsersAction[_Parser]) -> None:
     add("--world-size", type=_size, metavar="RANKS", help=about)
     add("--parallel", choices=("fsdp", "ddp"), help="what they share (default: fsdp, parameters in shards)")
     _add_search_options(parser, time_limit=10.0, of="for each plan")
-    add("-o", "--output", metavar="FIT", help="write all rows there (.json or .json.gz)")
+    add("-o", "--output", type=_output, metavar="FIT", help="write all rows there (.json or .json.gz)")
     add("--plot", metavar="FILE", help="draw peaks over n with matplotlib (.png, .svg, .pdf)")
     parser.set_defaults(run=fit.fit_sizes)
 
@@ -305,12 +365,16 @@ def _add_search_options(
     parser: argparse.ArgumentParser, *, time_limit: float, alignment: int | None = None, of: str = "in all"
 ) -> None:
     add, about = parser.add_argument, f"seconds {of} (default: {time_limit:g})"
-    add("--time-limit", type=_seconds, default=time_limit, metavar="S", help=about)
+    add("--time-limit", type=_seconds, default=time_limit, metavar="SECONDS", help=about)
     if alignment is not None:
-        about = f"alignment in bytes (default: {alignment})"
-        add("--align", type=_alignment, dest="alignment", default=alignment, metavar="N", help=about)
+        about = f"of every offset (default: {alignment})"
+        add("--alignment", type=_alignment, default=alignment, metavar="BYTES", help=about)
     add("--seed", type=_seed, default=0, metavar="N", help="for random choices (default: 0)")
-    add("--json", action="store_true", help="print one JSON object")
+    _add_json(parser)
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _add_shapes(parser: argparse.ArgumentParser) -> None:

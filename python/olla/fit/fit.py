@@ -178,6 +178,7 @@ class _Search:
                 n=n,
                 graph_name=graph.name,
                 num_ops=graph.num_ops,
+                program_peak_bytes=graph.program_peak_bytes,
                 resident_bytes=graph.resident_bytes,
                 ways=ways,
                 seconds=seconds,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from olla.base.files import naming, write_json
+from olla.base.packages import missing
 from olla.errors import OllaError
 from olla.fit import table
 
@@ -52,6 +53,9 @@ class Row:
         n: what was given to make_step.
         graph_name: of the captured step.
         num_ops: of it.
+        program_peak_bytes: its peak in program order, as every `Plan` of it has: what plans are measured against. The
+            eager loop needs as much or more: it keeps gradients until the next `zero_grad`, and updates many parameters
+            at once.
         resident_bytes: parameters, optimizer state, buffers and data.
         ways: by name, see Fit; those that were asked for.
         seconds: wall-clock time of "capture" and "plan".
@@ -60,6 +64,7 @@ class Row:
     n: int
     graph_name: str
     num_ops: int
+    program_peak_bytes: int
     resident_bytes: int
     ways: Mapping[str, Way]
     seconds: Mapping[str, float]
@@ -154,7 +159,7 @@ class Fit:
         """Write everything as a JSON file.
 
         Raises:
-            OllaError: the file cannot be written.
+            OllaError: the file cannot be written, or its name does not end in .json or .json.gz.
         """
         with naming(os.fspath(path)):
             write_json(path, self.to_dict(), OllaError)
@@ -174,7 +179,7 @@ class Fit:
             try:
                 import matplotlib.pyplot as plt
             except ImportError as cause:
-                raise ImportError("drawing a fit needs matplotlib: pip install 'olla-planner[plot]'") from cause
+                raise missing("matplotlib", "plot") from cause
             axes = plt.subplots()[1]
         for name in self.names:
             peaks = [(row.n, row.ways[name].peak_bytes) for row in self.rows if name in row.ways]

@@ -284,6 +284,8 @@ OP_FIELDS = (
     Field("random", "random", flags, False),
     Field("recomputable", "recomputable", flags, True),
     Field("targets", "target", texts, ""),
+    Field("modules", "module", texts, ""),
+    Field("sources", "source", texts, ""),
     Field("shapes", "shape[]", shapes, ()),
 )
 # Version 2 of a file has these, too.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla._core import Graph as CoreGraph
-from olla.base import files
+from olla._core import profile
+from olla.base import files, human_bytes, notebook
 from olla.errors import GraphError
 from olla.graph import columns, rows
 from olla.graph.columns import COLLECTIVES, COMMUNICATION_FIELDS, OP_FIELDS, TENSOR_FIELDS, Lists, shown
@@ -47,6 +49,8 @@ class Graph:
         donated: bool[T], resident tensors that the step may overwrite or free after their last use.
         op_names, op_kinds: n names; n times forward, backward, update or other.
         targets: n operators called, such as aten.add.Tensor; empty where unknown.
+        modules: n paths of the modules of a model that compute, such as layers.0.linear1; empty where unknown.
+        sources: n lines of code that ask for it, such as train.py:25; empty where unknown.
         reads, writes, mutates: tensors each op reads, creates, changes in place. A tensor no op writes is resident.
         after: further ops each op must come after.
         workspace_bytes: int64[n], memory an op needs while it runs only.
@@ -66,8 +70,7 @@ class Graph:
     Raises:
         GraphError: the message names the place and what was expected; `rule` and `ids` name the broken rule.
 
-    Complexity:
-        O(size of the graph), apart from sorting each op's lists.
+    Complexity: O(size of the graph), apart from sorting each op's lists.
 
     Example:
         >>> b = Graph.builder("tiny")
@@ -97,6 +100,8 @@ class Graph:
     random: NDArray[np.bool_]
     recomputable: NDArray[np.bool_]
     targets: list[str]
+    modules: list[str]
+    sources: list[str]
     shapes: list[tuple[int, ...]]
     collectives: list[str]
     groups: list[str]
@@ -147,6 +152,11 @@ class Graph:
         return self.core.resident_bytes
 
     @cached_property
+    def program_peak_bytes(self) -> int:
+        """Most bytes live at once in program order: what an ordinary loop of these ops takes."""
+        return int(profile(self.core, np.arange(self.num_ops, dtype=np.int32)).peak_bytes)
+
+    @cached_property
     def communicates(self) -> NDArray[np.bool_]:
         """bool[n], whether op i begins a collective or waits for one."""
         return np.array(self.collectives, dtype=np.str_) != "" if self.num_ops else np.zeros(0, dtype=np.bool_)
@@ -182,6 +192,9 @@ class Graph:
             f"<olla.Graph {self.name!r}: {self.num_ops:,} ops, {self.num_tensors:,} tensors, "
             f"{self.resident_bytes:,} resident bytes>"
         )
+
+    def _repr_html_(self) -> str:
+        return _html(self)
 
     @staticmethod
     def builder(name: str = "") -> Builder:
@@ -245,7 +258,8 @@ class Graph:
         The same graph gives the same bytes.
 
         Raises:
-            GraphError: the file cannot be written. The message starts with the path.
+            GraphError: the file cannot be written, or its name does not end in .json or .json.gz. The message starts
+                with the path.
         """
         with files.naming(os.fsdecode(path)):
             files.write_json(path, self.to_dict(), GraphError)
@@ -267,6 +281,16 @@ class Graph:
         return cls(name=checked_name, outputs=columns.ids(outputs, "outputs[]"), **converted)
 
 
+def _html(graph: Graph) -> str:
+    """Return what a notebook shows of a graph: the bytes over the steps in program order."""
+    live = profile(graph.core, np.arange(graph.num_ops, dtype=np.int32))
+    peak = human_bytes(live.peak_bytes)
+    rows = [("peak in program order", peak), ("resident", human_bytes(graph.resident_bytes))]
+    rows += [(f"{kind} ops", f"{num:,}") for kind, num in Counter(graph.op_kinds).items()]
+    title = f"{graph.name or 'unnamed graph'}: {graph.num_ops:,} ops, {graph.num_tensors:,} tensors"
+    return notebook.shown(title, rows, notebook.curve(live.live_bytes, f"bytes over steps, at most {peak}"))
+
+
 class Builder:
     """Collects tensors and ops one by one, in program order; `build` checks them all.
 
@@ -285,6 +309,11 @@ class Builder:
         self._ops: list[dict[str, Any]] = []
         self._outputs: list[int] = []
         self._issued: dict[str, int] = {}  # group -> its last collective
+
+    def __repr__(self) -> str:
+        """Return name and counts, in one line."""
+        name, ops, tensors = self._content["name"], len(self._ops), len(self._tensors)
+        return f"<olla.Graph.builder {name!r}: {ops} ops, {tensors} tensors so far>"
 
     def tensor(self, bytes: int, *, kind: str = "temporary", donated: bool = False, name: str = "") -> int:
         """Add a tensor (one storage) and return its id."""
@@ -308,6 +337,8 @@ class Builder:
         random: bool = False,
         recomputable: bool = True,
         target: str = "",
+        module: str = "",
+        source: str = "",
         shape: Iterable[int] = (),
         collective: str = "",
         group: str = "",

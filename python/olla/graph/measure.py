@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from olla.base.packages import require
 from olla.graph.devices import DeviceProfile
 
 if TYPE_CHECKING:
@@ -31,12 +32,14 @@ def device_profile(device: str | torch.device | None = None) -> DeviceProfile:
         The best rates of several runs: what the device does undisturbed.
 
     Raises:
+        ImportError: torch is not installed.
         ValueError: the device is neither a CPU nor a CUDA device.
 
     Example:
         >>> profile = device_profile("cpu")  # doctest: +SKIP
         >>> plan = olla.plan(graph, max_slowdown=0.05, device=profile)  # doctest: +SKIP
     """
+    require("torch", "torch")
     import torch
 
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))

@@ -30,6 +30,10 @@ def backend(module: Any, inputs: Any, *, mode: str | None = None, options: Mappi
         >>> import torch
         >>> step = torch.compile(torch.nn.Linear(2, 1), backend="olla", options={"max_slowdown": 0.05})
     """
+    if (options or {}).get("kernels", "inductor") != "inductor":
+        from olla.aten import backend as aten
+
+        return aten.backend_of(options or {})(module, inputs)
     ours = {name: value for name, value in (options or {}).items() if name in _OURS}
     others = {name: value for name, value in (options or {}).items() if name not in _OURS}
     mode = others.pop("mode", mode)

@@ -101,7 +101,7 @@ def _exir() -> Any:
     try:
         from executorch.exir import memory_planning
     except ImportError as error:
-        raise ImportError(f"needs the package executorch ({error}): pip install 'olla-planner[executorch]'") from error
+        raise ImportError(f'needs the package executorch ({error}): pip install "olla-planner[executorch]"') from error
     return memory_planning
 
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import lightning.pytorch as pl
+from olla.base.packages import missing
+
+try:
+    import lightning.pytorch as pl
+except ModuleNotFoundError as error:
+    raise missing(str(error.name), "lightning") from error
 
 from olla.errors import CaptureError
 from olla.pytorch.compile import compile as compile_step

@@ -82,7 +82,7 @@ def _require_onnx() -> None:
     try:
         import onnx.parser  # noqa: F401  (the last of its modules: an incomplete package fails here)
     except ImportError as error:
-        raise CaptureError(f"ONNX models need the package onnx ({error}): pip install 'olla-planner[onnx]'") from error
+        raise CaptureError(f'ONNX models need the package onnx ({error}): pip install "olla-planner[onnx]"') from error
 
 
 def _read(path: Path) -> onnx.ModelProto:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-import transformers
+from olla.base.packages import missing
+
+try:
+    import torch
+    import transformers
+except ModuleNotFoundError as error:
+    raise missing(str(error.name), "transformers") from error
 
 from olla.errors import CaptureError
 from olla.pytorch.compile import compile as compile_step

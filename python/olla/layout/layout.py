@@ -98,7 +98,7 @@ def layout(
 
     Args:
         lower: integers[m], first time at which buffer i is alive.
-        upper: integers[m], first time at which it no longer is; never alive where upper <= lower.
+        upper: integers[m], first time at which it no longer is; never alive where it equals lower.
         size: integers[m], bytes, rounded up to the alignment.
         alignment: bytes; every offset is a multiple of it.
         fixed: integers[m], bytes, where buffer i must lie; -1: anywhere.
@@ -116,8 +116,9 @@ def layout(
         The layout; ``offsets[i]`` belongs to buffer i.
 
     Raises:
-        PlanError: a size is negative, the sizes sum to more than 2**62 bytes, two fixed offsets collide (``ids`` says
-            which), an offset is no multiple of the alignment, or an argument is of the wrong kind.
+        PlanError: a buffer ends before it begins, a size is negative, the sizes sum to more than 2**62 bytes, two fixed
+            offsets collide (``ids`` says which), an offset is no multiple of the alignment, or an argument is of the
+            wrong kind.
 
     Complexity:
         O(m log m) for a greedy pass on lifetimes like those of training steps.
@@ -143,6 +144,13 @@ def layout(
         raise PlanError(f"layout: num_threads is {num_threads}, expected 1 or more", rule="num_threads")
     threads = num_threads or min(os.cpu_count() or 1, _MAX_THREADS)
     first, last, sizes = _int64("lower", lower), _int64("upper", upper), _int64("size", size)
+    if first.shape == last.shape and (reversed_ones := np.flatnonzero(last < first)).size:
+        i = int(reversed_ones[0])
+        raise PlanError(
+            f"layout: buffer {i} is alive from lower = {first[i]} to upper = {last[i]}; upper must be lower or later",
+            rule="lifetimes",
+            ids=(i,),
+        )
     must = None if fixed is None else _int64("fixed", fixed)
     wish = None if preferred is None else _int64("preferred", preferred)
     limited = partial(LayoutOptions, alignment=alignment, seed=seed, capacity=capacity or 0, num_threads=threads)
@@ -268,6 +276,9 @@ def _numbers(where: str, cells: list[str]) -> tuple[int, int, int]:
     lower, upper, size = map(int, cells)
     if size < 0:
         raise GraphError(f"{where}: size is {size}, expected 0 or more", rule="sizes")
+    if upper < lower:
+        wrong = f"{where}: the buffer is alive from lower = {lower} to upper = {upper}"
+        raise GraphError(f"{wrong}; upper must be lower or later", rule="lifetimes")
     return lower, upper, size
 
 

@@ -182,7 +182,7 @@ def load(path: str | os.PathLike[str], alignment: int) -> Placed:
         raise PlanError(f"{path}: ids must be the positions 0 to {m - 1} of an iteration's requests", rule="file")
     by_id = np.argsort(np.array(buffers.ids, dtype=np.int64))
     if buffers.offset is None:
-        remedy = f"olla layout {path} -o PLANNED.csv --align {alignment}"
+        remedy = f"olla layout {path} -o PLANNED.csv --alignment {alignment}"
         raise PlanError(f"{path}: needs a column offset, where the requests lie: {remedy}", rule="file")
     columns = (buffers.lower, buffers.upper, buffers.size, buffers.offset)
     lower, upper, size, offsets = (column[by_id] for column in columns)
@@ -199,7 +199,8 @@ def load(path: str | os.PathLike[str], alignment: int) -> Placed:
     offsets[upper <= lower] = -1
     if np.any(offsets[upper > lower] < 0) or np.any(offsets[offsets >= 0] % alignment):
         raise PlanError(
-            f"{path}: offsets must be multiples of {alignment} from 0 on: plan with olla layout --align {alignment}",
+            f"{path}: offsets must be multiples of {alignment} from 0 on: "
+            f"plan with olla layout --alignment {alignment}",
             rule="alignment",
         )
     with files.naming(os.fsdecode(path)):  # where two overlap, or sizes are beyond what can be added up

@@ -52,6 +52,7 @@ def base_orders(graph: Graph, best: Order, notes: list[str] | None = None) -> li
         "the best order": lambda: best,
         "least peak memory first": lists["least peak memory first"],
         "breadth first": lists["breadth first"],
+        "the program's order": lambda: program,
         "depth first with early updates": lambda: early_updates(graph, lists["depth first"]()),
     }
     orders = rivals.orders(graph.core, schedules, [] if notes is None else notes)
@@ -114,3 +115,64 @@ def early_updates(graph: Graph, order: NDArray[np.int32]) -> NDArray[np.int32]:
         latest = int(key[before].max()) if len(before) else 0
         key[v] = latest if update[v] else max(int(step[v]), latest)
     return np.lexsort((step, update, key)).astype(np.int32)
+
+
+def late_changes(graph: Graph, order: Order) -> Order:
+    """Return the order with changes of what lasts right before the first op that waits for them, where that is free.
+
+    What reads a parameter can run again until the parameter is changed. The decay of AdamW needs no gradient, and could
+    run right behind the forward pass: nothing is gained by that, and all reruns are lost.
+
+    Args:
+        graph: the training step.
+        order: int32[num_ops], valid; all other ops keep its order.
+
+    Returns:
+        int32[num_ops], valid.
+
+    Complexity:
+        O(ops log ops + dependencies + uses).
+
+    Example:
+        >>> from olla import Graph
+        >>> b = Graph.builder("decay")
+        >>> bias, x, gradient = b.tensor(8, kind="parameter"), b.tensor(64), b.tensor(8)
+        >>> _ = b.op("forward", reads=[bias], writes=[x]), b.op("decay", mutates=[bias])
+        >>> _ = b.op("backward", reads=[x], writes=[gradient]), b.op("update", reads=[gradient], mutates=[bias])
+        >>> late_changes(b.build(), np.arange(4, dtype=np.int32)).tolist()
+        [0, 2, 1, 3]
+    """
+    step = np.argsort(order)
+    waits = _idle_changes(graph, step)
+    if not waits.any():
+        return order
+    last = np.full(graph.num_tensors, -1)  # step of the last use of what goes
+    for lists in (graph.reads, graph.mutates):
+        np.maximum.at(last, lists.item, step[lists.owner])
+    freed = freed_bytes(graph)
+    offset, preds = graph.core.precedences()
+    users = np.repeat(np.arange(graph.num_ops), np.diff(offset))
+    succs: dict[int, list[int]] = {}
+    for u, v in zip(preds[waits[preds]].tolist(), users[waits[preds]].tolist(), strict=True):
+        succs.setdefault(u, []).append(v)
+    place = step.astype(np.float64)  # half a step before the op that waits
+    for v in order[waits[order]][::-1].tolist():
+        until = min((np.ceil(place[w]) for w in succs.get(v, ())), default=float(graph.num_ops))
+        read, changed = graph.reads.of(v), graph.mutates.of(v)
+        held = read[last[read] < until]
+        if _NEXT_TO_NOTHING * freed[held].sum() <= graph.tensor_bytes[changed].sum():
+            place[v] = until - 0.5
+    return np.lexsort((step, place)).astype(np.int32)
+
+
+def _idle_changes(graph: Graph, step: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return bool[num_ops]: whether op v does nothing but change what lasts, of which something was read before."""
+    lasts = (graph.writer < 0) & ~graph.donated
+    first_read = np.full(graph.num_tensors, graph.num_ops)
+    np.minimum.at(first_read, graph.reads.item, step[graph.reads.owner])
+    owner, changed = graph.mutates.owner, graph.mutates.item
+    idle = np.zeros(graph.num_ops, dtype=np.bool_)
+    idle[owner[first_read[changed] < step[owner]]] = True
+    idle[owner[~lasts[changed]]] = False
+    idle &= (bytes_per_op(graph, graph.writes) == 0) & ~graph.random & ~graph.communicates
+    return idle

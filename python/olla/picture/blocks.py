@@ -21,7 +21,8 @@ class Block(NamedTuple):
         kind: of the tensor, as in `Graph.tensor_kinds`, or "workspace".
         op: that makes it; -1 where it is there before the step.
         size: bytes.
-        first, last: step at which it begins to live, and the one after its last.
+        first, last: step at which it begins to live, and the one after its last; between two whole numbers where it
+            begins or ends in the middle of an op.
         offset: in bytes. What is there before the step lies behind the arena, side by side; so does everything where
             the plan has no layout.
     """
@@ -30,8 +31,8 @@ class Block(NamedTuple):
     kind: str
     op: int
     size: int
-    first: int
-    last: int
+    first: float
+    last: float
     offset: int
 
 
@@ -73,16 +74,27 @@ def blocks_of(graph: Graph, order: NDArray[np.int32], plan: Plan | None = None) 
             continue
         if offset < 0:
             offset, end = end, end + size
-        label = graph.tensor_names[t] or (op_label(graph, op) if op >= 0 else f"tensor {t}")
         life = int(lives.first[t]), int(lives.last[t])
-        found.append(Block(label, graph.tensor_kinds[t], op, size, *life, offset))
+        found.append(Block(tensor_label(graph, t, op), graph.tensor_kinds[t], op, size, *life, offset))
     for step, op in enumerate(order.tolist()):
         if size := int(graph.workspace_bytes[op]):
             offset = int(workspace_offsets[op])
             if offset < 0:
                 offset, end = end, end + size
-            found.append(Block(op_label(graph, op), "workspace", op, size, step, step + 1, offset))
+            found.append(Block(workspace_label(graph, op), "workspace", op, size, step, step + 1, offset))
     return found
+
+
+def tensor_label(graph: Graph, tensor: int, op: int) -> str:
+    """Return a tensor's name, or else that of the op that makes it, or else its number."""
+    if op < 0:
+        return graph.tensor_names[tensor] or f"tensor {tensor}"
+    return graph.tensor_names[tensor] or graph.op_names[op] or op_label(graph, op)
+
+
+def workspace_label(graph: Graph, op: int) -> str:
+    """Return what a workspace is called."""
+    return f"workspace of {graph.op_names[op] or op_label(graph, op)}"
 
 
 def op_label(graph: Graph, op: int) -> str:

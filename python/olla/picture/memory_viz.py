@@ -54,8 +54,8 @@ def snapshot(graph: Graph, plan: Plan) -> dict[str, Any]:
     begin: list[list[Block]] = [[] for _ in range(graph.num_ops + 1)]
     end: list[list[Block]] = [[] for _ in range(graph.num_ops + 1)]
     for block in blocks:
-        begin[block.first + 1 if block.op >= 0 else 0].append(block)
-        end[block.last].append(block)
+        begin[int(block.first) + 1 if block.op >= 0 else 0].append(block)
+        end[int(block.last)].append(block)
     events: list[dict[str, Any]] = []
     for time in range(graph.num_ops + 1):  # 0: before the step; i + 1: step i
         events += (_event("alloc", block, time) for block in begin[time])

@@ -1,4 +1,4 @@
-"""A planned step as one page: bytes over steps, before and after, and the arena."""
+"""A planned step as one page: bytes over steps, before and after, the arena, and what is the largest in it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from olla import _core
-from olla.base import files, human_bytes, percent
+from olla.base import files
 from olla.graph import Graph
-from olla.picture.blocks import Block, blocks_of, op_label, planned_graph
+from olla.picture.blocks import Block, op_label
+from olla.picture.scene import Scene, program_order, scene_of
 from olla.plan import Plan
 
 _RESIDENT = ("parameter", "buffer", "optimizer_state", "input", "constant")
@@ -25,14 +25,18 @@ _MADE = {
     "other": "made by others",
 }
 KINDS = [*_RESIDENT, *_MADE.values(), "workspace"]
+_REMARKS = ["", "runs again", "copy between device and host"]
 _TYPES = {"u": np.uint32, "d": np.float64, "b": np.uint8}
+_NONE = 2**32 - 1  # no op
+_PARTS = {"/*STYLE*/": "page.css", "/*RUNS*/": "runs.js", "/*PANELS*/": "panels.js", "/*PAGE*/": "page.js"}
 
 
 def plot(graph: Graph, plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write a page that shows where a step's memory goes: HTML in one file, which loads nothing from elsewhere.
 
-    It has the bytes of every kind over the steps, in program order and as planned, and the arena as rectangles of time
-    and place; it zooms, and tells of whatever is pointed at.
+    It has the bytes over the steps, as planned and in program order, in one chart, the arena as rectangles of time and
+    place, and a list of what is the largest at the peak. Ops, tensors, modules and lines of code can be searched for;
+    whatever is selected, by pointer or by keys, is told of.
 
     Args:
         graph: the training step the plan was made for.
@@ -56,83 +60,89 @@ def plot(graph: Graph, plan: Plan, path: str | os.PathLike[str]) -> None:
         >>> os.path.getsize(path) > 0
         True
     """
-    text = json.dumps(page_data(graph, plan), separators=(",", ":")).replace("<", "\\u003c")
-    page = resources.files("olla.picture").joinpath("page.html").read_text("utf-8")
+    write_page(scene_of(graph, plan), path)
+
+
+def write_page(scene: Scene, path: str | os.PathLike[str]) -> None:
+    """Write the page of a scene; see `plot`."""
+    folder = resources.files("olla.picture")
+    page = folder.joinpath("page.html").read_text("utf-8")
+    for mark, name in _PARTS.items():
+        page = page.replace(mark, folder.joinpath(name).read_text("utf-8"))
+    text = json.dumps(page_data(scene), separators=(",", ":")).replace("<", "\\u003c")
     files.write(path, page.replace("/*DATA*/", text).encode())
 
 
-def page_data(graph: Graph, plan: Plan) -> dict[str, Any]:
-    """Return what the page shows, as JSON; see `page.html`."""
-    planned = planned_graph(graph, plan)
-    labels: dict[str, int] = {}
-    program = np.arange(graph.num_ops, dtype=np.int32)
-    before = _run(graph, program, blocks_of(graph, program), labels, None)
-    after = _run(planned, plan.order, blocks_of(planned, plan.order, plan), labels, _remarks(plan))
-    bound = ("no order is below", plan.lower_bound_bytes)
-    if plan.rewrites:
-        bound = ("within the added time, nothing is below", plan.peak_lower_bound_bytes)
-    figures: list[tuple[str, int | str]] = [
-        ("program order", int(_core.profile(graph.core, program).peak_bytes)),
-        ("as planned", plan.peak_bytes),
-        bound,
-        ("resident", plan.resident_bytes),
-        ("arena", plan.arena_bytes),
-        ("run again", f"{plan.num_recomputed:,} ops"),
-        ("in place", f"{plan.num_in_place:,} results"),
-        ("swapped", human_bytes(plan.swapped_bytes)),
-        ("added time", percent(plan.slowdown)),
-    ]
+class _Texts:
+    """Texts by number: each is written once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {"": 0}
+
+    def __call__(self, text: str) -> int:
+        return self._numbers.setdefault(text, len(self._numbers))
+
+    def all(self) -> list[str]:
+        return list(self._numbers)
+
+
+def page_data(scene: Scene) -> dict[str, Any]:
+    """Return what the page shows, as JSON; see `runs.js`. Columns are in base64."""
+    texts, given, plan = _Texts(), scene.given, scene.plan
+    origin = plan.origin if given is not scene.planned else program_order(given)
+    before = _run(given, program_order(given), scene.before, texts)
+    after = _run(scene.planned, plan.order, scene.after, texts)
+    before["given"] = _column(program_order(given), "u")
+    after["given"] = _column(np.where(origin < 0, _NONE, origin)[plan.order], "u")
+    after["remark"] = _column(_remarks(origin, plan.order), "b")
     return {
-        "title": f"{graph.name or 'a training step'}: {plan.method}, {plan.status.value}",
-        "figures": figures,
+        "title": scene.title,
+        "figures": list(scene.figures),
         "kinds": KINDS,
-        "arena_bytes": plan.arena_bytes,
+        "remarks": _REMARKS,
+        "arena_bytes": scene.arena_bytes,
+        "no_arena": scene.no_arena,
+        "given": {
+            "module": _column([texts(module) for module in given.modules], "u"),
+            "source": _column([texts(source) for source in given.sources], "u"),
+        },
         "before": before,
         "after": after,
-        "labels": list(labels),
+        "texts": texts.all(),
     }
 
 
-def _run(
-    graph: Graph, order: NDArray[np.int32], blocks: list[Block], labels: dict[str, int], remarks: list[str] | None
-) -> dict[str, Any]:
-    """Return one order of one graph as columns in base64."""
+def _column(values: ArrayLike, kind: str) -> str:
+    return base64.b64encode(np.asarray(values).astype(_TYPES[kind]).tobytes()).decode()
 
-    def number(label: str) -> int:
-        return labels.setdefault(label, len(labels))
 
-    def column(values: ArrayLike, kind: str) -> str:
-        return base64.b64encode(np.asarray(values).astype(_TYPES[kind]).tobytes()).decode()
+def _run(graph: Graph, order: NDArray[np.int32], blocks: list[Block], texts: _Texts) -> dict[str, Any]:
+    """Return one order of one graph, with its blocks."""
+    kinds = {name: i for i, name in enumerate(KINDS)}
+    step = np.append(np.argsort(order), _NONE)  # of op i; the last one is of none, -1
 
-    def remark(op: int) -> str:
-        return remarks[op] if remarks is not None and op >= 0 else ""
+    def kind(block: Block) -> int:
+        name = block.kind if block.op < 0 or block.kind == "workspace" else _MADE[graph.op_kinds[block.op]]
+        return kinds.get(name, kinds[_MADE["other"]])
 
-    def kind(block: Block) -> str:
-        return block.kind if block.op < 0 or block.kind == "workspace" else _MADE[graph.op_kinds[block.op]]
-
-    places = {name: i for i, name in enumerate(KINDS)}
-    made = [f"{b.label}{remark(b.op)}" for b in blocks]
     return {
         "num_steps": graph.num_ops,
-        "ops": column([number(op_label(graph, op) + remark(op)) for op in order.tolist()], "u"),
-        "first": column([b.first for b in blocks], "u"),
-        "last": column([b.last for b in blocks], "u"),
-        "size": column([b.size for b in blocks], "d"),
-        "offset": column([b.offset for b in blocks], "d"),
-        "kind": column([places.get(kind(b), len(_RESIDENT) + 3) for b in blocks], "b"),
-        "label": column([number(label) for label in made], "u"),
+        "op": _column([texts(op_label(graph, op)) for op in order.tolist()], "u"),
+        "op_kind": _column([kinds[_MADE[graph.op_kinds[op]]] for op in order.tolist()], "b"),
+        "first": _column([b.first for b in blocks], "d"),
+        "last": _column([b.last for b in blocks], "d"),
+        "size": _column([b.size for b in blocks], "d"),
+        "offset": _column([b.offset for b in blocks], "d"),
+        "kind": _column([kind(b) for b in blocks], "b"),
+        "label": _column([texts(b.label) for b in blocks], "u"),
+        "maker": _column(step[[b.op for b in blocks]] if blocks else [], "u"),
     }
 
 
-def _remarks(plan: Plan) -> list[str]:
-    """Return of every op of the planned graph what the plan has made of it."""
-    found = [""] * plan.num_ops
-    seen: set[int] = set()
-    origin = plan.origin.tolist()
-    for op in plan.order.tolist():
-        if origin[op] < 0:
-            found[op] = " (copy between device and host)"
-        elif origin[op] in seen:
-            found[op] = " (runs again)"
-        seen.add(origin[op])
+def _remarks(origin: NDArray[np.int32], order: NDArray[np.int32]) -> list[int]:
+    """Return, for every step, what the plan has made of its op, as a number of a remark."""
+    found, seen = [], set()
+    for op in origin[order].tolist():
+        found.append(2 if op < 0 else int(op in seen))
+        seen.add(op)
     return found

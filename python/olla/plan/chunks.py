@@ -8,7 +8,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from olla.plan.rewrite import Rewrite
+from olla.plan.rewrite import NEW, Rewrite
 
 
 class Part(IntEnum):
@@ -55,3 +55,23 @@ class Chunked(Rewrite, kind="chunked"):
         """Say in one line what was rewritten."""
         losses = f"{self.num_losses} loss{'es' if self.num_losses > 1 else ''}"
         return f"{losses} in {self.num_chunks} chunks of rows: other rounding."
+
+    def tensors(self) -> NDArray[np.int32]:
+        """int32[graph.num_tensors], tensor of the graph before that tensor t stands for, or is a part of; NEW: none."""
+        found = np.arange(self.graph.num_tensors, dtype=np.int32)
+        first: dict[tuple[int, int], int] = {}  # (loss, part) -> the tensor of the first chunk, once the whole one
+        for v in np.flatnonzero(self.part != Part.WHOLE).tolist():
+            part, written = Part(self.part[v]), self.graph.writes.of(v)
+            if part in (Part.LOGITS, Part.LOG_PROBS, Part.PROBS):
+                found[written] = first.setdefault((int(self.loss[v]), part), int(written[0]))
+            elif part == Part.LOSS:
+                found[written] = NEW
+            elif part == Part.ROWS:
+                found[written[1:]] = NEW  # the classes of the rows
+        return found
+
+    def remark(self, op: int) -> str:
+        """Say what became of an op."""
+        if self.part[op] == Part.WHOLE:
+            return ""
+        return f"chunk {self.chunk[op] + 1} of {self.num_chunks}" if self.chunk[op] >= 0 else "for all chunks"

@@ -23,7 +23,7 @@ from olla.plan.rewrite import Rewrite, composed, read_rewrites
 from olla.plan.swapped import SwapDecision, Swapped
 
 FORMAT = "olla-plan"
-VERSION = 2
+VERSION = 3
 
 _AnyRewrite = TypeVar("_AnyRewrite", bound=Rewrite)
 
@@ -53,7 +53,6 @@ def _status(key: str, value: object) -> Status:
 _READERS = {"status": _status, "peak_op": read_op, "peak_tensors": read_tensors, "rewrites": read_rewrites}
 # What a plan says of the request and of all its rewritings; the rest is about the last graph alone.
 _OF_REQUEST = (
-    "source_digest",
     "goal",
     "base_peak_bytes",
     "base_seconds",
@@ -70,7 +69,9 @@ def _fields_of(content: object) -> dict[str, Any]:
         raise fields.reject("format", content.get("format"), f"{FORMAT!r}: this is no plan", rule="format")
     version = content.get("version")
     if type(version) is not int or version != VERSION:
-        raise fields.reject("version", version, f"{VERSION}: make the plan again, or update olla", rule="version")
+        is_older = type(version) is int and 0 < version < VERSION
+        remedy = "make the plan again, with olla plan" if is_older else "update olla, or make the plan again"
+        raise fields.reject("version", version, f"{VERSION}: {remedy}", rule="version")
     readers = fields.readers(Plan, _READERS)
     for name in readers:
         if name not in content:
@@ -82,7 +83,8 @@ def _fields_of(content: object) -> dict[str, Any]:
 class Plan:
     """When every op of a training step runs, where every tensor lies, and how good that is.
 
-    Where the graph that was given had to be rewritten, everything is about the last graph of `rewrites`; `olla.check`
+    Where the graph that was given had to be rewritten, everything is about the last graph of `rewrites`, but for what
+    is said to be of the graph that was given; the printed table names ops and tensors as that one does. `olla.check`
     accepts the plan with either graph, and given the first one also proves that both compute the same.
 
     All byte figures include resident memory, except `arena_bytes` and `load_bytes`: these cover the arena, in which
@@ -102,8 +104,10 @@ class Plan:
         alignment: every offset is a multiple of this many bytes.
         peak_bytes: most bytes live at once in this order.
         lower_bound_bytes: no valid order has a lower peak.
-        program_peak_bytes: the peak of the program order.
+        program_peak_bytes: the peak of the program order of the graph that was given, as an ordinary loop has it: what
+            every saving is measured against, with a goal and without.
         resident_bytes: live throughout: parameters, optimizer state, data.
+        donated_bytes: of what the step may overwrite or free: live until its last use, outside the arena.
         arena_bytes: size of the arena.
         load_bytes: most bytes live at once in the arena, each size rounded up to the alignment: no arena of this order
             is smaller.
@@ -119,11 +123,12 @@ class Plan:
         source_digest: digest of the graph that was given.
         goal: what was asked for: budget_bytes, max_slowdown or minimise; device, in_place, recompute, and where tensors
             may be swapped the link and host_budget_bytes. Empty where only an order was.
-        base_peak_bytes: the peak of the best order found without rewriting.
+        base_peak_bytes: the peak of the best order found without rewriting; `program_peak_bytes` is that of no plan.
         base_seconds: estimated time of the ops of the graph that was given; 0 without a goal.
         added_seconds: estimated time that the rewritings add.
         added_seconds_lower_bound: no rewriting that reaches this plan's peak (the budget, if one was given) adds less.
-        peak_lower_bound_bytes: no rewriting with this plan's added time has a lower peak, in any order.
+        peak_lower_bound_bytes: no rewriting that the goal allows has a lower peak, in any order: of those within
+            `max_slowdown`, if that was asked for; of all, for a budget or the least peak.
 
     Example:
         >>> import olla
@@ -152,6 +157,7 @@ class Plan:
     lower_bound_bytes: int
     program_peak_bytes: int
     resident_bytes: int
+    donated_bytes: int
     arena_bytes: int
     load_bytes: int
     arena_lower_bound_bytes: int = 0
@@ -185,7 +191,13 @@ class Plan:
     def origin(self) -> NDArray[np.int32]:
         """int32[num_ops], op of the graph that was given that op i stands for; -1: a copy to host memory or back."""
         num_ops = int(self.rewrites[0].origin.max(initial=-1)) + 1 if self.rewrites else self.num_ops
-        return composed(self.rewrites, num_ops)
+        return composed((rewrite.origin for rewrite in self.rewrites), num_ops)
+
+    @property
+    def tensor_origin(self) -> NDArray[np.int32]:
+        """int32[num_tensors], tensor of the graph that was given that tensor t stands for; -1: none."""
+        origins = [rewrite.tensors() for rewrite in self.rewrites]
+        return composed(origins, int(origins[0].max(initial=-1)) + 1 if origins else self.num_tensors)
 
     def rewrite(self, kind: type[_AnyRewrite]) -> _AnyRewrite | None:
         """Return the rewriting of a kind, or None."""
@@ -238,7 +250,7 @@ class Plan:
 
     @property
     def saved_bytes(self) -> int:
-        """What the order saves against the program order; negative if a given order is worse."""
+        """What the plan saves against the program order of the graph that was given; negative if it is worse."""
         return self.program_peak_bytes - self.peak_bytes
 
     @property
@@ -250,7 +262,7 @@ class Plan:
         """Write the plan as JSON, through gzip where the name ends in `.gz`; the file appears whole or not at all.
 
         Raises:
-            PlanError: the file cannot be written.
+            PlanError: the file cannot be written, or its name does not end in .json or .json.gz.
         """
         with naming(os.fsdecode(path)):
             write_json(path, self.to_object(), PlanError)
@@ -283,16 +295,10 @@ class Plan:
         """
         return cls(**_fields_of(content))
 
-    def with_figures(self, figures: Plan, graph: Graph) -> Plan:
-        """Return this plan with the order and figures of another plan of its last graph, and that graph's costs."""
-        if not self.rewrites:
-            return figures
-        rewrites = (*self.rewrites[:-1], replace(self.rewrites[-1], graph=graph))
-        return replace(figures, rewrites=rewrites, **{name: getattr(self, name) for name in _OF_REQUEST})
-
     def of_last_graph(self) -> Plan:
         """Return what the plan says of its last graph alone, as if that had been given."""
-        return replace(self, rewrites=(), source_digest=self.graph_digest)
+        peak = self.program_peak_bytes if self.graph is None else self.graph.program_peak_bytes
+        return replace(self, rewrites=(), source_digest=self.graph_digest, program_peak_bytes=peak)
 
     def decisions(self, graph: Graph, rules: Rules) -> list[Decision | SwapDecision]:
         """Say what was chosen for each tensor, and at what price, most bytes first.
@@ -327,6 +333,31 @@ class Plan:
     def __str__(self) -> str:
         """Return the plan as the table a person wants."""
         return table.text(self)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        return table.html(self)
+
+
+def with_figures(plan: Plan, figures: Plan, graph: Graph, given: Graph) -> Plan:
+    """Return a plan with the order and figures of another plan of its last graph.
+
+    Args:
+        plan: with rewritings or without.
+        figures: the other plan.
+        graph: its graph: the last one, with its costs.
+        given: the graph that was given, with the same costs.
+    """
+    if not plan.rewrites:
+        return figures
+    rewrites = (*plan.rewrites[:-1], replace(plan.rewrites[-1], graph=graph))
+    return replace(
+        figures,
+        rewrites=rewrites,
+        source_digest=given.digest,
+        program_peak_bytes=given.program_peak_bytes,
+        **{name: getattr(plan, name) for name in _OF_REQUEST},
+    )
 
 
 def _ratio(difference: int, base: int) -> float:

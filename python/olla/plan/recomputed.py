@@ -45,6 +45,16 @@ class Recomputed(Rewrite, kind="recomputed"):
         """Say in one line what was rewritten."""
         return f"The graph was rewritten: {self.num_recomputed} more runs of ops, {self.num_in_place} results in place."
 
+    def tensors(self) -> NDArray[np.int32]:
+        """int32[graph.num_tensors], tensor of the graph before that tensor t stands for."""
+        return self.tensor_origin
+
+    def remark(self, op: int) -> str:
+        """Say what became of an op."""
+        if self.rerun[op] == 0:
+            return ""
+        return "run again" if np.count_nonzero(self.origin == self.origin[op]) > 1 else "run later"
+
     def decisions(self, before: Graph, rules: Rules) -> list[Decision]:
         """Say which ops run again or later, those that save most first.
 

@@ -14,6 +14,7 @@ from olla.graph import Graph
 from olla.plan import fields
 
 COPY = -1  # origin of an op that stands for none: a copy to host memory or back
+NEW = -1  # origin of a tensor that stands for none
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -50,6 +51,14 @@ class Rewrite(ABC):
     def line(self) -> str:
         """Say in one line what was rewritten."""
 
+    @abstractmethod
+    def tensors(self) -> NDArray[np.int32]:
+        """int32[graph.num_tensors], tensor of the graph before that tensor t stands for; NEW: none."""
+
+    @abstractmethod
+    def remark(self, op: int) -> str:
+        """Say what became of an op, in a few words; empty where it runs as before."""
+
     def to_object(self) -> dict[str, Any]:
         """Return it as what `json.dumps` takes: its kind, then a key per attribute."""
         return {"kind": self.kind, **fields.to_object(self)}
@@ -69,14 +78,14 @@ def _read(key: str, value: object) -> Rewrite:
     return kind(**fields.from_object(fields.section(key, value, table), table, f"{key}."))
 
 
-def composed(rewrites: Iterable[Rewrite], num_ops: int) -> NDArray[np.int32]:
-    """Return the op that each op of the last graph stands for in the first one; COPY: none.
+def composed(origins: Iterable[NDArray[np.int32]], num: int) -> NDArray[np.int32]:
+    """Return which op (tensor) of the first graph each one of the last graph stands for; -1: none.
 
     Args:
-        rewrites: one behind the other.
-        num_ops: of the first graph.
+        origins: of rewritings, one behind the other.
+        num: of ops (tensors) of the first graph.
     """
-    origin = np.arange(num_ops, dtype=np.int32)
-    for rewrite in rewrites:
-        origin = np.where(rewrite.origin < 0, np.int32(COPY), origin[rewrite.origin])
-    return origin
+    found = np.arange(num, dtype=np.int32)
+    for origin in origins:
+        found = np.where(origin < 0, np.int32(-1), found[origin])
+    return found

@@ -14,6 +14,8 @@ from olla.plan.fields import Reader
 from olla.plan.rewrite import Rewrite
 from olla.plan.swaps import Swaps, read_swaps
 
+SWAP_OUT, SWAP_IN = "olla::swap_out", "olla::swap_in"  # targets of copies to host memory, and back
+
 
 class SwapDecision(NamedTuple):
     """A tensor that waits in host memory between two uses."""
@@ -61,6 +63,19 @@ class Swapped(Rewrite, kind="swapped"):
             f"{human_bytes(swaps.host_bytes)} in host memory at once; ops wait {1e3 * swaps.stall_seconds:.3f} ms "
             "for copies"
         )
+
+    def tensors(self) -> NDArray[np.int32]:
+        """int32[graph.num_tensors], tensor of the graph without swaps that tensor t is, or a copy of."""
+        found = np.arange(self.graph.num_tensors, dtype=np.int32)
+        for v in np.flatnonzero(self.origin < 0).tolist():  # a copy is read where it was written
+            found[self.graph.writes.of(v)] = found[self.graph.reads.of(v)[0]]
+        return found
+
+    def remark(self, op: int) -> str:
+        """Say what became of an op."""
+        if self.origin[op] >= 0:
+            return ""
+        return "copied to host memory" if self.graph.targets[op] == SWAP_OUT else "copied back from host memory"
 
     def decisions(self, before: Graph, origin: NDArray[np.int32], source: Graph, rules: Rules) -> list[SwapDecision]:
         """Say which tensors wait in host memory, and at what price, most bytes first.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from olla.base import cells, figures, human_bytes, percent, plain
+from olla.base import cells, figures, human_bytes, notebook, percent, plain
+from olla.plan.texts import op_text, tensor_text
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -32,11 +33,12 @@ def render(plan: Any, verbose: bool = False) -> Group:
     from rich.console import Group
 
     title = f"{plan.graph_name or 'unnamed graph'}: {plan.num_ops:,} ops, {plan.num_tensors:,} tensors"
+    title += " as rewritten" if plan.rewrites else ""
     remarks = [plan.message, *(rewrite.line() for rewrite in plan.rewrites), *_tradeoff(plan)]
     parts: list[RenderableType] = [*cells(title, style="bold"), _figures(plan), *cells(*remarks)]
     if plan.peak_op is not None:
         who = ". Largest live there besides resident memory:" if plan.peak_tensors else ", with resident memory alone."
-        parts += cells("", f"The peak is at op {plan.peak_op.id} ({plan.peak_op.name or 'unnamed'}){who}")
+        parts += cells("", f"The peak is at {op_text(plan, plan.peak_op.id, plan.peak_op.name)}{who}")
     if plan.peak_tensors:
         parts.append(_live(plan))
     if verbose and plan.details:
@@ -53,15 +55,33 @@ def _tradeoff(plan: Any) -> list[str]:
     return [
         f"added time {added:.3f} ms ({percent(plan.slowdown)} of {1e3 * plan.base_seconds:.3f} ms on "
         f"{plan.goal['device']}); no rewriting within this memory adds less than {least:.3f} ms",
-        f"peak {human_bytes(plan.peak_bytes)}, {human_bytes(plan.base_peak_bytes)} without rewriting; "
-        f"no rewriting within this time needs less than {human_bytes(plan.peak_lower_bound_bytes)}",
+        f"peak {human_bytes(plan.peak_bytes)}, {human_bytes(plan.base_peak_bytes)} in the best order without "
+        "rewriting; "
+        f"no rewriting that the goal allows needs less than {human_bytes(plan.peak_lower_bound_bytes)}",
     ]
 
 
-def _figures(plan: Any) -> Table:
+def html(plan: Any) -> str:
+    """Return what a notebook shows of a plan."""
+    peaks = [
+        ("peak before", plan.program_peak_bytes),
+        ("peak after", plan.peak_bytes),
+        ("lower bound", plan.lower_bound_bytes),
+    ]
+    rows = [(name, f"{human_bytes(n)}, {remark}") for name, n, remark in _rows(plan) if (name, n) not in peaks]
+    if plan.arena_bytes <= 0:
+        rows.append(("arena", "none: nothing was laid out"))
+    title = f"{plan.graph_name or 'unnamed graph'}: {plan.num_ops:,} ops, {plan.method}, {plan.status.value}"
+    notes = [plan.message, *(rewrite.line() for rewrite in plan.rewrites)]
+    picture = notebook.bars(peaks, "; ".join(f"{name} {human_bytes(n)}" for name, n in peaks))
+    return notebook.shown(title, rows, picture, notes)
+
+
+def _rows(plan: Any) -> list[tuple[str, int, str]]:
+    """Return the figures of a plan: name, bytes, remark."""
     saved = plan.saved_bytes / plan.program_peak_bytes if plan.program_peak_bytes else 0.0
     rows = [
-        ("peak before", plan.program_peak_bytes, "in program order"),
+        ("peak before", plan.program_peak_bytes, "in program order, as given" if plan.rewrites else "in program order"),
         ("peak after", plan.peak_bytes, f"method {plan.method}"),
         ("saved", plan.saved_bytes, percent(saved)),
         ("lower bound", plan.lower_bound_bytes, f"gap {percent(plan.gap)}, {plan.status.value}"),
@@ -74,8 +94,12 @@ def _figures(plan: Any) -> Table:
         ]
         if plan.arena_lower_bound_bytes > 0:
             rows.append(("arena bound", plan.arena_lower_bound_bytes, "no order has a smaller arena"))
+    return rows
+
+
+def _figures(plan: Any) -> Table:
     table = figures({}, {"justify": "right"}, {"justify": "right", "style": "dim"}, {})
-    for name, num_bytes, remark in rows:
+    for name, num_bytes, remark in _rows(plan):
         table.add_row(*cells(name, human_bytes(num_bytes), f"{num_bytes:,}", remark))
     if plan.arena_bytes <= 0:
         table.add_row(*cells("arena", "none", "", "nothing was laid out"))
@@ -88,7 +112,7 @@ def _live(plan: Any) -> Table:
         if tensor.id < 0:
             name, source = "", f"of {tensor.producer}"
         else:
-            name = f"tensor {tensor.id}" + (f" {tensor.name}" if tensor.name else "")
+            name = tensor_text(plan, tensor.id, tensor.name)
             source = f"written by {tensor.producer}" if tensor.producer else ""
         table.add_row(*cells(human_bytes(tensor.bytes), name, tensor.kind, source))
     return table

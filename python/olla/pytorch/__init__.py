@@ -1,1 +1,5 @@
-"""PyTorch in, graphs out; plans in, steps out. torch is imported only when one of these is called."""
+"""PyTorch in, graphs out; plans in, steps out."""
+
+from olla.base.packages import require
+
+require("torch", "torch")

@@ -82,6 +82,6 @@ def batch_key(leaves: Sequence[Any], spec: pytree.TreeSpec, device_type: str) ->
                 leaf.requires_grad, leaf.is_conj(), leaf.is_neg(), objects.setdefault(id(leaf), i), shared,
                 [(name, id(value)) for name, value in vars(leaf).items()],
             ))  # fmt: skip
-        else:
-            facts.append((type(leaf), leaf))
+        else:  # no other values than these are taken; some cannot be compared
+            facts.append((type(leaf), leaf if isinstance(leaf, bool | str | None) else None))
     return (spec, facts, modes(device_type))

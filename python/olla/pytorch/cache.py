@@ -31,7 +31,7 @@ from olla.pytorch.memory.replay import Table
 from olla.pytorch.ranks.agreement import checked_plan, digest, without_addresses
 
 MAX_BYTES, MAX_ENTRIES = 2**30, 512
-VERSION = 2
+VERSION = 3
 _MAGIC = "olla-step"
 _logger = logging.getLogger("olla")
 T = TypeVar("T")
@@ -117,6 +117,9 @@ class Place:
             "eager_peak_bytes": recorded.eager_peak_bytes,
             "load_bytes": arranged.load_bytes,
             "output_bytes": arranged.output_bytes,
+            "peak_bytes": arranged.peak_bytes,
+            "freed_in": arranged.freed_in,
+            "freed_after": arranged.freed_after,
             **arranged.table._asdict(),
         }
         _write(self._table_file, content)
@@ -159,7 +162,8 @@ class Place:
         plan = checked_plan(content["plan"], graph)
         op_offset, num_bytes, offsets = (np.array(content[n], np.int64) for n in ("op_offset", "num_bytes", "offsets"))
         table = Table(content["arena_bytes"], op_offset, num_bytes, offsets, content["alignment"])
-        arranged = Arranged(table, content["load_bytes"], content["output_bytes"])
+        freed = np.array(content["freed_in"], np.int32), np.array(content["freed_after"], np.int64)
+        arranged = Arranged(table, content["load_bytes"], content["output_bytes"], content["peak_bytes"], *freed)
         return RecordedStep(graph, plan, arranged, content["eager_peak_bytes"])
 
 

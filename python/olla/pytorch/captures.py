@@ -14,7 +14,7 @@ from olla.pytorch.binding import Settings
 from olla.pytorch.capture import Captured
 from olla.pytorch.capture.exclusive import between
 from olla.pytorch.capture.inputs import InputBinding
-from olla.pytorch.capture.results import accumulate
+from olla.pytorch.capture.results import Gradients
 from olla.pytorch.checks import failures
 from olla.pytorch.guards.guard import Guard, TensorFacts, Wholes
 from olla.pytorch.guards.places import Holds, Watched, contents
@@ -57,10 +57,14 @@ class Capture:
         values = self.gather(leaves)
         self._num_tensors = sum(entry.kind in ("parameter", "buffer") for entry in captured.inputs)  # they come first
         self._guard = Guard(captured.reads, values[: self._num_tensors])
+        self._gradients = captured.gradients or Gradients()
         self._states = [i for i, entry in enumerate(captured.inputs) if entry.kind == "optimizer_state"]
-        self._kept = [i for i, entry in enumerate(captured.inputs) if entry.kind not in ("input", "rate")]
+        self._added_to = [i for i, entry in enumerate(captured.inputs) if entry.kind == "gradient"]
+        others = ("input", "rate", "gradient")
+        self._kept = [i for i, entry in enumerate(captured.inputs) if entry.kind not in others]
         self._shared = self._guard.shared_with(leaves)
         self._state_facts = TensorFacts([values[i] for i in self._states])
+        self._gradient_facts = TensorFacts([values[i] for i in self._added_to])
         self._updated = inputs.updated()
         self._first = values[: self._num_tensors]
         self._replaced = Wholes([])  # the attributes of tensors that came later
@@ -73,6 +77,8 @@ class Capture:
         Complexity: O(what the step read and takes).
         """
         try:
+            if what := self._gradients.change(self.inputs.parameter):
+                return [], what
             values = self.gather(leaves)
         except _UNREADABLE as error:
             lost = f"a parameter, a buffer or optimizer state is not where it was ({type(error).__name__}: {error})"
@@ -80,6 +86,8 @@ class Capture:
         what = self._guard.change() or self._guard.tensor_change(values[: self._num_tensors]) or self._setting_change()
         if not what and not same_objects(values, self._ids):
             what = self._other_tensors(values)
+        if not what and self._added_to and (of := self._gradient_facts.change([values[i] for i in self._added_to])):
+            what = f"of the gradients that are there, {of}"
         if not what and self._replaced.first_changed(0) >= 0:
             what = "a parameter or buffer has other attributes"
         if not what and self._shared != self._guard.shared_with(leaves):
@@ -90,7 +98,9 @@ class Capture:
         """Run the step, with what it does beside its operators; return what the loss function returned."""
         runner, left = self.runner, self.left
         if left is not None:
-            left.begin(self.inputs.parameter(name).grad for name, _ in runner.gradients)
+            names = [name for name, _ in runner.gradients if name not in self._gradients.leaves]
+            left.begin(self.inputs.parameter(name).grad for name in names if name not in self._gradients.dropped)
+        self._gradients.drop(self.inputs.parameter)
         with ranks.in_step() if ranks is not None else contextlib.nullcontext():
             results = runner.run(values)
         if left is not None:
@@ -99,10 +109,11 @@ class Capture:
             # A learning-rate scheduler warns unless it sees that the optimizer stepped.
             self.inputs.optimizer._opt_called = True  # type: ignore[attr-defined]
         num_values = runner.structure.num_tensors
-        if runner.gradients:
+        if runner.gradients or self._gradients.cleared:
             with between():
-                for (name, is_own), gradient in zip(runner.gradients, results[num_values:], strict=True):
-                    accumulate(self.inputs.parameter(name), gradient, is_own)
+                found = zip(runner.gradients, results[num_values:], strict=True)
+                held = self._gradients.leave(self.inputs.parameter, ((*name, gradient) for name, gradient in found))
+            runner.note_held(held)
         return runner.structure.fill(results[:num_values])
 
     def _other_tensors(self, values: Sequence[torch.Tensor]) -> str:
@@ -149,7 +160,10 @@ class Captures:
         for capture in reversed(self._captures):
             if capture.key != key:
                 continue
-            values, what = capture.values(leaves)
+            try:
+                values, what = capture.values(leaves)
+            except Exception as error:  # whatever the user's objects do where they are compared
+                values, what = [], f"what it read cannot be compared ({type(error).__name__}: {error})"
             if not what:
                 return capture, values, ""
             reason = reason or what

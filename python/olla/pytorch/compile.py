@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from olla.graph import DeviceProfile, profile_of
-from olla.plan import Link, asked
+from olla.plan import Goal, Link, Swapping, asked
 from olla.pytorch.lengths.padding import Padding
 from olla.pytorch.step import Step
 
@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 
 _OF_PLANS: dict[str, Any] = {  # what kernels="inductor" does not take, and its default
     **dict.fromkeys(("arena", "swap", "link", "host_budget", "chunked_loss")),
-    **{"cuda_graph": False, "in_place": True, "recompute": True, "method": "auto", "updates_may_move": True},
+    **{
+        "cuda_graph": False,
+        "in_place": True,
+        "recompute": True,
+        "method": "auto",
+        "updates_may_move": True,
+        "keep_gradients": False,
+    },
 }
 
 _OF_GOALS = ["budget", "max_slowdown", "minimise", "in_place", "recompute", "chunked_loss", "method"]
@@ -26,7 +33,7 @@ _OF_SWAPS = ["swap", "host_budget", "link"]
 def compile(
     model: torch.nn.Module,
     *,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     loss: Callable[[Any, Any], Any] | None = None,
     step: Callable[[Any, Any, Any], Any] | None = None,
     device: torch.device | str | None = None,
@@ -53,6 +60,8 @@ def compile(
     checks: str = "run",
     kernels: str = "torch",
     max_recomputed: float | None = None,
+    keep_gradients: bool = False,
+    on_unsupported: str = "warn",
 ) -> Step:
     """Turn a training step into one that runs in planned order, in one arena; the first call captures and plans it.
 
@@ -62,7 +71,8 @@ def compile(
     Args:
         model: the model to train; in a DistributedDataParallel, or in FSDP2's ``fully_shard``, the ranks share what
             those have them share: see docs/distributed.md.
-        optimizer: see olla.capture. None: the gradients are left in ``.grad``, added to those already there.
+        optimizer: see olla.capture. None: the gradients are left in ``.grad``, added to those already there. Several:
+            all of them step, and a ``step`` function is given the sequence; their updates run as they are.
         loss: ``loss(model, batch)`` returns the loss, or a tuple that starts with it. None: inference.
         step: ``step(model, optimizer, batch)``, the body of a training loop, in place of ``loss``: see olla.capture.
         device: where the model must be; not checked if not given.
@@ -106,6 +116,12 @@ def compile(
             what the backend "olla" has for next to nothing.
         max_recomputed: with ``kernels="inductor"``: most flops of matrix products, convolutions and attention to run
             again, as a share of the step's; alone, for the least peak with that.
+        keep_gradients: whether gradients that the optimizer has used stay in ``.grad`` until the next step, to be
+            logged, for example; they need their memory as in an ordinary loop. Without, ``.grad`` is None behind a
+            step, and each gradient's memory is free right after its update.
+        on_unsupported: what becomes of a step that cannot be captured or planned: "warn", it runs as the ordinary one,
+            or with a ``loss`` as planned forward and backward passes and the optimizer's own step, with one warning
+            that says why, and is counted in the report; "raise", a CaptureError.
 
     Returns:
         The step: ``step(batch)`` runs it and returns what ``loss`` or ``step`` returned.
@@ -114,7 +130,7 @@ def compile(
         ReplayError: the model is elsewhere than ``device``, or not on a GPU with ``cuda_graph=True``.
         BudgetError: the budget is no number of bytes. A call of the step raises it where nothing fits the budget.
         ValueError: cache_size is below 1, buckets are no lengths or lack ``fill``, an option of the budget is out of
-            its range, or the method or checks unknown.
+            its range, or the method, checks or on_unsupported unknown.
 
     Example:
         >>> import torch, olla
@@ -130,24 +146,16 @@ def compile(
     if method not in ("auto", "autoswap"):
         raise ValueError(f"method is {method!r}, expected 'auto' or 'autoswap': the others plan, see olla.plan")
     given["minimise"] = _minimised(given)
-    profile = _profile(model, plan_for)
-    goal, swapping = asked(device=profile, **{name: given[name] for name in (*_OF_GOALS, *_OF_SWAPS)})
-    if swapping is not None and link is None:
-        swapping = dataclasses.replace(swapping, link=Link.of(profile))
+    goal, swapping = _asked(model, given)
     arguments = (
-        model,
-        optimizer,
-        loss,
-        step,
-        device,
-        {"time_limit": time_limit, "seed": seed, "updates_may_move": updates_may_move},
-        arena,
-        cache_size,
-        cuda_graph,
-        disk_cache,
+        *(given[name] for name in ("model", "optimizer", "loss", "step", "device")),
+        {name: given[name] for name in ("time_limit", "seed", "updates_may_move")},
+        *(given[name] for name in ("arena", "cache_size", "cuda_graph", "disk_cache")),
         goal,
         swapping,
         checks,
+        keep_gradients,
+        on_unsupported,
         None if buckets is None and fill is None else Padding(buckets or (), fill or {}),
     )
     if kernels == "torch":
@@ -188,6 +196,15 @@ def _minimised(given: dict[str, Any]) -> str | None:
         raise ValueError(f"max_recomputed is {share!r}, expected a share of the step's flops: 0.05 for 5 %")
     alone = share is not None and all(given[goal] is None for goal in ("budget", "max_slowdown", "minimise"))
     return "peak" if alone else minimise
+
+
+def _asked(model: torch.nn.Module, given: dict[str, Any]) -> tuple[Goal | None, Swapping | None]:
+    """Return what a step is to reach, and what it may swap; ``given`` are the arguments of `compile`."""
+    profile = _profile(model, given["plan_for"])
+    goal, swapping = asked(device=profile, **{name: given[name] for name in (*_OF_GOALS, *_OF_SWAPS)})
+    if swapping is not None and given["link"] is None:
+        swapping = dataclasses.replace(swapping, link=Link.of(profile))
+    return goal, swapping
 
 
 def _profile(model: torch.nn.Module, plan_for: str | DeviceProfile | None) -> DeviceProfile:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _NUM_TIMES = 100  # latest calls whose median is reported
 _MIB = 2**20
+_NO_PLAN = 'a step with kernels="inductor" has no plan: see step.report(), or compile it with kernels="torch"'
 _ALIGNMENT = 64  # of sizes in the peak of the ordinary loop, in bytes
 Loss = Callable[[Any, Any], Any]
 
@@ -79,9 +80,7 @@ class Lowered:
         Raises:
             ReplayError: always.
         """
-        raise ReplayError(
-            'a step with kernels="inductor" has no plan: see step.report(), or compile it with kernels="torch"'
-        )
+        raise ReplayError(_NO_PLAN)
 
     def run(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
         """Run the step on the tensors of its inputs, and return the captured outputs."""
@@ -93,6 +92,10 @@ class Lowered:
         """Run the step as separate graphs and the optimizer."""
         assert self.separate is not None
         return self._timed(self.separate, batch)
+
+    def plot(self, path: object, num_captures: int) -> NoReturn:
+        """Raise a ReplayError: there is no plan to draw."""
+        raise ReplayError(_NO_PLAN)
 
     def report(self, num_captures: int) -> StepReport:
         """Return the figures of this step; num_captures is for the report alone."""
@@ -147,8 +150,9 @@ class LoweredStep(Step):
         _settle_dynamo()
         with ProgressLine(f"compiling {type(self._model).__name__}"):
             made, captured = self._capture(batch, key, leaves)
-        if self._separate is None and self._loss is not None and self._optimizer is not None:
-            self._separate = separate_step(self._model, self._optimizer, self._loss, self._goal, self._max_recomputed)
+        if self._separate is None and self._loss is not None:
+            (optimizer,) = self.optimizers
+            self._separate = separate_step(self._model, optimizer, self._loss, self._goal, self._max_recomputed)
         lowered: Any = Lowered(captured, self._goal, self._max_recomputed, self._separate)
         made.runner = lowered
         return made

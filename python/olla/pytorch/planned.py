@@ -11,10 +11,11 @@ from olla.base import Progress
 from olla.errors import PlanError
 from olla.graph import Graph
 from olla.plan import Costs, Plan
+from olla.plan.chunks import Part
 from olla.planner import plan
 from olla.pytorch.cache import Place
 from olla.pytorch.capture import Captured
-from olla.pytorch.memory.arrange import Arranged
+from olla.pytorch.memory.arrange import Arranged, program_peak
 from olla.pytorch.memory.copies import Copies, HostMemory
 from olla.pytorch.memory.replay import Replay, alignment_of
 from olla.pytorch.memory.requests import Recorder
@@ -65,6 +66,21 @@ class PlannedStep:
     def costs(self) -> Costs:
         """Return what was recorded, of the ops of the captured graph."""
         return captured_costs(self._captured.graph, self.graph, self.plan)
+
+    def given(self) -> Graph:
+        """Return the step as it was captured, losses whole, with what was recorded of the ops that are in it."""
+        costs, original, chunked = self.costs(), self._captured.original, self.plan.chunked
+        if original is None or chunked is None:
+            return costs.on(self._captured.graph)
+        kept = chunked.part == Part.WHOLE
+        whole = Costs(np.zeros(original.graph.num_ops, dtype=np.int64), np.zeros(original.graph.num_ops))
+        for column, found in zip(whole, costs, strict=True):
+            column[chunked.origin[kept]] = found[kept]
+        return whole.on(original.graph)
+
+    def eager_peak_bytes(self) -> int:
+        """Return the peak of the program order of the step as it was captured, sizes rounded up."""
+        return program_peak(self.given(), self.alignment)
 
     def replan(
         self, planner: Planner, agreement: Agreement, arranged: Arranged | None, progress: Progress | None

@@ -221,7 +221,7 @@ def rewrites_of(found: Plan) -> list[Rewrite]:
 
 def captured_costs(graph: Graph, recorded: Graph, found: Plan) -> Costs:
     """Return the costs of the captured ops from those of a rewritten graph: the most of each op's runs."""
-    ops = composed(rewrites_of(found), graph.num_ops)
+    ops = composed((rewrite.origin for rewrite in rewrites_of(found)), graph.num_ops)
     own = ops >= 0  # others are copies to or from the host
     costs = Costs(np.zeros(graph.num_ops, dtype=np.int64), np.zeros(graph.num_ops))
     np.maximum.at(costs.workspace_bytes, ops[own], recorded.workspace_bytes[own])

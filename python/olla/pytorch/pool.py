@@ -9,6 +9,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from olla.base.process import ProcessPeak
 from olla.errors import ReplayError
 from olla.layout import requests
 
@@ -30,7 +31,12 @@ class PoolReport:
         num_planned: of these, how many ran while there was a plan.
         num_plans: plans made or loaded so far: one for each kind of iteration, more where one had to be planned again.
         arena_bytes: size of the arena that all plans share; 0 without one.
-        load_bytes: most bytes of it in use at once by plan: no arena is smaller.
+        process_peak_before_bytes: the most that the process had resident until the arena was taken, recorded iterations
+            included; None without an arena, and where the system does not say.
+        process_peak_bytes: the most since then, all else in the process included; None where the system cannot count
+            anew: that is for Linux.
+        load_bytes: most bytes of it in use at once by plan, in the loop's own order, which a pool keeps: an ordinary
+            loop has as much of these in use, and no arena is smaller.
         requested_bytes: of all requests in planned iterations.
         served_bytes: of these, at their planned addresses.
         num_misses: requests that were to have a planned address and got another.
@@ -49,6 +55,8 @@ class PoolReport:
     num_misses: int
     missed_bytes: int
     note: str
+    process_peak_before_bytes: int | None = None
+    process_peak_bytes: int | None = None
 
     @property
     def served(self) -> float:
@@ -56,7 +64,7 @@ class PoolReport:
         return self.served_bytes / self.requested_bytes if self.requested_bytes else 0.0
 
     def __str__(self) -> str:
-        """Say it in two lines."""
+        """Say it in two lines, and a third for the process where the system counts its memory."""
         from olla.base import human_bytes
 
         lines = [
@@ -64,7 +72,23 @@ class PoolReport:
             f"arena {human_bytes(self.arena_bytes)}, load {human_bytes(self.load_bytes)}, "
             f"served as planned {self.served:.2%}, missed {human_bytes(self.missed_bytes)}",
         ]
+        if self.process_peak_bytes is not None:
+            before = human_bytes(self.process_peak_before_bytes or 0)
+            lines.append(f"process: at most {human_bytes(self.process_peak_bytes)} resident with it, {before} before")
         return "\n".join([*lines, self.note]).strip()
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        from olla.base import human_bytes, notebook
+
+        amounts = [("arena", self.arena_bytes), ("load", self.load_bytes)]
+        picture = notebook.bars(amounts, "; ".join(f"{name} {human_bytes(n)}" for name, n in amounts))
+        rows = [
+            ("iterations", f"{self.num_iterations:,}, {self.num_planned:,} planned"),
+            ("plans", f"{self.num_plans:,}"),
+        ]
+        rows += [("served as planned", f"{self.served:.2%}"), ("missed", human_bytes(self.missed_bytes))]
+        return notebook.shown(f"pool {self.state}", rows, picture, [self.note])
 
 
 def pool(
@@ -135,6 +159,9 @@ class Pool:
         self._num_iterations = self._num_planned = 0
         self._requested_bytes = self._served_bytes = self._num_misses = self._missed_bytes = 0
         self._note = ""
+        self._taken_bytes = 0  # of the arena
+        self._is_new = False  # no iteration has ended in it so far
+        self._process_peak = ProcessPeak()
 
     def __enter__(self) -> Pool:
         """Begin the first iteration.
@@ -153,6 +180,7 @@ class Pool:
             self._say(f"The loop runs on torch's own allocator: {error}")
         else:
             replay.open_loop(shared=self._shared)
+            self._taken_bytes = 0
             self._kinds.restart()
         self._replay, self._process, self._thread = replay, os.getpid(), threading.current_thread()
         if replay is not None and self._kinds:
@@ -205,6 +233,8 @@ class Pool:
             num_misses=self._num_misses,
             missed_bytes=self._missed_bytes,
             note=self._note,
+            process_peak_before_bytes=self._process_peak.before_bytes,
+            process_peak_bytes=self._process_peak.since_bytes,
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -246,19 +276,34 @@ class Pool:
         """Take the arena for all kinds; where there is no room for it, the loop goes on without."""
         import torch
 
+        from olla.pytorch.memory.arrange import trim
+
+        size = self._kinds.arena_bytes
+        is_new = size != self._taken_bytes
         try:
             with torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext():
+                if is_new:  # what was recorded, and the arena before, would lie beside the new one
+                    replay.unplan_loop()
+                    trim(self._device.type)
                 replay.plan_loop(*self._kinds.table())
         except (ReplayError, MemoryError, torch.OutOfMemoryError) as error:
             self._replay = None
             replay.close_loop()
-            size = self._kinds.arena_bytes
             self._say(f"The loop runs on torch's own allocator: there is no room for an arena of {size} bytes: {error}")
+            return
+        self._taken_bytes = size
+        if is_new:
+            self._is_new = True
+            self._process_peak.begin()
 
     def _end(self, replay: Replay, number: int) -> None:
         """Count what was served, and plan what no plan fits once it repeats."""
         from olla.pytorch.kinds import MAX_SEEN
+        from olla.pytorch.memory.arrange import trim
 
+        if self._is_new:  # gradients and the like, made before the arena, lived into this iteration
+            self._is_new = False
+            trim(self._device.type)
         counters = replay.loop_counters()
         kind, held = replay.last_iteration()
         fits = False

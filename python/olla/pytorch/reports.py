@@ -1,4 +1,4 @@
-"""What became of a step, for its report: its calls, the arena, its goal, its swaps."""
+"""What became of a step, for its report and its page: its calls, the arena, its goal, its swaps."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from olla.base.process import ProcessPeak
 from olla.graph import Graph
+from olla.layout import rounded_up
+from olla.picture.blocks import blocks_of
+from olla.picture.requests import Requests, requested_blocks
+from olla.picture.scene import Scene, amount, changes, peak_bytes, program_order
 from olla.plan import Plan
-from olla.pytorch.memory.arrange import Arranged
+from olla.plan.texts import op_text
+from olla.pytorch.memory.arrange import Arranged, with_rounded_sizes
 from olla.pytorch.memory.replay import Counters, Miss
 from olla.pytorch.planned import PlannedStep
 from olla.pytorch.planner import Planner
@@ -27,14 +33,14 @@ class Seen:
     """What happened in the arena since the step was recorded."""
 
     num_steps: int = 0
-    peak_bytes: int = 0  # in the arena and missed
+    peak_bytes: int = 0  # in the arena, of what outlives the step, and missed
     num_misses: int = 0
     missed_bytes: int = 0
     misses: tuple[Miss, ...] = ()
 
     def add(self, step: Counters) -> None:
         self.num_steps += 1
-        self.peak_bytes = max(self.peak_bytes, step.peak_bytes + step.missed_bytes)
+        self.peak_bytes = max(self.peak_bytes, step.total_peak_bytes + step.missed_bytes)
         self.num_misses += step.num_misses
         self.missed_bytes += step.missed_bytes
         self.misses = (*self.misses, *step.misses)[:_NUM_MISSES]
@@ -46,11 +52,12 @@ class Figures:
 
     Attributes:
         capture_seconds, plan_seconds, record_seconds: of the preparations.
-        eager_peak_bytes: peak of the program order.
+        eager_peak_bytes: peak of the program order of the captured step, sizes rounded up as in the arena.
         is_cached: whether the plan came from the disk.
         notes: for a person; empty ones are left out.
         num_steps: calls that came to their end.
         seen: what happened in the arena since the step was recorded.
+        process: its memory until the step was planned, and since.
     """
 
     capture_seconds: float
@@ -60,7 +67,9 @@ class Figures:
     notes: list[str]
     record_seconds: float = 0.0
     num_steps: int = 0
+    held_gradient_bytes: int = 0  # in .grad when the latest call began
     seen: Seen = field(default_factory=Seen)
+    process: ProcessPeak = field(default_factory=ProcessPeak)
     _times: collections.deque[float] = field(default_factory=lambda: collections.deque(maxlen=_NUM_TIMES))
 
     def add_time(self, seconds: float) -> None:
@@ -69,11 +78,16 @@ class Figures:
             self._times.append(seconds)
 
     def report(
-        self, planned: PlannedStep, arranged: Arranged | None, planner: Planner | None, num_captures: int
+        self,
+        planned: PlannedStep,
+        arranged: Arranged | None,
+        planner: Planner | None,
+        num_captures: int,
+        kept_bytes: int = 0,
     ) -> StepReport:
-        """Return the report; `num_captures` is of the step that the user has."""
+        """Return the report; `num_captures` is of the step that the user has, `kept_bytes` of the process's arenas."""
         graph, plan, copies, seen = planned.graph, planned.plan, planned.copies, self.seen
-        base = graph.resident_bytes + (arranged.output_bytes if arranged else 0)
+        resident = graph.resident_bytes
         stall = copies.stall_seconds if copies else None
         host_budget = planner.swapping.host_bytes if planner and planner.swapping else None
         return StepReport(
@@ -82,17 +96,22 @@ class Figures:
             num_steps=self.num_steps,
             num_captures=num_captures,
             in_arena=arranged is not None,
-            planned_peak_bytes=base + arranged.load_bytes if arranged else plan.peak_bytes,
-            measured_peak_bytes=base + seen.peak_bytes if arranged and seen.num_steps else None,
-            eager_peak_bytes=self.eager_peak_bytes,
-            resident_bytes=graph.resident_bytes,
+            planned_peak_bytes=resident + arranged.peak_bytes if arranged else plan.peak_bytes,
+            measured_peak_bytes=resident + seen.peak_bytes if arranged and seen.num_steps else None,
+            eager_peak_bytes=self.eager_peak_bytes if arranged else plan.program_peak_bytes,
+            resident_bytes=resident,
+            held_gradient_bytes=self.held_gradient_bytes,
             output_bytes=arranged.output_bytes if arranged else 0,
             arena_bytes=arranged.table.arena_bytes if arranged else 0,
+            kept_bytes=kept_bytes,
+            process_peak_before_bytes=self.process.before_bytes,
+            process_peak_bytes=self.process.since_bytes,
             num_misses=seen.num_misses,
             missed_bytes=seen.missed_bytes,
             misses=tuple(
-                f"missed: {m.num_bytes} bytes, request {m.index} of op {m.op} ({graph.op_names[m.op]}): {m.reason}"
+                f"missed: {m.num_bytes} bytes, request {m.index} of {op}: {m.reason}"
                 for m in seen.misses
+                for op in [op_text(plan, m.op, graph.op_names[m.op])]
             ),
             seconds_per_step=statistics.median(self._times) if self._times else None,
             capture_seconds=self.capture_seconds,
@@ -178,4 +197,42 @@ def swap_report(
         host_budget_bytes=host_budget_bytes,
         planned_stall_seconds=swaps.stall_seconds,
         measured_stall_seconds=stall_seconds,
+    )
+
+
+def step_scene(planned: PlannedStep, arranged: Arranged | None, report: StepReport) -> Scene:
+    """Return what the page of a step shows: what was captured beside what runs, and the arena with every request.
+
+    Args:
+        planned: the step.
+        arranged: its arena; None: there is none.
+        report: its figures.
+    """
+    graph, plan, given = planned.graph, planned.plan, planned.given()
+    before, after = blocks_of(given, program_order(given)), blocks_of(graph, plan.order)
+    if arranged is not None:
+        before = blocks_of(with_rounded_sizes(given, planned.alignment), program_order(given))
+        arena_bytes, op_offset, num_bytes, offsets, alignment = arranged.table
+        freed = arranged.freed_in, arranged.freed_after
+        taken = rounded_up(num_bytes, alignment)
+        after = requested_blocks(graph, plan.order, Requests(op_offset, num_bytes, taken, offsets, *freed, arena_bytes))
+    amounts = {
+        "program order": peak_bytes(before, given.num_ops),
+        "as planned": peak_bytes(after, graph.num_ops),
+        "measured": report.measured_peak_bytes,
+        "resident": graph.resident_bytes,
+        "outputs": report.output_bytes,
+        "arena": report.arena_bytes,
+    }
+    figures = [(name, "not measured" if n is None else amount(n)) for name, n in amounts.items()]
+    return Scene(
+        title=f"{given.name or 'a training step'}: compiled step",
+        figures=[*figures, ("ops", f"{given.num_ops:,} captured, {graph.num_ops:,} run"), *changes(plan)],
+        given=given,
+        planned=graph,
+        plan=plan,
+        before=before,
+        after=after,
+        arena_bytes=report.arena_bytes,
+        no_arena=f"The step runs in planned order on torch's own allocator, in no arena. {report.note}".strip(),
     )

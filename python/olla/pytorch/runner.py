@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import time
 import traceback
 import warnings
@@ -15,7 +16,9 @@ import numpy as np
 import torch
 
 from olla.graph import Graph
+from olla.picture.plot import write_page
 from olla.plan import Plan
+from olla.plan.plan import with_figures
 from olla.pytorch.cache import Place, RecordedStep
 from olla.pytorch.capture import Captured
 from olla.pytorch.cudagraph import Graphed
@@ -29,7 +32,7 @@ from olla.pytorch.planner import Planner
 from olla.pytorch.program.program import Program
 from olla.pytorch.ranks.agreement import Agreement
 from olla.pytorch.ranks.group import Ranks
-from olla.pytorch.reports import Figures, Seen
+from olla.pytorch.reports import Figures, Seen, step_scene
 from olla.report.progress import ProgressLine
 from olla.report.step import StepReport
 
@@ -87,7 +90,7 @@ class Runner:
         self._figures = Figures(
             capture_seconds=sum(captured.seconds.values()),
             plan_seconds=0.0 if place.loaded else plan.seconds["total"],
-            eager_peak_bytes=self._eager_peak(captured.graph),
+            eager_peak_bytes=self._planned.eager_peak_bytes(),
             is_cached=place.loaded,
             notes=[note, place.note, planner.note if planner else ""],
         )
@@ -97,7 +100,7 @@ class Runner:
         if replay is not None and recorded is not None:
             planned = self._planned
             planned.graph, found, self._arranged, self._figures.eager_peak_bytes = recorded
-            planned.plan = planned.plan.with_figures(found, planned.graph)
+            planned.plan = with_figures(planned.plan, found, planned.graph, planned.given())
             self.program = planned.compile_arranged(replay, recorded.arranged)
         else:
             self.program = self._planned.compile() if replay is None else self._compile_recorded()
@@ -108,9 +111,18 @@ class Runner:
         return self._planned.graph
 
     @property
+    def given(self) -> Graph:
+        """The step as it was captured; with workspaces and seconds once it was recorded."""
+        return self._planned.given()
+
+    @property
     def plan(self) -> Plan:
         """The plan of this graph."""
         return self._planned.plan
+
+    def note_held(self, num_bytes: int) -> None:
+        """Note how many bytes of gradients the loop held when the latest call began."""
+        self._figures.held_gradient_bytes = num_bytes
 
     def run(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
         """Run the step on the tensors of its inputs, and return the captured outputs."""
@@ -175,13 +187,20 @@ class Runner:
         """
         start = time.perf_counter()
         known = arrange.arrange_known(self._planned.estimated, self.plan, self._planned.alignment)
+        on_cpu = self._planned.device == "cpu"
+        if not on_cpu and known.arena_bytes > replay.held_bytes:
+            replay.release()  # a kept arena that is too small, and what else is free, would lie beside the new one
+            arrange.trim(self._planned.device)
         replay.activate(known, recording=True)
         results = self.program(values)
+        held = replay.held_bytes
         recorded = replay.stop_recording()
         middle = time.perf_counter()
         self._num_recordings += 1
         self._arrange(replay, recorded)
-        arrange.trim(self._planned.device)
+        if on_cpu or self._arranged is None or self._arranged.table.arena_bytes > held:
+            arrange.trim(self._planned.device)
+        self._figures.process.begin()
         self._figures.seen = Seen()
         self._figures.record_seconds += middle - start
         self._figures.plan_seconds += time.perf_counter() - middle
@@ -205,9 +224,9 @@ class Runner:
         with ProgressLine(f"laying out {graph.name}") as progress:
             agreement = self._agreement
             planned.graph = agreement.costs(with_costs(graph, recorded, self._recorder.seconds, planned.alignment))
-            self._figures.eager_peak_bytes = self._eager_peak(planned.costs().on(self._captured.graph))
+            self._figures.eager_peak_bytes = self._planned.eager_peak_bytes()
             make = functools.partial(arrange.planned_again, self.graph, before, progress)
-            planned.plan = before.with_figures(agreement.plan(self.graph, make), self.graph)
+            planned.plan = with_figures(before, agreement.plan(self.graph, make), self.graph, planned.given())
             if not np.array_equal(self.plan.order, before.order):
                 requests = Requests.of(recorded, self._recorder.addresses, graph)
                 moved = requests.in_order(graph, self.plan.order)
@@ -233,11 +252,6 @@ class Runner:
         self._agreement.is_open = False
         self._arranged = arranged
         self.program = self._planned.compile_arranged(replay, arranged)
-
-    def _eager_peak(self, costs: Graph) -> int:
-        """Return the peak of the program order; of losses that run in chunks, the whole ones count, unrecorded."""
-        original = self._captured.original
-        return arrange.program_peak(original.graph if original else costs, self._planned.alignment)
 
     def _run_in_arena(
         self, replay: Replay, arranged: arrange.Arranged, values: Sequence[torch.Tensor]
@@ -277,9 +291,14 @@ class Runner:
         self._replay = self._arranged = None
         self.program = self._planned.compile()
 
+    def plot(self, path: str | os.PathLike[str], num_captures: int) -> None:
+        """Write the page of this step; see olla.plot."""
+        write_page(step_scene(self._planned, self._arranged, self.report(num_captures)), path)
+
     def report(self, num_captures: int) -> StepReport:
         """Return the figures of this step; num_captures is for the report alone."""
-        return self._figures.report(self._planned, self._arranged, self._planner, num_captures)
+        kept = self._replay.held_bytes if self._replay is not None else 0
+        return self._figures.report(self._planned, self._arranged, self._planner, num_captures, kept)
 
 
 def in_plain_modes(call: Call, values: list[torch.Tensor]) -> list[torch.Tensor]:

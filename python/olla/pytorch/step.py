@@ -2,47 +2,44 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from olla.errors import ReplayError
+from olla.errors import BudgetError, CaptureError, ReplayError
 from olla.graph import Graph
 from olla.picture.memory_viz import memory_viz
-from olla.picture.plot import plot
 from olla.plan import Goal, Plan, Swapping
 from olla.pytorch.capture import Captured, require_choice
 from olla.pytorch.capture.capture import capture
+from olla.pytorch.ordinary.calls import called
 
 if TYPE_CHECKING:
     import torch
 
-    from olla.pytorch.captures import Capture
+    from olla.pytorch.captures import Capture, Captures
     from olla.pytorch.lengths.padding import Padding
     from olla.pytorch.memory.replay import Replay
+    from olla.pytorch.ordinary.unplanned import Unplanned
     from olla.pytorch.ranks.group import Ranks
     from olla.pytorch.runner import Runner
     from olla.report.step import StepReport
 
-_this_thread = threading.local()  # .running: whether a step runs on it
 _steps: weakref.WeakSet[Step] = weakref.WeakSet()
 
 
 @dataclass(eq=False)
-class Step:
-    """A compiled training step; made by olla.compile.
-
-    An exception in the middle of a call (out of memory, Ctrl-C) leaves the process healthy and the next call correct;
-    as in an ordinary loop, buffers, and parameters whose update ran already, then have their new values.
-    """
+class _Told:
+    """What a step is made of, and what it tells of itself."""
 
     _model: torch.nn.Module
-    _optimizer: torch.optim.Optimizer | None
+    _optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
     _loss: Callable[[Any, Any], Any] | None
     _body: Callable[[Any, Any, Any], Any] | None
     _required_device: torch.device | str | None
@@ -54,7 +51,89 @@ class Step:
     _goal: Goal | None
     _swapping: Swapping | None
     _checks: str
+    _keep_gradients: bool
+    _on_unsupported: str
     _padding: Padding | None
+
+    _captures: Captures = field(init=False)
+    _unplanned: Unplanned = field(init=False)
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model that is trained; to train another one, compile another step."""
+        return self._model
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None:
+        """Its optimizer, or its optimizers, as they were given."""
+        return self._optimizer
+
+    @property
+    def loss(self) -> Callable[[Any, Any], Any] | None:
+        """The loss function."""
+        return self._loss
+
+    @property
+    def graph(self) -> Graph:
+        """The step that runs, for the shapes it ran with last; with workspaces and seconds if it was recorded.
+
+        With a budget it is the rewritten graph: op i stands for op ``plan.origin[i]`` of the captured one.
+        """
+        return self._latest.graph
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of this graph. The layout of the arena is not in it: that one knows every request for memory."""
+        return self._latest.plan
+
+    def report(self) -> StepReport:
+        """Return memory and time of the step, for the shapes it ran with last; ReplayError before the first call."""
+        unplanned = self._unplanned
+        if self._captures.latest is None and unplanned.inner is None and unplanned.num_steps:
+            return unplanned.report()
+        captures = (
+            self._captures
+            if self._captures.latest is not None or unplanned.inner is None
+            else unplanned.inner._captures
+        )
+        found = self._latest.report(len(captures))
+        note = " ".join(filter(None, (found.note, unplanned.note)))
+        return dataclasses.replace(found, note=note, num_ordinary_steps=unplanned.num_steps)
+
+    def memory_viz(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan for PyTorch's memory viewer, see `olla.memory_viz`; ReplayError where there is no plan yet."""
+        memory_viz(self.graph, self.plan, path)
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw what was captured beside what runs, and the arena, as a page; ReplayError where there is no plan yet."""
+        self._latest.plot(path, len(self._captures))
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse to be copied or pickled: a step is bound to the tensors of its model."""
+        raise ReplayError(
+            "a compiled step cannot be copied or pickled: copy or save the model and the optimizer, and compile those"
+        )
+
+    def __repr__(self) -> str:
+        return f"<Step of {type(self._model).__name__}, {len(self._captures)} captures>"
+
+    @property
+    def _latest(self) -> Runner:
+        if (latest := self._captures.latest) is None:
+            if self._unplanned.inner is not None:
+                inner: _Told = self._unplanned.inner
+                return inner._latest
+            raise ReplayError("the step has not run yet: call step(batch) once, then ask for its report")
+        return latest.runner
+
+
+@dataclass(eq=False)
+class Step(_Told):
+    """A compiled training step; made by olla.compile.
+
+    An exception in the middle of a call (out of memory, Ctrl-C) leaves the process healthy and the next call correct;
+    as in an ordinary loop, buffers, and parameters whose update ran already, then have their new values.
+    """
 
     def __post_init__(self) -> None:
         import torch
@@ -62,7 +141,18 @@ class Step:
         from olla.pytorch.binding import device_of
         from olla.pytorch.captures import Captures
         from olla.pytorch.memory.copies import HostMemory
+        from olla.pytorch.ordinary.unplanned import Unplanned
 
+        given, body = self._optimizer, self._body
+        self.optimizers = () if given is None else tuple(given) if isinstance(given, Sequence) else (given,)
+        self._unplanned = Unplanned(
+            self._model,
+            self.optimizers,
+            self._loss,
+            None if body is None else functools.partial(body, self._model, given),
+            self._on_unsupported,
+            self._cache_size,
+        )
         if self._cache_size < 1:
             raise ValueError(f"cache_size is {self._cache_size}, expected 1 or more")
         require_choice(self._checks)
@@ -91,64 +181,25 @@ class Step:
             What ``loss(model, batch)`` returns, without a gradient; without a loss, what the model returns.
 
         Raises:
-            CaptureError: the step cannot be captured.
+            CaptureError: the step cannot be captured, and on_unsupported is "raise" or it is no training step at all.
             ReplayError: the step is called by one of its own operators.
         """
-        if getattr(_this_thread, "running", False):
-            raise ReplayError(
-                "a step was called while another one runs on the same thread: "
-                "call it after that one has returned, not from its operators or its loss function"
-            )
-        _this_thread.running = True
-        try:
-            with self._lock:
-                return self._run(batch)
-        finally:
-            _this_thread.running = False
+        from olla.pytorch.ordinary.loop import inferred
 
-    @property
-    def model(self) -> torch.nn.Module:
-        """The model that is trained; to train another one, compile another step."""
-        return self._model
+        with called(self), self._lock:
+            result = self.run(batch)
+        return inferred(self._model, result) if self._loss is None and self._body is None else result
 
-    @property
-    def optimizer(self) -> torch.optim.Optimizer | None:
-        """Its optimizer."""
-        return self._optimizer
+    def recapture(self) -> None:
+        """Forget what was captured, and what could not be: the next call captures the step anew.
 
-    @property
-    def loss(self) -> Callable[[Any, Any], Any] | None:
-        """The loss function."""
-        return self._loss
-
-    @property
-    def graph(self) -> Graph:
-        """The step that runs, for the shapes it ran with last; with workspaces and seconds if it was recorded.
-
-        With a budget it is the rewritten graph: op i stands for op ``plan.origin[i]`` of the captured one.
+        For changes that no guard sees, and where what stopped a capture is mended.
         """
-        return self._latest.graph
+        from olla.pytorch.captures import Captures
 
-    @property
-    def plan(self) -> Plan:
-        """The plan of this graph. The layout of the arena is not in it: that one knows every request for memory."""
-        return self._latest.plan
-
-    def report(self) -> StepReport:
-        """Return memory and time of the step, for the shapes it ran with last.
-
-        Raises:
-            ReplayError: the step has not run yet.
-        """
-        return self._latest.report(len(self._captures))
-
-    def memory_viz(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan for PyTorch's memory viewer, see `olla.memory_viz`; ReplayError where there is no plan yet."""
-        memory_viz(self.graph, self.plan, path)
-
-    def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw the plan as a page, see `olla.plot`; ReplayError where there is no plan yet."""
-        plot(self.graph, self.plan, path)
+        with self._lock:
+            self._captures = Captures(self._cache_size)
+            self._unplanned.forget()
 
     def release(self) -> None:
         """Give the memory of the arena, and that in the host, back until the next call, for work outside the step."""
@@ -156,36 +207,21 @@ class Step:
         if self._replay is not None:
             self._replay.release()
 
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Refuse to be copied or pickled: a step is bound to the tensors of its model."""
-        raise ReplayError(
-            "a compiled step cannot be copied or pickled: copy or save the model and the optimizer, and compile those"
-        )
-
-    def __repr__(self) -> str:
-        return f"<Step of {type(self._model).__name__}, {len(self._captures)} captures>"
-
-    @property
-    def _latest(self) -> Runner:
-        if (latest := self._captures.latest) is None:
-            raise ReplayError("the step has not run yet: call step(batch) once, then ask for its report")
-        return latest.runner
-
-    def _run(self, batch: Any) -> Any:
+    def run(self, batch: Any) -> Any:
+        """Run one step where another one is under way whose part it is; for all else the step is called."""
         from olla.pytorch.binding import batch_key, flatten
-        from olla.pytorch.capture.exclusive import between
 
         batch = batch if self._padding is None else self._padding.padded(batch)
         leaves, spec = flatten(batch)
         key = batch_key(leaves, spec, self._device.type)
-        with between():
-            capture, values, reason = self._captures.find(key, leaves)
-        if self._ranks is not None and len(set(self._ranks.numbers(capture.number if capture else -1))) > 1:
-            capture, reason = None, "another rank captured the step anew"
-        if capture is None:
-            capture = self._prepare(batch, key, leaves)
-            with between():
-                values = capture.gather(leaves)
+        found = self._found(batch, key, leaves)
+        if isinstance(found, Exception):
+            splits = self._loss is not None and self.optimizers and not self._keep_gradients and type(self) is Step
+            make_inner = functools.partial(_without_update, self) if splits else None
+            return self._unplanned.refuse(found, key, batch, make_inner)
+        if found is None:
+            return self._unplanned.run(key, batch)
+        capture, values, reason = found
         result = self._result(capture, values, batch)
         if self._captures.use(capture):
             warnings.warn(
@@ -195,18 +231,71 @@ class Step:
             )
         return result
 
+    def _found(
+        self, batch: Any, key: tuple[Any, ...], leaves: Sequence[Any]
+    ) -> tuple[Capture, list[torch.Tensor], str] | Exception | None:
+        """Return the capture for a batch, with the tensors that it takes and why it was made; or why there is none.
+
+        None: that is known from an earlier call.
+        """
+        from olla.pytorch.capture.exclusive import between
+
+        with between():
+            capture, values, reason = self._captures.find(key, leaves)
+        if self._ranks is not None and len(set(self._ranks.numbers(capture.number if capture else -1))) > 1:
+            capture, reason = None, "another rank captured the step anew"
+        if capture is not None:
+            return capture, values, reason
+        if self._unplanned.takes(key):
+            return None
+        try:
+            capture = self._prepare(batch, key, leaves)
+            with between():
+                return capture, capture.gather(leaves), reason
+        except Exception as error:
+            if _must_be_planned(self, error):
+                raise
+            return error
+
+    def prepare(self, batch: Any) -> None:
+        """Capture and plan the step for a batch, without running it.
+
+        Raises:
+            CaptureError: the step cannot be captured.
+        """
+        from olla.pytorch.binding import batch_key, flatten
+
+        leaves, spec = flatten(batch)
+        found = self._found(batch, batch_key(leaves, spec, self._device.type), leaves)
+        if isinstance(found, Exception):
+            raise found
+        if found is not None:
+            self._captures.use(found[0])
+
     def _result(self, capture: Capture, values: list[torch.Tensor], batch: Any) -> Any:
         return capture.run(values, self._model, self._ranks)
 
     def _captured(self, batch: Any) -> Captured:
+        if len(self.optimizers) > 1:
+            raise CaptureError(
+                f"the step has {len(self.optimizers)} optimizers, and the update of one is captured: give it one "
+                "optimizer with several groups of parameters, where they are of one kind."
+            )
         captured = capture(
-            self._model, batch, optimizer=self._optimizer, loss=self._loss, step=self._body, checks=self._checks
+            self._model,
+            batch,
+            optimizer=self.optimizers[0] if self.optimizers else None,
+            loss=self._loss,
+            step=self._body,
+            checks=self._checks,
+            keep_gradients=self._keep_gradients,
         )
         captured.structure.check()
         return captured
 
     def _prepare(self, batch: Any, key: tuple[Any, ...], leaves: Sequence[Any]) -> Capture:
         from olla.pytorch.cache import Place, find
+        from olla.pytorch.capture.storages import lighten
         from olla.pytorch.planned import prepared
         from olla.pytorch.planner import Planner
         from olla.pytorch.runner import Runner
@@ -230,16 +319,21 @@ class Step:
         made.runner = Runner(
             captured, found, replay, note, place, self._cuda_graph, planner, self._host, self._arena is None, ranks
         )
+        for part in (captured, captured.original):
+            if part is not None:
+                lighten(part.module.graph)
         return made
 
     def _capture(self, batch: Any, key: tuple[Any, ...], leaves: Sequence[Any]) -> tuple[Capture, Captured]:
         from olla.pytorch.capture.exclusive import between
         from olla.pytorch.capture.inputs import InputBinding
+        from olla.pytorch.capture.optimizers import kept_on_error
         from olla.pytorch.captures import Capture
 
+        optimizer = self.optimizers[0] if self.optimizers else None
         captured = self._captured(batch)
-        with between():
-            return Capture(captured, key, InputBinding(self._model, self._optimizer), leaves), captured
+        with between(), kept_on_error(optimizer):
+            return Capture(captured, key, InputBinding(self._model, optimizer), leaves), captured
 
     def _agree(self, made: Capture, captured: Captured, options: dict[str, Any]) -> Ranks | None:
         """Return the ranks that run a step, once they have captured the same; None: there is one only."""
@@ -271,6 +365,30 @@ class Step:
             else:
                 weakref.finalize(self, self._replay.release).atexit = False
         return self._replay, self._note
+
+
+def _must_be_planned(step: Step, error: Exception) -> bool:
+    """Whether the ordinary step is no answer: to what the user asked for, or where other ranks run the planned one."""
+    import torch
+
+    from olla.pytorch.ranks.wrapped import is_wrapped
+    from olla.pytorch.sharded.fully import is_sharded
+
+    if isinstance(error, BudgetError | ReplayError | MemoryError | torch.OutOfMemoryError):
+        return True
+    is_alone = step._ranks is None and not is_wrapped(step._model) and not is_sharded(step._model)
+    return isinstance(error, CaptureError) and not is_alone
+
+
+def _without_update(step: Step) -> Step:
+    """Return a step that leaves gradients in ``.grad``; what the optimizers hold is no part of its budget."""
+    goal = step._goal
+    if goal is not None and goal.budget_bytes is not None:
+        states = (t for o in step.optimizers for state in o.state.values() for t in state.values())
+        held = sum(t.nbytes for t in states if hasattr(t, "nbytes"))
+        goal = dataclasses.replace(goal, budget_bytes=max(goal.budget_bytes - held, 1))
+    given = {f.name: getattr(step, f.name) for f in dataclasses.fields(step) if f.init}
+    return Step(**given | {"_optimizer": None, "_goal": goal, "_on_unsupported": "raise", "_padding": None})
 
 
 def _after_fork() -> None:

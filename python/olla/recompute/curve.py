@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from olla.base.packages import missing
 from olla.graph import profile_of, rules
 from olla.plan import Options, Source, graph_of
 from olla.recompute.search import RecomputeSearch
 
 if TYPE_CHECKING:
     from olla.base import Progress
+
+_SLOWDOWNS = (0.02, 0.05, 0.1, 0.2, 0.4, math.inf)  # around which choices are improved
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Curve:
             try:
                 import matplotlib.pyplot as plt
             except ImportError as cause:
-                raise ImportError("drawing a curve needs matplotlib: pip install 'olla-planner[plot]'") from cause
+                raise missing("matplotlib", "plot") from cause
             axes = plt.subplots()[1]
         percent = 100 * self.added_seconds / self.base_seconds if self.base_seconds > 0 else self.added_seconds
         axes.step(percent, self.peak_bytes / 2**30, where="post", label="peak")
@@ -74,8 +77,8 @@ def pareto(
         progress: as in `olla.plan`.
 
     Returns:
-        The curve; its points come from one greedy run per base order. `olla.plan` with the goal of one point may do
-        better.
+        The curve: the best of all that was simulated on the way to the least peak, and to the least peaks within some
+        added times. `olla.plan` with the goal of one point orders its graph anew, and may do better.
 
     Example:
         >>> import olla
@@ -91,7 +94,11 @@ def pareto(
     may = rules(found, profile_of(device), in_place=in_place, recompute=recompute)
     search = RecomputeSearch(found, may, Options(time_limit=time_limit), progress)
     search.choose(0, math.inf)
-    curves = [start.evictor.curve() for start in search.starts]
+    work = search.improve_work // len(_SLOWDOWNS)
+    for slowdown in _SLOWDOWNS:
+        search.improve_work = work
+        search.improve(0, slowdown * search.base_seconds)
+    curves = [start.evictor.front() for start in search.seen]
     peak = np.concatenate([curve.peak_bytes for curve in curves])
     seconds = np.maximum(np.concatenate([curve.added_seconds for curve in curves]), 0.0)
     by_time = np.lexsort((peak, seconds))

@@ -45,7 +45,7 @@ def recomputed_graph(graph: Graph, rules: Rules, search: RecomputeSearch) -> Rec
     numbers = {
         name: getattr(graph, name)[origin] for name in ("flops", "launches", "recomputable", "ranks", "message_bytes")
     }
-    kept = ("op_names", "op_kinds", "targets", "shapes", "collectives", "groups")
+    kept = ("op_names", "op_kinds", "targets", "modules", "sources", "shapes", "collectives", "groups")
     texts = {name: [getattr(graph, name)[v] for v in origin] for name in kept}
     after = Graph.from_arrays(
         name=graph.name,

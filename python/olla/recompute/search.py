@@ -3,43 +3,42 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from olla import _core
-from olla.base import Progress, rivals, watched
+from olla.base import Progress, rivals
 from olla.errors import BudgetError
 from olla.graph import Graph, Rules
-from olla.graph.collectives import gathers
 from olla.graph.operators import without_replays
 from olla.order.base_orders import base_orders, early_updates, induced
-from olla.order.gathers import gathered_late
 from olla.pipeline import Ordered, find_order
 from olla.plan import Options, Plan, Recomputed
 from olla.recompute.bounds import busiest, refusal
-from olla.recompute.rewrite import recomputed_graph
+from olla.recompute.starts import DROP_SHARE, Starts, target
 
 # What a search may do is limited in work, so that its results are the same on every machine; time limits it only where
 # a caller leaves less than the work takes. A million units take about 10 ms of ordering, 60 ms of choosing.
 _BASE_WORK = 60_000_000  # for the best order without rewriting
 _ORDER_WORK = 15_000_000  # for that of one other graph or start
-_DROP_WORK = 40_000_000  # for one greedy run
-_GATHER_RUNS = 12  # of it, beyond that, for every op and parameter in shards: each is a decision or two
 _TRIAL_WORK = 4_000_000  # for one on a further base order
 _IMPROVE_WORK, _IMPROVE_RUNS = 12_000_000, 6_000  # for improving the choice: in all, and per op
 _RIVAL_SHARE = 1 / 2  # of that work, on a base order where the greedy ended better than on the first one
 _REBASE_SHARE = 1 / 6  # of that work, on the order of the rewritten graph
 _BASE_SHARE = 0.2  # of the time limit
-_DROP_SHARE = 0.5  # of the time limit, by which that stage ends at the latest
 _IMPROVE_SHARE = 0.7
-_LEAST_SHARE = 0.1  # of the time limit, that every stage gets however late it is: an answer that is late, but one
 _PROGRAM_SHARE = 0.9
-_BOUND_SHARE = 0.1  # of the time limit, for one lower bound
-_CLOSE = 0.002  # a peak this near to its bound is not searched for further
+_TIE = 0.001  # share of a peak, for which no time is paid
+_TIE_SHARE, _TIE_WORK = 1 / 6, 600_000  # of the work of improving, and at least: for less time at that peak
+_WORTH = 0.98  # share of the added time, that a choice must be below to be worth such memory
+_CAPS = 0.75, 0.9, 0.97  # shares of the time taken, that greedy runs may add instead
+_CAP_WORK, _CAP_RUNS = 600_000, 100  # for such a run on every base order; per op, at least
+_NEAR = 0.02  # share of a peak, by which the best order of a choice may be below the order that it was made on
+_NEAR_SHARE = 1 / 4  # of the work of ordering anew
+_CHEAPER = 0.9  # share of the added time, below which what misses a peak by so little is ordered
 _MAX_ROUNDS = 1000  # of the local search; work ends it earlier on all but small graphs
 _NUM_SEED_OPS = 3  # whose bounds the local search starts from, too
 
@@ -81,14 +80,7 @@ def _find_base(graph: Graph, options: Options, progress: Progress | None, left_o
     return Base(found, better.order if better.peak_bytes <= found.peak_bytes else found.order.copy())
 
 
-class _Start(NamedTuple):
-    """A base order, and what is chosen on it."""
-
-    order: NDArray[np.int32]
-    evictor: _core.RecomputeSearch
-
-
-class RecomputeSearch:
+class RecomputeSearch(Starts):
     """What to recompute and what to write in place in one graph.
 
     Args:
@@ -100,60 +92,22 @@ class RecomputeSearch:
 
     Attributes:
         base_peak_bytes: of the best order without rewriting.
-        base_seconds: estimated time of the ops.
-        interrupted: whether Ctrl-C or the progress callback ended it.
         lowest_bytes: the lowest peak that was reached towards a budget.
-        left_out: notes on heuristics that failed.
     """
 
     def __init__(
         self, graph: Graph, rules: Rules, options: Options, progress: Progress | None, base: Base | None = None
     ) -> None:
-        self.start = time.perf_counter()
-        self.graph, self.options, self.progress = graph, options, watched(progress)
         # The integer program knows no draws that are repeated.
-        self.rules = without_replays(rules) if options.method == "ilp" else rules
-        self.base_seconds = float(self.rules.seconds.sum())
-        self.interrupted = False
+        super().__init__(graph, without_replays(rules) if options.method == "ilp" else rules, options, progress)
         self.lowest_bytes = 2**62
-        self.drop_work = _DROP_WORK + _GATHER_RUNS * int(gathers(graph).sum()) // 2 * graph.num_ops
         self.improve_work = min(_IMPROVE_WORK, _IMPROVE_RUNS * graph.num_ops)
         self.notes: tuple[str, ...] = ()  # on the choice, for the plan's details
-        self.left_out: list[str] = []
         self.base = _find_base(graph, options, self.progress, self.left_out) if base is None else base
         self.base_peak_bytes = self.base.found.peak_bytes
         self._first = self._start(self.base.first_order)
         self.starts = [self._first]  # after a choice: the best first
         self._has_chosen = False
-        self._latest: tuple[Any, Recomputed] | None = None  # decisions, and the graph that they make
-
-    @property
-    def order(self) -> NDArray[np.int32]:
-        """The base order."""
-        return self.starts[0].order
-
-    @property
-    def evictor(self) -> _core.RecomputeSearch:
-        """What is chosen on it."""
-        return self.starts[0].evictor
-
-    def _start(self, order: NDArray[np.int32]) -> _Start:
-        order = gathered_late(self.graph, order)
-        return _Start(order, self.rules.evictor(self.graph, order))
-
-    def _left(self, share: float = 1.0) -> float:
-        passed = time.perf_counter() - self.start
-        return 0.0 if self.interrupted else max(0.0, share * self.options.time_limit - passed)
-
-    def _until(self, share: float) -> float:
-        """Return the seconds left to a share of the time limit, or the least that every stage gets."""
-        return 0.0 if self.interrupted else max(self._left(share), _LEAST_SHARE * self.options.time_limit)
-
-    def drop(self, peak_bytes: int, added_seconds: float, work: int | None = None) -> None:
-        """Drop values until the peak is reached, or no time may be added any more."""
-        work = self.drop_work if work is None else work
-        limits = _core.Limits(time_limit=self._until(_DROP_SHARE), max_work=work, progress=self.progress)
-        self.interrupted |= self.evictor.run(peak_bytes, added_seconds, limits)
 
     def choose(self, peak_bytes: int, added_seconds: float) -> None:
         """Drop values on several base orders; go on with the one where that ends best."""
@@ -163,7 +117,7 @@ class RecomputeSearch:
         goal = None if peak_bytes > 0 else added_seconds
         starts = self.starts
         for order in base_orders(self.graph, self.base.found.order, self.left_out):
-            if self.interrupted or self._left(_DROP_SHARE) <= 0.0 or self._close_enough(peak_bytes, goal):
+            if self.interrupted or self._left(DROP_SHARE) <= 0.0 or self._close_enough(peak_bytes, goal):
                 break
             with rivals.optional("a base order", self.left_out, self.progress):
                 self.starts = [self._start(order)]
@@ -171,11 +125,6 @@ class RecomputeSearch:
                 starts += self.starts
             self.starts = self._ranked(starts, peak_bytes)
         self.starts = self._ranked(starts, peak_bytes)
-
-    @staticmethod
-    def _ranked(starts: list[_Start], peak_bytes: int) -> list[_Start]:
-        """Return what meets the peak first, with the least time; then the lowest."""
-        return sorted(starts, key=lambda s: (max(s.evictor.peak - peak_bytes, 0), s.evictor.added_seconds))
 
     def improve(self, peak_bytes: int, added_seconds: float | None) -> None:
         """Search for less added time within the peak, or, given an added time, for a lower peak within that."""
@@ -189,6 +138,7 @@ class RecomputeSearch:
         self.starts = self._ranked([rival, first], peak_bytes)
         if _is_movable(self.options):
             self._rebase(peak_bytes, added_seconds, int(_REBASE_SHARE * work))
+        self._recall(peak_bytes, added_seconds)
 
     def _search(self, peak_bytes: int, added_seconds: float | None, work: int) -> None:
         """Improve what is in force on the present base order."""
@@ -197,24 +147,33 @@ class RecomputeSearch:
             return
         limits = _core.Limits(time_limit=limit, max_work=work, progress=self.progress)
         ops = busiest(self.graph, self.order)[:_NUM_SEED_OPS].tolist()
-        most = math.inf if added_seconds is None else added_seconds
-        target = _core.RecomputeTarget(least_time=added_seconds is None, peak=peak_bytes, added_seconds=most)
-        self.interrupted |= self.evictor.improve(target, ops, _MAX_ROUNDS, self.options.seed, limits)
+        goal = target(peak_bytes, added_seconds)
+        self.interrupted |= self.evictor.improve(goal, ops, _MAX_ROUNDS, self.options.seed, limits)
 
-    def _rebase(self, peak_bytes: int, added_seconds: float | None, work: int) -> None:
-        """Choose anew on the best order of the rewritten graph; go on with that where it is better."""
+    def _rebase(
+        self, peak_bytes: int, added_seconds: float | None, work: int, most: float = math.inf, share: float = 1.0
+    ) -> None:
+        """Choose anew on the best order of the rewritten graph; go on with that where it is better.
+
+        Args:
+            work: for improving the choice.
+            most: seconds that may be added within a peak.
+            share: of the work for ordering and for dropping that there is.
+        """
         if self._left(_IMPROVE_SHARE) <= 0.0 or self._close_enough(peak_bytes, added_seconds):
             return
         before = self.starts
         with rivals.optional("the order of the rewritten graph", self.left_out, self.progress) as failed:
             found = self.rewritten()
-            options = replace(self.options, layout=False, time_limit=self._until(_IMPROVE_SHARE), max_work=_ORDER_WORK)
+            options = replace(
+                self.options, layout=False, time_limit=self._until(_IMPROVE_SHARE), max_work=int(share * _ORDER_WORK)
+            )
             best = find_order(found.graph, options, self.progress, overlap=False).order
             order = induced(self.graph, best, found.origin)
             if order is None or np.array_equal(order, self.order):
                 return
             self.starts = [self._start(order)]
-            self.drop(peak_bytes, math.inf if added_seconds is None else added_seconds, _TRIAL_WORK)
+            self.drop(peak_bytes, most if added_seconds is None else added_seconds, int(share * _TRIAL_WORK))
             if added_seconds is not None or self.evictor.peak <= peak_bytes:
                 self._search(peak_bytes, added_seconds, work)
         self.starts = before if failed else self._ranked([*before, *self.starts], peak_bytes)
@@ -242,19 +201,52 @@ class RecomputeSearch:
         self.interrupted |= found.cancelled
         self.notes = (proof(found, added_seconds is None),)
 
-    def _close_enough(self, peak_bytes: int, added_seconds: float | None) -> bool:
-        """Whether the bounds leave next to nothing to gain."""
-        if added_seconds is None:
-            gap = self.evictor.added_seconds - self.least_seconds_bound(peak_bytes)
-            return gap <= _CLOSE * self.base_seconds
-        return self.evictor.peak <= (1 + _CLOSE) * self.least_peak_bound(added_seconds)
-
     def least(self, added_seconds: float) -> tuple[Recomputed]:
         """Find the least peak that adds at most so many seconds."""
         self.choose(0, added_seconds)
         self.improve(0, added_seconds)
+        self._settle(added_seconds)
         self._solve(0, added_seconds)
         return (self.rewritten(),)
+
+    def _settle(self, added_seconds: float) -> None:
+        """Take less time for as good as the same peak: the last bytes are not bought at any price."""
+        seconds, enough = self.evictor.added_seconds, int((1 + _TIE) * self.evictor.peak)
+        if seconds <= 0 or self.interrupted:
+            return
+        self._recall(enough, None)
+        self._cheapen(enough)
+        self._search(enough, None, max(_TIE_WORK, int(_TIE_SHARE * self.improve_work)))
+        self._recall(0, added_seconds if self.evictor.added_seconds > _WORTH * seconds else self.evictor.added_seconds)
+
+    def _cheapen(self, peak_bytes: int) -> None:
+        """Look for less time within the peak: where a cheaper choice misses it by little, and where less may be spent.
+
+        What misses it is ordered anew, and the best order of that is one more base order.
+        """
+        seconds = self.evictor.added_seconds
+        if self.options.method == "ilp" or seconds <= 0:
+            return
+        near = self._recall(0, _CHEAPER * seconds) and peak_bytes < self.evictor.peak <= (1 + _NEAR) * peak_bytes
+        if near and _is_movable(self.options):
+            self._rebase(peak_bytes, None, int(_REBASE_SHARE * self.improve_work), seconds, _NEAR_SHARE)
+        self._recall(peak_bytes, None)
+        self._spend_less(peak_bytes)
+
+    def _spend_less(self, peak_bytes: int) -> None:
+        """Drop anew on every base order with less time allowed than is taken: who may not spend chooses otherwise."""
+        work, none = _CAP_WORK // len(self.seen), np.zeros(0, dtype=np.int32)
+        if work < _CAP_RUNS * self.graph.num_ops:
+            return
+        for cap in _CAPS:
+            seconds = cap * self.evictor.added_seconds
+            if self._left(_IMPROVE_SHARE) <= 0.0 or self._close_enough(peak_bytes, None):
+                return
+            limits = _core.Limits(time_limit=self._left(_IMPROVE_SHARE), max_work=work, progress=self.progress)
+            for start in self.seen:
+                start.evictor.reset(none, none)
+                self.interrupted |= start.evictor.run(peak_bytes, seconds, limits)
+            self._recall(peak_bytes, None)
 
     def within(self, peak_bytes: int) -> tuple[Recomputed] | None:
         """Find the least added time for a peak; None where that is not reached."""
@@ -265,6 +257,7 @@ class RecomputeSearch:
         if self.evictor.peak > peak_bytes and self.least_peak_bound(math.inf) <= peak_bytes:
             self.improve(0, math.inf)  # the greedy stopped above what may be there
         if self.evictor.peak <= peak_bytes:
+            self._cheapen(peak_bytes)
             self.improve(peak_bytes, None)
         self._solve(peak_bytes, None)
         self.lowest_bytes = min(self.lowest_bytes, self.evictor.peak)
@@ -297,41 +290,16 @@ class RecomputeSearch:
         highest = np.argsort(-needs, kind="stable")[:3]
         return refusal(self.graph, budget_bytes, self.lowest_bytes, ops[highest], needs[highest], "more levers")
 
-    def _bound_seconds(self) -> float:
-        return max(0.05, min(self._left(), _BOUND_SHARE * self.options.time_limit))
-
-    def least_peak_bound(self, added_seconds: float, plan: Plan | None = None) -> int:
-        """Return bytes: no rewriting that adds at most these seconds has a lower peak, by the cuts around some ops.
-
-        These are the busiest ones of the base order, and of a plan of what was found.
-        """
-        ops = busiest(self.graph, self.order, plan)
-        peaks, _ = self.evictor.least_peak(ops, added_seconds, self._bound_seconds(), None)
-        return max(int(peaks.max(initial=0)), self.graph.resident_bytes)
-
-    def least_seconds_bound(self, peak_bytes: int, plan: Plan | None = None) -> float:
-        """Return seconds: no rewriting with at most this peak adds less, by the cuts around the same ops."""
-        ops = busiest(self.graph, self.order, plan)
-        seconds, _ = self.evictor.least_added_seconds(ops, peak_bytes, self._bound_seconds(), None)
-        return float(seconds.max(initial=0.0))
-
-    def bounds(self, plan: Plan, added_seconds: float, peak_bytes: int) -> tuple[int, float]:
+    def bounds(self, plan: Plan, added_seconds: float, most_seconds: float, peak_bytes: int) -> tuple[int, float]:
         """Return what is proved about every other plan.
 
         Args:
             plan: of what was found.
             added_seconds: that it adds to the graph.
+            most_seconds: that a plan may add.
             peak_bytes: which it reaches.
 
         Returns:
-            The least peak within its added time, in bytes; the least added time within `peak_bytes`, in seconds.
+            The least peak within `most_seconds`, in bytes; the least added time within `peak_bytes`, in seconds.
         """
-        return self.least_peak_bound(added_seconds, plan), self.least_seconds_bound(peak_bytes, plan)
-
-    def rewritten(self) -> Recomputed:
-        """Return the graph that the decisions in force make."""
-        drops = self.evictor.decisions()
-        decisions = (self.order.tobytes(), drops.values.tobytes(), drops.steps.tobytes())
-        if self._latest is None or self._latest[0] != decisions:
-            self._latest = decisions, recomputed_graph(self.graph, self.rules, self.evictor)
-        return self._latest[1]
+        return self.least_peak_bound(most_seconds, plan), self.least_seconds_bound(peak_bytes, plan)

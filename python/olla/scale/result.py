@@ -18,7 +18,7 @@ FIGURES = (
     *("peak_lower_bound_bytes", "num_recomputed", "num_in_place", "swapped_bytes", "host_bytes"),
 )  # of a plan
 WIDTH = 120
-_NOTE = "Before: in program order; with a goal, in the best order, nothing rewritten. Bound: no such plan needs less."
+_NOTE = "Before: in program order, nothing rewritten. Bound: no such plan needs less."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +98,6 @@ def _figures(result: Result) -> list[str]:
         return ["", result.status, "", ""]
     figures = result.figures
     added = percent(figures["added_seconds"] / figures["base_seconds"]) if figures["base_seconds"] else ""
-    before = figures["base_peak_bytes"] or figures["program_peak_bytes"]
+    before = figures["program_peak_bytes"]
     bound = figures["peak_lower_bound_bytes"] or figures["lower_bound_bytes"]
     return [*(human_bytes(num_bytes) for num_bytes in (before, figures["peak_bytes"], bound)), added]

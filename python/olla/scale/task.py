@@ -22,7 +22,7 @@ from olla.report.interrupt import Interrupt
 from olla.scale.folder import Folder, load
 from olla.scale.result import FAILED, FIGURES, INTERRUPTED, NOTHING_FITS, PLANNED, Result
 
-FORMAT, VERSION = "olla-result", 1
+FORMAT, VERSION = "olla-result", 2
 _NOT_GIVEN = ("graph", "precedences", "order", "progress")  # arguments of `olla.plan` that are not for many graphs
 DEFAULTS = {
     name: parameter.default for name, parameter in inspect.signature(plan).parameters.items() if name not in _NOT_GIVEN

@@ -183,10 +183,10 @@ class AutoSwapSearch:
         """Return the options by which the graph that was found is laid out; its order says it all."""
         return replace(self.options, method="program", precedences=(), updates_may_move=True)
 
-    def bounds(self, plan: Plan, added_seconds: float, peak_bytes: int) -> tuple[int, float]:
+    def bounds(self, plan: Plan, added_seconds: float, most_seconds: float, peak_bytes: int) -> tuple[int, float]:
         """Return what is proved about every other plan that keeps what ops make; see `RecomputeSearch.bounds`."""
         bound = SwapBound(self.graph, self.rules, self.swapping.link, self.swapping.host_bytes)
-        return bound.of(plan, added_seconds, peak_bytes)
+        return bound.of(plan, added_seconds, most_seconds, peak_bytes)
 
     def refused(self, budget_bytes: int) -> BudgetError:
         """Return the error for a budget that nothing was found for."""

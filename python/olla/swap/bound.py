@@ -8,6 +8,7 @@ copy in. That many bytes, and no more, come off the minimum cut that bounds the 
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,6 +47,7 @@ class SwapBound:
         self._cuts = rules.evictor(graph, np.arange(graph.num_ops, dtype=np.int32))
         self.graph, self.seconds, self.link = graph, rules.seconds, link
         self.host_bytes = float("inf") if host_bytes is None else host_bytes
+        self._rules, self._lasting = rules, lasting
         self.lasting_bytes = int(graph.tensor_bytes[np.asarray(lasting, dtype=np.int32)].sum())
         self._before, self._after = self._dependencies(self._cuts.values)
 
@@ -89,6 +91,11 @@ class SwapBound:
         if len(ops) == 0:
             return self.graph.resident_bytes - self.lasting_bytes
         cuts, _ = self._cuts.least_peak(ops, added_seconds, _SECONDS, None)
+        if added_seconds == math.inf:  # all that an op does not use can be in host memory while it runs
+            most = max(
+                float(cuts.max()) - self.host_bytes, int(working_sets(self.graph, self._rules, self._lasting).max())
+            )
+            return max(self.graph.resident_bytes - self.lasting_bytes, math.ceil(most))
         rough = cuts - np.array([self.capacity(t, added_seconds, added_seconds) for t in ops.tolist()])
         best = float(rough.max())
         parts = added_seconds * np.arange(_NUM_PARTS + 1) / _NUM_PARTS
@@ -117,10 +124,10 @@ class SwapBound:
             best = max(best, float(found[0]))
         return min(best, reached_seconds)
 
-    def of(self, plan: Plan, added_seconds: float, peak_bytes: int) -> tuple[int, float]:
+    def of(self, plan: Plan, added_seconds: float, most_seconds: float, peak_bytes: int) -> tuple[int, float]:
         """Return what is proved about every other plan; see `RecomputeSearch.bounds`."""
         ops = busiest(self.graph, np.arange(self.graph.num_ops, dtype=np.int32), plan)
-        return self.least_peak(ops, added_seconds), self.least_added_seconds(ops, peak_bytes, added_seconds)
+        return self.least_peak(ops, most_seconds), self.least_added_seconds(ops, peak_bytes, added_seconds)
 
 
 def working_sets(graph: Graph, rules: Rules, lasting: Any = ()) -> NDArray[np.int64]:

@@ -229,11 +229,11 @@ class CombinedSearch:
         """Lines for a reader who wants to know more."""
         return (*self.recompute.details, *self.left_out)
 
-    def bounds(self, plan: Plan, added_seconds: float, peak_bytes: int) -> tuple[int, float]:
+    def bounds(self, plan: Plan, added_seconds: float, most_seconds: float, peak_bytes: int) -> tuple[int, float]:
         """Return what is proved about every other plan; see `RecomputeSearch.bounds`."""
         swapping, lasting = self.swapping, self._lasting(self.graph)
         bound = SwapBound(self.graph, self.recompute.rules, swapping.link, swapping.host_bytes, lasting)
-        return bound.of(plan, added_seconds, peak_bytes)
+        return bound.of(plan, added_seconds, most_seconds, peak_bytes)
 
     def refused(self, budget_bytes: int) -> BudgetError:
         """Return the error for a budget that nothing was found for."""

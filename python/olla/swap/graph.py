@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from olla.graph import Graph
 from olla.plan import Swapped, Swaps
 from olla.plan.rewrite import COPY
-
-SWAP_OUT, SWAP_IN = "olla::swap_out", "olla::swap_in"
+from olla.plan.swapped import SWAP_IN, SWAP_OUT
 
 
 def swapped_graph(graph: Graph, order: NDArray[np.int32], swaps: Swaps) -> Swapped:

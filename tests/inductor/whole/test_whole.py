@@ -190,7 +190,7 @@ def test_two_backward_passes_are_refused_by_name() -> None:
         return batch.sum()
 
     model = blocks()
-    step = olla.compile(model, optimizer=sgd(model), step=body, kernels="inductor")
+    step = olla.compile(model, optimizer=sgd(model), step=body, kernels="inductor", on_unsupported="raise")
     with pytest.raises(CaptureError, match="one backward pass from one number"):
         step(inputs(1)[0])
 
@@ -216,7 +216,7 @@ def test_what_does_not_fit_is_refused_with_its_value(options: dict[str, Any], me
 def test_lbfgs_is_refused() -> None:
     model = blocks(1)
     with pytest.raises(CaptureError):
-        compiled(model, torch.optim.LBFGS(model.parameters()))(inputs(1)[0])
+        compiled(model, torch.optim.LBFGS(model.parameters()), on_unsupported="raise")(inputs(1)[0])
 
 
 def test_most_flops_are_for_inductors_kernels() -> None:

@@ -9,7 +9,7 @@ import pytest
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import olla
-from olla.pytorch.capture import trace
+from olla.pytorch.capture import exclusive
 from tests.support.pytorch.steps import World, nn, same, square, torch
 
 pytestmark = pytest.mark.torch
@@ -62,7 +62,7 @@ def test_a_checkpoint_that_saves_matrix_products_is_planned_and_equals_the_ordin
 
 
 def test_a_torch_that_would_save_what_a_policy_recomputes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace, "_checkpoints", lambda capture: contextlib.nullcontext())
+    monkeypatch.setattr(exclusive, "checkpoints", lambda capture: contextlib.nullcontext())
     with pytest.raises(olla.CaptureError, match=r"activation checkpointing tells it to\. Leave context_fn out"):
         selective_peak(())
     assert selective_peak(None) > 0

@@ -152,28 +152,6 @@ def test_averages_outside_the_step_follow_the_parameters() -> None:
     assert same(*averages)
 
 
-def no_zero_grad(model: Any, optimizer: Any, x: Any) -> Any:
-    square(model, x).backward()
-    optimizer.step()
-
-
-def zeroed(model: Any, optimizer: Any, x: Any) -> Any:
-    optimizer.zero_grad(set_to_none=False)
-    square(model, x).backward()
-    optimizer.step()
-
-
-def late(model: Any, optimizer: Any, x: Any) -> Any:
-    optimizer.step()
-    optimizer.zero_grad()
-    square(model, x).backward()
-
-
-def never_stepping(model: Any, optimizer: Any, x: Any) -> Any:
-    optimizer.zero_grad()
-    square(model, x).backward()
-
-
 def scheduling(model: Any, optimizer: Any, x: Any) -> Any:
     ordinary(model, optimizer, x)
     optimizer.param_groups[0]["lr"] = 0.5
@@ -216,10 +194,6 @@ def second_optimizer(model: Any, optimizer: Any, x: Any) -> Any:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (no_zero_grad, r"gradients would add up over steps \(0.bias.*model.zero_grad\(\)"),
-        (zeroed, r"changes gradients of the step before.*set_to_none=False"),
-        (late, r"optimizer.step\(\) comes before any backward"),
-        (never_stepping, r"never calls optimizer.step\(\).*pass loss="),
         (scheduling, r"changes settings of the optimizer \(lr\).*schedule.step\(\) after"),
         (seeding, r"seeds a random number generator: seed it before"),
         (drawing, r"Python's random or from numpy.*Draw them with torch"),

@@ -12,6 +12,7 @@ import olla
 from tests.support.pytorch import networks
 from tests.support.pytorch.steps import World, agree, models, nn, slow, square, torch
 
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 pytestmark = pytest.mark.torch
 
 SLOW = ["mobilenet_v2", "efficientnet_b0", "swin_t"]
@@ -53,10 +54,20 @@ def test_grouped_products_of_experts_are_planned_in_bfloat16() -> None:
     agree(world)
 
 
-@pytest.mark.parametrize("experts", ["eager", "grouped_mm"])
-def test_experts_whose_shapes_depend_on_the_data_are_refused_with_the_setting_that_helps(experts: str) -> None:
+def test_experts_whose_shapes_depend_on_the_data_are_refused_with_the_setting_that_helps() -> None:
     world = world_of("mixtral_100m")
-    world.model.set_experts_implementation(experts)
+    world.model.set_experts_implementation("eager")
+    with pytest.raises(olla.CaptureError, match=r'set_experts_implementation\("batched_mm"\)'):
+        olla.capture(world.model, world.batch, optimizer=world.optimizer, loss=world.loss)
+
+
+def test_grouped_products_of_experts_in_float32_are_planned_or_refused_with_the_setting_that_helps() -> None:
+    """Before torch 2.15 the CPU takes them apart by sizes that depend on the data."""
+    world = world_of("mixtral_100m")
+    world.model.set_experts_implementation("grouped_mm")
+    if TORCH >= (2, 15):
+        assert agree(world)
+        return
     with pytest.raises(olla.CaptureError, match=r'set_experts_implementation\("batched_mm"\)'):
         olla.capture(world.model, world.batch, optimizer=world.optimizer, loss=world.loss)
 

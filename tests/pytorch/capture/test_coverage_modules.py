@@ -14,6 +14,7 @@ import olla
 from tests.support.pytorch.steps import STEPS, World, agree, capture, images, net, nn, same, square, tensors, torch
 
 pytestmark = pytest.mark.torch
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 def batch() -> Any:
@@ -320,6 +321,88 @@ def test_a_parameter_that_something_else_holds_is_followed_into_a_function_of_th
     assert same(planned.values(), eager.values())
 
 
+class Shift(torch.autograd.Function):
+    """A function with a context of its own setting, a default, and a gradient that is not the true one."""
+
+    @staticmethod
+    def forward(x: Any, weight: Any, scale: float = 2.0) -> Any:
+        return x + scale * weight.sum()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        (weight,) = ctx.saved_tensors
+        return gradient, 3 * weight * gradient.sum(), None
+
+
+class Functions(nn.Module):
+    """Gives its weight, or a result, to functions of the user's own."""
+
+    def __init__(self, function: Callable[..., Any], is_weight: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.weight, self.function = nn.Linear(6, 6), nn.Parameter(torch.ones(6)), function
+        self.is_weight = is_weight
+
+    def forward(self, x: Any) -> Any:
+        y = self.layer(x) * self.weight
+        return self.function(y, self.weight if self.is_weight else 2 * self.weight)
+
+
+BY_CLASS = [lambda *args: Scale.apply(*args), lambda *args: Shift.apply(*args), lambda x, w: Shift.apply(w, x, 0.5)]
+BY_REFERENCE = [Scale.apply, Shift.apply]  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("function", BY_CLASS)
+def test_functions_of_the_users_own_follow_their_weights(function: Callable[..., Any]) -> None:
+    assert same(results(lambda: Functions(function), True), results(lambda: Functions(function), False))
+
+
+@pytest.mark.parametrize("function", BY_REFERENCE)
+def test_functions_taken_by_reference_follow_results(function: Callable[..., Any]) -> None:
+    make = lambda: Functions(function, is_weight=False)  # noqa: E731
+    assert same(results(make, True), results(make, False))
+
+
+@pytest.mark.parametrize("had_gradient", [False, True])
+@pytest.mark.parametrize("function", BY_REFERENCE)
+def test_functions_taken_by_reference_follow_weights_or_are_refused(
+    function: Callable[..., Any], had_gradient: bool
+) -> None:
+    """Since torch 2.14 nothing stands between a reference to apply and its C++."""
+
+    def make() -> nn.Module:
+        model = Functions(function)
+        if had_gradient:
+            square(model, batch()).backward()
+        return model
+
+    if TORCH < (2, 14):
+        assert same(results(make, True), results(make, False))
+        return
+    with pytest.raises(olla.CaptureError, match=r"torch\.autograd\.Function"):
+        results(make, True)
+
+
+def test_an_apply_of_the_users_own_is_called() -> None:
+    class Twice(Scale):
+        @classmethod
+        def apply(cls, x: Any, weight: Any) -> Any:
+            return 2 * Scale.apply(x, weight)  # type: ignore[no-untyped-call]
+
+    by_class = lambda *args: Twice.apply(*args)  # noqa: E731
+    assert same(results(lambda: Functions(by_class), True), results(lambda: Functions(by_class), False))
+
+
+def test_apply_is_itself_again_behind_a_capture() -> None:
+    before = Scale.apply, dict(vars(type(Scale)))
+    olla.capture(Functions(BY_CLASS[0]), batch(), loss=square)
+    assert (Scale.apply, dict(vars(type(Scale)))) == before
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -329,7 +412,7 @@ def test_a_parameter_that_something_else_holds_is_followed_into_a_function_of_th
         (lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, momentum=None)), r"needs the values of tensors"),
     ],
 )
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:`torch.jit.trace:FutureWarning")
 def test_modules_that_cannot_be_captured_are_refused(make: Callable[[], nn.Module], message: str) -> None:
     with pytest.raises(olla.CaptureError, match=message):
         olla.capture(make(), batch(), loss=square)

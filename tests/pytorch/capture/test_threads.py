@@ -102,6 +102,12 @@ def untouched() -> Iterator[None]:
     assert health() == settings
 
 
+def is_fx_tracing() -> Any:
+    module: Any = torch.fx._symbolic_trace
+    ask = getattr(module, "_get_is_fx_tracing", None)  # of this thread, since torch 2.14
+    return module._is_fx_tracing_flag if ask is None else ask()
+
+
 def health() -> list[Any]:
     """Settings of the process and of this thread that torch keeps."""
     return [
@@ -114,7 +120,7 @@ def health() -> list[Any]:
             torch._C._get_dispatch_mode(key)
             for key in (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
         ],
-        torch.fx._symbolic_trace._is_fx_tracing_flag,
+        is_fx_tracing(),
         torch.fx._lazy_graph_module._use_lazy_graph_module_flag,
         len(torch_optimizer._global_optimizer_pre_hooks),
         exclusive._replaced,

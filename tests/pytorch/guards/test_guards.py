@@ -23,7 +23,7 @@ pytestmark = pytest.mark.torch
 def compiled(model: nn.Module, loss: Any = square, **options: Any) -> Any:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     settings = {"time_limit": 0.05, "arena": False, "disk_cache": False}
-    return olla.compile(model, optimizer=optimizer, loss=loss, **(settings | options))
+    return olla.compile(model, optimizer=optimizer, loss=loss, **({"on_unsupported": "raise"} | settings | options))
 
 
 def layers() -> nn.Module:

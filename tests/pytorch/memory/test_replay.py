@@ -34,7 +34,7 @@ def test_tensors_are_at_their_planned_addresses_and_results_are_the_same(replay:
     del y
     counters = replay.deactivate()
     assert torch.equal(z, expected)
-    assert counters == (2, 0, 0, 16384, 16384, [], 16384, 16384)
+    assert counters == (2, 0, 0, 16384, 16384, [], 16384, 16384, 16384)
 
 
 def test_misses_go_to_the_default_allocator_and_are_named(replay: Replay) -> None:

@@ -123,7 +123,7 @@ def test_a_plan_is_saved_planned_offline_and_loaded(tmp_path: Path) -> None:
             pool.step()
     pool.save(tmp_path / "trace.csv")
     planned = tmp_path / "planned.csv"
-    assert main(["layout", str(tmp_path / "trace.csv"), "-o", str(planned), "--align", "64"]) == 0
+    assert main(["layout", str(tmp_path / "trace.csv"), "-o", str(planned), "--alignment", "64"]) == 0
     second.iterate()  # makes the optimizer's state, which stays
     with olla.pool(plan=planned) as again:
         for _ in range(5):

@@ -103,7 +103,7 @@ class World:
 
     def compiled(self, **options: Any) -> Any:
         """The step that olla.compile makes of it."""
-        settings = {"time_limit": 0.3} | options
+        settings = {"time_limit": 0.3, "on_unsupported": "raise"} | options
         return olla.compile(self.model, optimizer=self.optimizer, loss=self.loss, step=self.body, **settings)
 
     def planned(self, step: Any, steps: int = STEPS) -> list[Any]:

@@ -110,8 +110,13 @@ def devices(module: torch.fx.GraphModule) -> set[torch.device]:
     return {node.meta["val"].device for node in module.graph.nodes if is_tensor_node(node)}
 
 
-def obstacle(module: torch.fx.GraphModule) -> str:
-    """Return why a joint graph is left to torch's partitioner; empty where olla can take it."""
+def obstacle(module: torch.fx.GraphModule, *, holds_graphs: bool = True) -> str:
+    """Return why a joint graph is left to torch's partitioner; empty where olla can take it.
+
+    Args:
+        module: the joint graph.
+        holds_graphs: whether the caller can have operators that hold graphs of their own.
+    """
     primal = private("torch._functorch._aot_autograd.utils", "_is_primal")
     for node in module.graph.nodes:
         if node.op == "placeholder" and not (primal(node) or is_tangent(node)):
@@ -120,6 +125,8 @@ def obstacle(module: torch.fx.GraphModule) -> str:
             continue
         if node.target is torch.ops.higher_order.with_effects:
             return f"it calls {node.target}, which has effects"
+        if not holds_graphs and isinstance(node.target, torch._ops.HigherOrderOperator):
+            return f"it calls {node.target}, which holds a graph of its own or has effects"
         if is_symbolic(node) and not all(is_symbolic(n) or n.op == "placeholder" for n in node.all_input_nodes):
             return f"the size {node.name} depends on data"
     return ""
@@ -160,6 +167,12 @@ def keep_in(node: torch.fx.Node, *, backward: bool) -> None:
     node.meta["partitioner_tag"] = "must_be_in_backward" if backward else "must_be_in_forward"
 
 
+def settle_recompute_tags(module: torch.fx.GraphModule) -> None:
+    """Have what lies between two checkpointed regions saved, as it is in eager training."""
+    if private(_partitioners, "has_recomputable_ops")(module):
+        private(_partitioners, "cleanup_recompute_tags")(module, is_default_partition=False)
+
+
 def prepare(module: torch.fx.GraphModule, static_indices: list[int] | None, num_forward_outputs: int) -> Any:
     """Do with a joint graph what torch's partitioner does before it decides; returns how it classifies the nodes.
 
@@ -169,8 +182,7 @@ def prepare(module: torch.fx.GraphModule, static_indices: list[int] | None, num_
     module.recompile()
     if functorch_config.cse:
         module.graph = fx_graph_cse(module.graph)
-    if private(_partitioners, "has_recomputable_ops")(module):
-        private(_partitioners, "cleanup_recompute_tags")(module, is_default_partition=False)
+    settle_recompute_tags(module)
     if not functorch_config.unsafe_allow_optimization_of_collectives:
         private(_partitioners, "force_save_collectives")(module)
     private(_partitioners, "force_save_effectful_ops")(module)

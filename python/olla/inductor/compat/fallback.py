@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 _log = logging.getLogger("olla.inductor")
-_FOLDER = Path(__file__).parents[1]
+_PACKAGE = Path(__file__).parents[2]
 _warned: set[str] = set()
 
 
@@ -67,7 +67,7 @@ def forget() -> None:
 
 def _place(error: Exception) -> str:
     """Return the innermost function of this package that an error went through: "olla.inductor.saving.joint.build"."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _FOLDER in Path(frame.filename).parents]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _PACKAGE in Path(frame.filename).parents]
     inner = frames[-1]
-    module = ".".join(Path(inner.filename).relative_to(_FOLDER).with_suffix("").parts)
-    return f"olla.inductor.{module}.{inner.name}, line {inner.lineno},"
+    module = ".".join(Path(inner.filename).relative_to(_PACKAGE).with_suffix("").parts)
+    return f"olla.{module}.{inner.name}, line {inner.lineno},"

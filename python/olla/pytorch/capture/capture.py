@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from olla.errors import CaptureError
+from olla.errors import MISUSE, CaptureError
 from olla.graph import Graph
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from olla.pytorch.capture.inputs import Input
-    from olla.pytorch.capture.results import Structure
+    from olla.pytorch.capture.results import Gradients, Structure
     from olla.pytorch.guards.reads import Reads
     from olla.pytorch.ranks.reduced import Left
 
@@ -40,6 +40,7 @@ class Captured:
         seconds: by stage: ``trace``, ``fold``.
         reads: what the step read from Python while it was captured.
         left: what a step of a DistributedDataParallel does beside its operators; None: the model is none.
+        gradients: what the step does to ``.grad``.
         original: the step as it was before its losses were put in chunks of rows; None: this is how it was captured.
     """
 
@@ -55,6 +56,7 @@ class Captured:
     original: Captured | None = None
     reads: Reads | None = None
     left: Left | None = None
+    gradients: Gradients | None = None
 
     def __repr__(self) -> str:
         return f"Captured({self.graph.name!r}: {self.graph.num_ops} ops, {self.graph.num_tensors} tensors)"
@@ -72,6 +74,7 @@ def capture(
     checks: str = "run",
     world_size: int | None = None,
     parallel: str | None = None,
+    keep_gradients: bool = False,
 ) -> Captured:
     """Capture one step of a model as a graph; nothing is run and no memory is allocated.
 
@@ -98,6 +101,8 @@ def capture(
         parallel: what the ranks share, with world_size: "fsdp", every parameter, gradient and optimizer state is in
             shards of dim 0, as FSDP2 has them, and gathered where it is used; "ddp", every rank has all, and gradients
             are averaged.
+        keep_gradients: whether gradients that the optimizer has used stay in ``.grad`` until the next step, as in an
+            ordinary loop, and are outputs; without, each one's memory is free right after its update.
 
     Returns:
         The captured step; ``.graph`` is its olla.Graph.
@@ -123,24 +128,32 @@ def capture(
     import torch
 
     from olla.pytorch.capture import exclusive, optimizers
+    from olla.pytorch.capture.loop import AddsUpError
     from olla.pytorch.capture.storages import fold
     from olla.pytorch.capture.trace import trace
+    from olla.pytorch.ranks.wrapped import is_wrapped
     from olla.pytorch.sharded.fully import idle_hooks, ranks_of_model
     from olla.pytorch.sharded.group import ranks_of, require_parallel
 
     if not isinstance(model, torch.nn.Module):
-        raise CaptureError(f"model is a {type(model).__name__}, expected a torch.nn.Module")
+        raise CaptureError(f"model is a {type(model).__name__}, expected a torch.nn.Module", rule=MISUSE)
     _require_functions(optimizer, loss, step)
     require_choice(checks)
     require_parallel(world_size, parallel, step)
     where = None if device is None else torch.device(device)
     start = time.perf_counter()
-    with exclusive.collecting_no_garbage(), ranks_of(world_size, parallel) as ranks:
+    with exclusive.collecting_no_garbage(), exclusive.bounded_memos(), ranks_of(world_size, parallel) as ranks:
         if ranks is None:
             is_elementwise = optimizer is not None and optimizers.updates_are_elementwise(optimizer)
             ranks = ranks_of_model(model, loss is not None and optimizer is not None, is_elementwise)
         with idle_hooks(model), exclusive.capture() as current:
-            traced = trace(current, model, batch, loss, optimizer, where, step, checks == "run", ranks)
+            of_step = (current, model, batch, loss, optimizer, where, step, checks == "run", ranks, keep_gradients)
+            try:
+                traced = trace(*of_step)
+            except AddsUpError:
+                if is_wrapped(model):
+                    raise
+                traced = trace(*of_step, adds_up=True)
         middle = time.perf_counter()
         inside = model if traced.left is None else model.module
         folded = fold(traced.module, traced.inputs, name or type(inside).__name__)
@@ -157,26 +170,27 @@ def require_choice(checks: str) -> None:
 def _require_functions(optimizer: Any, loss: Any, step: Any) -> None:
     for name, function, of in (("loss", loss, "model and batch"), ("step", step, "model, optimizer and batch")):
         if function is not None and not callable(function):
-            raise CaptureError(f"{name} is a {type(function).__name__}, expected a function of {of}")
+            raise CaptureError(f"{name} is a {type(function).__name__}, expected a function of {of}", rule=MISUSE)
     if loss is not None and step is not None:
         raise CaptureError(
-            "both loss and step are given: pass loss for the ordinary loop, step for the body of your own"
+            "both loss and step are given: pass loss for the ordinary loop, step for the body of your own",
+            rule=MISUSE,
         )
     if step is not None and optimizer is None:
         raise CaptureError(
-            "a step function needs an optimizer: pass optimizer=..., or loss=... to leave gradients in .grad"
+            "a step function needs an optimizer: pass optimizer=..., or loss=... to leave gradients in .grad",
+            rule=MISUSE,
         )
     if optimizer is not None and loss is None and step is None:
         raise CaptureError(
-            "an optimizer needs a loss: pass loss=lambda model, batch: ..., or optimizer=None for inference"
+            "an optimizer needs a loss: pass loss=lambda model, batch: ..., or optimizer=None for inference",
+            rule=MISUSE,
         )
 
 
 def _require_torch() -> None:
-    try:
-        import torch
-    except ModuleNotFoundError as error:
-        raise CaptureError("olla.capture needs PyTorch: pip install 'olla-planner[torch]'") from error
+    import torch
+
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))

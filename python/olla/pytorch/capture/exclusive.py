@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import functools
 import gc
+import inspect
 import os
 import signal
 import sys
@@ -13,11 +16,15 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, get_proxy_mode
+from torch.utils import checkpoint
 
 _lock = threading.RLock()
 _replaced: list[tuple[Any, str, Any, Any]] = []  # by the captures that run: owner, name, original, stand-in
+_memos: collections.deque[list[Any]] = collections.deque()  # keys of torch's own that each of the latest captures added
+_NUM_REMEMBERED = 8  # captures; one that is like them takes two thirds of the time
+_NOTHING: Any = object()  # in place of an original that is not there
 _is_collected = False  # whether garbage is collected again once the capture that runs is over
 
 
@@ -97,14 +104,20 @@ class Capture:
             return False
         return threading.get_ident() == self._thread or (self.mode is not None and get_proxy_mode() is self.mode)
 
-    def replaced(self, owner: Any, name: str, function: Callable[..., Any]) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def replaced(self, owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
         """Replace a function of the process for what is captured; all other callers reach the original."""
         original = getattr(owner, name)
+        stand_ins = [function]
 
         def choose(*args: Any, **kwargs: Any) -> Any:
-            return (function if self.is_here() else original)(*args, **kwargs)
+            return (stand_ins[0] if self.is_here() else original)(*args, **kwargs)
 
-        return replaced(owner, name, choose)
+        with replaced(owner, name, choose):
+            try:
+                yield
+            finally:
+                stand_ins[:] = [original]  # a module that is imported meanwhile keeps what it finds here for ever
 
 
 @contextlib.contextmanager
@@ -115,13 +128,17 @@ def capture() -> Iterator[Capture]:
         try:
             yield found
         finally:
-            found.is_over = True
+            found.is_over, found.mode = True, None
 
 
-def unwatched_operators(capture: Capture) -> AbstractContextManager[None]:
+def unwatched_operators(capture: Capture, note: Callable[[], None]) -> AbstractContextManager[None]:
     """Record operators without asking modes for functions of torch, and without watching which code is entered.
 
     In a backward pass both are on, and torch's own Python behind each operator calls hundreds of functions.
+
+    Args:
+        capture: under way.
+        note: called after each operator.
     """
     record: Any = ProxyTorchDispatchMode.__torch_dispatch__
 
@@ -130,11 +147,20 @@ def unwatched_operators(capture: Capture) -> AbstractContextManager[None]:
         sys.settrace(None)
         try:
             with torch._C.DisableTorchFunction():
-                return record(*args, **kwargs)
+                result = record(*args, **kwargs)
+            note()
+            return result
         finally:
             sys.settrace(watching)
 
     return capture.replaced(ProxyTorchDispatchMode, "__torch_dispatch__", record_unwatched)
+
+
+def checkpoints(capture: Capture) -> AbstractContextManager[None]:
+    """Let selective activation checkpointing save and recompute, which only marks nodes where it sees a trace."""
+    if not hasattr(checkpoint, "_is_compiling"):
+        return contextlib.nullcontext()
+    return capture.replaced(checkpoint, "_is_compiling", lambda *_: False)
 
 
 @contextlib.contextmanager
@@ -147,6 +173,7 @@ def unchanged(model: torch.nn.Module, leaves: list[Any]) -> Iterator[None]:
     try:
         yield
     finally:
+        clear_fake_caches()
         for parameter, gradient in gradients:
             if isinstance(parameter.grad, FakeTensor):
                 parameter.grad = gradient
@@ -154,6 +181,43 @@ def unchanged(model: torch.nn.Module, leaves: list[Any]) -> Iterator[None]:
             if list(table) != list(before) or any(table[key] is not before[key] for key in before):
                 table.clear()
                 table.update(before)
+
+
+@contextlib.contextmanager
+def bounded_memos() -> Iterator[None]:
+    """Keep what torch notes of operators on fake tensors, by their shapes, for the latest captures only."""
+    memos: dict[Any, Any] = getattr(FakeTensorMode, "cache", {})
+    num_before = len(memos)
+    try:
+        yield
+    finally:
+        _memos.append(list(memos)[num_before:])
+        while len(_memos) > _NUM_REMEMBERED:
+            for key in _memos.popleft():
+                memos.pop(key, None)
+
+
+def clear_fake_caches() -> None:
+    """Empty the caches of functools that hold fake tensors: a capture has filled them, and others would be given these.
+
+    Complexity: O(objects that the garbage collector knows), some 20 ms.
+    """
+    for cache in gc.get_objects():
+        if type(cache) is functools._lru_cache_wrapper and cache.cache_info().currsize and _holds_fakes(cache):
+            cache.cache_clear()
+
+
+def _holds_fakes(cache: object) -> bool:
+    """Whether a cache holds a fake tensor, alone or in lists, tuples and dicts."""
+    waiting, seen = gc.get_referents(cache), set()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, FakeTensor):
+            return True
+        if type(value) in (tuple, list, dict) and id(value) not in seen:
+            seen.add(id(value))
+            waiting += value.values() if isinstance(value, dict) else value
+    return False
 
 
 def between() -> AbstractContextManager[Any]:
@@ -183,8 +247,8 @@ def collecting_no_garbage() -> Iterator[None]:
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace an attribute of a module for all threads; what another one puts there meanwhile stays."""
-    original = getattr(owner, name)
+    """Replace an attribute of a module or class for all threads; what another one puts there meanwhile stays."""
+    original = inspect.getattr_static(owner, name, _NOTHING)
     _replaced.append((owner, name, original, value))
     setattr(owner, name, value)
     try:
@@ -194,7 +258,11 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _restore(owner: Any, name: str, original: Any, value: Any) -> None:
-    if getattr(owner, name) is value:
+    if inspect.getattr_static(owner, name, _NOTHING) is not value:
+        return
+    if original is _NOTHING:
+        delattr(owner, name)
+    else:
         setattr(owner, name, original)
 
 

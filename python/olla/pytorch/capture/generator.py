@@ -25,14 +25,16 @@ _library.define("rng_state(str device, int num_bytes) -> Tensor", tags=_TAGS)
 _library.define("set_rng_state(Tensor state, str device) -> ()", tags=_TAGS)
 
 
-def _state_of(source: Source, num_bytes: int = 0) -> torch.Tensor:
+def state_of(source: Source, num_bytes: int = 0) -> torch.Tensor:
+    """Return the state of a generator; its size is known to whoever gives it, and not needed."""
     if not isinstance(source, str):
         return source.get_state()
     state: torch.Tensor = torch.get_rng_state() if source == "cpu" else torch.cuda.get_rng_state(source)
     return state
 
 
-def _set_state(state: torch.Tensor, source: Source) -> None:
+def set_state(state: torch.Tensor, source: Source) -> None:
+    """Set the state of a generator."""
     if not isinstance(source, str):
         source.set_state(state)
     elif source == "cpu":
@@ -42,8 +44,8 @@ def _set_state(state: torch.Tensor, source: Source) -> None:
 
 
 # A state is bytes on the CPU, whatever the device of its generator.
-_library.impl("rng_state", _state_of, "CompositeExplicitAutograd")
-_library.impl("set_rng_state", _set_state, "CompositeExplicitAutograd")
+_library.impl("rng_state", state_of, "CompositeExplicitAutograd")
+_library.impl("set_rng_state", set_state, "CompositeExplicitAutograd")
 _library._register_fake("rng_state", lambda device, num_bytes: torch.empty(num_bytes, dtype=torch.uint8))
 _library._register_fake("set_rng_state", lambda state, device: None)
 _OPERATORS = (torch.ops.olla.rng_state.default, torch.ops.olla.set_rng_state.default)
@@ -127,17 +129,17 @@ class Draws:
 
     def save(self, op: int, source: Source) -> None:
         """Remember the state of the generator that an op is about to draw from."""
-        self._states[op] = _state_of(source)
+        self._states[op] = state_of(source)
 
     def rewind(self, op: int, source: Source) -> None:
         """Let the generator draw once more what the op drew."""
-        self._present = _state_of(source), source
-        _set_state(self._states[op], source)
+        self._present = state_of(source), source
+        set_state(self._states[op], source)
 
     def resume(self) -> None:
         """Let the generator go on from where it was before it was rewound."""
         if self._present is not None:
-            _set_state(*self._present)
+            set_state(*self._present)
             self._present = None
 
     def guarded(self, program: Callable[..., Any]) -> Callable[..., Any]:

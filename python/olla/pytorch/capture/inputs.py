@@ -24,7 +24,8 @@ class Input:
     """One input of a captured step.
 
     Attributes:
-        kind: ``parameter``, ``buffer``, ``optimizer_state``, ``rate`` (of a group) or ``input``.
+        kind: ``parameter``, ``buffer``, ``optimizer_state``, ``rate`` (of a group), ``gradient`` (that is there before
+            the step) or ``input``.
         name: for people: ``"head.weight"``, ``"exp_avg of head.weight"``, ``"lr of group 0"``, ``"batch[input_ids]"``.
         key: name of the parameter or buffer in the model; for ``rate`` and ``input`` the position of the group or of
             the batch leaf.
@@ -182,6 +183,8 @@ class InputBinding:
                     place = f"{states.setdefault(key, f's{len(states)} := state_of(optimizer, {place})')}"
                     states[key] = place.split()[0]
                     place = f"({place})[{entry.entry!r}]"
+                elif entry.kind == "gradient":
+                    place += ".grad"
                 items.append(place if self._shards is None else f"shard({place})")
         exec(f"def gather(leaves):\n  return [{', '.join(items)}]", known)
         gather: Gather = known["gather"]

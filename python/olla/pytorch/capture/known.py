@@ -104,3 +104,14 @@ def told_to_transformers(capture: Capture) -> contextlib.AbstractContextManager[
         return bool(original() if isinstance(tensor, torch.Tensor) and value(tensor) is not None else original(tensor))
 
     return capture.replaced(masks, "is_tracing", is_tracing)
+
+
+def fix_types(module: fx.GraphModule) -> None:
+    """Write the type into operators that would take torch's default one, which may be another when they run."""
+    for node in module.graph.nodes:
+        if not isinstance(node.target, torch._ops.OpOverload) or not isinstance(node.meta.get("val"), torch.Tensor):
+            continue
+        names = [a.name for a in node.target._schema.arguments]
+        reads_tensors = any(isinstance(n.meta.get("val"), torch.Tensor) for n in node.all_input_nodes)
+        if "dtype" in names[len(node.args) :] and node.kwargs.get("dtype") is None and not reads_tensors:
+            node.kwargs = {**node.kwargs, "dtype": node.meta["val"].dtype}

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import inspect
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import torch
 from torch.optim import optimizer as torch_optimizer
 
-from olla.errors import CaptureError
+from olla.errors import FIRST_STEP, CaptureError
 
 State = dict[str, Any]
 _ELEMENTWISE = ("Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "NAdam", "RMSprop", "SGD")
@@ -27,8 +28,8 @@ def check(optimizer: torch.optim.Optimizer, parameters: Container[int]) -> None:
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise CaptureError(
-            f"{kind} evaluates the loss several times per step (closure). Use SGD, Adam, AdamW or another "
-            "optimizer that does not."
+            f"{kind} evaluates the loss several times per step (closure). Leave the optimizer out of the step, and "
+            "call the step in the closure: it leaves gradients in .grad and returns the loss."
         )
     hooks = [
         *optimizer._optimizer_step_pre_hooks.values(),
@@ -66,7 +67,9 @@ def run_stand_in(optimizer: torch.optim.Optimizer, groups: list[State], state: d
     """
     copy = stand_in(optimizer, groups, state)
     before, *settings = [dict(values) for values in (vars(copy), *copy.param_groups)]
+    held = {parameter: dict(entries) for parameter, entries in copy.state.items()}
     copy.step()
+    _write_back(optimizer, held, copy.state)
     attributes = [{k: v for k, v in values.items() if k not in _CHANGED_BY_TORCH} for values in (before, vars(copy))]
     pairs = [attributes, *zip(settings, copy.param_groups, strict=True)]
     changed = [k for old, new in pairs for k in {**old, **new} if old.get(k) is not new.get(k)]
@@ -75,6 +78,32 @@ def run_stand_in(optimizer: torch.optim.Optimizer, groups: list[State], state: d
             f"the step of {type(optimizer).__name__} changes {', '.join(map(str, changed))}, which a captured step "
             "would not do again: keep it in a tensor of the optimizer's state."
         )
+
+
+def _write_back(
+    optimizer: torch.optim.Optimizer, before: dict[torch.Tensor, State], state: dict[torch.Tensor, State]
+) -> None:
+    """Write new tensors that a step has put into its state into those that were there, which outlive the step.
+
+    Raises:
+        CaptureError: there is no such place.
+    """
+    for parameter, entries in state.items():
+        old = before.get(parameter, {})
+        for name in [n for n in {**old, **entries} if entries.get(n) is not old.get(n)]:
+            place, value = old.get(name), entries.get(name)
+            if not (isinstance(place, torch.Tensor) and isinstance(value, torch.Tensor) and _are_alike(place, value)):
+                raise CaptureError(
+                    f"the step of {type(optimizer).__name__} makes {name} of its state anew, which a captured step "
+                    "would not do again: keep it in a tensor of one shape and type, made in the first step."
+                )
+            with torch.no_grad():
+                place.copy_(value)
+            entries[name] = place
+
+
+def _are_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
 
 
 def is_known(optimizer: torch.optim.Optimizer) -> bool:
@@ -103,7 +132,8 @@ def existing_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, na
         if value is not None and not isinstance(value, torch.Tensor):
             raise CaptureError(
                 f"{type(optimizer).__name__} keeps {entry} of {name} as a {type(value).__name__}, which would be "
-                "frozen into the captured step. Use an optimizer that keeps its state in tensors, such as AdamW."
+                "frozen into the captured step. Leave the optimizer out of the step, and call optimizer.step() behind "
+                "it, or keep that in a tensor."
             )
     return state
 
@@ -117,7 +147,8 @@ def first_state(optimizer: torch.optim.Optimizer, group: State, parameter: torch
     if not is_known(optimizer):
         raise CaptureError(
             f"the state {type(optimizer).__name__} starts from is not known. "
-            "Take one ordinary step (loss.backward(); optimizer.step()), then capture."
+            "Take one ordinary step (loss.backward(); optimizer.step()), then capture.",
+            rule=FIRST_STEP,
         )
     if isinstance(optimizer, torch.optim.SGD):  # makes its state from the first gradient: as if it had been zero
         if group["momentum"] == 0:
@@ -125,7 +156,8 @@ def first_state(optimizer: torch.optim.Optimizer, group: State, parameter: torch
         if group["dampening"] != 0:
             raise CaptureError(
                 f"SGD with dampening {group['dampening']} treats its first step differently from all later ones. "
-                "Take one ordinary step (loss.backward(); optimizer.step()), then capture."
+                "Take one ordinary step (loss.backward(); optimizer.step()), then capture.",
+                rule=FIRST_STEP,
             )
         return {"momentum_buffer": torch.zeros_like(parameter, memory_format=torch.preserve_format)}
     alone = parameter.detach()
@@ -134,6 +166,7 @@ def first_state(optimizer: torch.optim.Optimizer, group: State, parameter: torch
     prepare: Callable[..., Any] = type(optimizer)._init_group  # type: ignore[attr-defined]
     num_lists = len(inspect.signature(prepare).parameters) - 2
     prepare(copy, {**copy.param_groups[0], "fused": group.get("fused")}, *([] for _ in range(num_lists)))
+    alone.grad = None  # see trace: the garbage collector does not see through it
     return {entry: value for entry, value in copy.state[alone].items() if value is not None}
 
 
@@ -170,6 +203,21 @@ def parameter_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -
         optimizer.state[parameter].update(first_state(optimizer, group, parameter))
         state = optimizer.state[parameter]
     return state
+
+
+@contextlib.contextmanager
+def kept_on_error(optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
+    """Take away the state that was created inside this context if it ends in an error."""
+    before = {} if optimizer is None else {id(p): bool(state) for p, state in optimizer.state.items()}
+    try:
+        yield
+    except BaseException:
+        for parameter, state in list(optimizer.state.items()) if optimizer is not None else ():
+            if id(parameter) not in before:
+                del optimizer.state[parameter]  # type: ignore[union-attr]
+            elif not before[id(parameter)]:
+                state.clear()
+        raise
 
 
 class _Momentum(torch.SymFloat):
@@ -250,7 +298,8 @@ class NoState(collections.defaultdict[torch.Tensor, Any]):
     def _refuse(self, *_: Any) -> Any:
         raise CaptureError(
             "the step reads the optimizer's state before the optimizer took its first step: what it finds would be "
-            "frozen into the captured step. Take one ordinary step (loss.backward(); optimizer.step()), then capture."
+            "frozen into the captured step. Take one ordinary step (loss.backward(); optimizer.step()), then capture.",
+            rule=FIRST_STEP,
         )
 
     __len__ = __iter__ = __contains__ = __getitem__ = __bool__ = keys = values = items = get = _refuse

@@ -1,15 +1,17 @@
-"""What a step gives back: the structure that the loss function or the model returned, around the step's own tensors."""
+"""What a step gives back: the structure that the loss function or the model returned, and gradients in ``.grad``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from olla.errors import CaptureError
+from olla.pytorch.capture.costs import storage_of
 
 _SYMBOLS = ("SymFloat", "SymInt", "SymBool")  # Python numbers that stand for values of tensors
 _CONSTANTS = (bool, int, float, complex, str, type(None))
@@ -77,6 +79,76 @@ class Structure:
         waiting = iter(tensors)
         filled = [next(waiting) if isinstance(leaf, _Tensor) else leaf for leaf in self.leaves]
         return pytree.tree_unflatten(filled, self.spec)
+
+
+def with_own_storage(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copy the outputs that are part of a larger tensor of the step, which they would keep alive.
+
+    Parts of parameters, buffers and the batch stay what they are, and so do outputs that share memory.
+    """
+    strided = [t for t in outputs if t.layout is torch.strided]
+    count = Counter(storage_of(t) for t in (*strided, *inputs) if t.layout is torch.strided)
+    parts = {id(t) for t in strided if t.untyped_storage().nbytes() > t.nbytes and count[storage_of(t)] == 1}
+    return [t.clone() if id(t) in parts else t for t in outputs]
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What a captured step does to ``.grad`` of the parameters of its model, by their names.
+
+    Gradients among the outputs are added to what is there behind ``cleared``.
+
+    Attributes:
+        dropped: dropped before the step, which does not look at them.
+        present: there when the step begins, as its inputs.
+        absent: not there when the step begins. Of parameters in none of the three it does not matter.
+        cleared: dropped behind the step: it has used them up, or leaves another tensor.
+        leaves: tensors of the user's own, no parameters of the model, that get a gradient.
+    """
+
+    dropped: tuple[str, ...] = ()
+    present: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    cleared: tuple[str, ...] = ()
+    leaves: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def drop(self, parameter: Callable[[str], torch.Tensor]) -> None:
+        """Drop what the step does not look at; ``parameter`` returns a parameter by its name."""
+        for name in self.dropped:
+            parameter(name).grad = None
+
+    def change(self, parameter: Callable[[str], torch.Tensor]) -> str:
+        """Return which gradient is there, or is not, and was not so when the step was captured; empty if none is."""
+        for name in self.present:
+            if parameter(name).grad is None:
+                return f"{name}.grad is None, and was a gradient that the step added to"
+        for name in self.absent:
+            if parameter(name).grad is not None:
+                return f"{name}.grad is a gradient that the step adds to, and was None"
+        return ""
+
+    def leave(
+        self,
+        parameter: Callable[[str], torch.Tensor],
+        found: Iterable[tuple[str, bool, torch.Tensor]],
+    ) -> int:
+        """Leave gradients behind the step.
+
+        Args:
+            parameter: returns a parameter by its name.
+            found: of each gradient: the name of its parameter or leaf, whether nothing else holds its memory, itself.
+
+        Returns:
+            Bytes of the gradients that were added to others: for a moment both are there.
+        """
+        added_bytes = 0
+        for name in self.cleared:
+            parameter(name).grad = None
+        for name, is_own, gradient in found:
+            leaf = parameter(name) if name not in self.leaves else self.leaves[name]
+            added_bytes += 0 if leaf.grad is None else gradient.numel() * gradient.element_size()
+            accumulate(leaf, gradient, is_own)
+        return added_bytes
 
 
 def accumulate(parameter: torch.Tensor, gradient: torch.Tensor, is_own: bool) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from olla.errors import CaptureError
 from olla.graph import Graph
@@ -21,6 +22,7 @@ from olla.pytorch.capture.inputs import Input
 from olla.pytorch.capture.trace import KIND
 from olla.pytorch.checks.checks import CHECK, is_check
 from olla.pytorch.ranks import collectives
+from olla.pytorch.sites.sites import site_of
 
 
 @dataclass
@@ -83,7 +85,7 @@ class _Folder:
             if node.op == "placeholder":
                 entry = next(waiting)
                 self._of_kind.setdefault(entry.kind, set()).add(node)
-                kind = "input" if entry.kind == "rate" else entry.kind
+                kind = {"rate": "input", "gradient": "buffer"}.get(entry.kind, entry.kind)
                 self._resident(node, node.meta["val"], kind, entry.name)
             elif node.op == "get_attr":
                 self._constant(node)
@@ -229,6 +231,7 @@ class _Folder:
             mutates=[new_id[t] for t in op.mutates],
             after=after,
             kind=node.meta.get(KIND, "other"),
+            **site_of(node)._asdict(),
             flops=costs.flops(node),
             moved_bytes=0 if talk else costs.moved_bytes(node, arguments, results, len(changed)),
             launches=costs.num_launches(node),
@@ -313,3 +316,19 @@ def _nbytes(tensor: _Tensor) -> int:
 
 def _unique(items: Iterable[int]) -> list[int]:
     return list(dict.fromkeys(items))
+
+
+def lighten(graph: fx.Graph) -> None:
+    """Leave of each node what a program is made of: one stand-in for all values of the same type, shape and strides.
+
+    To be called once the step is folded and planned: in which storage a value lives is not known any more.
+    """
+    shared: dict[Any, torch.Tensor] = {}
+
+    def first(value: torch.Tensor) -> torch.Tensor:
+        key = (value.dtype, value.device, value.shape, value.stride(), value.storage_offset(), value.requires_grad)
+        return shared.setdefault(key, value)
+
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        node.meta = {} if value is None else {"val": pytree.tree_map_only(torch.Tensor, first, value)}

@@ -15,14 +15,14 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
-from torch.utils import checkpoint
 
 from olla.errors import CaptureError
 from olla.pytorch.capture import costs, exclusive, generator, known, optimizers
 from olla.pytorch.capture.inputs import Fakes, Input, batch_leaves, step_device
-from olla.pytorch.capture.loop import Body, Lent, Loop, Loss, lent_optimizer, ordinary
+from olla.pytorch.capture.lent import Lent
+from olla.pytorch.capture.loop import Body, Loop, Loss, check_stale, lent_optimizer, ordinary, require_plain
 from olla.pytorch.capture.recurrent import plain_recurrent_layers
-from olla.pytorch.capture.results import Structure
+from olla.pytorch.capture.results import Gradients, Structure, with_own_storage
 from olla.pytorch.capture.updates import TEMPLATE, Updates, copy_updates
 from olla.pytorch.checks import checks, failures
 from olla.pytorch.guards.inside import hooks_of
@@ -30,8 +30,9 @@ from olla.pytorch.guards.reads import Reads
 from olla.pytorch.ranks import collectives
 from olla.pytorch.ranks.reduced import DataParallel, Left
 from olla.pytorch.ranks.wrapped import ATTRIBUTES, is_wrapped
-from olla.pytorch.sharded.fully import local
+from olla.pytorch.sharded.fully import is_sharded, local
 from olla.pytorch.sharded.ranks import Ranks, settle
+from olla.pytorch.sites.sites import Sites
 
 _Tensors = tuple[torch.Tensor, ...]
 KIND = "olla_kind"  # key of node.meta: forward, backward or update
@@ -41,7 +42,8 @@ KIND = "olla_kind"  # key of node.meta: forward, backward or update
 class Traced:
     """A recorded step: placeholder i of the module takes inputs[i], element i of its result is called outputs[i].
 
-    The first outputs fill `structure`, what the loss function or the model returned; `reads`, what it read from Python.
+    The first outputs fill `structure`, what the loss function or the model returned; `reads`, what it read from Python;
+    `gradients`, what it does to ``.grad``.
     """
 
     module: fx.GraphModule
@@ -50,6 +52,7 @@ class Traced:
     structure: Structure
     reads: Reads
     left: Left | None
+    gradients: Gradients
 
 
 @dataclass
@@ -64,6 +67,7 @@ class _Step:
     batch: list[Any]  # leaves; tensors among them are replaced by inputs
     batch_spec: pytree.TreeSpec
     ranks: Ranks | None  # that share the step, where that is not for the user's own code to say
+    keep_gradients: bool
     inputs: list[Input] = field(default_factory=list)
     fakes: list[torch.Tensor] = field(default_factory=list)
     stale: dict[str, torch.Tensor] = field(default_factory=dict)  # see Loop
@@ -73,6 +77,7 @@ class _Step:
     loop: Loop | None = None
     updates: Updates | None = None
     parallel: DataParallel | None = None
+    gradients: Gradients = field(default_factory=Gradients)
 
     @property
     def phase(self) -> str:
@@ -114,6 +119,8 @@ def trace(
     body: Body | None,
     run_checks: bool,
     ranks: Ranks | None,
+    keep_gradients: bool = False,
+    adds_up: bool = False,
 ) -> Traced:
     """Record one step without running it: no memory is allocated, nothing the user owns is changed.
 
@@ -125,8 +132,11 @@ def trace(
         model, batch, loss, optimizer, device, body: see olla.capture, which calls the last one ``step``.
         run_checks: whether the recorded step makes the checks of values that the step makes.
         ranks: that share the step; None: its own code says so.
+        keep_gradients: whether gradients that the optimizer has used stay in ``.grad``.
+        adds_up: whether the body adds to gradients that are there before it; they are inputs then.
 
     Raises:
+        AddsUpError: the body does, and adds_up is not set.
         CaptureError: see olla.capture.
     """
     leaves, spec, leaf_names = batch_leaves(batch)
@@ -135,7 +145,7 @@ def trace(
     failures.check_modules(model)
     named = [(name, local(t)) for name, t in (*model.named_parameters(), *model.named_buffers())]
     failures.check_memory((name, t, True) for name, t in named)
-    step = _Step(capture, model, body_of, body is None, optimizer, leaves, spec, ranks)
+    step = _Step(capture, model, body_of, body is None, optimizer, leaves, spec, ranks, keep_gradients)
     named += [(n, leaf) for n, leaf in zip(leaf_names, leaves, strict=True) if isinstance(leaf, torch.Tensor)]
     if step.body is not None:
         failures.check_inputs(zip(leaf_names, leaves, strict=True))
@@ -149,35 +159,45 @@ def trace(
     if is_wrapped(model):
         step.parallel = DataParallel(model)
         reads.names_are_read(ATTRIBUTES)
-    if body is not None:
-        with mode:
-            step.stale = {n: torch.empty_like(fakes.of(p)) for n, p in model.named_parameters() if p.requires_grad}
+    if step.body is not None:
+        _add_gradients(step, fakes, mode, adds_up)
     with contextlib.ExitStack() as stack:
+        stack.callback(shapes.forget)
         stack.enter_context(exclusive.unchanged(model, leaves))
-        for context in (_checkpoints, plain_recurrent_layers, known.told_to_transformers, generator.traced):
+        for context in (exclusive.checkpoints, plain_recurrent_layers, known.told_to_transformers, generator.traced):
             stack.enter_context(context(capture))
         stack.enter_context(_use_lazy_graph_module(True))  # nobody needs the module's Python code
         if parallel := step.parallel:
             stack.enter_context(capture.replaced(DistributedDataParallel, "forward", parallel.forward))
+        stack.enter_context(reads.told())
         stack.enter_context(failures.explained(lambda: step.phase, model))
-        for block in (checks.traced(), reads.undone(), exclusive.unwatched_operators(capture)):
+        unwatched = exclusive.unwatched_operators(capture, Sites(lambda: capture.mode, model, _run.__code__).note)
+        for block in (checks.traced(), reads.undone(), unwatched):
             stack.enter_context(block)
         # Puts back what torch writes into every node it records from now on: checkpoints leave their policy there.
         stack.enter_context(fx.traceback.preserve_node_meta(fx.traceback.should_preserve_node_meta))
         module = make_fx(lambda *tensors: _run(step, tensors), tracing_mode="fake")(*step.fakes)
         if shapes.refused is not None:
             raise shapes.refused
-        settle(module)
-        generator.drop_unneeded(module, costs.is_random)
-        if not run_checks:
-            checks.drop(module)
-        _fix_types(module)
-        failures.check_constants(module, named)
-        failures.check_recomputed(module)
+        _finish(module, step, named, run_checks)
         stack.enter_context(mode)
         copy_updates(module, step.updates.made if step.updates else [], len(step.outputs))
     reads.forget()
-    return Traced(module, step.inputs, step.outputs, step.structure, reads, parallel.left if parallel else None)
+    left = parallel.left if parallel else None
+    return Traced(module, step.inputs, step.outputs, step.structure, reads, left, step.gradients)
+
+
+def _finish(module: fx.GraphModule, step: _Step, named: list[tuple[str, torch.Tensor]], run_checks: bool) -> None:
+    """Clean a module as it was recorded, and check that it can be run as often as one likes."""
+    settle(module)
+    generator.drop_unneeded(module, costs.is_random)
+    if not run_checks:
+        checks.drop(module)
+    known.fix_types(module)
+    check_stale(module, step.stale)
+    left = [(f"the gradient of {n}", p.grad) for n, p in step.model.named_parameters() if p.grad is not None]
+    failures.check_constants(module, [*named, *left])
+    failures.check_recomputed(module)
 
 
 def _reads(step: _Step, loss: Loss | None) -> Reads:
@@ -227,8 +247,43 @@ def _add_optimizer_inputs(step: _Step, optimizer: torch.optim.Optimizer, fakes: 
                     step.add(Input("optimizer_state", f"{entry} of {name}", name, entry, exists), fake)
 
 
+def _own(step: _Step) -> frozenset[str]:
+    """Return the names of the parameters that the optimizer updates."""
+    names = {id(p): n for n, p in step.model.named_parameters()}
+    groups = step.optimizer.param_groups if step.optimizer is not None else ()
+    return frozenset(names[id(p)] for group in groups for p in group["params"])
+
+
+def _add_gradients(step: _Step, fakes: Fakes, mode: FakeTensorMode, adds_up: bool) -> None:
+    """Add the gradients that are there as inputs, if the step may add to them; see Loop for the others."""
+    own = _own(step)
+    if not step.is_ordinary and not adds_up:
+        with mode:
+            step.stale = {
+                name: torch.empty_like(fakes.of(p))
+                for name, p in step.model.named_parameters()
+                if p.requires_grad or p.grad is not None
+            }
+        return
+    if step.ranks is not None or is_wrapped(step.model):
+        return  # see Left.begin
+    for name, parameter in step.model.named_parameters():
+        if parameter.grad is not None and not (step.is_ordinary and (name in own or not parameter.requires_grad)):
+            require_plain(name, parameter)
+            step.add(Input("gradient", f"gradient of {name}", name), fakes.of(parameter.grad))
+
+
 def _run(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
     """The traced function: one step on the given tensors, in the order of step.inputs."""
+    try:
+        return _record(step, tensors)
+    finally:
+        for tensor in tensors:
+            tensor.grad = None  # it leads back to the tensor, by ways that the garbage collector does not see
+
+
+def _record(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
+    """Record the user's own code on stand-ins, and return what the step returns."""
     step.capture.mode = get_proxy_mode()
     parameters = {str(name): p for name, p in step.values(tensors, "parameter").items()}
     batch = pytree.tree_unflatten(step.batch, step.batch_spec)
@@ -240,13 +295,23 @@ def _run(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
         pairs += [(step.batch[int(i)], t) for i, t in step.values(tensors, "input").items()]
         if step.body is not None:
             _enter_loop(step, tensors, parameters, stack)
-        lent = Lent(pairs, step.reads)
+        lent = Lent(pairs, step.reads, step.loop.see if step.loop is not None else None)
+        stack.callback(lent.leaves.restore)
         hooks = [[key for key, _ in hooks_of(t)] for _, t in pairs]
         stack.enter_context(lent.in_functions(step.capture))
         stack.enter_context(lent)
         with step.reads.recording(step.capture.is_here):
             result = _call(step, batch)
         result = lent.stand_ins_in(result)
+        if step.loop is not None:
+            with torch._C.DisableTorchFunction():
+                left, step.gradients = step.loop.left(lent.leaves)
+            if left and is_sharded(step.model):
+                raise CaptureError(
+                    f"{next(iter(left))} gets a gradient and is updated by no optimizer of the step, which leaves no "
+                    "gradients of shards: freeze it (requires_grad_(False)), or give it to the optimizer."
+                )
+    failures.check_gradients_followed(step.model.named_parameters())
     if [[key for key, _ in hooks_of(t)] for _, t in pairs] != hooks:
         raise CaptureError(
             "the step registers a hook on a parameter, a buffer or the batch and leaves it there: register it before "
@@ -256,19 +321,16 @@ def _run(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
     step.reads.check(lambda value: known.is_constant(lent.stand_ins_in(value)))
     step.structure = Structure.of(result)
     if step.loop is None:
-        return _outputs(step, result)
+        return with_own_storage(_outputs(step, result), tensors)
     if step.is_ordinary:
         first, *rest = result if isinstance(result, tuple | list) else (result,)
         step.outputs.append("loss")
-        outputs = [first.detach(), *_outputs(step, rest)]
+        outputs = with_own_storage([first.detach(), *_outputs(step, rest)], tensors)
     else:
-        outputs = _outputs(step, result)
-    if step.optimizer is None:
-        found = step.loop.gradients()
-        step.outputs += [f"gradient of {name}" for name in found]
-        return [*outputs, *found.values()]
-    assert step.updates is not None
-    return [*outputs, *step.updates.gradients]
+        outputs = with_own_storage(_outputs(step, result), tensors)
+    assert step.updates is not None or step.optimizer is None
+    step.outputs += [f"gradient of {name}" for name in left]
+    return [*outputs, *left.values(), *(step.updates.gradients if step.updates is not None else ())]
 
 
 def _call(step: _Step, batch: Any) -> Any:
@@ -289,17 +351,6 @@ def _call(step: _Step, batch: Any) -> Any:
     return result
 
 
-def _fix_types(module: fx.GraphModule) -> None:
-    """Write the type into operators that would take torch's default one, which may be another when they run."""
-    for node in module.graph.nodes:
-        if not isinstance(node.target, torch._ops.OpOverload) or not isinstance(node.meta.get("val"), torch.Tensor):
-            continue
-        names = [a.name for a in node.target._schema.arguments]
-        reads_tensors = any(isinstance(n.meta.get("val"), torch.Tensor) for n in node.all_input_nodes)
-        if "dtype" in names[len(node.args) :] and node.kwargs.get("dtype") is None and not reads_tensors:
-            node.kwargs = {**node.kwargs, "dtype": node.meta["val"].dtype}
-
-
 def _enter_loop(
     step: _Step, tensors: _Tensors, parameters: dict[str, torch.Tensor], stack: contextlib.ExitStack
 ) -> None:
@@ -315,7 +366,12 @@ def _enter_loop(
     if step.optimizer is not None:
         names = {id(p): n for n, p in step.model.named_parameters()}
         step.updates = Updates(step.optimizer, step.inputs, tensors, names, lambda template: _mark("update", template))
-    step.loop = Loop(parameters, step.stale, step.updates, _mark, step.capture, step.parallel)
+    waiting = frozenset(name for name, p in step.model.named_parameters() if p.grad is not None)
+    present = {str(name): t for name, t in step.values(tensors, "gradient").items()}
+    step.loop = Loop(
+        parameters, step.stale, present, waiting, _own(step), step.updates, _mark, step.capture, step.is_ordinary,
+        step.keep_gradients, step.parallel,
+    )  # fmt: skip
     stack.enter_context(step.loop.run())
     if step.optimizer is not None and step.updates is not None:
         lent = lent_optimizer(step.optimizer, step.updates.groups, step.updates.state, step.loop.step)
@@ -339,10 +395,3 @@ def _mark(kind: str, template: int | None = None) -> None:
         node.meta[KIND] = kind
         if template is not None:
             node.meta[TEMPLATE] = template
-
-
-def _checkpoints(capture: exclusive.Capture) -> contextlib.AbstractContextManager[None]:
-    """Let selective activation checkpointing save and recompute, which only marks nodes where it sees a trace."""
-    if not hasattr(checkpoint, "_is_compiling"):
-        return contextlib.nullcontext()
-    return capture.replaced(checkpoint, "_is_compiling", lambda *_: False)

@@ -116,6 +116,11 @@ class Shapes(ShapeEnv):
         self._asking = False  # a message is being made
         self.refused: DecidingValue | None = None
 
+    def forget(self) -> None:
+        """Let go of what only the capture itself needed: stand-ins in the recorded graph keep this object alive."""
+        self._phase = str
+        self.refused = None
+
     def evaluate_sym_node(self, sym_node: SymNode, size_oblivious: bool = False, fallback_value: Any = None) -> Any:
         """Return the value that Python asks for: see ShapeEnv."""
         if fallback_value is None and (outcome := self._outcome(sym_node, False)) is not None:
@@ -160,6 +165,11 @@ class Shapes(ShapeEnv):
             arguments = (node, found.fails_on, kind, message_of(found.error), _place(frame))
             mode.tracer.graph.call_function(CHECK, arguments)
         return not found.fails_on
+
+
+for _name, _method in vars(ShapeEnv).items():
+    if hasattr(_method, "cache_clear"):  # such a cache is the process's, and keeps every object that it was asked for
+        setattr(Shapes, _name, _method.__wrapped__)
 
 
 def _asking_frame() -> types.FrameType:

@@ -12,7 +12,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from olla.errors import CaptureError
+from olla.errors import FIRST_STEP, MISUSE, CaptureError
 
 _DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 
@@ -32,6 +32,7 @@ class DecidingValue(GuardOnDataDependentSymNode):
         self.phase = phase
 
 
+_BEHIND_STEP = " If the number is for a log, return the tensor from the step, and read it behind the step."
 _WITHOUT_VALUES = " Use torch.where or masking by multiplication, or take that part out of the step."
 # A function, or a part of a line, on the way to an error -> what lets the step through.
 _REMEDIES = {
@@ -42,6 +43,9 @@ _REMEDIES = {
         "Compute the loss from the logits with torch.nn.functional.ctc_loss, which takes padded labels."
     ),
     "label_index = (labels >= 0)": 'Set model.config.problem_type = "single_label_classification".',
+    "self.config.pad_token_id in input_ids": (
+        "Pass attention_mask in with the batch: without one, transformers looks for padding in input_ids to warn of it."
+    ),
     "linear_sum_assignment": "Match before the step, without gradients, and pass the indices in with the batch.",
 }
 
@@ -55,17 +59,20 @@ def check_loss(loss: Any, parameters: Mapping[str, torch.Tensor]) -> None:
     if not isinstance(loss, torch.Tensor):
         raise CaptureError(
             f"loss(model, batch) returned a {type(loss).__name__}, expected a scalar tensor. "
-            "For a transformers model: loss=lambda model, batch: model(**batch).loss"
+            "For a transformers model: loss=lambda model, batch: model(**batch).loss",
+            rule=MISUSE,
         )
     if loss.numel() != 1 or not loss.dtype.is_floating_point:
         raise CaptureError(
             f"loss(model, batch) returned a {loss.dtype} tensor of shape {tuple(loss.shape)}, "
-            "expected one floating-point number. Reduce it with .mean() or .sum()."
+            "expected one floating-point number. Reduce it with .mean() or .sum().",
+            rule=MISUSE,
         )
     if not loss.requires_grad:
         raise CaptureError(
             "the loss does not depend on any parameter that requires a gradient: "
-            "look for torch.no_grad(), .detach() or .item() on the way to it."
+            "look for torch.no_grad(), .detach() or .item() on the way to it.",
+            rule=MISUSE,
         )
 
 
@@ -87,7 +94,7 @@ def explained(phase: Callable[[], str], model: torch.nn.Module) -> Iterator[None
         remedy = _remedy(error, model)
         if not remedy:
             raise
-        raise CaptureError(f"{error}{remedy}") from error
+        raise CaptureError(f"{error}{remedy}", rule=error.rule) from error
     except Exception as error:
         if not _needs_values(error):
             raise _failed(error, phase(), model) from error
@@ -97,13 +104,19 @@ def explained(phase: Callable[[], str], model: torch.nn.Module) -> Iterator[None
                 f"the optimizer decides by values of its own state{_place(error)}, which are not there while a step is "
                 "captured. Use one that does not, such as AdamW, or capturable=True on an accelerator."
             ) from error
+        remedy = _remedy(error, model) or (_BEHIND_STEP if _reads_number(error) else _WITHOUT_VALUES)
         raise CaptureError(
             f"the {when} pass needs the values of tensors, which are not there while a step is captured"
-            f"{_place(error)}: {_needed(error)}.{_remedy(error, model) or _WITHOUT_VALUES}"
+            f"{_place(error)}: {_needed(error)}.{remedy}"
         ) from error
 
 
 def _failed(error: Exception, phase: str, model: torch.nn.Module) -> CaptureError:
+    if isinstance(error, TypeError) and "SymFloat" in str(error):
+        return CaptureError(
+            f"the step uses a number read from a tensor (.item(), float()){_place(error)}, which is not known while a "
+            "step is captured. Return the tensor, and read it behind the step."
+        )
     message = (str(error).strip().splitlines() or [""])[0]
     return CaptureError(
         f"tracing the {phase} pass failed{_place(error)}: {type(error).__name__}: {message.rstrip('.')[:300]}."
@@ -114,6 +127,11 @@ def _failed(error: Exception, phase: str, model: torch.nn.Module) -> CaptureErro
 def _needs_values(error: Exception) -> bool:
     """Whether something asked for the values of tensors: numpy does so in words only."""
     return isinstance(error, _DATA_DEPENDENT) or ".numpy() is not supported for tensor subclasses" in str(error)
+
+
+def _reads_number(error: BaseException) -> bool:
+    """Whether the user's line makes a Python number of a tensor, as for a log."""
+    return any(sign in _place(error) for sign in (".item(", "float(", "int(", ".tolist("))
 
 
 def _needed(error: BaseException) -> str:
@@ -160,7 +178,8 @@ def check_modes(trains: bool) -> None:
     if trains and not torch.is_grad_enabled():
         raise CaptureError(
             "gradients are switched off (torch.no_grad() or torch.set_grad_enabled(False)) where a training step is "
-            "called: switch them on, or leave the loss out for inference."
+            "called: switch them on, or leave the loss out for inference.",
+            rule=MISUSE,
         )
     if torch._C._len_torch_dispatch_stack() > 0:
         raise CaptureError(
@@ -190,7 +209,8 @@ def check_modules(model: torch.nn.Module) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if isinstance(tensor, torch.nn.UninitializedParameter | torch.nn.UninitializedBuffer):
             raise CaptureError(
-                f"{name} has no shape yet, its layer is lazy: run the model on one batch before the capture."
+                f"{name} has no shape yet, its layer is lazy: run the model on one batch before the capture.",
+                rule=FIRST_STEP,
             )
     for name, module in model.named_modules():
         kind, where = type(module).__name__, name or "the model"
@@ -243,6 +263,16 @@ def check_constants(module: fx.GraphModule, inputs: list[tuple[str, torch.Tensor
             raise CaptureError(
                 f"the step uses {name} in a way that cannot be followed: through a tensor that shares its memory, "
                 "or inside a torch.autograd.Function that was not given it. Take it from the model or the batch."
+            )
+
+
+def check_gradients_followed(parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Raise a CaptureError where a gradient went to a parameter itself, past what stands for it in the step."""
+    for name, parameter in parameters:
+        if isinstance(parameter.grad, FakeTensor):
+            raise CaptureError(
+                f"{name} is given to a torch.autograd.Function in a way that cannot be followed: by a reference to its "
+                "apply that was made before the step (f = MyFunction.apply). Call MyFunction.apply(...) in the step."
             )
 
 

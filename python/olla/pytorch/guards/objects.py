@@ -22,7 +22,7 @@ from olla.pytorch.guards.code import is_foundation, module_origin
 from olla.pytorch.guards.generators import Generators
 from olla.pytorch.guards.names import HOOK_TABLES, INNER_TABLES, Names
 from olla.pytorch.guards.places import Holds, Places, Watched, cell_writer, reader
-from olla.pytorch.guards.values import closed_state, is_plain
+from olla.pytorch.guards.values import closed_state, closed_writer, is_plain
 
 _FUNCTION_PARTS = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__", "__dict__")
 # Of an optimizer: olla.pytorch.binding compares its settings, its state is input, the rest are marks of schedulers.
@@ -211,7 +211,7 @@ class Objects:
         elif inside.is_closed(kind):
             state = closed_state(value)
             if state is not None:
-                self.places.probe(state, path)
+                self.places.probe(state, path, closed_writer(value, state))
             if isinstance(value, set | collections.deque):
                 self._all(value, path)
             elif isinstance(value, queue.SimpleQueue):

@@ -208,6 +208,7 @@ class Places:
     def __init__(self, names: Names) -> None:
         self.watched: list[Watched] = []
         self.probes: list[Probe] = []
+        self.lost = ""  # what undo could not put back, in words
         self._names = names
         self._keys: dict[int, Watched] = {}  # of scopes and classes
         self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # tensors, with what they held
@@ -286,6 +287,7 @@ class Places:
                 watched.undo()
         for probe in self.probes:
             probe.undo()
+            self.lost = self.lost or probe.change()
         with no_modes(), torch.no_grad():
             for tensor, before in self._saved.values():
                 if not torch.equal(tensor, before):

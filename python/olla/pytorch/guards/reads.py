@@ -22,7 +22,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer as torch_optimizer
 
-from olla.errors import CaptureError
+from olla.errors import SPENT, CaptureError
 from olla.pytorch.guards import clocks
 from olla.pytorch.guards.code import module_origin, named, origin
 from olla.pytorch.guards.generators import SETTERS
@@ -122,6 +122,20 @@ class Reads(Objects):
         finally:
             self.places.undo()
             self.generators.restore()
+
+    @contextlib.contextmanager
+    def told(self) -> Iterator[None]:
+        """Let an error say what a capture has used up, so that no ordinary step runs in its place."""
+        try:
+            yield
+        except CaptureError as error:
+            if not self.places.lost:
+                raise
+            raise CaptureError(
+                f"{error} The ordinary step does not run in its place: {self.places.lost}, by the capture, and cannot "
+                "be put back.",
+                rule=SPENT,
+            ) from error
 
     def forget(self) -> None:
         """Let go of what only the capture itself needed."""

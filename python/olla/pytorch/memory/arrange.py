@@ -10,13 +10,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from olla import _core
 from olla.base import Progress
 from olla.graph import Graph
 from olla.layout import LayoutOptions, place, rounded_up
 from olla.plan import Plan, Status
 from olla.planner import plan
-from olla.pytorch.memory.replay import Allocations, Table
+from olla.pytorch.memory.replay import Allocations, Int32, Int64, Table
 from olla.pytorch.memory.requests import Requests
 
 
@@ -27,11 +26,17 @@ class Arranged(NamedTuple):
         table: for olla.pytorch.memory.replay; what outlives the step is left to torch's own allocator.
         load_bytes: most bytes of the arena in use at once.
         output_bytes: what outlives the step.
+        peak_bytes: most bytes in use at once: in the arena, and of what outlives the step from when it is made.
+        freed_in: int32[m], of each request: the op that runs, or ran last, when it is freed; -1: it outlives the step.
+        freed_after: int64[m], how many requests that op has made by then.
     """
 
     table: Table
     load_bytes: int
     output_bytes: int
+    peak_bytes: int
+    freed_in: Int32
+    freed_after: Int64
 
 
 def arrange(
@@ -55,8 +60,8 @@ def arrange(
         >>> index, size, freed_at = np.arange(2, dtype=np.int32), np.array([100, 50]), np.array([1, 2])
         >>> recorded = Allocations(ids, index, size, ids, freed_at, np.array([4096, 4096]))
         >>> arranged = arrange(recorded, 1, 64, 1.0, 0)
-        >>> arranged.load_bytes, arranged.table.offsets.tolist()
-        (128, [0, 0])
+        >>> arranged.load_bytes, arranged.peak_bytes, arranged.table.offsets.tolist()
+        (128, 128, [0, 0])
     """
     size = rounded_up(recorded.num_bytes, alignment)
     offsets = np.full(len(size), -1, dtype=np.int64)
@@ -71,7 +76,15 @@ def arrange(
     op_offset = np.zeros(num_ops + 1, dtype=np.int64)
     np.cumsum(np.bincount(recorded.op, minlength=num_ops), out=op_offset[1:])
     table = Table(arena_bytes, op_offset, recorded.num_bytes[by_op], offsets[by_op], alignment)
-    return Arranged(table, load_bytes, int(size.sum() - size[dies].sum()))
+    gone = np.bincount(recorded.freed_at[dies], weights=size[dies], minlength=len(size) + 1).astype(np.int64)
+    live = np.cumsum(size) - np.cumsum(gone[: len(size)])
+    start = np.zeros(num_ops, dtype=np.int64)  # requests that were made before those of an op
+    first = np.flatnonzero(np.diff(recorded.op, prepend=-1))
+    start[recorded.op[first]] = first
+    freed_after = np.where(recorded.freed_at < 0, 0, recorded.freed_at - start[recorded.freed_in])
+    freed_after *= op_offset[recorded.freed_in + 1] > op_offset[recorded.freed_in]  # others have no start
+    output_bytes, peak_bytes = int(size.sum() - size[dies].sum()), int(live.max(initial=0))
+    return Arranged(table, load_bytes, output_bytes, peak_bytes, recorded.freed_in[by_op], freed_after[by_op])
 
 
 def arrange_known(graph: Graph, plan: Plan, alignment: int) -> Table:
@@ -113,12 +126,15 @@ def planned_again(graph: Graph, before: Plan, progress: Progress | None = None, 
 
 def program_peak(graph: Graph, alignment: int) -> int:
     """Return the peak of the program order in bytes, with sizes rounded up to the alignment."""
+    return with_rounded_sizes(graph, alignment).program_peak_bytes
+
+
+def with_rounded_sizes(graph: Graph, alignment: int) -> Graph:
+    """Return a graph whose ops write tensors of sizes that are rounded up to the alignment."""
     sizes = graph.tensor_bytes.copy()
     written = graph.writes.item
     sizes[written] = rounded_up(sizes[written], alignment)
-    whole = dataclasses.replace(graph, tensor_bytes=sizes)
-    peak: int = _core.profile(whole.core, np.arange(graph.num_ops, dtype=np.int32)).peak_bytes
-    return peak
+    return dataclasses.replace(graph, tensor_bytes=sizes)
 
 
 def trim(device: str) -> None:

@@ -87,6 +87,7 @@ class Counters(NamedTuple):
         misses: the first thousand of them.
         requested_bytes: sum of all requests in windows.
         hit_bytes: sum of those answered from the arena.
+        total_peak_bytes: of a step: most bytes in use at once, in the arena and of what was planned outside of it.
     """
 
     num_hits: int
@@ -97,6 +98,7 @@ class Counters(NamedTuple):
     misses: list[Miss]
     requested_bytes: int
     hit_bytes: int
+    total_peak_bytes: int
 
 
 class Iteration(NamedTuple):
@@ -131,6 +133,8 @@ class Replay:
         forget: forget(number) drops what an iteration asked for. ReplayError: this thread is in no loop.
         close_loop: close_loop() ends the loop of this thread, if it is in one, and what is open inside it. Tensors in
             the arena stay valid.
+        unplan_loop: unplan_loop() lets the loop of this thread go on without a plan; its arena goes back when the last
+            tensor in it is freed. ReplayError: this thread is in no loop.
         release: release() gives the arenas back that deactivate() kept.
     """
 
@@ -138,7 +142,7 @@ class Replay:
         self._module = module
         self.begin, self.live, self.end = module.begin, module.live, module.end
         self.abandon, self.release = module.abandon, module.release
-        self.forget, self.close_loop = module.forget, module.close_loop
+        self.forget, self.close_loop, self.unplan_loop = module.forget, module.close_loop, module.unplan_loop
 
     def stop_recording(self) -> Allocations:
         """End the recording, its table, and the window where one is open.

@@ -17,6 +17,7 @@ from olla.pytorch.checks.checks import CHECK, check
 from olla.pytorch.memory.copies import Copies, Outline
 from olla.pytorch.memory.replay import Replay
 from olla.pytorch.memory.requests import Recorder, last_steps
+from olla.pytorch.program.compact import compact, may_be_loose
 from olla.pytorch.program.schedule import Call, OpSchedule
 from olla.pytorch.program.swapped import Transfers
 from olla.pytorch.program.talk import Talk
@@ -72,7 +73,7 @@ def compile_program(
     if schedule is None:
         schedule = OpSchedule(captured.graph, [Call(nodes) for nodes in captured.nodes])
     writer = _Writer(captured, schedule, order)
-    writer.constants |= {"note": note, "ended": ended, "settled": settled, "uses": uses}
+    writer.constants |= {"note": note, "ended": ended, "settled": settled, "uses": uses, "compact": compact}
     writer.constants |= {name: getattr(allocator, name, None) for name in ("begin", "end", "live")}
     if copies is not None:
         writer.constants |= {"out": copies.out, "back": copies.back, "wait": copies.wait, "outline": Outline.of}
@@ -206,6 +207,9 @@ class _Writer:
             self._write(kernel, _kernel(kernel.target), *norm_again(kernel))
         else:
             self.write_all([kernel])
+        if call.over < 0 and may_be_loose(kernel) and self._key(kernel) in self._names:
+            name = self._names[self._key(kernel)]
+            self._line(f"{name} = compact({name})")
 
     def _write_over(self, kernel: fx.Node, over: int) -> None:
         """Write an op whose result takes over the memory of the argument that lives in a tensor."""

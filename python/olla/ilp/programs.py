@@ -1,47 +1,15 @@
 """OLLA's integer programs, solved by HiGHS: the order, the addresses, and both in one."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import numpy.typing as npt
 
-from olla._core import AddressIlpResult, Graph, JointIlpResult, OrderIlpResult, Solver
+from olla._core import AddressIlpResult, Graph, JointIlpResult, OrderIlpResult
 from olla._core import address_ilp as run_address_ilp
 from olla._core import joint_ilp as run_joint_ilp
 from olla._core import order_ilp as run_order_ilp
 from olla.base import Progress
-from olla.errors import SolverError
 from olla.graph import nearest_order
-
-_REMEDY = 'install it: pip install "highspy>=1.15"'
-_PATTERNS = ("libhighs.so*", "libhighs*.dylib")
-_FOLDERS = (".", "lib", "lib64", ".libs", "../highspy.libs")
-
-
-def highs_library() -> str:
-    """Find the HiGHS shared library inside the installed highspy package, without importing highspy.
-
-    Returns:
-        Its path.
-
-    Raises:
-        SolverError: highspy is not installed, or is older than 1.15 and brings no library.
-
-    Example:
-        >>> "highs" in highs_library()
-        True
-    """
-    spec = importlib.util.find_spec("highspy")
-    if spec is None or spec.origin is None:
-        raise SolverError(f"the package highspy, which brings the HiGHS solver, is not installed; {_REMEDY}")
-    package = Path(spec.origin).parent
-    found = (path for folder in _FOLDERS for pattern in _PATTERNS for path in sorted((package / folder).glob(pattern)))
-    if path := next(found, None):
-        return str(path.resolve())
-    raise SolverError(
-        f"no HiGHS library ({' or '.join(_PATTERNS)}) in {package}: highspy older than 1.15 has none; {_REMEDY}"
-    )
+from olla.ilp.highs import solver
 
 
 def order_ilp(
@@ -212,12 +180,3 @@ def joint_ilp(
     workspace_offsets = none if workspace_offsets is None else workspace_offsets
     highs = solver(time_limit, seed, progress)
     return run_joint_ilp(arena, order, offsets, workspace_offsets, lower_bound_bytes, highs)
-
-
-def solver(time_limit: float, seed: int, progress: Progress | None) -> Solver:
-    """Return HiGHS with its limits, for a program of the core.
-
-    Raises:
-        SolverError: HiGHS is missing.
-    """
-    return Solver(highs_library=highs_library(), time_limit=time_limit, seed=seed, num_threads=1, progress=progress)

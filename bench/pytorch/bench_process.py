@@ -1,0 +1,144 @@
+"""What a process has for training, on the CPU resident and on CUDA reserved: an ordinary loop, olla.pool, olla.compile.
+
+    python bench/pytorch/bench_process.py --markdown bench/results/pytorch/process.md
+    python bench/pytorch/bench_process.py --device cuda --markdown bench/results/pytorch/process_cuda.md
+
+Each loop runs each way in a process of its own, and what that had before the first iteration is taken off: libraries,
+model and batch. On the CPU it is the most resident (VmHWM) during the last three of eight iterations, and the most over
+all of them; on CUDA the most that torch's allocator reserved over all of them. Under the stand-in for CUDA
+(docs/cuda.md) sizes and order are real.
+
+Exit status: 1 if a pool needs more than the loop, or a compiled step not less than it where its report says so by more
+than 10 % and 50 MiB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, for bench and tests
+
+import olla
+from bench.pytorch.bench_run import resident_bytes
+from bench.support.harness import Cell, Report, answer, ask
+from tests.support.pytorch import models
+
+SMALL = {"n_embd": 256, "n_layer": 4, "n_head": 4, "vocab_size": 4000}
+HIDDEN = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
+CASES: dict[str, dict[str, Any]] = {  # model/optimizer -> arguments of models.build
+    "gpt2/adamw": {"batch_size": 4, "length": 128, "settings": SMALL},
+    "gpt2/sgd": {"batch_size": 4, "length": 128, "settings": SMALL},
+    "bert_base/adamw": {"batch_size": 4, "length": 128, "settings": {**HIDDEN, "vocab_size": 4000}},
+    "llama_100m/adamw": {"batch_size": 4, "length": 128, "settings": {**HIDDEN, "vocab_size": 4000}},
+    "vit_b16/adamw": {"batch_size": 16, "image_size": 64, "settings": {**HIDDEN, "patch_size": 8}},
+    "t5_small/adamw": {"batch_size": 4, "length": 64},
+    "resnet18/adamw": {"batch_size": 8, "image_size": 96},
+    "resnet18/sgd": {"batch_size": 8, "image_size": 96},
+    "mobilenet_v2/adamw": {"batch_size": 8, "image_size": 96},
+    "efficientnet_b0/adamw": {"batch_size": 8, "image_size": 96},
+    "convnext_t/sgd": {"batch_size": 2, "image_size": 96},
+    "unet/adamw": {"batch_size": 1},
+}
+WAYS = ("loop", "pool", "compile")
+NUM_ITERATIONS, NUM_LAST = 8, 3
+LEAST_SHARE, LEAST_BYTES = 0.1, 50 << 20
+SLACK_BYTES = 4 << 20  # of the planner's own code and data
+MIB = 2**20
+
+
+def measure(case: str, way: str, device: str) -> dict[str, Any]:
+    """Train in this process; return the most bytes over all iterations and over the last, and what the report says."""
+    name, _, optimizer = case.partition("/")
+    torch.manual_seed(0)
+    example = models.build(name, **CASES[case], device=device)
+    updates = models.optimizer(optimizer, example.model)
+    pool = olla.pool(device) if way == "pool" else None
+    step = None
+    if way == "compile":
+        step = olla.compile(example.model, optimizer=updates, loss=example.loss, disk_cache=False)
+    before = _now(device)
+    _begin(device)
+    over_all = 0
+    if pool is not None:
+        pool.__enter__()
+    for i in range(NUM_ITERATIONS):
+        if i == NUM_ITERATIONS - NUM_LAST:
+            over_all = _most(device)
+            _begin(device)
+        if step is not None:
+            step(example.batch)
+            continue
+        updates.zero_grad()
+        example.loss(example.model, example.batch).backward()
+        updates.step()
+        if pool is not None:
+            pool.step()
+    last = _most(device)
+    found: dict[str, Any] = {"last": last - before, "all": max(over_all, last) - before}
+    if step is not None:
+        report = step.report()
+        found |= {"planned": report.planned_peak_bytes, "eager": report.eager_peak_bytes}
+    if pool is not None:
+        found |= {"served": pool.report().served, "arena": pool.report().arena_bytes}
+    return found
+
+
+def _now(device: str) -> int:
+    return torch.cuda.memory_reserved() if device == "cuda" else resident_bytes("VmRSS")
+
+
+def _most(device: str) -> int:
+    return torch.cuda.max_memory_reserved() if device == "cuda" else resident_bytes("VmHWM")
+
+
+def _begin(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--markdown", type=Path, metavar="OUT")
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        answer(measure(*arguments.one))
+    judged = "last" if arguments.device == "cpu" else "all"
+    rows: list[list[Cell]] = []
+    is_well = True
+    for case in arguments.cases:
+        found = {way: ask(__file__, "--one", case, way, arguments.device) for way in WAYS}
+        loop, pool, step = (found[way][judged] for way in WAYS)
+        eager, planned = (found["compile"][key] for key in ("eager", "planned"))
+        says_less = eager - planned > max(LEAST_SHARE * eager, LEAST_BYTES)
+        well = pool <= loop + SLACK_BYTES and (step < loop or not says_less)
+        is_well &= well
+        sizes = [round(found[way][key] / MIB) for key in ("last", "all") for way in WAYS]
+        says = [round(n / MIB) for n in (eager, planned, found["pool"]["arena"])]
+        rows.append([case, *sizes, *says, f"{found['pool']['served']:.1%}", well])
+        print(*rows[-1], file=sys.stderr, flush=True)
+    columns = ["case", *(f"{way}: {when} MiB" for when in ("last", "all") for way in WAYS)]
+    columns += ["report: eager MiB", "report: planned MiB", "pool: arena MiB", "served", "as promised"]
+    notes: dict[str, Cell] = {
+        "last": f"the most in the last {NUM_LAST} of {NUM_ITERATIONS} iterations, less what was there before the first",
+        "all": f"the most in all {NUM_ITERATIONS}, capture and recording included",
+    }
+    what = "reserved" if arguments.device == "cuda" else "resident"
+    report = Report(f"Bytes that a process has {what}: a loop, in a pool, compiled", columns, rows, notes)
+    report.print()
+    if arguments.markdown:
+        report.save(arguments.markdown)
+    return 0 if is_well else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,17 @@
+// HiGHS as a Python object runs it, and what such an object works with.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+
+#include "olla/ilp/highs_engine.hpp"
+
+namespace olla::bindings {
+
+// highs: the path of its shared library, or an object like olla.ilp.extension.HighsExtension. With the GIL held.
+std::shared_ptr<const HighsEngine> engine_of(const nanobind::object& highs);
+
+void bind_highs(nanobind::module_& m);
+
+}  // namespace olla::bindings

@@ -1,0 +1,1 @@
+"""Planned forward and backward behind an ordinary ``loss.backward()``, on torch's own kernels."""

@@ -1,0 +1,206 @@
+"""``kernels="aten"`` of the backend "olla": Dynamo's graphs, AOTAutograd's forward and backward, olla's plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from olla.aten.checkpoints import refused
+from olla.aten.partition import Partitioner
+from olla.aten.program import Program, compile_program
+from olla.aten.record import Graph, WrapReport
+from olla.aten.second import Given, attach, changed_inputs, watch
+from olla.graph import DeviceProfile
+from olla.inductor.compat import dynamo
+from olla.plan import Goal
+from olla.pytorch.capture.costs import is_random
+
+SETTINGS = {  # of Dynamo, during calls of what is wrapped
+    "skip_nnmodule_hook_guards": False,  # hooks that come later are seen
+    "recompile_limit": 64,  # then code runs as it is
+    "suppress_errors": True,  # of Dynamo's own: what it cannot take runs as it is
+}
+_OPTIONS = ("budget", "max_slowdown", "minimise", "device", "time_limit")
+
+
+def partitioner(
+    budget: int | str | None = None,
+    max_slowdown: float | None = None,
+    minimise: str | None = None,
+    device: str | DeviceProfile | None = None,
+    time_limit: float = 15.0,
+) -> Partitioner:
+    """Return the partitioner for a goal; without one, nothing runs again.
+
+    Raises:
+        BudgetError: the budget is no number of bytes.
+        ValueError: two goals are given, or one is out of its range.
+    """
+    if budget is None and max_slowdown is None and minimise is None:
+        max_slowdown = 0.0
+    goal = Goal.of(budget, max_slowdown, minimise, "a100" if device is None else device, True, True)
+    assert goal is not None
+    return Partitioner(goal, device=device, time_limit=time_limit)
+
+
+def backend_of(options: Mapping[str, Any]) -> Backend:
+    """Return the backend for the options of ``torch.compile``.
+
+    Raises:
+        ValueError: an option is unknown, or out of its range.
+    """
+    if options["kernels"] != "aten":
+        raise ValueError(f"kernels is {options['kernels']!r}, expected 'inductor' or 'aten'")
+    others = [name for name in options if name not in (*_OPTIONS, "kernels")]
+    if others:
+        raise ValueError(f"{others[0]} is no option of kernels='aten', which takes {', '.join(_OPTIONS)}")
+    given = {name: value for name, value in options.items() if name != "kernels"}
+    partition = partitioner(**given)
+    return Backend(partition, WrapReport(name="", graphs=partition.graphs))
+
+
+class Backend:
+    """Compiles the graphs that Dynamo captures: torch's own kernels, forward and backward in planned order.
+
+    Nothing is decomposed but what eager training decomposes as well, so that results are the same to the bit. A graph
+    that AOTAutograd cannot take runs as Dynamo captured it, which is what the model would have done.
+
+    Args:
+        partition: divides forward and backward; its graphs are those of the report.
+        report: takes graphs and graph breaks.
+
+    Attributes:
+        num_runs: of forward or inference graphs so far.
+    """
+
+    def __init__(self, partition: Partitioner, report: WrapReport) -> None:
+        self.num_runs = 0
+        self._partition = partition
+        self._report = report
+
+    def __call__(self, module: Any, inputs: Any) -> Callable[..., Any]:
+        """Return what runs in place of a graph."""
+        self._note_break(module)
+        num_graphs = len(self._report.graphs)
+        if reason := refused(module):
+            self._report.graphs.append(Graph(reason=reason))
+            raise dynamo.skip_frame(reason)
+        graph = _Compiled(module, self)
+        try:
+            graph.program = dynamo.compile_aten(
+                module, inputs, self._partition, graph.forward, graph.backward, graph.inference
+            )
+        except dynamo.restarts:
+            raise
+        except Exception as error:
+            reason = str(error).partition("\n")[0]
+            del self._report.graphs[num_graphs:]
+            self._report.graphs.append(Graph(reason=f"AOTAutograd does not take it: {type(error).__name__}: {reason}"))
+            raise dynamo.skip_frame(reason) from None
+        graph.places = list(range(num_graphs, len(self._report.graphs)))
+        return torch.compiler.disable(graph.__call__)  # type: ignore[no-any-return,no-untyped-call]
+
+    def _note_break(self, module: Any) -> None:
+        reason = getattr(module, "compile_subgraph_reason", None)
+        if reason is None or not reason.graph_break:
+            return
+        frame = reason.user_stack[-1] if reason.user_stack else None
+        place = f"{frame.filename}:{frame.lineno}: " if frame is not None else ""
+        line = place + str(reason.reason).strip().partition("\n")[0]
+        if line not in self._report.breaks:
+            self._report.breaks.append(line)
+
+    def note(self, reason: str, graphs: list[int]) -> None:
+        """Note why graphs of the report are not planned any more."""
+        for i in graphs:
+            self._report.graphs[i] = replace(self._report.graphs[i], reason=reason)
+
+    def note_inference(self, module: fx.GraphModule) -> None:
+        """Note a graph that needs no backward."""
+        num_ops = sum(node.op == "call_function" for node in module.graph.nodes)
+        self._report.graphs.append(Graph(kind="inference", num_ops=num_ops))
+
+
+def _is_free(value: Any) -> bool:
+    """Whether an input is the user's own and gets a gradient, as where a penalty on it differentiates that."""
+    return isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
+
+
+class _Compiled:
+    """One graph of Dynamo's as it runs.
+
+    Args:
+        module: the graph.
+        backend: that compiles it.
+
+    Attributes:
+        program: what AOTAutograd made of it.
+        places: of it in the report.
+    """
+
+    def __init__(self, module: fx.GraphModule, backend: Backend) -> None:
+        self.program: Callable[..., Any] | None = None
+        self._module = module
+        self._backend = backend
+        self._draws = False
+        self._is_twice: bool | None = None  # whether gradients are differentiated; None: nothing is known yet
+        self._others: list[int] | None = None  # inputs that are no parameters
+        self.places: list[int] = []
+        self._statistics = sorted(changed_inputs(module))
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the graph."""
+        assert self.program is not None
+        if len({id(args[i]) for i in self._statistics}) < len(self._statistics):  # two buffers have become one
+            return self._module(*args)
+        if not torch.is_grad_enabled():
+            return self.program(*args)
+        if self._others is None:
+            self._others = [i for i, a in enumerate(args) if not isinstance(a, torch.nn.Parameter)]
+        if self._is_twice or (self._is_twice is None and any(_is_free(args[i]) for i in self._others)):
+            return self._as_it_is(args)
+        given = Given(self._module, args, self._others, self._draws, self._differentiated)
+        outputs = self.program(*args)
+        attach(outputs, given)
+        return outputs
+
+    def _as_it_is(self, args: tuple[Any, ...]) -> Any:
+        """Run the graph as Dynamo captured it, and see whether its gradients are differentiated."""
+        outputs = self._module(*args)
+        watch(outputs, self._watched)
+        return outputs
+
+    def _watched(self) -> None:
+        """Note once how the gradients of a graph are used that ran as it is."""
+        if torch.is_grad_enabled():
+            self._differentiated()
+        elif self._is_twice is None:
+            self._is_twice = False
+
+    def _differentiated(self) -> None:
+        """Run as captured from now on: what is differentiated twice in one piece is eager's to the bit."""
+        if not self._is_twice:
+            self._is_twice = True
+            self._backend.note("its gradients are differentiated: from then on it runs as it is", self.places)
+
+    def forward(self, module: fx.GraphModule) -> Program:
+        self._draws = any(is_random(node) for node in module.graph.nodes)
+        return self._counted(compile_program(module, "olla_forward"))
+
+    def backward(self, module: fx.GraphModule) -> Program:
+        return compile_program(module, "olla_backward")
+
+    def inference(self, module: fx.GraphModule) -> Program:
+        self._backend.note_inference(module)
+        return self._counted(compile_program(module, "olla_inference"))
+
+    def _counted(self, program: Program) -> Program:
+        def run(values: list[Any]) -> list[Any]:
+            self._backend.num_runs += 1
+            return program(values)
+
+        return run

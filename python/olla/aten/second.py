@@ -1,0 +1,138 @@
+"""Derivatives of gradients: the compiled backward has none, so the graph runs again as Dynamo captured it."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from olla.inductor.compat import dynamo
+from olla.pytorch.capture.generator import set_state, state_of
+
+_DEVICES = ("cpu", "cuda")
+
+
+class Given:
+    """What a graph was called with: enough to run it again, as it was, when its backward is to be differentiated.
+
+    What is no leaf of autograd is not kept alive for it: nothing lives longer than without this.
+
+    Args:
+        module: the graph, as Dynamo captured it.
+        args: its inputs.
+        others: positions of those that are no parameters.
+        draws: whether it draws random numbers.
+        noted: called when its gradients are differentiated.
+    """
+
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        args: Sequence[Any],
+        others: Sequence[int],
+        draws: bool,
+        noted: Callable[[], None],
+    ) -> None:
+        self._module = module
+        self._noted = noted
+        self._args = list(args)
+        for i in others:
+            if isinstance(args[i], torch.Tensor) and not args[i].is_leaf:
+                self._args[i] = weakref.ref(args[i])
+        self._states = _states(args) if draws else []
+        self._casts = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _DEVICES]
+
+    def gradients(
+        self, needed: Sequence[bool], results: Sequence[int], tangents: Sequence[Any]
+    ) -> tuple[Any, ...] | None:
+        """Return gradients of the inputs that can be differentiated themselves; None where inputs are gone.
+
+        Args:
+            needed: of which inputs.
+            results: positions of the results that the tangents are for.
+            tangents: gradients of these.
+        """
+        self._noted()
+        args = [a() if isinstance(a, weakref.ref) else a for a in self._args]
+        if len(needed) != len(args) or any(a is None and b is not None for a, b in zip(args, self._args, strict=True)):
+            return None
+        wanted = [i for i, need in enumerate(needed) if need and isinstance(args[i], torch.Tensor)]
+        changed = changed_inputs(self._module)
+        given: list[Any] = [a.clone() if a is not None and i in changed else a for i, a in enumerate(args)]
+        with self._as_then():
+            outputs = self._module(*given)
+        found = torch.autograd.grad(
+            [outputs[i] for i in results],
+            [given[i] for i in wanted],
+            list(tangents),
+            create_graph=True,
+            allow_unused=True,
+        )
+        of = dict(zip(wanted, found, strict=True))
+        return tuple(of.get(i) for i in range(len(args)))
+
+    @contextlib.contextmanager
+    def _as_then(self) -> Iterator[None]:
+        """Draw the same numbers as then, under the same autocast, and go on as if nothing was drawn."""
+        now = [(device, state_of(device)) for device, _ in self._states]
+        for device, state in self._states:
+            set_state(state, device)
+        try:
+            with contextlib.ExitStack() as stack:
+                for device, enabled, dtype in self._casts:
+                    if enabled or torch.is_autocast_enabled(device):
+                        stack.enter_context(torch.autocast(device, dtype, enabled))
+                yield
+        finally:
+            for device, state in now:
+                set_state(state, device)
+
+
+def changed_inputs(module: fx.GraphModule) -> set[int]:
+    """Return the positions of inputs that are statistics of batch norms, which the graph changes."""
+    given = module.graph.find_nodes(op="placeholder")
+    return {i for i, node in enumerate(given) if node.users and all(map(_keeps_statistics, node.users))}
+
+
+def _keeps_statistics(user: fx.Node) -> bool:
+    name = getattr(user.target, "__name__", str(user.target))
+    return "batch_norm" in name or (name == "add_" and not user.users)
+
+
+def attach(outputs: Any, given: Given) -> None:
+    """Let the backward of a call of a compiled graph be differentiated.
+
+    Args:
+        outputs: what the call returned.
+        given: what it was called with.
+    """
+    for output in outputs:
+        node = output.grad_fn if isinstance(output, torch.Tensor) else None
+        found = None if node is None else dynamo.compiled_function(node)
+        if found is not None:
+            found.olla_given = given
+            dynamo.differentiate(type(found), _double_backward)
+            return
+
+
+def watch(outputs: Any, call: Callable[[], None]) -> None:
+    """Have a function called when backward comes to what a call returned."""
+    for output in outputs:
+        if isinstance(output, torch.Tensor) and output.grad_fn is not None:
+            output.grad_fn.register_prehook(lambda _: call())
+            return
+
+
+def _double_backward(ctx: Any, tangents: Sequence[Any], results: Sequence[int]) -> tuple[Any, ...] | None:
+    """Return gradients that can be differentiated; None where torch's error has to say that there are none."""
+    given: Given | None = getattr(ctx, "olla_given", None)
+    return None if given is None else given.gradients(ctx.needs_input_grad, results, tangents)
+
+
+def _states(args: Sequence[Any]) -> list[tuple[str, torch.Tensor]]:
+    devices = {str(a.device) for a in args if isinstance(a, torch.Tensor)}
+    return [(device, state_of(device)) for device in sorted(devices) if device.split(":")[0] in _DEVICES]

@@ -1,0 +1,152 @@
+"""olla.wrap: planned forward and backward behind an ordinary training loop. Importing this does not import torch."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from olla.aten.record import WrapReport
+from olla.graph import DeviceProfile
+
+if TYPE_CHECKING:
+    pass
+
+Wrapped = TypeVar("Wrapped", bound=Callable[..., Any])
+_wrapped: WeakKeyDictionary[Any, WrapReport] = WeakKeyDictionary()
+
+
+def wrap(
+    model: Wrapped,
+    *,
+    budget: int | str | None = None,
+    max_slowdown: float | None = None,
+    minimise: str | None = None,
+    plan_for: str | DeviceProfile | None = None,
+    time_limit: float = 15.0,
+    dynamic: bool | None = False,
+) -> Wrapped:
+    """Plan the memory of a model's forward and backward; the training loop stays as it is.
+
+    Calls of the model, and the backward passes behind them, run the same operators on torch's own kernels, in an order
+    with a lower peak: results are written in place, and with a goal operators run again rather than being kept. Losses,
+    gradients, buffers and random numbers are those of the model as it was, to the bit. Whatever surrounds the model
+    (loss, clipping, accumulation, optimizers, schedulers, scalers) is the user's own.
+
+    The graphs are those of ``torch.compile``: where Dynamo cannot follow Python, a graph ends and another one begins,
+    and that piece runs as it is. `olla.report_of` says what is planned.
+
+    Args:
+        model: wrapped in place, as by ``model.compile()``: its class, parameters and the keys of its state stay the
+            same. A copy of it, or what is loaded from a pickle, is not wrapped. Or a function, such as
+            ``loss(model, batch)``, which plans the loss as well: that is not changed, and what is returned is called in
+            its place.
+        budget: the memory there is for forward and backward, "16GB", "16GiB" or bytes, with parameters, inputs and
+            gradients, without an optimizer's state: the least added time with which they fit.
+        max_slowdown: in place of a budget: the least peak within this share of added time; 0.05 is 5 %.
+        minimise: "peak", in place of a budget: the least peak at whatever time.
+        plan_for: what added time is estimated for, see `olla.plan`; by default "cpu" or "a100", by where the model is.
+        time_limit: seconds to search for the plan of one graph.
+        dynamic: as of ``torch.compile``; by default a batch of another size gets a plan of its own.
+
+    Returns:
+        The model; of a function, one that takes the same and returns the same.
+
+    Raises:
+        BudgetError: the budget is no number of bytes.
+        ValueError: two goals are given, or one is out of its range.
+        TypeError: model is neither a torch.nn.Module nor a function.
+
+    Example:
+        >>> import torch, olla
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+        >>> optimizer = torch.optim.AdamW(model.parameters())
+        >>> model = olla.wrap(model, max_slowdown=0.05)
+        >>> for _ in range(3):
+        ...     loss = model(torch.ones(4, 8)).square().mean()
+        ...     loss.backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        >>> len(olla.report_of(model).planned)
+        1
+    """
+    import torch
+
+    from olla.aten.backend import SETTINGS, Backend, partitioner
+    from olla.inductor.compat import dynamo
+
+    is_module = isinstance(model, torch.nn.Module)
+    if not is_module and not callable(model):
+        raise TypeError(f"model is a {type(model).__name__}, expected a torch.nn.Module or a function")
+    report = WrapReport(name=type(model).__name__ if is_module else getattr(model, "__name__", "function"))
+    partition = partitioner(budget, max_slowdown, minimise, plan_for, time_limit)
+    partition.graphs = report.graphs
+    backend = Backend(partition, report)
+    given: Any = model
+    plain = given._call_impl if is_module else given
+    compiled = torch.compile(_entry(model) if is_module else model, backend=backend, dynamic=dynamic)
+    change_settings, is_watched = dynamo.settings(SETTINGS), dynamo.has_global_hooks
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before, partition.saved_before = backend.num_runs, 0
+        if is_watched():  # hooks on all modules, which Dynamo does not look for
+            result = plain(*args, **kwargs)
+        else:
+            change_back = change_settings()
+            try:
+                result = compiled(*args, **kwargs)
+            finally:
+                change_back()
+        report.num_calls += 1
+        report.num_unplanned_calls += backend.num_runs == before
+        return result
+
+    if is_module:
+        partition.model_bytes = _model_bytes(model)
+        given._compiled_call_impl = call
+    wrapped: Any = model if is_module else functools.wraps(model)(call)
+    _wrapped[wrapped] = report
+    return wrapped  # type: ignore[no-any-return]
+
+
+def _entry(model: Any) -> Any:
+    """Return what Dynamo is to begin at: the model's own call, or a frame around it where torch's class has forward.
+
+    Dynamo leaves the frames of torch's own modules alone.
+    """
+    from olla.inductor.compat import dynamo
+
+    if not dynamo.skips(model.forward):
+        return model._call_impl
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return model._call_impl(*args, **kwargs)
+
+    # Code of its own, since Dynamo counts compilations by code.
+    return types.FunctionType(forward.__code__.replace(), forward.__globals__, closure=forward.__closure__)
+
+
+def report_of(model: Callable[..., Any]) -> WrapReport:
+    """Return what `olla.wrap` made of a model or a function so far: graphs, peaks, graph breaks.
+
+    Raises:
+        ValueError: the model is not wrapped.
+
+    Example:
+        >>> import torch, olla
+        >>> model = olla.wrap(torch.nn.Linear(8, 1))
+        >>> _ = model(torch.ones(4, 8))
+        >>> olla.report_of(model).num_calls
+        1
+    """
+    if model not in _wrapped:
+        raise ValueError(f"this {type(model).__name__} is not wrapped: call olla.wrap(model, ...) first")
+    return _wrapped[model]
+
+
+def _model_bytes(model: Any) -> int:
+    """Return the bytes of parameters, twice for those that get gradients, and of buffers."""
+    held = {id(p): p.nbytes * (2 if p.requires_grad else 1) for p in model.parameters()}
+    return sum((held | {id(b): b.nbytes for b in model.buffers()}).values())

@@ -1,0 +1,97 @@
+"""Names of torch that planned graphs on torch's own kernels need: of Dynamo, and of what AOTAutograd makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from olla.inductor.compat import compat
+
+has_global_hooks: Any = compat.private("torch.nn.modules.module", "_has_any_global_hook")
+config: Any = compat.private("torch._dynamo", "config")
+skip_frame: Any = compat.private("torch._dynamo.exc", "SkipFrame")  # Dynamo runs the Python it has captured as it is
+restarts: Any = compat.private("torch._dynamo.exc", "TensorifyScalarRestartAnalysis")  # no failure: Dynamo begins again
+
+
+def compiled_function(node: Any) -> Any:
+    """Return AOTAutograd's node in the graph of autograd, from one a view or two behind it, if there is one."""
+    for _ in range(3):
+        if node is None or hasattr(getattr(type(node), "_forward_cls", None), "compiled_fw"):
+            return node
+        node = next((before for before, _ in node.next_functions), None)
+    return None
+
+
+def differentiate(node_class: Any, double_backward: Callable[..., Any]) -> None:
+    """Have backward of a compiled function that is to be differentiated itself call ours, where its graph allows that.
+
+    Args:
+        node_class: of what `compiled_function` returned.
+        double_backward: is given the node, gradients of results and the positions of these; it returns gradients of
+            inputs, or None where torch's own way, which raises an error, is to be taken.
+    """
+    function = node_class._forward_cls
+    before = getattr(function, "_double_backward", None)
+    if before is None or getattr(function, "olla_second", False):
+        return
+    kinds = compat.private("torch._functorch._aot_autograd.schemas", "OutputType")
+    own = (kinds.non_alias, kinds.unsafe_view_alias, kinds.custom_function_view)
+    outputs = function.metadata.output_info
+    results = [i for i, o in enumerate(outputs) if o.output_type in own and o.requires_grad_for_backward]
+    plain = not function.metadata.num_intermediate_bases and not any(
+        given.mutates_data and given.requires_grad for given in function.metadata.input_info
+    )
+
+    def called(ctx: Any, run: Any, args: list[Any]) -> Any:
+        tangents = args[len(args) - len(results) :]
+        found = double_backward(ctx, tangents, results) if plain else None
+        return before(ctx, run, args) if found is None else found
+
+    function._double_backward, function.olla_second = staticmethod(called), True
+
+
+def settings(values: dict[str, Any]) -> Callable[[], Callable[[], None]]:
+    """Return a function that gives Dynamo settings, and returns one that takes them back; a context takes ten times as
+    long."""
+    change: Callable[[], Callable[[], None]] = config._make_closure_patcher(**values)
+    return change
+
+
+def skips(function: Any) -> bool:
+    """Whether Dynamo leaves the frames of a function alone where they are not called from others."""
+    return bool(compat.private("torch._dynamo.trace_rules", "check")(function))
+
+
+def compile_aten(
+    module: Any, inputs: Any, partition: Callable[..., Any], *compilers: Callable[[torch.fx.GraphModule], Any]
+) -> Any:
+    """Compile with AOTAutograd alone: nothing is decomposed.
+
+    Args:
+        module, inputs: a graph of Dynamo's and its example inputs.
+        partition: divides joint graphs.
+        compilers: of forward, of backward, and of what needs no backward. Their functions take a list and empty it.
+    """
+    aot_autograd = compat.private("torch._dynamo.backends.common", "aot_autograd")
+
+    def boxed(compiler: Callable[[torch.fx.GraphModule], Any]) -> Callable[..., Any]:
+        def compiled(graph: Any, _: Any) -> Any:
+            program = compiler(graph)
+            program._boxed_call = True
+            return program
+
+        return compiled
+
+    forward, backward, inference = map(boxed, compilers)
+    compile_with = aot_autograd(
+        fw_compiler=forward,
+        bw_compiler=backward,
+        inference_compiler=inference,
+        partition_fn=partition,
+        decompositions={},
+    )
+    # What is donated may not be kept for a second backward; olla's programs copy what they write over.
+    with compat.functorch_config.patch(donated_buffer=False):
+        return compile_with(module, inputs)

@@ -1,0 +1,1 @@
+"""The ordinary step, for what cannot be captured."""

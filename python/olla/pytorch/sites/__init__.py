@@ -1,0 +1,1 @@
+"""Where the ops of a step come from."""

@@ -1,0 +1,84 @@
+"""Answers to different goals agree: none is dominated by another, and bounds are of what was asked."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+
+import olla
+from olla.planner import needed_bytes
+from tests.support.samples import SHARED
+
+MEMORY, TIME = 1.001, 1.02  # what one answer may need, or add, beyond another that has less of the other
+
+
+def answers(graph: olla.Graph) -> list[olla.Plan]:
+    """Return the plans for several slowdowns, for the least peak, and for the budgets that these need."""
+    plans = [olla.plan(graph, max_slowdown=share, time_limit=60.0) for share in (0.05, 0.1, 0.4)]
+    plans.append(olla.plan(graph, minimise="peak", time_limit=60.0))
+    return plans + [olla.plan(graph, budget=int(MEMORY * needed_bytes(plan)), time_limit=60.0) for plan in plans]
+
+
+@pytest.mark.skipif(not (SHARED / "graphs").is_dir(), reason=f"no captured graphs in {SHARED}: set OLLA_SHARED")
+@pytest.mark.parametrize("name", ["alexnet_b32", "alexnet_b32.clip", "vgg11_b32", "resnet18_b32"])
+def test_no_answer_is_dominated_by_another(name: str) -> None:
+    graph = olla.Graph.load(SHARED / "graphs" / f"{name}.json.gz")
+    for plan, other in permutations(answers(graph), 2):
+        less = MEMORY * needed_bytes(other) < needed_bytes(plan)
+        assert not (less and TIME * other.slowdown < plan.slowdown), f"{other.goal} has both less than {plan.goal}"
+
+
+def chain(length: int) -> olla.Graph:
+    """Return a forward chain of equal activations, and its backward pass."""
+    b = olla.Graph.builder("chain")
+    kept = [b.tensor(1000) for _ in range(length)]
+    for i, t in enumerate(kept):
+        b.op(f"forward {i}", reads=kept[i - 1 : i] if i else [], writes=[t], seconds=1e-3)
+    passed = b.tensor(1)
+    b.op("loss", reads=[kept[-1]], writes=[passed], seconds=1e-3)
+    for i in reversed(range(length)):
+        back = b.tensor(1)
+        b.op(f"backward {i}", reads=[kept[i], passed], writes=[back], seconds=1e-3)
+        passed = back
+    b.output(passed)
+    return b.build()
+
+
+def test_the_bound_of_the_least_peak_holds_for_plans_of_any_time() -> None:
+    graph = chain(12)
+    quick, least = olla.plan(graph, max_slowdown=0.05), olla.plan(graph, minimise="peak")
+    assert least.peak_lower_bound_bytes <= least.peak_bytes < quick.peak_lower_bound_bytes <= quick.peak_bytes
+    for budget in (quick.peak_bytes, least.peak_bytes):
+        fits = olla.plan(graph, budget=budget, layout=False)
+        assert fits.peak_lower_bound_bytes <= least.peak_bytes
+
+
+def test_the_bound_of_a_slowdown_holds_for_plans_that_take_all_of_it() -> None:
+    graph = chain(12)
+    lowest = [olla.plan(graph, max_slowdown=share, layout=False) for share in (0.1, 0.3, 0.6)]
+    for plan in lowest:
+        for other in lowest:
+            if other.slowdown <= plan.goal["max_slowdown"]:
+                assert plan.peak_lower_bound_bytes <= other.peak_bytes
+
+
+def test_the_last_bytes_are_not_bought_at_any_price() -> None:
+    b = olla.Graph.builder("a few bytes")
+    large, small, x, y, z = (b.tensor(size) for size in (100_000, 50, 1, 1, 1))
+    b.op("small", writes=[small], seconds=1.0)
+    b.op("use", reads=[small], writes=[x], seconds=1e-3)
+    b.op("large", reads=[x], writes=[large], seconds=1e-3)
+    b.op("end", reads=[large], writes=[y], seconds=1e-3)
+    b.op("use again", reads=[small, y], writes=[z], seconds=1e-3)
+    b.output(z)
+    plan = olla.plan(b.build(), minimise="peak", layout=False)
+    assert plan.added_seconds == 0.0
+    assert plan.peak_bytes <= 100_052
+
+
+def test_a_curve_reaches_what_plans_do() -> None:
+    graph = chain(12)
+    curve = olla.pareto(graph)
+    assert (curve.peak_bytes[:-1] > curve.peak_bytes[1:]).all()
+    assert curve.peak_bytes[-1] <= olla.plan(graph, minimise="peak", layout=False).peak_bytes
