@@ -107,11 +107,13 @@ class Shared(nn.Module):
     def __init__(self, number: int = 3, width: int = 64) -> None:
         super().__init__()
         sizes = {"qkv": (width, 3 * width), "out": (width, width), "up": (width, 4 * width), "down": (4 * width, width)}
-        layers = (nn.ModuleDict({name: nn.Linear(*size) for name, size in sizes.items()}) for _ in range(number))
-        self.blocks, self.norm = nn.ModuleList(layers), nn.LayerNorm(width)
+        self.blocks = nn.ModuleList()
+        for _ in range(number):
+            layers = {name: nn.Linear(*size) for name, size in sizes.items()}
+            self.blocks.append(nn.ModuleDict({**layers, "norm": nn.LayerNorm(width)}))
 
     def block(self, layers: Any, x: torch.Tensor, more: torch.Tensor | None) -> torch.Tensor:
-        q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in layers["qkv"](self.norm(x)).chunk(3, -1))
+        q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in layers["qkv"](layers["norm"](x)).chunk(3, -1))
         x = x + layers["out"](scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2))
         x = x if more is None else x + layers["out"](more)
         y: torch.Tensor = x + layers["down"](gelu(layers["up"](x)))
