@@ -251,7 +251,7 @@ def test_less_budget_and_more_time_never_raise_the_peak(monkeypatch: pytest.Monk
     assert all(c.added_seconds <= 0.1 * i * joint.step_seconds for i, c in enumerate(timed))
 
 
-def test_a_random_op_that_is_to_run_again_is_left_to_torch_with_one_warning() -> None:
+def test_what_a_checkpoint_draws_from_a_generator_is_drawn_again() -> None:
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -262,15 +262,13 @@ def test_a_random_op_that_is_to_run_again_is_left_to_torch_with_one_warning() ->
                 x = checkpoint(self.inner, x, use_reentrant=False)
             return x
 
-    model = Checkpointed()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        train(model, inputs(1), square, backend=without_kernels(patches()["custom_partitioner_fn"]))
+    found = []
+    for partition in (patches()["custom_partitioner_fn"], compat.min_cut_partition):
         torch.compiler.reset()
-        train(model, inputs(1), square, backend=without_kernels(patches()["custom_partitioner_fn"]))
-    ours = [str(w.message) for w in caught if "olla leaves" in str(w.message)]
-    assert len(ours) == 1
-    assert "random" in ours[0]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="olla")
+            found.append(train(Checkpointed(), inputs(3), square, backend=without_kernels(partition)))
+    torch.testing.assert_close(*found)
 
 
 def test_decisions_are_known_by_code_and_goal() -> None:

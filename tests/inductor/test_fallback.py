@@ -259,6 +259,11 @@ def test_what_was_warned_of_does_not_come_out_of_a_cache_in_silence(monkeypatch:
         patch.setattr(saving, "choose", planted)
         assert step(**LEAST) == 0
     assert (step(**LEAST), step(**LEAST)) == (0, 1)
+    for _ in range(2):  # the second stands for another process
+        with monkeypatch.context() as patch, one_warning("a reason"):
+            patch.setattr(compat, "obstacle", lambda _: "a reason")
+            assert step(max_slowdown=0.1) == 0
+        olla.inductor.compat.fallback.forget()
     with one_warning("budget=1000 bytes"):
         assert step(budget=1000) == 0
     olla.inductor.compat.fallback.forget()

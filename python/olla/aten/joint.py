@@ -158,7 +158,7 @@ def _input(node: fx.Node, is_static: bool) -> Input:
 
 def obstacle(module: fx.GraphModule) -> str:
     """Return why a graph is left to torch's partitioner; empty where olla can plan it."""
-    if reason := compat.obstacle(module, draws_again=True):
+    if reason := compat.obstacle(module, holds_graphs=False):
         return reason
     for node in module.graph.nodes:
         if node.op == "placeholder" and not compat.is_tensor_node(node):

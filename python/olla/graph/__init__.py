@@ -4,7 +4,7 @@ from olla._core import nearest_order
 from olla.graph.columns import Lists
 from olla.graph.devices import PROFILES, DeviceProfile, profile_of
 from olla.graph.graph import Graph
-from olla.graph.operators import Rerun, Rules, operator, rules
+from olla.graph.operators import Rerun, Rules, draws_numbers, operator, rules
 from olla.graph.timeline import Timeline, timeline
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Rerun",
     "Rules",
     "Timeline",
+    "draws_numbers",
     "nearest_order",
     "operator",
     "profile_of",

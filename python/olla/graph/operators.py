@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +63,28 @@ class Rules(NamedTuple):
             split=0,
         )
         return RecomputeSearch(graph.core, order, rules)
+
+
+def draws_numbers(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a call of a torch operator draws from a generator, by its arguments.
+
+    Operators that may draw are marked, whatever they are called with: attention without dropout is, and draws nothing.
+
+    Args:
+        target: an operator of torch, or anything else that is called, which draws nothing.
+        args, kwargs: of the call; what is known only when it runs may be anything.
+    """
+    if not any(tag.name == _MAY_DRAW for tag in getattr(target, "tags", ())):
+        return False
+    arguments = target._schema.arguments
+    names = [argument.name for argument in arguments]
+    values = {a.name: a.default_value for a in arguments} | dict(zip(names, args, strict=False)) | {**kwargs}
+    trains = all(values.get(name) is not False for name in _TRAINING)
+    return trains and all(values.get(name) != 0.0 for name in _DROPOUTS)
+
+
+_MAY_DRAW = "nondeterministic_seeded"  # a tag of torch
+_TRAINING, _DROPOUTS = ("train", "training"), ("dropout", "dropout_p")  # arguments; without them nothing is drawn
 
 
 def _aten(names: str) -> frozenset[str]:

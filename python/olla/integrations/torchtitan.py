@@ -13,7 +13,7 @@ import numpy as np
 from olla import _core
 from olla.base import human_bytes, percent
 from olla.errors import BudgetError, CaptureError
-from olla.graph import DeviceProfile, Graph, Rerun, rules
+from olla.graph import DeviceProfile, Graph, Rerun, draws_numbers, rules
 from olla.plan import Goal, asked
 
 if TYPE_CHECKING:
@@ -189,9 +189,14 @@ def _is_backward(node: fx.Node) -> bool:
 
 
 def _may_draw(node: fx.Node) -> bool:
-    """Return whether an operator is one that may draw random numbers; GraphTrainer refuses to run such again."""
+    """Return whether GraphTrainer refuses to run a node again for its random numbers: torch looks at the tag alone.
+
+    From 2.14 on it looks at the arguments of attention as well, which draws nothing without dropout.
+    """
     import torch
 
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14):
+        return draws_numbers(node.target, node.args, node.kwargs)
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 

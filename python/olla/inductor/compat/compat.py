@@ -72,6 +72,11 @@ def is_getitem(node: torch.fx.Node) -> bool:
     return node.target is operator.getitem
 
 
+def is_flex_attention(node: torch.fx.Node) -> bool:
+    """Whether a node is FlexAttention's forward: an operator that holds a graph of its own, and has no effects."""
+    return node.target is torch.ops.higher_order.flex_attention
+
+
 def runs_kernels(node: torch.fx.Node) -> bool:
     """Whether a node runs an operator on tensors, rather than Python arithmetic on sizes."""
     return isinstance(node.target, torch._ops.OpOverload | torch._ops.HigherOrderOperator) and not is_symbolic(node)
@@ -105,12 +110,12 @@ def devices(module: torch.fx.GraphModule) -> set[torch.device]:
     return {node.meta["val"].device for node in module.graph.nodes if is_tensor_node(node)}
 
 
-def obstacle(module: torch.fx.GraphModule, *, draws_again: bool = False) -> str:
+def obstacle(module: torch.fx.GraphModule, *, holds_graphs: bool = True) -> str:
     """Return why a joint graph is left to torch's partitioner; empty where olla can take it.
 
     Args:
         module: the joint graph.
-        draws_again: whether the caller can have random numbers drawn a second time.
+        holds_graphs: whether the caller can have operators that hold graphs of their own.
     """
     primal = private("torch._functorch._aot_autograd.utils", "_is_primal")
     for node in module.graph.nodes:
@@ -118,14 +123,10 @@ def obstacle(module: torch.fx.GraphModule, *, draws_again: bool = False) -> str:
             return f"its input {node.name} is neither an argument nor a gradient"
         if node.op != "call_function":
             continue
-        if isinstance(node.target, torch._ops.HigherOrderOperator):
+        if node.target is torch.ops.higher_order.with_effects:
+            return f"it calls {node.target}, which has effects"
+        if not holds_graphs and isinstance(node.target, torch._ops.HigherOrderOperator):
             return f"it calls {node.target}, which holds a graph of its own or has effects"
-        if (
-            not draws_again
-            and must_recompute(node)
-            and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        ):
-            return f"{node.target} draws random numbers and is to run again"
         if is_symbolic(node) and not all(is_symbolic(n) or n.op == "placeholder" for n in node.all_input_nodes):
             return f"the size {node.name} depends on data"
     return ""
@@ -193,7 +194,10 @@ def prepare(module: torch.fx.GraphModule, static_indices: list[int] | None, num_
 def split(
     module: torch.fx.GraphModule, saved: list[Any], saved_sizes: list[Any], static: Any, num_forward_outputs: int
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    """Return forward and backward of a joint graph that hands the saved nodes from one to the other."""
+    """Return forward and backward of a joint graph that hands the saved nodes from one to the other.
+
+    The list of saved sizes becomes that of those that are handed over.
+    """
     extract = private(_partitioners, "_extract_fwd_bwd_modules")
     forward, backward = extract(
         module,
@@ -204,6 +208,28 @@ def split(
     )
     raise_getitems = private(_partitioners, "raise_getitems")
     return raise_getitems(forward), raise_getitems(backward)
+
+
+def drawn_alike(
+    module: torch.fx.GraphModule,
+    forward: torch.fx.GraphModule,
+    backward: torch.fx.GraphModule,
+    again: Mapping[str, str],
+    num_sizes: int,
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """Have nodes of backward draw the numbers that others have drawn in forward, from the state they drew from.
+
+    Args:
+        module: the joint graph that was divided.
+        forward, backward: its halves; they are changed.
+        again: the name of a node in backward -> that of the one in forward.
+        num_sizes: how many sizes forward hands to backward.
+    """
+    for node in backward.graph.nodes:
+        if node.name in again:
+            node._rename(again[node.name])  # torch knows what belongs together by the name
+    functionalize = private(_partitioners, "functionalize_rng_ops")
+    return functionalize(module, forward, backward, num_sizes)  # type: ignore[no-any-return]
 
 
 # --- Inductor's scheduler: order.py, fused.py, scheduler.py -----------------------------------------------------------
@@ -336,12 +362,18 @@ def node_flops(node: torch.fx.Node, value: Callable[[Any], Any] = hinted) -> int
         node: of a graph.
         value: tensor or size -> what the formula takes for it.
     """
-    formula = flop_formula(node.target)
+    target: Any = node.target
+    arguments = node.args
+    if isinstance(target, torch._ops.HigherOrderOperator):  # one that runs an operator with a state of random numbers?
+        place = next((i for i, a in enumerate(arguments) if isinstance(a, torch._ops.OpOverload)), None)
+        if place is not None:
+            target, arguments = arguments[place], arguments[place + 1 :]
+    formula = flop_formula(target)
     if formula is None:
         return 0
     with fallback.tried(f"the flops of {node.target} are left out"):  # an estimate, or a figure in a report
-        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: value(n.meta["val"]))
-        return int(hint(formula(*args, **kwargs, out_val=value(node.meta["val"]))))
+        args, kwargs = torch.fx.node.map_arg((arguments, node.kwargs), lambda n: value(n.meta.get("val")))
+        return int(hint(formula(*args, **kwargs, out_val=value(node.meta.get("val")))))
     return 0
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from olla.graph import draws_numbers
 from olla.inductor.compat import codegen, compat
 
 ir = compat.inductor_ir
@@ -186,11 +187,15 @@ def keeps_order(node: Any) -> bool:
     """Return whether a node may not change places with others of its kind: effects, random numbers, communication."""
     if compat.is_collective(node) or compat.is_wait(node):
         return True
-    return any(
-        inner.has_side_effects()
-        or torch.Tag.nondeterministic_seeded in getattr(getattr(inner.node, "op_overload", None), "tags", ())
-        for inner in node.get_nodes()
-    )
+    return any(inner.has_side_effects() or _draws(inner.node) for inner in node.get_nodes())
+
+
+def _draws(node: Any) -> bool:
+    """Return whether an operator that Inductor calls as it is draws from a generator."""
+    called, origin = getattr(node, "op_overload", None), getattr(node, "origin_node", None)
+    if origin is not None and origin.target is called:
+        return draws_numbers(called, origin.args, origin.kwargs)
+    return torch.Tag.nondeterministic_seeded in getattr(called, "tags", ())
 
 
 def count_readers_only() -> None:

@@ -13,6 +13,7 @@ from torch import fx
 from olla._core import RecomputeSearch, Rules
 from olla.graph import DeviceProfile, Graph, Rerun
 from olla.inductor.compat import compat
+from olla.inductor.saving.emission import goes_on
 from olla.inductor.saving.kinds import (
     Fusion,
     arithmetic,
@@ -24,7 +25,6 @@ from olla.inductor.saving.kinds import (
     num_elements,
     writes_over,
 )
-from olla.inductor.saving.rows import goes_on
 
 _FUSED_SHARE = 0.25  # of a fused op's inputs and results that pass through memory, about
 _ARITHMETIC_SHARE = 0.02  # of that traffic's time that a fused op takes where its inputs are at hand anyway
@@ -187,8 +187,14 @@ class _Builder:
 
 
 def elements(node: fx.Node) -> Iterator[fx.Node]:
-    """Yield the nodes that take one element of what a node returns."""
-    return (user for user in node.users if compat.is_getitem(user) and user.args[0] is node)
+    """Yield the nodes that take an element of what a node returns, and those of tuples in it behind their own."""
+    waiting = [node]
+    for parent in waiting:
+        for user in parent.users:
+            if compat.is_getitem(user) and user.args[0] is parent and not compat.is_symbolic(user):
+                yield user
+                if not compat.is_tensor_node(user):
+                    waiting.append(user)
 
 
 def aliased(node: fx.Node) -> fx.Node | None:

@@ -8,7 +8,7 @@ from enum import IntEnum
 import torch
 from torch import fx
 
-from olla.graph import DeviceProfile
+from olla.graph import DeviceProfile, draws_numbers
 from olla.inductor.compat import compat
 
 
@@ -78,9 +78,8 @@ def writes_over(node: fx.Node) -> bool:
 
 def is_random(node: fx.Node) -> bool:
     """Whether a node draws from a generator; what Inductor computes from a stored seed does not."""
-    return (
-        isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
-    ) or name_of(node) in ("prims::inductor_seed", "prims::inductor_seeds")
+    seeds = ("prims::inductor_seed", "prims::inductor_seeds")
+    return draws_numbers(node.target, node.args, node.kwargs) or name_of(node) in seeds
 
 
 def is_seed(node: fx.Node) -> bool:
@@ -107,11 +106,12 @@ def may_run_again(node: fx.Node) -> bool:
     """Whether backward may run a node of forward once more.
 
     Not what is random or changes memory, what the user wants saved, what other processes take part in, and no
-    operator that torch does not know by heart, whose effects are its own affair.
+    operator that torch does not know by heart, whose effects are its own affair. What is random runs again, with the
+    same numbers, where a checkpoint is to make it again.
     """
     if compat.must_recompute(node):
         return True
-    known = name_of(node).split("::")[0] in ("aten", "prims")
+    known = name_of(node).split("::")[0] in ("aten", "prims") or compat.is_flex_attention(node)
     return known and not (is_random(node) or compat.changes_inputs(node) or compat.must_save(node))
 
 

@@ -109,6 +109,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         given = with_calls_inlined(given)
         reason = compat.obstacle(given)
         if reason:
+            self.cacheable = False  # a later process is to be told as well
             fallback.warn(f"{_LEFT}: {reason}. It runs, with torch's choice of what is saved")
             return None
         planned = None if self.chunked_loss is None else self._in_chunks(given, static_indices, num_forward)
@@ -211,7 +212,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
             self.cacheable = False  # a later process is to be told as well
             fallback.warn(
                 f"chunked_loss={self.chunked_loss} changes nothing in a compiled graph: {why}. What runs in chunks is "
-                "a linear layer with a loss whose result is one number, compiled together, its logits not returned",
+                "a linear layer with the loss of its rows, compiled together, its logits not returned",
                 about="chunked_loss",
             )
         return None
@@ -265,8 +266,12 @@ def _divided(planned: _Planned, choice: saving.Choice) -> _Divided:
     lasting = planned.info.static_lifetime_input_nodes
     static = [node for node in new.graph.find_nodes(op="placeholder") if new.origin[node] in lasting]
     gm.graph = new.graph
-    forward, backward = compat.split(gm, list(new.saved), list(new.saved_sizes), static, num_forward)
+    sizes = list(new.saved_sizes)
+    forward, backward = compat.split(gm, list(new.saved), sizes, static, num_forward)
     verify.halves(forward, backward, new.graph, num_forward)
+    if new.drawn_again:
+        names = {second.name: first.name for second, first in new.drawn_again.items()}
+        forward, backward = compat.drawn_alike(gm, forward, backward, names, len(sizes))
     return _Divided(new.graph, forward, backward, choice)
 
 

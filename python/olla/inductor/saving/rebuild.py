@@ -13,6 +13,7 @@ from olla._core import Runs, Values
 from olla.inductor.compat import compat
 from olla.inductor.saving import split_sums, verify
 from olla.inductor.saving.joint import Joint, elements
+from olla.inductor.saving.kinds import is_random
 
 
 @dataclass
@@ -24,6 +25,7 @@ class Rebuilt:
         saved, saved_sizes: nodes of forward that backward reads: tensors, and numbers.
         origin: the old node that a new one stands for.
         forward: the nodes of forward.
+        drawn_again: a node of backward that draws random numbers -> the one of forward that has drawn the same.
     """
 
     graph: fx.Graph = field(default_factory=fx.Graph)
@@ -31,6 +33,7 @@ class Rebuilt:
     saved_sizes: dict[fx.Node, None] = field(default_factory=dict)
     origin: dict[fx.Node, fx.Node] = field(default_factory=dict)
     forward: set[fx.Node] = field(default_factory=set)
+    drawn_again: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
 
 class _Rebuilder:
@@ -46,6 +49,8 @@ class _Rebuilder:
         self.seen: dict[tuple[fx.Node, fx.Node, bool], fx.Node] = {}  # views, by what they look at
         self.sizes: dict[fx.Node, fx.Node] = {}
         self.tuples: dict[fx.Node, fx.Node] = {}  # of a node that returns several values: its last run
+        self.first_drawn: dict[fx.Node, fx.Node] = {}  # of a node that draws random numbers: its run in forward
+        self.drawn: dict[fx.Node, dict[int, fx.Node]] = {}  # and what makes its tensors in backward
         self.roots: dict[int, fx.Node] = {}
         for node, tensor in joint.tensor.items():
             self.roots.setdefault(tensor, node)
@@ -89,19 +94,34 @@ class _Rebuilder:
         return new
 
     def emit(self, node: fx.Node) -> None:
-        """Append one run of a node, and the elements of the tuple it returns."""
+        """Append one run of a node, and the elements of the tuple it returns.
+
+        Random numbers are drawn once in forward and once in backward; whoever needs them later reads these.
+        """
+        if self.backward and node in self.drawn:
+            self.present.update(self.drawn[node])
+            return
         changed = node.args[0] if compat.changes_inputs(node) else None  # itself, not what is kept of it
         new = self.put(
             node, lambda n: self.read(self.given[n]) if n is changed and n in self.given else self.resolve(n)
         )
-        if compat.is_tensor_node(node):
-            if node in self.joint.tensor:
-                self.present[self.joint.tensor[node]] = new
+        made = {node: new}
+        if not compat.is_tensor_node(node):
+            self.tuples[node] = new
+            for user in elements(node):
+                made[user] = self.put(user, lambda n: made.get(n) or self.resolve(n))
+        tensors = {self.joint.tensor[n]: copy for n, copy in made.items() if n in self.joint.tensor}
+        self.present.update(tensors)
+        if is_random(node):
+            self.note_drawn(node, new, tensors)
+
+    def note_drawn(self, node: fx.Node, new: fx.Node, tensors: dict[int, fx.Node]) -> None:
+        if not self.backward:
+            self.first_drawn[node] = new
             return
-        self.tuples[node] = new
-        for user in elements(node):
-            if compat.is_tensor_node(user):
-                self.present[self.joint.tensor[user]] = self.put(user, lambda n: new if n is node else self.resolve(n))
+        self.drawn[node] = tensors
+        if node in self.first_drawn:
+            self.result.drawn_again[new] = self.first_drawn[node]
 
     def before(self, node: fx.Node) -> fx.Node:
         """Return what an input was before forward changed it: a copy that is saved, made before anything else runs."""
@@ -119,7 +139,10 @@ class _Rebuilder:
 
     def read(self, new: fx.Node) -> fx.Node:
         """Note what backward reads of forward."""
-        if self.backward and new in self.result.forward and not compat.is_tangent(new):
+        held = new.op == "get_attr" and not compat.is_tensor_node(
+            new
+        )  # a graph that an operator runs: both halves have it
+        if self.backward and new in self.result.forward and not (compat.is_tangent(new) or held):
             saved = self.result.saved_sizes if compat.is_symbolic(new) else self.result.saved
             saved[new] = None
         return new

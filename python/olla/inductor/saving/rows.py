@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from olla.inductor.compat import codegen, compat
+from olla.inductor.compat import compat
+from olla.inductor.saving.kinds import is_random
 
-MARK = "olla_chunk"  # in the notes of a node: it is computed chunk by chunk
+MARK = "olla_chunk"  # in the notes of a node: it is computed chunk by chunk, in forward or in backward
+FORWARD, BACKWARD = "forward", "backward"
 _aten, _prims = torch.ops.aten, torch.ops.prims
-_SUMS = (_aten.sum.dim_IntList, _aten.sum.default)
-_OVER_COLUMNS = (*_SUMS, _aten.amax.default, _aten.amin.default, _aten.logsumexp.default, _aten.mean.dim)
+SUMS = (_aten.sum.dim_IntList, _aten.sum.default)
+_OVER_COLUMNS = (*SUMS, *(getattr(_aten, name).default for name in ("amax", "amin", "logsumexp", "argmax", "argmin")))
+_OVER_COLUMNS += (_aten.mean.dim, _aten.any.dim, _aten.any.dims, _aten.prod.dim_int)
 _SHAPED = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)
 _FACTORIES = (_aten.full.default, _aten.zeros.default, _aten.ones.default)
-_BY_INDEX = (_aten.gather.default, _aten.scatter.value, _aten.scatter.src)
+BY_INDEX = (_aten.gather.default, _aten.scatter.value, _aten.scatter.src, _aten.scatter_add.default)
+_PADDED = (_aten.slice_scatter.default, _aten.constant_pad_nd.default)
 _SQUEEZES = (_aten.squeeze.dim, _aten.squeeze.dims)
-_VIEWS = (*_SHAPED, _aten.expand.default, _aten.permute.default, _aten.unsqueeze.default, *_SQUEEZES)
+VIEWS = (*_SHAPED, _aten.expand.default, _aten.permute.default, _aten.unsqueeze.default, *_SQUEEZES)
 _LIKE = (
     _aten.alias.default,
     _aten.detach.default,
@@ -28,15 +32,23 @@ _LIKE = (
     _aten.full_like.default,
     _aten.zeros_like.default,
 )
+_SLICE: Any = (0, None, None, 1)  # which dimension, from where, to where, in what steps, where that is left out
 MATRIX_PRODUCTS = (_aten.mm.default, _aten.addmm.default)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The dimensions of a tensor that together count rows: one, or several neighbours as of batch and place."""
+    """The dimensions of a tensor that together count rows: one, or several neighbours as of batch and place.
+
+    Attributes:
+        first, count: which dimensions.
+        window: of every dimension that the rows had where some were cut off: its size then, and from where to where
+            there are any; None: all are there. Chunks compute those that are cut off too, and nothing comes of them.
+    """
 
     first: int
     count: int = 1
+    window: tuple[tuple[int, int, int], ...] | None = None
 
     @property
     def places(self) -> range:
@@ -46,6 +58,28 @@ class Rows:
     def moved(self, dim: int) -> int:
         """Return where a dimension is once these are one."""
         return dim if dim <= self.first else max(self.first, dim - self.count + 1)
+
+    def number(self, num_rows: int) -> int:
+        """Return how many rows there are, of so many before any were cut off."""
+        return num_rows if self.window is None else math.prod(end - start for _, start, end in self.window)
+
+    def cut(self, sizes: tuple[int, ...], dim: int, start: int, end: int) -> Rows | None:
+        """Return the rows from one place to another in one dimension, outside of where they are too; None: unknown.
+
+        Args:
+            sizes: of these dimensions.
+            dim: among them.
+            start, end: counted from the first that is there.
+        """
+        window = list(self.window or ((size, 0, size) for size in sizes))
+        if len(window) != self.count:
+            return None
+        size, before, _ = window[dim]
+        window[dim] = size, before + start, before + end
+        if start > end or before + start < 0 or before + end > size:
+            return None
+        whole = all(w == (w[0], 0, w[0]) for w in window)
+        return replace(self, window=None if whole else tuple(window))
 
     def sizes(self, shape: tuple[int, ...], num_rows: Any) -> list[Any]:
         """Return a shape in which these dimensions are one of so many rows."""
@@ -60,11 +94,15 @@ class Treated:
         rows: of its result; None: it sums over all rows.
         reads: of every argument that has rows, by its place: where they are.
         args: with which it runs on so many rows; what stands for the number of rows is None.
+        target: what runs in its place; None: itself.
+        masked: rows that are cut off from what it reads are zeros in its result.
     """
 
     rows: Rows | None
     reads: dict[fx.Node, Rows]
     args: tuple[Any, ...]
+    target: Any = None
+    masked: bool = False
 
     def on(self, num_rows: int) -> tuple[Any, ...]:
         """Return the arguments with which it runs on so many rows."""
@@ -92,26 +130,32 @@ def treated(node: fx.Node, known: dict[fx.Node, Rows], num_rows: int, result: Ro
     if shape is None or node.op != "call_function":
         return None
     if node.target in MATRIX_PRODUCTS:
-        return _product(node, known)
+        return _product(node, known, result)
     if node.target in _OVER_COLUMNS:
         return _over_columns(node, known)
     if node.target in _FACTORIES:
         return Treated(result, {}, (result.sizes(shape, None), *node.args[1:])) if result else None
-    if node.target in _VIEWS and node.target is not _aten.expand.default:
+    if node.target in VIEWS and node.target is not _aten.expand.default:
         return _looked_at(node, known, num_rows, result)
-    if node.target in _BY_INDEX:
+    if node.target in BY_INDEX:
         return _by_index(node, known, num_rows, result)
+    if node.target is _aten.slice.Tensor:
+        return _sliced(node, known, result)
+    if node.target is _aten.select.int:
+        return _selected(node, known)
+    if node.target in _PADDED:
+        return _padded(node, known)
     tags = getattr(node.target, "tags", ())
     alike = (_prims.convert_element_type.default, _aten.expand.default, *_LIKE)
     by_element = torch.Tag.pointwise in tags or node.target in alike
-    if by_element and torch.Tag.nondeterministic_seeded not in tags and node.args:
+    if by_element and not is_random(node) and node.args:
         return _elementwise(node, known, num_rows, result)
     return None
 
 
 def _aligned(node: fx.Node, rows: Rows, ndim: int) -> Rows:
     """Return where rows of an argument are in a result of so many dimensions, as broadcasting has it."""
-    return Rows(rows.first + ndim - len(shape_of(node) or ()), rows.count)
+    return replace(rows, first=rows.first + ndim - len(shape_of(node) or ()))
 
 
 def _elementwise(node: fx.Node, known: dict[fx.Node, Rows], num_rows: int, result: Rows | None) -> Treated | None:
@@ -120,7 +164,7 @@ def _elementwise(node: fx.Node, known: dict[fx.Node, Rows], num_rows: int, resul
     if len(found) != 1:
         return None
     (rows,) = found
-    reads = _broadcast(node.all_input_nodes, rows, len(shape), num_rows)  # type: ignore[arg-type]
+    reads = _broadcast(node.all_input_nodes, rows, len(shape), rows.number(num_rows))  # type: ignore[union-attr, arg-type]
     expands = node.target is _aten.expand.default
     args = (node.args[0], rows.sizes(shape, None)) if expands else node.args  # type: ignore[union-attr]
     return None if reads is None else Treated(rows, reads, args)
@@ -141,7 +185,7 @@ def _broadcast(nodes: list[fx.Node], rows: Rows, ndim: int, num_rows: int) -> di
             continue
         if first < 0 or math.prod(here) != num_rows:
             return None
-        reads[node] = Rows(first, rows.count)
+        reads[node] = replace(rows, first=first)
     return reads
 
 
@@ -156,24 +200,25 @@ def _over_columns(node: fx.Node, known: dict[fx.Node, Rows]) -> Treated | None:
     if shape is None or source not in known:
         return None
     rows = known[source]
-    dims = set(_dims(node.args[1], len(shape)) if len(node.args) > 1 else ()) or set(range(len(shape)))
+    given: Any = node.args[1] if len(node.args) > 1 else None
+    dims = set(() if given is None else _dims(given, len(shape))) or set(range(len(shape)))
     inside = dims.intersection(rows.places)
-    if inside and (node.target not in _SUMS or len(inside) != rows.count):
+    if inside and (node.target not in SUMS or len(inside) != rows.count):
         return None
     moved = sorted({rows.moved(d) for d in dims})
-    args = node.args if node.target is _aten.sum.default else (source, moved, *node.args[2:])
+    args = node.args if given is None else (source, moved[0] if isinstance(given, int) else moved, *node.args[2:])
     if inside:
         return Treated(None, {source: rows}, args)
     keep = len(node.args) > 2 and bool(node.args[2])
     before = 0 if keep else sum(d < rows.first for d in dims)
-    return Treated(Rows(rows.first - before, rows.count), {source: rows}, args)
+    return Treated(replace(rows, first=rows.first - before), {source: rows}, args)
 
 
-def _product(node: fx.Node, known: dict[fx.Node, Rows]) -> Treated | None:
+def _product(node: fx.Node, known: dict[fx.Node, Rows], result: Rows | None) -> Treated | None:
     """Rows on the left stay rows; where they are what is summed over, the products of chunks are added."""
     operands: Any = node.args[-2:]
     left, right = operands
-    a, b = known.get(left), known.get(right)
+    a, b = known.get(left) or (Rows(0) if result == Rows(0) else None), known.get(right)
     if node.target is _aten.addmm.default:
         bias = shape_of(node.args[0])
         if bias is None or (len(bias) > 1 and bias[0] != 1) or a != Rows(0) or b is not None:
@@ -195,11 +240,13 @@ def _by_index(node: fx.Node, known: dict[fx.Node, Rows], num_rows: int, result: 
         return None
     (rows,) = found
     shapes = [shape_of(n) for n in tensors]
-    if rows.count != 1 or any(s is None or s[rows.first] != num_rows for s in shapes):
+    places = slice(rows.first, rows.first + rows.count)
+    if any(s is None or math.prod(s[places]) != rows.number(num_rows) for s in shapes):
         return None
-    if node.args[1] % len(shapes[0] or (0,)) == rows.first:  # type: ignore[operator]
+    dim = node.args[1] % len(shapes[0] or (0,))  # type: ignore[operator]
+    if dim in rows.places:
         return None
-    return Treated(rows, dict.fromkeys(tensors, rows), node.args)
+    return Treated(rows, dict.fromkeys(tensors, rows), (node.args[0], rows.moved(dim), *node.args[2:]))
 
 
 def _looked_at(node: fx.Node, known: dict[fx.Node, Rows], num_rows: int, result: Rows | None) -> Treated | None:
@@ -218,15 +265,16 @@ def _looked_at(node: fx.Node, known: dict[fx.Node, Rows], num_rows: int, result:
     there = known.get(source)
     if there is None and result is not None:
         inner = [d for d in steps[result.first : result.first + result.count] if d is not None]
-        there = Rows(inner[0], len(inner)) if inner else None
-    if there is None or math.prod(before[there.first : there.first + there.count]) != num_rows:
+        there = replace(result, first=inner[0], count=len(inner)) if inner else None
+    if there is None or math.prod(before[there.first : there.first + there.count]) != there.number(num_rows):
         return None
     places = [i for i, d in enumerate(steps) if d in there.places]
     if [steps[p] for p in places] != list(there.places):
         return None
-    if places[-1] - places[0] + 1 != there.count or (result is not None and Rows(places[0], there.count) != result):
+    here = replace(there, first=places[0])
+    if places[-1] - places[0] + 1 != there.count or (result is not None and here != result):
         return None
-    return Treated(Rows(places[0], there.count), {source: there}, _with_dimensions(node, there, len(before)))
+    return Treated(here, {source: there}, _with_dimensions(node, there, len(before)))
 
 
 def _dimensions(node: fx.Node, ndim: int) -> list[int | None]:
@@ -258,6 +306,7 @@ def _same_rows(before: tuple[int, ...], shape: tuple[int, ...], rows: Rows | Non
     """Return where rows are once a tensor has another shape."""
     if rows is None:
         return None
+    num_rows = rows.number(num_rows)
     outside, first = math.prod(before[: rows.first]), 0
     while first < len(shape) and math.prod(shape[:first]) < outside:
         first += 1
@@ -265,7 +314,72 @@ def _same_rows(before: tuple[int, ...], shape: tuple[int, ...], rows: Rows | Non
     while last < len(shape) and math.prod(shape[first:last]) < num_rows:
         last += 1
     fits = math.prod(shape[:first]) == outside and math.prod(shape[first:last]) == num_rows
-    return Rows(first, last - first) if fits and last > first else None
+    return replace(rows, first=first, count=last - first) if fits and last > first else None
+
+
+def _sliced(node: fx.Node, known: dict[fx.Node, Rows], result: Rows | None) -> Treated | None:
+    """Rows that are cut off are computed on: what there is of them tells which count."""
+    given: Any = (*node.args, *_SLICE[len(node.args) - 1 :])
+    source, dim, start, end, step = given
+    shape, after, rows = shape_of(source), shape_of(node), known.get(source, result)
+    if shape is None or after is None or rows is None or step != 1:
+        return None
+    dim %= len(shape)
+    start, end, _ = slice(start, end).indices(shape[dim])
+    if dim not in rows.places:
+        return Treated(rows, {source: rows}, (source, rows.moved(dim), start, end))
+    inside = slice(rows.first, rows.first + rows.count)
+    beyond = shape[dim] - start
+    there = rows if source in known else rows.cut(after[inside], dim - rows.first, -start, beyond)
+    here = rows.cut(shape[inside], dim - rows.first, start, end) if source in known else rows
+    return Treated(here, {source: there}, (source,), _aten.alias.default) if there and here else None
+
+
+def _selected(node: fx.Node, known: dict[fx.Node, Rows]) -> Treated | None:
+    given: Any = node.args
+    source, dim, place = given
+    shape, rows = shape_of(source), known.get(source)
+    if shape is None or rows is None or dim % len(shape) in rows.places:
+        return None
+    dim %= len(shape)
+    return Treated(
+        replace(rows, first=rows.first - (dim < rows.first)), {source: rows}, (source, rows.moved(dim), place)
+    )
+
+
+def _padded(node: fx.Node, known: dict[fx.Node, Rows]) -> Treated | None:
+    """Zeros around, as where a gradient goes back through a slice: around columns, or in place of rows cut off."""
+    given: Any = node.args
+    scatters = node.target is _aten.slice_scatter.default
+    source = given[1 if scatters else 0]
+    shape, before, rows = shape_of(node), shape_of(source), known.get(source)
+    if shape is None or before is None or rows is None:
+        return None
+    around = [(0, 0)] * len(shape)
+    if scatters:
+        cut: Any = (*given[2:], *_SLICE[len(given) - 2 :])
+        at, step = cut[0], cut[3]
+        start, end, _ = slice(cut[1], cut[2]).indices(shape[at])
+        around[at] = start, shape[at] - end
+        if step != 1 or not is_zero(given[0]):
+            return None
+    else:
+        for i in range(0, len(given[1]), 2):
+            around[len(shape) - 1 - i // 2] = given[1][i], given[1][i + 1]
+        if any(given[2:]):
+            return None
+    here: Rows | None = rows
+    for place, dim in enumerate(rows.places):
+        low, high = around[dim]
+        here = here and here.cut(before[rows.first : rows.first + rows.count], place, -low, before[dim] + high)
+    if here is None:
+        return None
+    columns = [pad for d, pad in enumerate(around) if d not in rows.places]
+    columns.insert(rows.first, (0, 0))
+    pads = [n for pad in reversed(columns) for n in pad]
+    if any(pads):
+        return Treated(here, {source: rows}, (source, pads), _aten.constant_pad_nd.default, masked=here != rows)
+    return Treated(here, {source: rows}, (source,), _aten.alias.default, masked=here != rows)
 
 
 def is_zero(node: Any) -> bool:
@@ -279,38 +393,6 @@ def is_zero(node: Any) -> bool:
     return bool(made and len(node.args) > place and node.args[place] == 0)
 
 
-def is_proportional(node: fx.Node, linear: set[fx.Node]) -> bool:
-    """Whether a node's result is proportional to the number that these nodes are proportional to."""
-    args = node.args
-    if node.target in (_aten.mul.Tensor, _aten.mm.default):
-        return sum(arg in linear for arg in args[:2] if isinstance(arg, fx.Node)) == 1
-    if node.target is _aten.div.Tensor:
-        return args[0] in linear and args[1] not in linear
-    if node.target in (_aten.add.Tensor, _aten.sub.Tensor):
-        return all(isinstance(arg, fx.Node) and (arg in linear or is_zero(arg)) for arg in args[:2])
-    if node.target is _aten.where.self:
-        return args[0] not in linear and all(arg in linear or is_zero(arg) for arg in args[1:])
-    one = (_aten.neg.default, _prims.convert_element_type.default, _aten.clone.default, _aten.alias.default, *_SUMS)
-    return node.target in (*one, *_VIEWS) and args[0] in linear
-
-
 def bytes_of(node: fx.Node) -> int:
     """Return the bytes of a node's one tensor; 0 for everything else."""
     return int(compat.size_of(node)) if compat.is_tensor_node(node) else 0
-
-
-def goes_on(node: fx.Node) -> bool:
-    """Whether a node adds the product of a chunk to those of the chunks before, which nothing else reads."""
-    if node.target is not _aten.addmm.default or not node.meta.get(MARK):
-        return False
-    before: Any = node.args[0]
-    made = before.target in (*MATRIX_PRODUCTS, _aten.addmm_.default) and before.meta.get(MARK)
-    return bool(made and len(before.users) == 1 and shape_of(before) == shape_of(node))
-
-
-def add_in_place(graph: fx.Graph) -> None:
-    """Have sums over chunks written over those of the chunks before, in a graph of forward as Inductor lowers it."""
-    codegen.call_itself(_aten.addmm_.default)
-    for node in graph.find_nodes(op="call_function", target=_aten.addmm.default):
-        if goes_on(node):
-            node.target = _aten.addmm_.default

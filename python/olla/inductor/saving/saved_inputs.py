@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from olla.inductor.compat import compat, fallback
-from olla.inductor.saving import rows
+from olla.inductor.saving import emission
 
 HOOK = "post_grad_custom_post_pass"
 
@@ -25,7 +25,7 @@ class SavedAsGiven(compat.CustomGraphPass):  # type: ignore[misc]
         with fallback.tried("parameters and inputs are saved in the layout torch gives them"):
             compat.keep_strides_of_results(graph)
         with fallback.tried("gradients of chunks are added in memory of their own"):
-            rows.add_in_place(graph)
+            emission.add_in_place(graph)
 
     def uuid(self) -> str:
         """Return what identifies the pass, for Inductor's caches."""

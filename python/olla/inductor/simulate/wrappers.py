@@ -26,6 +26,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         paused: while set, what is new is not counted.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self.live_bytes = 0
@@ -72,9 +74,14 @@ def storage_of(node: Any) -> int | None:
 class _AnyNumber(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     """Reads a number off fake tensors: Inductor hands a CPU's to kernels of a GPU, and here they do nothing with it."""
 
+    supports_higher_order_operators = True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_floating_point():  # and no size
-            return 0.0
+        if func is torch.ops.aten._local_scalar_dense.default:
+            if args[0].dtype == torch.bool:  # which of two graphs runs
+                return True
+            if args[0].is_floating_point():  # and no size
+                return 0.0
         return func(*args, **(kwargs or {}))
 
 

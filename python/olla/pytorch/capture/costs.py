@@ -10,6 +10,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
+from olla.graph import draws_numbers
 from olla.pytorch.ranks.collectives import is_wait, name_of
 
 # Operators that update running statistics without saying so in their schema: positions of what they change.
@@ -88,11 +89,7 @@ def results_of(node: fx.Node) -> list[torch.Tensor]:
 
 def is_random(node: fx.Node) -> bool:
     """Whether the operator draws from a generator."""
-    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
-        return False
-    if name_of(node) == "aten::native_dropout":
-        return _argument(node, "train", True) is not False
-    return bool(_argument(node, "dropout_p", None) != 0.0)  # attention without dropout draws nothing
+    return draws_numbers(node.target, node.args, node.kwargs)
 
 
 def num_launches(node: fx.Node) -> int:

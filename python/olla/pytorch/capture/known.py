@@ -87,8 +87,8 @@ def _storage(node: fx.Node) -> Any:
 
 def _is_quick(node: fx.Node) -> bool:
     """Whether a node has a small value that is always the same."""
-    random, result = torch.Tag.nondeterministic_seeded, node.meta.get("val")
-    is_sure = isinstance(node.target, torch._ops.OpOverload) and random not in node.target.tags
+    result = node.meta.get("val")
+    is_sure = isinstance(node.target, torch._ops.OpOverload) and not costs.is_random(node)
     is_small = not isinstance(result, torch.Tensor) or result.numel() <= _MOST_ELEMENTS
     return is_small and (is_sure or node.target is operator.getitem)
 
