@@ -113,7 +113,7 @@ class Capture:
             with between():
                 found = zip(runner.gradients, results[num_values:], strict=True)
                 held = self._gradients.leave(self.inputs.parameter, ((*name, gradient) for name, gradient in found))
-            runner.note_held(held)
+            runner.figures.held_gradient_bytes = held
         return runner.structure.fill(results[:num_values])
 
     def _other_tensors(self, values: Sequence[torch.Tensor]) -> str:

@@ -58,6 +58,7 @@ class Runner:
 
     Attributes:
         program: what runs at the next call.
+        figures: of its calls, for the report.
         gradients: for each output after those of the structure, its parameter and whether it alone holds its memory.
     """
 
@@ -87,7 +88,7 @@ class Runner:
         self._num_recordings = 0
         self._agreement = Agreement(ranks)
         self._self_check = SelfCheck(self._planned.device, self_check)
-        self._figures = Figures(
+        self.figures = Figures(
             capture_seconds=sum(captured.seconds.values()),
             plan_seconds=0.0 if place.loaded else plan.seconds["total"],
             eager_peak_bytes=self._planned.eager_peak_bytes(),
@@ -99,7 +100,7 @@ class Runner:
         self._is_kept = recorded is not None
         if replay is not None and recorded is not None:
             planned = self._planned
-            planned.graph, found, self._arranged, self._figures.eager_peak_bytes = recorded
+            planned.graph, found, self._arranged, self.figures.eager_peak_bytes = recorded
             planned.plan = with_figures(planned.plan, found, planned.graph, planned.given())
             self.program = planned.compile_arranged(replay, recorded.arranged)
         else:
@@ -111,18 +112,9 @@ class Runner:
         return self._planned.graph
 
     @property
-    def given(self) -> Graph:
-        """The step as it was captured; with workspaces and seconds once it was recorded."""
-        return self._planned.given()
-
-    @property
     def plan(self) -> Plan:
         """The plan of this graph."""
         return self._planned.plan
-
-    def note_held(self, num_bytes: int) -> None:
-        """Note how many bytes of gradients the loop held when the latest call began."""
-        self._figures.held_gradient_bytes = num_bytes
 
     def run(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
         """Run the step on the tensors of its inputs, and return the captured outputs."""
@@ -142,13 +134,13 @@ class Runner:
                 results = self._measure(self._planner, values)
             else:
                 results = self._run(values)
-                self._figures.add_time(time.perf_counter() - start)
+                self.figures.add_time(time.perf_counter() - start)
             if copies is not None:
                 copies.end()
         except BaseException as error:
             self._clear(error)
             raise
-        self._figures.num_steps += 1
+        self.figures.num_steps += 1
         return results
 
     def _run(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -172,7 +164,7 @@ class Runner:
 
     def _is_settled(self) -> bool:
         """Whether libraries have filled their caches, and requests come as recorded: later steps repeat this one."""
-        return self._figures.seen.num_steps > 0 if self._arranged else self._figures.num_steps > 1
+        return self.figures.seen.num_steps > 0 if self._arranged else self.figures.num_steps > 1
 
     def _compile_recorded(self) -> Program:
         """Return the step with a window around every op, to be recorded."""
@@ -200,10 +192,10 @@ class Runner:
         self._arrange(replay, recorded)
         if on_cpu or self._arranged is None or self._arranged.table.arena_bytes > held:
             arrange.trim(self._planned.device)
-        self._figures.process.begin()
-        self._figures.seen = Seen()
-        self._figures.record_seconds += middle - start
-        self._figures.plan_seconds += time.perf_counter() - middle
+        self.figures.process.begin()
+        self.figures.seen = Seen()
+        self.figures.record_seconds += middle - start
+        self.figures.plan_seconds += time.perf_counter() - middle
         return results
 
     def _measure(self, planner: Planner, values: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -224,7 +216,7 @@ class Runner:
         with ProgressLine(f"laying out {graph.name}") as progress:
             agreement = self._agreement
             planned.graph = agreement.costs(with_costs(graph, recorded, self._recorder.seconds, planned.alignment))
-            self._figures.eager_peak_bytes = self._planned.eager_peak_bytes()
+            self.figures.eager_peak_bytes = self._planned.eager_peak_bytes()
             make = functools.partial(arrange.planned_again, self.graph, before, progress)
             planned.plan = with_figures(before, agreement.plan(self.graph, make), self.graph, planned.given())
             if not np.array_equal(self.plan.order, before.order):
@@ -268,9 +260,9 @@ class Runner:
         except BaseException as error:
             self._clear(error)
             raise
-        if counters.num_misses > 0 and (self._figures.num_steps == 0 or self._graphed is not None):
+        if counters.num_misses > 0 and (self.figures.num_steps == 0 or self._graphed is not None):
             return results  # the first call in a process or in a capture fills caches that libraries keep for later
-        self._figures.seen.add(counters)
+        self.figures.seen.add(counters)
         if counters.num_misses > 0 and self._num_recordings < _MAX_RECORDINGS:
             self._arranged = None
             self._is_kept = False
@@ -278,7 +270,7 @@ class Runner:
         elif check.is_open and (difference := check.difference(counters, arranged)):
             self._leave_arena(replay, difference)
         elif not self._is_kept and not check.is_open:
-            self._place.save_recorded(RecordedStep(self.graph, self.plan, arranged, self._figures.eager_peak_bytes))
+            self._place.save_recorded(RecordedStep(self.graph, self.plan, arranged, self.figures.eager_peak_bytes))
             self._is_kept = True
         return results
 
@@ -286,7 +278,7 @@ class Runner:
         """Go on in planned order on torch's own allocator, and say why."""
         note = f"The step runs in planned order on torch's own allocator, in no arena: {difference}; see arena=True."
         warnings.warn(note, stacklevel=1)
-        self._figures.notes.append(note)
+        self.figures.notes.append(note)
         replay.release()
         self._replay = self._arranged = None
         self.program = self._planned.compile()
@@ -298,7 +290,7 @@ class Runner:
     def report(self, num_captures: int) -> StepReport:
         """Return the figures of this step; num_captures is for the report alone."""
         kept = self._replay.held_bytes if self._replay is not None else 0
-        return self._figures.report(self._planned, self._arranged, self._planner, num_captures, kept)
+        return self.figures.report(self._planned, self._arranged, self._planner, num_captures, kept)
 
 
 def in_plain_modes(call: Call, values: list[torch.Tensor]) -> list[torch.Tensor]:
