@@ -67,7 +67,7 @@ def test_a_step_is_measured_against_its_captured_graph_whatever_the_goal(goal: d
         world.model, optimizer=world.optimizer, loss=world.loss, time_limit=1.0, arena=arena, disk_cache=False, **goal
     )
     planned(world, step, 3)
-    given, plan, report = runner_of(step).given, step.plan, step.report()
+    given, plan, report = runner_of(step)._planned.given(), step.plan, step.report()
     captured = olla.capture(world.model, world.batch, optimizer=world.optimizer, loss=world.loss).graph
     assert given.num_ops == captured.num_ops
     assert given.workspace_bytes.any() == arena  # what was recorded
