@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-LOOP, *PYTHON_BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+WRAPPED, LOOP, *PYTHON_BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 CONSOLE_BLOCKS = re.findall(r"^```console\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 
 
@@ -45,7 +45,16 @@ def test_command_lines_run() -> None:
 
 
 @pytest.mark.torch
-def test_the_loop_of_the_first_screen_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_lines_around_a_loop_plan_it(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    exec(compile(WRAPPED, "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert "1 graph" in printed
+    assert "eager" in printed
+
+
+@pytest.mark.torch
+def test_the_compiled_loop_of_the_first_screen_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     transformers = pytest.importorskip("transformers")
     config = functools.partial(transformers.GPT2Config, n_layer=1, n_embd=32, n_head=2)
     monkeypatch.setattr(transformers, "GPT2Config", config)  # as printed it takes gigabytes
