@@ -25,7 +25,10 @@ Plan order_only(const Graph& graph, std::vector<OpId> order) {
   Plan plan{.order = std::move(order),
             .offsets = std::vector<Offset>(graph.num_tensors(), kNotInArena),
             .workspace_offsets = std::vector<Offset>(graph.num_ops(), kNotInArena)};
-  plan.figures = {peak, graph.resident_bytes(), program_peak, graph.resident_bytes(), 0, 0, 0};
+  Bytes donated = 0;
+  for (TensorId t = 0; t < graph.num_tensors(); ++t)
+    if (graph.data().donated[t] != 0) donated += graph.data().tensor_bytes[t];
+  plan.figures = {peak, graph.resident_bytes(), program_peak, graph.resident_bytes(), donated, 0, 0};
   plan.given = &graph;
   return plan;
 }
