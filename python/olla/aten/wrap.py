@@ -5,14 +5,11 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from olla.aten.record import WrapReport
 from olla.graph import DeviceProfile
-
-if TYPE_CHECKING:
-    pass
 
 Wrapped = TypeVar("Wrapped", bound=Callable[..., Any])
 _wrapped: WeakKeyDictionary[Any, WrapReport] = WeakKeyDictionary()
