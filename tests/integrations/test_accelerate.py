@@ -108,7 +108,7 @@ def test_a_planned_step_loses_the_same_to_the_bit(options: dict[str, Any]) -> No
 
 def test_the_wrapper_of_an_optimizer_is_refused_with_the_remedy() -> None:
     model, optimizer, _, loader = accelerator().prepare(*made())
-    step = olla.compile(model, optimizer=optimizer, loss=loss_of)
+    step = olla.compile(model, optimizer=optimizer, loss=loss_of, on_unsupported="raise")
     with pytest.raises(olla.CaptureError, match=r"AcceleratedOptimizer wraps another .* pass its \.optimizer"):
         step(next(iter(loader)))
 

@@ -18,7 +18,7 @@ def test_a_missing_onnx_is_named_with_the_remedy(
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
     monkeypatch.setitem(sys.modules, "onnx.parser", None)
-    with pytest.raises(CaptureError, match=r"need the package onnx \(.*pip install 'olla-planner\[onnx\]'"):
+    with pytest.raises(CaptureError, match=r"need the package onnx \(.*pip install \"olla-planner\[onnx\]\""):
         olla.from_onnx("model.onnx")
     assert main(["plan", "model.onnx"]) == 2
     assert "olla: error: ONNX models need the package onnx" in capsys.readouterr().err
@@ -30,5 +30,7 @@ def test_a_missing_executorch_is_named_with_the_remedy(
 ) -> None:
     for name in ("executorch", "executorch.exir"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=r"needs the package executorch \(.*pip install 'olla-planner\[executorch\]'"):
+    with pytest.raises(
+        ImportError, match=r"needs the package executorch \(.*pip install \"olla-planner\[executorch\]\""
+    ):
         make()

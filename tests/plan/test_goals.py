@@ -34,7 +34,7 @@ def test_bytes_are_read_as_people_write_them(written: object, num_bytes: int) ->
 @pytest.mark.parametrize(
     "written",
     [
-        0, -1, "0", "0GB", "-3GB", "16gb", "16G", "16XB", "GB", "", "nan", "NaN", "inf", math.nan, math.inf, 1.5, True,
+        0, -1, "0", "0GB", "-3GB", "16G", "16XB", "GB", "", "nan", "NaN", "inf", math.nan, math.inf, 1.5, True,
         None, "1e9", "1.5", "16GBs", "1 6GB", "0.1B", 2**62 + 1, "99999999TB", "٣GB",
     ],
 )  # fmt: skip

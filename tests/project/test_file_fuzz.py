@@ -1,5 +1,6 @@
 """Damaged plans, buffers and traces: sound, or one clear error with file and rule. OLLA_FUZZ: how many."""
 
+import copy
 import csv
 import functools
 import io
@@ -50,7 +51,7 @@ def change_value(content: Any, rng: random.Random) -> None:
     while True:
         key: Any = rng.choice(list(place)) if isinstance(place, dict) else rng.randrange(len(place))
         if not isinstance(place[key], dict | list) or not place[key] or rng.random() < 0.2:
-            place[key] = rng.choice([rng.choice(VALUES), rng.randrange(8), -rng.randrange(8)])
+            place[key] = copy.deepcopy(rng.choice([rng.choice(VALUES), rng.randrange(8), -rng.randrange(8)]))
             return
         place = place[key]
 

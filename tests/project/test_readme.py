@@ -54,7 +54,9 @@ def test_two_lines_around_a_loop_plan_it(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.torch
-def test_the_compiled_loop_of_the_first_screen_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_compiled_loop_of_the_first_screen_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     transformers = pytest.importorskip("transformers")
     config = functools.partial(transformers.GPT2Config, n_layer=1, n_embd=32, n_head=2)
     monkeypatch.setattr(transformers, "GPT2Config", config)  # as printed it takes gigabytes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import keyword
-import math
 import operator
 from collections.abc import Callable, Sequence
 from operator import attrgetter
@@ -14,10 +13,10 @@ from torch import fx
 
 from olla.aten.halves import OVER
 from olla.inductor.saving.kinds import is_view
+from olla.pytorch.program.source import Source
 from olla.pytorch.program.variants import overwriting
 
 Program = Callable[[list[Any]], list[Any]]
-_LITERALS = (bool, int, str, type(None))
 
 
 def compile_program(module: fx.GraphModule, name: str) -> Program:
@@ -45,9 +44,9 @@ class _Writer:
     def __init__(self, name: str) -> None:
         self.name = name
         self.lines: list[str] = []
-        self.constants: dict[str, Any] = {"keeps_graph": torch._C._autograd._get_current_graph_task_keep_graph}
         self.names: dict[fx.Node, str] = {}
-        self._known: dict[int, str] = {}
+        self._source = Source(self.names.__getitem__)
+        self._source.constants["keeps_graph"] = torch._C._autograd._get_current_graph_task_keep_graph
 
     def write(self, module: fx.GraphModule) -> None:
         last: dict[fx.Node, fx.Node] = {}
@@ -67,12 +66,12 @@ class _Writer:
         self._delete([node for node in given if node not in last])
         for node in module.graph.nodes:
             if node.op == "get_attr":
-                self.names[node] = self._constant(attrgetter(str(node.target))(module))
+                self.names[node] = self._source.constant(attrgetter(str(node.target))(module))
             elif node.op == "call_function":
                 self._call(node, kept=node in last)
             elif node.op == "output":
                 results = node.args[0] if isinstance(node.args[0], tuple | list) else (node.args[0],)
-                self._line(f"return [{', '.join(map(self._text, results))}]")
+                self._line(f"return [{', '.join(map(self._source.text, results))}]")
                 return
             self._delete(ends.get(node, ()))
 
@@ -84,10 +83,10 @@ class _Writer:
             target = variant.target
             if variant.keyword:
                 kwargs[variant.keyword] = node.all_input_nodes[place]
-        arguments = [self._text(a) for a in args]
-        arguments += [f"{k}={self._text(a)}" for k, a in kwargs.items() if not keyword.iskeyword(k)]
-        arguments += [f"**{{{k!r}: {self._text(a)}}}" for k, a in kwargs.items() if keyword.iskeyword(k)]
-        call = f"{self._constant(target._op if isinstance(target, torch._ops.OpOverload) else target)}"
+        arguments = [self._source.text(a) for a in args]
+        arguments += [f"{k}={self._source.text(a)}" for k, a in kwargs.items() if not keyword.iskeyword(k)]
+        arguments += [f"**{{{k!r}: {self._source.text(a)}}}" for k, a in kwargs.items() if keyword.iskeyword(k)]
+        call = f"{self._source.constant(target._op if isinstance(target, torch._ops.OpOverload) else target)}"
         call = f"{call}({', '.join(arguments)})"
         if kept:
             self.names[node] = f"v{len(self.names)}"
@@ -96,8 +95,8 @@ class _Writer:
 
     def compile(self) -> Program:
         code = "\n".join([f"def {self.name}(values):", *self.lines])
-        exec(compile(code, f"<{self.name}>", "exec"), self.constants)
-        program: Program = self.constants[self.name]
+        exec(compile(code, f"<{self.name}>", "exec"), self._source.constants)
+        program: Program = self._source.constants[self.name]
         return program
 
     def _line(self, text: str) -> None:
@@ -107,29 +106,6 @@ class _Writer:
         names = [self.names[node] for node in nodes if node.op != "get_attr"]
         if names:
             self._line(f"del {', '.join(names)}")
-
-    def _text(self, value: Any) -> str:
-        """Return an argument of an operator as Python source."""
-        if isinstance(value, fx.Node):
-            return self.names[value]
-        if type(value) in _LITERALS or (type(value) is float and math.isfinite(value)):
-            return repr(value)
-        if isinstance(value, tuple | list):  # an fx list is a kind of list
-            items = "".join(f"{self._text(item)}, " for item in value)
-            return f"({items})" if isinstance(value, tuple) else f"[{items}]"
-        if isinstance(value, dict):
-            return f"{{{', '.join(f'{k!r}: {self._text(v)}' for k, v in value.items())}}}"
-        if isinstance(value, slice):
-            return f"slice({', '.join(self._text(p) for p in (value.start, value.stop, value.step))})"
-        return self._constant(value)
-
-    def _constant(self, value: Any) -> str:
-        """Return the name the function knows a value by; the value stays alive with it, and so does its id."""
-        name = self._known.get(id(value))
-        if name is None:
-            name = self._known[id(value)] = f"c{len(self._known)}"
-            self.constants[name] = value
-        return name
 
 
 def written_inputs(graph: fx.Graph) -> list[fx.Node]:

@@ -13,7 +13,7 @@ from olla._core import same_objects
 from olla.pytorch.capture import optimizers
 from olla.pytorch.capture.inputs import plain_batch
 from olla.pytorch.guards.modes import modes
-from olla.pytorch.guards.values import equal
+from olla.pytorch.guards.values import equal, same
 
 
 def flatten(batch: Any) -> tuple[list[Any], pytree.TreeSpec]:
@@ -69,6 +69,18 @@ def device_of(model: torch.nn.Module) -> torch.device:
     return torch.device("cpu")
 
 
+class _Attribute:
+    """The value of an attribute of a batch. It lives as long as the key: no later object gets its id."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Attribute) and same(self.value, other.value)
+
+
 def batch_key(leaves: Sequence[Any], spec: pytree.TreeSpec, device_type: str) -> tuple[Any, ...]:
     """Return what a capture holds constant of a batch, and of the state of torch."""
     objects: dict[int, int] = {}  # a tensor that stands twice in the batch is one input
@@ -80,7 +92,7 @@ def batch_key(leaves: Sequence[Any], spec: pytree.TreeSpec, device_type: str) ->
             facts.append((
                 type(leaf), leaf.shape, leaf.stride() if leaf.layout == torch.strided else (), leaf.dtype, leaf.device,
                 leaf.requires_grad, leaf.is_conj(), leaf.is_neg(), objects.setdefault(id(leaf), i), shared,
-                [(name, id(value)) for name, value in vars(leaf).items()],
+                [(name, _Attribute(value)) for name, value in vars(leaf).items()],
             ))  # fmt: skip
         else:  # no other values than these are taken; some cannot be compared
             facts.append((type(leaf), leaf if isinstance(leaf, bool | str | None) else None))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -31,10 +31,15 @@ def device_bytes() -> int:
     return allocated
 
 
+def _tensors(value: Any) -> list[Any]:
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
 class Lifetimes:
     """Weak references to what captures of steps are made of."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept: Callable[[], Iterable[Any]] = tuple) -> None:
+        self._kept = kept  # values that outlive the test
         self._watched: list[tuple[weakref.ref[Any], str, weakref.ref[Any]]] = []  # step, what it is, the thing itself
         self._device_bytes = device_bytes()
 
@@ -43,7 +48,8 @@ class Lifetimes:
         graph = captured.module.graph
         values = (node.meta.get("val") for node in graph.nodes)
         modes = {id(v.fake_mode): v.fake_mode for v in values if hasattr(v, "fake_mode")}
-        leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+        kept = {id(leaf) for leaf in _tensors(list(self._kept()))}
+        leaves = [leaf for leaf in _tensors(batch) if id(leaf) not in kept]
         for what, things in (("batch", leaves), ("graph", [graph]), ("mode of stand-ins", modes.values())):
             self._watched += [(weakref.ref(step), what, weakref.ref(thing)) for thing in things]
 
@@ -67,7 +73,7 @@ class Lifetimes:
 @pytest.fixture
 def lifetimes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lifetimes]:
     """What the steps of a test are made of, all of it gone when the test has returned."""
-    watched = Lifetimes()
+    watched = Lifetimes(lambda: (*request.node.funcargs.values(), *vars(request.module).values()))  # its own arguments
     make = steps.Step._captured
 
     def captured(step: steps.Step, batch: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import keyword
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
@@ -19,6 +18,7 @@ from olla.pytorch.memory.replay import Replay
 from olla.pytorch.memory.requests import Recorder, last_steps
 from olla.pytorch.program.compact import compact, may_be_loose
 from olla.pytorch.program.schedule import Call, OpSchedule
+from olla.pytorch.program.source import Source
 from olla.pytorch.program.swapped import Transfers
 from olla.pytorch.program.talk import Talk
 from olla.pytorch.program.variants import drawn_from, dropout_again, is_dropout, mask_of, norm_again, overwriting
@@ -27,7 +27,6 @@ from olla.pytorch.ranks.settle import ended, settled, uses
 Program = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 _Key = tuple[Any, ...]  # a node, and the tensors its value lives in
 _NAME = "olla_step"  # of the generated function, as tracebacks show it
-_LITERALS = (bool, int, str, type(None))
 
 
 def compile_program(
@@ -73,10 +72,10 @@ def compile_program(
     if schedule is None:
         schedule = OpSchedule(captured.graph, [Call(nodes) for nodes in captured.nodes])
     writer = _Writer(captured, schedule, order)
-    writer.constants |= {"note": note, "ended": ended, "settled": settled, "uses": uses, "compact": compact}
-    writer.constants |= {name: getattr(allocator, name, None) for name in ("begin", "end", "live")}
+    writer.source.constants |= {"note": note, "ended": ended, "settled": settled, "uses": uses, "compact": compact}
+    writer.source.constants |= {name: getattr(allocator, name, None) for name in ("begin", "end", "live")}
     if copies is not None:
-        writer.constants |= {"out": copies.out, "back": copies.back, "wait": copies.wait, "outline": Outline.of}
+        writer.source.constants |= {"out": copies.out, "back": copies.back, "wait": copies.wait, "outline": Outline.of}
     writer.write_inputs()
     writer.write_all(captured.prologue)
     for step, op in enumerate(order):
@@ -96,11 +95,10 @@ class _Writer:
         self.captured = captured
         self.schedule = schedule
         self.lines = [f"def {_NAME}(values):"]
-        self.constants: dict[str, Any] = {}
+        self.source = Source(lambda node: self._names[self._key(node)])
         self._names: dict[_Key, str] = {}
         self._in_tensor: dict[int, list[_Key]] = {}  # values that live in one tensor alone
         self._outlines: dict[int, list[tuple[fx.Node, str]]] = {}  # swap -> values that are in host memory
-        self._known: dict[Any, str] = {}
         self._talk = Talk()
         self._place: Mapping[int, int] | None = None  # of the op that is written
         self._last: list[int] = last_steps(schedule.graph, order).tolist()  # -1: beyond the step
@@ -114,7 +112,7 @@ class _Writer:
                 inputs.append(f"v{len(self._names)}")
                 self._names[self._key(node)] = inputs[-1]
             elif node.op == "get_attr":
-                self._names[self._key(node)] = self._constant(attrgetter(str(node.target))(module))
+                self._names[self._key(node)] = self.source.constant(attrgetter(str(node.target))(module))
         self._line(f"[{', '.join(inputs)}] = values")
 
     def write_op(self, op: int, window: bool, note: bool) -> None:
@@ -132,7 +130,7 @@ class _Writer:
         self._place = call.place
         if call.draw >= 0:
             action = "rewind" if call.replay else "save"
-            source = self._text(drawn_from(self.captured.module, kernel))
+            source = self.source.text(drawn_from(self.captured.module, kernel))
             self._line(f"draws.{action}({call.draw}, {source})")
         for line in self._talk.before(op, kernel, self._alive):
             self._line(line)
@@ -227,13 +225,13 @@ class _Writer:
     def write_return(self) -> None:
         output: Any = self.captured.module.graph.output_node()
         self._place = self.schedule.outputs
-        self._line(f"return {self._text(list(output.args[0]))}")
+        self._line(f"return {self.source.text(list(output.args[0]))}")
 
     def compile(self) -> Program:
         code = compile("\n".join(self.lines), f"<{self.captured.graph.name}>", "exec")
-        draws = self.constants["draws"] = Draws() if any(call.replay for call in self.schedule.calls) else None
-        exec(code, self.constants)
-        program: Program = self.constants[_NAME]
+        draws = self.source.constants["draws"] = Draws() if any(call.replay for call in self.schedule.calls) else None
+        exec(code, self.source.constants)
+        program: Program = self.source.constants[_NAME]
         return draws.guarded(program) if draws else program
 
     def _line(self, text: str) -> None:
@@ -249,11 +247,11 @@ class _Writer:
 
     def _write(self, node: fx.Node, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Write a call whose result is the value of a node."""
-        arguments = [self._text(a) for a in args]
-        named = {k: self._text(a) for k, a in kwargs.items()}
+        arguments = [self.source.text(a) for a in args]
+        named = {k: self.source.text(a) for k, a in kwargs.items()}
         arguments += [f"{k}={text}" for k, text in named.items() if not keyword.iskeyword(k)]
         arguments += [f"**{{{k!r}: {text}}}" for k, text in named.items() if keyword.iskeyword(k)]
-        call = f"{self._constant(target)}({', '.join(arguments)})"
+        call = f"{self.source.constant(target)}({', '.join(arguments)})"
         if node.users:
             tensors, key = self._tensors(node), self._key(node)
             copy = "" if self._place is None else "_".join(map(str, tensors))
@@ -268,27 +266,6 @@ class _Writer:
     def _alive(self, node: fx.Node) -> str:
         """Return the name of a tensor of this step that is there; empty where there is none."""
         return self._names.get(self._key(node), "") if self._tensors(node) else ""
-
-    def _text(self, value: Any) -> str:
-        """Return an argument of an operator as Python source."""
-        if isinstance(value, fx.Node):
-            return self._names[self._key(value)]
-        if type(value) in _LITERALS or (type(value) is float and math.isfinite(value)):
-            return repr(value)
-        if type(value) is tuple or isinstance(value, list):  # an fx list is a kind of list
-            items = "".join(f"{self._text(item)}, " for item in value)
-            return f"({items})" if type(value) is tuple else f"[{items}]"
-        if isinstance(value, slice):
-            return f"slice({', '.join(self._text(p) for p in (value.start, value.stop, value.step))})"
-        return self._constant(value)
-
-    def _constant(self, value: Any) -> str:
-        """Return the name the function knows a value by; the value stays alive with it, and so does its id."""
-        name = self._known.get(id(value))
-        if name is None:
-            name = self._known[id(value)] = f"c{len(self._known)}"
-            self.constants[name] = value
-        return name
 
 
 def _kernel(target: Any) -> Any:

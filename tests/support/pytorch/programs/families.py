@@ -52,7 +52,9 @@ def family(
     if CLASS[name] == "CausalLM":
         model.loss_type = "ForCausalLM"  # else GPT-2 logs what it takes, which breaks the graph
     if checkpointed:
-        model.gradient_checkpointing_enable()
+        # Since 5.23 the one, which the other is an old name of.
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable()
     return model, _batch(CLASS[name], batch, length, side)
 
 
