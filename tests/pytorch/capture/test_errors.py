@@ -161,10 +161,10 @@ def test_without_torch_the_error_says_what_to_install() -> None:
         "import sys; sys.modules['torch'] = None\n"
         "import olla\n"
         "try: olla.capture(None, None)\n"
-        "except olla.CaptureError as error: print(error)"
+        "except ImportError as error: print(error)"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "olla.capture needs PyTorch: pip install 'olla-planner[torch]'"
+    assert result.stdout.strip() == 'torch is not installed: pip install "olla-planner[torch]"'
 
 
 def test_old_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

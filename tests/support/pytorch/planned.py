@@ -103,7 +103,7 @@ def require_exact_requests(world: World) -> None:
         order = topological(graph, lambda v: rng.random())
         runner._planned.plan = olla.plan(runner.graph, order=order, layout=False, time_limit=1.0)
         runner._lay_out(replay, requests.in_order(graph, order), None)
-        runner._figures.seen = type(runner._figures.seen)()
+        runner.figures.seen = type(runner.figures.seen)()
         losses.append(runner.run(capture.gather(leaves))[0])
         report = runner.report(1)
         assert report.misses == ()
