@@ -24,5 +24,6 @@ without_compiler python -m pip install --quiet --only-binary :all: "$work"/*.whl
 cd "$work"
 without_compiler python "$root/tests/project/wheel_check.py"
 # What a user gets who pins nothing: wheels of highspy later than the pinned one bring no shared library of HiGHS.
-without_compiler env -u PIP_CONSTRAINT python -m pip install --quiet --only-binary :all: --upgrade highspy
+unset PIP_CONSTRAINT
+without_compiler python -m pip install --quiet --only-binary :all: --upgrade highspy
 without_compiler python "$root/tests/project/wheel_check.py"
