@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Container, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -84,9 +85,10 @@ class DataParallel:
     def watch(self, stand_ins: Mapping[str, torch.Tensor], graph: fx.Graph) -> None:
         """Note when the gradients arrive of what stands for the parameters, by name, in the graph that is recorded."""
         self._stand_ins, self._graph = stand_ins, graph
+        watching = weakref.proxy(self)  # the garbage collector does not see what hooks of gradients hold
         for parameter in self._parameters:
             name = self._names[id(parameter)]
-            stand_ins[name].register_post_accumulate_grad_hook(lambda _, name=name: self._arrive(name))  # type: ignore[no-untyped-call]
+            stand_ins[name].register_post_accumulate_grad_hook(lambda _, name=name: watching._arrive(name))  # type: ignore[no-untyped-call]
 
     def _arrive(self, name: str) -> None:
         if self._is_reduced:
