@@ -95,7 +95,7 @@ def test_a_step_with_its_loss_in_chunks_is_measured_against_the_whole_one() -> N
     planned(world, step, 3)
     plan, report = step.plan, step.report()
     assert plan.chunked is not None
-    given = runner_of(step).given
+    given = runner_of(step)._planned.given()
     assert given.num_ops < plan.chunked.graph.num_ops
     assert plan.program_peak_bytes == program_order(given)
     assert report.eager_peak_bytes == program_order(rounded(given))
