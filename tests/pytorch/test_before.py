@@ -117,7 +117,8 @@ def test_the_page_of_a_step_draws_the_captured_step_beside_what_runs(goal: dict[
 def require_drawn_as_reported(step: Any) -> None:
     runner, report = runner_of(step), step.report()
     scene = step_scene(runner._planned, runner._arranged, report)
-    assert scene.given.num_ops == runner._planned.given().num_ops
+    captured = runner._captured.original or runner._captured
+    assert scene.given.num_ops == captured.graph.num_ops
     assert peak_bytes(scene.before, scene.given.num_ops) == report.eager_peak_bytes
     assert peak_bytes(scene.after, scene.planned.num_ops) == report.planned_peak_bytes
 

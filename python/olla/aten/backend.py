@@ -10,9 +10,9 @@ import torch
 from torch import fx
 
 from olla.aten.checkpoints import refused
-from olla.aten.partition import Partitioner
+from olla.aten.partition import AtenPartitioner
 from olla.aten.program import Program, compile_program
-from olla.aten.record import Graph, WrapReport
+from olla.aten.record import GraphRecord, WrapReport
 from olla.aten.second import Given, attach, changed_inputs, watch
 from olla.graph import DeviceProfile
 from olla.inductor.compat import dynamo
@@ -33,7 +33,7 @@ def partitioner(
     minimise: str | None = None,
     device: str | DeviceProfile | None = None,
     time_limit: float = 15.0,
-) -> Partitioner:
+) -> AtenPartitioner:
     """Return the partitioner for a goal; without one, nothing runs again.
 
     Raises:
@@ -44,7 +44,7 @@ def partitioner(
         max_slowdown = 0.0
     goal = Goal.of(budget, max_slowdown, minimise, "a100" if device is None else device, True, True)
     assert goal is not None
-    return Partitioner(goal, device=device, time_limit=time_limit)
+    return AtenPartitioner(goal, device=device, time_limit=time_limit)
 
 
 def backend_of(options: Mapping[str, Any]) -> Backend:
@@ -77,7 +77,7 @@ class Backend:
         num_runs: of forward or inference graphs so far.
     """
 
-    def __init__(self, partition: Partitioner, report: WrapReport) -> None:
+    def __init__(self, partition: AtenPartitioner, report: WrapReport) -> None:
         self.num_runs = 0
         self._partition = partition
         self._report = report
@@ -87,7 +87,7 @@ class Backend:
         self._note_break(module)
         num_graphs = len(self._report.graphs)
         if reason := refused(module):
-            self._report.graphs.append(Graph(reason=reason))
+            self._report.graphs.append(GraphRecord(reason=reason))
             raise dynamo.skip_frame(reason)
         graph = _Compiled(module, self)
         try:
@@ -99,7 +99,9 @@ class Backend:
         except Exception as error:
             reason = str(error).partition("\n")[0]
             del self._report.graphs[num_graphs:]
-            self._report.graphs.append(Graph(reason=f"AOTAutograd does not take it: {type(error).__name__}: {reason}"))
+            self._report.graphs.append(
+                GraphRecord(reason=f"AOTAutograd does not take it: {type(error).__name__}: {reason}")
+            )
             raise dynamo.skip_frame(reason) from None
         graph.places = list(range(num_graphs, len(self._report.graphs)))
         return torch.compiler.disable(graph.__call__)  # type: ignore[no-any-return,no-untyped-call]
@@ -122,7 +124,7 @@ class Backend:
     def note_inference(self, module: fx.GraphModule) -> None:
         """Note a graph that needs no backward."""
         num_ops = sum(node.op == "call_function" for node in module.graph.nodes)
-        self._report.graphs.append(Graph(kind="inference", num_ops=num_ops))
+        self._report.graphs.append(GraphRecord(kind="inference", num_ops=num_ops))
 
 
 def _is_free(value: Any) -> bool:

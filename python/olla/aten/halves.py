@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from olla.aten.checkpoints import drawn_again
-from olla.aten.joint import BETWEEN, Joint
+from olla.aten.joint import BETWEEN, JointStep
 from olla.inductor.compat import compat
 from olla.pytorch.capture.costs import results_of
 from olla.pytorch.capture.generator import Source, state_of
@@ -38,7 +38,7 @@ class Halves(NamedTuple):
 class _Divider:
     """Writes the planned order as a joint graph, and notes what backward reads of forward."""
 
-    def __init__(self, joint: Joint, schedule: OpSchedule) -> None:
+    def __init__(self, joint: JointStep, schedule: OpSchedule) -> None:
         self.joint, self.schedule = joint, schedule
         self.old = joint.captured.module.graph
         self.graph = fx.Graph()
@@ -152,7 +152,7 @@ class _Divider:
         return new
 
 
-def divided(joint: Joint, schedule: OpSchedule, order: Sequence[int], static: Sequence[int]) -> Halves:
+def divided(joint: JointStep, schedule: OpSchedule, order: Sequence[int], static: Sequence[int]) -> Halves:
     """Return forward and backward of a joint graph, as a plan runs it.
 
     Args:

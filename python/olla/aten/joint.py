@@ -33,7 +33,7 @@ _NORMS_BACKWARD = {
 _NO_EFFECT = ("aten::_assert_tensor_metadata",)  # said of graphs whose sizes and types are guarded
 
 
-class Joint:
+class JointStep:
     """A joint graph as a captured step.
 
     Args:

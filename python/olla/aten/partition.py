@@ -14,8 +14,8 @@ from torch import fx
 
 from olla import planner
 from olla.aten.halves import FUNCTIONAL_NORM, Halves, divided
-from olla.aten.joint import Joint, obstacle
-from olla.aten.record import Graph
+from olla.aten.joint import JointStep, obstacle
+from olla.aten.record import GraphRecord
 from olla.errors import BudgetError
 from olla.graph import DeviceProfile, Rerun, Rules, profile_of
 from olla.inductor.compat import compat, fallback
@@ -30,7 +30,7 @@ _LEFT = "olla leaves a graph to torch's own partitioner, and its operators run i
 
 
 @dataclass(eq=False)
-class Partitioner:
+class AtenPartitioner:
     """Divides joint graphs so that forward and backward, operator by operator, meet a goal.
 
     A budget is for a model as a whole: of what one graph may take, its other parameters with their gradients are taken
@@ -52,7 +52,7 @@ class Partitioner:
     time_limit: float = 15.0
     model_bytes: int = 0
     saved_before: int = field(default=0, init=False)
-    graphs: list[Graph] = field(default_factory=list)
+    graphs: list[GraphRecord] = field(default_factory=list)
 
     def __call__(self, gm: Any, joint_inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Return the forward and the backward graph module of a joint one; torch's own where olla's fail."""
@@ -68,18 +68,18 @@ class Partitioner:
             except Exception as error:  # the graph as it came is whole, and torch can divide it
                 fallback.failed(_LEFT, error)
                 reason = f"{type(error).__name__}: {error}"
-        self.graphs.append(Graph(reason=reason, num_ops=_num_ops(gm)))
+        self.graphs.append(GraphRecord(reason=reason, num_ops=_num_ops(gm)))
         return compat.min_cut_partition(gm, joint_inputs, **kwargs)  # type: ignore[no-any-return]
 
-    def _planned(self, gm: fx.GraphModule, num_forward: int, static: list[int] | None) -> tuple[Halves, Graph]:
+    def _planned(self, gm: fx.GraphModule, num_forward: int, static: list[int] | None) -> tuple[Halves, GraphRecord]:
         start = time.perf_counter()
-        joint = Joint(compat.copied(gm), num_forward, static or [], "forward and backward")
+        joint = JointStep(compat.copied(gm), num_forward, static or [], "forward and backward")
         plan = self._plan(joint)
         graph = joint.captured.graph
         schedule = op_schedule(joint.captured, plan)
         halves = divided(joint, schedule, plan.order.tolist(), static or [])
         below = plan.recomputed
-        found = Graph(
+        found = GraphRecord(
             num_ops=graph.num_ops - 1,
             peak_bytes=plan.peak_bytes,
             eager_peak_bytes=arrange.program_peak(graph, 1),
@@ -95,7 +95,7 @@ class Partitioner:
         _log.info("planned: %s", found)
         return halves, found
 
-    def _plan(self, joint: Joint) -> Plan:
+    def _plan(self, joint: JointStep) -> Plan:
         device = device_type(joint.captured)
         profile = profile_of(self.device or ("cpu" if device == "cpu" else "a100"))
         goal = dataclasses.replace(self.goal, device=profile)
@@ -120,7 +120,7 @@ class Partitioner:
             )
             return found
 
-    def _elsewhere(self, joint: Joint) -> int:
+    def _elsewhere(self, joint: JointStep) -> int:
         """Return the bytes in memory beside a graph: parameters that it does not take, and what is saved before it."""
         inputs = zip(joint.captured.inputs, joint.captured.module.graph.find_nodes(op="placeholder"), strict=True)
         own = {"parameter": 2, "buffer": 1, "input": 0}  # of a parameter its gradient too
@@ -132,7 +132,7 @@ def _num_ops(module: fx.GraphModule) -> int:
     return sum(isinstance(node.target, torch._ops.OpOverload) for node in module.graph.nodes)
 
 
-def _restricted(joint: Joint, device: str, rules: Rules) -> Rules:
+def _restricted(joint: JointStep, device: str, rules: Rules) -> Rules:
     """Return the rules without what the two graphs have no operators for.
 
     Gradients of results belong to autograd, which may hand them to others: nothing is written over them. What reads an

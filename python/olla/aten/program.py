@@ -13,7 +13,7 @@ from torch import fx
 
 from olla.aten.halves import OVER
 from olla.inductor.saving.kinds import is_view
-from olla.pytorch.program.source import Source
+from olla.pytorch.program.source import PythonSource
 from olla.pytorch.program.variants import overwriting
 
 Program = Callable[[list[Any]], list[Any]]
@@ -45,7 +45,7 @@ class _Writer:
         self.name = name
         self.lines: list[str] = []
         self.names: dict[fx.Node, str] = {}
-        self._source = Source(self.names.__getitem__)
+        self._source = PythonSource(self.names.__getitem__)
         self._source.constants["keeps_graph"] = torch._C._autograd._get_current_graph_task_keep_graph
 
     def write(self, module: fx.GraphModule) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Graph:
+class GraphRecord:
     """One graph of a model.
 
     Attributes:
@@ -64,12 +64,12 @@ class WrapReport:
     name: str
     num_calls: int = 0
     num_unplanned_calls: int = 0
-    graphs: list[Graph] = field(default_factory=list)
+    graphs: list[GraphRecord] = field(default_factory=list)
     breaks: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
-    def planned(self) -> list[Graph]:
+    def planned(self) -> list[GraphRecord]:
         """The training graphs that run in planned order."""
         return [graph for graph in self.graphs if graph.kind == "training" and not graph.reason]
 

@@ -11,7 +11,7 @@ from olla.graph import Graph
 from olla.picture.blocks import Block, blocks_of, op_label, tensor_label, workspace_label
 
 
-class Requests(NamedTuple):
+class PlacedRequests(NamedTuple):
     """What the ops of a step ask for. The requests of op v are op_offset[v] to op_offset[v + 1] - 1.
 
     Attributes:
@@ -33,7 +33,7 @@ class Requests(NamedTuple):
     arena_bytes: int
 
 
-def requested_blocks(graph: Graph, order: NDArray[np.int32], asked: Requests) -> list[Block]:
+def requested_blocks(graph: Graph, order: NDArray[np.int32], asked: PlacedRequests) -> list[Block]:
     """Return what is there before a step, and all its requests.
 
     The requests of an op divide its step: the second of four begins at a quarter of it.
@@ -68,7 +68,7 @@ def requested_blocks(graph: Graph, order: NDArray[np.int32], asked: Requests) ->
     return found
 
 
-def _lives(order: NDArray[np.int32], asked: Requests) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _lives(order: NDArray[np.int32], asked: PlacedRequests) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return when each request is made and freed, in steps."""
     num_ops, count = len(order), np.diff(asked.op_offset)
     step = np.append(np.argsort(order), num_ops)  # what is freed in no op outlives the step

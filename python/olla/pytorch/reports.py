@@ -13,7 +13,7 @@ from olla.base.process import ProcessPeak
 from olla.graph import Graph
 from olla.layout import rounded_up
 from olla.picture.blocks import blocks_of
-from olla.picture.requests import Requests, requested_blocks
+from olla.picture.requests import PlacedRequests, requested_blocks
 from olla.picture.scene import Scene, amount, changes, peak_bytes, program_order
 from olla.plan import Plan
 from olla.plan.texts import op_text
@@ -215,7 +215,9 @@ def step_scene(planned: PlannedStep, arranged: Arranged | None, report: StepRepo
         arena_bytes, op_offset, num_bytes, offsets, alignment = arranged.table
         freed = arranged.freed_in, arranged.freed_after
         taken = rounded_up(num_bytes, alignment)
-        after = requested_blocks(graph, plan.order, Requests(op_offset, num_bytes, taken, offsets, *freed, arena_bytes))
+        after = requested_blocks(
+            graph, plan.order, PlacedRequests(op_offset, num_bytes, taken, offsets, *freed, arena_bytes)
+        )
     amounts = {
         "program order": peak_bytes(before, given.num_ops),
         "as planned": peak_bytes(after, graph.num_ops),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,21 +13,13 @@ import olla.inductor
 from olla.inductor.compat import compat
 from olla.inductor.settings import patches
 from olla.inductor.simulate.step import replay
-from tests.support.pytorch.compiling import LEAST, fresh, square, without_kernels  # noqa: F401
+from tests.support.pytorch.compiling import LEAST, fresh, square, untold, without_kernels  # noqa: F401
 from tests.support.pytorch.steps import nn, torch
 
 families = pytest.importorskip("tests.support.pytorch.programs.families")
 FAST = ("llama", "bert", "whisper")
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")]
-
-
-@pytest.fixture(autouse=True)
-def untold() -> Iterator[None]:
-    """No graph is left to torch, which would be warned of."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="olla")
-        yield
 
 
 class Attending(nn.Module):

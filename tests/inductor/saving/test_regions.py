@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import olla.inductor
 from olla.inductor.simulate.step import replay
-from tests.support.pytorch.compiling import LEAST, fresh, square  # noqa: F401
+from tests.support.pytorch.compiling import LEAST, fresh, square, untold  # noqa: F401
 from tests.support.pytorch.steps import nn, torch
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")]
-
-
-@pytest.fixture(autouse=True)
-def untold() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="olla")
-        yield
 
 
 class Block(nn.Module):

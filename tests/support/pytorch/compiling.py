@@ -37,6 +37,14 @@ def fresh() -> Iterator[None]:
     torch.compiler.reset()
 
 
+@pytest.fixture(autouse=True)
+def untold() -> Iterator[None]:
+    """No graph is left to torch, which would be warned of; only for test modules that import this."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="olla")
+        yield
+
+
 @pytest.fixture
 def caches(fresh: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Keep graphs in torch's caches, which end with the test."""

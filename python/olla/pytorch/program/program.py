@@ -18,7 +18,7 @@ from olla.pytorch.memory.replay import Replay
 from olla.pytorch.memory.requests import Recorder, last_steps
 from olla.pytorch.program.compact import compact, may_be_loose
 from olla.pytorch.program.schedule import Call, OpSchedule
-from olla.pytorch.program.source import Source
+from olla.pytorch.program.source import PythonSource
 from olla.pytorch.program.swapped import Transfers
 from olla.pytorch.program.talk import Talk
 from olla.pytorch.program.variants import drawn_from, dropout_again, is_dropout, mask_of, norm_again, overwriting
@@ -95,7 +95,7 @@ class _Writer:
         self.captured = captured
         self.schedule = schedule
         self.lines = [f"def {_NAME}(values):"]
-        self.source = Source(lambda node: self._names[self._key(node)])
+        self.source = PythonSource(lambda node: self._names[self._key(node)])
         self._names: dict[_Key, str] = {}
         self._in_tensor: dict[int, list[_Key]] = {}  # values that live in one tensor alone
         self._outlines: dict[int, list[tuple[fx.Node, str]]] = {}  # swap -> values that are in host memory

@@ -11,7 +11,7 @@ from torch import fx
 _LITERALS = (bool, int, str, type(None))
 
 
-class Source:
+class PythonSource:
     """Writes values as Python source; what has no literal gets a name.
 
     Args:
