@@ -3,14 +3,14 @@
     python bench/aten/bench_wrap.py --markdown bench/results/aten/wrap.md
     python bench/aten/bench_wrap.py --cases gpt2:1:256 --goals 0.05 --only check
 
-A case is model:batch[:tokens]; a goal is the added time that `max_slowdown` allows. The loop has AdamW, clipping, and two
-batches for each update. Each part in a process of its own:
+A case is model:batch[:tokens]; a goal is the added time that `max_slowdown` allows. The loop has AdamW, clipping, and
+two batches for each update. Each part in a process of its own:
 
-check   10 updates give the losses, parameters, buffers and optimizer state of the model as it was, to the bit; the same once
-        more inside `olla.pool`: how much of its arena is more than the load, and how many requests missed their place.
-peak    of forward and backward by plan, beside what `olla.compile` plans for the same forward and backward: within 1.02.
-memory  the most a process had resident (VmHWM) in three updates behind the first six: as it was, wrapped, and in a pool.
-time    processor time of one forward and backward where nothing runs again, in turns with the model as it was.
+check   10 updates give the losses, parameters, buffers and optimizer state of the model as it was, to the bit; the same
+        once more inside `olla.pool`: its arena beside the load, and how many requests missed their place.
+peak    of forward and backward by plan, beside what `olla.compile` plans for them: within 1.02.
+memory  the most a process had resident (VmHWM) in three updates behind the first six: as it was, wrapped, in a pool.
+time    processor time of a forward and backward pass where nothing runs again, in turns with the model as it was.
 
 Exit status: 0; 1 if the numbers differ, a request was missed, or a peak is not within 1.02.
 """
