@@ -18,7 +18,7 @@ def error_of(content: object) -> GraphError:
     ("columns", "message"),
     [
         ({"seconds": [1.0]}, "graph: ops[].seconds has 1 entries, expected 2"),
-        ({"donated": np.zeros(2, dtype=np.uint8)}, "graph: tensors[0].donated is 0, expected true or false"),
+        ({"donated": np.zeros(2, dtype=np.uint8)}, "graph: tensors[0].donated is from an array of uint8, expected true or false: convert"),
         (
             {"flops": np.zeros((2, 1))},
             "graph: ops[].flops is array([[0.], [0.]]), expected a list or a one-dimensional array",

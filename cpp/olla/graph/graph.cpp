@@ -23,6 +23,17 @@ std::string known(const char* kind, std::int64_t limit) {
   return std::string("but the graph has ") + kind + "s 0 to " + std::to_string(limit - 1);
 }
 
+// Which of the offsets of lists does not fit, in words.
+std::string wrong_offset(const Csr<std::int32_t>& lists) {
+  const auto& offset = lists.offset;
+  if (offset.empty()) return "there are none";
+  if (offset.front() != 0) return "offset[0] is " + std::to_string(offset.front());
+  const auto fall = std::is_sorted_until(offset.begin(), offset.end());
+  const std::string place = "offset[" + std::to_string(fall - offset.begin() - (fall == offset.end() ? 1 : 0)) + "] is ";
+  if (fall != offset.end()) return place + std::to_string(*fall) + " after " + std::to_string(*std::prev(fall));
+  return place + std::to_string(offset.back()) + ", the last of " + std::to_string(offset.size());
+}
+
 // list_of_op: "reads"; kind: what the ids stand for, "tensor" or "op".
 void check_lists(const char* list_of_op, const Csr<std::int32_t>& lists, std::int64_t num_ops, const char* kind,
                  std::int64_t limit) {
@@ -30,7 +41,8 @@ void check_lists(const char* list_of_op, const Csr<std::int32_t>& lists, std::in
   if (lists.size() != num_ops || offset.front() != 0 || offset.back() != static_cast<std::int64_t>(lists.item.size()) ||
       !std::is_sorted(offset.begin(), offset.end())) {
     throw GraphError(std::string(list_of_op) + ": the offsets must rise from 0 to the number of items (" +
-                         std::to_string(lists.item.size()) + "), with one list for each of the " + std::to_string(num_ops) + " ops",
+                         std::to_string(lists.item.size()) + "), with one list for each of the " + std::to_string(num_ops) +
+                         " ops, but " + wrong_offset(lists),
                      "lengths", {});
   }
   for (std::int64_t v = 0; v < num_ops; ++v) {
@@ -149,8 +161,10 @@ void Graph::derive_tensors() {
   for (OpId v = 0; v < num_ops(); ++v) {
     for (const TensorId t : uses(v)) {
       if (producer_[t] != v) continue;
-      throw GraphError("cycle: op " + std::to_string(v) + " uses tensor " + std::to_string(t) + ", which it writes itself", "cycle",
-                       {v});
+      throw GraphError("cycle: op " + std::to_string(v) + " uses tensor " + std::to_string(t) +
+                           ", which it writes itself: take it out of what op " + std::to_string(v) +
+                           " reads and mutates, or give the result a tensor of its own",
+                       "cycle", {v});
     }
   }
   users_ = transposed(uses_, num_tensors());
@@ -190,7 +204,7 @@ void Graph::derive_dependencies() {
     for (const OpId u : preds(v)) {
       if (u > v) {
         throw GraphError("the program order breaks a dependency: op " + std::to_string(v) + " needs op " + std::to_string(u) +
-                             ", which stands later",
+                             ", which stands later: number the ops in an order in which they can run",
                          "program_order", {u, v});
       }
     }

@@ -111,8 +111,9 @@ def column_of(rows: list[dict[str, Any]], key: str, default: object, place: str)
 
 def num_rows(values: object, place: str) -> int:
     """Return how many rows a column has."""
-    if isinstance(values, Lists):
-        return max(len(values.offset) - 1, 0)
+    packed = _packed(values)
+    if packed is not None:
+        return max(len(packed.offset) - 1, 0)
     if isinstance(values, np.ndarray) and values.ndim == 1:
         return len(values)
     if isinstance(values, list | tuple):
@@ -120,14 +121,32 @@ def num_rows(values: object, place: str) -> int:
     reject(place, values, "a list or a one-dimensional array")
 
 
+def _packed(values: object) -> Lists | None:
+    """Return values as `Lists` where they are that, or a pair (offset, item) of arrays."""
+    if isinstance(values, Lists):
+        return values
+    if isinstance(values, tuple) and len(values) == 2 and all(isinstance(part, np.ndarray) for part in values):
+        return Lists(*values)
+    return None
+
+
 def _sequence(values: object, place: str, num: int | None) -> Sequence[Any] | NDArray[Any]:
     seen = num_rows(values, place)
     if num is not None and seen != num:
-        raise GraphError(f"{place} has {seen} entries, expected {num}", rule="lengths")
-    if isinstance(values, np.ndarray) and values.dtype.kind == "u":
-        return list(values.tolist())  # unsigned numbers may not fit
+        raise GraphError(f"{place} has {seen:,} entries, expected {num:,}{_rows_counted(place)}", rule="lengths")
+    if isinstance(values, np.ndarray) and values.dtype in (np.uint64, np.object_):
+        return list(values.tolist())  # the numbers may not fit, and objects may be anything
     assert isinstance(values, list | tuple | np.ndarray)
     return values
+
+
+def _rows_counted(place: str) -> str:
+    """Return what gives a column its length, for a message."""
+    if place.startswith("offset of "):
+        return ": one more than there are ops, which are counted in reads"
+    if place.startswith("tensors[]."):
+        return ": one per tensor, as in tensor_bytes"
+    return ": one per op, as in reads" if place.startswith("ops[].") else ""
 
 
 def _refuse(values: Iterable[Any], good: Callable[[Any], bool], where: Callable[[int], str], expected: str) -> NoReturn:
@@ -146,7 +165,11 @@ def _require(
     """Check the type of every value; kinds are the numpy dtype kinds that need no look inside. bool is not a number."""
     if isinstance(values, np.ndarray):
         if values.dtype.kind not in kinds:
-            raise GraphError(f"{where(0)} is from an array of {values.dtype}, expected {expected}", rule="type")
+            wanted = {"iu": "numpy.int64", "iuf": "numpy.float64", "b": "bool"}.get(kinds, "str")
+            remedy = f"convert the array first, .astype({wanted})"
+            raise GraphError(
+                f"{where(0)} is from an array of {values.dtype}, expected {expected}: {remedy}", rule="type"
+            )
         return
 
     def good(seen: type) -> bool:
@@ -159,7 +182,7 @@ def _require(
 def _whole_numbers(
     values: Sequence[Any] | NDArray[Any], where: Callable[[int], str], least: int, most: int, expected: str
 ) -> NDArray[np.int64]:
-    _require(values, (int, np.integer), "i", where, expected)
+    _require(values, (int, np.integer), "iu", where, expected)
     with suppress(OverflowError):
         column = np.array(values if isinstance(values, np.ndarray) else list(map(int, values)), dtype=np.int64)
         if np.all((column >= least) & (column <= most)):
@@ -184,14 +207,14 @@ def ids(values: object, place: str, num: int | None = None) -> NDArray[np.int32]
 
 
 def _ids(values: Sequence[Any] | NDArray[Any], where: Callable[[int], str]) -> NDArray[np.int32]:
-    return _whole_numbers(values, where, -(2**31), 2**31 - 1, "an id, a whole number").astype(np.int32)
+    return _whole_numbers(values, where, -(2**31), 2**31 - 1, "an id, a whole number below 2^31").astype(np.int32)
 
 
 def seconds(values: object, place: str, num: int | None = None) -> NDArray[np.float64]:
     """Finite numbers from 0 on, float64."""
     found, where = _sequence(values, place, num), partial(at, place)
     expected = "a finite number of seconds from 0 on"
-    _require(found, (int, float, np.integer, np.floating), "if", where, expected)
+    _require(found, (int, float, np.integer, np.floating), "iuf", where, expected)
     with suppress(OverflowError):
         column = np.array(found, dtype=np.float64)
         if np.all(np.isfinite(column) & (column >= 0)):
@@ -210,7 +233,7 @@ def texts(values: object, place: str, num: int | None = None, *, allowed: Collec
     """Text that can be printed as UTF-8; one of `allowed` where that is given."""
     found, where = _sequence(values, place, num), partial(at, place)
     _require(found, (str,), "U", where, "text")
-    column = [str(value) for value in found]
+    column = found.tolist() if isinstance(found, np.ndarray) else list(map(str, found))
     if allowed:
         if not set(column) <= set(allowed):
             _refuse(column, lambda value: value in allowed, where, "one of " + ", ".join(allowed))
@@ -237,10 +260,11 @@ def _place_in(place: str, offset: NDArray[np.int64], i: int) -> str:
 
 
 def lists(values: object, place: str, num: int | None = None) -> Lists:
-    """Lists of ids: a `Lists`, or one list per op."""
-    if isinstance(values, Lists):
-        offset = counts(values.offset, f"offset of {place}", None if num is None else num + 1)
-        item = _sequence(values.item, place, None)
+    """Lists of ids: a `Lists`, a pair (offset, item) of arrays, or one list per op."""
+    packed = _packed(values)
+    if packed is not None:
+        offset = counts(packed.offset, f"offset of {place}", None if num is None else num + 1)
+        item = _sequence(packed.item, place, None)
         return Lists(offset, _ids(item, lambda i: _place_in(place, offset, i)))
     flat, offset, where = _flat(values, place, num)
     return Lists(offset, _ids(flat, where))
@@ -261,6 +285,30 @@ class Field(NamedTuple):
     key: str
     convert: Callable[[object, str, int], Any]
     default: object
+
+    def filled(self, num: int) -> Any:
+        """Return a column of which all rows are the default."""
+        one = self.convert([self.default], self.key, 1)
+        if isinstance(one, Lists):
+            return Lists(np.zeros(num + 1, dtype=np.int64), one.item)
+        return np.repeat(one, num) if isinstance(one, np.ndarray) else one * num
+
+
+def writes_of(writer: object, num_ops: int, num_tensors: int) -> Lists:
+    """Return what each op writes.
+
+    Args:
+        writer: whole numbers[tensors], the op that writes tensor t; -1: none does.
+        num_ops, num_tensors: how many there are.
+    """
+    column = ids(writer, "tensors[].writer", num_tensors)
+    if num_tensors and not -1 <= column.min() <= column.max() < num_ops:
+        expected = f"an op from 0 to {num_ops - 1}, or -1: no op writes it, the step begins with it"
+        _refuse(column.tolist(), lambda op: -1 <= op < num_ops, partial(at, "tensors[].writer"), expected)
+    written = np.flatnonzero(column >= 0)
+    counted = np.bincount(column[written], minlength=num_ops)
+    item = written[np.argsort(column[written], kind="stable")]
+    return Lists(np.append(0, np.cumsum(counted)).astype(np.int64), item.astype(np.int32))
 
 
 TENSOR_FIELDS = (

@@ -209,23 +209,42 @@ class Graph:
             name: what the graph is called.
             outputs: whole numbers[k], tensors live to the end of the step.
             values: columns as one-dimensional arrays or lists, which are copied; reads, writes, mutates and after as
-                `Lists` or as one list of ids per op; shapes as one list per op. All but tensor_bytes, reads and writes
-                may be left out.
+                pairs (offset, item) of arrays, where op v has item[offset[v]:offset[v + 1]], or as one list of ids
+                per op; shapes as one list per op. All but tensor_bytes, reads and writes may be left out, and in
+                place of writes there may be writer: whole numbers[T], the op that writes tensor t, or -1.
 
         Raises:
             GraphError: see `Graph`.
             TypeError: a column is unknown, or one that is needed is missing.
 
+        Complexity: O(size of the graph), apart from sorting each op's lists.
+
         Example:
-            >>> Graph.from_arrays(tensor_bytes=[8, 4], reads=[[], [0]], writes=[[0], [1]]).num_ops
-            2
+            >>> reads = np.array([0, 0, 1]), np.array([0])
+            >>> Graph.from_arrays(tensor_bytes=np.array([8, 4]), reads=reads, writer=np.array([0, 1])).writes.to_lists()
+            [[0], [1]]
         """
-        if unknown := values.keys() - _COLUMNS:
-            raise TypeError(f"unknown columns: {', '.join(sorted(unknown))}; known are {', '.join(sorted(_COLUMNS))}")
-        if missing := {"tensor_bytes", "reads", "writes"} - values.keys():
+        if unknown := values.keys() - _COLUMNS - {"writer"}:
+            known = ", ".join(sorted(_COLUMNS | {"writer"}))
+            raise TypeError(f"unknown columns: {', '.join(sorted(unknown))}; known are {known}")
+        if {"writes", "writer"} <= values.keys():
+            raise TypeError("writes and writer say the same: give one of them")
+        written = "writer" if "writer" in values else "writes"
+        if missing := {"tensor_bytes", "reads", written} - values.keys():
             raise TypeError(f"missing columns: {', '.join(sorted(missing))}")
         with files.naming("graph"):
             return cls._of_columns(name, values, outputs)
+
+    def to_arrays(self) -> dict[str, Any]:
+        """Return all columns by name, as `from_arrays` takes them: the graph's own arrays and lists, not copies.
+
+        Example:
+            >>> graph = Graph.from_arrays(tensor_bytes=[8], reads=[[]], writes=[[0]])
+            >>> columns = graph.to_arrays()
+            >>> columns["writes"].offset, Graph.from_arrays(**columns).digest == graph.digest
+            (array([0, 1]), True)
+        """
+        return {key: getattr(self, key) for key in ("name", "outputs", *sorted(_COLUMNS))}
 
     @classmethod
     def from_dict(cls, content: object) -> Graph:
@@ -272,11 +291,14 @@ class Graph:
     def _of_columns(cls, name: object, values: dict[str, object], outputs: object) -> Graph:
         num_tensors = columns.num_rows(values["tensor_bytes"], "tensor_bytes")
         num_ops = columns.num_rows(values["reads"], "reads")
+        if "writer" in values:
+            values = {**values, "writes": columns.writes_of(values["writer"], num_ops, num_tensors)}
         converted = {}
         for prefix, fields, num in (("tensors[].", TENSOR_FIELDS, num_tensors), ("ops[].", _OP_FIELDS, num_ops)):
             for f in fields:
-                given = values[f.column] if f.column in values else [f.default] * num
-                converted[f.column] = f.convert(given, prefix + f.key, num)
+                given = f.column in values
+                column = f.convert(values[f.column], prefix + f.key, num) if given else f.filled(num)
+                converted[f.column] = column
         (checked_name,) = columns.texts([name], "name")
         return cls(name=checked_name, outputs=columns.ids(outputs, "outputs[]"), **converted)
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from olla.base import files
 from olla.errors import CaptureError, GraphError
 from olla.graph import Graph
 from olla.graph.graph import Builder
+from olla.integrations import onnx_folding
+from olla.integrations.onnx_inputs import Given, close, dims, is_known, settable, text
+from olla.integrations.onnx_inputs import num_bytes as num_bytes_of
 
 if TYPE_CHECKING:
     import onnx
@@ -21,7 +23,6 @@ VIEWS = {"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}  # the same b
 SHAPES = {"Shape", "Size"}  # numbers that are known once all shapes are
 RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 _SMALL_BYTES = 4096  # initializers that shapes may be computed from; the values of others are not looked at
-_BITS = {"FLOAT": 32, "DOUBLE": 64, "BOOL": 8}
 _OWN_DOMAINS = ("", "ai.onnx")
 
 
@@ -36,6 +37,7 @@ def from_onnx(
     model: str | os.PathLike[str] | onnx.ModelProto,
     *,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    values: Mapping[str, Any] | None = None,
     name: str = "",
 ) -> Graph:
     """Return the graph of an ONNX model.
@@ -43,23 +45,28 @@ def from_onnx(
     Sizes come from ONNX's own shape inference. Initializers are parameters, inputs without a value are inputs, and what
     Constant and Shape nodes make are constants: all of them are resident. Flatten, Identity, Reshape, Squeeze and
     Unsqueeze are views of their input and no ops; every other node is an op that allocates its outputs and changes
-    nothing in place. Nodes without effect on an output are left out, functions of the model are inlined.
+    nothing in place. Nodes without effect on an output are left out, functions of the model are inlined. Where sizes or
+    branches stay open so, constants and shapes are folded first, by onnxscript if it is installed; a branch on a
+    constant is then the nodes inside.
 
     Args:
         model: a file, or a model. External data beside a file is not read, but for what is smaller than 4 KiB.
         shapes: of inputs by name, where the model leaves dimensions open.
+        values: of inputs by name, where a branch or a shape depends on them, such as a sampling rate: numbers, or
+            arrays of them. They are constants of the graph.
         name: of the graph; by default the model's own, or the file's.
 
     Returns:
         The graph; its ops are named as the nodes. Flops are those of MatMul, Gemm, Conv and ConvTranspose.
 
     Raises:
-        CaptureError: the package onnx is missing, a shape stays open, or a node has no place in a plan: a branch, a
-            loop, a sequence, strings.
+        CaptureError: the package onnx is missing, a shape stays open, or a node has no place in a plan: a branch on
+            values, a loop, a sequence, strings.
         GraphError: the file cannot be read as an ONNX model.
-        ValueError: a shape does not belong to an input, or contradicts it.
+        ValueError: a shape or a value does not belong to an input, or contradicts it.
 
-    Complexity: one run of ONNX's shape inference; no tensor is computed.
+    Complexity: one run of ONNX's shape inference, which computes no tensor; where that is not enough, a few more with
+        onnxscript in between, which evaluates what depends on small constants alone.
 
     Example:
         >>> import olla, onnx
@@ -69,13 +76,14 @@ def from_onnx(
         (['onnx.MatMul', 'onnx.Relu'], 192, 256)
     """
     _require_onnx()
+    given = Given(shapes or {}, values or {})
     if isinstance(model, str | os.PathLike):
         path = Path(model)
         with files.naming(str(path)):
             skeleton, parameters = _skeleton(_read(path), path.parent)
-            return _graph(skeleton, parameters, dict(shapes or {}), name or skeleton.graph.name or path.stem)
+            return _graph(skeleton, parameters, given, name or skeleton.graph.name or path.stem)
     skeleton, parameters = _skeleton(model, None)
-    return _graph(skeleton, parameters, dict(shapes or {}), name or skeleton.graph.name)
+    return _graph(skeleton, parameters, given, name or skeleton.graph.name)
 
 
 def _require_onnx() -> None:
@@ -117,7 +125,7 @@ def _skeleton(model: onnx.ModelProto, folder: Path | None) -> tuple[onnx.ModelPr
     copy.node.extend(graph.node)
     parameters, inputs = dict[str, int](), {value.name for value in graph.input}
     for tensor in graph.initializer:
-        num_bytes = _num_bytes(tensor.data_type, tensor.dims, f"initializer {tensor.name!r}")
+        num_bytes = num_bytes_of(tensor.data_type, tensor.dims, f"initializer {tensor.name!r}")
         parameters[tensor.name] = num_bytes
         if num_bytes <= _SMALL_BYTES:
             small = copy.initializer.add()
@@ -128,7 +136,7 @@ def _skeleton(model: onnx.ModelProto, folder: Path | None) -> tuple[onnx.ModelPr
             copy.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
     for sparse in graph.sparse_initializer:
         values, indices, what = sparse.values, sparse.indices, f"sparse initializer {sparse.values.name!r}"
-        parameters[values.name] = sum(_num_bytes(part.data_type, part.dims, what) for part in (values, indices))
+        parameters[values.name] = sum(num_bytes_of(part.data_type, part.dims, what) for part in (values, indices))
         copy.input.append(onnx.helper.make_tensor_value_info(values.name, values.data_type, sparse.dims))
     if skeleton.functions:
         from onnx.inliner import inline_local_functions
@@ -137,31 +145,48 @@ def _skeleton(model: onnx.ModelProto, folder: Path | None) -> tuple[onnx.ModelPr
     return skeleton, parameters
 
 
-def _graph(model: onnx.ModelProto, parameters: Mapping[str, int], shapes: dict[str, Any], name: str) -> Graph:
+def _graph(model: onnx.ModelProto, parameters: Mapping[str, int], given: Given, name: str) -> Graph:
     """Return the graph of a skeleton, whose `parameters` are those of its inputs that have values, and their bytes."""
-    _close(model, parameters, shapes)
-    _refuse_control_flow(model.graph.node)
-    values = _values(model, parameters)
+    close(model, parameters, given)
+    known, constants = {**_sizes(model.graph.initializer), **parameters}, set(given.values)
+    values = _values(model, known)
+    if _is_open(model, values) and onnx_folding.is_installed():
+        model, made = onnx_folding.folded(model)
+        constants |= made
+        read = _names_read(model.graph, _with_effect(model.graph))
+        known = {key: n for key, n in {**_sizes(model.graph.initializer), **parameters}.items() if key in read}
+        values = _values(model, known)
+    nodes = _with_effect(model.graph)
+    _refuse_control_flow(model.graph, nodes)
     builder, place = Graph.builder(name), dict[str, int]()
-    for key, num_bytes in parameters.items():
-        place[key] = builder.tensor(num_bytes, kind="parameter", name=key)
+    for key, num_bytes in known.items():
+        place[key] = builder.tensor(num_bytes, kind="constant" if key in constants else "parameter", name=key)
     for value in model.graph.input:
-        if value.name not in place:
+        if value.name not in parameters:
             num_bytes = _value(values, value.name, "input").num_bytes
             place[value.name] = builder.tensor(num_bytes, kind="input", name=value.name)
-    for node in _with_effect(model.graph):
-        _add(builder, place, values, node)
+    read = _names_read(model.graph, nodes)
+    for node in nodes:
+        made_of = {key: found for key in node.output if isinstance(found := values.get(key), Value)}
+        if unknown := [key for key in node.output if key in read and key not in made_of]:  # others need no size
+            _refuse_unknown(model.graph, nodes, node, unknown[0], values)
+        _add(builder, place, values, node, made_of)
     for output in dict.fromkeys(place[value.name] for value in model.graph.output if value.name in place):
         builder.output(output)
     return builder.build()
 
 
-def _add(builder: Builder, place: dict[str, int], values: Mapping[str, Value | str], node: onnx.NodeProto) -> None:
+def _add(
+    builder: Builder,
+    place: dict[str, int],
+    values: Mapping[str, Value | str],
+    node: onnx.NodeProto,
+    made: Mapping[str, Value],
+) -> None:
     """Add what a node makes, by name to `place`: tensors and the op, constants, or another name of its input."""
     what, target = _called(node), _target(node)
     if missing := [key for key in node.input if key and key not in place]:
         raise CaptureError(f"{what} reads {missing[0]!r}, which no node before it makes: sort the nodes topologically")
-    made = {key: _value(values, key, what) for key in node.output if key}
     if target in VIEWS:
         (output,) = made
         place[output] = place[node.input[0]]
@@ -186,45 +211,48 @@ def _add(builder: Builder, place: dict[str, int], values: Mapping[str, Value | s
     )
 
 
-def _close(model: onnx.ModelProto, parameters: Mapping[str, int], shapes: dict[str, Any]) -> None:
-    """Write shapes given by the caller into the inputs, and refuse what stays open."""
-    inputs = {value.name: value for value in model.graph.input if value.name not in parameters}
-    if unknown := shapes.keys() - inputs.keys():
-        known = ", ".join(inputs) or "none"
-        raise ValueError(f"shapes names {min(unknown)!r}, which is no input of the model: it has {known}")
-    for key, value in inputs.items():
-        if value.type.WhichOneof("value") != "tensor_type":
-            raise CaptureError(f"input {key!r} is a {value.type.WhichOneof('value')}, expected a tensor of numbers")
-        dims, seen = value.type.tensor_type.shape.dim, _dims(value)
-        if key in shapes:
-            given = [int(n) for n in shapes[key]]
-            fits = seen is None or (
-                len(seen) == len(given)
-                and all(n >= 0 and (n == m or not isinstance(m, int)) for m, n in zip(seen, given, strict=True))
-            )
-            if not fits:
-                raise ValueError(f"shapes[{key!r}] is {tuple(given)}, but the model says {_text(seen)}")
-            del dims[:]
-            for n in given:
-                dims.add().dim_value = n
-        elif seen is None or not all(isinstance(n, int) for n in seen):
-            raise CaptureError(
-                f"input {key!r} has shape {_text(seen)}, expected numbers: name its shape, "
-                f"from_onnx(model, shapes={{{key!r}: (...)}}), or on the command line --shape {key}=N,N,..."
-            )
-    # What was written for open dimensions says nothing new.
-    for value in (*model.graph.value_info, *model.graph.output):
-        if any(not isinstance(n, int) for n in _dims(value) or ()):
-            value.type.tensor_type.ClearField("shape")
+def _is_open(model: onnx.ModelProto, values: Mapping[str, Value | str]) -> bool:
+    """Return whether there is a branch or a loop, or a tensor of no known size that somebody reads."""
+    nodes = _with_effect(model.graph)
+    read = _names_read(model.graph, nodes)
+    return any(
+        _has_graphs(node) or any(key in read and not isinstance(values.get(key), Value) for key in node.output)
+        for node in nodes
+    )
 
 
-def _refuse_control_flow(nodes: Iterable[onnx.NodeProto]) -> None:
-    for node in nodes:
-        if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
-            raise CaptureError(
-                f"{_called(node)} has graphs inside: which of their nodes run, and how often, is not known before; "
-                "export the model without branches and loops on values, or have constants folded (onnxsim)"
-            )
+def _has_graphs(node: onnx.NodeProto) -> bool:
+    return any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
+
+
+def _refuse_control_flow(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
+    for node in filter(_has_graphs, nodes):
+        raise CaptureError(
+            f"{_called(node)} has graphs inside: which of their nodes run, and how often, is not known before; "
+            f"{_remedy(graph, nodes, node, 'export the model without branches and loops on values')}"
+        )
+
+
+def _refuse_unknown(
+    graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto], node: onnx.NodeProto, key: str, values: Mapping[str, Any]
+) -> NoReturn:
+    found = values.get(key, "of a size that shape inference does not know")
+    if node.domain in _OWN_DOMAINS:
+        remedy = _remedy(graph, nodes, node, "export the model with fixed sizes")
+    else:
+        remedy = "the operator is none of ONNX's own: add its outputs, with their shapes, to the model's value_info"
+    raise CaptureError(f"{_called(node)}: {key!r} is {found}; {remedy}")
+
+
+def _remedy(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto], node: onnx.NodeProto, last: str) -> str:
+    """Return what to do where a node depends on values; `last` is what is left to do."""
+    if not onnx_folding.is_installed():
+        return f'install onnxscript, which folds constants (pip install "olla-planner[onnx]"), or {last}'
+    if inputs := settable(graph, nodes, node.input):
+        values = ", ".join(f"{key!r}: ..." for key in inputs)
+        options = " ".join(f"--value {key}=..." for key in inputs)
+        return f"give the values it may depend on, from_onnx(model, values={{{values}}}) or {options}; or {last}"
+    return last
 
 
 def _values(model: onnx.ModelProto, parameters: Mapping[str, int]) -> dict[str, Value | str]:
@@ -240,16 +268,16 @@ def _values(model: onnx.ModelProto, parameters: Mapping[str, int]) -> dict[str, 
         values[tensor.name] = Value(parameters[tensor.name], tuple(tensor.dims))
     for value in (*model.graph.value_info, *model.graph.output, *model.graph.input):
         kind = value.type.WhichOneof("value")
-        dims = _dims(value)
+        found = dims(value)
         if kind != "tensor_type":
             values.setdefault(value.name, f"a {kind}, expected a tensor of numbers")
-        elif dims is None or not all(isinstance(n, int) for n in dims):
-            values.setdefault(value.name, f"of shape {_text(dims)}, expected numbers")
+        elif not is_known(found):
+            values.setdefault(value.name, f"of shape {text(found)}, expected numbers")
         else:
-            shape = tuple(int(n) for n in dims if n is not None)
+            shape = tuple(found)
             num_bytes = parameters.get(value.name)
             if num_bytes is None:
-                num_bytes = _num_bytes(value.type.tensor_type.elem_type, shape, f"{value.name!r}")
+                num_bytes = num_bytes_of(value.type.tensor_type.elem_type, shape, f"{value.name!r}")
             values[value.name] = Value(num_bytes, shape)
     for node in model.graph.node:
         if node.op_type == "Constant" and node.output[0] not in values:
@@ -258,13 +286,10 @@ def _values(model: onnx.ModelProto, parameters: Mapping[str, int]) -> dict[str, 
 
 
 def _value(values: Mapping[str, Value | str], key: str, what: str) -> Value:
-    found = values.get(key, "of a size that shape inference does not know")
+    found = values[key]
     if isinstance(found, Value):
         return found
-    raise CaptureError(
-        f"{what}: {key!r} is {found}; where the shape depends on values, have constants folded (onnxsim) or export the "
-        "model with fixed sizes; of an operator that is none of ONNX's own, add its outputs to the model's value_info"
-    )
+    raise CaptureError(f"{what}: {key!r} is {found}")
 
 
 def _with_effect(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
@@ -278,6 +303,19 @@ def _with_effect(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     return kept[::-1]
 
 
+def _names_read(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> set[str]:
+    """Return the tensors that a node reads or that are outputs, without the empty name of one left out."""
+    return {key for node in nodes for key in node.input if key} | {value.name for value in graph.output}
+
+
+def _sizes(initializers: Iterable[onnx.TensorProto]) -> dict[str, int]:
+    """Return the bytes of initializers by name."""
+    return {
+        tensor.name: num_bytes_of(tensor.data_type, tensor.dims, f"initializer {tensor.name!r}")
+        for tensor in initializers
+    }
+
+
 def _target(node: onnx.NodeProto) -> str:
     return node.op_type if node.domain in _OWN_DOMAINS else f"{node.domain}.{node.op_type}"
 
@@ -286,30 +324,6 @@ def _called(node: onnx.NodeProto) -> str:
     return (
         f"node {node.name!r} ({_target(node)})" if node.name else f"the {_target(node)} that makes {node.output[0]!r}"
     )
-
-
-def _dims(value: onnx.ValueInfoProto) -> list[int | str | None] | None:
-    """Return the shape of a tensor as far as it is known: sizes, names of open dimensions, or None."""
-    tensor = value.type.tensor_type
-    if not tensor.HasField("shape"):
-        return None
-    return [int(n.dim_value) if n.HasField("dim_value") else str(n.dim_param) or None for n in tensor.shape.dim]
-
-
-def _text(shape: Sequence[int | str | None] | None) -> str:
-    return "unknown" if shape is None else f"({', '.join('?' if n is None else str(n) for n in shape)})"
-
-
-def _num_bytes(elem_type: int, shape: Iterable[int], what: str) -> int:
-    """Return the bytes of a dense tensor; numbers of less than 8 bits are packed."""
-    import onnx
-
-    name = onnx.TensorProto.DataType.Name(elem_type)
-    digits = re.search(r"\d+", name)
-    bits = int(digits[0]) if digits else _BITS.get(name)
-    if bits is None:
-        raise CaptureError(f"{what} has elements of type {name}, whose size is not known: expected numbers")
-    return math.ceil(math.prod(shape) * bits / 8)
 
 
 def _flops(node: onnx.NodeProto, target: str, inputs: Mapping[str, Value], made: Value) -> int:
