@@ -18,7 +18,54 @@ def error_of(content: object) -> GraphError:
     ("columns", "message"),
     [
         ({"seconds": [1.0]}, "graph: ops[].seconds has 1 entries, expected 2"),
-        ({"donated": np.zeros(2, dtype=np.uint8)}, "graph: tensors[0].donated is from an array of uint8, expected true or false: convert"),
+        (
+            {"donated": np.zeros(2, dtype=np.uint8)},
+            "graph: tensors[0].donated is from an array of uint8, expected true or false: convert the array first, "
+            ".astype(bool)",
+        ),
+        (
+            {"tensor_bytes": np.array([1.0, 2.5])},
+            "graph: tensors[0].bytes is from an array of float64, expected a whole number of bytes up to 2^62: convert "
+            "the array first, .astype(numpy.int64)",
+        ),
+        ({"tensor_bytes": np.array([1, -5])}, "graph: tensors[1].bytes is -5, expected 0 or more"),
+        (
+            {"workspace_bytes": np.zeros(3, dtype=np.int64)},
+            "graph: ops[].workspace_bytes has 3 entries, expected 2: one per op, as in reads",
+        ),
+        (
+            {"donated": np.zeros(3, dtype=np.bool_)},
+            "graph: tensors[].donated has 3 entries, expected 2: one per tensor, as in tensor_bytes",
+        ),
+        (
+            {"mutates": (np.array([0, 0, 2]), np.array([1, 7]))},
+            "graph: ops[1].mutates[1] is 7, but the graph has tensors 0 to 1",
+        ),
+        (
+            {"mutates": (np.array([0, 1, 1]), np.array([0.0]))},
+            "graph: ops[0].mutates[0] is from an array of float64, expected an id, a whole number below 2^31: convert",
+        ),
+        ({"mutates": (np.array([0, 1, 1]), np.array([2**40]))}, "graph: ops[0].mutates[0] is 1099511627776, expected"),
+        (
+            {"after": (np.array([0, 2, 1]), np.array([0]))},
+            "graph: after: the offsets must rise from 0 to the number of items (1), with one list for each of the 2 "
+            "ops, but offset[2] is 1 after 2",
+        ),
+        (
+            {"after": (np.array([0, 0, 2]), np.array([0]))},
+            "graph: after: the offsets must rise from 0 to the number of items (1), with one list for each of the 2 "
+            "ops, but offset[2] is 2, the last of 3",
+        ),
+        (
+            {"after": (np.array([1, 1, 1]), np.array([0]))},
+            "graph: after: the offsets must rise from 0 to the number of items (1), with one list for each of the 2 "
+            "ops, but offset[0] is 1",
+        ),
+        (
+            {"after": (np.array([0, 0]), np.array([], dtype=np.int32))},
+            "graph: offset of ops[].after[] has 2 entries, expected 3: one more than there are ops, which are counted "
+            "in reads",
+        ),
         (
             {"flops": np.zeros((2, 1))},
             "graph: ops[].flops is array([[0.], [0.]]), expected a list or a one-dimensional array",
@@ -191,7 +238,8 @@ def test_a_huge_number_does_not_fill_the_message() -> None:
             changed("ops", 0, "reads", to=[2]),
             "cycle",
             (0,),
-            "graph: cycle: op 0 uses tensor 2, which it writes itself (op 0 is 'mm')",
+            "graph: cycle: op 0 uses tensor 2, which it writes itself: take it out of what op 0 reads and mutates, or "
+            "give the result a tensor of its own (op 0 is 'mm')",
         ),
         (
             changed("tensors", 1, "bytes", to=-4),
@@ -239,10 +287,31 @@ def test_a_program_order_that_breaks_a_dependency_is_rejected() -> None:
     with pytest.raises(GraphError) as error:
         b.build()
     assert str(error.value) == (
-        "graph: the program order breaks a dependency: op 0 needs op 1, which stands later"
-        " (op 1 is 'make', op 0 is 'use')"
+        "graph: the program order breaks a dependency: op 0 needs op 1, which stands later: number the ops in an "
+        "order in which they can run (op 1 is 'make', op 0 is 'use')"
     )
     assert (error.value.rule, error.value.ids) == ("program_order", (1, 0))
+
+
+@pytest.mark.parametrize(
+    ("writer", "message"),
+    [
+        (np.array([0, 1, 3]), "graph: tensors[2].writer is 3, expected an op from 0 to 1, or -1: no op writes it"),
+        (np.array([0, -2, 1]), "graph: tensors[1].writer is -2, expected an op from 0 to 1, or -1"),
+        (np.array([0, 1]), "graph: tensors[].writer has 2 entries, expected 3: one per tensor, as in tensor_bytes"),
+        (np.array([0.0, 1, 1]), "graph: tensors[0].writer is from an array of float64, expected an id"),
+        ([0, None, 1], "graph: tensors[1].writer is None, expected an id"),
+    ],
+)
+def test_a_writer_that_does_not_fit_is_named(writer: object, message: str) -> None:
+    with pytest.raises(GraphError) as error:
+        Graph.from_arrays(tensor_bytes=[1, 2, 3], reads=[[], [0]], writer=writer)
+    assert str(error.value).startswith(message)
+
+
+def test_writes_and_writer_are_not_given_together() -> None:
+    with pytest.raises(TypeError, match="writes and writer say the same: give one of them"):
+        Graph.from_arrays(tensor_bytes=[1], reads=[[]], writes=[[0]], writer=[0])
 
 
 def test_a_long_cycle_is_cut_short_in_the_message_but_not_in_the_ids() -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from numpy.typing import NDArray
 
+import olla
 from olla import Graph, GraphError, _core
 from olla.graph import Lists
 from tests.support import oracle, strategies
@@ -118,9 +119,44 @@ def test_unusual_graphs_are_valid(graph: Graph, tmp_path: Path) -> None:
 def test_dictionaries_and_columns_rebuild_any_graph(graph: Graph) -> None:
     content = graph.to_dict()
     assert Graph.from_dict(content).to_dict() == content
-    columns = {name: value for name, value in vars(graph).items() if name not in {"core", "digest"}}
-    assert Graph.from_arrays(**columns).to_dict() == content
+    assert Graph.from_arrays(**graph.to_arrays()).to_dict() == content
     assert content == json.loads(json.dumps(content))
+
+
+@given(strategies.graphs(), strategies.graphs())
+def test_offsets_items_and_writers_make_the_builders_graph_and_its_plan(graph: Graph, other: Graph) -> None:
+    """The builder's graph, whose rows are lists, from arrays alone."""
+    lists = {name: tuple(getattr(graph, name)) for name in ("reads", "mutates", "after")}
+    wide = {name: (offset.astype(np.uint32), item.astype(np.int64)) for name, (offset, item) in lists.items()}
+    columns = {**graph.to_arrays(), **wide, "tensor_bytes": graph.tensor_bytes.astype(np.uint64)}
+    columns |= {"writer": graph.writer, "op_names": np.array(graph.op_names, dtype=np.str_)}
+    del columns["writes"]
+    packed = Graph.from_arrays(**columns)
+    assert packed.to_dict() == graph.to_dict()
+    assert packed.digest == graph.digest
+    assert (packed.digest == other.digest) == (graph.digest == other.digest)
+    plan, expected = olla.plan(packed), olla.plan(graph)
+    assert plan.order.tolist() == expected.order.tolist()
+    assert plan.offsets.tolist() == expected.offsets.tolist()
+    olla.check(graph, plan)
+
+
+def test_columns_left_out_are_those_of_a_builder_without_arguments() -> None:
+    b = Graph.builder()
+    first, second = b.tensor(3), b.tensor(4)
+    b.op("", writes=[first])
+    b.op("", reads=[first], writes=[second])
+    expected = b.build().to_arrays()
+    reads = np.array([0, 0, 1]), np.array([0])
+    found = Graph.from_arrays(tensor_bytes=np.array([3, 4]), reads=reads, writer=np.array([0, 1])).to_arrays()
+    assert found.keys() == expected.keys()
+    for name, column in expected.items():
+        if isinstance(column, Lists):
+            assert found[name].to_lists() == column.to_lists()
+        elif isinstance(column, np.ndarray):
+            assert (found[name].dtype, found[name].tolist()) == (column.dtype, column.tolist())
+        else:
+            assert found[name] == column
 
 
 def test_builder_fills_the_same_columns_as_a_file() -> None:

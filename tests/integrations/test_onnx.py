@@ -178,7 +178,7 @@ HEAD = '<ir_version: 10, opset_import: ["" : 21, "mine" : 1]> g '
 REFUSED = {
     "values": (
         HEAD + "(float[4] x) => (int64[1, n] y) { y = NonZero (x) }",
-        r"the NonZero that makes 'y': 'y' is of shape \(1, \w+\), expected numbers; .*export the model with fixed sizes",
+        r"the NonZero that makes 'y': 'y' is of shape \(1, \w+\), expected numbers; .*with fixed sizes",
     ),
     "custom": (
         HEAD + "(float[4] x) => (float[4] y) { h = mine.Odd (x) y = Relu (h) }",
@@ -213,6 +213,40 @@ def test_what_has_no_place_in_a_plan_is_refused_with_the_remedy(case: str) -> No
     text, words = REFUSED[case]
     with pytest.raises(CaptureError, match=re.compile(words, re.DOTALL)):
         olla.from_onnx(parse(text))
+
+
+def test_an_output_that_nobody_reads_needs_no_size() -> None:
+    old = '<ir_version: 3, opset_import: ["" : 9]> old (float[4] x) => (float[4] y) '
+    graph = olla.from_onnx(parse(old + "{ h, mask = Dropout (x) y = Relu (h) }"))
+    assert graph.targets == ["onnx.Dropout", "onnx.Relu"]
+    assert graph.tensor_names == ["x", "h", "y"]
+    with pytest.raises(CaptureError, match=r"the Dropout that makes 'h': 'mask' is of"):
+        olla.from_onnx(parse(old.replace("float[4] y", "bool[n] y") + "{ h, mask = Dropout (x) y = Not (mask) }"))
+
+
+def test_an_unread_output_of_known_size_is_made_all_the_same() -> None:
+    text = HEAD + "(float[2, 4] x) => (float[2, 1] y) { y, places = TopK <axis = 1> (x, k) }"
+    model = parse(text.replace(" { y", " <int64[1] k = {1}> { y"))
+    assert olla.from_onnx(model).writes.to_lists() == [[2, 3]]
+
+
+@pytest.mark.parametrize("open_output", [True, False])
+def test_a_dimension_of_minus_one_is_open(open_output: bool) -> None:
+    def tensor(name: str, *shape: int) -> Any:
+        return onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+
+    nodes = [onnx.helper.make_node("Relu", ["x"], ["h"]), onnx.helper.make_node("Neg", ["h"], ["y"])]
+    output = tensor("y", -1 if open_output else 4, 3)
+    made = onnx.helper.make_graph(nodes, "g", [tensor("x", -1, 3)], [output], value_info=[tensor("h", -1, 3)])
+    model = onnx.helper.make_model(made)
+    with pytest.raises(
+        CaptureError, match=r"input 'x' has shape \(\?, 3\), .*shapes={'x': \(\.\.\.\)}\), .*--shape x=N"
+    ):
+        olla.from_onnx(model)
+    graph = olla.from_onnx(model, shapes={"x": (4, 3)})
+    assert graph.tensor_bytes.tolist() == [48, 48, 48]
+    with pytest.raises(ValueError, match=r"shapes\['x'\] is \(4, 5\), but the model says \(\?, 3\)"):
+        olla.from_onnx(model, shapes={"x": (4, 5)})
 
 
 def test_a_custom_operator_is_taken_once_its_outputs_are_described() -> None:
@@ -280,12 +314,15 @@ def test_the_command_plans_checks_and_shows_a_model(tmp_path: Path, capsys: pyte
     assert main(["check", path, plan, "--shape", "x=5,8"]) == 2
 
 
-@pytest.mark.parametrize("shape", ["x", "x=", "=4", "x=4,b"])
-def test_a_shape_that_cannot_be_read_is_refused(shape: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("given", ["x", "x=", "=4", "x=4,b"])
+@pytest.mark.parametrize(("option", "form"), [("--shape", "NAME=N,N,..."), ("--value", "NAME=NUMBER or")])
+def test_numbers_that_cannot_be_read_are_refused(
+    option: str, form: str, given: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as error:
-        main(["plan", "open.onnx", "--shape", shape])
+        main(["plan", "open.onnx", option, given])
     assert error.value.code == 2
-    assert "is not NAME=N,N,..." in capsys.readouterr().err
+    assert f"{given!r} is not {form}" in capsys.readouterr().err
 
 
 def test_a_file_that_is_no_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,7 +91,7 @@ def graph_at(args: argparse.Namespace) -> Graph:
     from olla.integrations.onnx import from_onnx
 
     try:
-        return from_onnx(args.graph, shapes=dict(args.shape))
+        return from_onnx(args.graph, shapes=dict(args.shape), values=dict(args.value))
     except ValueError as error:
         raise CaptureError(f"{args.graph}: {error}") from error
 

@@ -38,7 +38,7 @@ def _plan_many(args: argparse.Namespace, slowdowns: Sequence[float | None]) -> i
 
     if args.output:
         return fail("-o is for one plan: with --output-folder leave it out")
-    if args.shape or any(graph.endswith(".onnx") for graph in args.graphs):
+    if args.shape or args.value or any(graph.endswith(".onnx") for graph in args.graphs):
         return fail("an ONNX model is planned by itself: leave out --output-folder")
     goals: list[dict[str, Any]] = [{"max_slowdown": share} for share in slowdowns if share is not None]
     goals += [{"budget": budget} for budget in (args.budget or "").split(",") if budget]

@@ -134,14 +134,21 @@ def _part(text: str) -> tuple[int, int]:
     return int(first), int(step)
 
 
-def _shape(text: str) -> tuple[str, tuple[int, ...]]:
-    name, _, dims = text.rpartition("=")
-    try:
-        if name:
-            return name, tuple(int(n) for n in dims.split(","))
-    except ValueError:
-        pass
-    raise argparse.ArgumentTypeError(f"{text!r} is not NAME=N,N,..., such as pixels=1,3,224,224")
+def _named(read: Callable[[str], Any], expected: str) -> Callable[[str], tuple[str, tuple[Any, ...]]]:
+    def parse(text: str) -> tuple[str, tuple[Any, ...]]:
+        name, _, numbers = text.rpartition("=")
+        try:
+            if name:
+                return name, tuple(map(read, numbers.split(",")))
+        except ValueError:
+            pass
+        raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
+
+    return parse
+
+
+def _int_or_float(text: str) -> int | float:
+    return float(text) if {".", "e", "E"} & set(text) else int(text)
 
 
 def _bytes(least: int, most: int) -> Callable[[str], int]:
@@ -378,9 +385,13 @@ def _add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_shapes(parser: argparse.ArgumentParser) -> None:
-    """Let a command say the shapes that an ONNX model leaves open."""
+    """Let a command say what an ONNX model leaves open."""
     about = "of an input of an ONNX model that leaves dimensions open; one for each such input"
-    parser.add_argument("--shape", action="append", default=[], type=_shape, metavar="NAME=N,N,...", help=about)
+    shape = _named(int, "NAME=N,N,..., such as pixels=1,3,224,224")
+    parser.add_argument("--shape", action="append", default=[], type=shape, metavar="NAME=N,N,...", help=about)
+    about = "of an input of an ONNX model that its branches or shapes depend on; one for each such input"
+    value = _named(_int_or_float, "NAME=NUMBER or NAME=NUMBER,NUMBER,..., such as rate=16000")
+    parser.add_argument("--value", action="append", default=[], type=value, metavar="NAME=N,...", help=about)
 
 
 def _add_verbose(parser: argparse.ArgumentParser) -> None:

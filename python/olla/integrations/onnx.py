@@ -153,9 +153,10 @@ def _graph(model: onnx.ModelProto, parameters: Mapping[str, int], given: Given, 
     if _is_open(model, values) and onnx_folding.is_installed():
         model, made = onnx_folding.folded(model)
         constants |= made
-        read = _names_read(model.graph, _with_effect(model.graph))
-        known = {key: n for key, n in {**_sizes(model.graph.initializer), **parameters}.items() if key in read}
+        known = {**_sizes(model.graph.initializer), **parameters}
         values = _values(model, known)
+        read = _names_read(model.graph, _with_effect(model.graph))
+        known = {key: num_bytes for key, num_bytes in known.items() if key in read}  # others were folded
     nodes = _with_effect(model.graph)
     _refuse_control_flow(model.graph, nodes)
     builder, place = Graph.builder(name), dict[str, int]()
@@ -236,8 +237,10 @@ def _refuse_control_flow(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]
 def _refuse_unknown(
     graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto], node: onnx.NodeProto, key: str, values: Mapping[str, Any]
 ) -> NoReturn:
-    found = values.get(key, "of a size that shape inference does not know")
-    if node.domain in _OWN_DOMAINS:
+    found = str(values.get(key, "of a size that shape inference does not know"))
+    if "expected a tensor" in found:
+        remedy = "export the model without sequences, optionals and maps"
+    elif node.domain in _OWN_DOMAINS:
         remedy = _remedy(graph, nodes, node, "export the model with fixed sizes")
     else:
         remedy = "the operator is none of ONNX's own: add its outputs, with their shapes, to the model's value_info"

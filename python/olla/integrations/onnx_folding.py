@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from olla.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -56,9 +58,23 @@ def folded(model: onnx.ModelProto) -> tuple[onnx.ModelProto, set[str]]:
             raise CaptureError(
                 f"onnxscript cannot fold the model's constants ({error}); fold them by another tool, such as onnxslim"
             ) from error
+        _make_tensors(model.graph)
         if not result.modified:
             break
     return model, made
+
+
+def _make_tensors(graph: onnx.GraphProto) -> None:
+    """Write constants of plain numbers as tensors, which every opset knows: onnxscript writes those of opset 12."""
+    import onnx
+
+    for node in graph.node:
+        (kind,) = [attribute.name for attribute in node.attribute] if node.op_type == "Constant" else [""]
+        if kind.startswith(("value_int", "value_float")):
+            numbers = onnx.helper.get_attribute_value(node.attribute[0])
+            array = np.array(numbers, dtype=np.int64 if kind.startswith("value_int") else np.float32)
+            value = onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(array))
+            node.attribute[0].CopyFrom(value)
 
 
 def _is_foldable(node: Any) -> bool | None:

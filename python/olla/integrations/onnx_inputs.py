@@ -89,8 +89,8 @@ def _set_value(graph: onnx.GraphProto, value: onnx.ValueInfoProto, given: object
     if not fits:
         raise ValueError(f"{place} is {given!r}, expected numbers that fit the model's {dtype}")
     seen = dims(value)
-    if seen is not None and is_known(seen) and array.size == math.prod(seen):
-        array = array.reshape(seen)
+    if is_known(seen) and array.size == math.prod(seen):
+        array = array.reshape(seen)  # one number is as good as a list of it
     _set_shape(value, array.shape, f"the shape of {place}")
     graph.initializer.append(onnx.numpy_helper.from_array(array, value.name))
     graph.input.remove(value)
@@ -148,5 +148,8 @@ def num_bytes(elem_type: int, shape: Iterable[int], what: str) -> int:
     digits = re.search(r"\d+", name)
     bits = int(digits[0]) if digits else _BITS.get(name)
     if bits is None:
-        raise CaptureError(f"{what} has elements of type {name}, whose size is not known: expected numbers")
+        raise CaptureError(
+            f"{what} has elements of type {name}, whose size is not known: expected numbers; "
+            "leave text out of the model, with onnx.utils.extract_model"
+        )
     return math.ceil(math.prod(shape) * bits / 8)
