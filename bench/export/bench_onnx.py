@@ -52,7 +52,7 @@ class Open(NamedTuple):
     values: dict[str, int] = {}  # noqa: RUF012
 
 
-# File name pattern -> what the model leaves open, as the package itself calls it.
+# Pattern of the path -> what the model leaves open, as the package itself calls it.
 OPEN = {
     "common.onnx": Open({"input1": (1, 1, 64, 200)}),
     "common_old.onnx": Open({"input1": (1, 1, 64, 200)}),
@@ -62,6 +62,7 @@ OPEN = {
     "silero_vad_half.onnx": Open({"input": (1, 576), "state": (2, 1, 128)}),
     "silero_vad_16k_sequence.onnx": Open({"input": (32, 576)}),
     "silero_vad_openvino_16k.onnx": Open(),
+    "magika/*/*/model.onnx": Open({"bytes": (1, 2048)}),
     "silero_vad*.onnx": Open({"input": (1, 576), "state": (2, 1, 128)}, {"sr": 16000}),
 }
 
@@ -78,7 +79,7 @@ def models() -> Iterator[tuple[str, Path]]:
 
 def open_of(path: Path) -> Open:
     """Return what is to be said of a model's inputs."""
-    return next((said for pattern, said in OPEN.items() if fnmatch.fnmatch(path.name, pattern)), Open())
+    return next((said for pattern, said in OPEN.items() if path.match(pattern)), Open())
 
 
 def inputs_of(model: Any, said: Open) -> dict[str, np.ndarray]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +65,12 @@ def main() -> int:
     for num_ops in (args.ops // 10, args.ops):
         columns = columns_of(num_ops)
         graph = olla.Graph.from_arrays(**columns)
-        back = graph.to_arrays()
         ways: dict[str, Callable[[], Any]] = {
-            "arrays": lambda columns=columns: olla.Graph.from_arrays(**columns),  # type: ignore[misc]
-            "what to_arrays returned, names and all": lambda back=back: olla.Graph.from_arrays(**back),  # type: ignore[misc]
+            "arrays": partial(olla.Graph.from_arrays, **columns),
+            "what to_arrays returned, names and all": partial(olla.Graph.from_arrays, **graph.to_arrays()),
         }
         if num_ops < args.ops:
-            ways["the builder"] = lambda columns=columns: built(columns)  # type: ignore[misc]
+            ways["the builder"] = partial(built, columns)
         for way, make in ways.items():
             found, timing = measure(make, args.repeats)
             differ |= found.digest != graph.digest

@@ -24,11 +24,11 @@ def error_of(content: object) -> GraphError:
             ".astype(bool)",
         ),
         (
-            {"tensor_bytes": np.array([1.0, 2.5])},
-            "graph: tensors[0].bytes is from an array of float64, expected a whole number of bytes up to 2^62: convert "
+            {"workspace_bytes": np.array([1.0, 2.5])},
+            "graph: ops[0].workspace_bytes is from an array of float64, expected a whole number of bytes up to 2^62: convert "
             "the array first, .astype(numpy.int64)",
         ),
-        ({"tensor_bytes": np.array([1, -5])}, "graph: tensors[1].bytes is -5, expected 0 or more"),
+        ({"workspace_bytes": np.array([1, -5])}, "graph: ops[1].workspace_bytes is -5, expected 0 or more"),
         (
             {"workspace_bytes": np.zeros(3, dtype=np.int64)},
             "graph: ops[].workspace_bytes has 3 entries, expected 2: one per op, as in reads",

@@ -15,7 +15,8 @@ TEXT = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
 SECTIONS = {section.partition("\n")[0]: section for section in re.split(r"^## ", TEXT, flags=re.MULTILINE)[1:]}
 NEEDS = {
     "From torch: fx modules and exported programs": "torch",
-    "From ONNX": "onnx",
+    "From arrays": "numpy",
+    "From ONNX": "onnxscript",  # which needs onnx
     "To ExecuTorch": "executorch.exir",
 }
 

@@ -7,7 +7,7 @@ Types are checked in bulk; the culprit is searched for only once something is wr
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain, pairwise
@@ -294,23 +294,6 @@ class Field(NamedTuple):
         return np.repeat(one, num) if isinstance(one, np.ndarray) else one * num
 
 
-def writes_of(writer: object, num_ops: int, num_tensors: int) -> Lists:
-    """Return what each op writes.
-
-    Args:
-        writer: whole numbers[tensors], the op that writes tensor t; -1: none does.
-        num_ops, num_tensors: how many there are.
-    """
-    column = ids(writer, "tensors[].writer", num_tensors)
-    if num_tensors and not -1 <= column.min() <= column.max() < num_ops:
-        expected = f"an op from 0 to {num_ops - 1}, or -1: no op writes it, the step begins with it"
-        _refuse(column.tolist(), lambda op: -1 <= op < num_ops, partial(at, "tensors[].writer"), expected)
-    written = np.flatnonzero(column >= 0)
-    counted = np.bincount(column[written], minlength=num_ops)
-    item = written[np.argsort(column[written], kind="stable")]
-    return Lists(np.append(0, np.cumsum(counted)).astype(np.int64), item.astype(np.int32))
-
-
 TENSOR_FIELDS = (
     Field("tensor_bytes", "bytes", sizes, REQUIRED),
     Field("tensor_kinds", "kind", partial(texts, allowed=TENSOR_KINDS), "temporary"),
@@ -343,3 +326,48 @@ COMMUNICATION_FIELDS = (
     Field("ranks", "ranks", counts, 0),
     Field("message_bytes", "message_bytes", counts, 0),
 )
+_OP_FIELDS = OP_FIELDS + COMMUNICATION_FIELDS
+NAMES = {f.column for f in TENSOR_FIELDS + _OP_FIELDS}
+
+
+def require_known(values: Mapping[str, object]) -> None:
+    """Raise TypeError where a column is unknown, or one that is needed is missing."""
+    if unknown := values.keys() - NAMES - {"writer"}:
+        known = ", ".join(sorted(NAMES | {"writer"}))
+        raise TypeError(f"unknown columns: {', '.join(sorted(unknown))}; known are {known}")
+    if {"writes", "writer"} <= values.keys():
+        raise TypeError("writes and writer say the same: give one of them")
+    written = "writer" if "writer" in values else "writes"
+    if missing := {"tensor_bytes", "reads", written} - values.keys():
+        raise TypeError(f"missing columns: {', '.join(sorted(missing))}")
+
+
+def converted(values: Mapping[str, object]) -> dict[str, Any]:
+    """Return all columns, each checked and of its own type, from those that are given."""
+    num_tensors = num_rows(values["tensor_bytes"], "tensor_bytes")
+    num_ops = num_rows(values["reads"], "reads")
+    if "writer" in values:
+        values = {**values, "writes": _writes_of(values["writer"], num_ops, num_tensors)}
+    found = {}
+    for prefix, fields, num in (("tensors[].", TENSOR_FIELDS, num_tensors), ("ops[].", _OP_FIELDS, num_ops)):
+        for f in fields:
+            is_given = f.column in values
+            found[f.column] = f.convert(values[f.column], prefix + f.key, num) if is_given else f.filled(num)
+    return found
+
+
+def _writes_of(writer: object, num_ops: int, num_tensors: int) -> Lists:
+    """Return what each op writes.
+
+    Args:
+        writer: whole numbers[tensors], the op that writes tensor t; -1: none does.
+        num_ops, num_tensors: how many there are.
+    """
+    column = ids(writer, "tensors[].writer", num_tensors)
+    if num_tensors and not -1 <= column.min() <= column.max() < num_ops:
+        expected = f"an op from 0 to {num_ops - 1}, or -1: no op writes it, the step begins with it"
+        _refuse(column.tolist(), lambda op: -1 <= op < num_ops, partial(at, "tensors[].writer"), expected)
+    written = np.flatnonzero(column >= 0)
+    counted = np.bincount(column[written], minlength=num_ops)
+    item = written[np.argsort(column[written], kind="stable")]
+    return Lists(np.append(0, np.cumsum(counted)).astype(np.int64), item.astype(np.int32))

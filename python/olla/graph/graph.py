@@ -18,11 +18,8 @@ from olla._core import profile
 from olla.base import files, human_bytes, notebook
 from olla.errors import GraphError
 from olla.graph import columns, rows
-from olla.graph.columns import COLLECTIVES, COMMUNICATION_FIELDS, OP_FIELDS, TENSOR_FIELDS, Lists, shown
+from olla.graph.columns import COLLECTIVES, Lists, shown
 from olla.graph.rows import FORMAT, OF_COLLECTIVES, VERSION
-
-_OP_FIELDS = OP_FIELDS + COMMUNICATION_FIELDS
-_COLUMNS = {f.column for f in TENSOR_FIELDS + _OP_FIELDS}
 
 # Which of the ids of a GraphError are ops, by rule (see cpp/olla/graph/graph.hpp).
 _OPS_AMONG_IDS = {
@@ -224,14 +221,7 @@ class Graph:
             >>> Graph.from_arrays(tensor_bytes=np.array([8, 4]), reads=reads, writer=np.array([0, 1])).writes.to_lists()
             [[0], [1]]
         """
-        if unknown := values.keys() - _COLUMNS - {"writer"}:
-            known = ", ".join(sorted(_COLUMNS | {"writer"}))
-            raise TypeError(f"unknown columns: {', '.join(sorted(unknown))}; known are {known}")
-        if {"writes", "writer"} <= values.keys():
-            raise TypeError("writes and writer say the same: give one of them")
-        written = "writer" if "writer" in values else "writes"
-        if missing := {"tensor_bytes", "reads", written} - values.keys():
-            raise TypeError(f"missing columns: {', '.join(sorted(missing))}")
+        columns.require_known(values)
         with files.naming("graph"):
             return cls._of_columns(name, values, outputs)
 
@@ -244,7 +234,7 @@ class Graph:
             >>> columns["writes"].offset, Graph.from_arrays(**columns).digest == graph.digest
             (array([0, 1]), True)
         """
-        return {key: getattr(self, key) for key in ("name", "outputs", *sorted(_COLUMNS))}
+        return {key: getattr(self, key) for key in ("name", "outputs", *sorted(columns.NAMES))}
 
     @classmethod
     def from_dict(cls, content: object) -> Graph:
@@ -289,18 +279,8 @@ class Graph:
 
     @classmethod
     def _of_columns(cls, name: object, values: dict[str, object], outputs: object) -> Graph:
-        num_tensors = columns.num_rows(values["tensor_bytes"], "tensor_bytes")
-        num_ops = columns.num_rows(values["reads"], "reads")
-        if "writer" in values:
-            values = {**values, "writes": columns.writes_of(values["writer"], num_ops, num_tensors)}
-        converted = {}
-        for prefix, fields, num in (("tensors[].", TENSOR_FIELDS, num_tensors), ("ops[].", _OP_FIELDS, num_ops)):
-            for f in fields:
-                given = f.column in values
-                column = f.convert(values[f.column], prefix + f.key, num) if given else f.filled(num)
-                converted[f.column] = column
         (checked_name,) = columns.texts([name], "name")
-        return cls(name=checked_name, outputs=columns.ids(outputs, "outputs[]"), **converted)
+        return cls(name=checked_name, outputs=columns.ids(outputs, "outputs[]"), **columns.converted(values))
 
 
 def _html(graph: Graph) -> str:
