@@ -25,8 +25,8 @@ def error_of(content: object) -> GraphError:
         ),
         (
             {"workspace_bytes": np.array([1.0, 2.5])},
-            "graph: ops[0].workspace_bytes is from an array of float64, expected a whole number of bytes up to 2^62: convert "
-            "the array first, .astype(numpy.int64)",
+            "graph: ops[0].workspace_bytes is from an array of float64, expected a whole number of bytes up to 2^62: "
+            "convert the array first, .astype(numpy.int64)",
         ),
         ({"workspace_bytes": np.array([1, -5])}, "graph: ops[1].workspace_bytes is -5, expected 0 or more"),
         (
