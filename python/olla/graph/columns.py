@@ -233,7 +233,9 @@ def texts(values: object, place: str, num: int | None = None, *, allowed: Collec
     """Text that can be printed as UTF-8; one of `allowed` where that is given."""
     found, where = _sequence(values, place, num), partial(at, place)
     _require(found, (str,), "U", where, "text")
-    column = found.tolist() if isinstance(found, np.ndarray) else list(map(str, found))
+    column: list[str] = found.tolist() if isinstance(found, np.ndarray) else list(found)
+    if not set(map(type, column)) <= {str}:  # of a class that derives from it
+        column = list(map(str, column))
     if allowed:
         if not set(column) <= set(allowed):
             _refuse(column, lambda value: value in allowed, where, "one of " + ", ".join(allowed))
@@ -273,6 +275,8 @@ def lists(values: object, place: str, num: int | None = None) -> Lists:
 def shapes(values: object, place: str, num: int | None = None) -> list[tuple[int, ...]]:
     """Shapes: one list of whole numbers from 0 on per op."""
     flat, offset, where = _flat(values, place, num)
+    if not flat:
+        return [()] * (len(offset) - 1)
     extents = _whole_numbers(flat, where, 0, _MAX_INT64, _COUNT).tolist()
     ends = offset.tolist()
     return [tuple(extents[first:last]) for first, last in pairwise(ends)]

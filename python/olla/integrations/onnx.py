@@ -149,16 +149,20 @@ def _graph(model: onnx.ModelProto, parameters: Mapping[str, int], given: Given, 
     """Return the graph of a skeleton, whose `parameters` are those of its inputs that have values, and their bytes."""
     close(model, parameters, given)
     known, constants = {**_sizes(model.graph.initializer), **parameters}, set(given.values)
-    values = _values(model, known)
-    if _is_open(model, values) and onnx_folding.is_installed():
-        model, made = onnx_folding.folded(model)
-        constants |= made
-        known = {**_sizes(model.graph.initializer), **parameters}
-        values = _values(model, known)
-        read = _names_read(model.graph, _with_effect(model.graph))
-        known = {key: num_bytes for key, num_bytes in known.items() if key in read}  # others were folded
-    nodes = _with_effect(model.graph)
-    _refuse_control_flow(model.graph, nodes)
+    values, failure = _values(model, known), ""
+    if _first_open(model.graph, values) and onnx_folding.is_installed():
+        try:
+            model, made = onnx_folding.folded(model)
+        except CaptureError as error:
+            failure = f"; {error}"
+        else:
+            constants |= made
+            known = {**_sizes(model.graph.initializer), **parameters}
+            values = _values(model, known)
+            read = _names_read(model.graph, _with_effect(model.graph))
+            known = {key: num_bytes for key, num_bytes in known.items() if key in read}  # others were folded
+    if found := _first_open(model.graph, values):
+        _refuse(model.graph, *found, values, failure)
     builder, place = Graph.builder(name), dict[str, int]()
     for key, num_bytes in known.items():
         place[key] = builder.tensor(num_bytes, kind="constant" if key in constants else "parameter", name=key)
@@ -166,12 +170,9 @@ def _graph(model: onnx.ModelProto, parameters: Mapping[str, int], given: Given, 
         if value.name not in parameters:
             num_bytes = _value(values, value.name, "input").num_bytes
             place[value.name] = builder.tensor(num_bytes, kind="input", name=value.name)
-    read = _names_read(model.graph, nodes)
-    for node in nodes:
-        made_of = {key: found for key in node.output if isinstance(found := values.get(key), Value)}
-        if unknown := [key for key in node.output if key in read and key not in made_of]:  # others need no size
-            _refuse_unknown(model.graph, nodes, node, unknown[0], values)
-        _add(builder, place, values, node, made_of)
+    for node in _with_effect(model.graph):
+        made_by_node = {key: found for key in node.output if isinstance(found := values.get(key), Value)}
+        _add(builder, place, values, node, made_by_node)
     for output in dict.fromkeys(place[value.name] for value in model.graph.output if value.name in place):
         builder.output(output)
     return builder.build()
@@ -212,46 +213,46 @@ def _add(
     )
 
 
-def _is_open(model: onnx.ModelProto, values: Mapping[str, Value | str]) -> bool:
-    """Return whether there is a branch or a loop, or a tensor of no known size that somebody reads."""
-    nodes = _with_effect(model.graph)
-    read = _names_read(model.graph, nodes)
-    return any(
-        _has_graphs(node) or any(key in read and not isinstance(values.get(key), Value) for key in node.output)
-        for node in nodes
-    )
+def _first_open(graph: onnx.GraphProto, values: Mapping[str, Value | str]) -> tuple[onnx.NodeProto, str] | None:
+    """Return the first node of no known place in a plan: with graphs inside, or with an output that has no known size.
+
+    Returns:
+        The node and the output, empty for graphs; None where there is none. What nobody reads needs no size.
+    """
+    nodes = _with_effect(graph)
+    read = _names_read(graph, nodes)
+    for node in nodes:
+        if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
+            return node, ""
+        for key in node.output:
+            if key in read and not isinstance(values.get(key), Value):
+                return node, key
+    return None
 
 
-def _has_graphs(node: onnx.NodeProto) -> bool:
-    return any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
-
-
-def _refuse_control_flow(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
-    for node in filter(_has_graphs, nodes):
-        raise CaptureError(
-            f"{_called(node)} has graphs inside: which of their nodes run, and how often, is not known before; "
-            f"{_remedy(graph, nodes, node, 'export the model without branches and loops on values')}"
-        )
-
-
-def _refuse_unknown(
-    graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto], node: onnx.NodeProto, key: str, values: Mapping[str, Any]
+def _refuse(
+    graph: onnx.GraphProto, node: onnx.NodeProto, key: str, values: Mapping[str, Value | str], failure: str
 ) -> NoReturn:
+    """Raise the error for what `_first_open` found."""
+    if not key:
+        seen = " has graphs inside: which of their nodes run, and how often, is not known before"
+        remedy = _remedy(graph, node, "export the model without branches and loops on values")
+        raise CaptureError(f"{_called(node)}{seen}; {remedy}{failure}")
     found = str(values.get(key, "of a size that shape inference does not know"))
     if "expected a tensor" in found:
         remedy = "export the model without sequences, optionals and maps"
     elif node.domain in _OWN_DOMAINS:
-        remedy = _remedy(graph, nodes, node, "export the model with fixed sizes")
+        remedy = _remedy(graph, node, "export the model with fixed sizes")
     else:
         remedy = "the operator is none of ONNX's own: add its outputs, with their shapes, to the model's value_info"
-    raise CaptureError(f"{_called(node)}: {key!r} is {found}; {remedy}")
+    raise CaptureError(f"{_called(node)}: {key!r} is {found}; {remedy}{failure}")
 
 
-def _remedy(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto], node: onnx.NodeProto, last: str) -> str:
+def _remedy(graph: onnx.GraphProto, node: onnx.NodeProto, last: str) -> str:
     """Return what to do where a node depends on values; `last` is what is left to do."""
     if not onnx_folding.is_installed():
         return f'install onnxscript, which folds constants (pip install "olla-planner[onnx]"), or {last}'
-    if inputs := settable(graph, nodes, node.input):
+    if inputs := settable(graph, node.input):
         values = ", ".join(f"{key!r}: ..." for key in inputs)
         options = " ".join(f"--value {key}=..." for key in inputs)
         return f"give the values it may depend on, from_onnx(model, values={{{values}}}) or {options}; or {last}"

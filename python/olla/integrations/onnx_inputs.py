@@ -96,12 +96,12 @@ def _set_value(graph: onnx.GraphProto, value: onnx.ValueInfoProto, given: object
     graph.input.remove(value)
 
 
-def settable(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto], names: Iterable[str]) -> list[str]:
+def settable(graph: onnx.GraphProto, names: Iterable[str]) -> list[str]:
     """Return the small inputs of whole numbers or truth values that tensors depend on, by name."""
     import onnx
 
     types = (onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.BOOL)
-    maker = {key: node for node in nodes for key in node.output if node.op_type not in ("Shape", "Size")}
+    maker = {key: node for node in graph.node for key in node.output if node.op_type not in ("Shape", "Size")}
     seen, waiting = set[str](), list(names)
     while waiting:
         key = waiting.pop()
