@@ -216,6 +216,18 @@ def test_what_stays_open_with_constants_folded_names_the_node_and_the_remedy(cas
         olla.from_onnx(parse(HEAD + text))
 
 
+def test_a_model_that_onnxscript_fails_on_is_refused_by_what_is_open_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = pytest.importorskip("onnxscript.optimizer", reason="pip install onnxscript: constants are folded by it")
+
+    def fail(*args: object, **options: object) -> None:
+        raise RuntimeError("cannot evaluate Pad")
+
+    monkeypatch.setattr(optimizer, "fold_constants", fail)
+    words = r"the Pad that makes 'padded': 'padded' is of shape .*; onnxscript cannot fold .* \(cannot evaluate Pad\)"
+    with pytest.raises(CaptureError, match=words):
+        olla.from_onnx(parse(FOLDED["pads, as torch exports them"][0]))
+
+
 def test_weights_of_a_branch_are_parameters_and_folded_numbers_constants() -> None:
     pytest.importorskip("onnxscript", reason="pip install onnxscript: constants are folded by it")
     text = (

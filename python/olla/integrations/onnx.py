@@ -161,8 +161,8 @@ def _graph(model: onnx.ModelProto, parameters: Mapping[str, int], given: Given, 
             values = _values(model, known)
             read = _names_read(model.graph, _with_effect(model.graph))
             known = {key: num_bytes for key, num_bytes in known.items() if key in read}  # others were folded
-    if found := _first_open(model.graph, values):
-        _refuse(model.graph, *found, values, failure)
+    if unknown := _first_open(model.graph, values):
+        _refuse(model.graph, *unknown, values, failure)
     builder, place = Graph.builder(name), dict[str, int]()
     for key, num_bytes in known.items():
         place[key] = builder.tensor(num_bytes, kind="constant" if key in constants else "parameter", name=key)
