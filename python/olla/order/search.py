@@ -16,6 +16,7 @@ from olla.errors import SolverError
 from olla.layout import Placement
 from olla.order.base_orders import inductor_schedules
 from olla.order.method import Answer, Problem
+from olla.order.warm_starts import hoist
 
 _LAYOUT_SHARE = 0.2  # of the time limit, kept for the layout
 
@@ -85,10 +86,8 @@ class OrderSearch:
         """Return the program order hoisted and Inductor's schedules, as long as nothing interrupted the search."""
         if self.interrupted:
             return []
-        from olla.order import warm_starts  # which loads numba
-
         problem = self.problem
-        hoisted = {"hoisting": lambda: warm_starts.hoist(problem.graph, problem.core, problem.order)}
+        hoisted = {"hoisting": lambda: hoist(problem.graph, problem.core, problem.order)}
         return [*self.orders(hoisted).values(), *self.schedules()]
 
     def schedules(self) -> list[Order]:
