@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from olla import pipeline
-from olla.base import Progress, rivals
+from olla.base import Progress, rivals, watched
 from olla.check.check import check
-from olla.errors import PlanError, SolverError
+from olla.errors import BudgetError, PlanError, SolverError
 from olla.graph import DeviceProfile, Graph, Rules, rules
 from olla.graph.precedences import with_precedences
 from olla.plan import (
@@ -35,6 +35,7 @@ from olla.plan import (
 )
 from olla.plan.plan import with_figures
 from olla.plan.swapped import SwapDecision
+from olla.report.interrupt import Interrupt
 
 if TYPE_CHECKING:
     from olla.recompute.search import RecomputeSearch
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     RewriteSearch: TypeAlias = RecomputeSearch | AutoSwapSearch | CombinedSearch
 
 _MAX_LAYOUTS = 6  # rewritten graphs laid out until the arena fits a budget
+_REWRITE_SECONDS = 5e-5  # that it takes per op, at least, to rewrite a graph and to check that
+_LATEST = 1.5  # times the time limit, by which that must be done
 _ROUNDED_UP = 1 + 1e-12  # sums of seconds depend on their order
 
 
@@ -174,10 +177,9 @@ def run(request: Request) -> Plan:
         BudgetError: no plan was found that fits the budget.
     """
     start = time.perf_counter()
-    if request.goal is None:
-        plan = pipeline.run(request.graph, request.options, request.progress)
-    else:
-        plan = _Rewriting(request, request.goal).plan()
+    with Interrupt() as interrupt:
+        progress = watched(interrupt.ends(request.progress or (lambda *_: True)))
+        plan = _planned(replace(request, progress=progress))
     middle = time.perf_counter()
     try:
         check(request.graph, plan)
@@ -191,11 +193,38 @@ def run(request: Request) -> Plan:
     return replace(plan, seconds={**request.seconds, **plan.seconds, "check": end - middle, "total": total})
 
 
-class _Rewriting:
-    """One request with a goal."""
+def _planned(request: Request) -> Plan:
+    """Plan what is asked for; where there is no time to rewrite a graph, as it is."""
+    graph, goal, spent = request.graph, request.goal, request.seconds.get("read", 0.0)
+    if goal is None:
+        return pipeline.run(graph, request.options, request.progress, spent_seconds=spent)
+    needed = _REWRITE_SECONDS * graph.num_ops
+    if request.restrict is not None or spent + needed <= _LATEST * request.options.time_limit:
+        return _Rewriting(request, goal, spent).plan()
+    plan = pipeline.run(graph, request.options, request.progress, spent_seconds=spent)
+    limit = f"the time limit of {request.options.time_limit:g} s is too short to rewrite a graph of {graph.num_ops} ops"
+    if goal.budget_bytes is not None and needed_bytes(plan) > goal.budget_bytes:
+        raise BudgetError(
+            f"the budget is {goal.budget_bytes} bytes, and no plan was found that fits it: {limit}. The lowest found "
+            f"needs {needed_bytes(plan)}: try a time limit of {math.ceil(2 * (spent + needed))} s or more",
+            rule="budget",
+        )
+    swapping = request.swapping
+    return replace(
+        plan,
+        method="autoswap" if swapping and swapping.by_autoswap else plan.method,
+        message=f"Nothing was rewritten: {limit}. {plan.message}",
+        goal={**goal.record(), **(swapping.record() if swapping else {})},
+        base_seconds=float(goal.device.op_seconds(graph).sum()),
+        peak_lower_bound_bytes=0 if swapping and swapping.state else graph.resident_bytes,
+    )
 
-    def __init__(self, request: Request, goal: Goal) -> None:
-        self.start = time.perf_counter()
+
+class _Rewriting:
+    """One request with a goal; so much of its time is spent already."""
+
+    def __init__(self, request: Request, goal: Goal, spent_seconds: float) -> None:
+        self.start = time.perf_counter() - spent_seconds
         self.request, self.goal, self.options = request, goal, request.options
         self.graph = request.graph  # that is rewritten by a search
         if self.options.precedences:

@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,14 @@ from tests.support.fans import idle
 from tests.support.plans import hard_graph
 
 TERMINAL = {**os.environ, "TERM": "xterm"}
+
+
+@pytest.fixture
+def python_handles_ctrl_c() -> Iterator[None]:
+    """A shell's background jobs start without Python's handler."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def interrupted(command: list[str], until: bytes) -> tuple[int, bytes, bytes]:
@@ -66,14 +75,48 @@ def test_ctrl_c_gives_the_best_layout_so_far_and_status_130(tmp_path: Path) -> N
     assert b"300 buffers: height" in out
 
 
+@pytest.mark.usefixtures("python_handles_ctrl_c")
 def test_a_second_ctrl_c_ends_at_once() -> None:
-    before = signal.getsignal(signal.SIGINT)
     with Interrupt() as interrupt:
+        progress = interrupt.ends(lambda *_: None)
+        assert progress("order", 0.0, 0, 0)
         signal.raise_signal(signal.SIGINT)
         assert interrupt.seen
+        assert not progress("order", 0.1, 0, 0)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.usefixtures("python_handles_ctrl_c")
+def test_ctrl_c_before_a_search_has_begun_raises() -> None:
+    with Interrupt() as interrupt:
+        interrupt.ends(lambda *_: True)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert not interrupt.seen
+
+
+@pytest.mark.usefixtures("python_handles_ctrl_c")
+def test_who_asked_for_a_search_hears_of_ctrl_c_too() -> None:
+    with Interrupt() as outer:
+        with Interrupt() as inner:
+            progress = inner.ends(outer.ends(lambda *_: True))
+            assert progress("order", 0.0, 0, 0)
+            signal.raise_signal(signal.SIGINT)
+        assert outer.seen
+
+
+def test_another_handler_of_ctrl_c_stays() -> None:
+    calls: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: calls.append(number))
+    try:
+        with Interrupt() as interrupt:
+            interrupt.ends(lambda *_: True)("order", 0.0, 0, 0)
+            signal.raise_signal(signal.SIGINT)
+        assert (calls, interrupt.seen) == ([signal.SIGINT], False)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
