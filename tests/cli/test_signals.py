@@ -8,7 +8,6 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,14 +19,6 @@ from tests.support.fans import idle
 from tests.support.plans import hard_graph
 
 TERMINAL = {**os.environ, "TERM": "xterm"}
-
-
-@pytest.fixture
-def python_handles_ctrl_c() -> Iterator[None]:
-    """A shell's background jobs start without Python's handler."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def interrupted(command: list[str], until: bytes) -> tuple[int, bytes, bytes]:
@@ -75,7 +66,7 @@ def test_ctrl_c_gives_the_best_layout_so_far_and_status_130(tmp_path: Path) -> N
     assert b"300 buffers: height" in out
 
 
-@pytest.mark.usefixtures("python_handles_ctrl_c")
+@pytest.mark.usefixtures("interruptible")
 def test_a_second_ctrl_c_ends_at_once() -> None:
     with Interrupt() as interrupt:
         progress = interrupt.ends(lambda *_: None)
@@ -88,7 +79,7 @@ def test_a_second_ctrl_c_ends_at_once() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-@pytest.mark.usefixtures("python_handles_ctrl_c")
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_before_a_search_has_begun_raises() -> None:
     with Interrupt() as interrupt:
         interrupt.ends(lambda *_: True)
@@ -97,7 +88,7 @@ def test_ctrl_c_before_a_search_has_begun_raises() -> None:
         assert not interrupt.seen
 
 
-@pytest.mark.usefixtures("python_handles_ctrl_c")
+@pytest.mark.usefixtures("interruptible")
 def test_who_asked_for_a_search_hears_of_ctrl_c_too() -> None:
     with Interrupt() as outer:
         with Interrupt() as inner:
