@@ -89,7 +89,9 @@ def plan_file(
         if kept is not None:
             return kept
         with folder.claimed(key, wait=wait) as is_ours:
-            return (_kept(folder, base, says_why=True) or _planned(folder, content, complete, base)) if is_ours else base
+            return (
+                (_kept(folder, base, says_why=True) or _planned(folder, content, complete, base)) if is_ours else base
+            )
     except Exception as error:  # of one graph among many: the others go on
         what = str(error) if isinstance(error, OllaError) else f"{path}: {type(error).__name__}: {error}"
         seconds = time.perf_counter() - start
