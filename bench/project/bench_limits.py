@@ -1,9 +1,9 @@
-"""How long `--time-limit 1` takes: every graph, with and without goals, in seconds of processor time from the file to a checked plan.
+"""How long `--time-limit 1` takes: every graph, with and without goals, in seconds of processor time.
 
     python bench/project/bench_limits.py --generated 20000 100000 --markdown bench/results/project/limits.md
 
-Reading the file, planning and checking count, in a process where the package is loaded. What is allowed is the limit and one
-more second. A budget is nine tenths of the peak in program order; that nothing fits it is an answer too.
+Reading the file, planning and checking count, in a process where the package is loaded. What is allowed is the limit
+and one more second. A budget is nine tenths of the peak in program order; that nothing fits it is an answer too.
 """
 
 from __future__ import annotations

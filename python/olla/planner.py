@@ -82,7 +82,8 @@ def plan(
     plan then belongs to the last graph of `plan.rewrites`.
 
     The plan has passed the independent checker. It is never worse than the program order, unless extra precedences
-    forbid that order or another one was given. Ctrl-C returns the best plan so far.
+    forbid that order or another one was given. Ctrl-C returns the best plan so far; before a search has begun it raises
+    KeyboardInterrupt, as a second one does.
 
     Args:
         graph: a `Graph`, the path of a graph file, or a captured step (anything whose `.graph` is a `Graph`).
@@ -92,7 +93,8 @@ def plan(
             laid out one by one), "smartpool" (the program order; best fit by falling size), "inductor" (the best of
             PyTorch Inductor's four orders), "program" (the program order, our layout). See docs/model.md.
             "autoswap": the program order, tensors swapped to host memory by AutoSwap.
-        time_limit: seconds for the whole call; what is not proved by then ends as FEASIBLE with its gap.
+        time_limit: seconds for the whole call, reading a file included; what is not proved by then ends as FEASIBLE
+            with its gap. Where a graph could not be rewritten and checked by then, its order alone is planned.
         seed: for every random choice. Same input, options and seed give the same plan, time-limited stages aside.
         alignment: every offset is a multiple of it, in bytes; 512 on CUDA.
         layout: whether to place tensors in an arena; False leaves all offsets at -1.
@@ -124,7 +126,7 @@ def plan(
     Raises:
         GraphError: the graph is invalid, or the precedences form a cycle with its dependencies.
         PlanError: the given order breaks a dependency.
-        BudgetError: the budget is no number of bytes, or no plan fits it.
+        BudgetError: the budget is no number of bytes, no plan fits it, or none was found within the time limit.
         ValueError: an option is out of its range.
 
     Example:

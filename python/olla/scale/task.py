@@ -29,7 +29,7 @@ DEFAULTS = {
     name: parameter.default for name, parameter in inspect.signature(plan).parameters.items() if name not in _NOT_GIVEN
 }
 # Of a result, in its file. What else is there is of a later version, and not needed.
-_KEPT: dict[str, Any] = dict(status=str, message=str, key=str, seconds=(int, float), figures=dict)
+_KEPT: dict[str, Any] = {"status": str, "message": str, "key": str, "seconds": (int, float), "figures": dict}
 _FIGURES = (*FIGURES, "gap", "status")
 _logger = logging.getLogger("olla")
 _OF_ORDER = ("time_limit", "seed", "alignment", "layout", "updates_may_move")
@@ -89,9 +89,9 @@ def plan_file(
         if kept is not None:
             return kept
         with folder.claimed(key, wait=wait) as is_ours:
-            return (
-                (_kept(folder, base, says_why=True) or _planned(folder, content, complete, base)) if is_ours else base
-            )
+            if not is_ours:
+                return base
+            return _kept(folder, base, says_why=True) or _planned(folder, content, complete, base)
     except Exception as error:  # of one graph among many: the others go on
         what = str(error) if isinstance(error, OllaError) else f"{path}: {type(error).__name__}: {error}"
         seconds = time.perf_counter() - start
