@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla import _core
-from olla.base import Progress, rivals, watched
+from olla.base import Progress, ended, rivals, watched
 from olla.errors import OllaError, SolverError
 from olla.graph import PROFILES, Graph, nearest_order
 from olla.graph.precedences import require_order, updates_stay
@@ -52,16 +52,23 @@ def find_order(graph: Graph, options: Options, progress: Progress | None, *, ove
     return _Run(graph, options, progress, overlap).ordered()
 
 
-def run(graph: Graph, options: Options, progress: Progress | None, *, overlap: bool = True) -> Plan:
-    """Order a graph's ops, as `find_order`, and lay out its tensors; that the plan holds is for `olla.check` to say."""
-    return _Run(graph, options, progress, overlap).plan()
+def run(
+    graph: Graph, options: Options, progress: Progress | None, *, overlap: bool = True, spent_seconds: float = 0.0
+) -> Plan:
+    """Order a graph's ops, as `find_order`, and lay out its tensors; that the plan holds is for `olla.check` to say.
+
+    So much of the time limit may be spent already.
+    """
+    return _Run(graph, options, progress, overlap, spent_seconds).plan()
 
 
 class _Run:
     """One graph on its way to a plan."""
 
-    def __init__(self, graph: Graph, options: Options, progress: Progress | None, overlap: bool) -> None:
-        self.start = time.perf_counter()
+    def __init__(
+        self, graph: Graph, options: Options, progress: Progress | None, overlap: bool, spent_seconds: float = 0.0
+    ) -> None:
+        self.start = time.perf_counter() - spent_seconds
         self.graph, self.options = graph, options
         self.overlap = overlap and options.method == "auto" and options.order is None
         self.progress = watched(progress)
@@ -122,7 +129,7 @@ class _Run:
     def _left(self, share: float = 1.0) -> float:
         """Seconds left of a share of the time limit; none once interrupted."""
         passed = time.perf_counter() - self.start
-        return 0.0 if self.interrupted else max(0.0, share * self.options.time_limit - passed)
+        return 0.0 if self.interrupted or ended(self.progress) else max(0.0, share * self.options.time_limit - passed)
 
     def _precedences(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         try:

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from olla import pipeline
-from olla.base import Progress, rivals
+from olla.base import Progress, rivals, watched
 from olla.check.check import check
-from olla.errors import PlanError, SolverError
+from olla.errors import BudgetError, PlanError, SolverError
 from olla.graph import DeviceProfile, Graph, Rules, rules
 from olla.graph.precedences import with_precedences
 from olla.plan import (
@@ -35,6 +35,7 @@ from olla.plan import (
 )
 from olla.plan.plan import with_figures
 from olla.plan.swapped import SwapDecision
+from olla.report.interrupt import Interrupt
 
 if TYPE_CHECKING:
     from olla.recompute.search import RecomputeSearch
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     RewriteSearch: TypeAlias = RecomputeSearch | AutoSwapSearch | CombinedSearch
 
 _MAX_LAYOUTS = 6  # rewritten graphs laid out until the arena fits a budget
+_REWRITE_SECONDS = 5e-5  # that it takes per op, at least, to rewrite a graph and to check that
+_LATEST = 1.5  # times the time limit, by which that must be done
 _ROUNDED_UP = 1 + 1e-12  # sums of seconds depend on their order
 
 
@@ -79,7 +82,8 @@ def plan(
     plan then belongs to the last graph of `plan.rewrites`.
 
     The plan has passed the independent checker. It is never worse than the program order, unless extra precedences
-    forbid that order or another one was given. Ctrl-C returns the best plan so far.
+    forbid that order or another one was given. Ctrl-C returns the best plan so far; before a search has begun it raises
+    KeyboardInterrupt, as a second one does.
 
     Args:
         graph: a `Graph`, the path of a graph file, or a captured step (anything whose `.graph` is a `Graph`).
@@ -89,7 +93,8 @@ def plan(
             laid out one by one), "smartpool" (the program order; best fit by falling size), "inductor" (the best of
             PyTorch Inductor's four orders), "program" (the program order, our layout). See docs/model.md.
             "autoswap": the program order, tensors swapped to host memory by AutoSwap.
-        time_limit: seconds for the whole call; what is not proved by then ends as FEASIBLE with its gap.
+        time_limit: seconds for the whole call, reading a file included; what is not proved by then ends as FEASIBLE
+            with its gap. Where a graph could not be rewritten and checked by then, its order alone is planned.
         seed: for every random choice. Same input, options and seed give the same plan, time-limited stages aside.
         alignment: every offset is a multiple of it, in bytes; 512 on CUDA.
         layout: whether to place tensors in an arena; False leaves all offsets at -1.
@@ -121,7 +126,7 @@ def plan(
     Raises:
         GraphError: the graph is invalid, or the precedences form a cycle with its dependencies.
         PlanError: the given order breaks a dependency.
-        BudgetError: the budget is no number of bytes, or no plan fits it.
+        BudgetError: the budget is no number of bytes, no plan fits it, or none was found within the time limit.
         ValueError: an option is out of its range.
 
     Example:
@@ -174,10 +179,9 @@ def run(request: Request) -> Plan:
         BudgetError: no plan was found that fits the budget.
     """
     start = time.perf_counter()
-    if request.goal is None:
-        plan = pipeline.run(request.graph, request.options, request.progress)
-    else:
-        plan = _Rewriting(request, request.goal).plan()
+    with Interrupt() as interrupt:
+        progress = watched(interrupt.ends(request.progress or (lambda *_: True)))
+        plan = _planned(replace(request, progress=progress))
     middle = time.perf_counter()
     try:
         check(request.graph, plan)
@@ -191,11 +195,38 @@ def run(request: Request) -> Plan:
     return replace(plan, seconds={**request.seconds, **plan.seconds, "check": end - middle, "total": total})
 
 
-class _Rewriting:
-    """One request with a goal."""
+def _planned(request: Request) -> Plan:
+    """Plan what is asked for; where there is no time to rewrite a graph, as it is."""
+    graph, goal, spent = request.graph, request.goal, request.seconds.get("read", 0.0)
+    if goal is None:
+        return pipeline.run(graph, request.options, request.progress, spent_seconds=spent)
+    needed = _REWRITE_SECONDS * graph.num_ops
+    if request.restrict is not None or spent + needed <= _LATEST * request.options.time_limit:
+        return _Rewriting(request, goal, spent).plan()
+    plan = pipeline.run(graph, request.options, request.progress, spent_seconds=spent)
+    limit = f"the time limit of {request.options.time_limit:g} s is too short to rewrite a graph of {graph.num_ops} ops"
+    if goal.budget_bytes is not None and needed_bytes(plan) > goal.budget_bytes:
+        raise BudgetError(
+            f"the budget is {goal.budget_bytes} bytes, and no plan was found that fits it: {limit}. The lowest found "
+            f"needs {needed_bytes(plan)}: try a time limit of {math.ceil(2 * (spent + needed))} s or more",
+            rule="budget",
+        )
+    swapping = request.swapping
+    return replace(
+        plan,
+        method="autoswap" if swapping and swapping.by_autoswap else plan.method,
+        message=f"Nothing was rewritten: {limit}. {plan.message}",
+        goal={**goal.record(), **(swapping.record() if swapping else {})},
+        base_seconds=float(goal.device.op_seconds(graph).sum()),
+        peak_lower_bound_bytes=0 if swapping and swapping.state else graph.resident_bytes,
+    )
 
-    def __init__(self, request: Request, goal: Goal) -> None:
-        self.start = time.perf_counter()
+
+class _Rewriting:
+    """One request with a goal; so much of its time is spent already."""
+
+    def __init__(self, request: Request, goal: Goal, spent_seconds: float) -> None:
+        self.start = time.perf_counter() - spent_seconds
         self.request, self.goal, self.options = request, goal, request.options
         self.graph = request.graph  # that is rewritten by a search
         if self.options.precedences:

@@ -47,8 +47,8 @@ def test_ctrl_c_gives_the_best_plan_so_far_and_status_130(tmp_path: Path, goal: 
     command = [sys.executable, "-m", "olla", "plan", graph, "-o", plan, "--time-limit", "300", *goal]
     for size in (8000, 32000, 128000):  # one takes longer than the second before the progress line
         (idle(size) if goal else hard_graph()).save(graph)
-        status, out, err = interrupted(command, b"planning")
-        if b"planning" in err:
+        status, out, err = interrupted(command, b"with the best so far")
+        if b"with the best so far" in err:
             break
     assert status == 130, err
     assert err.splitlines()[-1].endswith(b"olla: interrupted: the plan is the best found so far")
@@ -66,14 +66,48 @@ def test_ctrl_c_gives_the_best_layout_so_far_and_status_130(tmp_path: Path) -> N
     assert b"300 buffers: height" in out
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_second_ctrl_c_ends_at_once() -> None:
-    before = signal.getsignal(signal.SIGINT)
     with Interrupt() as interrupt:
+        progress = interrupt.ends(lambda *_: None)
+        assert progress("order", 0.0, 0, 0)
         signal.raise_signal(signal.SIGINT)
         assert interrupt.seen
+        assert not progress("order", 0.1, 0, 0)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_ctrl_c_before_a_search_has_begun_raises() -> None:
+    with Interrupt() as interrupt:
+        interrupt.ends(lambda *_: True)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert not interrupt.seen
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_who_asked_for_a_search_hears_of_ctrl_c_too() -> None:
+    with Interrupt() as outer:
+        with Interrupt() as inner:
+            progress = inner.ends(outer.ends(lambda *_: True))
+            assert progress("order", 0.0, 0, 0)
+            signal.raise_signal(signal.SIGINT)
+        assert outer.seen
+
+
+def test_another_handler_of_ctrl_c_stays() -> None:
+    calls: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: calls.append(number))
+    try:
+        with Interrupt() as interrupt:
+            interrupt.ends(lambda *_: True)("order", 0.0, 0, 0)
+            signal.raise_signal(signal.SIGINT)
+        assert (calls, interrupt.seen) == ([signal.SIGINT], False)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")

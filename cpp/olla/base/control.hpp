@@ -21,8 +21,8 @@ using ProgressFn = std::function<bool(const Progress&)>;
 
 inline constexpr std::int64_t kAnyWork = std::numeric_limits<std::int64_t>::max();
 
-// Limits on time and work and a stop request in one cheap question. The clock is read on every call, the callback ten times a
-// second. What a unit of work is, the search says that spends it; unlike time, it ends a search at the same place everywhere.
+// Limits on time and work and a stop request in one cheap question. The clock is read on every call, the callback is asked by the
+// first one, and then ten times a second: a request that came before the search ends it at once. What a unit of work is, the search says that spends it; unlike time, it ends a search at the same place everywhere.
 class Control {
  public:
   Control(const char* stage, double limit_seconds, ProgressFn progress, std::int64_t max_work = kAnyWork)
@@ -33,17 +33,23 @@ class Control {
   bool cancelled() const { return cancelled_; }
   void spend(std::int64_t work) { work_left_ -= work; }
   std::int64_t work_left() const { return work_left_; }
-  bool late() const { return cancelled_ || seconds_left() <= 0; }
-  bool over() const { return work_left_ <= 0 || late(); }
 
-  // True once the search must end.
-  bool stop(Bytes value, Bytes bound) {
+  // As stop(), of time alone, or of both, where the value and the bound are those of the last call.
+  bool late() {
     const double now = seconds();
     if (progress_ && now >= next_report_) {
       next_report_ = now + 0.1;
-      cancelled_ = cancelled_ || !progress_({stage_, now, value, bound});
+      cancelled_ = cancelled_ || !progress_({stage_, now, value_, bound_});
     }
-    return cancelled_ || work_left_ <= 0 || now >= limit_seconds_;
+    return cancelled_ || now >= limit_seconds_;
+  }
+  bool over() { return late() || work_left_ <= 0; }
+
+  // True once the search must end.
+  bool stop(Bytes value, Bytes bound) {
+    value_ = value;
+    bound_ = bound;
+    return over();
   }
 
  private:
@@ -53,7 +59,8 @@ class Control {
   ProgressFn progress_;
   Clock::time_point start_;
   std::int64_t work_left_;
-  double next_report_ = 0.1;
+  double next_report_ = 0;
+  Bytes value_ = 0, bound_ = 0;
   bool cancelled_ = false;
 };
 

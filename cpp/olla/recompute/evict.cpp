@@ -147,7 +147,7 @@ bool Evictor::attempt(const Decision& decision, double most_seconds) {
 }
 
 // The candidates at the peak, most bytes freed per second first.
-std::vector<Evictor::Candidate> Evictor::find_candidates(const Control& control) {
+std::vector<Evictor::Candidate> Evictor::find_candidates(Control& control) {
   std::vector<Candidate> candidates;
   Decision decision;
   if (score_weights_.spread > 0) {

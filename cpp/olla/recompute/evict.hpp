@@ -60,7 +60,7 @@ class Evictor {
   bool step(const EvictLimits& limits, Control& control);
   bool attempt_with_repairs(const Decision& decision, const EvictLimits& limits, Control& control);
   static Bytes live_at(const Rewrite& r, OpId op, Step position);
-  std::vector<Candidate> find_candidates(const Control& control);
+  std::vector<Candidate> find_candidates(Control& control);
   bool attempt(const Decision& decision, double most_seconds);
   double weight(CopyId copy);
   Point point() const { return {best_.peak, best_.added_seconds, decisions_.size()}; }

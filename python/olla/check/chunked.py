@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from olla.check.values import fail, numbered, residents, used
+from olla.check.values import fail, numbered, residents
 from olla.graph import Graph, operator
 
 if TYPE_CHECKING:
@@ -146,7 +146,8 @@ class _Walk:
     def run(self) -> None:
         graph, chunked = self.chunked.graph, self.chunked
         for i in range(graph.num_ops):
-            seen, loss = set(used(graph, i, self.held)), int(chunked.loss[i])
+            tensors = np.concatenate((graph.reads.of(i), graph.mutates.of(i)))
+            seen, loss = set(self.held[tensors].tolist()), int(chunked.loss[i])
             if loss >= 0:
                 self._part(i, loss, seen)
             else:

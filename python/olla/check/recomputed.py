@@ -48,37 +48,38 @@ def check_equivalent(
     _check_tensors(original, rewritten, tensor_origin)
     _check_runs(original, origin, rerun, rules)
 
-    saved = [_saved_inputs(original, v, inputs[v], results[v], rules) for v in range(original.num_ops)]
     own = np.full(original.num_ops, -1, dtype=np.int64)  # op of the rewritten graph that runs in its own place
     own[origin[rerun == 0]] = np.flatnonzero(rerun == 0)
     resident = residents(rewritten)
-    held = np.full(rewritten.num_tensors, -1, dtype=np.int64)
-    held[resident] = tensor_origin[resident]
-    for i in range(rewritten.num_ops):
-        v = int(origin[i])
-        if rerun[i] == 3 and (own[v] < 0 or own[v] not in rewritten.after.of(i)):  # in every order
+    held = np.where(resident, tensor_origin, -1).tolist()
+    lasts, sizes, source_sizes = resident.tolist(), rewritten.tensor_bytes.tolist(), original.tensor_bytes.tolist()
+    mutates = original.mutates.to_lists()
+    lists = (rewritten.reads.to_lists(), rewritten.writes.to_lists(), rewritten.mutates.to_lists())
+    rows = enumerate(zip(origin.tolist(), rerun.tolist(), *lists, strict=True))
+    for i, (v, how, reads, writes, changed) in rows:
+        if how == 3 and (own[v] < 0 or own[v] not in rewritten.after.of(i)):  # in every order
             fail("rewrite_repeated", f"op {i} draws the numbers of op {v} again, but need not come after it", i, v)
         wanted, made = inputs[v], [*results[v].items()]
-        if rerun[i] == 2:
-            wanted, made = saved[v], made[:1]
-        changed = rewritten.mutates.of(i).tolist()
-        if used(rewritten, i, held) != wanted:
+        if how == 2:
+            wanted, made = _saved_inputs(original, v, inputs[v], results[v], rules), made[:1]
+        if used(reads, changed, held) != wanted:
             fail("rewrite_inputs", f"op {i} stands for op {v}, but reads other values than that op", i, v)
-        targets = [*rewritten.writes.of(i).tolist(), *dict.fromkeys(changed)]
-        allowed = set(original.mutates.of(v).tolist()) if rerun[i] != 2 else set()
+        targets = [*writes, *dict.fromkeys(changed)]
+        allowed = set(mutates[v]) if how != 2 else set()
         takes_over = len(changed) > len(allowed)
         if len(targets) != len(made) or (takes_over and not (rules.in_place[v] and len(made) == 1)):
             fail("rewrite_results", f"op {i} stands for op {v}, but writes {len(targets)} tensors", i, v)
         for t, (of, value) in zip(targets, made, strict=True):
-            if takes_over and resident[t]:
+            if takes_over and lasts[t]:
                 fail("rewrite_results", f"op {i} overwrites resident tensor {t}", i, t)
             held[t] = value
-            if rewritten.tensor_bytes[t] != original.tensor_bytes[of]:
+            if sizes[t] != source_sizes[of]:
                 fail("rewrite_results", f"op {i} puts a result into tensor {t}, which has another size", i, t)
-    if not np.array_equal(held[rewritten.outputs], final[original.outputs]):
+    ends = np.array(held, dtype=np.int64)
+    if not np.array_equal(ends[rewritten.outputs], final[original.outputs]):
         fail("rewrite_end", "an output of the rewritten graph ends with another value")
     lasting = np.flatnonzero(resident)
-    if len(wrong := lasting[held[lasting] != final[tensor_origin[lasting]]]):
+    if len(wrong := lasting[ends[lasting] != final[tensor_origin[lasting]]]):
         fail("rewrite_end", f"resident tensor {wrong[0]} ends with another value than in the original", wrong[0])
 
 

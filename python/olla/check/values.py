@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -21,9 +22,9 @@ def residents(graph: Graph) -> NDArray[np.bool_]:
     return graph.writer < 0
 
 
-def used(graph: Graph, v: int, held: NDArray[np.int64]) -> list[int]:
+def used(reads: list[int], changed: list[int], held: Sequence[int]) -> list[int]:
     """Return the values that an op uses, each once: those that the tensors it reads, then changes, hold."""
-    return list(dict.fromkeys(int(held[t]) for t in (*graph.reads.of(v).tolist(), *graph.mutates.of(v).tolist())))
+    return list(dict.fromkeys([held[t] for t in reads + changed]))
 
 
 def numbered(graph: Graph) -> tuple[list[list[int]], list[dict[int, int]], NDArray[np.int64]]:
@@ -32,14 +33,15 @@ def numbered(graph: Graph) -> tuple[list[list[int]], list[dict[int, int]], NDArr
     Returns:
         The values op v uses; tensor -> value it makes; int64[num_tensors], what each tensor holds at the end.
     """
-    held = np.arange(graph.num_tensors, dtype=np.int64)
+    held = list(range(graph.num_tensors))
     num_values = graph.num_tensors
     inputs, results = [], []
-    for v in range(graph.num_ops):
-        inputs.append(used(graph, v, held))
+    lists = (graph.reads.to_lists(), graph.writes.to_lists(), graph.mutates.to_lists())
+    for reads, writes, changed in zip(*lists, strict=True):
+        inputs.append(used(reads, changed, held))
         made = {}
-        for t in dict.fromkeys((*graph.writes.of(v).tolist(), *graph.mutates.of(v).tolist())):
+        for t in dict.fromkeys(writes + changed):
             held[t] = made[t] = num_values
             num_values += 1
         results.append(made)
-    return inputs, results, held
+    return inputs, results, np.array(held, dtype=np.int64)

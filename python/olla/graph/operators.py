@@ -145,21 +145,23 @@ def rules(graph: Graph, device: DeviceProfile, *, in_place: bool = True, recompu
     saved_bytes = np.zeros(graph.num_ops, dtype=np.int64)  # that running it again does not move
     reads: list[list[int]] = [[] for _ in range(graph.num_ops)]
     overwrites = np.zeros(graph.num_ops, dtype=np.uint8)
-    for v, name in enumerate(map(operator, graph.targets)):
-        written = graph.writes.of(v)
+    names = {target: operator(target) for target in dict.fromkeys(graph.targets)}
+    writes = graph.writes.to_lists()
+    for v, target in enumerate(graph.targets):
+        name, written = names[target], writes[v]
         if name in DRAWS:
             rerun[v] = Rerun.REPLAY
         if name in DROPOUTS and len(written) == 2:
             rerun[v] = Rerun.REPLAY
-            reads[v] = [*graph.reads.of(v).tolist(), int(written[1])]
+            reads[v] = [*graph.reads.of(v).tolist(), written[1]]
         elif name in BATCH_NORMS and len(written) >= 3 and graph.tensor_bytes[written[1]] > 0:
             rerun[v] = Rerun.FIRST_RESULT
             changed = set(graph.mutates.of(v).tolist())
             lasting = {t for t in graph.reads.of(v).tolist() if graph.tensor_kinds[t] == "buffer"}
             reads[v] = [t for t in graph.reads.of(v).tolist() if t not in changed | lasting]
-            reads[v] += [int(written[1]), int(written[2])]
+            reads[v] += [written[1], written[2]]
             saved_bytes[v] = graph.tensor_bytes[written[0]]  # the pass over the input that finds the statistics
-        overwrites[v] = in_place and _may_overwrite(graph, v, name)
+        overwrites[v] = in_place and _may_overwrite(graph, v, name, len(written))
     held = [t for found in under_way(graph) if not gather[found.issue] for t in found.held]
     if held:  # what is sent stays in one place until the wait
         makers = graph.writer[held]
@@ -181,12 +183,12 @@ def without_replays(given: Rules) -> Rules:
     return given._replace(rerun=np.where(given.rerun == Rerun.REPLAY, again, given.rerun).astype(np.uint8))
 
 
-def _may_overwrite(graph: Graph, v: int, name: str) -> bool:
+def _may_overwrite(graph: Graph, v: int, name: str, num_written: int) -> bool:
     """Whether an op's result may overwrite an input, or it changes the whole of one tensor and may write elsewhere."""
-    written, changed = graph.writes.of(v), graph.mutates.of(v)
     if name in IN_PLACE:
-        return len(written) == 1 and len(changed) == 0
+        return num_written == 1 and len(graph.mutates.of(v)) == 0
     if name.endswith("_") and name[:-1] in POINTWISE:
+        changed = graph.mutates.of(v)
         whole = len(changed) == 1 and bool(graph.moved_bytes[v] >= 2 * graph.tensor_bytes[changed[0]])
-        return len(written) == 0 and whole
+        return num_written == 0 and whole
     return False

@@ -41,8 +41,11 @@ def read(content: object) -> tuple[object, dict[str, object], object]:
         if place not in content:
             raise GraphError(f"has no {place!r}, expected a list of objects", rule="missing")
         rows = columns.rows_of(content[place], place)
+        present = set[str]().union(*rows)
         for f in fields:
-            values[f.column] = columns.column_of(rows, f.key.removesuffix("[]"), f.default, place)
+            key = f.key.removesuffix("[]")
+            if key in present or f.default is columns.REQUIRED:
+                values[f.column] = columns.column_of(rows, key, f.default, place)
     return content.get("name", ""), values, content.get("outputs", ())
 
 

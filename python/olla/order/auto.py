@@ -8,7 +8,8 @@ from __future__ import annotations
 from olla.order.method import Answer, Problem
 from olla.order.search import OrderSearch
 
-_QUICK_SECONDS = 2.0  # most graphs need no more from the program order alone, and then no warm start, nor numba
+_QUICK_SECONDS = 2.0  # most graphs need no more from the program order alone, and then no warm start
+_LEAST_SHARE = 0.1  # of the time limit, that this gets however late it is
 
 
 def solve(problem: Problem) -> Answer:
@@ -19,8 +20,9 @@ def solve(problem: Problem) -> Answer:
             search.refine([problem.order, *search.schedules()], search.left())
         return search.answer()
     with search.stage("order"):
-        search.refine([problem.order], min(_QUICK_SECONDS, 0.5 * search.left()))
-    if search.peak == search.bound or search.interrupted:
+        least = _LEAST_SHARE * problem.options.time_limit
+        search.refine([problem.order], max(least, min(_QUICK_SECONDS, 0.5 * search.left())))
+    if search.peak == search.bound or search.left() <= 0.0:
         return search.answer()
     starts = [search.order]
     with search.stage("warmstart"):

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from olla._core import Graph as CoreGraph
 from olla._core import breadth_first_order, depth_first_order, least_peak_order
 from olla.base import rivals
+from olla.graph import Lists
 
 if TYPE_CHECKING:
-    from olla.graph import Graph, Lists
+    from olla.graph import Graph
 
 _NEXT_TO_NOTHING = 64  # times fewer bytes than an op reads
 
@@ -109,11 +110,10 @@ def early_updates(graph: Graph, order: NDArray[np.int32]) -> NDArray[np.int32]:
     made, used = (bytes_per_op(graph, lists) for lists in (graph.writes, graph.reads))
     update |= (_NEXT_TO_NOTHING * made < used) & ~graph.random
     step = np.argsort(order)
-    key = step.copy()
+    key, moves, before = step.tolist(), update.tolist(), Lists(offset, preds).to_lists()
     for v in order.tolist():
-        before = preds[offset[v] : offset[v + 1]]
-        latest = int(key[before].max()) if len(before) else 0
-        key[v] = latest if update[v] else max(int(step[v]), latest)
+        latest = max([key[u] for u in before[v]], default=0)
+        key[v] = latest if moves[v] else max(key[v], latest)
     return np.lexsort((step, update, key)).astype(np.int32)
 
 

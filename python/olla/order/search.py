@@ -14,6 +14,7 @@ from olla._core import order as best_order
 from olla.base import rivals
 from olla.errors import SolverError
 from olla.layout import Placement
+from olla.order import warm_starts
 from olla.order.base_orders import inductor_schedules
 from olla.order.method import Answer, Problem
 
@@ -77,23 +78,24 @@ class OrderSearch:
         if peak < self.peak:
             self.order, self.peak = order, peak
 
-    def orders(self, schedules: Mapping[str, Callable[[], Order]]) -> dict[str, Order]:
-        """Run heuristics; those that fail are left out, with a line in the details."""
-        return rivals.orders(self.problem.core, schedules, self.details)
+    def orders(self, schedules: Mapping[str, Callable[[], Order]], *, in_time: bool = False) -> dict[str, Order]:
+        """Run heuristics, with `in_time` while there is time; a line in the details says which of them failed."""
+        found: dict[str, Order] = {}
+        for name, schedule in schedules.items():
+            if in_time and self.left() <= 0.0:
+                break
+            found |= rivals.orders(self.problem.core, {name: schedule}, self.details)
+        return found
 
     def warm_starts(self) -> list[Order]:
-        """Return the program order hoisted and Inductor's schedules, as long as nothing interrupted the search."""
-        if self.interrupted:
-            return []
-        from olla.order import warm_starts  # which loads numba
-
+        """Return the program order hoisted and Inductor's schedules, as long as there is time."""
         problem = self.problem
         hoisted = {"hoisting": lambda: warm_starts.hoist(problem.graph, problem.core, problem.order)}
-        return [*self.orders(hoisted).values(), *self.schedules()]
+        return list(self.orders({**hoisted, **inductor_schedules(problem.core)}, in_time=True).values())
 
     def schedules(self) -> list[Order]:
-        """Return Inductor's list schedules."""
-        return list(self.orders(inductor_schedules(self.problem.core)).values())
+        """Return Inductor's list schedules, as long as there is time."""
+        return list(self.orders(inductor_schedules(self.problem.core), in_time=True).values())
 
     def raise_bound(self, limit: float) -> None:
         """Raise the bound by minimum cuts around the ops of the best order."""

@@ -286,7 +286,7 @@ class RecomputeSearch(Starts):
     def refused(self, budget_bytes: int) -> BudgetError:
         """Return the error for a budget that nothing was found for."""
         ops = busiest(self.graph, self.order)
-        needs, _ = self.evictor.least_peak(ops, math.inf, self._bound_seconds(), None)
+        needs, _ = self.evictor.least_peak(ops, math.inf, self._bound_seconds(), self.progress)
         highest = np.argsort(-needs, kind="stable")[:3]
         return refusal(self.graph, budget_bytes, self.lowest_bytes, ops[highest], needs[highest], "more levers")
 

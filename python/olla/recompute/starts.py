@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla import _core
-from olla.base import Progress, watched
+from olla.base import Progress, ended, watched
 from olla.graph import Graph, Rules
 from olla.graph.collectives import gathers
 from olla.order.base_orders import late_changes
@@ -24,6 +24,7 @@ _GATHER_RUNS = 12  # of it, beyond that, for every op and parameter in shards: e
 DROP_SHARE = 0.5  # of the time limit, by which that stage ends at the latest
 _LEAST_SHARE = 0.1  # of the time limit, that every stage gets however late it is: an answer that is late, but one
 _BOUND_SHARE = 0.1  # of the time limit, for one lower bound
+_LEAST_BOUND_SECONDS = 0.05
 _CLOSE = 0.002  # a peak this near to its bound is not searched for further
 
 
@@ -106,11 +107,16 @@ class Starts:
 
     def _left(self, share: float = 1.0) -> float:
         passed = time.perf_counter() - self.start
-        return 0.0 if self.interrupted else max(0.0, share * self.options.time_limit - passed)
+        return 0.0 if self._has_ended() else max(0.0, share * self.options.time_limit - passed)
 
     def _until(self, share: float) -> float:
         """Return the seconds left to a share of the time limit, or the least that every stage gets."""
-        return 0.0 if self.interrupted else max(self._left(share), _LEAST_SHARE * self.options.time_limit)
+        return 0.0 if self._has_ended() else max(self._left(share), _LEAST_SHARE * self.options.time_limit)
+
+    def _has_ended(self) -> bool:
+        """Whether Ctrl-C or the progress callback ended the search, or another one before it."""
+        self.interrupted |= ended(self.progress)
+        return self.interrupted
 
     def drop(self, peak_bytes: int, added_seconds: float, work: int | None = None) -> None:
         """Drop values until the peak is reached, or no time may be added any more."""
@@ -131,7 +137,9 @@ class Starts:
         return self.evictor.peak <= (1 + _CLOSE) * self.least_peak_bound(added_seconds)
 
     def _bound_seconds(self) -> float:
-        return max(0.05, min(self._left(), _BOUND_SHARE * self.options.time_limit))
+        if self._has_ended():
+            return 0.0
+        return max(_LEAST_BOUND_SECONDS, min(self._left(), _BOUND_SHARE * self.options.time_limit))
 
     def least_peak_bound(self, added_seconds: float, plan: Plan | None = None) -> int:
         """Return bytes: no rewriting that adds at most these seconds has a lower peak, by the cuts around some ops.
@@ -139,13 +147,13 @@ class Starts:
         These are the busiest ones of the base order, and of a plan of what was found.
         """
         ops = busiest(self.graph, self.order, plan)
-        peaks, _ = self.evictor.least_peak(ops, added_seconds, self._bound_seconds(), None)
+        peaks, _ = self.evictor.least_peak(ops, added_seconds, self._bound_seconds(), self.progress)
         return max(int(peaks.max(initial=0)), self.graph.resident_bytes)
 
     def least_seconds_bound(self, peak_bytes: int, plan: Plan | None = None) -> float:
         """Return seconds: no rewriting with at most this peak adds less, by the cuts around the same ops."""
         ops = busiest(self.graph, self.order, plan)
-        seconds, _ = self.evictor.least_added_seconds(ops, peak_bytes, self._bound_seconds(), None)
+        seconds, _ = self.evictor.least_added_seconds(ops, peak_bytes, self._bound_seconds(), self.progress)
         return float(seconds.max(initial=0.0))
 
     def rewritten(self) -> Recomputed:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import glob
 import os
 import secrets
 import tempfile
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
@@ -17,6 +18,7 @@ from olla.errors import GraphError, OllaError
 from olla.graph import Graph
 
 _PATTERN = "*?["  # what makes a path one
+_TAKEN, _NO_LOCK = -1, -2
 
 
 class Folder:
@@ -86,11 +88,56 @@ class Folder:
                 self._remote.rm_file(temporary)
             raise
 
+    @contextmanager
+    def claimed(self, name: str, *, wait: bool) -> Iterator[bool]:
+        """Hold a name of a local folder, alone among all that ask; a process that ends, however it does, lets go.
+
+        Args:
+            name: what is held.
+            wait: until whoever holds it lets go.
+
+        Yields:
+            Whether it is held here. Where nothing can be locked, as behind a URL, everybody holds everything.
+        """
+        place = f"{self.path}/.{name}.lock"
+        file = _NO_LOCK if self._remote is not None else _locked(place, wait)
+        try:
+            yield file != _TAKEN
+        finally:
+            if file >= 0:
+                with suppress(FileNotFoundError):
+                    os.unlink(place)
+                os.close(file)
+
     def names(self) -> list[str]:
         """Return the names of its files, sorted."""
         found = os.listdir(self.path) if self._remote is None else self._remote.ls(self._root, detail=False)
         names = (str(path).rsplit("/", 1)[-1] for path in found)
         return sorted(name for name in names if not name.startswith("."))
+
+
+def _locked(place: str, wait: bool) -> int:
+    """Return a file that is locked here, `_TAKEN` where others have it, or `_NO_LOCK` where the system locks none."""
+    while True:
+        try:
+            file = os.open(place, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError:
+            return _NO_LOCK
+        locked = _TAKEN
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            if os.path.samestat(os.fstat(file), os.stat(place)):
+                locked = file
+                return file
+        except BlockingIOError:
+            return _TAKEN
+        except FileNotFoundError:  # who had it has just removed it
+            pass
+        except OSError:
+            return _NO_LOCK
+        finally:
+            if locked != file:
+                os.close(file)
 
 
 def is_url(path: str) -> bool:

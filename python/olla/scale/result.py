@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 PLANNED, NOTHING_FITS, FAILED, INTERRUPTED = "planned", "nothing fits", "failed", "interrupted"
+ELSEWHERE = "elsewhere"  # another process plans it at the moment
 FIGURES = (
     *("graph_name", "num_ops", "num_tensors", "method", "program_peak_bytes", "peak_bytes", "lower_bound_bytes"),
     *("resident_bytes", "arena_bytes", "load_bytes", "base_peak_bytes", "base_seconds", "added_seconds"),
@@ -28,7 +29,8 @@ class Result:
     Attributes:
         graph: path or URL of the graph.
         options: that were given, as arguments of `olla.plan`.
-        status: "planned", "nothing fits" (the budget: an answer, and kept), "failed" or "interrupted" (not kept).
+        status: "planned", "nothing fits" (the budget: an answer, and kept), "failed", "interrupted"
+            or "elsewhere" (another process plans it; not kept).
         message: why, where nothing was planned; else what is known of the plan.
         key: names its files in the folder: a digest of the graph, of all options and of olla's version; empty where the
             graph cannot be read.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from olla.scale.folder import Folder, graphs_of
-from olla.scale.result import FAILED, Result
+from olla.scale.result import ELSEWHERE, FAILED, Result
 from olla.scale.task import completed, plan_file
 from olla.scale.workers import Died, each
 
@@ -28,7 +28,8 @@ def plan_files(
 ) -> Iterator[Result]:
     """Plan every graph for every goal, in processes, and keep plans and results in a folder.
 
-    What the folder has is not planned again, so an interrupted run is taken up by calling it again. A graph that cannot
+    What the folder has is not planned again, so an interrupted run is taken up by calling it again; runs at the same
+    time on one local folder share the work. A graph that cannot
     be read or planned, or a process that is killed, ends none of the others. Closing the iterator, or Ctrl-C, ends the
     processes; what is done is kept. A script that calls it needs `if __name__ == "__main__":`, as with all of
     `multiprocessing`.
@@ -61,12 +62,21 @@ def plan_files(
 
 
 def _results(tasks: Sequence[_Task], jobs: int) -> Iterator[Result]:
-    for task, answer in each(_plan, tasks, jobs):
-        if isinstance(answer, Died):
-            message = f"{task.graph}: {answer}"
-            answer = Result(graph=task.graph, options=task.options, status=FAILED, message=message)
-        yield answer
+    elsewhere = list[_Task]()  # of which another run plans each at the moment: they are waited for, when all is done
+    for plan, those in ((_plan, tasks), (_wait_for, elsewhere)):
+        for task, answer in each(plan, those, jobs):
+            if isinstance(answer, Died):
+                message = f"{task.graph}: {answer}"
+                answer = Result(graph=task.graph, options=task.options, status=FAILED, message=message)
+            if answer.status == ELSEWHERE:
+                elsewhere.append(task)
+            else:
+                yield answer
 
 
 def _plan(task: _Task) -> Result:
+    return plan_file(*task, wait=False)
+
+
+def _wait_for(task: _Task) -> Result:
     return plan_file(*task)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import logging
 import math
 import os
 import time
@@ -13,21 +14,24 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
-from olla.base import parse_bytes
+from olla.base import files, parse_bytes
 from olla.errors import BudgetError, OllaError
 from olla.graph import Graph
 from olla.plan import Options, Plan, asked
 from olla.planner import plan
 from olla.report.interrupt import Interrupt
 from olla.scale.folder import Folder, load
-from olla.scale.result import FAILED, FIGURES, INTERRUPTED, NOTHING_FITS, PLANNED, Result
+from olla.scale.result import ELSEWHERE, FAILED, FIGURES, INTERRUPTED, NOTHING_FITS, PLANNED, Result
 
-FORMAT, VERSION = "olla-result", 2
+FORMAT, VERSION = "olla-result", 3
 _NOT_GIVEN = ("graph", "precedences", "order", "progress")  # arguments of `olla.plan` that are not for many graphs
 DEFAULTS = {
     name: parameter.default for name, parameter in inspect.signature(plan).parameters.items() if name not in _NOT_GIVEN
 }
-_KEPT = ("status", "message", "key", "seconds", "figures")  # of a result, in its file
+# Of a result, in its file. What else is there is of a later version, and not needed.
+_KEPT: dict[str, Any] = {"status": str, "message": str, "key": str, "seconds": (int, float), "figures": dict}
+_FIGURES = (*FIGURES, "gap", "status")
+_logger = logging.getLogger("olla")
 _OF_ORDER = ("time_limit", "seed", "alignment", "layout", "updates_may_move")
 
 
@@ -35,16 +39,20 @@ def plan_file(
     graph: str | os.PathLike[str],
     folder: Folder | str | os.PathLike[str],
     options: Mapping[str, Any] | None = None,
+    *,
+    wait: bool = True,
 ) -> Result:
     """Plan the graph of a file and keep the plan in a folder, unless it is there: what a job of a cluster calls.
 
     Two files belong to every key: `KEY.plan.json.gz`, which `olla show` reads, and `KEY.json`, the result. The second
-    is written last and whole: where it is, nothing is planned again.
+    is written last and whole: where both are as they were written, nothing is planned again. What another process plans
+    at the moment is waited for.
 
     Args:
         graph: path or URL of a graph file.
         folder: path or URL, or a `Folder`; it is made where it is missing.
         options: arguments of `olla.plan` that are numbers, text, true or false.
+        wait: False answers "elsewhere" at once for what another process plans at the moment.
 
     Returns:
         The result. Whatever goes wrong with this graph is in it, and not raised.
@@ -76,24 +84,32 @@ def plan_file(
     try:
         content = load(path)
         key = key_of(content, complete)
-        kept = _kept(folder, key)
+        base = Result(graph=path, options=options, status=ELSEWHERE, message="another process plans it", key=key)
+        kept = _kept(folder, base)
         if kept is not None:
-            return Result(graph=path, options=options, is_new=False, **kept)
-        with Interrupt() as interrupt:
-            try:
-                found = plan(content, **complete, progress=interrupt.ends(lambda *_: True))
-                status, message = PLANNED, found.message
-            except BudgetError as error:
-                found, status, message = None, NOTHING_FITS, str(error)
-        seconds = time.perf_counter() - start
-        if interrupt.seen:
-            return Result(graph=path, options=options, status=INTERRUPTED, message="ended by Ctrl-C", key=key)
-        result = Result(graph=path, options=options, status=status, message=message, key=key, seconds=seconds)
-        return _keep(folder, found, result)
+            return kept
+        with folder.claimed(key, wait=wait) as is_ours:
+            if not is_ours:
+                return base
+            return _kept(folder, base, says_why=True) or _planned(folder, content, complete, base)
     except Exception as error:  # of one graph among many: the others go on
         what = str(error) if isinstance(error, OllaError) else f"{path}: {type(error).__name__}: {error}"
         seconds = time.perf_counter() - start
         return Result(graph=path, options=options, status=FAILED, message=what, key=key, seconds=seconds)
+
+
+def _planned(folder: Folder, graph: Graph, complete: Mapping[str, Any], base: Result) -> Result:
+    """Plan a graph and keep what is found."""
+    start = time.perf_counter()
+    with Interrupt() as interrupt:
+        try:
+            found = plan(graph, **complete, progress=interrupt.ends(lambda *_: True))
+            status, message = PLANNED, found.message
+        except BudgetError as error:
+            found, status, message = None, NOTHING_FITS, str(error)
+    if interrupt.seen:
+        return replace(base, status=INTERRUPTED, message="ended by Ctrl-C")
+    return _keep(folder, found, replace(base, status=status, message=message, seconds=time.perf_counter() - start))
 
 
 def completed(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,36 +145,50 @@ def plan_name(key: str) -> str:
     return f"{key}.plan.json.gz"
 
 
-def _kept(folder: Folder, key: str) -> dict[str, Any] | None:
-    """Return what the folder has of a key, as arguments of `Result`; None where it is missing or damaged."""
-    data = folder.read(f"{key}.json")
+def _kept(folder: Folder, base: Result, *, says_why: bool = False) -> Result | None:
+    """Return what the folder has of a result, by its key; None where it is missing or damaged, which a log may say."""
+    name = f"{base.key}.json"
+    data = folder.read(name)
     if data is None:
         return None
     try:
-        content: dict[str, Any] = json.loads(data)
-        if (content.pop("format"), content.pop("version")) != (FORMAT, VERSION) or content["key"] != key:
-            return None
-        if not content.keys() >= set(_KEPT):
-            return None
-    except (ValueError, TypeError, KeyError, AttributeError):
+        content = json.loads(data)
+        if (content["format"], content["version"]) != (FORMAT, VERSION) or content["key"] != base.key:
+            raise ValueError("it is of another version of olla")
+        kept = {name: content[name] for name in _KEPT}
+        if not all(isinstance(kept[name], kind) for name, kind in _KEPT.items()):
+            raise TypeError("its values are of other types")
+        if kept["status"] == PLANNED:
+            plan_data = folder.read(plan_name(base.key))
+            if plan_data is None or _digest(plan_data) != content["plan_sha256"]:
+                raise ValueError("its plan is missing or damaged")
+            kept |= {"plan": folder.place(plan_name(base.key)), "figures": {n: kept["figures"][n] for n in _FIGURES}}
+        elif kept["status"] != NOTHING_FITS:
+            raise ValueError(f"its status is {kept['status']!r}")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        if says_why:
+            _logger.warning("%s is planned again: %s", folder.place(name), " ".join(str(error).split())[:100])
         return None
-    if content["status"] == PLANNED:
-        if not folder.has(plan_name(key)):
-            return None
-        content["plan"] = folder.place(plan_name(key))
-    return content
+    return replace(base, is_new=False, **kept)
 
 
 def _keep(folder: Folder, found: Plan | None, result: Result) -> Result:
     """Write the plan, then the result; return the result with the figures of the plan."""
+    more = {}
     if found is not None:
         gap = found.gap if math.isfinite(found.gap) else None
         figures = {**{name: getattr(found, name) for name in FIGURES}, "gap": gap, "status": found.status.value}
-        folder.write(plan_name(result.key), _json(found.to_object()))
-        result = replace(result, plan=folder.place(plan_name(result.key)), figures=figures)
+        data, name = _json(found.to_object()), plan_name(result.key)
+        folder.write(name, data)
+        more["plan_sha256"] = _digest(files.packed(name, data))
+        result = replace(result, plan=folder.place(name), figures=figures)
     kept = {name: getattr(result, name) for name in _KEPT}
-    folder.write(f"{result.key}.json", _json({"format": FORMAT, "version": VERSION, **kept}))
+    folder.write(f"{result.key}.json", _json({"format": FORMAT, "version": VERSION, **kept, **more}))
     return result
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _json(content: object) -> bytes:
