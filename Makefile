@@ -162,7 +162,7 @@ newest-env:  # with TORCH=2.14 the newest of everything beside that torch
 	$(UNPINNED) install --upgrade --upgrade-strategy eager 'torch$(TORCH:%===%.*)' pytest pytest-timeout hypothesis \
 	  "$$(echo build/newest/*.whl)[transformers,plot]"
 	$(UNPINNED) install --force-reinstall --no-deps build/newest/*.whl
-	@$(NEWEST)/python -m pip list | grep -iE '^(torch|numpy|highspy|transformers) '
+	@$(NEWEST)/python -m pip list | grep -iE '^(torch|numpy|numba|highspy|transformers) '
 
 # The site --------------------------------------------------------------------------------------------------------------
 

@@ -54,7 +54,7 @@ def timed(case: str, memory: str) -> dict[str, Any]:
 def apart(case: str, memory: str) -> dict[str, Any]:
     """Do it in a process of its own, with empty caches."""
     with tempfile.TemporaryDirectory() as empty:
-        caches = {"OLLA_CACHE_DIR": f"{empty}/olla"}
+        caches = {"NUMBA_CACHE_DIR": f"{empty}/numba", "OLLA_CACHE_DIR": f"{empty}/olla"}
         found: dict[str, Any] = ask(__file__, "--one", case, "--memory", memory, environment=caches)
     return found
 

@@ -128,7 +128,7 @@ def machine() -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
     }
-    for package in ("olla-planner", "numpy", "highspy", "torch"):
+    for package in ("olla-planner", "numpy", "numba", "highspy", "torch"):
         try:
             facts[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

@@ -1,7 +1,6 @@
 #include <nanobind/stl/vector.h>
 
 #include "arrays.hpp"
-#include "olla/base/error.hpp"
 #include "olla/order/list_schedules.hpp"
 #include "olla/order/order.hpp"
 
@@ -39,16 +38,6 @@ void bind_order(nb::module_& m) {
   bind("least_peak_order", least_peak_order, "Inductor's list schedule: least peak memory first.");
   bind("breadth_first_order", breadth_first_order, "Inductor's list schedule: first in, first out.");
   bind("depth_first_order", depth_first_order, "Inductor's list schedule: what an op needs right before it.");
-  m.def(
-      "hoisted_order",
-      [](const Graph& graph, const Array<OpId>& order, const Array<std::uint8_t>& updates) {
-        const auto num_ops = static_cast<std::size_t>(graph.num_ops());
-        if (updates.size() != num_ops) throw PlanError("updates must hold a number for each op", "lengths", {});
-        if (!graph.is_order(view(order))) throw PlanError("the order is not valid", "order", {});
-        return to_numpy(without_gil([&] { return hoisted_order(graph, view(order), view(updates)); }));
-      },
-      "graph"_a, "order"_a.noconvert(), "updates"_a.noconvert(),
-      "A valid order with marked ops as early, and ops without predecessors as late, as they can run.");
 }
 
 }  // namespace olla::bindings

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 from hypothesis import given, settings
 
@@ -73,3 +77,18 @@ def test_a_deep_graph_needs_no_recursion() -> None:
         builder.op("op", reads=[last], writes=[tensor])
         last = tensor
     assert hoist(builder.build()).tolist() == list(range(20_000))
+
+
+def test_a_short_limit_does_not_wait_for_numba() -> None:
+    program = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+import olla
+from tests.support.plans import hard_graph
+graph = hard_graph()
+olla.check(graph, olla.plan(graph, time_limit=1.0))
+assert "numba" not in sys.modules
+olla.check(graph, olla.plan(graph, time_limit=30.0))
+assert "numba" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -10,7 +10,7 @@ start = time.process_time()
 import olla
 seconds = time.process_time() - start
 import sys
-print(seconds, *sorted({"torch", "highspy", "rich"} & sys.modules.keys()))
+print(seconds, *sorted({"torch", "numba", "highspy", "rich"} & sys.modules.keys()))
 """
 
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <functional>
 #include <queue>
 #include <utility>
 
@@ -190,40 +189,6 @@ std::vector<OpId> depth_first_order(const Graph& graph) {
     }
   }
   return order;
-}
-
-std::vector<OpId> hoisted_order(const Graph& graph, std::span<const OpId> order, std::span<const std::uint8_t> updates) {
-  const auto is_late = [&](OpId v) { return graph.preds(v).empty(); };
-  std::vector<std::int64_t> waiting(graph.num_ops());  // predecessors of op v that have not run, late ones left out
-  std::vector<Step> position(graph.num_ops());
-  for (OpId v = 0; v < graph.num_ops(); ++v) waiting[v] = std::ranges::count_if(graph.preds(v), std::not_fn(is_late));
-  for (std::size_t s = 0; s < order.size(); ++s) position[order[s]] = static_cast<Step>(s);
-
-  std::vector<OpId> hoisted;
-  std::vector<std::uint8_t> done(graph.num_ops(), 0);
-  std::priority_queue<std::pair<Step, OpId>, std::vector<std::pair<Step, OpId>>, std::greater<>> eager;  // updates that can run
-  const auto list = [&](OpId v) {
-    if (std::exchange(done[v], 1) == 0) hoisted.push_back(v);
-  };
-  const auto run = [&](OpId v) {
-    if (done[v] != 0) return;
-    for (const OpId u : graph.preds(v)) list(u);  // those held back until now
-    list(v);
-    for (const OpId w : graph.succs(v)) {
-      if (!is_late(v)) --waiting[w];
-      if (updates[w] != 0 && waiting[w] == 0 && done[w] == 0) eager.emplace(position[w], w);
-    }
-  };
-  for (const OpId v : order) {
-    if (is_late(v) && !graph.succs(v).empty()) continue;
-    run(v);
-    while (!eager.empty()) {
-      const OpId w = eager.top().second;
-      eager.pop();
-      run(w);
-    }
-  }
-  return hoisted;
 }
 
 }  // namespace olla

@@ -19,8 +19,4 @@ std::vector<OpId> breadth_first_order(const Graph& graph);
 // O((ops + dependencies) log ops).
 std::vector<OpId> depth_first_order(const Graph& graph);
 
-// A given order, valid, in which the marked ops (weight updates) run as soon as they can, and ops without predecessors that others
-// wait for as late as they can. Ours, not Inductor's. O((ops + dependencies) log ops).
-std::vector<OpId> hoisted_order(const Graph& graph, std::span<const OpId> order, std::span<const std::uint8_t> updates);
-
 }  // namespace olla

@@ -62,7 +62,7 @@ def _plan_two_ops(method: str) -> None:
 
 def _planner() -> str:
     _plan_two_ops("auto")
-    return f"orders, lays out and checks; numpy {metadata.version('numpy')}"
+    return f"orders, lays out and checks; numpy {metadata.version('numpy')}, numba {metadata.version('numba')}"
 
 
 def _highs() -> str:

@@ -90,8 +90,11 @@ class OrderSearch:
     def warm_starts(self) -> list[Order]:
         """Return the program order hoisted and Inductor's schedules, as long as there is time."""
         problem = self.problem
-        hoisted = {"hoisting": lambda: warm_starts.hoist(problem.graph, problem.core, problem.order)}
-        return list(self.orders({**hoisted, **inductor_schedules(problem.core)}, in_time=True).values())
+        starts = dict(inductor_schedules(problem.core))
+        if warm_starts.is_loaded() or self.left() > warm_starts.LOAD_SECONDS:
+            hoisted = {"hoisting": lambda: warm_starts.hoist(problem.graph, problem.core, problem.order)}
+            starts = {**hoisted, **starts}
+        return list(self.orders(starts, in_time=True).values())
 
     def schedules(self) -> list[Order]:
         """Return Inductor's list schedules, as long as there is time."""
