@@ -289,7 +289,7 @@ def test_two_goals_and_unreadable_budgets_are_refused() -> None:
 
 def test_an_option_that_is_gone_is_refused_with_what_to_do() -> None:
     step = torch.compile(nn.Linear(2, 2), backend="olla", options={"arena": True})
-    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="arena=True is no option .* leave it out"):
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"arena=True is no option .* leave it out"):
         step(torch.ones(1, 2))
 
 
