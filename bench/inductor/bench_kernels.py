@@ -1,12 +1,12 @@
-"""What taking fusions back, and one arena per graph, do to the peak of compiled steps.
+"""What taking fusions back does to the peak of compiled steps.
 
     python bench/inductor/bench_kernels.py --markdown bench/results/inductor/kernels.md
     python bench/inductor/bench_kernels.py --size small --cases "resnet50 b32"
 
 Steps of tests/support/pytorch/compile_cases.py with ``max_recomputed=0.05``, on fake tensors. Of backward's kernels:
 the planned peak of the best order with all of Inductor's fusions, the one that was taken and its lower bound, and how
-many fusions were taken back. Of the whole step: the replayed peak without an optimizer's state, and the same with
-``arena=True``, with the allocations of the generated code.
+many fusions were taken back. Of the whole step: the replayed peak without an optimizer's state, and the allocations
+of the generated code.
 
 Exit status: 0; 1 if a planned peak is above that with all fusions, or below its bound.
 """
@@ -22,22 +22,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 
 import olla.inductor
 from bench.support.harness import Cell, Report
-from olla.inductor.kernels import arena, order
+from olla.inductor.kernels import order
 from olla.inductor.simulate.step import Replay, replay
 from tests.support.pytorch import compile_cases
 
 COLUMNS = ["model", "kernels of backward", "with all fusions, MiB", "planned, MiB", "bound, MiB", "fusions taken back"]
-COLUMNS += ["replayed, MiB", "with an arena, MiB", "arena over its load, %", "allocations", "with an arena"]
+COLUMNS += ["replayed, MiB", "allocations"]
 MEBI = 2**20
 MOST_RECOMPUTED = 0.05
 
 
-def replayed(case: str, size: str, with_arena: bool) -> Replay:
+def replayed(case: str, size: str) -> Replay:
     """Replay a step, after which the records hold its graphs alone."""
     example, _ = compile_cases.build(case, size)
     order.forget()
-    arena.forget()
-    with olla.inductor.enable(max_recomputed=MOST_RECOMPUTED, arena=with_arena):
+    with olla.inductor.enable(max_recomputed=MOST_RECOMPUTED):
         return replay(example.model, example.batch, example.loss)
 
 
@@ -48,16 +47,11 @@ def num_allocations(run: Replay) -> int:
 
 def measure(case: str, size: str) -> tuple[list[Cell], bool]:
     """Return a row, and whether its figures are in order."""
-    plain = replayed(case, size, False)
+    run = replayed(case, size)
     (backward,) = [record for record in order.records() if record.name.endswith("backward")]
-    pooled = replayed(case, size, True)
-    arenas = arena.records()
-    load = sum(record.load_bytes for record in arenas)
     peaks = backward.fused_peak_bytes, backward.peak_bytes, backward.lower_bound_bytes
     row: list[Cell] = [case, backward.num_kernels, *(peak / MEBI for peak in peaks), backward.num_unfused]
-    row += [plain.peak_bytes / MEBI, pooled.peak_bytes / MEBI]
-    row += [100 * (sum(record.arena_bytes for record in arenas) / load - 1) if load else None]
-    return [*row, num_allocations(plain), num_allocations(pooled)], peaks == tuple(sorted(peaks, reverse=True))
+    return [*row, run.peak_bytes / MEBI, num_allocations(run)], peaks == tuple(sorted(peaks, reverse=True))
 
 
 def main() -> int:
@@ -67,7 +61,7 @@ def main() -> int:
     parser.add_argument("--size", default="full", choices=["full", "small", "tiny"])
     parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
-    page = Report("Compiled steps: fusions taken back, and one arena per graph", COLUMNS)
+    page = Report("Compiled steps: fusions taken back", COLUMNS)
     wrong = []
     for case in arguments.cases:
         row, right = measure(case, arguments.size)

@@ -19,7 +19,6 @@ pytest.importorskip("transformers")
 
 import olla  # noqa: E402
 import olla.inductor  # noqa: E402
-from olla.inductor.kernels import arena  # noqa: E402
 from olla.inductor.simulate.split import Split, recorded  # noqa: E402
 from olla.inductor.simulate.step import replay as simulated  # noqa: E402
 from tests.cuda.standin import Standin  # noqa: E402
@@ -92,7 +91,7 @@ def test_kernels_are_compiled_for_the_device_and_a_step_needs_what_was_foreseen(
 
 
 @pytest.mark.usefixtures("uncompiled")
-@pytest.mark.parametrize("options", [{}, LEAST, {"arena": True, **LEAST}], ids=["default", "least", "arena"])
+@pytest.mark.parametrize("options", [{}, LEAST], ids=["default", "least"])
 def test_the_foreseen_peak_is_that_of_torchs_statistics(options: dict[str, Any]) -> None:
     """But for the workspaces of kernels, which the products of matrices share and nobody plans."""
     example = transformer()
@@ -198,23 +197,6 @@ def test_without_options_a_step_needs_no_more_than_under_budgets_of_torchs(name:
     assert peak <= min(peak for peak, is_free in theirs if is_free)
 
 
-@pytest.mark.usefixtures("uncompiled")
-def test_an_arena_is_one_block_of_its_planned_size() -> None:
-    model, batch, loss = transformer()
-    step = torch.compile(lambda model, batch: loss(model, batch), **OURS, options={"arena": True, **LEAST})
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    train(lambda: step(model, batch), optimizer)
-    planned = [record.arena_bytes for record in arena.records()]
-    torch.cuda.memory._record_memory_history(max_entries=10_000)
-    train(lambda: step(model, batch), optimizer, 1)
-    [events] = torch.cuda.memory._snapshot()["device_traces"]
-    torch.cuda.memory._record_memory_history(enabled=None)
-    sizes = [event["size"] for event in events if event["action"] == "alloc"]
-    assert len(planned) == 2
-    assert all(record.load_bytes == record.arena_bytes for record in arena.records())
-    assert all(sizes.count(-(-size // BLOCK) * BLOCK) == 1 for size in planned)
-
-
 class Products(nn.Module):
     """A network whose forward and backward are products of matrices alone."""
 
@@ -253,28 +235,19 @@ def equal(found: list[Any], expected: list[Any]) -> bool:
     return all(map(torch.equal, found, expected)) and len(found) == len(expected)
 
 
-@pytest.mark.parametrize("given", [{}, {"arena": True}], ids=["blocks", "arena"])
-def test_products_of_compiled_steps_are_the_ordinary_ones(device: torch.device, given: dict[str, Any]) -> None:
+def test_products_of_compiled_steps_are_the_ordinary_ones(device: torch.device) -> None:
     expected = trained(lambda model: model, eight)
-    assert equal(trained(lambda model: torch.compile(model, **OURS, options={**LEAST, **given}), eight), expected)
-    assert len(arena.records()) == len(given)  # forward returns or saves all that it makes
+    assert equal(trained(lambda model: torch.compile(model, **OURS, options=LEAST), eight), expected)
 
 
-@pytest.mark.parametrize("given", [{}, {"arena": True}], ids=["blocks", "arena"])
-def test_products_of_steps_behind_torchs_cuda_graphs_are_the_ordinary_ones(
-    device: torch.device, given: dict[str, Any]
-) -> None:
-    """Torch captures them at the second call, in memory that is the graphs' own: an arena is refused with a warning."""
-    options = {**LEAST, **given, "mode": "reduce-overhead"}
+def test_products_of_steps_behind_torchs_cuda_graphs_are_the_ordinary_ones(device: torch.device) -> None:
+    """Torch captures them at the second call, in memory that is the graphs' own."""
+    options = {**LEAST, "mode": "reduce-overhead"}
     expected = trained(lambda model: model, eight)
-    refused = pytest.warns(UserWarning, match="allocates its buffers one by one: they lie in the memory of CUDA graphs")
-    with refused if given else contextlib.nullcontext():
-        assert equal(trained(lambda model: torch.compile(model, **OURS, options=options), eight), expected)
-    assert arena.records() == []
+    assert equal(trained(lambda model: torch.compile(model, **OURS, options=options), eight), expected)
 
 
-@pytest.mark.parametrize("given", [{}, {"arena": True}], ids=["blocks", "arena"])
-def test_compiled_steps_run_in_a_pool_at_planned_addresses(device: torch.device, given: dict[str, Any]) -> None:
+def test_compiled_steps_run_in_a_pool_at_planned_addresses(device: torch.device) -> None:
     reports = []
 
     def pooled() -> Iterator[None]:
@@ -285,7 +258,7 @@ def test_compiled_steps_run_in_a_pool_at_planned_addresses(device: torch.device,
             reports.append(pool.report())
 
     expected = trained(lambda model: model, eight)
-    assert equal(trained(lambda model: torch.compile(model, **OURS, options={**LEAST, **given}), pooled), expected)
+    assert equal(trained(lambda model: torch.compile(model, **OURS, options=LEAST), pooled), expected)
     [report] = reports
     assert (report.state, report.num_misses) == ("planned", 0)
     assert report.served_bytes == report.requested_bytes

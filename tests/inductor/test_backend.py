@@ -98,11 +98,11 @@ def test_settings_of_nested_blocks_hold_inside_and_are_restored_behind() -> None
 
     before = config.get_config_copy()
     with olla.inductor.enable(budget=1000):
-        with contextlib.suppress(RuntimeError), olla.inductor.enable(budget=2000, arena=True):
-            assert (budget(), config._post_fusion_custom_pass.arena) == (2000, True)
+        with contextlib.suppress(RuntimeError), olla.inductor.enable(budget=2000, segment=False):
+            assert (budget(), config.custom_partitioner_fn.segment) == (2000, False)
             olla.inductor.enable(budget=3000)
             raise RuntimeError
-        assert (budget(), config._post_fusion_custom_pass.arena) == (1000, False)
+        assert (budget(), config.custom_partitioner_fn.segment) == (1000, True)
         with pytest.raises(ValueError, match="goal"), olla.inductor.enable(budget=1, minimise="peak"):
             pass
         assert budget() == 1000
@@ -285,6 +285,12 @@ def test_two_goals_and_unreadable_budgets_are_refused() -> None:
     with pytest.raises(BudgetError, match="no number of bytes"):
         olla.inductor.enable(budget="a lot")
     assert torch._inductor.config.custom_partitioner_fn is None
+
+
+def test_an_option_that_is_gone_is_refused_with_what_to_do() -> None:
+    step = torch.compile(nn.Linear(2, 2), backend="olla", options={"arena": True})
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"arena=True is no option .* leave it out"):
+        step(torch.ones(1, 2))
 
 
 def test_a_name_that_torch_lacks_is_said_with_its_version() -> None:

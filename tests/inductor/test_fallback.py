@@ -14,8 +14,8 @@ from torch._dynamo.utils import counters
 
 import olla.inductor
 from olla.errors import PlanError
-from olla.inductor.compat import codegen, compat
-from olla.inductor.kernels import arena, fused, order, unfuse
+from olla.inductor.compat import compat
+from olla.inductor.kernels import fused, order, unfuse
 from olla.inductor.saving import joint, rebuild, saving, split_sums, verify
 from olla.inductor.settings import patches
 from olla.inductor.simulate import split
@@ -116,12 +116,10 @@ _CODE = [
     (unfuse.Unfusing, "search", "fusions stay", {}),
     (order, "ends", "functions of kernels end", {}),
     (compat, "keep_strides_of_results", "layout torch gives them", {}),
-    (arena, "_planned", "one by one", {"arena": True}),
-    (codegen, "place_groups", "one by one", {"arena": True}),
 ]
 
 
-_QUICK = ("_ordered", "search", "keep_strides_of_results", "_planned")
+_QUICK = ("_ordered", "search", "keep_strides_of_results")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ pytest.importorskip("accelerate", reason="the Trainer needs accelerate: pip inst
 
 from olla.errors import CaptureError  # noqa: E402
 from olla.inductor.kernels import order  # noqa: E402
+from olla.inductor.saving import chunked  # noqa: E402
+from olla.integrations import transformers as integration  # noqa: E402
 from olla.integrations.transformers import OllaCallback, OllaTrainer  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -38,7 +40,8 @@ def trained(folder: Path, kind: Any = transformers.Trainer, callbacks: tuple[Any
     torch.manual_seed(0)
     dropout = arguments.pop("dropout", 0.1)  # 0 where torch.compile, which draws other masks, is compared
     config = transformers.GPT2Config(
-        n_embd=32, n_layer=2, n_head=2, vocab_size=64, n_positions=16, bos_token_id=0, eos_token_id=0,
+        n_embd=32, n_layer=2, n_head=2, vocab_size=arguments.pop("vocabulary", 64), n_positions=16,
+        bos_token_id=0, eos_token_id=0,
         attn_pdrop=dropout, embd_pdrop=dropout, resid_pdrop=dropout,
     )  # fmt: skip
     model = transformers.GPT2LMHeadModel(config)
@@ -157,6 +160,33 @@ def test_a_goal_compiles_the_model_with_plans(tmp_path: Path, arguments: dict[st
     assert len(order.records()) > before
     torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-5)
     assert seen == events
+
+
+@pytest.mark.parametrize("arguments", [{}, {"torch_compile": True}], ids=["by the callback", "by the Trainer"])
+@pytest.mark.parametrize("loss_only", [None, False])
+def test_logits_that_nobody_reads_are_not_returned_so_that_the_loss_runs_in_chunks(
+    tmp_path: Path, loss_only: bool | None, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[int] = []
+    said: list[str] = []
+    in_chunks = chunked.in_chunks
+
+    def watch(module: Any, number: int | str) -> tuple[int, str]:
+        answer = in_chunks(module, number)
+        found.append(answer[0])
+        return answer
+
+    monkeypatch.setattr(chunked, "in_chunks", watch)
+    monkeypatch.setattr(integration._logger, "warning", lambda text, *args: said.append(text % args))
+    callback = OllaCallback(max_slowdown=0.05, chunked_loss=4, loss_only=loss_only)
+    common = {"dropout": 0.0, "vocabulary": 96, "max_steps": 4, "num_rows": 32}
+    ours, rows, _ = trained(tmp_path / "a", callbacks=(callback,), **common, **arguments)
+    assert set(found) == ({1} if loss_only is None else {0})
+    assert len(said) == (loss_only is None)
+    assert all("GPT2LMHeadModel returns its loss alone" in line for line in said)
+    assert "forward" not in vars(ours.model)
+    torch.testing.assert_close(rows, trained(tmp_path / "b", **common)[1], rtol=1e-4, atol=1e-5)
+    assert ours.predict([{"input_ids": torch.arange(16), "labels": torch.arange(16)}]).predictions.shape == (1, 16, 96)
 
 
 def test_a_pool_with_a_goal_is_refused() -> None:

@@ -10,7 +10,7 @@ from olla.inductor.kernels import inlining
 from olla.inductor.saving import saved_inputs
 from olla.inductor.settings import patches
 
-_OURS = ("budget", "max_slowdown", "minimise", "device", "max_recomputed", "arena", "chunked_loss", "segment")
+_OURS = ("budget", "max_slowdown", "minimise", "device", "max_recomputed", "chunked_loss", "segment")
 
 
 def backend(module: Any, inputs: Any, *, mode: str | None = None, options: Mapping[str, Any] | None = None) -> Any:
@@ -19,12 +19,15 @@ def backend(module: Any, inputs: Any, *, mode: str | None = None, options: Mappi
     Args:
         module, inputs: the graph module that dynamo captured and its example inputs.
         mode: as of ``torch.compile``: "reduce-overhead", "max-autotune", ...
-        options: ``budget``, ``max_slowdown``, ``minimise``, ``device``, ``max_recomputed``, ``arena``,
+        options: ``budget``, ``max_slowdown``, ``minimise``, ``device``, ``max_recomputed``,
             ``chunked_loss``, ``segment`` as of `olla.inductor.enable`; ``mode``, since torch.compile takes no mode
             beside options; all others are Inductor's own.
 
     Returns:
         The compiled function.
+
+    Raises:
+        ValueError: an option has a value that it cannot have, or is gone.
 
     Example:
         >>> import torch
@@ -34,6 +37,11 @@ def backend(module: Any, inputs: Any, *, mode: str | None = None, options: Mappi
         from olla.aten import backend as aten
 
         return aten.backend_of(options or {})(module, inputs)
+    if "arena" in (options or {}):
+        raise ValueError(
+            f'arena={options["arena"]!r} is no option of the backend "olla" any more, since it raised the peak of all '  # type: ignore[index]
+            "models measured: leave it out. olla.pool and olla.compile run steps at planned addresses"
+        )
     ours = {name: value for name, value in (options or {}).items() if name in _OURS}
     others = {name: value for name, value in (options or {}).items() if name not in _OURS}
     mode = others.pop("mode", mode)

@@ -20,7 +20,6 @@ def patches(
     minimise: str | None = None,
     device: str | DeviceProfile | None = None,
     max_recomputed: float | None = None,
-    arena: bool = False,
     chunked_loss: int | str | None = None,
     segment: bool = True,
 ) -> dict[str, Any]:
@@ -51,7 +50,7 @@ def patches(
         ),
         **saved_inputs.patches(),
         **inlining.patches(),
-        **order.patches(arena=bool(arena)),
+        **order.patches(),
     }
 
 
@@ -90,7 +89,6 @@ def enable(
     minimise: str | None = None,
     device: str | DeviceProfile | None = None,
     max_recomputed: float | None = None,
-    arena: bool = False,
     chunked_loss: int | str | None = None,
     segment: bool = True,
 ) -> Enabled:
@@ -111,8 +109,6 @@ def enable(
             device of the graph.
         max_recomputed: beside any goal, or alone for the least peak: most flops of matrix products, convolutions and
             attention to run again, as a share of the graph's, 0.05 for 5 %; known exactly, as seconds are not.
-        arena: take what a graph makes and uses up itself from one allocation, at planned addresses; see
-            docs/inductor.md for when that helps.
         chunked_loss: compute large linear layers with their cross-entropy in so many chunks of rows, or "auto": as many
             as bring a chunk of logits to the size of the layer's weight. This changes rounding: gradients of weights
             are sums over chunks.
@@ -132,7 +128,7 @@ def enable(
         >>> with olla.inductor.enable(max_slowdown=0.05):
         ...     pass  # torch.compile(model)(batch).backward()
     """
-    settings = patches(budget, max_slowdown, minimise, device, max_recomputed, arena, chunked_loss, segment)
+    settings = patches(budget, max_slowdown, minimise, device, max_recomputed, chunked_loss, segment)
     layer = Enabled(compat.config.patch(settings))
     layer._patch.__enter__()
     _enabled.set((*_enabled.get(), layer))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from olla.pytorch.step import Step
     from olla.report.step import StepReport
 
+_logger = transformers.utils.logging.get_logger(__name__)
 _inside = threading.local()  # .pool: of the training that this thread is in, or that an exception ended
 
 
@@ -37,6 +39,9 @@ class OllaCallback(transformers.TrainerCallback):
         budget: bytes, or text such as ``"16GB"``, for a compiled forward and backward.
         max_slowdown: least peak for this share of added time.
         minimise: ``"peak"``: least peak at whatever time.
+        chunked_loss: chunks of rows for a large last layer with its loss, or ``"auto"``; rounding changes.
+        loss_only: whether the model returns its loss alone while it trains with labels, and where an evaluation asks
+            for no more; by default with ``chunked_loss``, since all logits are in memory where they are returned.
         compile: whether to compile; by default where there is a goal.
 
     Example:
@@ -51,16 +56,20 @@ class OllaCallback(transformers.TrainerCallback):
         budget: int | str | None = None,
         max_slowdown: float | None = None,
         minimise: Literal["peak"] | None = None,
+        chunked_loss: int | Literal["auto"] | None = None,
+        loss_only: bool | None = None,
         compile: bool | None = None,
     ) -> None:
-        given = {"budget": budget, "max_slowdown": max_slowdown, "minimise": minimise}
+        given = {"budget": budget, "max_slowdown": max_slowdown, "minimise": minimise, "chunked_loss": chunked_loss}
         self._goal: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if compile is False and self._goal:
             raise ValueError(
                 f"compile=False leaves {', '.join(self._goal)} without effect: a pool takes no goal; leave one out"
             )
         self._compile = bool(self._goal) if compile is None else compile
+        self._loss_only = chunked_loss is not None if loss_only is None else loss_only
         self._pool: Pool | None = None
+        self._shortened: _LossOnly | None = None
         self._settings: AbstractContextManager[Any] | None = None
 
     def report(self) -> PoolReport | None:
@@ -72,6 +81,9 @@ class OllaCallback(transformers.TrainerCallback):
         if (entered := self._entered()) is not None:
             _inside.pool = None
             entered.__exit__(None, None, None)
+        if self._shortened is not None:
+            self._shortened.close()
+            self._shortened = None
         if self._settings is not None:
             settings, self._settings = self._settings, None
             settings.__exit__(None, None, None)
@@ -79,6 +91,8 @@ class OllaCallback(transformers.TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Enter the pool, or have the model compiled at its first call."""
         self.close()
+        if self._loss_only and args.n_gpu <= 1:  # with more, torch copies the model with what hangs on it
+            self._shortened = _LossOnly(model, evaluates=bool(args.prediction_loss_only))
         if not self._compile:
             if (left := getattr(_inside, "pool", None)) is not None:
                 left.__exit__(None, None, None)
@@ -107,6 +121,43 @@ class OllaCallback(transformers.TrainerCallback):
             entered.step()
 
     on_step_end = on_substep_end = on_prediction_step = on_evaluate = on_save = _step
+
+
+class _LossOnly:
+    """Has a model return its loss alone where it is given labels, until this is closed.
+
+    Args:
+        model: of transformers.
+        evaluates: also where it does not train.
+    """
+
+    def __init__(self, model: Any, *, evaluates: bool) -> None:
+        self._model, self._before = model, vars(model).get("forward")
+        usual = model.forward
+
+        @functools.wraps(usual)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            found = usual(*args, **kwargs)
+            if kwargs.get("labels") is None or not (evaluates or model.training):
+                return found
+            if isinstance(found, tuple):
+                return found[:1]
+            loss = getattr(found, "loss", None)
+            return found if loss is None else type(found)(loss=loss)
+
+        model.forward = forward
+        _logger.warning(
+            "olla: while it trains with labels, %s returns its loss alone, so that no logits are kept: they are None "
+            "for a compute_loss or callback of your own. OllaCallback(loss_only=False) keeps them.",
+            type(model).__name__,
+        )
+
+    def close(self) -> None:
+        """Have the model return what it returned before."""
+        if self._before is None:
+            del self._model.forward
+        else:
+            self._model.forward = self._before
 
 
 class OllaTrainer(transformers.Trainer):

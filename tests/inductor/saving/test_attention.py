@@ -92,38 +92,6 @@ def test_attention_runs_again_where_that_lowers_the_least_peak() -> None:
     assert backward >= 3
 
 
-class Shared(nn.Module):
-    """Blocks that run twice in one graph, under checkpoints, once with something added (pytorch#193193)."""
-
-    def __init__(self, number: int = 3, width: int = 64) -> None:
-        super().__init__()
-        sizes = {"qkv": (width, 3 * width), "out": (width, width), "up": (width, 4 * width), "down": (4 * width, width)}
-        self.blocks = nn.ModuleList()
-        for _ in range(number):
-            layers = {name: nn.Linear(*size) for name, size in sizes.items()}
-            self.blocks.append(nn.ModuleDict({**layers, "norm": nn.LayerNorm(width)}))
-
-    def block(self, layers: Any, x: torch.Tensor, more: torch.Tensor | None) -> torch.Tensor:
-        q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in layers["qkv"](layers["norm"](x)).chunk(3, -1))
-        x = x + layers["out"](scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2))
-        x = x if more is None else x + layers["out"](more)
-        y: torch.Tensor = x + layers["down"](gelu(layers["up"](x)))
-        return y
-
-    def run(self, x: torch.Tensor, more: torch.Tensor | None = None) -> torch.Tensor:
-        for layers in self.blocks:
-            x = checkpoint(self.block, layers, x, more, use_reentrant=False)
-        return x.square().mean()
-
-
-def test_blocks_run_twice_in_one_graph_need_less_than_eager_checkpoints() -> None:
-    def loss(model: Shared, given: Any) -> torch.Tensor:
-        return model.run(given[0]) + model.run(*given)
-
-    found = replay(Shared(), (torch.randn(8, 256, 64), torch.randn(8, 256, 64)), loss, backend="olla")
-    assert found.peak_bytes < found.eager_peak_bytes
-
-
 def test_explain_shows_checkpointed_attention_beside_torchs_choices() -> None:
     found = olla.inductor.explain(Attending(1), torch.randn(2, 32, 32), square, max_slowdown=0.05, shares=(0.5,))
     assert None not in found.choices

@@ -156,11 +156,35 @@ def test_gradients_in_chunks_are_those_of_the_whole_loss(name: str, monkeypatch:
     torch.testing.assert_close(found, gradients(model, LOSSES[name], x), rtol=1e-10, atol=1e-13)
 
 
-@pytest.mark.parametrize("kind", ["a factor for all", "a gradient per row"])
-def test_no_more_than_a_chunk_of_logits_is_in_memory(kind: str) -> None:
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("name", ["both", "shifted", "soft cap", "ratio (GRPO)", "distillation", "all columns"])
+def test_in_16_bits_gradients_in_chunks_are_as_close(name: str, bias: bool) -> None:
+    torch.manual_seed(1)
+    model, x = Head(bias=bias).double(), torch.randn(ROWS, WIDTH, dtype=torch.float64)
+    exact = gradients(model, LOSSES[name], x)[1:]
+    short, x = model.bfloat16(), x.bfloat16()
+
+    def away(backend: Any) -> list[float]:
+        found = gradients(short, lambda z: LOSSES[name](z.float().double()), x, backend)[1:]
+        return [float((a.double() - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True)]
+
+    chunks = away(without_kernels(patches(**LEAST, chunked_loss=5)["custom_partitioner_fn"]))
+    assert all(few < 2 * whole + 2**-7 for few, whole in zip(chunks, away(None), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("kind", "bias", "dtype"),
+    [
+        ("a factor for all", False, torch.float32),
+        ("a factor for all", True, torch.float32),
+        ("a factor for all", True, torch.bfloat16),
+        ("a gradient per row", True, torch.float32),
+    ],
+)
+def test_no_more_than_a_chunk_of_logits_is_in_memory(kind: str, bias: bool, dtype: torch.dtype) -> None:
     rows, columns, width = 1024, 8192, 64
     labels, weights = drawn(torch.randint, columns, (rows,)), drawn(torch.randn, rows)
-    model, x = Head(width, columns, bias=False), torch.randn(rows, width)
+    model, x = Head(width, columns, bias=bias).to(dtype), torch.randn(rows, width, dtype=dtype)
 
     def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         z = model(x)
@@ -170,7 +194,7 @@ def test_no_more_than_a_chunk_of_logits_is_in_memory(kind: str) -> None:
         return -((each - each.detach()).exp() * weights).mean()
 
     whole, few = (replay(model, x, loss, backend="olla", options={"chunked_loss": n}) for n in (1, 8))
-    logits, product = rows * columns * 4, 2 * rows * columns * width
+    logits, product = rows * columns * dtype.itemsize, 2 * rows * columns * width
     assert whole.peak_bytes - whole.resident_bytes > logits
     assert few.peak_bytes - few.resident_bytes < logits / 3
     assert few.recomputed_flops < (0.1 if kind == "a factor for all" else 1.1) * product  # the logits, once more

@@ -102,3 +102,15 @@ def test_without_the_code_a_plan_is_taken_at_its_word() -> None:
     with pytest.warns(UserWarning, match="whether a plan fits the budget is told from the plan"):
         choice, _ = chosen(failing, budget="1MB")
     assert (choice.code_peak_bytes, choice.peak_bytes <= 10**6) == (None, True)
+
+
+def test_no_plan_is_judged_by_its_code_twice() -> None:
+    seen: list[tuple[str, str]] = []
+
+    def code(forward: Any, backward: Any, _: int) -> int:
+        seen.append((forward.code, backward.code))
+        return 10**9
+
+    with pytest.warns(UserWarning, match="found no way to fit"):
+        chosen(code, budget=1000)
+    assert len(seen) == len(set(seen)) > 1

@@ -14,7 +14,7 @@ from torch._inductor.decomposition import select_decomp_table
 
 import olla.inductor
 from olla.inductor.compat import fallback
-from olla.inductor.kernels import arena, order
+from olla.inductor.kernels import order
 from olla.inductor.saving.partition import Partitioner
 from tests.support.pytorch.steps import nn, torch
 
@@ -27,7 +27,6 @@ def fresh() -> Iterator[None]:
     """Plan everything anew: no graph comes out of torch's caches, though machine code of the same kernels does."""
     fallback.forget()
     order.forget()
-    arena.forget()
     torch.compiler.reset()
     no_autograd_cache = torch._functorch.config.patch(enable_autograd_cache=False)
     with warnings.catch_warnings(), torch._inductor.config.patch(fx_graph_cache=False), no_autograd_cache:

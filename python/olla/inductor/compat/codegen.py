@@ -8,13 +8,12 @@ from __future__ import annotations
 import importlib
 import os
 import types
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from olla.inductor.compat import fallback
-from olla.inductor.compat.compat import config, devices, inductor_ir, private, scheduler_classes, virtualized
+from olla.inductor.compat.compat import config, devices, private, scheduler_classes
 
 _OUTER_LOOPS = "OuterLoopFusedSchedulerNode"  # of the CPU backend: kernels that share outer loops
 
@@ -107,44 +106,12 @@ def overwrites(graph: Any, device: Any) -> bool:
     return bool(config.inplace_buffers and graph.has_feature(device, features.INPLACE_BUFFERS))
 
 
-_wrapper_module = "torch._inductor.codegen.wrapper"
-_planning_module = "torch._inductor.codegen.memory_planning"
-
-
-def before_reuse(wrapper: Any, change: Callable[[list[Any]], list[Any]], consequence: str) -> None:
-    """Change the lines of a wrapper once they are there, right before Inductor plans which buffers to reuse.
-
-    Args:
-        wrapper: of the graph being compiled.
-        change: lines -> lines; whatever it raises, the lines stay, and a warning says so.
-        consequence: of that, for the warning.
-    """
-    if type(wrapper) is not private(_wrapper_module, "PythonWrapperCodegen"):
-        fallback.warn(f"{consequence}: a {type(wrapper).__name__} is not known")
-        return
-    usual = wrapper.run_wrapper_ir_passes
-
-    def passes(is_inference: bool) -> None:
-        with fallback.tried(consequence):
-            nested = private(_wrapper_module, "EnterSubgraphLine")
-            if any(isinstance(line, nested) for line in wrapper.lines):
-                fallback.warn(f"{consequence}: a graph holds others")
-            elif getattr(virtualized.graph, "partition_maps", None):  # mode="reduce-overhead"
-                fallback.warn(f"{consequence}: they lie in the memory of CUDA graphs")
-            else:
-                wrapper.lines = change(wrapper.lines)
-        with config.patch({"memory_planning": False}):  # Inductor's own, which is for inference only
-            usual(is_inference)
-
-    wrapper.run_wrapper_ir_passes = passes
-
-
 def call_segment(wrapper: Any, device_index: int, num_bytes: int) -> None:
     """Let the code of the graph being compiled call its segment: ahead of all else where that takes memory.
 
     A wrapper of another kind than olla knows stays as it is.
     """
-    if type(wrapper) is not private(_wrapper_module, "PythonWrapperCodegen"):
+    if type(wrapper) is not private("torch._inductor.codegen.wrapper", "PythonWrapperCodegen"):
         return
     usual = wrapper.run_wrapper_ir_passes
 
@@ -155,67 +122,6 @@ def call_segment(wrapper: Any, device_index: int, num_bytes: int) -> None:
         wrapper.lines.insert(0 if num_bytes else len(wrapper.lines), f"{SEGMENT}()")
 
     wrapper.run_wrapper_ir_passes = passes
-
-
-def memory_planner(wrapper: Any, outside: Set[str]) -> Any:
-    """Return Inductor's planner of pools for a wrapper, for groups of buffers of known sizes that lie inside.
-
-    A group is what shares memory because one kernel overwrites what another made. Those that are not freed while the
-    code runs, and what is no plain buffer, are left out as well.
-    """
-    planner = private(_planning_module, "MemoryPlanner")(wrapper)
-    find = planner.compute_buffer_groups
-    free_line = private(_wrapper_module, "FreeIfNotReusedLine")
-
-    def compute(lines: list[Any]) -> dict[str, Any]:
-        by_name = find(lines)
-        freed = {line.node.get_name() for line in lines if isinstance(line, free_line)}
-        shared = {line.node.get_name() for line in lines if getattr(line, "comm_buffer", False)}
-        left_out = {*outside, *shared, *virtualized.graph.removed_buffers}
-        planner.buffer_groups = [
-            group
-            for group in planner.buffer_groups
-            if isinstance(group.node, inductor_ir.Buffer)
-            and left_out.isdisjoint(group.names)
-            and not freed.isdisjoint(group.names)
-            and not group.is_output
-            and static_bytes(group) > 0
-        ]
-        chosen = {id(group) for group in planner.buffer_groups}
-        return {name: group for name, group in by_name.items() if id(group) in chosen}
-
-    planner.compute_buffer_groups = compute
-    return planner
-
-
-def static_bytes(group: Any) -> int:
-    """Return the bytes of a group of buffers; 0 where that is no number."""
-    num_bytes = group.sym_nbytes()
-    return int(num_bytes) if isinstance(num_bytes, int) or num_bytes.is_number else 0
-
-
-def place_groups(groups: list[Any], offsets: list[int], num_bytes: int, name: str, end: int) -> None:
-    """Put groups of buffers of one device at offsets of one pool.
-
-    Args:
-        groups: of a planner's that knows when they live.
-        offsets: of each, in bytes.
-        num_bytes: of the pool.
-        name: of the pool, in the generated code.
-        end: when the last group is freed, in the planner's time.
-    """
-    number = private("sympy", "Integer")
-    lifetime = private(_planning_module, "LiveRanges")([private(_planning_module, "LiveRange")(0, end)])
-    tree = types.SimpleNamespace(  # in which Inductor's planner arranges a pool
-        allocations=(), get_symbolic_size=lambda: number(num_bytes), get_live_ranges=lambda: lifetime
-    )
-    pool = private(_planning_module, "AllocationPool")(groups[0].node.get_device(), tree)
-    pool.name = name
-    pool.names_to_del.append(name)
-    for group, offset in zip(groups, offsets, strict=True):
-        group.make_allocation()
-        group.allocation.mark_allocated()
-        group.allocation.finalize(pool, number(offset))
 
 
 SEGMENT = "olla_segment"  # its name in generated code, and in `meta` of a graph module: index of the GPU, bytes

@@ -17,7 +17,7 @@ from olla._core import profile
 from olla.errors import CaptureError
 from olla.graph import Graph
 from olla.inductor.compat import codegen, compat, fallback, whole
-from olla.inductor.kernels import arena, scheduler, segment
+from olla.inductor.kernels import scheduler, segment
 from olla.inductor.kernels.fused import Storages
 from olla.inductor.kernels.unfuse import LEAST_GAIN, Unfusing
 from olla.plan import Plan
@@ -111,28 +111,24 @@ def forget() -> None:
 
 @contextlib.contextmanager
 def unrecorded() -> Iterator[None]:
-    """Compile in a block what is no part of any step: it leaves no records of orders and arenas."""
-    both: list[deque[Any]] = [_records, arena._records]
-    kept = [(records, list(records)) for records in both]
+    """Compile in a block what is no part of any step: it leaves no records."""
+    before = list(_records)
     try:
         yield
     finally:
-        for records, before in kept:
-            records.clear()
-            records.extend(before)
+        _records.clear()
+        _records.extend(before)
 
 
 class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
     """Orders the fused kernels of every graph that Inductor compiles by their peak.
 
     Args:
-        arena: also let buffers lie in one arena per graph.
         readers_only: what merely has to run after a kernel, as the update of a parameter after all that reads it, keeps
             no buffer from being overwritten. Inductor counts it as a user otherwise.
     """
 
-    def __init__(self, arena: bool = False, readers_only: bool = False) -> None:
-        self.arena = arena
+    def __init__(self, readers_only: bool = False) -> None:
         self.readers_only = readers_only
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
@@ -168,7 +164,6 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
             seconds=time.perf_counter() - start,
         )
         ordered = taken.ordered()
-        alone = not any(map(compat.is_collective, ordered))
         scheduler.name_kernels(ordered)  # also where better ones were sought
         scheduler.prepare(ordered)
         _log.info("%s", record)
@@ -176,8 +171,6 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
         codegen.before_codegen(scheduler.scheduler(), lambda final: _tell(taken.storages, final))
         with fallback.tried("functions of kernels end where they do"):
             scheduler.end_functions(ordered, ends(ordered, taken.graph, taken.order()))
-        if self.arena and alone:
-            arena.install(name)
         segment.install()
         return ordered
 
@@ -218,9 +211,9 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
         """Return what pickles: torch before 2.13 hashes that, not `uuid`, as a part of its configuration."""
         return {**vars(self), "code": compat.code_digest()}
 
-    def uuid(self) -> tuple[str, bool, bool]:
+    def uuid(self) -> tuple[str, bool]:
         """Return what identifies the decisions, for Inductor's caches."""
-        return compat.code_digest(), self.arena, self.readers_only
+        return compat.code_digest(), self.readers_only
 
 
 def ends(nodes: Sequence[Any], graph: Graph, order: NDArray[np.int32]) -> set[str]:
@@ -265,6 +258,6 @@ def _tell(storages: Storages, ordered: Sequence[Any]) -> None:
         whole.drop_weak_users(scheduler.scheduler())
 
 
-def patches(arena: bool = False, readers_only: bool = False) -> Mapping[str, Any]:
+def patches(readers_only: bool = False) -> Mapping[str, Any]:
     """Return what this changes in Inductor's configuration, by name; its own search for an order is not needed then."""
-    return {"_post_fusion_custom_pass": KernelOrder(arena, readers_only), "reorder_for_peak_memory": False}
+    return {"_post_fusion_custom_pass": KernelOrder(readers_only), "reorder_for_peak_memory": False}

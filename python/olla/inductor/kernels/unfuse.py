@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,7 @@ class Unfusing:
         self.parts: Parts = parts_of(fused, storages)
         self.state = _State(self.parts.kernel.copy(), list(range(len(fused))), list(range(len(fused))))
         self.trials = 0
+        self._floor = _LEAST_SHARE * self._peak()  # bytes that count
         self._kernels: dict[tuple[int, ...], Any] = {}
 
     def search(self) -> list[Any] | None:
@@ -74,7 +76,7 @@ class Unfusing:
         return self._nodes()
 
     def apart(self) -> list[Any]:
-        """Take all kernels apart into what does not flow into each other.
+        """Take all kernels apart into parts between which nothing flows, or next to nothing.
 
         Returns:
             The nodes, in an order they can run in.
@@ -113,13 +115,39 @@ class Unfusing:
         return [self._kernel(self._members(self.state, k), self.state.origin[k]) for k in self.state.order]
 
     def _independent(self, members: Sequence[int]) -> list[list[int]]:
-        """Return the parts of a kernel in groups between which nothing flows."""
-        left, groups = list(members), []
+        """Return the parts of a kernel in groups between which nothing flows, or little of what has no input in common.
+
+        The latter are the sums that make the gradient of what a graph uses several times: all users would wait for it.
+
+        Returns:
+            The groups, in an order they can run in.
+        """
+        inside, left, groups = set(members), list(members), []
         while left:
-            group = self._reach(left[:1], members, True, True)
+            group, waiting = {left[0]}, left[:1]
+            while waiting:
+                part = waiting.pop()
+                near = (self.parts.behind[part] | self.parts.before[part]) & inside - group
+                new = {other for other in near if self._is_tied(part, other)}
+                group |= new
+                waiting += new
             groups.append(sorted(group))
             left = [i for i in left if i not in group]
-        return groups
+        of = {part: i for i, group in enumerate(groups) for part in group}
+        ahead = {
+            i: {of[n] for p in group for n in self.parts.before[p] & inside} - {i} for i, group in enumerate(groups)
+        }
+        try:
+            return [groups[i] for i in TopologicalSorter(ahead).static_order()]
+        except CycleError:
+            return [list(members)]
+
+    def _is_tied(self, part: int, other: int) -> bool:
+        """Whether much flows between two parts that follow each other, or both need some of the same memory."""
+        graph = self.parts.graph
+        mine, theirs = ({*graph.reads.of(i).tolist(), *graph.writes.of(i).tolist()} for i in (part, other))
+        common = list(mine & theirs)
+        return not common or int(graph.tensor_bytes[common].max()) >= self._floor
 
     def _peak(self) -> int:
         return int(self.parts.live_bytes(self.state.step()).max())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -81,7 +82,9 @@ class Emission:
             for node in members:
                 new[node] = self.copy(node, self.loss.members[node], new, start, end)
         for node in members:
-            if node in self.loss.joined:
+            if self.loss.members[node].rows is None:
+                self.results[node] = self.shaped(self.results[node], list(shape_of(node) or ()), node)
+            elif node in self.loss.joined:
                 rows = self.loss.rows[node]
                 whole = self.call(_aten.cat.default, ([new[node] for new in self.made], rows.first), node)
                 self.results[node] = self.shaped(self.cut(whole, rows, node), list(shape_of(node) or ()), node)
@@ -103,6 +106,8 @@ class Emission:
         chosen = self.at_index(node, args)
         if chosen is not None:
             made = chosen
+        elif self.sums_columns(node, how):
+            made = self.column_sums(node, args[0], before)
         elif how.rows is not None or before is None:
             made = self.call(how.target or node.target, args, node, {} if how.target else node.kwargs)
         elif node.target is _aten.mm.default:
@@ -134,6 +139,28 @@ class Emission:
         there = self.call(_aten.eq.Tensor, (places, index), node)
         chosen = self.call(_aten.where.self, (there, first if gathers else args[3], zero), node)
         return self.call(_aten.sum.dim_IntList, (chosen, [-1], True), node) if gathers else chosen
+
+    def sums_columns(self, node: fx.Node, how: Treated) -> bool:
+        """Whether a node sums every column of something as wide as logits, as the gradient of a bias does."""
+        if how.rows is not None or node.target is not _aten.sum.dim_IntList or not node.meta["val"].is_floating_point():
+            return False
+        (source, rows), *_ = how.reads.items()
+        columns = math.prod(shape_of(node) or ())
+        return rows.first == 0 and columns > 1 and len(rows.sizes(shape_of(source) or (), 0)) == 2
+
+    def column_sums(self, node: fx.Node, chunk: fx.Node, before: fx.Node | None) -> fx.Node:
+        """Append the sums of a chunk's columns as a product of ones with it, added to those of the chunks before.
+
+        Inductor fuses such sums of several chunks into one kernel, for which all the chunks have to wait.
+        """
+        value = node.meta["val"]
+        if chunk.meta["val"].dtype != value.dtype:
+            chunk = self.call(_prims.convert_element_type.default, (chunk, value.dtype), node)
+        rows = (shape_of(chunk) or (0,))[0]
+        ones = self.call(_aten.full.default, ([1, rows], 1), node, {"dtype": value.dtype, "device": value.device})
+        if before is None:
+            return self.call(_aten.mm.default, (ones, chunk), node)
+        return self.call(_aten.addmm.default, (before, ones, chunk), node)
 
     def known(self, node: fx.Node) -> fx.Node:
         """Return what stands for a node from outside: one in place of the tangent, and what follows of that."""

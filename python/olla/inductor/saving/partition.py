@@ -27,7 +27,10 @@ _LEFT = "olla leaves a compiled graph to torch's own partitioner"
 
 
 class _Planned(NamedTuple):
-    """A joint graph before it is rewritten, torch's classification of its nodes, its model, and what may be chosen."""
+    """A joint graph before it is rewritten, torch's classification of its nodes, its model, and what may be chosen.
+
+    What was judged by its code already, by what runs, stands in `judged`.
+    """
 
     module: fx.GraphModule
     graph: fx.Graph
@@ -37,6 +40,7 @@ class _Planned(NamedTuple):
     goal: Goal
     again: saving.Again
     choice: saving.Choice
+    judged: dict[bytes, _Divided]
 
     def within(self, budget: int) -> saving.Choice:
         """Choose once more, for a budget."""
@@ -147,7 +151,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         model, goal, again = asked_of(gm, info, num_forward, self.goal, self.device, self.max_recomputed)
         choice = saving.choose(model, goal, again)
         self.planning_seconds += time.process_time() - start
-        return _Planned(gm, gm.graph, num_forward, info, model, goal, again, choice)
+        return _Planned(gm, gm.graph, num_forward, info, model, goal, again, choice, {})
 
     def _within(self, planned: _Planned, budget: int) -> _Divided:
         """Return a division whose code fits the budget, else the one of least peak that was found.
@@ -187,12 +191,16 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
 
     def _measured(self, planned: _Planned, choice: saving.Choice) -> _Divided:
         """Divide a joint graph by a choice, and note what its code needs."""
+        key = b"".join(array.tobytes() for array in (choice.runs.op, choice.runs.value, *choice.runs.reads))
+        if key in planned.judged:
+            return planned.judged[key]
         found = _divided(planned, choice)
         if self.foresee is None or planned.model.communicates:  # which would hang on a limit of time
             return found
         with fallback.tried("whether a plan fits the budget is told from the plan, not from the code"):
             peak_bytes = self.foresee(found.forward, found.backward, planned.num_forward)
-            return dataclasses.replace(found, choice=dataclasses.replace(choice, code_peak_bytes=peak_bytes))
+            found = dataclasses.replace(found, choice=dataclasses.replace(choice, code_peak_bytes=peak_bytes))
+        planned.judged[key] = found
         return found
 
     def _in_chunks(self, given: Any, static_indices: Any, num_forward: int) -> _Planned | None:
