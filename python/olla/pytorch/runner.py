@@ -179,19 +179,14 @@ class Runner:
         """
         start = time.perf_counter()
         known = arrange.arrange_known(self._planned.estimated, self.plan, self._planned.alignment)
-        on_cpu = self._planned.device == "cpu"
-        if not on_cpu and known.arena_bytes > replay.held_bytes:
-            replay.release()  # a kept arena that is too small, and what else is free, would lie beside the new one
-            arrange.trim(self._planned.device)
         replay.activate(known, recording=True)
         results = self.program(values)
-        held = replay.held_bytes
         recorded = replay.stop_recording()
         middle = time.perf_counter()
         self._num_recordings += 1
         self._arrange(replay, recorded)
-        if on_cpu or self._arranged is None or self._arranged.table.arena_bytes > held:
-            arrange.trim(self._planned.device)
+        if self._planned.device == "cpu":  # the memory of a GPU is given back where an arena is taken
+            arrange.trim("cpu")
         self.figures.process.begin()
         self.figures.seen = Seen()
         self.figures.record_seconds += middle - start
