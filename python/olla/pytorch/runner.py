@@ -25,7 +25,7 @@ from olla.pytorch.cudagraph import Graphed
 from olla.pytorch.memory import arrange
 from olla.pytorch.memory.copies import HostMemory
 from olla.pytorch.memory.replay import Allocations, Replay
-from olla.pytorch.memory.requests import Recorder, Requests, with_costs
+from olla.pytorch.memory.requests import Recorder, Requests, with_costs, without_caches
 from olla.pytorch.memory.selfcheck import SelfCheck
 from olla.pytorch.planned import PlannedStep
 from olla.pytorch.planner import Planner
@@ -181,7 +181,7 @@ class Runner:
         known = arrange.arrange_known(self._planned.estimated, self.plan, self._planned.alignment)
         replay.activate(known, recording=True)
         results = self.program(values)
-        recorded = replay.stop_recording()
+        recorded = without_caches(replay.stop_recording(), results)
         middle = time.perf_counter()
         self._num_recordings += 1
         self._arrange(replay, recorded)
