@@ -24,6 +24,7 @@ struct Source {
   std::function<std::size_t()> device = [] { return std::size_t{0}; };  // of this thread's work, less than kMaxDevices
   std::function<void()> poll = [] {};                                   // frees blocks whose time has come
   std::function<void(Bytes)> make_room = [](Bytes) {};                  // before an arena is taken
+  std::function<void(Bytes)> require_no_more = [](Bytes) {};            // throws where it adds to the most taken so far
 };
 inline constexpr std::size_t kMaxDevices = 64;
 
@@ -46,8 +47,9 @@ class Arenas {
   std::size_t device() const { return source_.device(); }
   void poll() const { source_.poll(); }
 
-  // A kept arena of a place that is large enough, or a new one. Kept arenas that are too small go back first.
-  Arena* find(Bytes bytes, std::int64_t place, std::unique_lock<std::mutex>& lock) {
+  // A kept arena of a place that is large enough, or a new one: of no more memory than the process had so far, if that is asked
+  // for. Kept arenas that are too small go back first.
+  Arena* find(Bytes bytes, std::int64_t place, std::unique_lock<std::mutex>& lock, bool no_more = false) {
     for (auto& [base, arena] : arenas_) {
       if (arena.state != Arena::kKept || arena.place != place) continue;
       arena.state = arena.bytes >= bytes ? Arena::kActive : Arena::kRetired;
@@ -57,6 +59,7 @@ class Arenas {
     const Bytes taken = taken_for(bytes);
     lock.unlock();
     source_.make_room(taken);
+    if (no_more) source_.require_no_more(taken);
     char* base = static_cast<char*>(source_.take(taken));
     lock.lock();
     return &arenas_.try_emplace(base, Arena{base, taken, place, {}}).first->second;

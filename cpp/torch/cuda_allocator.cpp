@@ -48,14 +48,36 @@ void* take_arena(Bytes bytes) {
   }
 }
 
+// What torch's allocator takes from the device for a block that nothing free holds: whole segments.
+std::size_t segment_bytes(std::size_t bytes) {
+  constexpr std::size_t kMiB = std::size_t{1} << 20;
+  if (bytes <= kMiB) return 2 * kMiB;
+  return bytes < 10 * kMiB ? 20 * kMiB : (bytes + 2 * kMiB - 1) / (2 * kMiB) * (2 * kMiB);
+}
+
+std::size_t largest_free() {
+  std::size_t largest = 1;  // 0 would ask for what the device has left
+  inner.load()->cacheInfo(c10::cuda::current_device(), &largest);
+  return largest;
+}
+
 // Gives back what torch's allocator keeps, unless an arena fits into it: it would lie beside the arena.
 void make_room(Bytes bytes) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(c10::cuda::getCurrentCUDAStream(), &status) != cudaSuccess) cudaGetLastError();
   if (status != cudaStreamCaptureStatusNone) return;
-  size_t largest = 1;  // 0 would ask for what the device has left
-  inner.load()->cacheInfo(c10::cuda::current_device(), &largest);
-  if (static_cast<Bytes>(largest) < bytes) inner.load()->emptyCache({0, 0});
+  if (largest_free() < static_cast<std::size_t>(bytes)) inner.load()->emptyCache({0, 0});
+}
+
+// An ordinary loop reserves what it did so far: an arena must not add to that.
+void require_no_more(Bytes bytes) {
+  const auto needed = static_cast<std::size_t>(bytes);
+  if (largest_free() >= needed) return;
+  const auto reserved = inner.load()->getDeviceStats(c10::cuda::current_device()).reserved_bytes[0];  // of all pools
+  const auto with_arena = static_cast<std::size_t>(reserved.current) + segment_bytes(needed);
+  if (with_arena > static_cast<std::size_t>(reserved.peak))
+    throw std::runtime_error("torch's allocator would reserve " + std::to_string(with_arena) + " bytes with it, and has reserved " +
+                             std::to_string(reserved.peak) + " at most without");
 }
 
 class PlanningAllocator final : public ForwardingAllocator {
@@ -117,6 +139,7 @@ Memory& memory() {
       [] { return static_cast<std::size_t>(c10::cuda::current_device()); },
       [] { quarantine().poll(); },
       make_room,
+      require_no_more,
   });
   return memory;
 }

@@ -101,8 +101,9 @@ class Memory {
 
   // Between two windows. Blocks of the plan before stay where they are. An arena of another size is taken by the first request that
   // it is to answer: gradients, and what else lies between two iterations, are gone by then in most loops. Where there is no room
-  // for it, the loop goes on without a plan, and loop_counters() tells.
-  void plan_loop(Plan plan) {
+  // for it, or with no_more none but above the most that the process has taken, the loop goes on without a plan, and
+  // loop_counters() tells.
+  void plan_loop(Plan plan, bool no_more) {
     Session& s = loop("plan_loop");
     if (s.op != kNoOp) throw StateError("plan_loop: iteration " + std::to_string(s.op) + " has not ended");
     plan.check(arenas_.alignment());
@@ -117,6 +118,7 @@ class Memory {
     s.plan = std::move(plan);
     s.awaits_arena = !fits;
     s.awaited_place = place;
+    s.no_more = no_more;
   }
 
   // Between two windows: the loop has no plan, and its arena goes back when its last block is freed.
@@ -375,7 +377,7 @@ class Memory {
     Arena* arena = nullptr;
     std::exception_ptr failure;
     try {
-      arena = arenas_.find(s->plan.arena_bytes, s->awaited_place, lock);
+      arena = arenas_.find(s->plan.arena_bytes, s->awaited_place, lock, s->no_more);
     } catch (...) {
       failure = std::current_exception();
       lock.lock();

@@ -50,6 +50,7 @@ struct Session {
   Plan plan{};
   Arena* arena = nullptr;
   bool awaits_arena = false;       // of a loop: its first request takes it
+  bool no_more = false;            // unless the process takes more memory with it than so far
   std::int64_t awaited_place = 0;  // for work of this place
   std::exception_ptr failure{};    // what came instead of the arena
   Counters counters{};

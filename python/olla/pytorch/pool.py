@@ -290,7 +290,8 @@ class Pool:
             if is_new and self._device.type == "cpu":  # what was recorded, and the arena before, would lie beside it
                 replay.unplan_loop()
                 trim("cpu")
-            replay.plan_loop(*self._kinds.table())
+            # The loop has shown what it reserves without an arena: the first one must not add to that.
+            replay.plan_loop(*self._kinds.table(), no_more=self._taken_bytes == 0 and self._num_iterations > 0)
         self._taken_bytes = size
         if is_new:
             self._is_new = True

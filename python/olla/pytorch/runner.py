@@ -139,6 +139,10 @@ class Runner:
                 copies.end()
         except BaseException as error:
             self._clear(error)
+            if isinstance(error, torch.OutOfMemoryError):
+                if self._replay is not None:
+                    self._replay.release()  # whoever makes the batch smaller needs another arena
+                error.add_note(self._planned.lacking_note(self._arranged))
             raise
         self.figures.num_steps += 1
         return results
