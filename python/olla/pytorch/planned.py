@@ -113,9 +113,10 @@ class PlannedStep:
         """Return the step with a window around every op, to be recorded."""
         return self.compile(recorder, windows=range(self.graph.num_ops), note=recorder.note)
 
-    def compile_arranged(self, replay: Replay, arranged: Arranged) -> Program:
+    def compile_arranged(self, replay: Replay, arranged: Arranged, **options: Any) -> Program:
         """Return the step with a window around every op that has a place in the arena."""
-        return self.compile(replay, windows=frozenset(np.flatnonzero(np.diff(arranged.table.op_offset)).tolist()))
+        windows = frozenset(np.flatnonzero(np.diff(arranged.table.op_offset)).tolist())
+        return self.compile(replay, windows=windows, **options)
 
     def compile(self, allocator: Recorder | Replay | None = None, **options: Any) -> Program:
         """Return the step as a function: with the windows of an allocator, or on torch's own; see compile_program."""

@@ -21,7 +21,7 @@ from olla.plan import Plan
 from olla.plan.plan import with_figures
 from olla.pytorch.cache import Place, RecordedStep
 from olla.pytorch.capture import Captured
-from olla.pytorch.cudagraph import Graphed
+from olla.pytorch.cudagraph import Graphed, rates_can_move
 from olla.pytorch.memory import arrange
 from olla.pytorch.memory.copies import HostMemory
 from olla.pytorch.memory.replay import Allocations, Replay
@@ -149,9 +149,21 @@ class Runner:
 
     def _run(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if self._cuda_graph and self._is_settled():
-            self._graphed = self._graphed or Graphed(self._run_program, self._captured.inputs, self._planned.copies)
+            if self._graphed is None:
+                captured, copies = self._captured, self._planned.copies
+                moving = self._rates_on_device if rates_can_move(captured.module, captured.inputs) else None
+                self._graphed = Graphed(self._run_program, captured.inputs, copies, moving)
             return self._graphed(values)
         return self._run_program(values)
+
+    def _rates_on_device(self) -> Call:
+        """Let the step take its rates as tensors of the device from now on."""
+        planned = self._planned
+        if self._replay is None or self._arranged is None:
+            self.program = planned.compile(reads_rates=False)
+        else:
+            self.program = planned.compile_arranged(self._replay, self._arranged, reads_rates=False)
+        return self._run_program
 
     def _run_program(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if self._replay is None or self._arranged is None:

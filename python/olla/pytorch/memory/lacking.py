@@ -58,7 +58,9 @@ def lacking_note(graph: Graph, needs: Needs, peak_bytes: int) -> str:
         f"{human_bytes(_LIBRARIES)} are left to libraries."
     )
     if needs.num_bytes <= room:
-        return f"{said} That fits but for what lies between: call torch.cuda.empty_cache(), or step.release() of others."
+        return (
+            f"{said} That fits but for what lies between: call torch.cuda.empty_cache(), or step.release() of others."
+        )
     return f"{said} {_remedy(graph, room - max(needs.num_bytes - peak_bytes, 0), room)}"
 
 
