@@ -104,8 +104,8 @@ class PlanningAllocator final : public ForwardingAllocator {
   using ForwardingAllocator::recordStream;
   void recordStream(const c10::DataPtr& block, c10::cuda::CUDAStream stream) override {
     if (block.get_deleter() != &free_block) return inner_.recordStream(block, stream);
-    if (const auto place = memory().arena_place(block.get())) {
-      if (place_of(stream) != *place) quarantine().use(block.get(), stream);
+    if (const auto [arena, place] = memory().arena_of(block.get()); arena != nullptr) {
+      if (place_of(stream) != place) quarantine().use(block.get(), stream);
       return;
     }
     // A native block under our deleter, made while recording: the native allocator knows it by its own deleter only.
@@ -116,11 +116,11 @@ class PlanningAllocator final : public ForwardingAllocator {
 
   // The native allocator knows an arena by its first address only.
   void* getBaseAllocation(void* block, size_t* size) override {
-    void* const base = memory().arena_base(block);
+    void* const base = memory().arena_of(block).first;
     return inner_.getBaseAllocation(base != nullptr ? base : block, size);
   }
   native::ShareableHandle shareIpcHandle(void* block) override {
-    void* const base = memory().arena_base(block);
+    void* const base = memory().arena_of(block).first;
     if (base == nullptr) return inner_.shareIpcHandle(block);
     native::ShareableHandle handle = inner_.shareIpcHandle(base);
     handle.offset += static_cast<char*>(block) - static_cast<char*>(base);

@@ -3,15 +3,12 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <limits>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -20,27 +17,19 @@
 
 #include "arenas.hpp"
 #include "session.hpp"
+#include "windows.hpp"
 
 namespace olla::replay {
 
 // Windows, tables and arenas of a process. A thread records a step, runs one at planned addresses, or both; or it is in a loop;
 // inside a window its requests are recorded or answered from its arena. A step inside a loop suspends the loop. Blocks may be freed
 // at any time on any thread. O(log blocks) per call.
-class Memory {
+class Memory : public ThreadWindows {
  public:
   explicit Memory(Source source) : arenas_(std::move(source)) {}
 
-  // Whether a window is open for this thread: its own, or one that a device shares with all threads.
-  static bool inside() { return session_ != nullptr ? session_->op != kNoOp : shared_windows_.load() != 0; }
-  static bool recording() {
-    return session_ != nullptr ? session_->op != kNoOp && session_->recording : shared_windows_.load() != 0;
-  }
-
   // Whether the window is of another device than this thread works on now: its requests are nothing to it.
-  bool elsewhere() const {
-    const std::size_t device = arenas_.device();
-    return session_ != nullptr ? session_->device != device : (shared_windows_.load() & bit(device)) == 0;
-  }
+  bool elsewhere() const { return is_of_another(arenas_.device()); }
 
   void begin(OpId op) {
     if (session_ == nullptr) throw StateError("begin: this thread neither records nor has an active table");
@@ -53,7 +42,7 @@ class Memory {
     show(s);
   }
 
-  // Also where no window is open: it can stand in every `finally`.
+  // Also where no window is open.
   void end() {
     if (session_ == nullptr) return;
     const auto lock = lock_for(*session_);
@@ -99,10 +88,9 @@ class Memory {
     open("open_loop", {.recording = true, .is_loop = true, .shared = shared, .num_ops = std::numeric_limits<OpId>::max()});
   }
 
-  // Between two windows. Blocks of the plan before stay where they are. An arena of another size is taken by the first request that
-  // it is to answer: gradients, and what else lies between two iterations, are gone by then in most loops. Where there is no room
-  // for it, or with no_more none but above the most that the process has taken, the loop goes on without a plan, and
-  // loop_counters() tells.
+  // Between two windows. Blocks of the plan before stay. An arena of another size is taken by the first request that it is to
+  // answer: gradients and the like are gone by then in most loops. Where there is no room for it, or with no_more only above the
+  // most that the process has taken so far, the loop goes on without a plan, and loop_counters() tells.
   void plan_loop(Plan plan, bool no_more) {
     Session& s = loop("plan_loop");
     if (s.op != kNoOp) throw StateError("plan_loop: iteration " + std::to_string(s.op) + " has not ended");
@@ -177,9 +165,7 @@ class Memory {
   // In the child, with the lock held: it neither records nor has planned addresses, whatever its parent does. Its copies of arenas
   // stay readable, and go when their last block is freed.
   void forked() {
-    while (session_ != nullptr) delete std::exchange(session_, session_->outer);
-    shared_.fill(nullptr);
-    shared_windows_ = 0;
+    leave_all();
     recordings_.clear();
     arenas_.retire(Arena::kActive);
   }
@@ -196,9 +182,8 @@ class Memory {
     std::unique_lock lock(mutex_);
     Session* const found = current();
     if (found == nullptr || found->op == kNoOp || found->plan.num_ops() < 1) return nullptr;
-    if (found->awaits_arena && !take_awaited(found, lock)) return nullptr;
+    if (found->arena == nullptr && !(found->awaits_arena && take_awaited(found, lock))) return nullptr;
     Session& s = *found;
-    if (s.arena == nullptr) return nullptr;
     s.counters.requested_bytes += bytes;
     const std::int64_t k = s.find(bytes);
     const std::int32_t index = s.index++;
@@ -260,22 +245,15 @@ class Memory {
 
   // Start and size of this thread's arena; nullptr and 0 without an active table.
   std::pair<void*, Bytes> arena() const {
-    if (session_ == nullptr || session_->arena == nullptr) return {nullptr, 0};
-    return {session_->arena->base, session_->arena->bytes};
+    const Arena* const own = session_ == nullptr ? nullptr : session_->arena;
+    return own == nullptr ? std::pair<void*, Bytes>{} : std::pair<void*, Bytes>{own->base, own->bytes};
   }
 
-  // The place that the arena of a block was taken for; nothing where the block is in no arena.
-  std::optional<std::int64_t> arena_place(const void* block) {
+  // First address of the arena that holds a block, and the place it was taken for; nullptr where none does.
+  std::pair<void*, std::int64_t> arena_of(const void* block) {
     const std::lock_guard lock(mutex_);
     const Arena* arena = arenas_.of(block);
-    return arena == nullptr ? std::nullopt : std::optional(arena->place);
-  }
-
-  // Start of the arena that holds a block, or nullptr.
-  void* arena_base(const void* block) {
-    const std::lock_guard lock(mutex_);
-    const Arena* arena = arenas_.of(block);
-    return arena == nullptr ? nullptr : arena->base;
+    return arena == nullptr ? std::pair<void*, std::int64_t>{} : std::pair<void*, std::int64_t>{arena->base, arena->place};
   }
 
   // Whether this thread works where the arena was taken.
@@ -283,8 +261,8 @@ class Memory {
     const std::int64_t place = arenas_.place();
     const std::lock_guard lock(mutex_);
     const Session* const s = current();
-    if (s != nullptr && s->awaits_arena) return s->awaited_place == place;
-    return s == nullptr || s->arena == nullptr || s->arena->place == place;
+    if (s == nullptr || s->awaits_arena) return s == nullptr || s->awaited_place == place;
+    return s->arena == nullptr || s->arena->place == place;
   }
 
   // Bytes of all arenas of the process: active, kept, and waiting for their last block.
@@ -316,13 +294,12 @@ class Memory {
   // A step may begin inside a loop; nothing else begins inside another.
   Session& open(const char* call, Session made) {
     const std::string refused = std::string(call) + ": this thread ";
-    const std::size_t device = arenas_.device();
+    const std::size_t device = made.device = arenas_.device();
     if (session_ != nullptr && !session_->is_loop)
       throw StateError(refused + "already " + (session_->recording ? "records" : "has an active table"));
     if (session_ != nullptr && made.is_loop)
       throw StateError(refused + "already records in a pool: pools do not nest, leave the other one first");
     const std::lock_guard lock(mutex_);
-    made.device = device;
     if (made.shared && shared_[device] != nullptr)
       throw StateError(std::string(call) + ": another thread's loop on this device is shared with all threads");
     at_thread_exit_.memory = this;
@@ -344,23 +321,13 @@ class Memory {
     return s.recording ? std::unique_lock(mutex_) : std::unique_lock<std::mutex>();
   }
 
-  // With the lock held, as the next two. A session that another thread shares may be gone a moment later.
-  Session* current() const { return session_ != nullptr ? session_ : shared_[arenas_.device()]; }
+  // With the lock held, as the next two.
+  Session* current() const { return session_ != nullptr ? session_ : on(arenas_.device()); }
 
   void close(Session& s) {
     s.op = kNoOp;
     show(s);
   }
-
-  // Lets other threads see the window of a shared session, or not.
-  static void show(const Session& s) {
-    if (s.op == kNoOp) return hide(s);
-    if (s.shared) shared_windows_ |= bit(s.device);
-  }
-  static void hide(const Session& s) {
-    if (s.shared) shared_windows_ &= ~bit(s.device);
-  }
-  static std::uint64_t bit(std::size_t device) { return std::uint64_t{1} << device; }
 
   std::unique_ptr<Session> leave() {
     std::unique_ptr<Session> left(std::exchange(session_, session_->outer));
@@ -424,12 +391,9 @@ class Memory {
     return arenas_.find(bytes, place, lock);
   }
 
-  inline static thread_local Session* session_ = nullptr;
-  inline static std::atomic<std::uint64_t> shared_windows_{0};  // a bit for each device whose shared session has one open
   inline static thread_local AtThreadExit at_thread_exit_;
 
-  std::mutex mutex_;                            // guards what other threads touch: arenas, slots, recordings, the shared session
-  std::array<Session*, kMaxDevices> shared_{};  // of each device
+  std::mutex mutex_;  // guards what other threads touch: arenas, slots, recordings, the shared session
   Arenas arenas_;
   std::vector<Recording*> recordings_;
 };
