@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -20,7 +21,12 @@ struct Source {
   std::function<void(void*)> give;   // back to it
   // Device and queue of this thread's work: an arena serves the place it was taken for.
   std::function<std::int64_t()> place = [] { return std::int64_t{0}; };
+  std::function<std::size_t()> device = [] { return std::size_t{0}; };  // of this thread's work, less than kMaxDevices
+  std::function<void()> poll = [] {};                                   // frees blocks whose time has come
+  std::function<void(Bytes)> make_room = [](Bytes) {};                  // before an arena is taken
+  std::function<void(Bytes)> require_no_more = [](Bytes) {};            // throws where it adds to the most taken so far
 };
+inline constexpr std::size_t kMaxDevices = 64;
 
 struct Arena {
   char* base;
@@ -30,17 +36,20 @@ struct Arena {
   enum { kActive, kKept, kRetired } state = kActive;
 };
 
-// All arenas of a process. The owner's mutex is held during every call but place(). What takes the lock gives it up while the
-// source takes or frees memory: the default allocator may call back.
+// All arenas of a process. The owner's mutex is held during every call but place(), device() and poll(). What takes the lock gives
+// it up while the source takes or frees memory: the default allocator may call back.
 class Arenas {
  public:
   explicit Arenas(Source source) : source_(std::move(source)) {}
 
   Bytes alignment() const { return source_.alignment; }
   std::int64_t place() const { return source_.place(); }
+  std::size_t device() const { return source_.device(); }
+  void poll() const { source_.poll(); }
 
-  // A kept arena of a place that is large enough, or a new one. Kept arenas that are too small go back first.
-  Arena* find(Bytes bytes, std::int64_t place, std::unique_lock<std::mutex>& lock) {
+  // A kept arena of a place that is large enough, or a new one: of no more memory than the process had so far, if that is asked
+  // for. Kept arenas that are too small go back first.
+  Arena* find(Bytes bytes, std::int64_t place, std::unique_lock<std::mutex>& lock, bool no_more = false) {
     for (auto& [base, arena] : arenas_) {
       if (arena.state != Arena::kKept || arena.place != place) continue;
       arena.state = arena.bytes >= bytes ? Arena::kActive : Arena::kRetired;
@@ -49,6 +58,8 @@ class Arenas {
     give_back(lock);
     const Bytes taken = taken_for(bytes);
     lock.unlock();
+    source_.make_room(taken);
+    if (no_more) source_.require_no_more(taken);
     char* base = static_cast<char*>(source_.take(taken));
     lock.lock();
     return &arenas_.try_emplace(base, Arena{base, taken, place, {}}).first->second;

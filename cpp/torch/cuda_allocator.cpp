@@ -7,11 +7,10 @@
 #include <atomic>
 #include <mutex>
 #include <stdexcept>
-#include <unordered_map>
-#include <vector>
 
 #include "allocator.hpp"
 #include "cuda_forward.hpp"
+#include "cuda_quarantine.hpp"
 
 namespace olla::replay {
 namespace {
@@ -22,8 +21,7 @@ std::atomic<native::CUDAAllocator*> inner{nullptr};
 
 // A slot may be used again at once only by work queued behind its last use: on the same stream of the same device. What a capture
 // writes to, its graph writes to at any later time: that is an arena of its own, or none.
-std::int64_t current_place() {
-  const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream();
+std::int64_t place_of(c10::cuda::CUDAStream stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   unsigned long long capture = 0;
   if (cudaStreamGetCaptureInfo(stream, &status, &capture) != cudaSuccess) cudaGetLastError();  // another thread captures
@@ -32,84 +30,8 @@ std::int64_t current_place() {
          static_cast<std::int64_t>(capture * 0x9E3779B97F4A7C15ULL);
 }
 
-bool capturing(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  C10_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
-  return status != cudaStreamCaptureStatusNone;
-}
-
-// Blocks of an arena that other streams use: their slots stay taken until those streams have passed the point of the free.
-class Quarantine {
- public:
-  void use(void* block, c10::cuda::CUDAStream stream) {
-    const std::lock_guard lock(mutex_);
-    streams_[block].push_back(stream);
-    any_ = true;
-  }
-
-  // False when no other stream used the block: its slot is free at once.
-  bool hold(void* block) {
-    if (!any_) return false;
-    const std::lock_guard lock(mutex_);
-    auto streams = streams_.extract(block);
-    if (streams.empty()) return false;
-    held_.push_back({block, std::move(streams.mapped()), {}});
-    advance(held_.back());
-    return true;
-  }
-
-  // Frees the slots whose streams are done.
-  void poll() {
-    if (!any_) return;
-    std::vector<void*> done;
-    {
-      const std::lock_guard lock(mutex_);
-      std::erase_if(held_, [&](Held& held) {
-        if (!advance(held)) return false;
-        done.push_back(held.block);
-        return true;
-      });
-      any_ = !streams_.empty() || !held_.empty();
-    }
-    for (void* block : done) memory().freed(block);
-  }
-
- private:
-  struct Held {
-    void* block;
-    std::vector<c10::cuda::CUDAStream> streams;  // without an event so far
-    std::vector<cudaEvent_t> events;             // that have not passed
-  };
-
-  // Whether all streams have passed. While one is captured into a graph no event can be waited for: later.
-  static bool advance(Held& held) {
-    std::erase_if(held.streams, [&](c10::cuda::CUDAStream stream) {
-      if (capturing(stream)) return false;
-      cudaEvent_t event = nullptr;
-      C10_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-      C10_CUDA_CHECK(cudaEventRecord(event, stream));
-      held.events.push_back(event);
-      return true;
-    });
-    if (capturing(c10::cuda::getCurrentCUDAStream())) return false;
-    std::erase_if(held.events, [](cudaEvent_t event) {
-      const cudaError_t status = cudaEventQuery(event);
-      if (status == cudaErrorNotReady) return static_cast<void>(cudaGetLastError()), false;
-      C10_CUDA_CHECK(status);
-      C10_CUDA_CHECK(cudaEventDestroy(event));
-      return true;
-    });
-    return held.streams.empty() && held.events.empty();
-  }
-
-  std::mutex mutex_;
-  std::atomic<bool> any_{false};
-  std::unordered_map<void*, std::vector<c10::cuda::CUDAStream>> streams_;
-  std::vector<Held> held_;
-};
-
 Quarantine& quarantine() {
-  static Quarantine& quarantine = *new Quarantine;
+  static Quarantine& quarantine = *new Quarantine([](void* block) { memory().freed(block); });
   return quarantine;
 }
 
@@ -126,12 +48,44 @@ void* take_arena(Bytes bytes) {
   }
 }
 
+// What torch's allocator takes from the device for a block that nothing free holds: whole segments.
+std::size_t segment_bytes(std::size_t bytes) {
+  constexpr std::size_t kMiB = std::size_t{1} << 20;
+  if (bytes <= kMiB) return 2 * kMiB;
+  return bytes < 10 * kMiB ? 20 * kMiB : (bytes + 2 * kMiB - 1) / (2 * kMiB) * (2 * kMiB);
+}
+
+std::size_t largest_free() {
+  std::size_t largest = 1;  // 0 would ask for what the device has left
+  inner.load()->cacheInfo(c10::cuda::current_device(), &largest);
+  return largest;
+}
+
+// Gives back what torch's allocator keeps, unless an arena fits into it: it would lie beside the arena.
+void make_room(Bytes bytes) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(c10::cuda::getCurrentCUDAStream(), &status) != cudaSuccess) cudaGetLastError();
+  if (status != cudaStreamCaptureStatusNone) return;
+  if (largest_free() < static_cast<std::size_t>(bytes)) inner.load()->emptyCache({0, 0});
+}
+
+// An ordinary loop reserves what it did so far: an arena must not add to that.
+void require_no_more(Bytes bytes) {
+  const auto needed = static_cast<std::size_t>(bytes);
+  if (largest_free() >= needed) return;
+  const auto reserved = inner.load()->getDeviceStats(c10::cuda::current_device()).reserved_bytes[0];  // of all pools
+  const auto with_arena = static_cast<std::size_t>(reserved.current) + segment_bytes(needed);
+  if (with_arena > static_cast<std::size_t>(reserved.peak))
+    throw std::runtime_error("torch's allocator would reserve " + std::to_string(with_arena) + " bytes with it, and has reserved " +
+                             std::to_string(reserved.peak) + " at most without");
+}
+
 class PlanningAllocator final : public ForwardingAllocator {
  public:
   using ForwardingAllocator::ForwardingAllocator;
 
   c10::DataPtr allocate(size_t num_bytes) override {
-    if (!Memory::inside() || num_bytes == 0) return inner_.allocate(num_bytes);
+    if (!Memory::inside() || num_bytes == 0 || memory().elsewhere()) return inner_.allocate(num_bytes);
     const auto bytes = static_cast<Bytes>(num_bytes);
     quarantine().poll();
     if (void* const block = memory().at_place() ? memory().planned(bytes) : memory().refuse(bytes, "stream"))
@@ -150,7 +104,10 @@ class PlanningAllocator final : public ForwardingAllocator {
   using ForwardingAllocator::recordStream;
   void recordStream(const c10::DataPtr& block, c10::cuda::CUDAStream stream) override {
     if (block.get_deleter() != &free_block) return inner_.recordStream(block, stream);
-    if (memory().arena_base(block.get()) != nullptr) return quarantine().use(block.get(), stream);
+    if (const auto [arena, place] = memory().arena_of(block.get()); arena != nullptr) {
+      if (place_of(stream) != place) quarantine().use(block.get(), stream);
+      return;
+    }
     // A native block under our deleter, made while recording: the native allocator knows it by its own deleter only.
     c10::DataPtr alias(block.get(), block.get(), inner_.raw_deleter(), block.device());
     inner_.recordStream(alias, stream);
@@ -159,11 +116,11 @@ class PlanningAllocator final : public ForwardingAllocator {
 
   // The native allocator knows an arena by its first address only.
   void* getBaseAllocation(void* block, size_t* size) override {
-    void* const base = memory().arena_base(block);
+    void* const base = memory().arena_of(block).first;
     return inner_.getBaseAllocation(base != nullptr ? base : block, size);
   }
   native::ShareableHandle shareIpcHandle(void* block) override {
-    void* const base = memory().arena_base(block);
+    void* const base = memory().arena_of(block).first;
     if (base == nullptr) return inner_.shareIpcHandle(block);
     native::ShareableHandle handle = inner_.shareIpcHandle(base);
     handle.offset += static_cast<char*>(block) - static_cast<char*>(base);
@@ -178,7 +135,11 @@ Memory& memory() {
       kCudaAlignment,
       take_arena,
       [](void* arena) { inner.load()->raw_delete(arena); },
-      current_place,
+      [] { return place_of(c10::cuda::getCurrentCUDAStream()); },
+      [] { return static_cast<std::size_t>(c10::cuda::current_device()); },
+      [] { quarantine().poll(); },
+      make_room,
+      require_no_more,
   });
   return memory;
 }

@@ -3,8 +3,9 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -16,19 +17,19 @@
 
 #include "arenas.hpp"
 #include "session.hpp"
+#include "windows.hpp"
 
 namespace olla::replay {
 
 // Windows, tables and arenas of a process. A thread records a step, runs one at planned addresses, or both; or it is in a loop;
 // inside a window its requests are recorded or answered from its arena. A step inside a loop suspends the loop. Blocks may be freed
 // at any time on any thread. O(log blocks) per call.
-class Memory {
+class Memory : public ThreadWindows {
  public:
   explicit Memory(Source source) : arenas_(std::move(source)) {}
 
-  // Whether a window is open for this thread: its own, or one shared with all threads.
-  static bool inside() { return session_ != nullptr ? session_->op != kNoOp : shared_window_.load(); }
-  static bool recording() { return session_ != nullptr ? session_->op != kNoOp && session_->recording : shared_window_.load(); }
+  // Whether the window is of another device than this thread works on now: its requests are nothing to it.
+  bool elsewhere() const { return is_of_another(arenas_.device()); }
 
   void begin(OpId op) {
     if (session_ == nullptr) throw StateError("begin: this thread neither records nor has an active table");
@@ -41,7 +42,7 @@ class Memory {
     show(s);
   }
 
-  // Also where no window is open: it can stand in every `finally`.
+  // Also where no window is open.
   void end() {
     if (session_ == nullptr) return;
     const auto lock = lock_for(*session_);
@@ -82,13 +83,15 @@ class Memory {
   }
 
   // Begins a loop, whose iterations are recorded, and planned too once plan_loop() says how. Steps inside it suspend it. A shared
-  // one takes the requests of all threads that have no session of their own.
+  // one takes the requests that all threads without a session of their own make on its device.
   void open_loop(bool shared) {
     open("open_loop", {.recording = true, .is_loop = true, .shared = shared, .num_ops = std::numeric_limits<OpId>::max()});
   }
 
-  // Between two windows. Blocks of the plan before stay where they are; where it throws, the loop has no plan.
-  void plan_loop(Plan plan) {
+  // Between two windows. Blocks of the plan before stay. An arena of another size is taken by the first request that it is to
+  // answer: gradients and the like are gone by then in most loops. Where there is no room for it, or with no_more only above the
+  // most that the process has taken so far, the loop goes on without a plan, and loop_counters() tells.
+  void plan_loop(Plan plan, bool no_more) {
     Session& s = loop("plan_loop");
     if (s.op != kNoOp) throw StateError("plan_loop: iteration " + std::to_string(s.op) + " has not ended");
     plan.check(arenas_.alignment());
@@ -97,12 +100,13 @@ class Memory {
     s.plan = {};
     const bool fits = s.arena != nullptr && s.arena->bytes == arenas_.taken_for(plan.arena_bytes);
     lock.unlock();
-    if (!fits) {
-      unplan_loop();
-      s.arena = find_arena(plan.arena_bytes);
-    }
+    if (!fits) unplan_loop();
+    const std::int64_t place = arenas_.place();
     lock.lock();
     s.plan = std::move(plan);
+    s.awaits_arena = !fits;
+    s.awaited_place = place;
+    s.no_more = no_more;
   }
 
   // Between two windows: the loop has no plan, and its arena goes back when its last block is freed.
@@ -110,14 +114,16 @@ class Memory {
     Session& s = loop("unplan_loop");
     std::unique_lock lock(mutex_);
     s.plan = {};
+    s.awaits_arena = false;
     if (s.arena != nullptr) std::exchange(s.arena, nullptr)->state = Arena::kRetired;
     arenas_.give_back(lock);
   }
 
-  // What happened since the last call.
+  // What happened since the last call. Throws what the source of memory threw where there was no room for the arena.
   Counters loop_counters() {
     Session& s = loop("loop_counters");
     const std::lock_guard lock(mutex_);
+    if (s.failure != nullptr) std::rethrow_exception(std::exchange(s.failure, nullptr));
     Counters counters = std::exchange(s.counters, {});
     if (s.arena != nullptr) s.counters.peak_bytes = s.arena->slots.used_bytes();
     return counters;
@@ -159,14 +165,13 @@ class Memory {
   // In the child, with the lock held: it neither records nor has planned addresses, whatever its parent does. Its copies of arenas
   // stay readable, and go when their last block is freed.
   void forked() {
-    while (session_ != nullptr) delete std::exchange(session_, session_->outer);
-    shared_ = nullptr;
-    shared_window_ = false;
+    leave_all();
     recordings_.clear();
     arenas_.retire(Arena::kActive);
   }
 
   void release() {
+    arenas_.poll();
     std::unique_lock lock(mutex_);
     arenas_.retire(Arena::kKept);
     arenas_.give_back(lock);
@@ -176,7 +181,8 @@ class Memory {
   void* planned(Bytes bytes) {
     std::unique_lock lock(mutex_);
     Session* const found = current();
-    if (found == nullptr || found->op == kNoOp || found->arena == nullptr || found->plan.num_ops() < 1) return nullptr;
+    if (found == nullptr || found->op == kNoOp || found->plan.num_ops() < 1) return nullptr;
+    if (found->arena == nullptr && !(found->awaits_arena && take_awaited(found, lock))) return nullptr;
     Session& s = *found;
     s.counters.requested_bytes += bytes;
     const std::int64_t k = s.find(bytes);
@@ -239,15 +245,15 @@ class Memory {
 
   // Start and size of this thread's arena; nullptr and 0 without an active table.
   std::pair<void*, Bytes> arena() const {
-    if (session_ == nullptr || session_->arena == nullptr) return {nullptr, 0};
-    return {session_->arena->base, session_->arena->bytes};
+    const Arena* const own = session_ == nullptr ? nullptr : session_->arena;
+    return own == nullptr ? std::pair<void*, Bytes>{} : std::pair<void*, Bytes>{own->base, own->bytes};
   }
 
-  // Start of the arena that holds a block, or nullptr.
-  void* arena_base(const void* block) {
+  // First address of the arena that holds a block, and the place it was taken for; nullptr where none does.
+  std::pair<void*, std::int64_t> arena_of(const void* block) {
     const std::lock_guard lock(mutex_);
     const Arena* arena = arenas_.of(block);
-    return arena == nullptr ? nullptr : arena->base;
+    return arena == nullptr ? std::pair<void*, std::int64_t>{} : std::pair<void*, std::int64_t>{arena->base, arena->place};
   }
 
   // Whether this thread works where the arena was taken.
@@ -255,7 +261,8 @@ class Memory {
     const std::int64_t place = arenas_.place();
     const std::lock_guard lock(mutex_);
     const Session* const s = current();
-    return s == nullptr || s->arena == nullptr || s->arena->place == place;
+    if (s == nullptr || s->awaits_arena) return s == nullptr || s->awaited_place == place;
+    return s->arena == nullptr || s->arena->place == place;
   }
 
   // Bytes of all arenas of the process: active, kept, and waiting for their last block.
@@ -287,19 +294,20 @@ class Memory {
   // A step may begin inside a loop; nothing else begins inside another.
   Session& open(const char* call, Session made) {
     const std::string refused = std::string(call) + ": this thread ";
+    const std::size_t device = made.device = arenas_.device();
     if (session_ != nullptr && !session_->is_loop)
       throw StateError(refused + "already " + (session_->recording ? "records" : "has an active table"));
     if (session_ != nullptr && made.is_loop)
       throw StateError(refused + "already records in a pool: pools do not nest, leave the other one first");
     const std::lock_guard lock(mutex_);
-    if (made.shared && shared_ != nullptr)
-      throw StateError(std::string(call) + ": another thread's loop is shared with all threads");
+    if (made.shared && shared_[device] != nullptr)
+      throw StateError(std::string(call) + ": another thread's loop on this device is shared with all threads");
     at_thread_exit_.memory = this;
     made.outer = session_;
     session_ = new Session(std::move(made));
-    if (session_->shared) shared_ = session_;
+    if (session_->shared) shared_[device] = session_;
     if (session_->recording) recordings_.push_back(&session_->recorded);
-    if (session_->outer != nullptr && session_->outer->shared) shared_window_ = false;  // suspended in all threads
+    if (session_->outer != nullptr) hide(*session_->outer);  // suspended in all threads
     return *session_;
   }
 
@@ -313,34 +321,52 @@ class Memory {
     return s.recording ? std::unique_lock(mutex_) : std::unique_lock<std::mutex>();
   }
 
-  // With the lock held, as the next two. A session that another thread shares may be gone a moment later.
-  Session* current() const { return session_ != nullptr ? session_ : shared_; }
+  // With the lock held, as the next two.
+  Session* current() const { return session_ != nullptr ? session_ : on(arenas_.device()); }
 
   void close(Session& s) {
     s.op = kNoOp;
     show(s);
   }
 
-  // Lets other threads see the window of a shared session.
-  static void show(const Session& s) {
-    if (s.shared) shared_window_ = s.op != kNoOp;
-  }
-
   std::unique_ptr<Session> leave() {
     std::unique_ptr<Session> left(std::exchange(session_, session_->outer));
     close(*left);
-    if (left->shared) shared_ = nullptr;
+    if (left->shared) shared_[left->device] = nullptr;
     if (session_ != nullptr) show(*session_);
     std::erase(recordings_, &left->recorded);
     return left;
   }
 
-  // A place may be occupied by what another thread is about to free: those of gloo hold what was sent a moment beyond the wait.
-  static bool take(Session& s, Offset offset, Bytes bytes, Bytes charge, std::unique_lock<std::mutex>& lock) {
+  // The arena of a loop, now that a request asks for it. The loop may end meanwhile, on its own thread: false then.
+  bool take_awaited(Session* s, std::unique_lock<std::mutex>& lock) {
+    s->awaits_arena = false;
+    Arena* arena = nullptr;
+    std::exception_ptr failure;
+    try {
+      arena = arenas_.find(s->plan.arena_bytes, s->awaited_place, lock, s->no_more);
+    } catch (...) {
+      failure = std::current_exception();
+      lock.lock();
+    }
+    if (current() != s) {
+      if (arena != nullptr) arena->state = Arena::kRetired;
+      arenas_.give_back(lock);
+      return false;
+    }
+    s->arena = arena;
+    if ((s->failure = failure) != nullptr) s->plan = {};
+    return arena != nullptr;
+  }
+
+  // A place may be occupied by what another thread is about to free (those of gloo hold what was sent a moment beyond the wait), or
+  // by what another stream still uses.
+  bool take(Session& s, Offset offset, Bytes bytes, Bytes charge, std::unique_lock<std::mutex>& lock) {
     while (!s.arena->slots.take(offset, bytes, charge, s.row)) {
       if (s.is_loop || s.patience-- <= 0) return false;
       lock.unlock();
       std::this_thread::sleep_for(kPause);
+      arenas_.poll();
       lock.lock();
     }
     return true;
@@ -365,12 +391,9 @@ class Memory {
     return arenas_.find(bytes, place, lock);
   }
 
-  inline static thread_local Session* session_ = nullptr;
-  inline static std::atomic<bool> shared_window_{false};  // whether that of the shared session is open
   inline static thread_local AtThreadExit at_thread_exit_;
 
   std::mutex mutex_;  // guards what other threads touch: arenas, slots, recordings, the shared session
-  Session* shared_ = nullptr;
   Arenas arenas_;
   std::vector<Recording*> recordings_;
 };

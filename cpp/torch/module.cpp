@@ -130,12 +130,14 @@ PyObject* open_loop(PyObject*, PyObject* shared) {
 
 PyObject* plan_loop(PyObject*, PyObject* args) {
   long long arena_bytes = 0, alignment = 0;
+  int no_more = 0;
   Numbers first, bytes, offset, held, least;
-  if (!PyArg_ParseTuple(args, "LLy*y*y*y*y*", &arena_bytes, &alignment, &first.buffer, &bytes.buffer, &offset.buffer, &held.buffer,
-                        &least.buffer))
+  if (!PyArg_ParseTuple(args, "LLy*y*y*y*y*p", &arena_bytes, &alignment, &first.buffer, &bytes.buffer, &offset.buffer, &held.buffer,
+                        &least.buffer, &no_more))
     return nullptr;
   return guarded([&] {
-    memory().plan_loop({arena_bytes, alignment, first.copied(), bytes.copied(), offset.copied(), held.copied(), least.copied()});
+    memory().plan_loop({arena_bytes, alignment, first.copied(), bytes.copied(), offset.copied(), held.copied(), least.copied()},
+                       no_more != 0);
   });
 }
 
@@ -182,7 +184,7 @@ PyMethodDef methods[] = {
     {"abandon", plain<&Memory::abandon>, METH_NOARGS, "End the step that this thread has open, if any."},
     {"release", plain<&Memory::release>, METH_NOARGS, "Give kept arenas back."},
     {"open_loop", open_loop, METH_O, "open_loop(shared)"},
-    {"plan_loop", plan_loop, METH_VARARGS, "plan_loop(arena_bytes, alignment, first, bytes, offset, held, least)"},
+    {"plan_loop", plan_loop, METH_VARARGS, "plan_loop(arena_bytes, alignment, first, bytes, offset, held, least, no_more)"},
     {"unplan_loop", plain<&Memory::unplan_loop>, METH_NOARGS, "Let the loop go on without a plan, and its arena go."},
     {"loop_counters", loop_counters, METH_NOARGS, "Return what happened since the last call, as deactivate does."},
     {"loop_row", loop_row, METH_NOARGS,

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <exception>
 #include <iterator>
 #include <stdexcept>
 #include <utility>
@@ -32,6 +34,7 @@ struct Session {
   bool recording = false;    // beside what it plans
   bool is_loop = false;      // records all the time, and has a plan once there is one
   bool shared = false;       // a loop: with all threads that have no session of their own
+  std::size_t device = 0;    // whose requests it has
   Session* outer = nullptr;  // of the same thread: a loop that waits until this step is over
   OpId num_ops = 0;
   OpId op = kNoOp;                       // whose window is open; of a loop the number of the iteration
@@ -46,6 +49,10 @@ struct Session {
   std::vector<Slots::Held> held{};       // of a loop: blocks in the arena when the first request of the window came
   Plan plan{};
   Arena* arena = nullptr;
+  bool awaits_arena = false;       // of a loop: its first request takes it
+  bool no_more = false;            // unless the process takes more memory with it than so far
+  std::int64_t awaited_place = 0;  // for work of this place
+  std::exception_ptr failure{};    // what came instead of the arena
   Counters counters{};
   Recording recorded{};
 

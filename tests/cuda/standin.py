@@ -46,6 +46,7 @@ class Standin:
     def __init__(self, numbers: Path) -> None:
         self._runtime = ctypes.CDLL(None)
         self._runtime.standin_peak.restype = self._runtime.standin_used.restype = ctypes.c_size_t
+        self._runtime.standin_num_events.restype = self._runtime.standin_num_queries.restype = ctypes.c_longlong
         self._numbers = ctypes.CDLL(str(numbers))
         self._numbers.standin_numbers_missing.restype = ctypes.c_char_p
         self._numbers.standin_numbers_install()
@@ -57,6 +58,18 @@ class Standin:
     def fail_after(self, allocations: int) -> None:
         """Let allocations of devices fail after so many others, until a negative number is given."""
         self._runtime.standin_fail_after(ctypes.c_longlong(allocations))
+
+    def fail_events(self, error: int) -> None:
+        """Let events of all devices answer with an error of CUDA, as after a kernel that went wrong; 0: no more."""
+        self._runtime.standin_fail_events(error)
+
+    def num_events(self) -> int:
+        """Return how many events were made so far."""
+        return int(self._runtime.standin_num_events())
+
+    def num_queries(self) -> int:
+        """Return how often it was asked so far whether an event has passed."""
+        return int(self._runtime.standin_num_queries())
 
     def used_bytes(self, device: int = 0) -> int:
         """Return the memory of a device that is used now."""

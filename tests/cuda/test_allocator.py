@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 
@@ -201,52 +198,3 @@ def test_where_there_is_no_memory_for_the_arena_the_error_says_so(faults: Standi
     replay.activate(one_slot())
     assert in_arena(replay, ones(replay, 0, FEW)[0])
     replay.deactivate()
-
-
-SCRIPT = """
-import gc, sys, threading, torch, olla
-def train(device):
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 8)).to(device)
-    step = olla.compile(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-                        loss=lambda model, batch: model(batch).square().mean(), disk_cache=False)
-    for _ in range(4):
-        step(torch.ones(32, 64, device=device))
-    report = step.report()
-    assert (report.num_misses, report.measured_peak_bytes) == (0, report.planned_peak_bytes), report
-    print("trained on", device, flush=True)
-"""
-POOL = """
-torch.empty(1, device="cuda:1")
-weight = torch.ones(64, 64, device="cuda:1", requires_grad=True)
-with olla.pool("cuda:1") as pool:
-    for _ in range(6):
-        weight.grad = None
-        (weight @ weight).tanh().square().mean().backward()
-        pool.step()
-    report = pool.report()
-assert (report.state, report.num_misses) == ("planned", 0), report
-print("trained on cuda:1")
-"""
-ENDS = {
-    "a pool on another device than the present one": (POOL, {"STANDIN_DEVICES": "2"}),
-    "expandable segments": ("train('cuda')", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
-    "two devices": ("train('cuda:1'); train('cuda:0')", {"STANDIN_DEVICES": "2"}),
-    "two threads": ("ts = [threading.Thread(target=train, args=('cuda',)) for _ in 'ab']\n"
-                    "for t in ts: t.start()\nfor t in ts: t.join()", {}),
-    "garbage at the end": ("train('cuda'); sys.modules['kept'] = [torch.ones(3, device='cuda')]", {}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("end", ENDS)
-def test_processes_train_and_end_well(faults: Standin, end: str) -> None:
-    code, settings = ENDS[end]
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT + code],
-        env={**os.environ, **settings},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
-    assert done.stdout.count("trained on") == (2 if end.startswith("two") else 1)

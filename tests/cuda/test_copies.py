@@ -119,3 +119,37 @@ def test_host_memory_goes_once_no_copy_reads_it(faults: Standin) -> None:
     memory.fill_(9)  # whose it is next
     assert bool(back.cpu().eq(3).all())
     faults.schedule("now")
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_host_memory_that_nobody_has_goes_once_no_copy_reads_it(faults: Standin, captured: bool) -> None:
+    """The collector may take it at any time, in the middle of a capture too, which allows no wait."""
+    host = HostMemory("cuda")
+    copies = Copies([SIZE], [0], [-1], host, SIZE, torch.device("cuda"))
+    copies.begin()
+    copies.out(0, torch.full((SIZE,), 3, dtype=torch.uint8, device="cuda"))
+    copies.wait(0)
+    torch.cuda.synchronize()
+    faults.schedule("late")
+    back = copies.back(0)
+    copies.wait(0)
+    copies.end()
+    memory = host.take(SIZE)
+    if captured:
+        graph, kept = torch.cuda.CUDAGraph(), torch.zeros(4, device="cuda")
+        torch.cuda.synchronize()
+        back = copies.back(0)
+        copies.wait(0)
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            kept += 1
+            del host, copies
+        graph.replay()
+        assert bool(kept.cpu().eq(1).all())
+        assert memory.is_pinned()
+        HostMemory("cuda").take(SIZE)
+    else:
+        del host, copies
+    assert not memory.is_pinned()
+    memory.fill_(9)  # whose it is next
+    assert bool(back.cpu().eq(3).all())
+    faults.schedule("now")

@@ -47,7 +47,7 @@ PYTORCH = {
     "pytorch.sharded": "",
     "pytorch.sites": "",
     "pytorch.capture": "graph pytorch.guards pytorch.checks pytorch.ranks pytorch.sharded pytorch.sites",
-    "pytorch.memory": "base graph plan layout planner",
+    "pytorch.memory": "base graph plan layout planner recompute",
     "pytorch.lengths": "",
     "pytorch.ordinary": "report",
     "pytorch.program": "graph plan layout chunk pytorch.checks pytorch.capture pytorch.ranks pytorch.memory",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch import fx
 
 from olla.errors import ReplayError
 from olla.pytorch.capture.inputs import Input
 from olla.pytorch.memory.copies import Copies
-from olla.pytorch.program.program import Program
+from olla.pytorch.program.program import READ, Program
 
 Run = Callable[[], list[torch.Tensor]]
 
@@ -41,48 +44,110 @@ def capture(run: Run, device: torch.device) -> tuple[Callable[[], None], list[to
     return graph.replay, results
 
 
+def rates_can_move(module: fx.GraphModule, inputs: Sequence[Input]) -> bool:
+    """Return whether a step computes with its rates as with tensors, as capturable optimizers do.
+
+    Then they can lie on the device. Others take them as numbers, in arguments such as ``alpha``.
+    """
+    placeholders = module.graph.find_nodes(op="placeholder")
+    found = [node for entry, node in zip(inputs, placeholders, strict=True) if entry.kind == "rate"]
+    numbers = set(found)
+    while found:
+        for user in found.pop().users:
+            target: Any = user.target
+            if target is READ or getattr(target, "__module__", "") == "_operator":
+                found += [] if user in numbers else [user]
+                numbers.add(user)
+                continue
+            types = {a.name: str(a.type) for a in target._schema.arguments} if hasattr(target, "_schema") else {}
+            given = dict(zip(types, user.args, strict=False)) | user.kwargs
+            if any(types.get(name) != "Tensor" for name, value in given.items() if value in numbers):
+                return False
+    return True
+
+
+def are_at(values: list[torch.Tensor], addresses: list[int], positions: list[int]) -> bool:
+    """Return whether the tensors at some positions are at the addresses at the same positions.
+
+    In torch's C++ where it has that: this runs at every step.
+    """
+    compare = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)  # of builds for CUDA
+    if compare is not None:
+        return bool(compare(values, addresses, positions))
+    return all(values[position].data_ptr() == addresses[position] for position in positions)
+
+
 class Graphed:
     """A program behind a CUDA graph. Batches are copied into the graph's own tensors, and results out of it.
 
     The user's parameters, buffers and optimizer state are used where they are. When one has been replaced by another
-    tensor, or a learning rate on the CPU has changed, which is a constant of the graph, the graph is captured again; so
-    it is where the copies of a step that swaps go to other host memory. They run on streams of their own inside the
-    graph, which fork from that of the capture, and join it again because the step waits for every copy.
+    tensor the graph is captured again; so it is where the copies of a step that swaps go to other host memory. They run
+    on streams of their own inside the graph, which fork from that of the capture, and join it again because the step
+    waits for every copy. A learning rate on the CPU is a constant of the graph, until it changes: then it moves into a
+    tensor on the device, where the step computes with it as with one.
 
-    What is captured, `program`, has run before; `copies` are those beside its ops, where it swaps.
+    What is captured, `program`, has run before; `moving` makes the one that takes rates on the device, None: there is
+    none; `copies` are those beside its ops, where it swaps.
     """
 
-    def __init__(self, program: Program, inputs: Sequence[Input], copies: Copies | None = None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        inputs: Sequence[Input],
+        copies: Copies | None = None,
+        moving: Callable[[], Program] | None = None,
+    ) -> None:
         self._program = program
         self._inputs = inputs
         self._copies = copies
+        self._moving = moving
+        self._rates_move = self._has_warned = False
         self._replay: Callable[[], None] | None = None
         self._results: list[torch.Tensor] = []
         self._own: list[tuple[int, torch.Tensor]] = []  # position of an input, and the graph's tensor for it
-        self._constants: list[float | int] = []
+        self._rates: list[tuple[int, torch.Tensor]] = []  # the same of rates that have moved
+        self._fixed: list[int] = []  # positions of the others
+        self._addresses: list[int] = []  # of all
+        self._numbers: list[tuple[int, float]] = []  # position and value of the rates that are constants
+        self._num_taken = 0
 
-    def __call__(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def __call__(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
         """Run the program; see compile_program."""
-        constants = [
-            float(value) if entry.kind == "rate" and value.device.type == "cpu" else value.data_ptr()
-            for entry, value in zip(self._inputs, values, strict=True)
-            if entry.kind != "input"
-        ]
-        if self._copies is not None:
-            constants.append(self._copies.host.num_taken)
-        if self._replay is None or constants != self._constants:
-            self._capture(values, constants)
+        if self._replay is not None and self._has_other_rates(values):
+            self._let_rates_move()
+        taken = self._copies.host.num_taken if self._copies is not None else 0
+        if self._replay is None or taken != self._num_taken or not are_at(values, self._addresses, self._fixed):
+            self._capture(values)
+            self._num_taken = self._copies.host.num_taken if self._copies is not None else 0
         assert self._replay is not None
         for position, tensor in self._own:
             tensor.copy_(values[position])
+        for position, tensor in self._rates:
+            tensor.fill_(float(values[position]))
         self._replay()
         return [result.clone() for result in self._results]
 
-    def _capture(self, values: Sequence[torch.Tensor], constants: list[float | int]) -> None:
+    def _has_other_rates(self, values: Sequence[torch.Tensor]) -> bool:
+        return any(float(values[position]) != value for position, value in self._numbers)
+
+    def _let_rates_move(self) -> None:
+        """Have the graph captured again, for the last time if it can take rates from the device."""
+        self._replay = None
+        if self._moving is not None:
+            self._program, self._rates_move, self._moving = self._moving(), True, None
+        elif not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                "the CUDA graph is captured anew for every change of a learning rate, which is a constant of it: give "
+                "the optimizer lr=torch.tensor(..., device='cuda'), or capturable=True where it has that",
+                stacklevel=3,
+            )
+
+    def _capture(self, values: Sequence[torch.Tensor]) -> None:
         device = next(v.device for e, v in zip(self._inputs, values, strict=True) if e.kind == "parameter")
         self._replay = None
         self._results = []  # with the old graph, before the new one takes its memory
-        self._own = []
+        self._own, self._rates, self._fixed, self._numbers = [], [], [], []
         own = list(values)
         for position, (entry, value) in enumerate(zip(self._inputs, values, strict=True)):
             if value.device != device and entry.kind != "rate":
@@ -90,10 +155,18 @@ class Graphed:
                     f"{entry.name} is on {value.device}, and a CUDA graph needs it on {device}: move batches there, "
                     "and make Adam and AdamW with capturable=True"
                 )
-            if entry.kind == "input":
+            on_cpu = entry.kind == "rate" and value.device.type == "cpu"
+            if on_cpu and self._rates_move:
+                own[position] = torch.empty((), dtype=torch.float32, device=device)  # as torch's own rates in tensors
+                self._rates.append((position, own[position]))
+            elif entry.kind == "input":
                 own[position] = torch.empty_strided(
                     value.shape, value.stride(), dtype=value.dtype, device=device
                 ).requires_grad_(value.requires_grad)
                 self._own.append((position, own[position]))
+            elif on_cpu:
+                self._numbers.append((position, float(value)))
+            else:
+                self._fixed.append(position)
+        self._addresses = [value.data_ptr() for value in values]
         self._replay, self._results = capture(lambda: self._program(own), device)
-        self._constants = constants

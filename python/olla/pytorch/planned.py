@@ -15,8 +15,9 @@ from olla.plan.chunks import Part
 from olla.planner import plan
 from olla.pytorch.cache import Place
 from olla.pytorch.capture import Captured
-from olla.pytorch.memory.arrange import Arranged, program_peak
+from olla.pytorch.memory.arrange import Arranged, arrange_known, program_peak
 from olla.pytorch.memory.copies import Copies, HostMemory
+from olla.pytorch.memory.lacking import Needs, lacking_note
 from olla.pytorch.memory.replay import Replay, alignment_of
 from olla.pytorch.memory.requests import Recorder
 from olla.pytorch.planner import Planner, captured_costs, device_type
@@ -82,6 +83,14 @@ class PlannedStep:
         """Return the peak of the program order of the step as it was captured, sizes rounded up."""
         return program_peak(self.given(), self.alignment)
 
+    def lacking_note(self, arranged: Arranged | None) -> str:
+        """Return what to tell where the device has too little memory; arranged is the arena, where it is known."""
+        table = arrange_known(self.estimated, self.plan, self.alignment) if arranged is None else arranged.table
+        outputs = int(self.graph.tensor_bytes[self.graph.outputs].sum()) if arranged is None else arranged.output_bytes
+        largest = int(self.graph.tensor_bytes[self.graph.writes.item].max(initial=0))
+        needs = Needs(self.graph.resident_bytes, table.arena_bytes, outputs, largest)
+        return lacking_note(self.given(), needs, self.plan.peak_bytes)
+
     def replan(
         self, planner: Planner, agreement: Agreement, arranged: Arranged | None, progress: Progress | None
     ) -> Plan | None:
@@ -104,9 +113,10 @@ class PlannedStep:
         """Return the step with a window around every op, to be recorded."""
         return self.compile(recorder, windows=range(self.graph.num_ops), note=recorder.note)
 
-    def compile_arranged(self, replay: Replay, arranged: Arranged) -> Program:
+    def compile_arranged(self, replay: Replay, arranged: Arranged, **options: Any) -> Program:
         """Return the step with a window around every op that has a place in the arena."""
-        return self.compile(replay, windows=frozenset(np.flatnonzero(np.diff(arranged.table.op_offset)).tolist()))
+        windows = frozenset(np.flatnonzero(np.diff(arranged.table.op_offset)).tolist())
+        return self.compile(replay, windows=windows, **options)
 
     def compile(self, allocator: Recorder | Replay | None = None, **options: Any) -> Program:
         """Return the step as a function: with the windows of an allocator, or on torch's own; see compile_program."""

@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 import warnings
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -179,7 +180,8 @@ class Pool:
         except ReplayError as error:
             self._say(f"The loop runs on torch's own allocator: {error}")
         else:
-            replay.open_loop(shared=self._shared)
+            with self._on_device():
+                replay.open_loop(shared=self._shared)
             self._taken_bytes = 0
             self._kinds.restart()
         self._replay, self._process, self._thread = replay, os.getpid(), threading.current_thread()
@@ -272,39 +274,50 @@ class Pool:
         if self._replay is not None:
             self._replay.begin(self._num_iterations)
 
-    def _plan(self, replay: Replay) -> None:
-        """Take the arena for all kinds; where there is no room for it, the loop goes on without."""
+    def _on_device(self) -> AbstractContextManager[object]:
+        """Make the device of the pool the current one: loops and arenas are of that."""
         import torch
 
+        return torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext()
+
+    def _plan(self, replay: Replay) -> None:
+        """Let the next iteration take the arena for all kinds."""
         from olla.pytorch.memory.arrange import trim
 
         size = self._kinds.arena_bytes
         is_new = size != self._taken_bytes
-        try:
-            with torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext():
-                if is_new:  # what was recorded, and the arena before, would lie beside the new one
-                    replay.unplan_loop()
-                    trim(self._device.type)
-                replay.plan_loop(*self._kinds.table())
-        except (ReplayError, MemoryError, torch.OutOfMemoryError) as error:
-            self._replay = None
-            replay.close_loop()
-            self._say(f"The loop runs on torch's own allocator: there is no room for an arena of {size} bytes: {error}")
-            return
+        with self._on_device():
+            if is_new and self._device.type == "cpu":  # what was recorded, and the arena before, would lie beside it
+                replay.unplan_loop()
+                trim("cpu")
+            # The loop has shown what it reserves without an arena: the first one must not add to that.
+            replay.plan_loop(*self._kinds.table(), no_more=self._taken_bytes == 0 and self._num_iterations > 0)
         self._taken_bytes = size
         if is_new:
             self._is_new = True
             self._process_peak.begin()
 
+    def _leave_arena(self, replay: Replay, error: Exception) -> None:
+        """Go on without planned memory, because there was no room for the arena."""
+        self._replay = None
+        replay.close_loop()
+        size = self._kinds.arena_bytes
+        self._say(f"The loop runs on torch's own allocator: there is no room for an arena of {size} bytes: {error}")
+
     def _end(self, replay: Replay, number: int) -> None:
         """Count what was served, and plan what no plan fits once it repeats."""
+        import torch
+
         from olla.pytorch.kinds import MAX_SEEN
         from olla.pytorch.memory.arrange import trim
 
-        if self._is_new:  # gradients and the like, made before the arena, lived into this iteration
+        if self._is_new:  # gradients and the like, made before the arena, may have lived into this iteration
             self._is_new = False
             trim(self._device.type)
-        counters = replay.loop_counters()
+        try:
+            counters = replay.loop_counters()
+        except (ReplayError, MemoryError, torch.OutOfMemoryError) as error:
+            return self._leave_arena(replay, error)
         kind, held = replay.last_iteration()
         fits = False
         if self._kinds:

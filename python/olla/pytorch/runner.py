@@ -21,11 +21,11 @@ from olla.plan import Plan
 from olla.plan.plan import with_figures
 from olla.pytorch.cache import Place, RecordedStep
 from olla.pytorch.capture import Captured
-from olla.pytorch.cudagraph import Graphed
+from olla.pytorch.cudagraph import Graphed, rates_can_move
 from olla.pytorch.memory import arrange
 from olla.pytorch.memory.copies import HostMemory
 from olla.pytorch.memory.replay import Allocations, Replay
-from olla.pytorch.memory.requests import Recorder, Requests, with_costs
+from olla.pytorch.memory.requests import Recorder, Requests, with_costs, without_caches
 from olla.pytorch.memory.selfcheck import SelfCheck
 from olla.pytorch.planned import PlannedStep
 from olla.pytorch.planner import Planner
@@ -139,15 +139,31 @@ class Runner:
                 copies.end()
         except BaseException as error:
             self._clear(error)
+            if isinstance(error, torch.OutOfMemoryError):
+                if self._replay is not None:
+                    self._replay.release()  # whoever makes the batch smaller needs another arena
+                error.add_note(self._planned.lacking_note(self._arranged))
             raise
         self.figures.num_steps += 1
         return results
 
     def _run(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if self._cuda_graph and self._is_settled():
-            self._graphed = self._graphed or Graphed(self._run_program, self._captured.inputs, self._planned.copies)
+            if self._graphed is None:
+                captured, copies = self._captured, self._planned.copies
+                moving = self._rates_on_device if rates_can_move(captured.module, captured.inputs) else None
+                self._graphed = Graphed(self._run_program, captured.inputs, copies, moving)
             return self._graphed(values)
         return self._run_program(values)
+
+    def _rates_on_device(self) -> Call:
+        """Let the step take its rates as tensors of the device from now on."""
+        planned = self._planned
+        if self._replay is None or self._arranged is None:
+            self.program = planned.compile(reads_rates=False)
+        else:
+            self.program = planned.compile_arranged(self._replay, self._arranged, reads_rates=False)
+        return self._run_program
 
     def _run_program(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if self._replay is None or self._arranged is None:
@@ -179,19 +195,14 @@ class Runner:
         """
         start = time.perf_counter()
         known = arrange.arrange_known(self._planned.estimated, self.plan, self._planned.alignment)
-        on_cpu = self._planned.device == "cpu"
-        if not on_cpu and known.arena_bytes > replay.held_bytes:
-            replay.release()  # a kept arena that is too small, and what else is free, would lie beside the new one
-            arrange.trim(self._planned.device)
         replay.activate(known, recording=True)
         results = self.program(values)
-        held = replay.held_bytes
-        recorded = replay.stop_recording()
+        recorded = without_caches(replay.stop_recording(), results)
         middle = time.perf_counter()
         self._num_recordings += 1
         self._arrange(replay, recorded)
-        if on_cpu or self._arranged is None or self._arranged.table.arena_bytes > held:
-            arrange.trim(self._planned.device)
+        if self._planned.device == "cpu":  # the memory of a GPU is given back where an arena is taken
+            arrange.trim("cpu")
         self.figures.process.begin()
         self.figures.seen = Seen()
         self.figures.record_seconds += middle - start

@@ -112,6 +112,7 @@ STANDIN_API const char* cudaGetErrorName(cudaError_t error) {
       {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation"},
       {cudaErrorInvalidDevice, "cudaErrorInvalidDevice"},
       {cudaErrorNotReady, "cudaErrorNotReady"},
+      {cudaErrorLaunchFailure, "cudaErrorLaunchFailure"},
       {cudaErrorNotSupported, "cudaErrorNotSupported"},
       {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle"},
       {cudaErrorIllegalState, "cudaErrorIllegalState"},

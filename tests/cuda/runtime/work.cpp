@@ -39,8 +39,9 @@ std::vector<std::unique_ptr<Stream>>& streams() {
 }
 
 struct Counts {
-  long long work = 0, host_waits = 0;
+  long long work = 0, host_waits = 0, events = 0, queries = 0;
 } counts;
+cudaError_t failure = cudaSuccess;  // that events answer with, as all calls do once a kernel has gone wrong
 
 thread_local cudaStreamCaptureMode thread_mode = cudaStreamCaptureModeGlobal;
 
@@ -159,6 +160,12 @@ STANDIN_API void standin_schedule(const char* name) {
 }
 STANDIN_API long long standin_num_work() { return counts.work; }
 STANDIN_API long long standin_num_host_waits() { return counts.host_waits; }
+STANDIN_API long long standin_num_events() { return counts.events; }  // made so far
+STANDIN_API long long standin_num_queries() { return counts.queries; }
+STANDIN_API void standin_fail_events(int error) {
+  const Lock lock(mutex());
+  failure = static_cast<cudaError_t>(error);
+}
 
 // Streams
 
@@ -214,6 +221,7 @@ STANDIN_API cudaError_t cudaDeviceSynchronize() {
 
 STANDIN_API cudaError_t cudaEventCreateWithFlags(cudaEvent_t* to, unsigned) {
   auto* const event = new Event;
+  ++counts.events;
   event->device = current_device();
   return *to = reinterpret_cast<cudaEvent_t>(event), cudaSuccess;
 }
@@ -226,6 +234,7 @@ STANDIN_API cudaError_t cudaEventRecordWithFlags(cudaEvent_t handle, cudaStream_
   const Lock lock(mutex());
   auto& event = *reinterpret_cast<Event*>(handle);
   Stream& stream = stream_of(on);
+  if (failure != cudaSuccess) RETURN(failure);
   if (stream.device != event.device) RETURN(cudaErrorInvalidResourceHandle);
   if (stream.capture && !stream.capture->valid) RETURN(cudaErrorStreamCaptureInvalidated);
   event.capture = stream.capture;
@@ -238,6 +247,8 @@ STANDIN_API cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) 
 }
 STANDIN_API cudaError_t cudaEventQuery(cudaEvent_t handle) {
   const Lock lock(mutex());
+  ++counts.queries;
+  if (failure != cudaSuccess) RETURN(failure);
   REFUSED_IN_CAPTURE();
   const auto& event = *reinterpret_cast<Event*>(handle);
   if (event.capture) {

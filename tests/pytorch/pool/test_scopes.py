@@ -322,10 +322,14 @@ def test_an_interrupted_layout_leaves_the_loop_going(monkeypatch: pytest.MonkeyP
 def test_a_loop_whose_arena_finds_no_room_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
     from olla.pytorch.memory.replay import Replay
 
-    def full(*_: Any) -> None:
-        raise MemoryError("no room")
+    count = Replay.loop_counters
 
-    monkeypatch.setattr(Replay, "plan_loop", full)
+    def full(replay: Replay) -> Any:
+        if replay.arena[1]:
+            raise MemoryError("no room")
+        return count(replay)
+
+    monkeypatch.setattr(Replay, "loop_counters", full)
     with olla.pool() as pool, pytest.warns(UserWarning, match="no room for an arena"):
         train(net(), pool, 8)
     report = pool.report()

@@ -73,6 +73,11 @@ class HostMemory:
         self._is_pinned = device == "cuda"
         self._memory: torch.Tensor | None = None
         self._unpin: weakref.finalize[..., HostMemory] | None = None
+        self._devices: set[torch.device] = set()  # whose copies read or write it
+
+    def serve(self, device: torch.device) -> None:
+        """Note that a device copies to and from it."""
+        self._devices.add(device)
 
     def take(self, num_bytes: int) -> torch.Tensor:
         """Return uint8[n], n at least num_bytes; what was there before does not last.
@@ -82,13 +87,14 @@ class HostMemory:
         """
         if self._memory is None or len(self._memory) < num_bytes:
             self.release()
+            _unpin_waiting()
             try:
                 memory = torch.empty(num_bytes, dtype=torch.uint8)
             except RuntimeError as error:
                 raise ReplayError(f"cannot allocate {num_bytes} bytes of host memory for swapping: {error}") from None
             if self._is_pinned:
                 _pin(memory)
-                self._unpin = weakref.finalize(self, _unpin, memory)
+                self._unpin = weakref.finalize(self, _unpin, memory, self._devices)
                 self._unpin.atexit = False
             self._memory = memory
             self.num_taken += 1
@@ -97,7 +103,6 @@ class HostMemory:
     def release(self) -> None:
         """Give the memory back."""
         if self._unpin is not None:
-            torch.cuda.synchronize()  # copies of the latest step may still read it
             self._unpin()
         self._memory = self._unpin = None
 
@@ -109,9 +114,23 @@ def _pin(memory: torch.Tensor) -> None:
         raise ReplayError(f"cannot pin {memory.nbytes} bytes of host memory for swapping: CUDA error {code}")
 
 
-def _unpin(memory: torch.Tensor) -> None:
-    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    runtime.cudaHostUnregister(memory.data_ptr())
+_waiting: list[tuple[torch.Tensor, set[torch.device]]] = []  # pinned, of nobody: a capture was under way
+
+
+def _unpin(memory: torch.Tensor, devices: set[torch.device]) -> None:
+    """Unpin memory once no copy of the latest step uses it; during a capture nobody can wait for that: later."""
+    _waiting.append((memory, devices))
+    if not torch.cuda.is_current_stream_capturing():
+        _unpin_waiting()
+
+
+def _unpin_waiting() -> None:
+    while _waiting:
+        memory, devices = _waiting.pop()
+        for device in devices:
+            torch.cuda.synchronize(device)
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        runtime.cudaHostUnregister(memory.data_ptr())
 
 
 class _Copy:
@@ -269,6 +288,7 @@ class Copies:
     _is_running: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
+        self.host.serve(self._device)
         self._queues: _Streams | _Threads = _Streams(self._device) if self._device.type == "cuda" else _Threads()
 
     def begin(self) -> None:

@@ -204,7 +204,7 @@ class Replay:
         """
         self._module.open_loop(shared)
 
-    def plan_loop(self, table: Table, held: Int64, least: Int64) -> None:
+    def plan_loop(self, table: Table, held: Int64, least: Int64, *, no_more: bool = False) -> None:
         """Answer the iterations that follow from an arena. Call it between windows.
 
         Op v of the table is a kind of iteration. The first request of an iteration takes it for the kind that expects
@@ -217,21 +217,26 @@ class Replay:
             table: copied.
             held: int64[num_ops], bytes of the arena in use when the first request of a kind comes.
             least: int64[m], bytes: the smallest size that takes the place of a request; from 1 to its size.
+            no_more: whether a GPU is to go on without a plan where torch's allocator would reserve more with the arena
+                than it has so far.
+
+        An arena of another size than the present one is taken by the first request that comes: what lies between two
+        iterations, gradients in most loops, is gone by then. loop_counters() tells where there was no room for it.
 
         Raises:
-            ReplayError: the table does not hold together, this thread is in no loop, or there is no room for the
-                arena: then the loop goes on without a plan.
-            MemoryError: the same, of a CPU's.
-            torch.OutOfMemoryError: the same, of a GPU's.
+            ReplayError: the table does not hold together, or this thread is in no loop.
         """
         held, least = map(np.ascontiguousarray, (held, least))
-        self._module.plan_loop(table.arena_bytes, table.alignment, *_arrays(table), held, least)
+        self._module.plan_loop(table.arena_bytes, table.alignment, *_arrays(table), held, least, no_more)
 
     def loop_counters(self) -> Counters:
         """Return what happened in the loop since the last call.
 
         Raises:
-            ReplayError: this thread is in no loop.
+            ReplayError: this thread is in no loop; or there was no room for the arena of plan_loop(), and the loop goes
+                on without a plan.
+            MemoryError: the latter, of a CPU's.
+            torch.OutOfMemoryError: the latter, of a GPU's.
         """
         return _counters(self._module.loop_counters())
 

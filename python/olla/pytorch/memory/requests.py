@@ -129,6 +129,30 @@ class Requests:
         )
 
 
+def without_caches(recorded: Allocations, results: Sequence[torch.Tensor]) -> Allocations:
+    """Leave out what libraries took in a recorded step and keep, as cuBLAS its workspace: later steps do not ask for it.
+
+    Args:
+        recorded: the step.
+        results: what it returned; nothing else of its own outlives it.
+
+    Example:
+        >>> op, index, size = np.zeros(3, np.int32), np.arange(3, dtype=np.int32), np.full(3, 64)
+        >>> freed_at, address = np.array([3, -1, -1]), np.array([64, 128, 192])
+        >>> recorded = Allocations(op, index, size, np.array([0, -1, -1], np.int32), freed_at, address)
+        >>> without_caches(recorded, []).freed_at.tolist()
+        [1]
+    """
+    given = [result.untyped_storage().data_ptr() for result in results if not result._is_zerotensor()]
+    kept = (recorded.freed_at < 0) & (recorded.address != 0) & ~np.isin(recorded.address, given)
+    if not kept.any():
+        return recorded
+    num_before = np.cumsum(np.append(0, ~kept))  # of the others
+    freed_at = np.where(recorded.freed_at < 0, -1, num_before[recorded.freed_at])
+    others = Allocations(*(column[~kept] for column in recorded._replace(freed_at=freed_at)))
+    return others._replace(index=(np.arange(len(others.op)) - _runs(others.op)[0]).astype(np.int32))
+
+
 def with_costs(graph: Graph, recorded: Allocations, seconds: NDArray[np.float64], alignment: int) -> Graph:
     """Return a graph with the workspaces and the seconds of a recorded step.
 

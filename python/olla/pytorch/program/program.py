@@ -26,6 +26,7 @@ from olla.pytorch.ranks.settle import ended, settled, uses
 
 Program = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 _Key = tuple[Any, ...]  # a node, and the tensors its value lives in
+READ = torch.ops.aten._local_scalar_dense.default  # a tensor as a number
 _NAME = "olla_step"  # of the generated function, as tracebacks show it
 
 
@@ -38,6 +39,7 @@ def compile_program(
     windows: Collection[int] = (),
     note: Callable[[int, torch.Tensor], None] | None = None,
     copies: Copies | None = None,
+    reads_rates: bool = True,
 ) -> Program:
     """Write the step as a Python function and compile it: no dictionary, no dispatch of ours between two operators.
 
@@ -51,6 +53,7 @@ def compile_program(
         windows: the ops to call begin and end for.
         note: called with each tensor that an op writes, and a value that lives in it.
         copies: of a schedule that swaps.
+        reads_rates: whether rates are read as numbers, as they were captured; else they are used as the tensors they are.
 
     Returns:
         A function of the values of ``captured.inputs`` that returns those of ``captured.outputs``. To be called without
@@ -77,7 +80,7 @@ def compile_program(
     if copies is not None:
         writer.source.constants |= {"out": copies.out, "back": copies.back, "wait": copies.wait, "outline": Outline.of}
     writer.write_inputs()
-    writer.write_all(captured.prologue)
+    writer.write_prologue(reads_rates)
     for step, op in enumerate(order):
         writer.write_op(int(op), int(op) in windows, note is not None)
         writer.delete(writer.freed[step])
@@ -114,6 +117,16 @@ class _Writer:
             elif node.op == "get_attr":
                 self._names[self._key(node)] = self.source.constant(attrgetter(str(node.target))(module))
         self._line(f"[{', '.join(inputs)}] = values")
+
+    def write_prologue(self, reads_rates: bool) -> None:
+        module = self.captured.module
+        inputs = zip(self.captured.inputs, module.graph.find_nodes(op="placeholder"), strict=True)
+        rates = set() if reads_rates else {node for entry, node in inputs if entry.kind == "rate"}
+        for node in self.captured.prologue:
+            if node.target is READ and node.args[0] in rates:
+                self._write(node, _as_it_is, node.args, {})
+            else:
+                self.write_all([node])
 
     def write_op(self, op: int, window: bool, note: bool) -> None:
         call = self.schedule.calls[op]
@@ -266,6 +279,10 @@ class _Writer:
     def _alive(self, node: fx.Node) -> str:
         """Return the name of a tensor of this step that is there; empty where there is none."""
         return self._names.get(self._key(node), "") if self._tensors(node) else ""
+
+
+def _as_it_is(value: torch.Tensor) -> torch.Tensor:
+    return value
 
 
 def _kernel(target: Any) -> Any:

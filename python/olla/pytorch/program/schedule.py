@@ -81,6 +81,8 @@ def _recomputing(captured: Captured, plan: Recomputed) -> OpSchedule:
             place[old], held[new] = new, old
         nodes = captured.nodes[v]
         if again:
+            # What else the operator gives, as cuDNN's batch norm its reserve, is dropped with the call's result.
+            place = dict.fromkeys(written, place[written[0]]) | place
             nodes = (nodes[0], *(n for n in nodes[1:] if set(captured.tensors[n]) == {written[0]}))
         replay = bool(replays[i])
         draw = v if v in drawn and (replay or plan.rerun[i] == Rerun.NEVER) else -1

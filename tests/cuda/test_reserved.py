@@ -1,0 +1,116 @@
+"""What torch's allocator reserves over the life of a loop: with olla no more than an ordinary one, in pools and with goals."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import olla  # noqa: E402
+from tests.cuda.standin import Standin  # noqa: E402
+from tests.support.pytorch.lifetimes import collect  # noqa: E402
+from tests.support.pytorch.steps import nn  # noqa: E402
+
+NUM_STEPS = 7
+
+
+def layers(number: int, *make: Callable[[], nn.Module]) -> nn.Module:
+    return nn.Sequential(*(part() for _ in range(number) for part in make))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "perceptron": (lambda: layers(6, lambda: nn.Linear(512, 512), nn.GELU), (4096, 512)),
+    "convolutions": (
+        lambda: layers(4, lambda: nn.Conv2d(16, 16, 3, padding=1), lambda: nn.BatchNorm2d(16), nn.SiLU),
+        (8, 16, 96, 96),
+    ),
+    "norms": (lambda: layers(5, lambda: nn.LayerNorm(256), lambda: nn.Linear(256, 256), nn.Tanh), (6000, 256)),
+    "weights alone": (lambda: layers(4, lambda: nn.Linear(1500, 1500)), (16, 1500)),
+    "an arena of few MiB": (lambda: layers(6, lambda: nn.Linear(128, 128), nn.ReLU), (1200, 128)),
+}
+
+
+def reserved(name: str, way: str, zero: str = "start", **options: Any) -> tuple[int, Any]:
+    """Return the most bytes reserved, model and first step included, and the report of the way it was trained."""
+    make, shape = MODELS[name]
+    torch.manual_seed(0)
+    collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_reserved()
+    model = make().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def loss(model: nn.Module, batch: Any) -> Any:
+        return model(batch).square().mean()
+
+    if way == "step":
+        step = olla.compile(model, optimizer=optimizer, loss=loss, disk_cache=False, time_limit=2.0, **options)
+        for _ in range(NUM_STEPS):
+            step(torch.randn(shape, device="cuda"))
+        return torch.cuda.max_memory_reserved() - before, step.report()
+    with olla.pool("cuda") if way == "pool" else contextlib.nullcontext() as pool:
+        for _ in range(NUM_STEPS):
+            if zero == "start":
+                optimizer.zero_grad()
+            batch = torch.randn(shape, device="cuda")
+            if zero == "behind the batch":
+                optimizer.zero_grad()
+            loss(model, batch).backward()
+            optimizer.step()
+            if zero == "end":
+                optimizer.zero_grad()
+            del batch
+            if pool is not None:
+                pool.step()
+        return torch.cuda.max_memory_reserved() - before, None if pool is None else pool.report()
+
+
+@pytest.mark.parametrize("zero", ["start", "behind the batch", "end"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_pool_reserves_no_more_than_the_loop_without(faults: Standin, name: str, zero: str) -> None:
+    """Its arena is taken when gradients are gone, and left where it would lie in a segment of its own on top."""
+    ordinary, _ = reserved(name, "eager", zero)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The loop runs on torch's own allocator")
+        pooled, report = reserved(name, "pool", zero)
+    assert pooled <= ordinary
+    assert report.state == "planned" or "reserve" in report.note
+    assert report.num_misses == 0
+
+
+def test_a_pool_that_would_reserve_more_says_so(faults: Standin) -> None:
+    with pytest.warns(UserWarning, match=r"allocator would reserve \d+ bytes with it, and has reserved \d+ at most"):
+        _, report = reserved("an arena of few MiB", "pool")
+    assert report.state == "off"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_goal_reserves_no_more_than_none_and_that_no_more_than_the_loop(faults: Standin, name: str) -> None:
+    ordinary, _ = reserved(name, "eager")
+    free, report = reserved(name, "step")
+    assert report.in_arena
+    assert free <= ordinary
+    for options in ({"max_slowdown": 0.05}, {"max_slowdown": 0.1}, {"minimise": "peak"}):
+        assert reserved(name, "step", **options)[0] <= free
+
+
+def test_the_cache_is_emptied_only_for_an_arena_that_fits_nowhere(faults: Standin) -> None:
+    """Batches of eleven sizes, the largest first: one arena serves them all."""
+    model = layers(4, lambda: nn.Linear(256, 256), nn.GELU).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = olla.compile(
+        model, optimizer=optimizer, loss=lambda m, x: m(x).square().mean(), disk_cache=False, cache_size=16
+    )
+    freed = []
+    for rows in range(11_000, 0, -1000):
+        for _ in range(3):
+            step(torch.randn(rows, 256, device="cuda"))
+        freed.append(torch.cuda.memory_stats()["segment.all.freed"])
+    assert len(set(freed[1:])) == 1
