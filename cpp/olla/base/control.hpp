@@ -22,7 +22,8 @@ using ProgressFn = std::function<bool(const Progress&)>;
 inline constexpr std::int64_t kAnyWork = std::numeric_limits<std::int64_t>::max();
 
 // Limits on time and work and a stop request in one cheap question. The clock is read on every call, the callback is asked by the
-// first one, and then ten times a second: a request that came before the search ends it at once. What a unit of work is, the search says that spends it; unlike time, it ends a search at the same place everywhere.
+// first one, and then ten times a second: a request that came before the search ends it at once. What a unit of work is, the search
+// says that spends it; unlike time, it ends a search at the same place everywhere.
 class Control {
  public:
   Control(const char* stage, double limit_seconds, ProgressFn progress, std::int64_t max_work = kAnyWork)
