@@ -4,8 +4,27 @@
 
 #include "olla/order/branch.hpp"
 #include "olla/order/refine.hpp"
+#include "olla/order/series_parallel.hpp"
 
 namespace olla {
+
+namespace {
+
+// A short look that most graphs need no more than: a pass and a few bounds. The order is kept if it proves to be the best.
+void look(const Graph& graph, const OrderOptions& options, Control& control, Schedule& best, OrderResult& result) {
+  const std::int64_t work = 30 * std::int64_t{graph.num_ops()};
+  Control brief("order", control.seconds_left(), nullptr, std::min(work, control.work_left()));
+  const std::int64_t before = brief.work_left();
+  Refiner refiner(graph, brief, options.seed);
+  Schedule candidate = best;
+  refiner.refine(candidate, result.bound, TieBreak::kPrefix, 1);
+  refiner.raise_bound(candidate, result.bound, graph.num_ops());
+  if (candidate.peak == result.bound) best = std::move(candidate);
+  result.num_cuts += refiner.num_cuts();
+  control.spend(before - brief.work_left());
+}
+
+}  // namespace
 
 OrderResult order(const Graph& graph, std::span<const std::vector<OpId>> starts, const OrderOptions& options, Control& control) {
   if (starts.empty()) throw PlanError("ordering needs at least one order to start from", "order", {});
@@ -30,6 +49,14 @@ OrderResult order(const Graph& graph, std::span<const std::vector<OpId>> starts,
     if (start.peak < best.peak) best = std::move(start);
     if (open()) refiner.raise_bound(best, result.bound, graph.num_ops());
   };
+  if (open()) look(graph, options, control, best, result);
+  if (open()) {
+    constexpr int kMaxCharges = 8;
+    SeriesParallelResult found = series_parallel_order(graph, best.order, kMaxCharges, control);
+    result.bound = std::max(result.bound, found.bound);
+    if (!found.order.empty()) schedules.emplace(schedules.begin(), graph, std::move(found.order));
+    if (schedules.front().peak < best.peak) best = schedules.front();
+  }
   for (std::size_t i = 0; i < schedules.size() && open(); ++i) improve(schedules[i], TieBreak::kPrefix);
   for (int i = 0; i < options.num_restarts && open(); ++i) {
     improve(schedules[i % schedules.size()], i % 2 == 0 ? TieBreak::kRandom : TieBreak::kLargest);

@@ -53,7 +53,8 @@ class Refiner {
   std::vector<std::uint8_t> known_;  // the cut of op v over the whole order is in the bound already
 };
 
-// A bound in bytes without any flow: at op v everything it reads and writes is live, and so are the residents. O(ops + uses).
+// A bound in bytes without any flow: at op v everything it reads and writes is live, at the end all outputs, and the
+// residents always. O(ops + uses).
 Bytes working_set_bound(const Graph& graph);
 
 }  // namespace olla
