@@ -54,8 +54,10 @@ OrderResult order(const Graph& graph, std::span<const std::vector<OpId>> starts,
     constexpr int kMaxCharges = 8;
     SeriesParallelResult found = series_parallel_order(graph, best.order, kMaxCharges, control);
     result.bound = std::max(result.bound, found.bound);
-    if (!found.order.empty()) schedules.emplace(schedules.begin(), graph, std::move(found.order));
-    if (schedules.front().peak < best.peak) best = schedules.front();
+    if (!found.order.empty() && found.peak < best.peak) {
+      best = Schedule(graph, std::move(found.order));
+      schedules.insert(schedules.begin(), best);
+    }
   }
   for (std::size_t i = 0; i < schedules.size() && open(); ++i) improve(schedules[i], TieBreak::kPrefix);
   for (int i = 0; i < options.num_restarts && open(); ++i) {

@@ -6,11 +6,24 @@ namespace olla {
 namespace {
 
 Segment glued(const Segment& a, const Segment& b, std::vector<OpId>& next) {
-  next[a.last] = b.first;
-  return {std::max(a.hill, a.rise + b.hill), a.rise + b.rise, a.first, b.last};
+  Segment both{std::max(a.hill, a.rise + b.hill), a.rise + b.rise, a.first, b.last};
+  if (a.first == kNoOp) both.first = b.first;
+  if (b.first == kNoOp) both.last = a.last;
+  if (a.first != kNoOp && b.first != kNoOp) next[a.last] = b.first;
+  return both;
 }
 
 }  // namespace
+
+std::vector<Segment> canonical(std::span<const Segment> segments, std::vector<OpId>& next) {
+  const JohnsonOrder before;
+  std::vector<Segment> list;
+  for (Segment segment : segments) {
+    for (; !list.empty() && !before(list.back(), segment); list.pop_back()) segment = glued(list.back(), segment, next);
+    list.push_back(segment);
+  }
+  return list;
+}
 
 void SegmentList::join_parallel(SegmentList& other) {
   if (segments_.size() < other.segments_.size()) segments_.swap(other.segments_);

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <set>
+#include <span>
 
 #include "olla/base/types.hpp"
 
@@ -17,7 +18,7 @@ namespace olla {
 
 struct Segment {
   Bytes hill = 0, rise = 0;  // above what was live before it; hill >= rise, hill >= 0
-  OpId first = kNoOp, last = kNoOp;
+  OpId first = kNoOp, last = kNoOp;  // none, where it stands for ops that are listed elsewhere
 };
 
 struct JohnsonOrder {
@@ -28,9 +29,13 @@ struct JohnsonOrder {
   }
 };
 
+// The canonical list of segments that run in the given order. As SegmentList::join_series.
+std::vector<Segment> canonical(std::span<const Segment> segments, std::vector<OpId>& next);
+
 class SegmentList {
  public:
   explicit SegmentList(const Segment& only) : segments_{only} {}
+  explicit SegmentList(std::span<const Segment> canonical) : segments_(canonical.begin(), canonical.end()) {}
 
   // What runs beside this list: merged. O(n log m), n segments in the shorter list. `other` is left empty.
   void join_parallel(SegmentList& other);

@@ -7,6 +7,7 @@
 #include "olla/base/lists.hpp"
 #include "olla/graph/paths.hpp"
 #include "olla/graph/profile.hpp"
+#include "olla/order/out_tree.hpp"
 #include "olla/order/segments.hpp"
 
 namespace olla {
@@ -161,15 +162,23 @@ std::vector<Bytes> freed_bytes(const Graph& graph, std::span<const OpId> charged
   return freed;
 }
 
-// The best order where tensor t is freed by op charged[t]; its peak is that of the charges.
-SeriesParallelResult solve(const Graph& graph, const Decomposition& parts, std::span<const OpId> charged) {
+// The best order where tensor t is freed by op charged[t]; its bound is the peak of the charges. Trees stand for all their ops:
+// as their orders have it, or, with `least`, as if they came to the least at once.
+SeriesParallelResult solve(const Graph& graph, const Decomposition& parts, std::span<const OpId> charged, const OutTrees& trees,
+                           std::vector<OpId> next, bool least) {
   const std::vector<Bytes> freed = freed_bytes(graph, charged);
-  std::vector<OpId> next(graph.num_ops(), kNoOp);
+  std::vector<std::vector<Segment>> runs(graph.num_ops());
+  for (OpId v = 0; v < graph.num_ops(); ++v) {
+    runs[v] = {trees.below(v) ? Segment{} : Segment{graph.new_bytes(v) + graph.workspace(v), graph.new_bytes(v) - freed[v], v, v}};
+  }
+  for (const OpId root : trees.roots()) {
+    const std::vector<Segment> below = least ? trees.least_segments(root) : trees.tree(root).segments;
+    runs[root].insert(runs[root].end(), below.begin(), below.end());
+    runs[root] = canonical(runs[root], next);
+  }
   std::vector<SegmentList> lists;
   lists.reserve(graph.num_ops());
-  for (OpId v = 0; v < graph.num_ops(); ++v) {
-    lists.emplace_back(Segment{graph.new_bytes(v) + graph.workspace(v), graph.new_bytes(v) - freed[v], v, v});
-  }
+  for (const std::vector<Segment>& run : runs) lists.emplace_back(run);
   OpId root = 0;
   for (const auto [part, other, series] : parts.joins()) {
     series ? lists[part].join_series(lists[other], next) : lists[part].join_parallel(lists[other]);
@@ -196,15 +205,18 @@ SeriesParallelResult series_parallel_order(const Graph& graph, std::span<const O
   const Decomposition parts(known.preds);
   if (!parts.complete()) return best;
 
+  std::vector<OpId> next(graph.num_ops(), kNoOp);
+  const OutTrees trees(graph, known, next);
   std::vector<OpId> order(start.begin(), start.end()), charged = known.last_user;
   for (int round = 0; round < max_rounds && !control.late(); ++round) {
     const Lifetimes lives = lifetimes(graph, order);
     for (TensorId t = 0; t < graph.num_tensors(); ++t) {
       if (known.last_user[t] == kNoOp && !graph.users(t).empty() && !graph.output(t)) charged[t] = order[lives.last[t] - 1];
     }
-    SeriesParallelResult found = solve(graph, parts, charged);
+    SeriesParallelResult found = solve(graph, parts, charged, trees, next, false);
     found.peak = profile(graph, found.order).peak;
-    best.bound = std::max(best.bound, found.bound);
+    const bool exact = trees.roots().empty();
+    best.bound = std::max(best.bound, exact ? found.bound : solve(graph, parts, charged, trees, next, true).bound);
     order = found.order;
     if (best.order.empty() || found.peak < best.peak) {
       best.peak = found.peak;

@@ -140,6 +140,35 @@ TEST(tensors_of_several_readers_leave_a_bound_that_holds) {
   CHECK(num_proved > 450);
 }
 
+TEST(trees_whose_children_share_a_tensor_are_nearly_all_proved) {
+  int num_proved = 0, num_best = 0;
+  constexpr int kTrees = test::kSanitized ? 200 : 2000;
+  for (std::uint32_t seed = 0; seed < kTrees; ++seed) {
+    std::mt19937 random(seed);
+    const auto num = static_cast<OpId>(2 + random() % 11);
+    const Bytes largest = seed % 4 == 0 ? 3 : 100;
+    const auto size = [&] { return static_cast<Bytes>(random() % static_cast<std::uint64_t>(largest + 1)); };
+    std::vector<test::Op> ops(num);
+    std::vector<Bytes> bytes;
+    for (OpId v = 0; v < num; ++v) {
+      if (v > 0) ops[v].reads = {static_cast<TensorId>(seed % 2 == 0 ? random() % v : std::max<OpId>(0, v - 1 - random() % 3))};
+      ops[v].writes = {v};
+      ops[v].workspace = random() % 3 == 0 ? size() : 0;
+      bytes.push_back(size());
+    }
+    const Graph graph(test::data(std::move(bytes), ops));
+    const SeriesParallelResult result = solve(graph);
+    const Bytes least = least_peak(graph);
+    CHECK(graph.is_order(result.order));
+    CHECK_EQ(result.peak, profile(graph, result.order).peak);
+    CHECK(result.bound <= least && least <= result.peak);
+    num_proved += result.bound == result.peak ? 1 : 0;
+    num_best += least == result.peak ? 1 : 0;
+  }
+  CHECK(num_proved > kTrees * 97 / 100);
+  CHECK(num_best > kTrees * 98 / 100);
+}
+
 TEST(a_graph_that_is_not_series_parallel_has_no_answer) {
   // 0 -> 2, 0 -> 3, 1 -> 3: the smallest one.
   const Graph graph(test::data({1, 1, 1}, {{.writes = {0, 1}}, {.writes = {2}}, {.reads = {0}}, {.reads = {1, 2}}}));
