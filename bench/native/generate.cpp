@@ -127,7 +127,10 @@ class Tape {
       in_place(root);
       in_place(p, {mean, root});
     }
-    step_.data.outputs = {loss};
+    return outputs({loss});
+  }
+  TrainingStep outputs(std::vector<TensorId> tensors) {
+    step_.data.outputs = std::move(tensors);
     return std::move(step_);
   }
 
@@ -210,9 +213,34 @@ TrainingStep tangle(std::int64_t num_ops) {
   return tape.finish(recent.back(), false);
 }
 
+TensorId many_tables(Tape& tape, std::int64_t num_tables) {
+  constexpr Bytes kRows = 64, kWidth = 16;
+  std::mt19937_64 random(1);
+  std::vector<TensorId> parts;
+  for (std::int64_t i = 0; i < num_tables; ++i)
+    parts.push_back(tape.affine(tape.tensor(kRows * kItem), 1, kWidth * static_cast<Bytes>(1 + random() % 100)));
+  return tape.product(tape.concatenate(parts), tape.tensor(kRows), kItem);
+}
+
+TrainingStep tree(std::int64_t num_ops) {
+  constexpr std::int64_t kChain = 3;
+  std::mt19937_64 random(1);
+  Tape tape;
+  const auto size = [&] { return static_cast<Bytes>(1 + random() % 4096); };
+  std::vector<TensorId> open;
+  for (std::int64_t i = 0; i < std::max<std::int64_t>(1, num_ops / (kChain + 1)); ++i) {
+    open.push_back(tape.make({}, size()));
+    for (std::int64_t j = 1; j < kChain; ++j) open.back() = tape.make({open.back()}, size());
+  }
+  for (std::size_t i = 0; i + 1 < open.size(); i += 2) open.push_back(tape.make({open[i], open[i + 1]}, size()));
+  return tape.outputs({open.back()});
+}
+
 TrainingStep record(const StackOptions& options, std::int64_t num_layers) {
   Tape tape;
-  const TensorId loss = options.family == Family::kTransformer ? transformer(tape, num_layers) : convnet(tape, num_layers);
+  const TensorId loss = options.family == Family::kTransformer ? transformer(tape, num_layers)
+                        : options.family == Family::kTables    ? many_tables(tape, num_layers)
+                                                               : convnet(tape, num_layers);
   return tape.finish(loss, options.clip);
 }
 
@@ -220,6 +248,7 @@ TrainingStep record(const StackOptions& options, std::int64_t num_layers) {
 
 TrainingStep stack(const StackOptions& options) {
   if (options.family == Family::kTangle) return tangle(options.num_ops);
+  if (options.family == Family::kTree) return tree(options.num_ops);
   const auto ops = [&](std::int64_t num_layers) { return record(options, num_layers).data.reads.size(); };
   const double few = static_cast<double>(ops(4)), per_layer = static_cast<double>(ops(5)) - few;
   const double num_layers = 4 + std::round((static_cast<double>(options.num_ops) - few) / per_layer);

@@ -9,13 +9,15 @@ namespace olla::bench {
 enum class Family : std::uint8_t {
   kConvnet,      // residual and inception blocks; peaks amid the backward pass
   kTransformer,  // peaks at the loss, where one cut proves that no order helps
-  kTangle        // random reads among the latest tensors, random sizes: no training step, but hard
+  kTangle,       // random reads among the latest tensors, random sizes: no training step, but hard
+  kTables,       // embedding tables of unequal sizes, all looked up, joined, and updated: very many parallel branches, both ways
+  kTree          // chains joined in pairs, random sizes: no training step either
 };
 
 struct StackOptions {
   Family family = Family::kConvnet;
   std::int64_t num_ops = 60'000;  // the number of layers follows: the result is off by less than half a layer
-  bool clip = false;              // gradients clipped to a global norm: no update can run before the last one; not for tangles
+  bool clip = false;  // gradients clipped to a global norm: no update can run before the last one; not for tangles and trees
 };
 
 struct TrainingStep {

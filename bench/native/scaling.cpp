@@ -1,6 +1,7 @@
 // How every stage of planning grows with the graph: seconds and peak resident memory on generated training steps.
 //
-//     bench_scaling [--family convnet|transformer|tangle] [--clip] [--sizes 1000,10000] [--time-limit S] [--highs LIBRARY]
+//     bench_scaling [--family convnet|transformer|tangle|tables|tree] [--clip] [--sizes 1000,10000] [--time-limit S] [--highs
+//     LIBRARY]
 //
 // Each stage runs in a process of its own, so that its memory is its own; generating the graph is part of that memory, not of the
 // time. Of short stages the fastest of three runs counts.
@@ -36,7 +37,19 @@ struct Settings {
 };
 
 const char* name_of(Family family) {
-  return family == Family::kConvnet ? "convnet" : family == Family::kTransformer ? "transformer" : "tangle";
+  switch (family) {
+    case Family::kConvnet:
+      return "convnet";
+    case Family::kTransformer:
+      return "transformer";
+    case Family::kTangle:
+      return "tangle";
+    case Family::kTables:
+      return "tables";
+    case Family::kTree:
+      return "tree";
+  }
+  return "";
 }
 
 std::vector<OpId> program_order(const Graph& graph) {
@@ -292,7 +305,7 @@ int run(const Settings& settings) {
 }
 
 std::optional<Family> family_named(const std::string& name) {
-  for (const Family family : {Family::kConvnet, Family::kTransformer, Family::kTangle}) {
+  for (const Family family : {Family::kConvnet, Family::kTransformer, Family::kTangle, Family::kTables, Family::kTree}) {
     if (name == name_of(family)) return family;
   }
   return std::nullopt;
@@ -331,7 +344,7 @@ int main(int argc, char** argv) {
   if (!olla::bench::parse(argc, argv, settings)) {
     std::fprintf(
         stderr,
-        "usage: bench_scaling [--family convnet|transformer|tangle] [--clip] [--sizes 1000,10000] [--time-limit S] [--highs LIBRARY]\n");
+        "usage: bench_scaling [--family convnet|transformer|tangle|tables|tree] [--clip] [--sizes 1000,10000] [--time-limit S] [--highs LIBRARY]\n");
     return 2;
   }
   return olla::bench::run(settings);

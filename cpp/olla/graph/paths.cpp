@@ -19,7 +19,8 @@ std::vector<std::uint8_t> longer_paths(const Graph& graph, std::span<const Edge>
   const std::vector<OpId> order = topological_order(graph.preds(), succs);
   std::vector<Step> place(n);
   for (Step s = 0; s < n; ++s) place[order[s]] = s;
-  const auto asked = sorted_by(pairs.size(), [&](std::int32_t i) { return std::pair(place[pairs[i].second], -place[pairs[i].first]); });
+  const auto asked =
+      sorted_by(pairs.size(), [&](std::int32_t i) { return std::pair(place[pairs[i].second], -place[pairs[i].first]); });
 
   std::vector<std::uint8_t> found(pairs.size(), 0);
   std::vector<Targets> reached(n);
@@ -28,7 +29,8 @@ std::vector<std::uint8_t> longer_paths(const Graph& graph, std::span<const Edge>
     const Step lo = place[pairs[asked[next]].second] / kBlock * kBlock, hi = std::min(n, lo + kBlock);
     std::size_t end = next;  // of the pairs with a target in this block, by the place of where they begin
     Step first = hi;
-    for (; end < asked.size() && place[pairs[asked[end]].second] < hi; ++end) first = std::min(first, place[pairs[asked[end]].first]);
+    for (; end < asked.size() && place[pairs[asked[end]].second] < hi; ++end)
+      first = std::min(first, place[pairs[asked[end]].first]);
     for (Step s = hi - 1; s >= first; --s) {
       Targets& mine = reached[order[s]];
       mine.fill(0);
@@ -41,9 +43,8 @@ std::vector<std::uint8_t> longer_paths(const Graph& graph, std::span<const Edge>
     for (; next < end; ++next) {
       const auto [u, v] = pairs[asked[next]];
       const Step bit = place[v] - lo;
-      found[asked[next]] = std::ranges::any_of(succs[u], [&](OpId w) {
-        return w != v && place[w] < place[v] && (reached[w][bit / 64] >> (bit % 64) & 1) != 0;
-      });
+      found[asked[next]] = std::ranges::any_of(
+          succs[u], [&](OpId w) { return w != v && place[w] < place[v] && (reached[w][bit / 64] >> (bit % 64) & 1) != 0; });
     }
   }
   return found;

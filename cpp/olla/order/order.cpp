@@ -10,16 +10,20 @@ namespace olla {
 
 namespace {
 
-// A short look that most graphs need no more than: a pass and a few bounds. The order is kept if it proves to be the best.
+// A short look that most graphs need no more than: a pass and a few bounds. What it finds counts if it is proved to be the best.
 void look(const Graph& graph, const OrderOptions& options, Control& control, Schedule& best, OrderResult& result) {
   const std::int64_t work = 30 * std::int64_t{graph.num_ops()};
   Control brief("order", control.seconds_left(), nullptr, std::min(work, control.work_left()));
   const std::int64_t before = brief.work_left();
   Refiner refiner(graph, brief, options.seed);
   Schedule candidate = best;
-  refiner.refine(candidate, result.bound, TieBreak::kPrefix, 1);
-  refiner.raise_bound(candidate, result.bound, graph.num_ops());
-  if (candidate.peak == result.bound) best = std::move(candidate);
+  Bytes bound = result.bound;
+  refiner.refine(candidate, bound, TieBreak::kPrefix, 1);
+  refiner.raise_bound(candidate, bound, graph.num_ops());
+  if (candidate.peak <= bound) {
+    best = std::move(candidate);
+    result.bound = bound;
+  }
   result.num_cuts += refiner.num_cuts();
   control.spend(before - brief.work_left());
 }

@@ -195,8 +195,13 @@ std::vector<Segment> best_greedy(const std::vector<Child>& children, Bytes share
 }  // namespace
 
 OutTrees::OutTrees(const Graph& graph, const Precedences& known, std::vector<OpId>& next)
-    : graph_(graph), known_(known), next_(next), succs_(transposed(known.preds, graph.num_ops())), trees_(graph.num_ops()),
-      leads_(graph.num_ops(), 0), inner_(graph.num_ops(), 0) {
+    : graph_(graph),
+      known_(known),
+      next_(next),
+      succs_(transposed(known.preds, graph.num_ops())),
+      trees_(graph.num_ops()),
+      leads_(graph.num_ops(), 0),
+      inner_(graph.num_ops(), 0) {
   const std::vector<OpId> order = topological_order(known.preds, succs_);
   for (auto v = order.rbegin(); v != order.rend(); ++v) {
     if (!leads(*v)) continue;
@@ -288,7 +293,8 @@ void OutTrees::fork(OpId v) {
     level = fork.level();
     tree.least.emplace_back(budget, level);
   }
-  const std::vector<Segment> moves = best_greedy(children, shared, tree.least.empty() ? tree.least_whole : tree.least.front().first, tree.least_whole);
+  const std::vector<Segment> moves =
+      best_greedy(children, shared, tree.least.empty() ? tree.least_whole : tree.least.front().first, tree.least_whole);
   tree.whole = highest(moves, shared);
   tree.segments = canonical(moves, next_);
   for (const OpId w : succs_[v]) trees_[w] = {};

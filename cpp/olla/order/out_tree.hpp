@@ -16,9 +16,9 @@ namespace olla {
 
 // How a tree is run once its root has been.
 struct OutTree {
-  std::vector<Segment> segments;                   // of an order
-  std::vector<std::pair<Bytes, Bytes>> least;      // (budget, memory): no order comes to less memory within less than the budget
-  Bytes whole = 0, least_whole = 0;                // budget to run it all: of the order, and of any
+  std::vector<Segment> segments;               // of an order
+  std::vector<std::pair<Bytes, Bytes>> least;  // (budget, memory): no order comes to less memory within less than the budget
+  Bytes whole = 0, least_whole = 0;            // budget to run it all: of the order, and of any
 };
 
 class OutTrees {
@@ -26,8 +26,8 @@ class OutTrees {
   // Links ops of a segment by next.
   OutTrees(const Graph& graph, const Precedences& known, std::vector<OpId>& next);
 
-  const std::vector<OpId>& roots() const { return roots_; }       // whose trees are in no other one
-  bool below(OpId v) const { return inner_[v] != 0; }             // an op of such a tree, the root left out
+  const std::vector<OpId>& roots() const { return roots_; }  // whose trees are in no other one
+  bool below(OpId v) const { return inner_[v] != 0; }        // an op of such a tree, the root left out
   const OutTree& tree(OpId root) const { return trees_[root]; }
   std::vector<Segment> least_segments(OpId root) const;  // as if it came to the least at once; without ops
 

@@ -7,7 +7,8 @@ namespace olla {
 
 Bytes working_set_bound(const Graph& graph) {
   Bytes bound = graph.resident_bytes();
-  for (TensorId t = 0; graph.num_ops() > 0 && t < graph.num_tensors(); ++t) bound += graph.planned(t) && graph.output(t) ? graph.bytes(t) : 0;
+  for (TensorId t = 0; graph.num_ops() > 0 && t < graph.num_tensors(); ++t)
+    bound += graph.planned(t) && graph.output(t) ? graph.bytes(t) : 0;
   for (OpId v = 0; v < graph.num_ops(); ++v) {
     Bytes used = graph.resident_bytes() + graph.new_bytes(v) + graph.workspace(v);
     for (const TensorId t : graph.uses(v)) used += graph.planned(t) ? graph.bytes(t) : 0;

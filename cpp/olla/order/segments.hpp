@@ -1,12 +1,12 @@
 // Hills and valleys: the pieces of the best order of a part of a graph, and how two parts are joined.
 //
-// A segment is a run of ops that stays together: while it runs memory rises by `hill` at most, and by `rise` in all. Two segments of
-// two parts that do not depend on each other go in the order of Johnson's rule: first those that free, the lowest hill first; then
-// those that take, the one that falls most behind its hill first. A list is canonical if its segments stand in that order, each
-// strictly before the next. A segment that should go before the one it has to follow is one with it. So the best order of two
+// A segment is a run of ops that stays together: while it runs memory rises by `hill` at most, and by `rise` in all. Two segments
+// of two parts that do not depend on each other go in the order of Johnson's rule: first those that free, the lowest hill first;
+// then those that take, the one that falls most behind its hill first. A list is canonical if its segments stand in that order,
+// each strictly before the next. A segment that should go before the one it has to follow is one with it. So the best order of two
 // parallel parts is their canonical lists merged, that of two parts in series one list behind the other, made canonical again.
-// Sources: Abdel-Wahab, Kameda, Operations Research 26 (1978); Monma, Sidney, Mathematics of Operations Research 4 (1979); for trees
-// Liu, SIAM J. Algebraic Discrete Methods 8 (1987).
+// Sources: Abdel-Wahab, Kameda, Operations Research 26 (1978); Monma, Sidney, Mathematics of Operations Research 4 (1979); for
+// trees Liu, SIAM J. Algebraic Discrete Methods 8 (1987).
 #pragma once
 
 #include <set>
@@ -17,7 +17,7 @@
 namespace olla {
 
 struct Segment {
-  Bytes hill = 0, rise = 0;  // above what was live before it; hill >= rise, hill >= 0
+  Bytes hill = 0, rise = 0;          // above what was live before it; hill >= rise, hill >= 0
   OpId first = kNoOp, last = kNoOp;  // none, where it stands for ops that are listed elsewhere
 };
 

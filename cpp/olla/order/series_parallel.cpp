@@ -50,7 +50,8 @@ class Decomposition {
  private:
   struct Node {
     OpId first = kNoOp, last = kNoOp;
-    std::vector<OpId> preds, succs;  // last ops of parts before, first ops of parts behind; those of parts that are gone stay listed
+    std::vector<OpId> preds,
+        succs;  // last ops of parts before, first ops of parts behind; those of parts that are gone stay listed
     std::uint64_t pred_sum = 0, succ_sum = 0;
     std::int64_t num_preds = 0, num_succs = 0;
     bool alive = true;
@@ -117,7 +118,8 @@ class Decomposition {
   }
 
   bool same_neighbours(Node& a, Node& b) {
-    if (a.num_preds != b.num_preds || a.num_succs != b.num_succs || a.pred_sum != b.pred_sum || a.succ_sum != b.succ_sum) return false;
+    if (a.num_preds != b.num_preds || a.num_succs != b.num_succs || a.pred_sum != b.pred_sum || a.succ_sum != b.succ_sum)
+      return false;
     drop_gone(a);
     drop_gone(b);
     const auto same = [](std::vector<OpId>& x, std::vector<OpId>& y) {

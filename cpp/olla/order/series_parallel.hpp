@@ -1,7 +1,7 @@
 // Best orders of series-parallel graphs, trees among them, with a proof: no search, and about linear time.
 //
-// Exact where (1) the precedences between ops are series-parallel: single ops, one part behind all of another (series), or beside it
-// (parallel), nested to any depth, whatever transitive dependencies say the same again; in-trees, out-trees, chains and forests
+// Exact where (1) the precedences between ops are series-parallel: single ops, one part behind all of another (series), or beside
+// it (parallel), nested to any depth, whatever transitive dependencies say the same again; in-trees, out-trees, chains and forests
 // are; and (2) of every tensor that is freed, one user is known to run last. Workspaces, in-place changes, results that nobody
 // reads, donated inputs and outputs are all as in profile.hpp.
 //
@@ -15,7 +15,8 @@
 //
 // Where (2) fails, such a tensor is charged to one of its users. It is freed no earlier than that one runs, so the least peak under
 // any charge is a lower bound; charging the user that runs last in an order, that order's own memory is counted exactly. So the
-// order found under one charge gives the next. Where (1) fails there is no answer.
+// order found under one charge gives the next. Trees whose children all read one tensor have an order and a bound of their own
+// (out_tree.hpp). Where (1) fails there is no answer.
 #pragma once
 
 #include "olla/base/control.hpp"

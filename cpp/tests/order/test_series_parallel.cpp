@@ -12,7 +12,8 @@ using namespace olla;
 
 namespace {
 
-// A random series-parallel order on num ops, as edges from op to op; or a tree, up or down. No recursion: parts are joined at random.
+// A random series-parallel order on num ops, as edges from op to op; or a tree, up or down. No recursion: parts are joined at
+// random.
 std::vector<Edge> random_edges(OpId num, std::mt19937& random, bool tree, bool out) {
   std::vector<Edge> edges;
   if (tree) {
