@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 import olla
 from bench.support.harness import Cell, Report
 from tests.support.generate import stack
-from tests.support.trees import SHAPES, tables, tensors_along
+from tests.support.order.trees import SHAPES, tables, tensors_along
 
 COLUMNS = ["graph", "one tensor for all readers", "what is unread lasts", "ops", "best of Inductor's four orders"]
 COLUMNS += ["peak", "bound", "gap %", "proved", "processor seconds"]
@@ -44,7 +44,7 @@ def graphs(sizes: list[int], num_tables: list[int]) -> Iterator[tuple[str, bool,
     for num in num_tables:
         yield f"{num} tables", True, True, tables(num)
     if importlib.util.find_spec("torch"):
-        from tests.support.pytorch.recommender import captured_step
+        from tests.support.order.many_tables import captured_step
 
         for optimizer in ("sgd", "adam"):
             yield f"captured, 400 tables, {optimizer}", True, True, captured_step(400, optimizer)
@@ -55,7 +55,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", type=int, default=[1_000, 5_000, 20_000], metavar="OPS")
     parser.add_argument("--tables", nargs="+", type=int, default=[400, 1_000, 4_000], metavar="NUM")
-    parser.add_argument("--time-limit", type=float, default=2.0, help="seconds per graph; default 2")
+    parser.add_argument("--time-limit", type=float, default=10.0, help="seconds per graph; default 10")
     parser.add_argument("--markdown", type=Path, metavar="OUT")
     options = parser.parse_args()
 

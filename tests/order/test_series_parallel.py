@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import olla
 from olla import Graph, _core
 from tests.support import oracle
-from tests.support.trees import SHAPES, tables, tensors_along
+from tests.support.order.trees import SHAPES, tables, tensors_along
 
 EXACT = ("in_tree", "out_tree", "glued_trees", "series_parallel")
 

@@ -3,7 +3,7 @@
 import time
 
 import olla
-from tests.support.pytorch.recommender import captured_step
+from tests.support.order.many_tables import captured_step
 
 
 def test_the_step_of_200_tables_is_proved() -> None:
