@@ -9,7 +9,7 @@ import pytest
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from olla.inductor.simulate.step import replay, sweep
+from olla.inductor.simulate.step import Replay, replay, sweep
 from tests.support.pytorch.compiling import fresh, square, untold  # noqa: F401
 from tests.support.pytorch.steps import nn, torch
 
@@ -93,17 +93,17 @@ class Adapted(nn.Module):
         return F.relu(y + self.up(self.down(F.dropout(x, 0.1))) if self.small else y)
 
 
-def test_small_convolutions_behind_dropout_need_no_more_than_training_all() -> None:
+def test_small_convolutions_behind_dropout_save_about_what_training_all_does() -> None:
     """See peft#2196."""
-    x = torch.randn(4, 16, 32, 32)
-    of = {}
-    for small in (False, True):
-        model = nn.Sequential(nn.Conv2d(16, 16, 1), *(Adapted(small=small) for _ in range(6)))
-        for share in (0.05, 0.2):
-            of[small, share] = replay(model, x, square, backend="olla", options={"max_slowdown": share}).peak_bytes
-    print({key: value / 2**20 for key, value in of.items()})
-    assert of[True, 0.05] < 1.2 * of[False, 0.05]
-    assert of[True, 0.2] <= of[True, 0.05]
+
+    def found(small: bool, share: float) -> Replay:
+        model = nn.Sequential(nn.Conv2d(16, 16, 1), *(Adapted(small=small) for _ in range(3)))
+        return replay(model, torch.randn(4, 16, 32, 32), square, backend="olla", options={"max_slowdown": share})
+
+    of_all, little, more = found(False, 0.05), found(True, 0.05), found(True, 0.2)
+    saved_bytes = [sum(split.saved_bytes for split in step.splits) for step in (of_all, little)]
+    assert saved_bytes[1] < 1.2 * saved_bytes[0]
+    assert more.peak_bytes <= little.peak_bytes < 0.6 * little.eager_peak_bytes
 
 
 class Normed(nn.Module):
@@ -127,7 +127,6 @@ def test_rms_norm_under_autocast_needs_less_than_eager_and_torch() -> None:
 
     step = Normed(), torch.randn(8, 256, 64), loss
     found, theirs = replay(*step, backend="olla"), sweep(*step, (1.0, 0.5))
-    print(found.peak_bytes, found.eager_peak_bytes, [r.peak_bytes for r in theirs.values()])
     assert found.peak_bytes < found.eager_peak_bytes
     assert found.peak_bytes <= min(other.peak_bytes for other in theirs.values())
 
@@ -148,5 +147,4 @@ def test_checkpointed_blocks_in_16_bits_need_less_than_eager() -> None:
     """See pytorch#120381."""
     step = Checkpointed().bfloat16(), torch.randn(8, 256, 64, dtype=torch.bfloat16), square
     found = replay(*step, backend="olla")
-    print(found.peak_bytes, found.eager_peak_bytes)
     assert found.peak_bytes < found.eager_peak_bytes
