@@ -93,11 +93,15 @@ class Adapted(nn.Module):
         return F.relu(y + self.up(self.down(F.dropout(x, 0.1))) if self.small else y)
 
 
-def test_small_convolutions_behind_dropout_save_about_what_training_all_does() -> None:
+_RISING = pytest.mark.xfail(reason="of six the code for 20 % needs more than that for 5 %: no code is judged here")
+
+
+@pytest.mark.parametrize("number", [3, pytest.param(6, marks=[pytest.mark.slow, _RISING])])
+def test_small_convolutions_behind_dropout_save_about_what_training_all_does(number: int) -> None:
     """See peft#2196."""
 
     def found(small: bool, share: float) -> Replay:
-        model = nn.Sequential(nn.Conv2d(16, 16, 1), *(Adapted(small=small) for _ in range(3)))
+        model = nn.Sequential(nn.Conv2d(16, 16, 1), *(Adapted(small=small) for _ in range(number)))
         return replay(model, torch.randn(4, 16, 32, 32), square, backend="olla", options={"max_slowdown": share})
 
     of_all, little, more = found(False, 0.05), found(True, 0.05), found(True, 0.2)
