@@ -4,8 +4,8 @@
 
 An ordinary loop, the same with expandable segments and in `olla.pool`, and `olla.compile` without a goal and within 5
 and 10 % of added time, each in a process of its own: the most bytes allocated and reserved, model and first step
-included, and the most allocated in one more step. The models are those of bench_run.py and seven others. Sizes, order and
-allocator are real under the stand-in for CUDA (docs/cuda.md) too, and the page then says that it was used; kernels
+included, and the most allocated in one more step. The models are those of bench_run.py and seven others. Sizes, order
+and allocator are real under the stand-in for CUDA (docs/cuda.md) too, and the page then says that it was used; kernels
 and numbers play no part here.
 
 Exit status: 1 if a way of olla reserves more than the loop, or a goal more than none, or a request was missed.

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from olla.errors import ReplayError
+from olla.pytorch.capture import Captured
 from olla.pytorch.capture.inputs import Input
 from olla.pytorch.memory.copies import Copies
 from olla.pytorch.program.program import READ, Program
@@ -86,21 +87,20 @@ class Graphed:
     waits for every copy. A learning rate on the CPU is a constant of the graph, until it changes: then it moves into a
     tensor on the device, where the step computes with it as with one.
 
-    What is captured, `program`, has run before; `moving` makes the one that takes rates on the device, None: there is
-    none; `copies` are those beside its ops, where it swaps.
+    What is captured, `program`, has run before; `moving` makes the one that takes rates on the device; `copies` are those beside its ops, where it swaps.
     """
 
     def __init__(
         self,
         program: Program,
-        inputs: Sequence[Input],
-        copies: Copies | None = None,
-        moving: Callable[[], Program] | None = None,
+        captured: Captured,
+        copies: Copies | None,
+        moving: Callable[[], Program],
     ) -> None:
         self._program = program
-        self._inputs = inputs
+        self._inputs = captured.inputs
         self._copies = copies
-        self._moving = moving
+        self._moving = moving if rates_can_move(captured.module, captured.inputs) else None
         self._rates_move = self._has_warned = False
         self._replay: Callable[[], None] | None = None
         self._results: list[torch.Tensor] = []

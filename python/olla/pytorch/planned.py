@@ -83,6 +83,19 @@ class PlannedStep:
         """Return the peak of the program order of the step as it was captured, sizes rounded up."""
         return program_peak(self.given(), self.alignment)
 
+    def compile_moved(self, replay: Replay | None, arranged: Arranged | None) -> Program:
+        """Return the step, in its arena where it has one, with its rates as tensors."""
+        if replay is None or arranged is None:
+            return self.compile(reads_rates=False)
+        return self.compile_arranged(replay, arranged, reads_rates=False)
+
+    def tell_lack(self, error: BaseException, replay: Replay | None, arranged: Arranged | None) -> None:
+        """Add to an error of a GPU without memory what the step needs, and give kept arenas back: others may fit."""
+        if isinstance(error, torch.OutOfMemoryError):
+            if replay is not None:
+                replay.release()
+            error.add_note(self.lacking_note(arranged))
+
     def lacking_note(self, arranged: Arranged | None) -> str:
         """Return what to tell where the device has too little memory; arranged is the arena, where it is known."""
         table = arrange_known(self.estimated, self.plan, self.alignment) if arranged is None else arranged.table

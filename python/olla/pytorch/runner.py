@@ -21,7 +21,7 @@ from olla.plan import Plan
 from olla.plan.plan import with_figures
 from olla.pytorch.cache import Place, RecordedStep
 from olla.pytorch.capture import Captured
-from olla.pytorch.cudagraph import Graphed, rates_can_move
+from olla.pytorch.cudagraph import Graphed
 from olla.pytorch.memory import arrange
 from olla.pytorch.memory.copies import HostMemory
 from olla.pytorch.memory.replay import Allocations, Replay
@@ -139,30 +139,21 @@ class Runner:
                 copies.end()
         except BaseException as error:
             self._clear(error)
-            if isinstance(error, torch.OutOfMemoryError):
-                if self._replay is not None:
-                    self._replay.release()  # whoever makes the batch smaller needs another arena
-                error.add_note(self._planned.lacking_note(self._arranged))
+            self._planned.tell_lack(error, self._replay, self._arranged)
             raise
         self.figures.num_steps += 1
         return results
 
     def _run(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if self._cuda_graph and self._is_settled():
-            if self._graphed is None:
-                captured, copies = self._captured, self._planned.copies
-                moving = self._rates_on_device if rates_can_move(captured.module, captured.inputs) else None
-                self._graphed = Graphed(self._run_program, captured.inputs, copies, moving)
+            parts = self._captured, self._planned.copies, self._rates_on_device
+            self._graphed = self._graphed or Graphed(self._run_program, *parts)
             return self._graphed(values)
         return self._run_program(values)
 
     def _rates_on_device(self) -> Call:
         """Let the step take its rates as tensors of the device from now on."""
-        planned = self._planned
-        if self._replay is None or self._arranged is None:
-            self.program = planned.compile(reads_rates=False)
-        else:
-            self.program = planned.compile_arranged(self._replay, self._arranged, reads_rates=False)
+        self.program = self._planned.compile_moved(self._replay, self._arranged)
         return self._run_program
 
     def _run_program(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:

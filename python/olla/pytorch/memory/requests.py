@@ -130,7 +130,7 @@ class Requests:
 
 
 def without_caches(recorded: Allocations, results: Sequence[torch.Tensor]) -> Allocations:
-    """Leave out what libraries took in a recorded step and keep, as cuBLAS its workspace: later steps do not ask for it.
+    """Leave out what libraries took in a recorded step and keep, as cuBLAS its workspace: later steps do not ask.
 
     Args:
         recorded: the step.

@@ -53,7 +53,7 @@ def compile_program(
         windows: the ops to call begin and end for.
         note: called with each tensor that an op writes, and a value that lives in it.
         copies: of a schedule that swaps.
-        reads_rates: whether rates are read as numbers, as they were captured; else they are used as the tensors they are.
+        reads_rates: whether rates are read as numbers, as they were captured; else they are used as tensors.
 
     Returns:
         A function of the values of ``captured.inputs`` that returns those of ``captured.outputs``. To be called without

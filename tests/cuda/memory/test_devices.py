@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.cuda.standin import Standin  # noqa: E402
+from tests.cuda.standin import Standin
 
 SCRIPT = """
 import gc, sys, threading, torch, olla

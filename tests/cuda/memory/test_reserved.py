@@ -1,4 +1,4 @@
-"""What torch's allocator reserves over the life of a loop: with olla no more than an ordinary one, in pools and with goals."""
+"""What torch's allocator reserves over the life of a loop: no more in pools, and with goals, than without."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def layers(number: int, *make: Callable[[], nn.Module]) -> nn.Module:
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "perceptron": (lambda: layers(6, lambda: nn.Linear(512, 512), nn.GELU), (4096, 512)),
+    "perceptron": (lambda: layers(6, lambda: nn.Linear(512, 512), nn.GELU), (1500, 512)),
     "convolutions": (
         lambda: layers(4, lambda: nn.Conv2d(16, 16, 3, padding=1), lambda: nn.BatchNorm2d(16), nn.SiLU),
-        (8, 16, 96, 96),
+        (4, 16, 64, 64),
     ),
-    "norms": (lambda: layers(5, lambda: nn.LayerNorm(256), lambda: nn.Linear(256, 256), nn.Tanh), (6000, 256)),
-    "weights alone": (lambda: layers(4, lambda: nn.Linear(1500, 1500)), (16, 1500)),
+    "norms": (lambda: layers(5, lambda: nn.LayerNorm(256), lambda: nn.Linear(256, 256), nn.Tanh), (2000, 256)),
+    "weights alone": (lambda: layers(4, lambda: nn.Linear(800, 800)), (16, 800)),
     "an arena of few MiB": (lambda: layers(6, lambda: nn.Linear(128, 128), nn.ReLU), (1200, 128)),
 }
 
@@ -72,8 +72,10 @@ def reserved(name: str, way: str, zero: str = "start", **options: Any) -> tuple[
         return torch.cuda.max_memory_reserved() - before, None if pool is None else pool.report()
 
 
-@pytest.mark.parametrize("zero", ["start", "behind the batch", "end"])
-@pytest.mark.parametrize("name", MODELS)
+CASES = [*((name, "start") for name in MODELS), ("perceptron", "behind the batch"), ("perceptron", "end")]
+
+
+@pytest.mark.parametrize(("name", "zero"), CASES)
 def test_a_pool_reserves_no_more_than_the_loop_without(faults: Standin, name: str, zero: str) -> None:
     """Its arena is taken when gradients are gone, and left where it would lie in a segment of its own on top."""
     ordinary, _ = reserved(name, "eager", zero)
@@ -109,7 +111,7 @@ def test_the_cache_is_emptied_only_for_an_arena_that_fits_nowhere(faults: Standi
         model, optimizer=optimizer, loss=lambda m, x: m(x).square().mean(), disk_cache=False, cache_size=16
     )
     freed = []
-    for rows in range(11_000, 0, -1000):
+    for rows in range(2200, 0, -200):
         for _ in range(3):
             step(torch.randn(rows, 256, device="cuda"))
         freed.append(torch.cuda.memory_stats()["segment.all.freed"])
