@@ -16,9 +16,14 @@ from olla.pytorch.capture.exclusive import between
 from olla.pytorch.capture.inputs import InputBinding
 from olla.pytorch.capture.results import Gradients
 from olla.pytorch.checks import failures
+from olla.pytorch.guards.followed import Followed
 from olla.pytorch.guards.guard import Guard, TensorFacts, Wholes
 from olla.pytorch.guards.places import Holds, Watched, contents
 from olla.pytorch.guards.values import equal
+
+from olla.pytorch.ordinary.loop import inference
+from olla.pytorch.ranks.wrapped import is_wrapped
+from olla.pytorch.sharded.fully import is_sharded
 
 if TYPE_CHECKING:
     from olla.pytorch.ranks.group import Ranks
@@ -176,6 +181,13 @@ class Captures:
             return False
         self._captures.pop(0)
         return True
+
+
+def followed(model: torch.nn.Module, loss: Callable[[Any, Any], Any] | None, body: Any) -> Followed | None:
+    """Return what follows a step's Python code at every call; None: its own body, or ranks that have to agree."""
+    if body is not None or is_wrapped(model) or is_sharded(model):
+        return None
+    return Followed(loss if loss is not None else inference)
 
 
 def _changed(captured: Captured, values: Sequence[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor, bool]]:

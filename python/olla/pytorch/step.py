@@ -139,7 +139,7 @@ class Step(_Told):
         import torch
 
         from olla.pytorch.binding import device_of
-        from olla.pytorch.captures import Captures
+        from olla.pytorch.captures import Captures, followed
         from olla.pytorch.memory.copies import HostMemory
         from olla.pytorch.ordinary.unplanned import Unplanned
 
@@ -159,6 +159,7 @@ class Step(_Told):
         here = self._device = device_of(self._model)
         self._host = HostMemory(self._device.type)
         self._captures = Captures(self._cache_size)
+        self._followed = followed(self._model, self._loss, self._body)
         self._ranks: Ranks | None = None  # that run the step together, once it is known that it communicates
         self._num_agreed = 0
         self._lock = threading.Lock()
@@ -195,10 +196,11 @@ class Step(_Told):
 
         For changes that no guard sees, and where what stopped a capture is mended.
         """
-        from olla.pytorch.captures import Captures
+        from olla.pytorch.captures import Captures, followed
 
         with self._lock:
             self._captures = Captures(self._cache_size)
+            self._followed = followed(self._model, self._loss, self._body)
             self._unplanned.forget()
 
     def release(self) -> None:
@@ -209,11 +211,8 @@ class Step(_Told):
 
     def run(self, batch: Any) -> Any:
         """Run one step where another one is under way whose part it is; for all else the step is called."""
-        from olla.pytorch.binding import batch_key, flatten
-
         batch = batch if self._padding is None else self._padding.padded(batch)
-        leaves, spec = flatten(batch)
-        key = batch_key(leaves, spec, self._device.type)
+        key, leaves = self._key(batch)
         found = self._found(batch, key, leaves)
         if isinstance(found, Exception):
             splits = self._loss is not None and self.optimizers and not self._keep_gradients and type(self) is Step
@@ -231,6 +230,14 @@ class Step(_Told):
             )
         return result
 
+    def _key(self, batch: Any) -> tuple[tuple[Any, ...], Sequence[Any]]:
+        """Return what a batch has in common with others that run one capture, and its leaves."""
+        from olla.pytorch.binding import batch_key, flatten
+
+        leaves, spec = flatten(batch)
+        key = batch_key(leaves, spec, self._device.type)
+        return (key if self._followed is None else (*key, self._followed.variant(self._model, batch, key))), leaves
+
     def _found(
         self, batch: Any, key: tuple[Any, ...], leaves: Sequence[Any]
     ) -> tuple[Capture, list[torch.Tensor], str] | Exception | None:
@@ -239,6 +246,7 @@ class Step(_Told):
         None: that is known from an earlier call.
         """
         from olla.pytorch.capture.exclusive import between
+        from olla.pytorch.checks import failures
 
         with between():
             capture, values, reason = self._captures.find(key, leaves)
@@ -249,6 +257,8 @@ class Step(_Told):
         if self._unplanned.takes(key):
             return None
         try:
+            if self._followed is not None:
+                failures.check_left(self._followed.left_by(key[-1]))
             capture = self._prepare(batch, key, leaves)
             with between():
                 return capture, capture.gather(leaves), reason
@@ -263,10 +273,7 @@ class Step(_Told):
         Raises:
             CaptureError: the step cannot be captured.
         """
-        from olla.pytorch.binding import batch_key, flatten
-
-        leaves, spec = flatten(batch)
-        found = self._found(batch, batch_key(leaves, spec, self._device.type), leaves)
+        found = self._found(batch, *self._key(batch))
         if isinstance(found, Exception):
             raise found
         if found is not None:

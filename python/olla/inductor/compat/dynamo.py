@@ -95,3 +95,43 @@ def compile_aten(
     # What is donated may not be kept for a second backward; olla's programs copy what they write over.
     with compat.functorch_config.patch(donated_buffer=False):
         return compile_with(module, inputs)
+
+
+def changed_objects() -> list[str]:
+    """Return what Python would find changed behind the code that Dynamo follows, as source; called by a backend.
+
+    Objects that the code has made itself do not count, nor attributes that are set to the number or text they hold.
+    """
+    translator = compat.private("torch._dynamo.symbolic_convert", "InstructionTranslator")
+    bases = "torch._dynamo.variables.base"
+    existing = tuple(compat.private(bases, f"{what}MutationExisting") for what in ("Attribute", "Value"))
+    effects = translator.current_tx().output.side_effects
+    found = []
+    for variable in effects.id_to_variable.values():
+        if not isinstance(variable.mutation_type, existing) or not effects.is_modified(variable):
+            continue
+        source = getattr(variable, "source", None)
+        name = "an object" if source is None else _readable(source.name)
+        written = effects.store_attr_mutations.get(variable, {})
+        names = [attribute for attribute, value in written.items() if not _is_held(variable, attribute, value)]
+        if names or not written:
+            found += [f"{name}.{attribute}" for attribute in names] or [name]
+    return found
+
+
+def _readable(source: Any) -> str:
+    """Return Dynamo's source of an object without its markup."""
+    text = str(source() if callable(source) else source)
+    for old, new in (("L['", ""), ("G['", ""), ("']", ""), (".__closure__[0].cell_contents", "'s closure")):
+        text = text.replace(old, new)
+    return text
+
+
+def _is_held(variable: Any, attribute: str, value: Any) -> bool:
+    """Whether an attribute is set to the constant that it holds already."""
+    nothing = object()
+    holder = getattr(variable, "value", nothing)
+    if holder is nothing or not value.is_python_constant():
+        return False
+    before, now = getattr(holder, attribute, nothing), value.as_python_constant()
+    return type(before) is type(now) and bool(before == now)

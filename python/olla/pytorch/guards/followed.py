@@ -1,0 +1,98 @@
+"""Whether a loss would run the operators that were captured, as Dynamo sees it: its guards on all that it has read."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from olla.inductor.compat import dynamo
+
+NOT_FOLLOWED = -1  # in place of a variant
+_SETTINGS = {  # of Dynamo, while it follows
+    "skip_nnmodule_hook_guards": False,
+    "recompile_limit": 64,
+    "capture_scalar_outputs": True,
+    "capture_dynamic_output_shape_ops": True,
+    "allow_rnn": True,
+    "optimize_ddp": False,
+    "suppress_errors": False,
+}
+
+
+class _Held(Exception):
+    """Raised in place of running a graph: the guards of a variant hold."""
+
+    def __init__(self, variant: int) -> None:
+        super().__init__(variant)
+        self.variant = variant
+
+
+class _Ordinary(Exception):
+    """Dynamo left the function alone, and it would run."""
+
+
+class Followed:
+    """Has Dynamo follow a function, and says at every call which of the ways it went before it would go again.
+
+    Nothing is run: in place of the graphs that Dynamo makes stand functions that raise an exception.
+
+    Args:
+        function: of a model and a batch.
+    """
+
+    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
+        def entry(model: Any, batch: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                raise _Ordinary
+            return function(model, batch)
+
+        # Code of its own, since Dynamo counts compilations by code.
+        own = types.FunctionType(entry.__code__.replace(), entry.__globals__, closure=entry.__closure__)
+        self._compiled = torch.compile(own, backend=self._note, fullgraph=True, dynamic=False)
+        self._change_settings = dynamo.settings(_SETTINGS)
+        self._left: list[tuple[str, ...]] = []  # of each variant, what it changes in Python
+        self._known: list[Any] = []  # keys of batches with which it was followed
+        self._lost: list[Any] = []  # and of those with which it could not be
+
+    def variant(self, model: torch.nn.Module, batch: Any, key: Any) -> int:
+        """Return the number of the way that the function would go, or NOT_FOLLOWED.
+
+        Args:
+            model: the function's first argument.
+            batch: its second.
+            key: of the batch; where a batch with it could not be followed, none is tried again.
+
+        Complexity: that of Dynamo's guards; of a way that is new, its tracing.
+        """
+        if key in self._lost:
+            return NOT_FOLLOWED
+        change_back = self._change_settings()
+        try:
+            self._compiled(model, batch)
+        except _Held as held:
+            if key not in self._known:
+                self._known.append(key)
+            return held.variant
+        except Exception:  # a graph break, most of all
+            pass
+        finally:
+            change_back()
+        if key not in self._known:
+            self._lost.append(key)
+        return NOT_FOLLOWED
+
+    def left_by(self, variant: int) -> tuple[str, ...]:
+        """Return, as source code, which objects the function changes on a way, beside tensors."""
+        return self._left[variant] if variant != NOT_FOLLOWED else ()
+
+    def _note(self, module: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        variant = len(self._left)
+        self._left.append(tuple(dynamo.changed_objects()))
+
+        def held(*_: Any) -> Any:
+            raise _Held(variant)
+
+        return held
