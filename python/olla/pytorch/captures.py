@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,9 @@ class Capture:
         self._num_tensors = sum(entry.kind in ("parameter", "buffer") for entry in captured.inputs)  # they come first
         self._guard = Guard(captured.reads, values[: self._num_tensors])
         self._gradients = captured.gradients or Gradients()
+        left = captured.outputs[captured.structure.num_tensors :]
+        self._unkept = [n for n in self._gradients.dropped if f"gradient of {n}" not in left]
+        self._has_told = False
         self._states = [i for i, entry in enumerate(captured.inputs) if entry.kind == "optimizer_state"]
         self._added_to = [i for i, entry in enumerate(captured.inputs) if entry.kind == "gradient"]
         others = ("input", "rate", "gradient")
@@ -105,6 +109,7 @@ class Capture:
         if left is not None:
             names = [name for name, _ in runner.gradients if name not in self._gradients.leaves]
             left.begin(self.inputs.parameter(name).grad for name in names if name not in self._gradients.dropped)
+        self._tell_of_dropped()
         self._gradients.drop(self.inputs.parameter)
         with ranks.in_step() if ranks is not None else contextlib.nullcontext():
             results = runner.run(values)
@@ -120,6 +125,18 @@ class Capture:
                 held = self._gradients.leave(self.inputs.parameter, ((*name, gradient) for name, gradient in found))
             runner.figures.held_gradient_bytes = held
         return runner.structure.fill(results[:num_values])
+
+    def _tell_of_dropped(self) -> None:
+        """Warn once where an ordinary loop has left gradients, and would leave others in their place."""
+        if self._has_told or not any(self.inputs.parameter(name).grad is not None for name in self._unkept):
+            return
+        self._has_told = True
+        warnings.warn(
+            "gradients that were in .grad before the step are dropped, as by zero_grad(), and planned steps leave none "
+            "of those that the optimizer has used: .grad is None behind them. To log or read gradients, pass "
+            "keep_gradients=True to olla.compile; otherwise call optimizer.zero_grad() before the first planned step.",
+            stacklevel=6,
+        )
 
     def _other_tensors(self, values: Sequence[torch.Tensor]) -> str:
         """Return why the step cannot take other tensors than it took before; empty where it can."""

@@ -53,9 +53,12 @@ def differentiate(node_class: Any, double_backward: Callable[..., Any]) -> None:
 
 
 def settings(values: dict[str, Any]) -> Callable[[], Callable[[], None]]:
-    """Return a function that gives Dynamo settings, and returns one that takes them back; a context takes ten times as
-    long."""
-    change: Callable[[], Callable[[], None]] = config._make_closure_patcher(**values)
+    """Return a function that gives Dynamo settings, and returns one that takes them back.
+
+    A context takes ten times as long. Settings that this torch does not have are left out.
+    """
+    known = {name: value for name, value in values.items() if hasattr(config, name)}
+    change: Callable[[], Callable[[], None]] = config._make_closure_patcher(**known)
     return change
 
 

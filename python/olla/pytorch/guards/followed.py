@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +14,14 @@ from olla.inductor.compat import dynamo
 
 NOT_FOLLOWED = -1  # in place of a variant
 _SETTINGS = {  # of Dynamo, while it follows
-    "skip_nnmodule_hook_guards": False,
+    "skip_nnmodule_hook_guards": True,  # our own guard compares hooks; with many modules Dynamo's takes milliseconds
     "recompile_limit": 64,
     "capture_scalar_outputs": True,
     "capture_dynamic_output_shape_ops": True,
+    "trace_autograd_ops": True,
     "allow_rnn": True,
+    "ignore_logging_functions": {getattr(logging.Logger, name) for name in ("debug", "info", "warning", "error", "log")}
+    | {warnings.warn},
     "optimize_ddp": False,
     "suppress_errors": False,
 }
@@ -69,20 +74,30 @@ class Followed:
         """
         if key in self._lost:
             return NOT_FOLLOWED
+        found = self._held(model, batch, "fail_on_recompile") if self._left else None
+        if found is None:
+            with warnings.catch_warnings():  # what Dynamo has to say is about code that it makes
+                warnings.simplefilter("ignore")
+                found = self._held(model, batch, "default")
+        if found is not None and key not in self._known:
+            self._known.append(key)
+        if found is None and key not in self._known:
+            self._lost.append(key)
+        return NOT_FOLLOWED if found is None else found
+
+    def _held(self, model: torch.nn.Module, batch: Any, stance: str) -> int | None:
+        """Return the variant whose guards hold; None: Dynamo does not follow, or may not at this stance."""
         change_back = self._change_settings()
         try:
-            self._compiled(model, batch)
+            with torch.compiler.set_stance(stance):
+                self._compiled(model, batch)
         except _Held as held:
-            if key not in self._known:
-                self._known.append(key)
             return held.variant
         except Exception:  # a graph break, most of all
-            pass
+            return None
         finally:
             change_back()
-        if key not in self._known:
-            self._lost.append(key)
-        return NOT_FOLLOWED
+        return None
 
     def left_by(self, variant: int) -> tuple[str, ...]:
         """Return, as source code, which objects the function changes on a way, beside tensors."""
