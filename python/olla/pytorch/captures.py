@@ -17,7 +17,7 @@ from olla.pytorch.capture.exclusive import between
 from olla.pytorch.capture.inputs import InputBinding
 from olla.pytorch.capture.results import Gradients
 from olla.pytorch.checks import failures
-from olla.pytorch.guards.followed import Followed
+from olla.pytorch.guards.followed import Followed, Kept
 from olla.pytorch.guards.guard import Guard, TensorFacts, Wholes
 from olla.pytorch.guards.places import Holds, Watched, contents
 from olla.pytorch.guards.values import equal
@@ -46,10 +46,12 @@ class Capture:
         runner: runs it; set by the step.
         number: the same on all ranks that run it together; 0: it runs on one.
         left: what it does beside its operators; None: nothing.
+        kept: the attributes that its loss function sets; None: it sets none.
     """
 
     runner: Runner
     number: int = 0
+    kept: Kept | None = None
 
     def __init__(self, captured: Captured, key: tuple[Any, ...], inputs: InputBinding, leaves: Sequence[Any]) -> None:
         assert captured.reads is not None
@@ -182,14 +184,20 @@ class Captures:
         for capture in reversed(self._captures):
             if capture.key != key:
                 continue
-            try:
-                values, what = capture.values(leaves)
-            except Exception as error:  # whatever the user's objects do where they are compared
-                values, what = [], f"what it read cannot be compared ({type(error).__name__}: {error})"
+            values, what = _values(capture, leaves)
             if not what:
                 return capture, values, ""
             reason = reason or what
-        return None, [], reason or ("another batch, mode or setting of torch" if self._captures else "")
+        return None, [], reason or self._why(key, leaves)
+
+    def _why(self, key: tuple[Any, ...], leaves: Sequence[Any]) -> str:
+        """Return in words what is new about a call of which no capture has the key."""
+        if not self._captures:
+            return ""
+        batch = next((c for c in reversed(self._captures) if c.key[:-1] == key[:-1]), None)
+        if batch is None or len(key) != len(batch.key):
+            return "another batch, mode or setting of torch"
+        return _values(batch, leaves)[1] or "what its Python code reads, or how it goes on, as Dynamo sees it"
 
     def use(self, capture: Capture) -> bool:
         """Note that a capture was used; whether another one was dropped for it."""
@@ -198,6 +206,14 @@ class Captures:
             return False
         self._captures.pop(0)
         return True
+
+
+def _values(capture: Capture, leaves: Sequence[Any]) -> tuple[list[torch.Tensor], str]:
+    """Return the values of a capture for a call, or why it is not right."""
+    try:
+        return capture.values(leaves)
+    except Exception as error:  # whatever the user's objects do where they are compared
+        return [], f"what it read cannot be compared ({type(error).__name__}: {error})"
 
 
 def followed(model: torch.nn.Module, loss: Callable[[Any, Any], Any] | None, body: Any) -> Followed | None:

@@ -246,7 +246,6 @@ class Step(_Told):
         None: that is known from an earlier call.
         """
         from olla.pytorch.capture.exclusive import between
-        from olla.pytorch.checks import failures
 
         with between():
             capture, values, reason = self._captures.find(key, leaves)
@@ -257,8 +256,6 @@ class Step(_Told):
         if self._unplanned.takes(key):
             return None
         try:
-            if self._followed is not None:
-                failures.check_left(self._followed.left_by(key[-1]))
             capture = self._prepare(batch, key, leaves)
             with between():
                 return capture, capture.gather(leaves), reason
@@ -280,9 +277,10 @@ class Step(_Told):
             self._captures.use(found[0])
 
     def _result(self, capture: Capture, values: list[torch.Tensor], batch: Any) -> Any:
-        return capture.run(values, self._model, self._ranks)
+        result = capture.run(values, self._model, self._ranks)
+        return result if capture.kept is None else capture.kept.leave(self._model, batch, result)
 
-    def _captured(self, batch: Any) -> Captured:
+    def _captured(self, batch: Any, loss: Callable[[Any, Any], Any] | None) -> Captured:
         if len(self.optimizers) > 1:
             raise CaptureError(
                 f"the step has {len(self.optimizers)} optimizers, and the update of one is captured: give it one "
@@ -292,7 +290,7 @@ class Step(_Told):
             self._model,
             batch,
             optimizer=self.optimizers[0] if self.optimizers else None,
-            loss=self._loss,
+            loss=loss,
             step=self._body,
             checks=self._checks,
             keep_gradients=self._keep_gradients,
@@ -338,9 +336,12 @@ class Step(_Told):
         from olla.pytorch.captures import Capture
 
         optimizer = self.optimizers[0] if self.optimizers else None
-        captured = self._captured(batch)
+        kept = None if self._followed is None else self._followed.kept(key[-1])
+        captured = self._captured(batch, self._loss if kept is None or self._loss is None else kept.loss)
         with between(), kept_on_error(optimizer):
-            return Capture(captured, key, InputBinding(self._model, optimizer), leaves), captured
+            made = Capture(captured, key, InputBinding(self._model, optimizer), leaves)
+        made.kept = kept
+        return made, captured
 
     def _agree(self, made: Capture, captured: Captured, options: dict[str, Any]) -> Ranks | None:
         """Return the ranks that run a step, once they have captured the same; None: there is one only."""

@@ -114,14 +114,44 @@ def test_what_a_model_keeps_of_itself_is_that_of_the_last_call() -> None:
     model = Keeping()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = olla.compile(model, optimizer=optimizer, loss=square, arena=False, disk_cache=False)
-    with pytest.warns(UserWarning, match=r"changes what it leaves in Python \(model\.seen\)"):
-        step(torch.ones(2, 6))
-    for i in range(2):
+    for i in range(4):
         x = torch.full((2, 6), 1.0 + i)
         with torch.no_grad():
             expected = model.linear(x).softmax(1)
         step(x)
         assert torch.equal(model.seen, expected)
+    assert (step.report().num_captures, step.report().num_ordinary_steps) == (1, 0)
+
+
+def test_a_list_that_a_loss_appends_to_is_told_of_and_filled() -> None:
+    losses: list[Any] = []
+
+    def loss(model: Any, x: Any) -> Any:
+        losses.append(model(x).square().mean().detach())
+        return model(x).square().mean()
+
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = olla.compile(model, optimizer=optimizer, loss=loss, arena=False, disk_cache=False)
+    with pytest.warns(UserWarning, match="losses"):
+        step(torch.ones(2, 6))
+    step(torch.ones(2, 6))
+    assert len(losses) == 2
+    assert losses[0] != losses[1]
+
+
+def test_parameters_lent_to_a_functional_call_change_nothing() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
+
+    def loss(model: Any, x: Any) -> Any:
+        halves = {name: p * 0.5 for name, p in model.named_parameters()}
+        return torch.func.functional_call(model, halves, (x,)).square().mean()
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = olla.compile(model, optimizer=optimizer, loss=loss, arena=False, disk_cache=False)
+    for _ in range(3):
+        step(torch.ones(2, 6))
+    assert (step.report().num_captures, step.report().num_ordinary_steps) == (1, 0)
 
 
 def test_a_mode_that_is_set_to_what_it_is_changes_nothing() -> None:

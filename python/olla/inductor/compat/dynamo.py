@@ -100,34 +100,42 @@ def compile_aten(
         return compile_with(module, inputs)
 
 
-def changed_objects() -> list[str]:
-    """Return what Python would find changed behind the code that Dynamo follows, as source; called by a backend.
+def changed_objects() -> list[tuple[str, str]]:
+    """Return what Python would find changed behind the code that Dynamo follows; called by a backend.
 
     Objects that the code has made itself do not count, nor attributes that are set to the number or text they hold.
+
+    Returns:
+        For each: Dynamo's source of the object, an expression of L, the arguments, and G, globals; and the attribute
+        that was set, or "" where it was changed otherwise.
     """
     translator = compat.private("torch._dynamo.symbolic_convert", "InstructionTranslator")
     bases = "torch._dynamo.variables.base"
     existing = tuple(compat.private(bases, f"{what}MutationExisting") for what in ("Attribute", "Value"))
     effects = translator.current_tx().output.side_effects
-    found = []
+    found: list[tuple[str, str]] = []
     for variable in effects.id_to_variable.values():
         if not isinstance(variable.mutation_type, existing) or not effects.is_modified(variable):
             continue
-        source = getattr(variable, "source", None)
-        name = "an object" if source is None else _readable(source.name)
+        if _is_as_before(variable):
+            continue
+        name = getattr(getattr(variable, "source", None), "name", "an object")
+        source = str(name() if callable(name) else name)  # a method before torch 2.13
         written = effects.store_attr_mutations.get(variable, {})
         names = [attribute for attribute, value in written.items() if not _is_held(variable, attribute, value)]
+        is_object = hasattr(variable, "value")
         if names or not written:
-            found += [f"{name}.{attribute}" for attribute in names] or [name]
+            found += [(source, attribute if is_object else "") for attribute in names or [""]]
     return found
 
 
-def _readable(source: Any) -> str:
-    """Return Dynamo's source of an object without its markup."""
-    text = str(source() if callable(source) else source)
-    for old, new in (("L['", ""), ("G['", ""), ("']", ""), (".__closure__[0].cell_contents", "'s closure")):
-        text = text.replace(old, new)
-    return text
+def _is_as_before(variable: Any) -> bool:
+    """Whether a dict holds again what it held, as that of parameters does behind a functional call."""
+    before, now = getattr(variable, "original_items", None), getattr(variable, "items", None)
+    if not isinstance(before, dict) or not isinstance(now, dict) or list(before) != list(now):
+        return False
+    pairs = [(before[key].realize(), now[key].realize()) for key in before]
+    return all(a is b or (a.source is not None and a.source == b.source) for a, b in pairs)
 
 
 def _is_held(variable: Any, attribute: str, value: Any) -> bool:

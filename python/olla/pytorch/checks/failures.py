@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -289,16 +289,6 @@ def check_recomputed(module: fx.GraphModule) -> None:
         raise CaptureError(
             f"PyTorch {torch.__version__} does not recompute in a traced step what selective activation checkpointing "
             "tells it to. Leave context_fn out of checkpoint(), or train towards a budget, which chooses what to save."
-        )
-
-
-def check_left(changed: Sequence[str]) -> None:
-    """Raise a CaptureError for a loss that changes Python objects, given as source: they would stay as they are."""
-    if changed:
-        names = ", ".join(changed[:3]) + (" and others" if len(changed) > 3 else "")
-        raise CaptureError(
-            f"the step changes what it leaves in Python ({names}), and a planned step runs operators, not Python code. "
-            "Return that from the loss function, behind the loss, and keep it outside; or keep it in a buffer"
         )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from olla.errors import CaptureError
 from olla.inductor.compat import dynamo
 
 NOT_FOLLOWED = -1  # in place of a variant
@@ -20,8 +21,6 @@ _SETTINGS = {  # of Dynamo, while it follows
     "capture_dynamic_output_shape_ops": True,
     "trace_autograd_ops": True,
     "allow_rnn": True,
-    "ignore_logging_functions": {getattr(logging.Logger, name) for name in ("debug", "info", "warning", "error", "log")}
-    | {warnings.warn},
     "optimize_ddp": False,
     "suppress_errors": False,
 }
@@ -37,6 +36,36 @@ class _Held(Exception):
 
 class _Ordinary(Exception):
     """Dynamo left the function alone, and it would run."""
+
+
+class Kept:
+    """A loss function that sets attributes of objects, as one that returns them.
+
+    Args:
+        function: the loss function.
+        places: where it leaves something: Dynamo's source of an object, and an attribute of that.
+    """
+
+    def __init__(self, function: Callable[[Any, Any], Any], places: tuple[tuple[str, str], ...]) -> None:
+        self._function = function
+        self._places = [(compile(source, source, "eval"), attribute) for source, attribute in places]
+
+    def loss(self, model: Any, batch: Any) -> tuple[Any, Any, list[Any]]:
+        """Return the loss, what the function returned, and what it has set."""
+        result = self._function(model, batch)
+        first = result[0] if isinstance(result, tuple | list) else result
+        return first, result, [getattr(holder, name) for holder, name in self._holders(model, batch)]
+
+    def leave(self, model: Any, batch: Any, returned: tuple[Any, Any, list[Any]]) -> Any:
+        """Set what was returned for that; return what the function would have."""
+        _, result, values = returned
+        for (holder, name), value in zip(self._holders(model, batch), values, strict=True):
+            setattr(holder, name, value)
+        return result
+
+    def _holders(self, model: Any, batch: Any) -> list[tuple[Any, str]]:
+        scope = {"L": {"model": model, "batch": batch, "function": self._function}, "G": globals()}
+        return [(eval(source, scope), name) for source, name in self._places]
 
 
 class Followed:
@@ -57,8 +86,9 @@ class Followed:
         # Code of its own, since Dynamo counts compilations by code.
         own = types.FunctionType(entry.__code__.replace(), entry.__globals__, closure=entry.__closure__)
         self._compiled = torch.compile(own, backend=self._note, fullgraph=True, dynamic=False)
-        self._change_settings = dynamo.settings(_SETTINGS)
-        self._left: list[tuple[str, ...]] = []  # of each variant, what it changes in Python
+        self._change_settings = dynamo.settings({**_SETTINGS, "ignore_logging_functions": _logging()})
+        self._function = function
+        self._left: list[list[tuple[str, str]]] = []  # of each variant, what it changes in Python
         self._known: list[Any] = []  # keys of batches with which it was followed
         self._lost: list[Any] = []  # and of those with which it could not be
 
@@ -99,15 +129,39 @@ class Followed:
             change_back()
         return None
 
-    def left_by(self, variant: int) -> tuple[str, ...]:
-        """Return, as source code, which objects the function changes on a way, beside tensors."""
-        return self._left[variant] if variant != NOT_FOLLOWED else ()
+    def kept(self, variant: int) -> Kept | None:
+        """Return the function of a variant that leaves attributes behind; None: it leaves nothing.
+
+        Raises:
+            CaptureError: it changes what is no attribute of an object.
+        """
+        left = self._left[variant] if variant != NOT_FOLLOWED else []
+        if any(not attribute for _, attribute in left):
+            names = ", ".join(_readable(source, attribute) for source, attribute in left[:3])
+            raise CaptureError(
+                f"the step changes what it leaves in Python ({names}), and a planned step runs operators, not Python "
+                "code. Return that from the loss function, behind the loss, and keep it outside; or keep it in a buffer"
+            )
+        return Kept(self._function, tuple(left)) if left else None
 
     def _note(self, module: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         variant = len(self._left)
-        self._left.append(tuple(dynamo.changed_objects()))
+        self._left.append(dynamo.changed_objects())
 
         def held(*_: Any) -> Any:
             raise _Held(variant)
 
         return held
+
+
+def _logging() -> set[Any]:
+    """Return functions that only tell a person something, those that packages have given to loggers among them."""
+    names = ("debug", "info", "warn", "error", "exception", "critical", "log")
+    return {warnings.warn, *(f for name, f in vars(logging.Logger).items() if name.startswith(names))}
+
+
+def _readable(source: str, attribute: str) -> str:
+    """Return Dynamo's source of an object, and an attribute of that, without markup."""
+    for old, new in (("L['", ""), ("G['", ""), ("']", ""), (".__closure__[0].cell_contents", "'s closure")):
+        source = source.replace(old, new)
+    return f"{source}.{attribute}" if attribute else source
