@@ -91,7 +91,9 @@ class WrapReport:
     def __str__(self) -> str:
         """Return the figures as text: a line on the calls, a table of the graphs, then what is not planned."""
         calls = f"{self.name}: {self.num_calls:,} calls, {self.num_unplanned_calls:,} of them without a planned graph"
-        counts = f"graph count {self.graph_count}, graph break count {self.graph_break_count}, op count {self.op_count:,}"
+        counts = (
+            f"graph count {self.graph_count}, graph break count {self.graph_break_count}, op count {self.op_count:,}"
+        )
         lines: list[Table | str] = [calls, counts, ""]
         if self.graphs:
             lines += [self._table(), ""]

@@ -21,7 +21,6 @@ from olla.pytorch.guards.followed import Followed, Kept
 from olla.pytorch.guards.guard import Guard, TensorFacts, Wholes
 from olla.pytorch.guards.places import Holds, Watched, contents
 from olla.pytorch.guards.values import equal
-
 from olla.pytorch.ordinary.loop import inference
 from olla.pytorch.ranks.wrapped import is_wrapped
 from olla.pytorch.sharded.fully import is_sharded

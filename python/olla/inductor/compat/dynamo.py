@@ -131,11 +131,17 @@ def changed_objects() -> list[tuple[str, str]]:
 
 def _is_as_before(variable: Any) -> bool:
     """Whether a dict holds again what it held, as that of parameters does behind a functional call."""
-    before, now = getattr(variable, "original_items", None), getattr(variable, "items", None)
-    if not isinstance(before, dict) or not isinstance(now, dict) or list(before) != list(now):
+    if not hasattr(variable, "original_items"):
         return False
-    pairs = [(before[key].realize(), now[key].realize()) for key in before]
-    return all(a is b or (a.source is not None and a.source == b.source) for a, b in pairs)
+    try:
+        before = {key.as_python_constant(): value.realize() for key, value in variable.original_items.items()}
+        now = {key.vt.as_python_constant(): value.realize() for key, value in variable.items.items()}
+    except Exception:  # keys that are no constants
+        return False
+    return before.keys() == now.keys() and all(
+        now[key] is value or (value.source is not None and value.source == now[key].source)
+        for key, value in before.items()
+    )
 
 
 def _is_held(variable: Any, attribute: str, value: Any) -> bool:
