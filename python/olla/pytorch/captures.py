@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from olla._core import same_objects
+from olla.errors import BudgetError, CaptureError, ReplayError
 from olla.pytorch.binding import Settings
 from olla.pytorch.capture import Captured
 from olla.pytorch.capture.exclusive import between
@@ -213,6 +214,14 @@ def _values(capture: Capture, leaves: Sequence[Any]) -> tuple[list[torch.Tensor]
         return capture.values(leaves)
     except Exception as error:  # whatever the user's objects do where they are compared
         return [], f"what it read cannot be compared ({type(error).__name__}: {error})"
+
+
+def must_be_planned(ranks: Ranks | None, model: torch.nn.Module, error: Exception) -> bool:
+    """Whether the ordinary step is no answer: to what the user asked for, or where other ranks run the planned one."""
+    if isinstance(error, BudgetError | ReplayError | MemoryError | torch.OutOfMemoryError):
+        return True
+    is_alone = ranks is None and not is_wrapped(model) and not is_sharded(model)
+    return isinstance(error, CaptureError) and not is_alone
 
 
 def followed(model: torch.nn.Module, loss: Callable[[Any, Any], Any] | None, body: Any) -> Followed | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from olla.errors import BudgetError, CaptureError, ReplayError
+from olla.errors import CaptureError, ReplayError
 from olla.graph import Graph
 from olla.picture.memory_viz import memory_viz
 from olla.plan import Goal, Plan, Swapping
@@ -246,6 +246,7 @@ class Step(_Told):
         None: that is known from an earlier call.
         """
         from olla.pytorch.capture.exclusive import between
+        from olla.pytorch.captures import must_be_planned
 
         with between():
             capture, values, reason = self._captures.find(key, leaves)
@@ -260,7 +261,7 @@ class Step(_Told):
             with between():
                 return capture, capture.gather(leaves), reason
         except Exception as error:
-            if _must_be_planned(self, error):
+            if must_be_planned(self._ranks, self._model, error):
                 raise
             return error
 
@@ -336,8 +337,8 @@ class Step(_Told):
         from olla.pytorch.captures import Capture
 
         optimizer = self.optimizers[0] if self.optimizers else None
-        kept = None if self._followed is None else self._followed.kept(key[-1])
-        captured = self._captured(batch, self._loss if kept is None or self._loss is None else kept.loss)
+        kept = None if self._followed is None else self._followed.kept(key[-1], self._loss is not None)
+        captured = self._captured(batch, self._loss if kept is None else kept.loss)
         with between(), kept_on_error(optimizer):
             made = Capture(captured, key, InputBinding(self._model, optimizer), leaves)
         made.kept = kept
@@ -373,19 +374,6 @@ class Step(_Told):
             else:
                 weakref.finalize(self, self._replay.release).atexit = False
         return self._replay, self._note
-
-
-def _must_be_planned(step: Step, error: Exception) -> bool:
-    """Whether the ordinary step is no answer: to what the user asked for, or where other ranks run the planned one."""
-    import torch
-
-    from olla.pytorch.ranks.wrapped import is_wrapped
-    from olla.pytorch.sharded.fully import is_sharded
-
-    if isinstance(error, BudgetError | ReplayError | MemoryError | torch.OutOfMemoryError):
-        return True
-    is_alone = step._ranks is None and not is_wrapped(step._model) and not is_sharded(step._model)
-    return isinstance(error, CaptureError) and not is_alone
 
 
 def _without_update(step: Step) -> Step:

@@ -129,14 +129,14 @@ class Followed:
             change_back()
         return None
 
-    def kept(self, variant: int) -> Kept | None:
+    def kept(self, variant: int, is_loss: bool) -> Kept | None:
         """Return the function of a variant that leaves attributes behind; None: it leaves nothing.
 
         Raises:
-            CaptureError: it changes what is no attribute of an object.
+            CaptureError: it changes what is no attribute of an object, or is no loss and changes anything.
         """
         left = self._left[variant] if variant != NOT_FOLLOWED else []
-        if any(not attribute for _, attribute in left):
+        if any(not (attribute and is_loss) for _, attribute in left):
             names = ", ".join(_readable(source, attribute) for source, attribute in left[:3])
             raise CaptureError(
                 f"the step changes what it leaves in Python ({names}), and a planned step runs operators, not Python "
