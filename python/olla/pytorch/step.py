@@ -337,8 +337,11 @@ class Step(_Told):
         from olla.pytorch.captures import Capture
 
         optimizer = self.optimizers[0] if self.optimizers else None
-        kept = None if self._followed is None else self._followed.kept(key[-1], self._loss is not None)
+        follows = self._followed
+        kept = follows.kept(key[-1]) if follows is not None and self._loss is not None else None
         captured = self._captured(batch, self._loss if kept is None else kept.loss)
+        if follows is not None and kept is None:
+            follows.check_left(key[-1])
         with between(), kept_on_error(optimizer):
             made = Capture(captured, key, InputBinding(self._model, optimizer), leaves)
         made.kept = kept

@@ -129,20 +129,20 @@ class Followed:
             change_back()
         return None
 
-    def kept(self, variant: int, is_loss: bool) -> Kept | None:
-        """Return the function of a variant that leaves attributes behind; None: it leaves nothing.
-
-        Raises:
-            CaptureError: it changes what is no attribute of an object, or is no loss and changes anything.
-        """
+    def kept(self, variant: int) -> Kept | None:
+        """Return the function of a variant that sets attributes and changes nothing else; None: it is another."""
         left = self._left[variant] if variant != NOT_FOLLOWED else []
-        if any(not (attribute and is_loss) for _, attribute in left):
+        return Kept(self._function, tuple(left)) if left and all(attribute for _, attribute in left) else None
+
+    def check_left(self, variant: int) -> None:
+        """Raise a CaptureError where the function of a variant changes Python objects, which would stay as they are."""
+        left = self._left[variant] if variant != NOT_FOLLOWED else []
+        if left:
             names = ", ".join(_readable(source, attribute) for source, attribute in left[:3])
             raise CaptureError(
                 f"the step changes what it leaves in Python ({names}), and a planned step runs operators, not Python "
                 "code. Return that from the loss function, behind the loss, and keep it outside; or keep it in a buffer"
             )
-        return Kept(self._function, tuple(left)) if left else None
 
     def _note(self, module: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         variant = len(self._left)
