@@ -18,6 +18,7 @@ from olla.planner import plan
 
 if TYPE_CHECKING:
     from olla import inductor as inductor
+    from olla.aten.wrap import explain as explain
     from olla.aten.wrap import report_of as report_of
     from olla.aten.wrap import wrap as wrap
     from olla.graph.measure import device_profile as device_profile
@@ -54,6 +55,7 @@ __all__ = [
     "check",
     "compile",
     "device_profile",
+    "explain",
     "fit",
     "from_export",
     "from_fx",
@@ -76,6 +78,7 @@ _MODULES = {  # of names that are loaded when they are asked for; all but the cu
     "capture": "olla.pytorch.capture.capture",
     "compile": "olla.pytorch.compile",
     "device_profile": "olla.graph.measure",
+    "explain": "olla.aten.wrap",
     "from_export": "olla.pytorch.imported",
     "from_fx": "olla.pytorch.imported",
     "from_onnx": "olla.integrations.onnx",

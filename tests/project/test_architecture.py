@@ -41,7 +41,7 @@ PLANNING = {
     "planner": "base graph plan check pipeline chunk recompute swap",
 }
 PYTORCH = {
-    "pytorch.guards": "",
+    "pytorch.guards": "inductor.compat",
     "pytorch.checks": "",
     "pytorch.ranks": "graph plan check",
     "pytorch.sharded": "",
@@ -61,7 +61,7 @@ INDUCTOR = {
 }
 ATEN = {
     "aten": "base graph plan planner inductor.compat inductor.saving pytorch pytorch.capture pytorch.memory "
-    "pytorch.program",
+    "pytorch.ordinary pytorch.program",
 }
 MAY_IMPORT = {
     **PLANNING,

@@ -73,10 +73,28 @@ class WrapReport:
         """The training graphs that run in planned order."""
         return [graph for graph in self.graphs if graph.kind == "training" and not graph.reason]
 
+    @property
+    def graph_count(self) -> int:
+        """How many graphs there are, planned or not."""
+        return len(self.graphs)
+
+    @property
+    def graph_break_count(self) -> int:
+        """At how many lines Dynamo had to end a graph."""
+        return len(self.breaks)
+
+    @property
+    def op_count(self) -> int:
+        """Operators of all graphs."""
+        return sum(graph.num_ops for graph in self.graphs)
+
     def __str__(self) -> str:
         """Return the figures as text: a line on the calls, a table of the graphs, then what is not planned."""
         calls = f"{self.name}: {self.num_calls:,} calls, {self.num_unplanned_calls:,} of them without a planned graph"
-        lines: list[Table | str] = [calls, ""]
+        counts = (
+            f"graph count {self.graph_count}, graph break count {self.graph_break_count}, op count {self.op_count:,}"
+        )
+        lines: list[Table | str] = [calls, counts, ""]
         if self.graphs:
             lines += [self._table(), ""]
         lines += [f"graph break: {line}" for line in self.breaks]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from olla.aten.record import WrapReport
 from olla.graph import DeviceProfile
+
+if TYPE_CHECKING:
+    import torch
 
 Wrapped = TypeVar("Wrapped", bound=Callable[..., Any])
 _wrapped: WeakKeyDictionary[Any, WrapReport] = WeakKeyDictionary()
@@ -71,6 +74,83 @@ def wrap(
     """
     import torch
 
+    call, report = _planned(model, budget, max_slowdown, minimise, plan_for, time_limit, dynamic)
+    given: Any = model
+    is_module = isinstance(model, torch.nn.Module)
+    if is_module:
+        given._compiled_call_impl = call
+    wrapped: Any = model if is_module else functools.wraps(model)(call)
+    _wrapped[wrapped] = report
+    return wrapped  # type: ignore[no-any-return]
+
+
+def explain(
+    model: torch.nn.Module,
+    batch: Any,
+    *,
+    loss: Callable[[Any, Any], Any] | None = None,
+    budget: int | str | None = None,
+    max_slowdown: float | None = None,
+    minimise: str | None = None,
+    plan_for: str | DeviceProfile | None = None,
+    time_limit: float = 15.0,
+) -> WrapReport:
+    """Say what `olla.wrap` would plan of a model, before it trains: graphs, graph breaks with line and reason, peaks.
+
+    As ``torch._dynamo.explain`` does, this runs the forward pass once. Buffers and random numbers are put back; nothing
+    is wrapped, and no gradient is made.
+
+    Args:
+        model: as it will train.
+        batch: ``model(**batch)`` is called for a dict, ``model(*batch)`` for a tuple or list, else ``model(batch)``.
+        loss: called with model and batch in place of that, as a wrapped loss would be.
+        budget, max_slowdown, minimise, plan_for, time_limit: see `olla.wrap`.
+
+    Returns:
+        The report that `olla.report_of` would return behind the first call.
+
+    Raises:
+        BudgetError: the budget is no number of bytes.
+        ValueError: two goals are given, or one is out of its range.
+
+    Example:
+        >>> import torch, olla
+        >>> report = olla.explain(torch.nn.Linear(8, 1), torch.ones(4, 8))
+        >>> report.graph_count, report.graph_break_count
+        (1, 0)
+    """
+    import torch
+
+    from olla.pytorch.ordinary.loop import inference
+
+    call, report = _planned(loss or model, budget, max_slowdown, minimise, plan_for, time_limit, False)
+    report.name = type(model).__name__
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        with torch.random.fork_rng(), torch.enable_grad():
+            if loss is not None:
+                call(model, batch)
+            else:
+                inference(call, batch)
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+    return report
+
+
+def _planned(
+    model: Callable[..., Any],
+    budget: int | str | None,
+    max_slowdown: float | None,
+    minimise: str | None,
+    plan_for: str | DeviceProfile | None,
+    time_limit: float,
+    dynamic: bool | None,
+) -> tuple[Callable[..., Any], WrapReport]:
+    """Return what calls a model or a function as planned, and its report; for the arguments see `wrap`."""
+    import torch
+
     from olla.aten.backend import SETTINGS, Backend, partitioner
     from olla.inductor.compat import dynamo
 
@@ -80,6 +160,8 @@ def wrap(
     report = WrapReport(name=type(model).__name__ if is_module else getattr(model, "__name__", "function"))
     partition = partitioner(budget, max_slowdown, minimise, plan_for, time_limit)
     partition.graphs = report.graphs
+    if is_module:
+        partition.model_bytes = _model_bytes(model)
     backend = Backend(partition, report)
     given: Any = model
     plain = given._call_impl if is_module else given
@@ -100,12 +182,7 @@ def wrap(
         report.num_unplanned_calls += backend.num_runs == before
         return result
 
-    if is_module:
-        partition.model_bytes = _model_bytes(model)
-        given._compiled_call_impl = call
-    wrapped: Any = model if is_module else functools.wraps(model)(call)
-    _wrapped[wrapped] = report
-    return wrapped  # type: ignore[no-any-return]
+    return call, report
 
 
 def _entry(model: Any) -> Any:

@@ -87,7 +87,8 @@ class Graphed:
     waits for every copy. A learning rate on the CPU is a constant of the graph, until it changes: then it moves into a
     tensor on the device, where the step computes with it as with one.
 
-    What is captured, `program`, has run before; `moving` makes the one that takes rates on the device; `copies` are those beside its ops, where it swaps.
+    What is captured, `program`, has run before; `moving` makes the one that takes rates on the device; `copies` are
+    those beside its ops, where it swaps.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from olla.errors import BudgetError, CaptureError, ReplayError
+from olla.errors import CaptureError, ReplayError
 from olla.graph import Graph
 from olla.picture.memory_viz import memory_viz
 from olla.plan import Goal, Plan, Swapping
@@ -139,7 +139,7 @@ class Step(_Told):
         import torch
 
         from olla.pytorch.binding import device_of
-        from olla.pytorch.captures import Captures
+        from olla.pytorch.captures import Captures, followed
         from olla.pytorch.memory.copies import HostMemory
         from olla.pytorch.ordinary.unplanned import Unplanned
 
@@ -159,6 +159,7 @@ class Step(_Told):
         here = self._device = device_of(self._model)
         self._host = HostMemory(self._device.type)
         self._captures = Captures(self._cache_size)
+        self._followed = followed(self._model, self._loss, self._body)
         self._ranks: Ranks | None = None  # that run the step together, once it is known that it communicates
         self._num_agreed = 0
         self._lock = threading.Lock()
@@ -195,10 +196,11 @@ class Step(_Told):
 
         For changes that no guard sees, and where what stopped a capture is mended.
         """
-        from olla.pytorch.captures import Captures
+        from olla.pytorch.captures import Captures, followed
 
         with self._lock:
             self._captures = Captures(self._cache_size)
+            self._followed = followed(self._model, self._loss, self._body)
             self._unplanned.forget()
 
     def release(self) -> None:
@@ -209,11 +211,8 @@ class Step(_Told):
 
     def run(self, batch: Any) -> Any:
         """Run one step where another one is under way whose part it is; for all else the step is called."""
-        from olla.pytorch.binding import batch_key, flatten
-
         batch = batch if self._padding is None else self._padding.padded(batch)
-        leaves, spec = flatten(batch)
-        key = batch_key(leaves, spec, self._device.type)
+        key, leaves = self._key(batch)
         found = self._found(batch, key, leaves)
         if isinstance(found, Exception):
             splits = self._loss is not None and self.optimizers and not self._keep_gradients and type(self) is Step
@@ -231,6 +230,14 @@ class Step(_Told):
             )
         return result
 
+    def _key(self, batch: Any) -> tuple[tuple[Any, ...], Sequence[Any]]:
+        """Return what a batch has in common with others that run one capture, and its leaves."""
+        from olla.pytorch.binding import batch_key, flatten
+
+        leaves, spec = flatten(batch)
+        key = batch_key(leaves, spec, self._device.type)
+        return (key if self._followed is None else (*key, self._followed.variant(self._model, batch, key))), leaves
+
     def _found(
         self, batch: Any, key: tuple[Any, ...], leaves: Sequence[Any]
     ) -> tuple[Capture, list[torch.Tensor], str] | Exception | None:
@@ -239,6 +246,7 @@ class Step(_Told):
         None: that is known from an earlier call.
         """
         from olla.pytorch.capture.exclusive import between
+        from olla.pytorch.captures import must_be_planned
 
         with between():
             capture, values, reason = self._captures.find(key, leaves)
@@ -253,7 +261,7 @@ class Step(_Told):
             with between():
                 return capture, capture.gather(leaves), reason
         except Exception as error:
-            if _must_be_planned(self, error):
+            if must_be_planned(self._ranks, self._model, error):
                 raise
             return error
 
@@ -263,19 +271,17 @@ class Step(_Told):
         Raises:
             CaptureError: the step cannot be captured.
         """
-        from olla.pytorch.binding import batch_key, flatten
-
-        leaves, spec = flatten(batch)
-        found = self._found(batch, batch_key(leaves, spec, self._device.type), leaves)
+        found = self._found(batch, *self._key(batch))
         if isinstance(found, Exception):
             raise found
         if found is not None:
             self._captures.use(found[0])
 
     def _result(self, capture: Capture, values: list[torch.Tensor], batch: Any) -> Any:
-        return capture.run(values, self._model, self._ranks)
+        result = capture.run(values, self._model, self._ranks)
+        return result if capture.kept is None else capture.kept.leave(self._model, batch, result)
 
-    def _captured(self, batch: Any) -> Captured:
+    def _captured(self, batch: Any, loss: Callable[[Any, Any], Any] | None) -> Captured:
         if len(self.optimizers) > 1:
             raise CaptureError(
                 f"the step has {len(self.optimizers)} optimizers, and the update of one is captured: give it one "
@@ -285,7 +291,7 @@ class Step(_Told):
             self._model,
             batch,
             optimizer=self.optimizers[0] if self.optimizers else None,
-            loss=self._loss,
+            loss=loss,
             step=self._body,
             checks=self._checks,
             keep_gradients=self._keep_gradients,
@@ -331,9 +337,15 @@ class Step(_Told):
         from olla.pytorch.captures import Capture
 
         optimizer = self.optimizers[0] if self.optimizers else None
-        captured = self._captured(batch)
+        follows = self._followed
+        kept = follows.kept(key[-1]) if follows is not None and self._loss is not None else None
+        captured = self._captured(batch, self._loss if kept is None else kept.loss)
+        if follows is not None and kept is None:
+            follows.check_left(key[-1])
         with between(), kept_on_error(optimizer):
-            return Capture(captured, key, InputBinding(self._model, optimizer), leaves), captured
+            made = Capture(captured, key, InputBinding(self._model, optimizer), leaves)
+        made.kept = kept
+        return made, captured
 
     def _agree(self, made: Capture, captured: Captured, options: dict[str, Any]) -> Ranks | None:
         """Return the ranks that run a step, once they have captured the same; None: there is one only."""
@@ -365,19 +377,6 @@ class Step(_Told):
             else:
                 weakref.finalize(self, self._replay.release).atexit = False
         return self._replay, self._note
-
-
-def _must_be_planned(step: Step, error: Exception) -> bool:
-    """Whether the ordinary step is no answer: to what the user asked for, or where other ranks run the planned one."""
-    import torch
-
-    from olla.pytorch.ranks.wrapped import is_wrapped
-    from olla.pytorch.sharded.fully import is_sharded
-
-    if isinstance(error, BudgetError | ReplayError | MemoryError | torch.OutOfMemoryError):
-        return True
-    is_alone = step._ranks is None and not is_wrapped(step._model) and not is_sharded(step._model)
-    return isinstance(error, CaptureError) and not is_alone
 
 
 def _without_update(step: Step) -> Step:

@@ -35,7 +35,7 @@ def run_step(
         result = body(batch)
     elif loss is None:
         with torch.no_grad():
-            result = model(**batch) if isinstance(batch, dict) else _called(model, batch)
+            result = inference(model, batch)
     else:
         found = []
 
@@ -95,7 +95,10 @@ def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-def _called(model: torch.nn.Module, batch: Any) -> Any:
+def inference(model: torch.nn.Module, batch: Any) -> Any:
+    """Call a model with the entries of a dict, a tuple or a list, or with a tensor."""
+    if isinstance(batch, dict):
+        return model(**batch)
     return model(*batch) if isinstance(batch, tuple | list) else model(batch)
 
 
