@@ -146,13 +146,12 @@ class Runner:
 
     def _run(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if self._cuda_graph and self._is_settled():
-            parts = self._captured, self._planned.copies, self._rates_on_device
-            self._graphed = self._graphed or Graphed(self._run_program, *parts)
+            parts = self._run_program, self._captured, self._planned.copies, self._rates_on_device
+            self._graphed = self._graphed or Graphed(*parts)
             return self._graphed(values)
         return self._run_program(values)
 
     def _rates_on_device(self) -> Call:
-        """Let the step take its rates as tensors of the device from now on."""
         self.program = self._planned.compile_moved(self._replay, self._arranged)
         return self._run_program
 
@@ -192,8 +191,7 @@ class Runner:
         middle = time.perf_counter()
         self._num_recordings += 1
         self._arrange(replay, recorded)
-        if self._planned.device == "cpu":  # the memory of a GPU is given back where an arena is taken
-            arrange.trim("cpu")
+        arrange.trim("cpu") if self._planned.device == "cpu" else None  # a GPU's goes where an arena is taken
         self.figures.process.begin()
         self.figures.seen = Seen()
         self.figures.record_seconds += middle - start
