@@ -72,6 +72,11 @@ class Figures:
     process: ProcessPeak = field(default_factory=ProcessPeak)
     _times: collections.deque[float] = field(default_factory=lambda: collections.deque(maxlen=_NUM_TIMES))
 
+    def add_preparation(self, record_seconds: float, plan_seconds: float) -> None:
+        """Note what a recorded call took, and the layout after it."""
+        self.record_seconds += record_seconds
+        self.plan_seconds += plan_seconds
+
     def add_time(self, seconds: float) -> None:
         """Note what a call took; the first one counts for nothing: libraries fill their caches."""
         if self.num_steps > 0:

@@ -188,14 +188,12 @@ class Runner:
         replay.activate(known, recording=True)
         results = self.program(values)
         recorded = without_caches(replay.stop_recording(), results)
-        middle = time.perf_counter()
-        self._num_recordings += 1
+        middle, self._num_recordings = time.perf_counter(), self._num_recordings + 1
         self._arrange(replay, recorded)
         arrange.trim("cpu") if self._planned.device == "cpu" else None  # a GPU's goes where an arena is taken
         self.figures.process.begin()
         self.figures.seen = Seen()
-        self.figures.record_seconds += middle - start
-        self.figures.plan_seconds += time.perf_counter() - middle
+        self.figures.add_preparation(middle - start, time.perf_counter() - middle)
         return results
 
     def _measure(self, planner: Planner, values: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -289,8 +287,8 @@ class Runner:
 
     def report(self, num_captures: int) -> StepReport:
         """Return the figures of this step; num_captures is for the report alone."""
-        kept = self._replay.held_bytes if self._replay is not None else 0
-        return self.figures.report(self._planned, self._arranged, self._planner, num_captures, kept)
+        parts = self._planned, self._arranged, self._planner, num_captures
+        return self.figures.report(*parts, self._replay.held_bytes if self._replay is not None else 0)
 
 
 def in_plain_modes(call: Call, values: list[torch.Tensor]) -> list[torch.Tensor]:
