@@ -105,8 +105,7 @@ class Memory : public ThreadWindows {
     lock.lock();
     s.plan = std::move(plan);
     s.awaits_arena = !fits;
-    s.awaited_place = place;
-    s.no_more = no_more;
+    s.awaited_place = place, s.no_more = no_more;
   }
 
   // Between two windows: the loop has no plan, and its arena goes back when its last block is freed.
