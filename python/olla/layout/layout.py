@@ -89,7 +89,7 @@ def layout(
     num_threads: int | None = None,
     time_limit: float = 10.0,
     seed: int = 0,
-    progress: Callable[[str, float, int, int], bool] | None = None,
+    progress: Progress | None = None,
 ) -> Layout:
     """Place buffers so that those alive together do not overlap, as low as can be found.
 

@@ -67,7 +67,7 @@ def rates_can_move(module: fx.GraphModule, inputs: Sequence[Input]) -> bool:
     return True
 
 
-def are_at(values: list[torch.Tensor], addresses: list[int], positions: list[int]) -> bool:
+def are_at(values: Sequence[torch.Tensor], addresses: list[int], positions: list[int]) -> bool:
     """Return whether the tensors at some positions are at the addresses at the same positions.
 
     In torch's C++ where it has that: this runs at every step.
@@ -113,7 +113,7 @@ class Graphed:
         self._numbers: list[tuple[int, float]] = []  # position and value of the rates that are constants
         self._num_taken = 0
 
-    def __call__(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
+    def __call__(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run the program; see compile_program."""
         if self._replay is not None and self._has_other_rates(values):
             self._let_rates_move()

@@ -151,7 +151,7 @@ class Runner:
             return self._graphed(values)
         return self._run_program(values)
 
-    def _rates_on_device(self) -> Call:
+    def _rates_on_device(self) -> Program:
         self.program = self._planned.compile_moved(self._replay, self._arranged)
         return self._run_program
 

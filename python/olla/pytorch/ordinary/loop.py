@@ -95,7 +95,7 @@ def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-def inference(model: torch.nn.Module, batch: Any) -> Any:
+def inference(model: Callable[..., Any], batch: Any) -> Any:
     """Call a model with the entries of a dict, a tuple or a list, or with a tensor."""
     if isinstance(batch, dict):
         return model(**batch)
