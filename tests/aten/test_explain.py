@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import olla
+from tests.aten.loops import fresh  # noqa: F401
 from tests.support.pytorch.steps import nn, torch
 
 pytestmark = pytest.mark.torch

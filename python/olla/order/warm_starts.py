@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import heapq
+import threading
 from typing import TYPE_CHECKING, Any, no_type_check
 
 import numpy as np
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 Order = npt.NDArray[np.int32]
 
+_has_run = threading.Event()
 LOAD_SECONDS = 5.0  # to import numba and compile, 4.1 s of a processor measured; 0.8 s once it is cached on disk
 
 
@@ -48,12 +50,13 @@ def hoist(graph: Graph, core: Any = None, program: Order | None = None) -> Order
     offset, preds = (graph.core if core is None else core).precedences()
     updates = np.array([kind == "update" for kind in graph.op_kinds], dtype=np.bool_)
     order: Order = _kernel()(program, offset, preds, *Lists(offset, preds).inverted(graph.num_ops), updates)
+    _has_run.set()
     return order
 
 
 def is_loaded() -> bool:
-    """Return whether hoist() runs at once: this process has compiled it already."""
-    return bool(_kernel.cache_info().currsize and _kernel().signatures)
+    """Return whether hoist() runs at once: it has run in this process before."""
+    return _has_run.is_set()
 
 
 @functools.cache
