@@ -41,19 +41,25 @@ class Capture:
         key: of the batch it was captured with.
         inputs: finds its tensors.
         leaves: of the batch.
+        kept: the attributes that its loss function sets; None: it sets none.
 
     Attributes:
         runner: runs it; set by the step.
         number: the same on all ranks that run it together; 0: it runs on one.
         left: what it does beside its operators; None: nothing.
-        kept: the attributes that its loss function sets; None: it sets none.
     """
 
     runner: Runner
     number: int = 0
-    kept: Kept | None = None
 
-    def __init__(self, captured: Captured, key: tuple[Any, ...], inputs: InputBinding, leaves: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        captured: Captured,
+        key: tuple[Any, ...],
+        inputs: InputBinding,
+        leaves: Sequence[Any],
+        kept: Kept | None = None,
+    ) -> None:
         assert captured.reads is not None
         self.key = key
         self.left = captured.left
@@ -64,7 +70,9 @@ class Capture:
             self._setting_change = Settings(inputs.optimizer).change
         values = self.gather(leaves)
         self._num_tensors = sum(entry.kind in ("parameter", "buffer") for entry in captured.inputs)  # they come first
-        self._guard = Guard(captured.reads, values[: self._num_tensors])
+        self.kept = kept
+        names = frozenset[str]() if kept is None else kept.names
+        self._guard = Guard(captured.reads, values[: self._num_tensors], names)
         self._gradients = captured.gradients or Gradients()
         left = captured.outputs[captured.structure.num_tensors :]
         self._unkept = [n for n in self._gradients.dropped if f"gradient of {n}" not in left]

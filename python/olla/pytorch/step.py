@@ -343,9 +343,7 @@ class Step(_Told):
         if follows is not None and kept is None:
             follows.check_left(key[-1])
         with between(), kept_on_error(optimizer):
-            made = Capture(captured, key, InputBinding(self._model, optimizer), leaves)
-        made.kept = kept
-        return made, captured
+            return Capture(captured, key, InputBinding(self._model, optimizer), leaves, kept), captured
 
     def _agree(self, made: Capture, captured: Captured, options: dict[str, Any]) -> Ranks | None:
         """Return the ranks that run a step, once they have captured the same; None: there is one only."""

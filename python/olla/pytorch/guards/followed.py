@@ -44,10 +44,14 @@ class Kept:
     Args:
         function: the loss function.
         places: where it leaves something: Dynamo's source of an object, and an attribute of that.
+
+    Attributes:
+        names: of the attributes.
     """
 
     def __init__(self, function: Callable[[Any, Any], Any], places: tuple[tuple[str, str], ...]) -> None:
         self._function = function
+        self.names = frozenset(attribute for _, attribute in places)
         self._places = [(compile(source, source, "eval"), attribute) for source, attribute in places]
 
     def loss(self, model: Any, batch: Any) -> tuple[Any, Any, list[Any]]:
