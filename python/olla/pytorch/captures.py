@@ -113,13 +113,21 @@ class Capture:
             what = "the batch shares memory with parameters or buffers in another way"
         return ([], what) if what else (values, "")
 
-    def run(self, values: list[torch.Tensor], model: torch.nn.Module, ranks: Ranks | None) -> Any:
-        """Run the step, with what it does beside its operators; return what the loss function returned."""
+    def run(self, values: list[torch.Tensor], model: torch.nn.Module, ranks: Ranks | None, *, tells: bool) -> Any:
+        """Run the step, with what it does beside its operators; return what the loss function returned.
+
+        Args:
+            values: what it takes.
+            model: of the step.
+            ranks: that run it together.
+            tells: whether gradients in ``.grad`` may be the user's own, who is told once that they are dropped.
+        """
         runner, left = self.runner, self.left
         if left is not None:
             names = [name for name, _ in runner.gradients if name not in self._gradients.leaves]
             left.begin(self.inputs.parameter(name).grad for name in names if name not in self._gradients.dropped)
-        self._tell_of_dropped()
+        if tells:
+            self._tell_of_dropped()
         self._gradients.drop(self.inputs.parameter)
         with ranks.in_step() if ranks is not None else contextlib.nullcontext():
             results = runner.run(values)

@@ -278,7 +278,8 @@ class Step(_Told):
             self._captures.use(found[0])
 
     def _result(self, capture: Capture, values: list[torch.Tensor], batch: Any) -> Any:
-        result = capture.run(values, self._model, self._ranks)
+        is_users = not self._unplanned.num_steps  # an ordinary step of ours leaves gradients, too
+        result = capture.run(values, self._model, self._ranks, tells=is_users)
         return result if capture.kept is None else capture.kept.leave(self._model, batch, result)
 
     def _captured(self, batch: Any, loss: Callable[[Any, Any], Any] | None) -> Captured:
