@@ -41,7 +41,7 @@ PLANNING = {
     "planner": "base graph plan check pipeline chunk recompute swap",
 }
 PYTORCH = {
-    "pytorch.guards": "inductor.compat",
+    "pytorch.guards": "",
     "pytorch.checks": "",
     "pytorch.ranks": "graph plan check",
     "pytorch.sharded": "",

@@ -72,6 +72,7 @@ def test_replays_take_new_batches_and_outputs_survive_them(arena: bool, stand: S
     assert report.measured_peak_bytes == (report.planned_peak_bytes if arena else None)
 
 
+@pytest.mark.filterwarnings("ignore:the CUDA graph is captured anew")
 def test_replaced_tensors_and_learning_rates_are_captured_again(stand: Stand) -> None:
     world = world_of("mlp", "momentum")
     step = graphed(world, True)

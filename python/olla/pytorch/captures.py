@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,20 +10,15 @@ import numpy as np
 import torch
 
 from olla._core import same_objects
-from olla.errors import BudgetError, CaptureError, ReplayError
 from olla.pytorch.binding import Settings
 from olla.pytorch.capture import Captured
 from olla.pytorch.capture.exclusive import between
 from olla.pytorch.capture.inputs import InputBinding
 from olla.pytorch.capture.results import Gradients
 from olla.pytorch.checks import failures
-from olla.pytorch.guards.followed import Followed, Kept
 from olla.pytorch.guards.guard import Guard, TensorFacts, Wholes
 from olla.pytorch.guards.places import Holds, Watched, contents
 from olla.pytorch.guards.values import equal
-from olla.pytorch.ordinary.loop import inference
-from olla.pytorch.ranks.wrapped import is_wrapped
-from olla.pytorch.sharded.fully import is_sharded
 
 if TYPE_CHECKING:
     from olla.pytorch.ranks.group import Ranks
@@ -41,7 +35,6 @@ class Capture:
         key: of the batch it was captured with.
         inputs: finds its tensors.
         leaves: of the batch.
-        kept: the attributes that its loss function sets; None: it sets none.
 
     Attributes:
         runner: runs it; set by the step.
@@ -52,14 +45,7 @@ class Capture:
     runner: Runner
     number: int = 0
 
-    def __init__(
-        self,
-        captured: Captured,
-        key: tuple[Any, ...],
-        inputs: InputBinding,
-        leaves: Sequence[Any],
-        kept: Kept | None = None,
-    ) -> None:
+    def __init__(self, captured: Captured, key: tuple[Any, ...], inputs: InputBinding, leaves: Sequence[Any]) -> None:
         assert captured.reads is not None
         self.key = key
         self.left = captured.left
@@ -70,13 +56,8 @@ class Capture:
             self._setting_change = Settings(inputs.optimizer).change
         values = self.gather(leaves)
         self._num_tensors = sum(entry.kind in ("parameter", "buffer") for entry in captured.inputs)  # they come first
-        self.kept = kept
-        names = frozenset[str]() if kept is None else kept.names
-        self._guard = Guard(captured.reads, values[: self._num_tensors], names)
+        self._guard = Guard(captured.reads, values[: self._num_tensors])
         self._gradients = captured.gradients or Gradients()
-        left = captured.outputs[captured.structure.num_tensors :]
-        self._unkept = [n for n in self._gradients.dropped if f"gradient of {n}" not in left]
-        self._has_told = False
         self._states = [i for i, entry in enumerate(captured.inputs) if entry.kind == "optimizer_state"]
         self._added_to = [i for i, entry in enumerate(captured.inputs) if entry.kind == "gradient"]
         others = ("input", "rate", "gradient")
@@ -113,21 +94,12 @@ class Capture:
             what = "the batch shares memory with parameters or buffers in another way"
         return ([], what) if what else (values, "")
 
-    def run(self, values: list[torch.Tensor], model: torch.nn.Module, ranks: Ranks | None, *, tells: bool) -> Any:
-        """Run the step, with what it does beside its operators; return what the loss function returned.
-
-        Args:
-            values: what it takes.
-            model: of the step.
-            ranks: that run it together.
-            tells: whether gradients in ``.grad`` may be the user's own, who is told once that they are dropped.
-        """
+    def run(self, values: list[torch.Tensor], model: torch.nn.Module, ranks: Ranks | None) -> Any:
+        """Run the step, with what it does beside its operators; return what the loss function returned."""
         runner, left = self.runner, self.left
         if left is not None:
             names = [name for name, _ in runner.gradients if name not in self._gradients.leaves]
             left.begin(self.inputs.parameter(name).grad for name in names if name not in self._gradients.dropped)
-        if tells:
-            self._tell_of_dropped()
         self._gradients.drop(self.inputs.parameter)
         with ranks.in_step() if ranks is not None else contextlib.nullcontext():
             results = runner.run(values)
@@ -143,18 +115,6 @@ class Capture:
                 held = self._gradients.leave(self.inputs.parameter, ((*name, gradient) for name, gradient in found))
             runner.figures.held_gradient_bytes = held
         return runner.structure.fill(results[:num_values])
-
-    def _tell_of_dropped(self) -> None:
-        """Warn once where an ordinary loop has left gradients, and would leave others in their place."""
-        if self._has_told or not any(self.inputs.parameter(name).grad is not None for name in self._unkept):
-            return
-        self._has_told = True
-        warnings.warn(
-            "gradients that were in .grad before the step are dropped, as by zero_grad(), and planned steps leave none "
-            "of those that the optimizer has used: .grad is None behind them. To log or read gradients, pass "
-            "keep_gradients=True to olla.compile; otherwise call optimizer.zero_grad() before the first planned step.",
-            stacklevel=6,
-        )
 
     def _other_tensors(self, values: Sequence[torch.Tensor]) -> str:
         """Return why the step cannot take other tensors than it took before; empty where it can."""
@@ -200,20 +160,14 @@ class Captures:
         for capture in reversed(self._captures):
             if capture.key != key:
                 continue
-            values, what = _values(capture, leaves)
+            try:
+                values, what = capture.values(leaves)
+            except Exception as error:  # whatever the user's objects do where they are compared
+                values, what = [], f"what it read cannot be compared ({type(error).__name__}: {error})"
             if not what:
                 return capture, values, ""
             reason = reason or what
-        return None, [], reason or self._why(key, leaves)
-
-    def _why(self, key: tuple[Any, ...], leaves: Sequence[Any]) -> str:
-        """Return in words what is new about a call of which no capture has the key."""
-        if not self._captures:
-            return ""
-        batch = next((c for c in reversed(self._captures) if c.key[:-1] == key[:-1]), None)
-        if batch is None or len(key) != len(batch.key):
-            return "another batch, mode or setting of torch"
-        return _values(batch, leaves)[1] or "what its Python code reads, or how it goes on, as Dynamo sees it"
+        return None, [], reason or ("another batch, mode or setting of torch" if self._captures else "")
 
     def use(self, capture: Capture) -> bool:
         """Note that a capture was used; whether another one was dropped for it."""
@@ -222,29 +176,6 @@ class Captures:
             return False
         self._captures.pop(0)
         return True
-
-
-def _values(capture: Capture, leaves: Sequence[Any]) -> tuple[list[torch.Tensor], str]:
-    """Return the values of a capture for a call, or why it is not right."""
-    try:
-        return capture.values(leaves)
-    except Exception as error:  # whatever the user's objects do where they are compared
-        return [], f"what it read cannot be compared ({type(error).__name__}: {error})"
-
-
-def must_be_planned(ranks: Ranks | None, model: torch.nn.Module, error: Exception) -> bool:
-    """Whether the ordinary step is no answer: to what the user asked for, or where other ranks run the planned one."""
-    if isinstance(error, BudgetError | ReplayError | MemoryError | torch.OutOfMemoryError):
-        return True
-    is_alone = ranks is None and not is_wrapped(model) and not is_sharded(model)
-    return isinstance(error, CaptureError) and not is_alone
-
-
-def followed(model: torch.nn.Module, loss: Callable[[Any, Any], Any] | None, body: Any) -> Followed | None:
-    """Return what follows a step's Python code at every call; None: its own body, or ranks that have to agree."""
-    if body is not None or is_wrapped(model) or is_sharded(model):
-        return None
-    return Followed(loss if loss is not None else inference)
 
 
 def _changed(captured: Captured, values: Sequence[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor, bool]]:

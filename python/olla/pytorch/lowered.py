@@ -140,8 +140,8 @@ class LoweredStep(Step):
         runner: Any = capture.runner
         return runner.run_separate(batch) if runner.separate is not None else super()._result(capture, values, batch)
 
-    def _captured(self, batch: Any, loss: Callable[[Any, Any], Any] | None) -> Captured:
-        captured = super()._captured(batch, loss)
+    def _captured(self, batch: Any) -> Captured:
+        captured = super()._captured(batch)
         if captured.graph.communicates.any():
             raise ReplayError('the step has collectives, which kernels="inductor" does not keep: use kernels="torch"')
         return captured

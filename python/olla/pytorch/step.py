@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from olla.errors import CaptureError, ReplayError
+from olla.errors import BudgetError, CaptureError, ReplayError
 from olla.graph import Graph
 from olla.picture.memory_viz import memory_viz
 from olla.plan import Goal, Plan, Swapping
@@ -139,7 +139,7 @@ class Step(_Told):
         import torch
 
         from olla.pytorch.binding import device_of
-        from olla.pytorch.captures import Captures, followed
+        from olla.pytorch.captures import Captures
         from olla.pytorch.memory.copies import HostMemory
         from olla.pytorch.ordinary.unplanned import Unplanned
 
@@ -159,7 +159,6 @@ class Step(_Told):
         here = self._device = device_of(self._model)
         self._host = HostMemory(self._device.type)
         self._captures = Captures(self._cache_size)
-        self._followed = followed(self._model, self._loss, self._body)
         self._ranks: Ranks | None = None  # that run the step together, once it is known that it communicates
         self._num_agreed = 0
         self._lock = threading.Lock()
@@ -196,11 +195,10 @@ class Step(_Told):
 
         For changes that no guard sees, and where what stopped a capture is mended.
         """
-        from olla.pytorch.captures import Captures, followed
+        from olla.pytorch.captures import Captures
 
         with self._lock:
             self._captures = Captures(self._cache_size)
-            self._followed = followed(self._model, self._loss, self._body)
             self._unplanned.forget()
 
     def release(self) -> None:
@@ -211,8 +209,11 @@ class Step(_Told):
 
     def run(self, batch: Any) -> Any:
         """Run one step where another one is under way whose part it is; for all else the step is called."""
+        from olla.pytorch.binding import batch_key, flatten
+
         batch = batch if self._padding is None else self._padding.padded(batch)
-        key, leaves = self._key(batch)
+        leaves, spec = flatten(batch)
+        key = batch_key(leaves, spec, self._device.type)
         found = self._found(batch, key, leaves)
         if isinstance(found, Exception):
             splits = self._loss is not None and self.optimizers and not self._keep_gradients and type(self) is Step
@@ -230,14 +231,6 @@ class Step(_Told):
             )
         return result
 
-    def _key(self, batch: Any) -> tuple[tuple[Any, ...], Sequence[Any]]:
-        """Return what a batch has in common with others that run one capture, and its leaves."""
-        from olla.pytorch.binding import batch_key, flatten
-
-        leaves, spec = flatten(batch)
-        key = batch_key(leaves, spec, self._device.type)
-        return (key if self._followed is None else (*key, self._followed.variant(self._model, batch, key))), leaves
-
     def _found(
         self, batch: Any, key: tuple[Any, ...], leaves: Sequence[Any]
     ) -> tuple[Capture, list[torch.Tensor], str] | Exception | None:
@@ -246,7 +239,6 @@ class Step(_Told):
         None: that is known from an earlier call.
         """
         from olla.pytorch.capture.exclusive import between
-        from olla.pytorch.captures import must_be_planned
 
         with between():
             capture, values, reason = self._captures.find(key, leaves)
@@ -261,7 +253,7 @@ class Step(_Told):
             with between():
                 return capture, capture.gather(leaves), reason
         except Exception as error:
-            if must_be_planned(self._ranks, self._model, error):
+            if _must_be_planned(self, error):
                 raise
             return error
 
@@ -271,18 +263,19 @@ class Step(_Told):
         Raises:
             CaptureError: the step cannot be captured.
         """
-        found = self._found(batch, *self._key(batch))
+        from olla.pytorch.binding import batch_key, flatten
+
+        leaves, spec = flatten(batch)
+        found = self._found(batch, batch_key(leaves, spec, self._device.type), leaves)
         if isinstance(found, Exception):
             raise found
         if found is not None:
             self._captures.use(found[0])
 
     def _result(self, capture: Capture, values: list[torch.Tensor], batch: Any) -> Any:
-        is_users = not self._unplanned.num_steps  # an ordinary step of ours leaves gradients, too
-        result = capture.run(values, self._model, self._ranks, tells=is_users)
-        return result if capture.kept is None else capture.kept.leave(self._model, batch, result)
+        return capture.run(values, self._model, self._ranks)
 
-    def _captured(self, batch: Any, loss: Callable[[Any, Any], Any] | None) -> Captured:
+    def _captured(self, batch: Any) -> Captured:
         if len(self.optimizers) > 1:
             raise CaptureError(
                 f"the step has {len(self.optimizers)} optimizers, and the update of one is captured: give it one "
@@ -292,7 +285,7 @@ class Step(_Told):
             self._model,
             batch,
             optimizer=self.optimizers[0] if self.optimizers else None,
-            loss=loss,
+            loss=self._loss,
             step=self._body,
             checks=self._checks,
             keep_gradients=self._keep_gradients,
@@ -338,13 +331,9 @@ class Step(_Told):
         from olla.pytorch.captures import Capture
 
         optimizer = self.optimizers[0] if self.optimizers else None
-        follows = self._followed
-        kept = follows.kept(key[-1]) if follows is not None and self._loss is not None else None
-        captured = self._captured(batch, self._loss if kept is None else kept.loss)
-        if follows is not None and kept is None:
-            follows.check_left(key[-1])
+        captured = self._captured(batch)
         with between(), kept_on_error(optimizer):
-            return Capture(captured, key, InputBinding(self._model, optimizer), leaves, kept), captured
+            return Capture(captured, key, InputBinding(self._model, optimizer), leaves), captured
 
     def _agree(self, made: Capture, captured: Captured, options: dict[str, Any]) -> Ranks | None:
         """Return the ranks that run a step, once they have captured the same; None: there is one only."""
@@ -376,6 +365,19 @@ class Step(_Told):
             else:
                 weakref.finalize(self, self._replay.release).atexit = False
         return self._replay, self._note
+
+
+def _must_be_planned(step: Step, error: Exception) -> bool:
+    """Whether the ordinary step is no answer: to what the user asked for, or where other ranks run the planned one."""
+    import torch
+
+    from olla.pytorch.ranks.wrapped import is_wrapped
+    from olla.pytorch.sharded.fully import is_sharded
+
+    if isinstance(error, BudgetError | ReplayError | MemoryError | torch.OutOfMemoryError):
+        return True
+    is_alone = step._ranks is None and not is_wrapped(step._model) and not is_sharded(step._model)
+    return isinstance(error, CaptureError) and not is_alone
 
 
 def _without_update(step: Step) -> Step:

@@ -76,8 +76,8 @@ def lifetimes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     watched = Lifetimes(lambda: (*request.node.funcargs.values(), *vars(request.module).values()))  # its own arguments
     make = steps.Step._captured
 
-    def captured(step: steps.Step, batch: Any, loss: Any) -> Any:
-        made = make(step, batch, loss)
+    def captured(step: steps.Step, batch: Any) -> Any:
+        made = make(step, batch)
         watched.watch(step, batch, made)
         return made
 

@@ -53,12 +53,9 @@ def differentiate(node_class: Any, double_backward: Callable[..., Any]) -> None:
 
 
 def settings(values: dict[str, Any]) -> Callable[[], Callable[[], None]]:
-    """Return a function that gives Dynamo settings, and returns one that takes them back.
-
-    A context takes ten times as long. Settings that this torch does not have are left out.
-    """
-    known = {name: value for name, value in values.items() if hasattr(config, name)}
-    change: Callable[[], Callable[[], None]] = config._make_closure_patcher(**known)
+    """Return a function that gives Dynamo settings, and returns one that takes them back; a context takes ten times as
+    long."""
+    change: Callable[[], Callable[[], None]] = config._make_closure_patcher(**values)
     return change
 
 
@@ -98,57 +95,3 @@ def compile_aten(
     # What is donated may not be kept for a second backward; olla's programs copy what they write over.
     with compat.functorch_config.patch(donated_buffer=False):
         return compile_with(module, inputs)
-
-
-def changed_objects() -> list[tuple[str, str]]:
-    """Return what Python would find changed behind the code that Dynamo follows; called by a backend.
-
-    Objects that the code has made itself do not count, nor attributes that are set to the number or text they hold.
-
-    Returns:
-        For each: Dynamo's source of the object, an expression of L, the arguments, and G, globals; and the attribute
-        that was set, or "" where it was changed otherwise.
-    """
-    translator = compat.private("torch._dynamo.symbolic_convert", "InstructionTranslator")
-    bases = "torch._dynamo.variables.base"
-    existing = tuple(compat.private(bases, f"{what}MutationExisting") for what in ("Attribute", "Value"))
-    effects = translator.current_tx().output.side_effects
-    found: list[tuple[str, str]] = []
-    for variable in effects.id_to_variable.values():
-        if not isinstance(variable.mutation_type, existing) or not effects.is_modified(variable):
-            continue
-        if _is_as_before(variable):
-            continue
-        name = getattr(getattr(variable, "source", None), "name", "an object")
-        source = str(name() if callable(name) else name)  # a method before torch 2.13
-        written = effects.store_attr_mutations.get(variable, {})
-        names = [attribute for attribute, value in written.items() if not _is_held(variable, attribute, value)]
-        is_object = hasattr(variable, "value")
-        if names or not written:
-            found += [(source, attribute if is_object else "") for attribute in names or [""]]
-    return found
-
-
-def _is_as_before(variable: Any) -> bool:
-    """Whether a dict holds again what it held, as that of parameters does behind a functional call."""
-    if not hasattr(variable, "original_items"):
-        return False
-    try:
-        before = {key.as_python_constant(): value.realize() for key, value in variable.original_items.items()}
-        now = {key.vt.as_python_constant(): value.realize() for key, value in variable.items.items()}
-    except Exception:  # keys that are no constants
-        return False
-    return before.keys() == now.keys() and all(
-        now[key] is value or (value.source is not None and value.source == now[key].source)
-        for key, value in before.items()
-    )
-
-
-def _is_held(variable: Any, attribute: str, value: Any) -> bool:
-    """Whether an attribute is set to the constant that it holds already."""
-    nothing = object()
-    holder = getattr(variable, "value", nothing)
-    if holder is nothing or not value.is_python_constant():
-        return False
-    before, now = getattr(holder, attribute, nothing), value.as_python_constant()
-    return type(before) is type(now) and bool(before == now)

@@ -16,10 +16,9 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _OWN = os.path.abspath(__file__).rpartition(os.sep + "pytorch" + os.sep)[0] + os.sep
 _STDLIB = tuple({os.path.abspath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")})
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-# Packages that decide nothing about a step: torch's own dependencies, those that fetch files and show progress, and
-# einops, which keeps what it has worked out of patterns and looks for other frameworks.
+# Packages that decide nothing about a step: torch's own dependencies, and those that fetch files and show progress.
 _BESIDE = {
-    "_distutils_hack", "_pytest", "anyio", "certifi", "einops", "filelock", "fsspec", "h11", "h2", "hf_xet", "httpcore",
+    "_distutils_hack", "_pytest", "anyio", "certifi", "filelock", "fsspec", "h11", "h2", "hf_xet", "httpcore",
     "httpcore2", "httpx", "httpx2", "huggingface_hub", "hypothesis", "idna", "jinja2", "mpmath", "networkx", "numpy",
     "packaging", "pkg_resources", "pytest", "requests", "rich", "safetensors", "setuptools", "sniffio", "sympy",
     "tokenizers", "tqdm", "truststore", "typing_extensions", "yaml",
@@ -44,10 +43,8 @@ def origin(file: str) -> str:
     return "stdlib" if file.startswith(_STDLIB) else "user"
 
 
-def module_origin(name: Any) -> str:
+def module_origin(name: str) -> str:
     """Return the origin of a loaded module; "user" if nothing is known of it."""
-    if not isinstance(name, str):  # a class of C code, of which this is a descriptor
-        return "stdlib"
     top = name.partition(".")[0]
     if top == "torch":
         return "torch"

@@ -28,11 +28,10 @@ class Guard:
     Args:
         reads: what the step read while it was captured.
         inputs: parameters and buffers of the step, in an order that ``tensors`` of later calls has, too.
-        kept: names of attributes that the step sets itself; what they hold is compared elsewhere.
     """
 
-    def __init__(self, reads: Reads, inputs: Sequence[torch.Tensor], kept: frozenset[str] = frozenset()) -> None:
-        self._counts = lambda name: name not in kept and reads.names.counts(name)
+    def __init__(self, reads: Reads, inputs: Sequence[torch.Tensor]) -> None:
+        self._counts = reads.names.counts
         self._places = (Wholes(reads.places.watched), Parts(reads.places.watched))
         self._probes = reads.places.probes
         self._ties = self._tied()
