@@ -38,7 +38,7 @@ PLANNING = {
     "chunk": "base graph plan pipeline",
     "recompute": "base graph plan ilp order pipeline",
     "swap": "base graph plan pipeline recompute",
-    "planner": "base graph plan check pipeline chunk recompute swap",
+    "planner": "base graph plan check pipeline chunk recompute swap report",
 }
 PYTORCH = {
     "pytorch.guards": "",
