@@ -103,7 +103,8 @@ def test_an_abandoned_step_has_no_copy_left(faults: Standin) -> None:
     faults.schedule("now")
 
 
-def test_host_memory_goes_once_no_copy_reads_it(faults: Standin) -> None:
+def copied_out(faults: Standin) -> tuple[HostMemory, Copies]:
+    """Return host memory that holds threes, from which a copy back takes its time."""
     host = HostMemory("cuda")
     copies = Copies([SIZE], [0], [-1], host, SIZE, torch.device("cuda"))
     copies.begin()
@@ -111,6 +112,11 @@ def test_host_memory_goes_once_no_copy_reads_it(faults: Standin) -> None:
     copies.wait(0)
     torch.cuda.synchronize()
     faults.schedule("late")
+    return host, copies
+
+
+def test_host_memory_goes_once_no_copy_reads_it(faults: Standin) -> None:
+    host, copies = copied_out(faults)
     back = copies.back(0)
     copies.wait(0)
     copies.end()
@@ -124,13 +130,7 @@ def test_host_memory_goes_once_no_copy_reads_it(faults: Standin) -> None:
 @pytest.mark.parametrize("captured", [False, True])
 def test_host_memory_that_nobody_has_goes_once_no_copy_reads_it(faults: Standin, captured: bool) -> None:
     """The collector may take it at any time, in the middle of a capture too, which allows no wait."""
-    host = HostMemory("cuda")
-    copies = Copies([SIZE], [0], [-1], host, SIZE, torch.device("cuda"))
-    copies.begin()
-    copies.out(0, torch.full((SIZE,), 3, dtype=torch.uint8, device="cuda"))
-    copies.wait(0)
-    torch.cuda.synchronize()
-    faults.schedule("late")
+    host, copies = copied_out(faults)
     back = copies.back(0)
     copies.wait(0)
     copies.end()

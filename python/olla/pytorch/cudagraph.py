@@ -89,7 +89,6 @@ class Graphed:
 
     What is captured, `program`, has run before; `moving` makes the one that takes rates on the device; `copies` are
     those beside its ops, where it swaps.
-    those beside its ops, where it swaps.
     """
 
     def __init__(

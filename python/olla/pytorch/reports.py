@@ -73,9 +73,11 @@ class Figures:
     _times: collections.deque[float] = field(default_factory=lambda: collections.deque(maxlen=_NUM_TIMES))
 
     def add_preparation(self, record_seconds: float, plan_seconds: float) -> None:
-        """Note what a recorded call took, and the layout after it."""
+        """Note what a recorded call took, and the layout after it; what is seen of the arena begins anew."""
         self.record_seconds += record_seconds
         self.plan_seconds += plan_seconds
+        self.process.begin()
+        self.seen = Seen()
 
     def add_time(self, seconds: float) -> None:
         """Note what a call took; the first one counts for nothing: libraries fill their caches."""

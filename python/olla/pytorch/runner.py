@@ -32,7 +32,7 @@ from olla.pytorch.planner import Planner
 from olla.pytorch.program.program import Program
 from olla.pytorch.ranks.agreement import Agreement
 from olla.pytorch.ranks.group import Ranks
-from olla.pytorch.reports import Figures, Seen, step_scene
+from olla.pytorch.reports import Figures, step_scene
 from olla.report.progress import ProgressLine
 from olla.report.step import StepReport
 
@@ -146,8 +146,9 @@ class Runner:
 
     def _run(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if self._cuda_graph and self._is_settled():
-            parts = self._run_program, self._captured, self._planned.copies, self._rates_on_device
-            self._graphed = self._graphed or Graphed(*parts)
+            if self._graphed is None:
+                copies = self._planned.copies
+                self._graphed = Graphed(self._run_program, self._captured, copies, self._rates_on_device)
             return self._graphed(values)
         return self._run_program(values)
 
@@ -188,11 +189,11 @@ class Runner:
         replay.activate(known, recording=True)
         results = self.program(values)
         recorded = without_caches(replay.stop_recording(), results)
-        middle, self._num_recordings = time.perf_counter(), self._num_recordings + 1
+        middle = time.perf_counter()
+        self._num_recordings += 1
         self._arrange(replay, recorded)
-        arrange.trim("cpu") if self._planned.device == "cpu" else None  # a GPU's goes where an arena is taken
-        self.figures.process.begin()
-        self.figures.seen = Seen()
+        if self._planned.device == "cpu":  # memory of a GPU is given back where an arena is taken
+            arrange.trim("cpu")
         self.figures.add_preparation(middle - start, time.perf_counter() - middle)
         return results
 
@@ -287,8 +288,8 @@ class Runner:
 
     def report(self, num_captures: int) -> StepReport:
         """Return the figures of this step; num_captures is for the report alone."""
-        parts = self._planned, self._arranged, self._planner, num_captures
-        return self.figures.report(*parts, self._replay.held_bytes if self._replay is not None else 0)
+        kept = self._replay.held_bytes if self._replay is not None else 0
+        return self.figures.report(self._planned, self._arranged, self._planner, num_captures, kept)
 
 
 def in_plain_modes(call: Call, values: list[torch.Tensor]) -> list[torch.Tensor]:
