@@ -20,7 +20,7 @@ from olla.picture.scene import amount, peak_bytes, scene_of
 from olla.plan import Swapped
 from olla.plan.plan import of_last_graph
 from olla.plan.texts import op_text
-from olla.planner import needed_bytes
+from olla.rewriting import needed_bytes
 from olla.scale import plan_file, text
 from tests.support import oracle, swaps
 from tests.support.plans import training_step

@@ -38,7 +38,8 @@ PLANNING = {
     "chunk": "base graph plan pipeline",
     "recompute": "base graph plan ilp order pipeline",
     "swap": "base graph plan pipeline recompute",
-    "planner": "base graph plan check pipeline chunk recompute swap report",
+    "rewriting": "base graph plan pipeline chunk recompute swap",
+    "planner": "base graph plan check pipeline rewriting report",
 }
 PYTORCH = {
     "pytorch.guards": "",
@@ -70,7 +71,7 @@ MAY_IMPORT = {
     **INDUCTOR,
     "inductor": " ".join(["base graph plan planner aten", *INDUCTOR]),
     **ATEN,
-    "fit": "base graph plan planner pytorch.capture",
+    "fit": "base graph plan planner rewriting pytorch.capture",
     "integrations": "base graph plan layout report pytorch inductor",
     "scale": "base graph plan planner report",
     "cli": "base graph plan layout check picture planner report fit scale pytorch.capture integrations olla",

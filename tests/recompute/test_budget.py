@@ -15,7 +15,7 @@ import olla
 from olla import BudgetError, Graph, Plan, PlanError, _core
 from olla.graph import PROFILES, Lists, Rerun, rules
 from olla.order.base_orders import early_updates
-from olla.planner import needed_bytes
+from olla.rewriting import needed_bytes
 from tests.support.generate import random_graph
 from tests.support.strategies import graphs
 from tests.support.training import training_chain

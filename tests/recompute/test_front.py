@@ -7,7 +7,7 @@ from itertools import permutations
 import pytest
 
 import olla
-from olla.planner import needed_bytes
+from olla.rewriting import needed_bytes
 from tests.support.samples import SHARED
 
 MEMORY, TIME = 1.001, 1.02  # what one answer may need, or add, beyond another that has less of the other

@@ -17,8 +17,8 @@ from olla.graph import Graph, profile_of, rules
 from olla.plan import Link, Plan
 from olla.plan.recomputed import Decision
 from olla.plan.swapped import SwapDecision
-from olla.planner import needed_bytes
 from olla.recompute import search, starts
+from olla.rewriting import needed_bytes
 from olla.swap import combine
 from olla.swap.bound import working_sets
 from tests.support.generate import random_graph

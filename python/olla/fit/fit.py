@@ -18,7 +18,8 @@ from olla.fit.largest import next_size
 from olla.fit.result import Fit, Row, Way
 from olla.graph import DeviceProfile, Graph, profile_of, rules
 from olla.plan import Plan
-from olla.planner import needed_bytes, plan
+from olla.planner import plan
+from olla.rewriting import needed_bytes
 
 SIZES = (1, 2, 4, 8, 16, 32)
 SLOWDOWNS = (0.05, 0.1)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import olla
-from olla import planner
+from olla import rewriting
 from olla.plan import Costs, Link
 from olla.pytorch.memory import copies
 from olla.pytorch.memory.requests import with_costs
@@ -71,7 +71,7 @@ def test_five_steps_with_swaps_are_those_without_to_the_bit(name: str, optimizer
             ways[1]["budget"] = (plain.planned_peak_bytes + max(needed, report.planned_peak_bytes)) // 2
         assert report.planned_peak_bytes < plain.planned_peak_bytes or "method" in options
         captured = runner_of(step)._captured.graph
-        olla.check(captured, planner.with_costs(step.plan, Costs.of(captured), captured))
+        olla.check(captured, rewriting.with_costs(step.plan, Costs.of(captured), captured))
 
 
 def test_host_memory_stays_within_its_budget() -> None:

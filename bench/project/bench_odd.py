@@ -1,7 +1,7 @@
 """Judge odd training loops, eager against planned, and say what came of them.
 
-    python bench/pytorch/bench_odd.py --mode loss --part 0/3 --verdicts loss.0
-    python bench/pytorch/bench_odd.py --table loss.0 loss.1 loss.2 --markdown bench/results/pytorch/odd.md
+    python bench/project/bench_odd.py --mode loss --part 0/3 --verdicts loss.0
+    python bench/project/bench_odd.py --table loss.0 loss.1 loss.2 --markdown bench/results/project/odd.md
 
 A part of the loops (``tests/odd``) is judged per call, and goes on where it was ended. Exit status 1 if a loop of a
 table is wrong in silence or raises a raw error.
