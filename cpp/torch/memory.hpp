@@ -91,7 +91,7 @@ class Memory : public ThreadWindows {
   // Between two windows. Blocks of the plan before stay. An arena of another size is taken by the first request that it is to
   // answer: gradients and the like are gone by then in most loops. Where there is no room for it, or with no_more only above the
   // most that the process has taken so far, the loop goes on without a plan, and loop_counters() tells.
-  void plan_loop(Plan plan, bool no_more) {
+  void plan_loop(Plan plan, bool no_more = false) {
     Session& s = loop("plan_loop");
     if (s.op != kNoOp) throw StateError("plan_loop: iteration " + std::to_string(s.op) + " has not ended");
     plan.check(arenas_.alignment());
@@ -104,8 +104,7 @@ class Memory : public ThreadWindows {
     const std::int64_t place = arenas_.place();
     lock.lock();
     s.plan = std::move(plan);
-    s.awaits_arena = !fits;
-    s.awaited_place = place, s.no_more = no_more;
+    s.awaited = fits ? std::nullopt : std::optional(Awaited{place, no_more});
   }
 
   // Between two windows: the loop has no plan, and its arena goes back when its last block is freed.
@@ -113,7 +112,7 @@ class Memory : public ThreadWindows {
     Session& s = loop("unplan_loop");
     std::unique_lock lock(mutex_);
     s.plan = {};
-    s.awaits_arena = false;
+    s.awaited.reset();
     if (s.arena != nullptr) std::exchange(s.arena, nullptr)->state = Arena::kRetired;
     arenas_.give_back(lock);
   }
@@ -181,7 +180,7 @@ class Memory : public ThreadWindows {
     std::unique_lock lock(mutex_);
     Session* const found = current();
     if (found == nullptr || found->op == kNoOp || found->plan.num_ops() < 1) return nullptr;
-    if (found->arena == nullptr && !(found->awaits_arena && take_awaited(found, lock))) return nullptr;
+    if (found->arena == nullptr && !(found->awaited && take_awaited(found, lock))) return nullptr;
     Session& s = *found;
     s.counters.requested_bytes += bytes;
     const std::int64_t k = s.find(bytes);
@@ -260,7 +259,7 @@ class Memory : public ThreadWindows {
     const std::int64_t place = arenas_.place();
     const std::lock_guard lock(mutex_);
     const Session* const s = current();
-    if (s == nullptr || s->awaits_arena) return s == nullptr || s->awaited_place == place;
+    if (s == nullptr || s->awaited) return s == nullptr || s->awaited->place == place;
     return s->arena == nullptr || s->arena->place == place;
   }
 
@@ -339,11 +338,11 @@ class Memory : public ThreadWindows {
 
   // The arena of a loop, now that a request asks for it. The loop may end meanwhile, on its own thread: false then.
   bool take_awaited(Session* s, std::unique_lock<std::mutex>& lock) {
-    s->awaits_arena = false;
+    const Awaited wanted = *std::exchange(s->awaited, std::nullopt);
     Arena* arena = nullptr;
     std::exception_ptr failure;
     try {
-      arena = arenas_.find(s->plan.arena_bytes, s->awaited_place, lock, s->no_more);
+      arena = arenas_.find(s->plan.arena_bytes, wanted.place, lock, wanted.no_more);
     } catch (...) {
       failure = std::current_exception();
       lock.lock();

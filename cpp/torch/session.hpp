@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <exception>
 #include <iterator>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -30,6 +31,12 @@ struct StateError : std::logic_error {
   using std::logic_error::logic_error;
 };
 
+// An arena that is not there yet.
+struct Awaited {
+  std::int64_t place;  // of the work that it is for
+  bool no_more;        // none, if the process takes more memory with it than so far
+};
+
 struct Session {
   bool recording = false;    // beside what it plans
   bool is_loop = false;      // records all the time, and has a plan once there is one
@@ -49,10 +56,8 @@ struct Session {
   std::vector<Slots::Held> held{};       // of a loop: blocks in the arena when the first request of the window came
   Plan plan{};
   Arena* arena = nullptr;
-  bool awaits_arena = false;       // of a loop: its first request takes it
-  bool no_more = false;            // unless the process takes more memory with it than so far
-  std::int64_t awaited_place = 0;  // for work of this place
-  std::exception_ptr failure{};    // what came instead of the arena
+  std::optional<Awaited> awaited{};  // of a loop: the arena that its first request takes
+  std::exception_ptr failure{};      // what came instead of it
   Counters counters{};
   Recording recorded{};
 

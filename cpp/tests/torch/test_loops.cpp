@@ -157,13 +157,51 @@ TEST(a_larger_plan_takes_another_arena_and_one_without_room_leaves_none) {
   CHECK(contains(message<StateError>([&] { heap.memory.plan_loop({}); }), "iteration 0 has not ended"));
   heap.memory.end();
   heap.memory.plan_loop({128, kAlignment, {0, 1}, {10}, {64}, {0}});
+  CHECK_EQ(heap.memory.held_bytes(), 64);  // a request takes the other one
+  heap.memory.begin(1);
+  void* const other = heap.allocate(10);
+  heap.memory.end();
+  CHECK_EQ(heap.offset(other), 64);
   CHECK_EQ(heap.memory.held_bytes(), 192);
   heap.free(block);
   CHECK_EQ(heap.memory.held_bytes(), 128);
-  const Plan huge{Bytes{1} << 50, kAlignment, {0, 1}, {10}, {0}, {0}};
-  CHECK(contains(message<std::bad_alloc>([&] { heap.memory.plan_loop(huge); }), "bad_alloc"));
-  CHECK(offsets_of(heap, 1, {10}) == Offsets{-1});
+  heap.free(other);
+  heap.memory.plan_loop({Bytes{1} << 50, kAlignment, {0, 1}, {10}, {0}, {0}});
+  CHECK_EQ(heap.memory.held_bytes(), 0);
+  CHECK(offsets_of(heap, 2, {10}) == Offsets{-1});
+  CHECK(contains(message<std::bad_alloc>([&] { heap.memory.loop_counters(); }), "bad_alloc"));
+  CHECK(offsets_of(heap, 3, {10}) == Offsets{-1});
+  CHECK_EQ(heap.memory.loop_counters().num_hits, 2);  // before
   heap.memory.close_loop();
+  CHECK(heap.lent.empty());
+}
+
+TEST(an_arena_that_would_add_to_what_the_process_takes_is_not_taken_where_that_is_asked_for) {
+  Heap heap;
+  Bytes most = 64;
+  Memory memory({.alignment = kAlignment,
+                 .take = [&](Bytes bytes) { return heap.take(bytes); },
+                 .give = [&](void* block) { heap.give(block); },
+                 .require_no_more =
+                     [&](Bytes bytes) {
+                       if (bytes > most) throw std::bad_alloc();
+                     }});
+  memory.open_loop(false);
+  const auto request = [&](OpId iteration, bool no_more) {
+    memory.plan_loop({128, kAlignment, {0, 1}, {10}, {64}, {0}}, no_more);
+    memory.begin(iteration);
+    void* const block = memory.planned(10);
+    memory.end();
+    if (block != nullptr) memory.freed(block);
+    return block != nullptr;
+  };
+  CHECK(!request(0, true));
+  CHECK(contains(message<std::bad_alloc>([&] { memory.loop_counters(); }), "bad_alloc"));
+  CHECK(request(1, false));
+  memory.unplan_loop();
+  most = 128;
+  CHECK(request(2, true));
+  memory.close_loop();
   CHECK(heap.lent.empty());
 }
 

@@ -123,8 +123,8 @@ TEST(an_arena_serves_the_place_it_was_taken_for) {
   memory.activate(small_plan());
   char* const base = static_cast<char*>(memory.arena().first);
   CHECK(memory.at_place());
-  CHECK_EQ(memory.arena_base(base + 255), base);
-  CHECK(memory.arena_base(base + 256) == nullptr);
+  CHECK_EQ(memory.arena_of(base + 255).first, base);
+  CHECK(memory.arena_of(base + 256).first == nullptr);
   place = 2;
   CHECK(!memory.at_place());
   memory.begin(0);
@@ -293,10 +293,9 @@ TEST(a_shared_loop_takes_requests_of_threads_without_a_session_of_their_own) {
   CHECK_EQ(heap.memory.iteration(0).size(), 1u);
   heap.memory.plan_loop({128, kAlignment, {0, 1}, {100}, {0}, {0}});
   heap.memory.begin(1);
-  void* const base = heap.memory.arena().first;
   on_thread([&] {
     void* const block = heap.allocate(100);
-    CHECK(block == base);
+    CHECK(heap.memory.arena_of(block).first == block);
     heap.free(block);
   });
   heap.memory.end();

@@ -130,7 +130,7 @@ TEST(threads_with_tables_of_their_own_free_each_others_blocks) {
       heap.memory.begin(0);
       use(heap, thread);
       void* kept = heap.allocate(kAlignment);
-      CHECK(heap.memory.arena_base(kept) != nullptr);
+      CHECK(heap.memory.arena_of(kept).first != nullptr);
       heap.memory.end();
       void* other = nullptr;
       {
