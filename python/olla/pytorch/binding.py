@@ -83,6 +83,11 @@ class _Attribute:
 
 def batch_key(leaves: Sequence[Any], spec: pytree.TreeSpec, device_type: str) -> tuple[Any, ...]:
     """Return what a capture holds constant of a batch, and of the state of torch."""
+    return (spec, leaf_facts(leaves), modes(device_type))
+
+
+def leaf_facts(leaves: Sequence[Any]) -> list[Any]:
+    """Return what a capture holds constant of tensors that it is passed."""
     objects: dict[int, int] = {}  # a tensor that stands twice in the batch is one input
     storages: dict[int, int] = {}
     facts: list[Any] = []
@@ -96,4 +101,4 @@ def batch_key(leaves: Sequence[Any], spec: pytree.TreeSpec, device_type: str) ->
             ))  # fmt: skip
         else:  # no other values than these are taken; some cannot be compared
             facts.append((type(leaf), leaf if isinstance(leaf, bool | str | None) else None))
-    return (spec, facts, modes(device_type))
+    return facts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import torch
 
 from olla._core import same_objects
 from olla.pytorch.binding import Settings
+from olla.pytorch.call import Call
 from olla.pytorch.capture import Captured
 from olla.pytorch.capture.exclusive import between
 from olla.pytorch.capture.inputs import InputBinding
@@ -32,9 +34,8 @@ class Capture:
 
     Args:
         captured: the step.
-        key: of the batch it was captured with.
+        call: that it was captured for.
         inputs: finds its tensors.
-        leaves: of the batch.
 
     Attributes:
         runner: runs it; set by the step.
@@ -45,9 +46,9 @@ class Capture:
     runner: Runner
     number: int = 0
 
-    def __init__(self, captured: Captured, key: tuple[Any, ...], inputs: InputBinding, leaves: Sequence[Any]) -> None:
+    def __init__(self, captured: Captured, call: Call, inputs: InputBinding) -> None:
         assert captured.reads is not None
-        self.key = key
+        self.key, leaves = call.key, call.leaves
         self.left = captured.left
         self.inputs = inputs
         self.gather = inputs.gatherer(captured.inputs)
@@ -55,6 +56,8 @@ class Capture:
         if inputs.optimizer is not None:
             self._setting_change = Settings(inputs.optimizer).change
         values = self.gather(leaves)
+        position = {id(t): i for i, t in enumerate(values)}
+        self._own = [position[id(t)] for t in call.own]
         self._num_tensors = sum(entry.kind in ("parameter", "buffer") for entry in captured.inputs)  # they come first
         self._guard = Guard(captured.reads, values[: self._num_tensors])
         self._gradients = captured.gradients or Gradients()
@@ -71,11 +74,12 @@ class Capture:
         self._keep(values)
         failures.check_memory(_changed(captured, values))
 
-    def values(self, leaves: Sequence[Any]) -> tuple[list[torch.Tensor], str]:
-        """Return the tensors the step takes for a batch with this key; or, in words, why it is not right any more.
+    def values(self, call: Call) -> tuple[list[torch.Tensor], str]:
+        """Return the tensors the step takes for a call with this key; or, in words, why it is not right any more.
 
         Complexity: O(what the step read and takes).
         """
+        leaves = call.leaves
         try:
             if what := self._gradients.change(self.inputs.parameter):
                 return [], what
@@ -83,6 +87,8 @@ class Capture:
         except _UNREADABLE as error:
             lost = f"a parameter, a buffer or optimizer state is not where it was ({type(error).__name__}: {error})"
             return [], self._guard.change() or self._setting_change() or lost
+        if not all(map(operator.is_, map(values.__getitem__, self._own), call.own)):
+            return [], "a parameter or buffer stands in another place of the model"
         what = self._guard.change() or self._guard.tensor_change(values[: self._num_tensors]) or self._setting_change()
         if not what and not same_objects(values, self._ids):
             what = self._other_tensors(values)
@@ -154,14 +160,14 @@ class Captures:
         """The one that was used last."""
         return self._captures[-1] if self._captures else None
 
-    def find(self, key: tuple[Any, ...], leaves: Sequence[Any]) -> tuple[Capture | None, list[torch.Tensor], str]:
+    def find(self, call: Call) -> tuple[Capture | None, list[torch.Tensor], str]:
         """Return the capture that is right for a call, with its values, or why none is."""
         reason = ""
         for capture in reversed(self._captures):
-            if capture.key != key:
+            if capture.key != call.key:
                 continue
             try:
-                values, what = capture.values(leaves)
+                values, what = capture.values(call)
             except Exception as error:  # whatever the user's objects do where they are compared
                 values, what = [], f"what it read cannot be compared ({type(error).__name__}: {error})"
             if not what:

@@ -6,7 +6,7 @@ import collections
 import functools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -14,6 +14,7 @@ import torch
 from olla.errors import ReplayError
 from olla.graph import Graph
 from olla.plan import Goal
+from olla.pytorch.call import Call
 from olla.pytorch.capture import Captured
 from olla.pytorch.captures import Capture
 from olla.pytorch.memory import arrange
@@ -140,16 +141,16 @@ class LoweredStep(Step):
         runner: Any = capture.runner
         return runner.run_separate(batch) if runner.separate is not None else super()._result(capture, values, batch)
 
-    def _captured(self, batch: Any) -> Captured:
-        captured = super()._captured(batch)
+    def _captured(self, call: Call) -> Captured:
+        captured = super()._captured(call)
         if captured.graph.communicates.any():
             raise ReplayError('the step has collectives, which kernels="inductor" does not keep: use kernels="torch"')
         return captured
 
-    def _prepare(self, batch: Any, key: tuple[Any, ...], leaves: Sequence[Any]) -> Capture:
+    def _prepare(self, call: Call) -> Capture:
         _settle_dynamo()
         with ProgressLine(f"compiling {type(self._model).__name__}"):
-            made, captured = self._capture(batch, key, leaves)
+            made, captured = self._capture(call)
         if self._separate is None and self._loss is not None:
             (optimizer,) = self.optimizers
             self._separate = separate_step(self._model, optimizer, self._loss, self._goal, self._max_recomputed)

@@ -12,18 +12,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from olla.errors import BudgetError, CaptureError, ReplayError
+from olla.errors import CaptureError, ReplayError
 from olla.graph import Graph
 from olla.picture.memory_viz import memory_viz
 from olla.plan import Goal, Plan, Swapping
+from olla.pytorch.call import Call
 from olla.pytorch.capture import Captured, require_choice
-from olla.pytorch.capture.capture import capture
+from olla.pytorch.capture.capture import record
 from olla.pytorch.ordinary.calls import called
+from olla.pytorch.refusals import must_be_planned, runs_alone, without_update
 
 if TYPE_CHECKING:
     import torch
 
     from olla.pytorch.captures import Capture, Captures
+    from olla.pytorch.follower import Follower
     from olla.pytorch.lengths.padding import Padding
     from olla.pytorch.memory.replay import Replay
     from olla.pytorch.ordinary.unplanned import Unplanned
@@ -159,12 +162,17 @@ class Step(_Told):
         here = self._device = device_of(self._model)
         self._host = HostMemory(self._device.type)
         self._captures = Captures(self._cache_size)
+        self._follower: Follower | None = None  # takes the calls that Dynamo can follow
+        if self._loss is not None and type(self) is Step and runs_alone(self):
+            from olla.pytorch.follower import Follower
+
+            self._follower = Follower(self, self._loss, most_graphs=2 * self._cache_size)
         self._ranks: Ranks | None = None  # that run the step together, once it is known that it communicates
         self._num_agreed = 0
         self._lock = threading.Lock()
         _steps.add(self)
         self._replay: Replay | None = None
-        self._note = ""
+        self._note = self._crowded = ""  # the latter: why a capture was made for which another one was dropped
         if self._cuda_graph and here.type != "cuda":
             raise ReplayError(f"cuda_graph=True needs CUDA, and the model is on {here}: move it there, or leave it out")
         wanted = here if self._required_device is None else torch.device(self._required_device)
@@ -200,6 +208,8 @@ class Step(_Told):
         with self._lock:
             self._captures = Captures(self._cache_size)
             self._unplanned.forget()
+            if self._follower is not None:
+                self._follower.forget()
 
     def release(self) -> None:
         """Give the memory of the arena, and that in the host, back until the next call, for work outside the step."""
@@ -209,53 +219,29 @@ class Step(_Told):
 
     def run(self, batch: Any) -> Any:
         """Run one step where another one is under way whose part it is; for all else the step is called."""
-        from olla.pytorch.binding import batch_key, flatten
-
-        batch = batch if self._padding is None else self._padding.padded(batch)
-        leaves, spec = flatten(batch)
-        key = batch_key(leaves, spec, self._device.type)
-        found = self._found(batch, key, leaves)
-        if isinstance(found, Exception):
-            splits = self._loss is not None and self.optimizers and not self._keep_gradients and type(self) is Step
-            make_inner = functools.partial(_without_update, self) if splits else None
-            return self._unplanned.refuse(found, key, batch, make_inner)
-        if found is None:
-            return self._unplanned.run(key, batch)
-        capture, values, reason = found
-        result = self._result(capture, values, batch)
-        if self._captures.use(capture):
+        self._crowded = ""
+        result = self._run_call(self._call(batch if self._padding is None else self._padding.padded(batch)))
+        if self._crowded:
             warnings.warn(
-                f"the step needed more than {self._cache_size} captures, this one because of a change: {reason}. Pad "
-                "batches to few shapes, pass numbers that change in with the batch as tensors, or raise cache_size",
+                f"the step needed more than {self._cache_size} captures, this one because of a change: {self._crowded}. "
+                "Pad batches to few shapes, pass numbers that change in with the batch as tensors, or raise cache_size",
                 stacklevel=3,
             )
         return result
 
-    def _found(
-        self, batch: Any, key: tuple[Any, ...], leaves: Sequence[Any]
-    ) -> tuple[Capture, list[torch.Tensor], str] | Exception | None:
-        """Return the capture for a batch, with the tensors that it takes and why it was made; or why there is none.
-
-        None: that is known from an earlier call.
-        """
-        from olla.pytorch.capture.exclusive import between
-
-        with between():
-            capture, values, reason = self._captures.find(key, leaves)
-        if self._ranks is not None and len(set(self._ranks.numbers(capture.number if capture else -1))) > 1:
-            capture, reason = None, "another rank captured the step anew"
-        if capture is not None:
-            return capture, values, reason
-        if self._unplanned.takes(key):
-            return None
-        try:
-            capture = self._prepare(batch, key, leaves)
-            with between():
-                return capture, capture.gather(leaves), reason
-        except Exception as error:
-            if _must_be_planned(self, error):
-                raise
-            return error
+    def _run_call(self, call: Call) -> Any:
+        if (follower := self._follower) is not None and follower.takes(call):
+            result = follower.run(call)
+            if follower.takes(call):
+                return result
+        found = self._found(call)
+        if isinstance(found, Exception):
+            splits = self._loss is not None and self.optimizers and not self._keep_gradients and type(self) is Step
+            make_inner = functools.partial(without_update, self) if splits else None
+            return self._unplanned.refuse(found, call.key, call.batch, make_inner)
+        if found is None:
+            return self._unplanned.run(call.key, call.batch)
+        return self._run(*found, call.batch)
 
     def prepare(self, batch: Any) -> None:
         """Capture and plan the step for a batch, without running it.
@@ -263,37 +249,78 @@ class Step(_Told):
         Raises:
             CaptureError: the step cannot be captured.
         """
-        from olla.pytorch.binding import batch_key, flatten
-
-        leaves, spec = flatten(batch)
-        found = self._found(batch, batch_key(leaves, spec, self._device.type), leaves)
+        call = self._call(batch)
+        if (follower := self._follower) is not None and follower.takes(call):
+            follower.run(call, only_prepares=True)
+            if follower.takes(call):
+                return
+        found = self._found(call)
         if isinstance(found, Exception):
             raise found
         if found is not None:
             self._captures.use(found[0])
 
+    def _call(self, batch: Any) -> Call:
+        from olla.pytorch.binding import batch_key, flatten
+
+        leaves, spec = flatten(batch)
+        return Call(batch, batch_key(leaves, spec, self._device.type), leaves, self._loss)
+
+    def _found(self, call: Call) -> tuple[Capture, list[torch.Tensor], str] | Exception | None:
+        """Return the capture for a call, with the tensors that it takes and why it was made; or why there is none.
+
+        None: that is known from an earlier call.
+        """
+        from olla.pytorch.capture.exclusive import between
+
+        with between():
+            capture, values, reason = self._captures.find(call)
+        if self._ranks is not None and len(set(self._ranks.numbers(capture.number if capture else -1))) > 1:
+            capture, reason = None, "another rank captured the step anew"
+        reason = call.change or reason
+        if capture is not None:
+            return capture, values, reason
+        if self._unplanned.takes(call.key):
+            return None
+        try:
+            capture = self._prepare(call)
+            with between():
+                return capture, capture.gather(call.leaves), reason
+        except Exception as error:
+            if must_be_planned(self, error):
+                raise
+            return error
+
+    def _run(self, capture: Capture, values: list[torch.Tensor], reason: str, batch: Any) -> Any:
+        """Run a capture on its tensors; ``reason``: why it was made."""
+        result = self._result(capture, values, batch)
+        if self._captures.use(capture):
+            self._crowded = reason
+        return result
+
     def _result(self, capture: Capture, values: list[torch.Tensor], batch: Any) -> Any:
         return capture.run(values, self._model, self._ranks)
 
-    def _captured(self, batch: Any) -> Captured:
+    def _captured(self, call: Call) -> Captured:
         if len(self.optimizers) > 1:
             raise CaptureError(
                 f"the step has {len(self.optimizers)} optimizers, and the update of one is captured: give it one "
                 "optimizer with several groups of parameters, where they are of one kind."
             )
-        captured = capture(
+        captured = record(
             self._model,
-            batch,
-            optimizer=self.optimizers[0] if self.optimizers else None,
-            loss=self._loss,
-            step=self._body,
+            call.batch,
+            self.optimizers[0] if self.optimizers else None,
+            call.loss,
+            self._body,
             checks=self._checks,
             keep_gradients=self._keep_gradients,
+            names=call.names,
         )
         captured.structure.check()
         return captured
 
-    def _prepare(self, batch: Any, key: tuple[Any, ...], leaves: Sequence[Any]) -> Capture:
+    def _prepare(self, call: Call) -> Capture:
         from olla.pytorch.cache import Place, find
         from olla.pytorch.capture.storages import lighten
         from olla.pytorch.planned import prepared
@@ -304,7 +331,7 @@ class Step(_Told):
         planner, goal = None, self._goal
         options = self._options if goal is None else {**self._options, "goal": goal, "swapping": self._swapping}
         with ProgressLine(f"compiling {type(self._model).__name__}") as progress:
-            run = functools.partial(self._capture, batch, key, leaves)
+            run = functools.partial(self._capture, call)
             made, captured = run() if self._ranks is None else self._ranks.together(run)
             ranks = self._agree(made, captured, dict(options))
             place = find(captured, options) if self._disk_cache else Place("")
@@ -324,16 +351,16 @@ class Step(_Told):
                 lighten(part.module.graph)
         return made
 
-    def _capture(self, batch: Any, key: tuple[Any, ...], leaves: Sequence[Any]) -> tuple[Capture, Captured]:
+    def _capture(self, call: Call) -> tuple[Capture, Captured]:
         from olla.pytorch.capture.exclusive import between
         from olla.pytorch.capture.inputs import InputBinding
         from olla.pytorch.capture.optimizers import kept_on_error
         from olla.pytorch.captures import Capture
 
         optimizer = self.optimizers[0] if self.optimizers else None
-        captured = self._captured(batch)
+        captured = self._captured(call)
         with between(), kept_on_error(optimizer):
-            return Capture(captured, key, InputBinding(self._model, optimizer), leaves), captured
+            return Capture(captured, call, InputBinding(self._model, optimizer)), captured
 
     def _agree(self, made: Capture, captured: Captured, options: dict[str, Any]) -> Ranks | None:
         """Return the ranks that run a step, once they have captured the same; None: there is one only."""
@@ -365,30 +392,6 @@ class Step(_Told):
             else:
                 weakref.finalize(self, self._replay.release).atexit = False
         return self._replay, self._note
-
-
-def _must_be_planned(step: Step, error: Exception) -> bool:
-    """Whether the ordinary step is no answer: to what the user asked for, or where other ranks run the planned one."""
-    import torch
-
-    from olla.pytorch.ranks.wrapped import is_wrapped
-    from olla.pytorch.sharded.fully import is_sharded
-
-    if isinstance(error, BudgetError | ReplayError | MemoryError | torch.OutOfMemoryError):
-        return True
-    is_alone = step._ranks is None and not is_wrapped(step._model) and not is_sharded(step._model)
-    return isinstance(error, CaptureError) and not is_alone
-
-
-def _without_update(step: Step) -> Step:
-    """Return a step that leaves gradients in ``.grad``; what the optimizers hold is no part of its budget."""
-    goal = step._goal
-    if goal is not None and goal.budget_bytes is not None:
-        states = (t for o in step.optimizers for state in o.state.values() for t in state.values())
-        held = sum(t.nbytes for t in states if hasattr(t, "nbytes"))
-        goal = dataclasses.replace(goal, budget_bytes=max(goal.budget_bytes - held, 1))
-    given = {f.name: getattr(step, f.name) for f in dataclasses.fields(step) if f.init}
-    return Step(**given | {"_optimizer": None, "_goal": goal, "_on_unsupported": "raise", "_padding": None})
 
 
 def _after_fork() -> None:

@@ -124,6 +124,32 @@ def capture(
         >>> [captured.graph.op_kinds.count(kind) for kind in ("forward", "backward", "update")]
         [3, 7, 2]
     """
+    return record(
+        model, batch, optimizer, loss, step, device=device, name=name, checks=checks, world_size=world_size,
+        parallel=parallel, keep_gradients=keep_gradients,
+    )  # fmt: skip
+
+
+def record(
+    model: torch.nn.Module,
+    batch: Any,
+    optimizer: torch.optim.Optimizer | None,
+    loss: Callable[[Any, Any], Any] | None,
+    step: Callable[[Any, Any, Any], Any] | None,
+    *,
+    device: torch.device | str | None = None,
+    name: str = "",
+    checks: str = "run",
+    world_size: int | None = None,
+    parallel: str | None = None,
+    keep_gradients: bool = False,
+    names: Sequence[str] | None = None,
+) -> Captured:
+    """Capture one step, see `capture`.
+
+    Args:
+        names: of the tensors in the batch, where the loss runs a graph of Dynamo's, see `trace.trace`; else None.
+    """
     _require_torch()
     import torch
 
@@ -147,7 +173,7 @@ def capture(
             is_elementwise = optimizer is not None and optimizers.updates_are_elementwise(optimizer)
             ranks = ranks_of_model(model, loss is not None and optimizer is not None, is_elementwise)
         with idle_hooks(model), exclusive.capture() as current:
-            of_step = (current, model, batch, loss, optimizer, where, step, checks == "run", ranks, keep_gradients)
+            of_step = (current, model, batch, loss, optimizer, where, step, checks == "run", ranks, keep_gradients, names)
             try:
                 traced = trace(*of_step)
             except AddsUpError:

@@ -79,15 +79,23 @@ def plain_batch(batch: Any) -> Any:
     return dict(batch) if is_mapping else batch
 
 
+def batch_names(batch: Any) -> list[str]:
+    """Return the names of a batch's leaves, such as ``batch[input_ids]``."""
+    try:
+        with_paths, _ = pytree.tree_flatten_with_path(plain_batch(batch))
+    except ValueError:  # it holds a container that was registered without keys
+        return [f"batch[{i}]" for i in range(len(pytree.tree_leaves(plain_batch(batch))))]
+    return ["batch" + pytree.keystr(path).replace("'", "") for path, _ in with_paths]
+
+
 def batch_leaves(batch: Any) -> tuple[list[Any], pytree.TreeSpec, list[str]]:
     """Flatten a batch into leaves, their structure and their names.
 
     Raises:
         CaptureError: a leaf is neither a tensor nor a constant (None, bool, str).
     """
-    with_paths, spec = pytree.tree_flatten_with_path(plain_batch(batch))
-    names = ["batch" + pytree.keystr(path).replace("'", "") for path, _ in with_paths]
-    leaves = [leaf for _, leaf in with_paths]
+    leaves, spec = pytree.tree_flatten(plain_batch(batch))
+    names = batch_names(batch)
     for name, leaf in zip(names, leaves, strict=True):
         if isinstance(leaf, torch.Tensor | bool | str | None):
             continue

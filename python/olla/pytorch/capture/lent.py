@@ -129,6 +129,11 @@ class Lent(TorchFunctionMode):
         self._device_type = "cuda" if torch.cuda.is_available() else "cpu"
         self._modes = kernel_modes(self._device_type)
 
+    def lend(self, value: Any) -> Any:
+        """Return the same as ``stand_ins_in``, for callers that are no function of torch."""
+        with torch._C.DisableTorchFunction():
+            return self.stand_ins_in(value)
+
     def stand_ins_in(self, value: Any) -> Any:
         """Return a value of any structure with the stand-ins of the tensors in it."""
         kind = type(value)  # what arguments mostly are; pytree would take a quarter of the time of a capture

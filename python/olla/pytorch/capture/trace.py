@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +68,7 @@ class _Step:
     batch_spec: pytree.TreeSpec
     ranks: Ranks | None  # that share the step, where that is not for the user's own code to say
     keep_gradients: bool
+    is_graph: bool  # the loss is a graph of Dynamo's
     inputs: list[Input] = field(default_factory=list)
     fakes: list[torch.Tensor] = field(default_factory=list)
     stale: dict[str, torch.Tensor] = field(default_factory=dict)  # see Loop
@@ -120,6 +121,7 @@ def trace(
     run_checks: bool,
     ranks: Ranks | None,
     keep_gradients: bool = False,
+    names: Sequence[str] | None = None,
     adds_up: bool = False,
 ) -> Traced:
     """Record one step without running it: no memory is allocated, nothing the user owns is changed.
@@ -133,6 +135,9 @@ def trace(
         run_checks: whether the recorded step makes the checks of values that the step makes.
         ranks: that share the step; None: its own code says so.
         keep_gradients: whether gradients that the optimizer has used stay in ``.grad``.
+        names: of the batch's leaves, where the loss is a graph of Dynamo's, which guards what it has read itself. It
+            is given a function that replaces tensors by their stand-ins, in place of the batch. None: the loss is the
+            user's own, and what it reads from Python is noted.
         adds_up: whether the body adds to gradients that are there before it; they are inputs then.
 
     Raises:
@@ -140,12 +145,13 @@ def trace(
         CaptureError: see olla.capture.
     """
     leaves, spec, leaf_names = batch_leaves(batch)
+    leaf_names = leaf_names if names is None else list(names)
     body_of = ordinary(loss) if loss is not None else body
     failures.check_modes(body_of is not None)
     failures.check_modules(model)
     named = [(name, local(t)) for name, t in (*model.named_parameters(), *model.named_buffers())]
     failures.check_memory((name, t, True) for name, t in named)
-    step = _Step(capture, model, body_of, body is None, optimizer, leaves, spec, ranks, keep_gradients)
+    step = _Step(capture, model, body_of, body is None, optimizer, leaves, spec, ranks, keep_gradients, names is not None)
     named += [(n, leaf) for n, leaf in zip(leaf_names, leaves, strict=True) if isinstance(leaf, torch.Tensor)]
     if step.body is not None:
         failures.check_inputs(zip(leaf_names, leaves, strict=True))
@@ -202,9 +208,11 @@ def _finish(module: fx.GraphModule, step: _Step, named: list[tuple[str, torch.Te
 
 
 def _reads(step: _Step, loss: Loss | None) -> Reads:
-    """Begin to note what the step reads from Python."""
-    roots: dict[str, Any] = {"model": step.model, "the optimizer": step.optimizer}
-    roots |= {"the loss function": loss} if step.is_ordinary else {"the step function": step.body}
+    """Begin to note what the step reads from Python; of a graph of Dynamo's, what its optimizer reads."""
+    roots: dict[str, Any] = {"the optimizer": step.optimizer}
+    if not step.is_graph:
+        roots |= {"model": step.model}
+        roots |= {"the loss function": loss} if step.is_ordinary else {"the step function": step.body}
     states = step.optimizer.state.values() if step.optimizer is not None else ()
     state = [t for entries in states for t in entries.values() if isinstance(t, torch.Tensor)]
     inputs = [*step.model.parameters(), *step.model.buffers(), *state]
@@ -302,7 +310,7 @@ def _record(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
         stack.enter_context(lent.in_functions(step.capture))
         stack.enter_context(lent)
         with step.reads.recording(step.capture.is_here):
-            result = _call(step, batch)
+            result = _call(step, lent.lend if step.is_graph else batch)
         result = lent.stand_ins_in(result)
         if step.loop is not None:
             with torch._C.DisableTorchFunction():

@@ -11,6 +11,8 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from olla.errors import FIRST_STEP, MISUSE, CaptureError
 
@@ -184,6 +186,10 @@ def check_modes(trains: bool) -> None:
     if torch._C._len_torch_dispatch_stack() > 0:
         raise CaptureError(
             "a TorchDispatchMode is active, which sees no operator of a planned step: leave it before the step."
+        )
+    if any(not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack()):
+        raise CaptureError(
+            "a TorchFunctionMode is active, which a planned step would not ask at every call: leave it before the step."
         )
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         raise CaptureError(

@@ -17,7 +17,7 @@ from torch import fx
 _CALL = torch.nn.Module._call_impl.__code__  # it runs every module's forward
 _LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
-_THEIRS, _MODULE, _USERS, _OUTERMOST = range(4)  # what a frame runs
+_THEIRS, _MODULE, _USERS, _OUTERMOST, _NODE = range(5)  # what a frame runs
 
 
 class Site(NamedTuple):
@@ -33,6 +33,8 @@ class Site(NamedTuple):
 
 
 SITE = "olla_site"  # key of node.meta
+_ROOT = re.compile(r"^L\['\w+'\]")  # of a path of modules as torch notes it: the argument that holds the model
+_PATH_STEP = re.compile(r"\._modules\['([^']*)'\]|\[(\d+)\]")
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -44,8 +46,16 @@ def site_of(node: fx.Node) -> Site:
     modules = [str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
     trace = _LINE.findall(node.meta.get("stack_trace") or "")
     lines = [(file, line) for file, line in trace if not file.startswith(_LIBRARIES)]
-    path = modules[-1].removeprefix("L['self']").lstrip(".") if modules else ""
+    path = _PATH_STEP.sub(r"\1", _ROOT.sub("", modules[-1])).strip(".") if modules else ""
     return Site(path, f"{_short(lines[-1][0])}:{lines[-1][1]}" if lines else "")
+
+
+class NodeByNode(fx.Interpreter):
+    """Runs a graph that torch has recorded; what its operators are recorded as has the sites of its nodes."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node."""
+        return super().run_node(n)
 
 
 class Sites:
@@ -103,6 +113,8 @@ class Sites:
             if what == _USERS:
                 if code is None:
                     code, line = frame.f_code, frame.f_lineno
+            elif what == _NODE:
+                return self._known(site_of(frame.f_locals["n"]))
             elif what == _MODULE:
                 path = path or self._paths.get(id(frame.f_locals["self"]), "")
             elif what == _OUTERMOST:
@@ -111,11 +123,16 @@ class Sites:
         return self._site(path, code, line)
 
     def _kind_of(self, code: CodeType) -> int:
+        if code is NodeByNode.run_node.__code__:
+            return _NODE
         if code is _CALL or code is self._outermost:
             return _MODULE if code is _CALL else _OUTERMOST
         file = code.co_filename
         is_standard = file.startswith(_STANDARD) and "-packages" not in file
         return _THEIRS if is_standard or file.startswith((*_LIBRARIES, "<frozen", "<string")) else _USERS
+
+    def _known(self, site: Site) -> Site:
+        return self._made.setdefault((site.module, None, hash(site.source)), site)
 
     def _site(self, path: str, code: CodeType | None, line: int) -> Site:
         key = path, code, line

@@ -1,0 +1,1 @@
+"""Dynamo's graphs of a loss function, and its guards."""

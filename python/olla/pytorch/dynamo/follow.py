@@ -1,0 +1,191 @@
+"""Has Dynamo follow a loss function: its graphs go to a step, and its guards say at every call which of them holds.
+
+Dynamo interprets Python. It knows all that was read, and does to the user's objects what the code did to them, so that
+what runs around a planned graph is what the code says. Where it makes no single graph, nothing has run yet.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import re
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._dynamo import config
+from torch._dynamo.utils import get_metrics_context
+from torch.nn.modules.module import _has_any_global_hook
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+
+from olla.pytorch.dynamo.graph import LossGraph, NotFollowed, readable, require_plain, signature, the_loss
+from olla.pytorch.dynamo.unseen import Environment, Probes
+
+_SETTINGS = {
+    "skip_nnmodule_hook_guards": False,  # hooks that come later are seen
+    "recompile_limit": 1 << 20,  # ours is another one, and says nothing
+    "accumulated_recompile_limit": 1 << 20,
+    "capture_scalar_outputs": True,
+    "capture_dynamic_output_shape_ops": True,
+    "trace_autograd_ops": True,
+    "allow_rnn": True,
+    "optimize_ddp": False,
+    "suppress_errors": False,
+    "trace_numpy": False,  # torch's operators do not round as numpy's
+    # What only tells a person something runs behind the graph, at every call.
+    "reorderable_logging_functions": {print, warnings.warn},
+}
+
+_MOST_KNOWN = 64  # graphs that may be told to be the same as a new one
+_NUMBER = re.compile(r"^[\d/]+: ")  # of a graph, ahead of its guard
+_Function = Callable[[Any, Any], Any]
+_Run = Callable[[LossGraph, Sequence[Any]], Sequence[Any]]
+
+
+class Followed:
+    """A loss function that calls a step in place of its operators.
+
+    Args:
+        model: the first argument of the function.
+        function: of a model and a batch; returns a loss, or a tuple that starts with one.
+        run: is given a graph and its inputs, and returns the outputs of the step. It is called by code that Dynamo
+            keeps for as long as this object: a strong reference to that would keep both for ever.
+        most_graphs: that are kept; once there are more, all are forgotten.
+    """
+
+    def __init__(self, model: torch.nn.Module, function: _Function, run: _Run, most_graphs: int) -> None:
+        torch.compiler.allow_in_graph(the_loss)  # type: ignore[no-untyped-call]
+        self._model = weakref.proxy(model)
+        self._function = function
+        self._backend = _Backend(run)
+        self._most_graphs = most_graphs
+        settings = {**_SETTINGS, "ignore_logging_functions": _loggers()}
+        known = {name: value for name, value in settings.items() if hasattr(config, name)}
+        self._change_settings = config._make_closure_patcher(**known)  # type: ignore[attr-defined]
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of all graphs and their guards."""
+        function = self._function
+
+        def entry(model: Any, batch: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                raise NotFollowed("torch.compile is switched off")
+            result = function(model, batch)
+            parts = result if isinstance(result, tuple | list) else (result,)
+            for part in parts:
+                if isinstance(part, types.GeneratorType):
+                    raise NotFollowed("the loss function returns a generator")
+            return result, the_loss(parts[0])
+
+        # Code of its own, since Dynamo keeps graphs by code.
+        own = types.FunctionType(entry.__code__.replace(), entry.__globals__, closure=entry.__closure__)
+        self._compiled = torch.compile(own, backend=self._backend, fullgraph=True, dynamic=False)
+        self._environment = Environment(self._model)
+        self._backend.num_kept = 0
+
+    def __call__(self, model: torch.nn.Module, batch: Any) -> Any:
+        """Call the function, with the step in place of its operators; return what it returns.
+
+        Raises:
+            NotFollowed: Dynamo makes no single graph of it.
+
+        Complexity: that of Dynamo's guards, O(what the function reads); of a new graph, its tracing.
+        """
+        if _has_any_global_hook():
+            raise NotFollowed("hooks on all modules are registered")
+        if any(not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack()):
+            raise NotFollowed("a TorchFunctionMode is active, of whose attributes nothing is known")
+        if self._environment.has_changed():
+            self.forget()
+        self._backend.is_running = False
+        num_before = self._backend.num_kept
+        self._backend.scope = {"L": {"model": model, "batch": batch, "function": self._function}, "G": globals()}
+        change_back = self._change_settings()
+        try:
+            return self._called(model, batch)
+        except Exception as error:
+            if self._backend.is_running or isinstance(error, NotFollowed):
+                raise
+            line = str(error).strip().partition("\n")[0]
+            raise NotFollowed(f"{type(error).__name__}: {line}") from error
+        finally:
+            change_back()
+            self._backend.scope = {}
+            if self._backend.num_kept > num_before:  # while it compiles, Dynamo changes classes of torch's
+                self._environment.has_changed()
+            if self._backend.num_kept > self._most_graphs:
+                self.forget()
+
+    def _called(self, model: torch.nn.Module, batch: Any) -> Any:
+        try:
+            return self._compiled(model, batch)[0]
+        except _Stale:
+            self.forget()
+            return self._compiled(model, batch)[0]
+
+
+class _Stale(Exception):
+    """What a graph has read is another value, though Dynamo takes it for the same. Nothing was run."""
+
+
+class _Backend:
+    """Puts a step in place of the graphs that Dynamo makes.
+
+    Args:
+        run: see `Followed`.
+
+    Attributes:
+        is_running: whether a graph has been entered since this was last set to False.
+        scope: of the call that is under way, see `Probes`.
+        num_kept: graphs that were made since this was last set to 0.
+    """
+
+    def __init__(self, run: _Run) -> None:
+        self.is_running = False
+        self.scope: dict[str, Any] = {}
+        self.num_kept = 0
+        self._run = run
+        self._num_graphs = 0
+        self._latest: collections.deque[tuple[Any, int]] = collections.deque(maxlen=_MOST_KNOWN)
+
+    def __call__(self, module: Any, inputs: Any) -> Callable[..., Any]:
+        """Return what runs in place of a graph.
+
+        One of the same operators, made since Python objects changed that decide nothing, has the number of the first.
+        """
+        require_plain(module)
+        probes = Probes(self.scope)
+        found = signature(module)
+        number = next((number for known, number in self._latest if known == found), None)
+        if number is None:
+            number = self._num_graphs
+            self._latest.append((found, number))
+            self._num_graphs += 1
+        self.num_kept += 1
+        graph = LossGraph(module, number, _change())
+
+        def call(*inputs: Any) -> tuple[Any, ...]:
+            if probes.have_changed(self.scope):
+                raise _Stale
+            self.is_running = True
+            return graph.handed(inputs, self._run(graph, inputs))
+
+        return torch.compiler.disable(call)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def _change() -> str:
+    """Return which guard of the graphs so far does not hold, as far as Dynamo says; called by a backend."""
+    reasons = getattr(get_metrics_context(), "_metrics", {}).get("recompile_reason") or ""
+    guard = _NUMBER.sub("", reasons.partition("\n")[0]).partition("#")[0].strip()
+    return f"of Dynamo's guards, {readable(guard)}" if guard else ""
+
+
+def _loggers() -> set[Any]:
+    """Return the functions of loggers, those that packages have given to them among them."""
+    names = ("debug", "info", "warn", "error", "exception", "critical", "log")
+    return {f for name, f in vars(logging.Logger).items() if name.startswith(names)}

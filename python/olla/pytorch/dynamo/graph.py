@@ -1,0 +1,169 @@
+"""One graph that Dynamo makes of a loss function: the forward pass of a step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.source import RandomValueSource
+from torch.utils.checkpoint import checkpoint
+
+from olla.pytorch.sites.sites import NodeByNode
+
+_KEPT = ("nn_module_stack", "stack_trace")  # of what a node notes; the rest holds fake tensors, or the first batch
+_CONTEXT = "_checkpoint_context_fn"  # where Dynamo notes what is kept of a checkpointed region
+_ARGUMENT = re.compile(r"\b[LG]\['(\w+)'\]")
+_TABLE = re.compile(r"\._(?:modules|parameters|buffers)\['?(\w+)'?\]")
+
+
+class NotFollowed(Exception):
+    """Dynamo makes no single graph of a function; the message says why. Nothing was run."""
+
+
+def the_loss(loss: torch.Tensor) -> torch.Tensor:
+    """Mark the loss in a graph."""
+    return loss.view_as(loss)
+
+
+class LossGraph:
+    """The operators of a loss function, for all calls for which Dynamo's guards hold.
+
+    Args:
+        module: Dynamo's graph.
+        number: of the graph among those of the function.
+        change: why the graphs before it do not stand for a call; empty: there are none, or nobody knows.
+
+    Attributes:
+        number, change: as given.
+        names: of its inputs, in the words of Python: ``batch['x']``.
+    """
+
+    def __init__(self, module: fx.GraphModule, number: int, change: str) -> None:
+        self.number = number
+        self.change = change
+        self.names = [_name(node) for node in module.graph.find_nodes(op="placeholder")]
+        module = self._module = _copied(module)
+        placeholders = module.graph.find_nodes(op="placeholder")
+        output: Any = module.graph.output_node()
+        given = list(output.args[0])
+        marked = next(node for node in module.graph.nodes if node.target is the_loss)
+        loss = marked.args[0]
+        others = [n for n in given if isinstance(n, fx.Node) and n.op != "placeholder" and n not in (marked, loss)]
+        outputs = {n: i for i, n in enumerate(dict.fromkeys((loss, *others)))}
+        inputs = {n: i for i, n in enumerate(placeholders)}
+        # Python is handed inputs of the graph, outputs of the step, and constants.
+        self._handed: list[Callable[[Sequence[Any], Sequence[Any]], Any]] = [
+            _input(inputs[n]) if n in inputs else _output(outputs[n]) if n in outputs else _constant(n)
+            for n in (loss if node is marked else node for node in given)
+        ]
+        output.args = (tuple(outputs),)
+        module.graph.erase_node(marked)
+        module.recompile()
+
+    def handed(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Return what the function's Python code goes on with, for inputs of the graph and outputs of the step."""
+        return tuple([take(inputs, outputs) for take in self._handed])
+
+    def run(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Run its operators one by one; return the loss, and what else the function's Python code goes on with."""
+        return tuple(NodeByNode(self._module).run(*inputs))
+
+
+def require_plain(module: fx.GraphModule) -> None:
+    """Raise a NotFollowed for what Dynamo repeats in another way than Python does."""
+    for node in module.graph.find_nodes(op="placeholder"):
+        source = getattr(node.meta.get("grapharg"), "source", None)
+        if isinstance(source, RandomValueSource):  # a tensor of double precision in place of a number
+            raise NotFollowed("it draws random numbers from Python's random")
+
+
+def signature(module: fx.GraphModule) -> tuple[Any, ...]:
+    """Return what tells a graph of Dynamo's from others: operators, what they are given, and kinds of inputs.
+
+    Complexity: O(nodes).
+    """
+    found: list[Any] = []
+    for node in module.graph.nodes:
+        value: Any = node.target
+        if node.op == "placeholder":
+            kind = node.meta.get("example_value")
+            value = _kind(kind) if isinstance(kind, torch.Tensor) else kind
+        elif node.op == "get_attr":
+            value = getattr(module, node.target)
+            value = signature(value) if isinstance(value, fx.GraphModule) else _Same(value)
+        found.append((node.op, value, str(node.args), str(node.kwargs)))
+    return tuple(found)
+
+
+def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return (type(tensor), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
+
+
+class _Same:
+    """Equal to itself: an object that may not know what it equals."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._value is other._value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _input(i: int) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
+    return lambda inputs, outputs: inputs[i]
+
+
+def _output(i: int) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
+    return lambda inputs, outputs: outputs[i]
+
+
+def _constant(value: Any) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
+    return lambda inputs, outputs: value
+
+
+def _name(placeholder: fx.Node) -> str:
+    """Return where the function found an input: ``batch[x]`` of ``L['batch']['x']``."""
+    name = getattr(getattr(placeholder.meta.get("grapharg"), "source", None), "name", "")
+    return readable(str(name() if callable(name) else name)) or placeholder.name
+
+
+def readable(name: str) -> str:
+    """Return Dynamo's words for a place as people would have them.
+
+    Example:
+        >>> readable("L['model']._modules['layer']._modules['0'].training == True")
+        'model.layer.0.training == True'
+    """
+    return _TABLE.sub(r".\1", _ARGUMENT.sub(r"\1", name)).replace("['", "[").replace("']", "]")
+
+
+def _copied(module: fx.GraphModule) -> fx.GraphModule:
+    """Return a copy whose nodes hold no tensors, and whose checkpointed regions call torch's checkpoint again."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    copy = fx.GraphModule(module, graph)
+    for node in graph.nodes:
+        node.meta = {key: node.meta[key] for key in _KEPT if key in node.meta}
+        if node.target is torch.ops.higher_order.tag_activation_checkpoint:
+            region = node.args[0]
+            inner: Any = getattr(module, region.target)
+            setattr(copy, region.target, _Region(_copied(inner)))
+            kept = {"context_fn": inner.meta[_CONTEXT]} if inner.meta.get(_CONTEXT) is not None else {}
+            node.target, node.kwargs = checkpoint, {**node.kwargs, **kept, "use_reentrant": False}
+    return copy
+
+
+class _Region(torch.nn.Module):
+    """A checkpointed region, run operator by operator."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs: Any) -> Any:
+        return NodeByNode(self.module).run(*inputs)

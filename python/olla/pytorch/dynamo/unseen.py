@@ -1,0 +1,104 @@
+"""What a loss function may read and Dynamo's guards do not see: a short list, each entry with a loop in tests/odd."""
+
+from __future__ import annotations
+
+import collections
+import math
+import os
+from collections.abc import Mapping
+from types import CodeType
+from typing import Any
+
+import torch
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._guards import TracingContext
+
+from olla.pytorch.dynamo.graph import NotFollowed
+from olla.pytorch.guards.guard import Wholes
+from olla.pytorch.guards.inside import attributes_of_class
+from olla.pytorch.guards.places import Holds, Watched
+
+_COMPARED = ("CONSTANT_MATCH", "EQUALS_MATCH", "SEQUENCE_LENGTH", "DICT_KEYS_MATCH", "DICT_CONTAINS")
+_Scope = Mapping[str, Any]
+
+
+class Environment:
+    """Tables that code may read by ways that Dynamo does not guard.
+
+    These are the environment, the methods of tensors, and functions in the classes of modules.
+
+    Args:
+        model: whose modules have these classes.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        classes = {kind for module in model.modules() for kind in type(module).__mro__} - {object}
+        metaclasses = {kind for c in classes for kind in type(c).__mro__} - {object, type}
+        tables = [attributes_of_class(kind) for kind in (torch.Tensor, *classes, *metaclasses)]
+        tables.append(os.environ._data)  # type: ignore[attr-defined]
+        self._wholes = Wholes([Watched.of(table, Holds.ATTRIBUTES, "") for table in tables])
+        self._kept = {id(table) for table in tables[1 + len(classes) :]}  # of these, everything counts
+
+    def has_changed(self) -> bool:
+        """Whether one of them is other than it was; numbers and other data of classes are Dynamo's.
+
+        Complexity: O(tables).
+        """
+        at, found = -1, False
+        while (at := self._wholes.first_changed(at + 1)) >= 0:
+            watched = self._wholes.watched[at]
+            for _, before, now in watched.changes():
+                found |= id(watched.container) in self._kept or _is_code(before) or _is_code(now)
+            watched.renew()
+            self._wholes.renew(at)
+        return found
+
+
+def _is_code(value: Any) -> bool:
+    return callable(value) or hasattr(type(value), "__get__")
+
+
+class Probes:
+    """Values that Dynamo compares and takes for equal though they are not: signs of zeros, orders of keys.
+
+    To be made where Dynamo calls its backend.
+
+    Args:
+        scope: what ``L`` and ``G`` stand for in Dynamo's names of values.
+
+    Raises:
+        NotFollowed: Dynamo would do something else than Python does.
+    """
+
+    def __init__(self, scope: _Scope) -> None:
+        context = TracingContext.try_get()
+        guards = context.guards_context.dynamo_guards if context is not None else ()
+        names = {guard.name for guard in guards if guard.create_fn_name() in _COMPARED}
+        self._values: list[tuple[CodeType, Any]] = []
+        for name in sorted(filter(None, names)):
+            source = compile(name, "<guard>", "eval")
+            value = _value(source, scope)
+            if isinstance(value, collections.deque) and value.maxlen is not None:
+                raise NotFollowed(f"{name} is a deque of bounded length, which Dynamo lets grow")
+            if (fact := _unseen(value)) is not None:
+                self._values.append((source, fact))
+        effects: Any = InstructionTranslator.current_tx().output.side_effects  # type: ignore[no-untyped-call]
+        if effects.tensor_hooks:
+            raise NotFollowed("it registers a hook on a tensor that is there before it, and leaves it there")
+
+    def have_changed(self, scope: _Scope) -> bool:
+        """Whether one of the values is another one."""
+        return any(_unseen(_value(source, scope)) != fact for source, fact in self._values)
+
+
+def _value(source: CodeType, scope: _Scope) -> Any:
+    try:
+        return eval(source, dict(scope))
+    except Exception:  # names that Dynamo alone knows
+        return None
+
+
+def _unseen(value: Any) -> Any:
+    if isinstance(value, float) and value == 0:
+        return math.copysign(1, value)
+    return list(value) if isinstance(value, collections.OrderedDict) else None

@@ -1,0 +1,140 @@
+"""A compiled step by the graphs that Dynamo makes of its loss function: each is captured, planned and guarded."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.nn.parameter import is_lazy
+
+from olla.pytorch.binding import leaf_facts
+from olla.pytorch.call import Call
+from olla.pytorch.capture.inputs import batch_names, plain_batch
+from olla.pytorch.dynamo.follow import Followed
+from olla.pytorch.dynamo.graph import LossGraph, NotFollowed
+
+if TYPE_CHECKING:
+    from olla.pytorch.step import Step
+
+_Key = tuple[Any, ...]
+
+
+class _Refused(Exception):
+    """A graph of Dynamo's cannot be captured or planned. Nothing was run."""
+
+
+class _Prepared(Exception):
+    """Raised in place of running a step that was to be captured and planned only."""
+
+
+class Follower:
+    """Runs a step wherever Dynamo makes one graph of its loss function.
+
+    Args:
+        step: the step.
+        loss: its loss function.
+        most_graphs: that are kept.
+    """
+
+    def __init__(self, step: Step, loss: Callable[[Any, Any], Any], most_graphs: int) -> None:
+        own = weakref.ref(self)
+
+        def run(graph: LossGraph, inputs: Sequence[Any]) -> Sequence[Any]:
+            follower = own()
+            assert follower is not None
+            return follower._run_graph(graph, inputs)
+
+        self._step: Step = weakref.proxy(step)
+        self._followed = Followed(step.model, loss, run, most_graphs)
+        self._call: Call | None = None  # that runs
+        self._only_prepares = False
+        self._is_lazy = True  # some parameters have no shape yet, as far as is known
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of all that was captured, and try again what could not be."""
+        self._followed.forget()
+        self._places: dict[int, _Places] = {}  # by the number of a graph
+        self._lost: list[_Key] = []  # keys of batches that are to be captured in another way
+
+    def takes(self, call: Call) -> bool:
+        """Whether a call may run here."""
+        self._is_lazy = self._is_lazy and any(is_lazy(p) for p in self._step.model.parameters())
+        if self._is_lazy or call.key in self._lost:
+            return False
+        return not any(isinstance(leaf, np.generic) for leaf in call.leaves)  # their kind counts
+
+    def run(self, call: Call, only_prepares: bool = False) -> Any:
+        """Run the step, and return what the loss function returns; where that cannot be, ``takes`` says so behind it.
+
+        Args:
+            call: of the step.
+            only_prepares: capture and plan the step for it, and run nothing.
+        """
+        self._call, self._only_prepares = call, only_prepares
+        try:
+            return self._followed(self._step.model, plain_batch(call.batch))
+        except _Prepared:
+            return None
+        except (NotFollowed, _Refused) as error:
+            import os
+            if os.environ.get("SHOW"): print("NOT" if isinstance(error,NotFollowed) else "REFUSED", repr(error)[:150], repr(error.__cause__)[:250])
+            self._lost.append(call.key)
+            return None
+        finally:
+            self._call = None
+
+    def _run_graph(self, graph: LossGraph, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Run the step whose forward pass a graph is, on the graph's inputs; return its outputs."""
+        step, call = self._step, self._call
+        assert call is not None
+        places = self._places.get(graph.number)
+        if places is None:
+            places = self._places[graph.number] = _Places(step.model, graph, inputs, call)
+        leaves = [inputs[i] for i in places.passed]
+        own = [inputs[i] for i in places.own]
+        _, _, modes = call.key
+        key = (graph.number, leaf_facts(leaves), modes, [id(inputs[i]) for i in places.fixed])
+        run = lambda model, lend: graph.run(lend(inputs))  # noqa: E731
+        found = step._found(Call(leaves, key, leaves, run, places.names, own, graph.change))
+        if not isinstance(found, tuple):
+            raise _Refused from found
+        if self._only_prepares:
+            step._captures.use(found[0])
+            raise _Prepared
+        return step._run(*found, call.batch)  # type: ignore[no-any-return]
+
+
+class _Places:
+    """Which inputs of a graph a step is passed at every call.
+
+    Args:
+        model: whose parameters and buffers the step finds by itself.
+        graph, inputs: of a call.
+        call: of the step.
+
+    Attributes:
+        passed: positions of tensors that are passed.
+        names: of these.
+        own: positions of parameters and buffers of the model.
+        fixed: positions of tensors beside the model that get gradients, and have to stay the same objects.
+    """
+
+    def __init__(self, model: torch.nn.Module, graph: LossGraph, inputs: Sequence[Any], call: Call) -> None:
+        own = {id(t) for t in (*model.parameters(), *model.buffers())}
+        of_batch = {id(leaf): name for leaf, name in zip(call.leaves, batch_names(call.batch), strict=True)}
+        self.passed: list[int] = []
+        self.names: list[str] = []
+        self.own: list[int] = []
+        self.fixed: list[int] = []
+        for i, (name, value) in enumerate(zip(graph.names, inputs, strict=True)):
+            if id(value) in own:
+                self.own.append(i)
+            elif isinstance(value, torch.Tensor) and value.requires_grad and id(value) not in of_batch:
+                self.fixed.append(i)
+            else:
+                self.passed.append(i)
+                self.names.append(of_batch.get(id(value), name))

@@ -1,0 +1,399 @@
+// Answers the k-th request for memory of the op that runs with its planned address. No torch, no Python: the allocators of all
+// devices share this and only add where memory comes from.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "arenas.hpp"
+#include "session.hpp"
+#include "windows.hpp"
+
+namespace olla::replay {
+
+// Windows, tables and arenas of a process. A thread records a step, runs one at planned addresses, or both; or it is in a loop;
+// inside a window its requests are recorded or answered from its arena. A step inside a loop suspends the loop. Blocks may be freed
+// at any time on any thread. O(log blocks) per call.
+class Memory : public ThreadWindows {
+ public:
+  explicit Memory(Source source) : arenas_(std::move(source)) {}
+
+  // Whether the window is of another device than this thread works on now: its requests are nothing to it.
+  bool elsewhere() const { return is_of_another(arenas_.device()); }
+
+  void begin(OpId op) {
+    if (session_ == nullptr) throw StateError("begin: this thread neither records nor has an active table");
+    Session& s = *session_;
+    const auto lock = lock_for(s);
+    if (s.op != kNoOp) throw StateError("begin(" + std::to_string(op) + "): op " + std::to_string(s.op) + " has not ended");
+    if (op < 0 || op >= s.num_ops)
+      throw StateError("begin: op is " + std::to_string(op) + ", expected 0 to " + std::to_string(s.num_ops - 1));
+    s.enter(op);
+    show(s);
+  }
+
+  // Also where no window is open.
+  void end() {
+    if (session_ == nullptr) return;
+    const auto lock = lock_for(*session_);
+    close(*session_);
+  }
+
+  // Ends the table too, whose arena goes back when its last block is freed.
+  std::vector<Recording::Allocation> stop_recording() {
+    if (session_ == nullptr || !session_->recording || session_->is_loop)
+      throw StateError("stop_recording: this thread does not record");
+    return quit(Arena::kRetired)->recorded.take();
+  }
+
+  // Throws what the source of memory throws when there is no room for the arena. A step that records too ends with
+  // stop_recording().
+  void activate(Plan plan, bool recording = false) {
+    plan.check(arenas_.alignment());
+    Session& s = open("activate", {.recording = recording});
+    Arena* arena = nullptr;
+    try {
+      arena = find_arena(plan.arena_bytes);
+    } catch (...) {
+      const std::lock_guard lock(mutex_);
+      leave();
+      throw;
+    }
+    const std::lock_guard lock(mutex_);  // other threads may free blocks of a kept arena
+    s.arena = arena;
+    s.num_ops = plan.num_ops();
+    s.plan = std::move(plan);
+    s.counters.peak_bytes = s.counters.total_peak_bytes = s.arena->slots.used_bytes();
+  }
+
+  // The arena goes back when its last block is freed; a kept one stays for the next table that fits in, until release().
+  Counters deactivate(bool keep) {
+    if (session_ == nullptr || session_->recording) throw StateError("deactivate: this thread has no active table");
+    return std::move(quit(keep ? Arena::kKept : Arena::kRetired)->counters);
+  }
+
+  // Begins a loop, whose iterations are recorded, and planned too once plan_loop() says how. Steps inside it suspend it. A shared
+  // one takes the requests that all threads without a session of their own make on its device.
+  void open_loop(bool shared) {
+    open("open_loop", {.recording = true, .is_loop = true, .shared = shared, .num_ops = std::numeric_limits<OpId>::max()});
+  }
+
+  // Between two windows. Blocks of the plan before stay. An arena of another size is taken by the first request that it is to
+  // answer: gradients and the like are gone by then in most loops. Where there is no room for it, or with no_more only above the
+  // most that the process has taken so far, the loop goes on without a plan, and loop_counters() tells.
+  void plan_loop(Plan plan, bool no_more = false) {
+    Session& s = loop("plan_loop");
+    if (s.op != kNoOp) throw StateError("plan_loop: iteration " + std::to_string(s.op) + " has not ended");
+    plan.check(arenas_.alignment());
+    if (plan.held.empty()) throw std::invalid_argument("table: held is empty, expected an entry for each kind of iteration");
+    std::unique_lock lock(mutex_);
+    s.plan = {};
+    const bool fits = s.arena != nullptr && s.arena->bytes == arenas_.taken_for(plan.arena_bytes);
+    lock.unlock();
+    if (!fits) unplan_loop();
+    const std::int64_t place = arenas_.place();
+    lock.lock();
+    s.plan = std::move(plan);
+    s.awaited = fits ? std::nullopt : std::optional(Awaited{place, no_more});
+  }
+
+  // Between two windows: the loop has no plan, and its arena goes back when its last block is freed.
+  void unplan_loop() {
+    Session& s = loop("unplan_loop");
+    std::unique_lock lock(mutex_);
+    s.plan = {};
+    s.awaited.reset();
+    if (s.arena != nullptr) std::exchange(s.arena, nullptr)->state = Arena::kRetired;
+    arenas_.give_back(lock);
+  }
+
+  // What happened since the last call. Throws what the source of memory threw where there was no room for the arena.
+  Counters loop_counters() {
+    Session& s = loop("loop_counters");
+    const std::lock_guard lock(mutex_);
+    if (s.failure != nullptr) std::rethrow_exception(std::exchange(s.failure, nullptr));
+    Counters counters = std::exchange(s.counters, {});
+    if (s.arena != nullptr) s.counters.peak_bytes = s.arena->slots.used_bytes();
+    return counters;
+  }
+
+  // What the window of the last iteration followed and found in the arena.
+  std::pair<OpId, std::vector<Slots::Held>> loop_row() {
+    const Session& s = loop("loop_row");
+    const std::lock_guard lock(mutex_);
+    return {s.row, s.held};
+  }
+
+  std::vector<Recording::Allocation> iteration(OpId number) {
+    const Session& s = loop("iteration");
+    const std::lock_guard lock(mutex_);
+    return s.recorded.of(number);
+  }
+  void forget(OpId number) {
+    Session& s = loop("forget");
+    const std::lock_guard lock(mutex_);
+    s.recorded.forget(number);
+  }
+
+  // Ends the loop of this thread, and a step that it was left in; nothing happens where there is none.
+  void close_loop() {
+    abandon();
+    if (session_ != nullptr) quit(Arena::kRetired);
+  }
+
+  // Ends the step that an interrupted call left open on this thread, if any. A loop goes on.
+  void abandon() {
+    if (session_ != nullptr && !session_->is_loop) quit(Arena::kKept);
+  }
+
+  // Around a fork: a child whose parent held the lock in another thread would wait for it for ever.
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+
+  // In the child, with the lock held: it neither records nor has planned addresses, whatever its parent does. Its copies of arenas
+  // stay readable, and go when their last block is freed.
+  void forked() {
+    leave_all();
+    recordings_.clear();
+    arenas_.retire(Arena::kActive);
+  }
+
+  void release() {
+    arenas_.poll();
+    std::unique_lock lock(mutex_);
+    arenas_.retire(Arena::kKept);
+    arenas_.give_back(lock);
+  }
+
+  // The planned address of a request of the window that is open for this thread, or nullptr: the default allocator answers.
+  void* planned(Bytes bytes) {
+    std::unique_lock lock(mutex_);
+    Session* const found = current();
+    if (found == nullptr || found->op == kNoOp || found->plan.num_ops() < 1) return nullptr;
+    if (found->arena == nullptr && !(found->awaited && take_awaited(found, lock))) return nullptr;
+    Session& s = *found;
+    s.counters.requested_bytes += bytes;
+    const std::int64_t k = s.find(bytes);
+    const std::int32_t index = s.index++;
+    if (k == s.last()) return miss(s, index, bytes, s.next == k ? "unplanned" : "size");
+    s.next = k + 1;
+    const Offset offset = s.plan.offset[k];
+    const Bytes charge = (bytes + s.plan.alignment - 1) / s.plan.alignment * s.plan.alignment;
+    if (offset == kNotInArena) {
+      if (!s.is_loop) s.outlasting += charge;
+      count_peak(s);
+      return nullptr;
+    }
+    if (!take(s, offset, bytes, charge, lock)) return miss(s, index, bytes, "occupied");
+    count_peak(s);
+    s.counters.high_water_bytes = std::max(s.counters.high_water_bytes, offset + charge);
+    ++s.counters.num_hits;
+    s.counters.hit_bytes += bytes;
+    char* const block = s.arena->base + offset;
+    if (s.recording) s.recorded.allocated(block, s.op, bytes);
+    return block;
+  }
+
+  // Counts a request that must not be answered from the arena: nullptr.
+  void* refuse(Bytes bytes, const char* reason) {
+    const std::lock_guard lock(mutex_);
+    Session* const s = current();
+    if (s == nullptr || s->plan.num_ops() < 1) return nullptr;
+    s->counters.requested_bytes += bytes;
+    return miss(*s, s->index++, bytes, reason);
+  }
+
+  // What the default allocator gave to the window; nullptr where its end cannot be seen.
+  void record(const void* block, Bytes bytes) {
+    const std::lock_guard lock(mutex_);
+    Session* const s = current();
+    if (s != nullptr && s->op != kNoOp && s->recording) s->recorded.allocated(block, s->op, bytes);
+  }
+
+  // How many blocks that an op of this thread's step asked for are in use, of those that are recorded or in the arena.
+  std::int64_t live(OpId op) {
+    if (session_ == nullptr || session_->is_loop) return 0;
+    const std::lock_guard lock(mutex_);
+    if (session_->recording) return session_->recorded.live(op);
+    return session_->arena == nullptr ? 0 : session_->arena->slots.taken_by(op);
+  }
+
+  // False: the block is the default allocator's and the caller frees it there.
+  bool freed(void* block) {
+    std::unique_lock lock(mutex_);
+    for (Recording* recording : recordings_)
+      if (recording->freed(block)) break;
+    if (Arena* arena = arenas_.of(block)) {
+      arena->slots.give(static_cast<char*>(block) - arena->base);
+      if (arena->state == Arena::kRetired && arena->slots.empty()) arenas_.give_back(lock);
+      return true;
+    }
+    return false;
+  }
+
+  // Start and size of this thread's arena; nullptr and 0 without an active table.
+  std::pair<void*, Bytes> arena() const {
+    const Arena* const own = session_ == nullptr ? nullptr : session_->arena;
+    return own == nullptr ? std::pair<void*, Bytes>{} : std::pair<void*, Bytes>{own->base, own->bytes};
+  }
+
+  // First address of the arena that holds a block, and the place it was taken for; nullptr where none does.
+  std::pair<void*, std::int64_t> arena_of(const void* block) {
+    const std::lock_guard lock(mutex_);
+    const Arena* arena = arenas_.of(block);
+    return arena == nullptr ? std::pair<void*, std::int64_t>{} : std::pair<void*, std::int64_t>{arena->base, arena->place};
+  }
+
+  // Whether this thread works where the arena was taken.
+  bool at_place() {
+    const std::int64_t place = arenas_.place();
+    const std::lock_guard lock(mutex_);
+    const Session* const s = current();
+    if (s == nullptr || s->awaited) return s == nullptr || s->awaited->place == place;
+    return s->arena == nullptr || s->arena->place == place;
+  }
+
+  // Bytes of all arenas of the process: active, kept, and waiting for their last block.
+  Bytes held_bytes() {
+    const std::lock_guard lock(mutex_);
+    return arenas_.held_bytes();
+  }
+
+ private:
+  // Leaves the session of this thread; its arena is kept or retired.
+  std::unique_ptr<Session> quit(decltype(Arena::state) state) {
+    std::unique_lock lock(mutex_);
+    std::unique_ptr<Session> s = leave();
+    if (s->arena != nullptr) {
+      s->arena->state = state;
+      arenas_.give_back(lock);
+    }
+    return s;
+  }
+
+  // A thread that ends in the middle leaves nothing behind.
+  struct AtThreadExit {
+    Memory* memory;
+    ~AtThreadExit() {
+      while (session_ != nullptr) memory->quit(Arena::kRetired);
+    }
+  };
+
+  // A step may begin inside a loop; nothing else begins inside another.
+  Session& open(const char* call, Session made) {
+    const std::string refused = std::string(call) + ": this thread ";
+    const std::size_t device = made.device = arenas_.device();
+    if (session_ != nullptr && !session_->is_loop)
+      throw StateError(refused + "already " + (session_->recording ? "records" : "has an active table"));
+    if (session_ != nullptr && made.is_loop)
+      throw StateError(refused + "already records in a pool: pools do not nest, leave the other one first");
+    const std::lock_guard lock(mutex_);
+    if (made.shared && shared_[device] != nullptr)
+      throw StateError(std::string(call) + ": another thread's loop on this device is shared with all threads");
+    at_thread_exit_.memory = this;
+    made.outer = session_;
+    session_ = new Session(std::move(made));
+    if (session_->shared) shared_[device] = session_;
+    if (session_->recording) recordings_.push_back(&session_->recorded);
+    if (session_->outer != nullptr) hide(*session_->outer);  // suspended in all threads
+    return *session_;
+  }
+
+  Session& loop(const char* call) {
+    if (session_ == nullptr || !session_->is_loop) throw StateError(std::string(call) + ": this thread is not in a loop");
+    return *session_;
+  }
+
+  // The windows of a table alone need no lock: no other thread sees them.
+  std::unique_lock<std::mutex> lock_for(const Session& s) {
+    return s.recording ? std::unique_lock(mutex_) : std::unique_lock<std::mutex>();
+  }
+
+  // With the lock held, as the next two.
+  Session* current() const { return session_ != nullptr ? session_ : on(arenas_.device()); }
+
+  void close(Session& s) {
+    s.op = kNoOp;
+    show(s);
+  }
+
+  std::unique_ptr<Session> leave() {
+    std::unique_ptr<Session> left(std::exchange(session_, session_->outer));
+    close(*left);
+    if (left->shared) shared_[left->device] = nullptr;
+    if (session_ != nullptr) show(*session_);
+    std::erase(recordings_, &left->recorded);
+    return left;
+  }
+
+  // The arena of a loop, now that a request asks for it. The loop may end meanwhile, on its own thread: false then.
+  bool take_awaited(Session* s, std::unique_lock<std::mutex>& lock) {
+    const Awaited wanted = *std::exchange(s->awaited, std::nullopt);
+    Arena* arena = nullptr;
+    std::exception_ptr failure;
+    try {
+      arena = arenas_.find(s->plan.arena_bytes, wanted.place, lock, wanted.no_more);
+    } catch (...) {
+      failure = std::current_exception();
+      lock.lock();
+    }
+    if (current() != s) {
+      if (arena != nullptr) arena->state = Arena::kRetired;
+      arenas_.give_back(lock);
+      return false;
+    }
+    s->arena = arena;
+    if ((s->failure = failure) != nullptr) s->plan = {};
+    return arena != nullptr;
+  }
+
+  // A place may be occupied by what another thread is about to free (those of gloo hold what was sent a moment beyond the wait), or
+  // by what another stream still uses.
+  bool take(Session& s, Offset offset, Bytes bytes, Bytes charge, std::unique_lock<std::mutex>& lock) {
+    while (!s.arena->slots.take(offset, bytes, charge, s.row)) {
+      if (s.is_loop || s.patience-- <= 0) return false;
+      lock.unlock();
+      std::this_thread::sleep_for(kPause);
+      arenas_.poll();
+      lock.lock();
+    }
+    return true;
+  }
+
+  static void count_peak(Session& s) {
+    const Bytes used = s.arena->slots.used_bytes();
+    s.counters.peak_bytes = std::max(s.counters.peak_bytes, used);
+    s.counters.total_peak_bytes = std::max(s.counters.total_peak_bytes, used + s.outlasting);
+  }
+
+  void* miss(Session& s, std::int32_t index, Bytes bytes, const char* reason) {
+    ++s.counters.num_misses;
+    s.counters.missed_bytes += bytes;
+    if (s.counters.misses.size() < kMaxMisses) s.counters.misses.push_back({s.op, index, bytes, reason});
+    return nullptr;
+  }
+
+  Arena* find_arena(Bytes bytes) {
+    const std::int64_t place = arenas_.place();
+    std::unique_lock lock(mutex_);
+    return arenas_.find(bytes, place, lock);
+  }
+
+  inline static thread_local AtThreadExit at_thread_exit_;
+
+  std::mutex mutex_;  // guards what other threads touch: arenas, slots, recordings, the shared session
+  Arenas arenas_;
+  std::vector<Recording*> recordings_;
+};
+
+}  // namespace olla::replay
