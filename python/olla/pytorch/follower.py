@@ -19,6 +19,7 @@ from olla.pytorch.dynamo.graph import LossGraph, NotFollowed
 if TYPE_CHECKING:
     from olla.pytorch.step import Step
 
+_MOST_PLACES = 64  # graphs whose inputs are known; it takes no time to look at them anew
 _Key = tuple[Any, ...]
 
 
@@ -81,7 +82,13 @@ class Follower:
             return None
         except (NotFollowed, _Refused) as error:
             import os
-            if os.environ.get("SHOW"): print("NOT" if isinstance(error,NotFollowed) else "REFUSED", repr(error)[:150], repr(error.__cause__)[:250])
+
+            if os.environ.get("SHOW"):
+                print(
+                    "NOT" if isinstance(error, NotFollowed) else "REFUSED",
+                    repr(error)[:150],
+                    repr(error.__cause__)[:250],
+                )
             self._lost.append(call.key)
             return None
         finally:
@@ -93,6 +100,8 @@ class Follower:
         assert call is not None
         places = self._places.get(graph.number)
         if places is None:
+            if len(self._places) >= _MOST_PLACES:
+                self._places.clear()
             places = self._places[graph.number] = _Places(step.model, graph, inputs, call)
         leaves = [inputs[i] for i in places.passed]
         own = [inputs[i] for i in places.own]

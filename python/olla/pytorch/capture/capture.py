@@ -173,7 +173,19 @@ def record(
             is_elementwise = optimizer is not None and optimizers.updates_are_elementwise(optimizer)
             ranks = ranks_of_model(model, loss is not None and optimizer is not None, is_elementwise)
         with idle_hooks(model), exclusive.capture() as current:
-            of_step = (current, model, batch, loss, optimizer, where, step, checks == "run", ranks, keep_gradients, names)
+            of_step = (
+                current,
+                model,
+                batch,
+                loss,
+                optimizer,
+                where,
+                step,
+                checks == "run",
+                ranks,
+                keep_gradients,
+                names,
+            )
             try:
                 traced = trace(*of_step)
             except AddsUpError:

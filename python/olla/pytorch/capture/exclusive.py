@@ -7,6 +7,7 @@ import contextlib
 import functools
 import gc
 import inspect
+import itertools
 import os
 import signal
 import sys
@@ -186,15 +187,29 @@ def unchanged(model: torch.nn.Module, leaves: list[Any]) -> Iterator[None]:
 @contextlib.contextmanager
 def bounded_memos() -> Iterator[None]:
     """Keep what torch notes of operators on fake tensors, by their shapes, for the latest captures only."""
-    memos: dict[Any, Any] = getattr(FakeTensorMode, "cache", {})
-    num_before = len(memos)
+    before = last_memo()
     try:
         yield
     finally:
-        _memos.append(list(memos)[num_before:])
-        while len(_memos) > _NUM_REMEMBERED:
-            for key in _memos.popleft():
-                memos.pop(key, None)
+        bound_memos(before)
+
+
+def last_memo() -> Any:
+    """Return the key of torch's latest note of an operator on fake tensors; None: there is none."""
+    return next(reversed(getattr(FakeTensorMode, "cache", {})), None)
+
+
+def bound_memos(before: Any) -> None:
+    """Note which ones a capture has made that is over, and forget those of the oldest one.
+
+    Args:
+        before: what ``last_memo`` returned before the capture.
+    """
+    memos: dict[Any, Any] = getattr(FakeTensorMode, "cache", {})
+    _memos.append(list(itertools.takewhile(lambda key: key is not before, reversed(memos))))
+    while len(_memos) > _NUM_REMEMBERED:
+        for key in _memos.popleft():
+            memos.pop(key, None)
 
 
 def clear_fake_caches() -> None:

@@ -151,7 +151,9 @@ def trace(
     failures.check_modules(model)
     named = [(name, local(t)) for name, t in (*model.named_parameters(), *model.named_buffers())]
     failures.check_memory((name, t, True) for name, t in named)
-    step = _Step(capture, model, body_of, body is None, optimizer, leaves, spec, ranks, keep_gradients, names is not None)
+    step = _Step(
+        capture, model, body_of, body is None, optimizer, leaves, spec, ranks, keep_gradients, names is not None
+    )
     named += [(n, leaf) for n, leaf in zip(leaf_names, leaves, strict=True) if isinstance(leaf, torch.Tensor)]
     if step.body is not None:
         failures.check_inputs(zip(leaf_names, leaves, strict=True))

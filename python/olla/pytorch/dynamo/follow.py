@@ -17,16 +17,18 @@ from typing import Any
 
 import torch
 from torch._dynamo import config
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
 from torch._dynamo.utils import get_metrics_context
 from torch.nn.modules.module import _has_any_global_hook
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
+from olla.pytorch.capture.exclusive import bound_memos, last_memo
 from olla.pytorch.dynamo.graph import LossGraph, NotFollowed, readable, require_plain, signature, the_loss
 from olla.pytorch.dynamo.unseen import Environment, Probes
 
 _SETTINGS = {
-    "skip_nnmodule_hook_guards": False,  # hooks that come later are seen
+    "skip_nnmodule_hook_guards": True,  # `Environment` compares hooks in a tenth of the time
     "recompile_limit": 1 << 20,  # ours is another one, and says nothing
     "accumulated_recompile_limit": 1 << 20,
     "capture_scalar_outputs": True,
@@ -63,6 +65,7 @@ class Followed:
         self._function = function
         self._backend = _Backend(run)
         self._most_graphs = most_graphs
+        self._release: weakref.finalize[[types.CodeType], Followed] | None = None
         settings = {**_SETTINGS, "ignore_logging_functions": _loggers()}
         known = {name: value for name, value in settings.items() if hasattr(config, name)}
         self._change_settings = config._make_closure_patcher(**known)  # type: ignore[attr-defined]
@@ -71,6 +74,8 @@ class Followed:
     def forget(self) -> None:
         """Let go of all graphs and their guards."""
         function = self._function
+        if self._release is not None:
+            self._release()
 
         def entry(model: Any, batch: Any) -> Any:
             if not torch.compiler.is_compiling():
@@ -85,6 +90,8 @@ class Followed:
         # Code of its own, since Dynamo keeps graphs by code.
         own = types.FunctionType(entry.__code__.replace(), entry.__globals__, closure=entry.__closure__)
         self._compiled = torch.compile(own, backend=self._backend, fullgraph=True, dynamic=False)
+        self._release = weakref.finalize(self, _release, own.__code__)
+        self._release.atexit = False
         self._environment = Environment(self._model)
         self._backend.num_kept = 0
 
@@ -102,8 +109,10 @@ class Followed:
             raise NotFollowed("a TorchFunctionMode is active, of whose attributes nothing is known")
         if self._environment.has_changed():
             self.forget()
+            self._backend.known.clear()  # a graph names methods that may be others now
         self._backend.is_running = False
         num_before = self._backend.num_kept
+        memo = last_memo()
         self._backend.scope = {"L": {"model": model, "batch": batch, "function": self._function}, "G": globals()}
         change_back = self._change_settings()
         try:
@@ -117,7 +126,8 @@ class Followed:
             change_back()
             self._backend.scope = {}
             if self._backend.num_kept > num_before:  # while it compiles, Dynamo changes classes of torch's
-                self._environment.has_changed()
+                self._environment = Environment(model)
+                bound_memos(memo)
             if self._backend.num_kept > self._most_graphs:
                 self.forget()
 
@@ -143,6 +153,7 @@ class _Backend:
         is_running: whether a graph has been entered since this was last set to False.
         scope: of the call that is under way, see `Probes`.
         num_kept: graphs that were made since this was last set to 0.
+        known: what tells the latest graphs apart, each with its number.
     """
 
     def __init__(self, run: _Run) -> None:
@@ -151,7 +162,7 @@ class _Backend:
         self.num_kept = 0
         self._run = run
         self._num_graphs = 0
-        self._latest: collections.deque[tuple[Any, int]] = collections.deque(maxlen=_MOST_KNOWN)
+        self.known: collections.deque[tuple[Any, int]] = collections.deque(maxlen=_MOST_KNOWN)
 
     def __call__(self, module: Any, inputs: Any) -> Callable[..., Any]:
         """Return what runs in place of a graph.
@@ -161,10 +172,10 @@ class _Backend:
         require_plain(module)
         probes = Probes(self.scope)
         found = signature(module)
-        number = next((number for known, number in self._latest if known == found), None)
+        number = next((number for known, number in self.known if known == found), None)
         if number is None:
             number = self._num_graphs
-            self._latest.append((found, number))
+            self.known.append((found, number))
             self._num_graphs += 1
         self.num_kept += 1
         graph = LossGraph(module, number, _change())
@@ -176,6 +187,21 @@ class _Backend:
             return graph.handed(inputs, self._run(graph, inputs))
 
         return torch.compiler.disable(call)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def _release(code: types.CodeType) -> None:
+    """Let go of what Dynamo has compiled of some code.
+
+    Finalizers of the objects whose identity it has guarded keep guards, and these the compiled code, for as long as
+    such an object lives.
+    """
+    managers = {id(entry.guard_manager) for entry in _debug_get_cache_entry_list(code)}
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        _, function, _, _ = finalizer.peek() or (None,) * 4
+        holder = getattr(getattr(function, "func", None), "__self__", None)
+        if id(getattr(holder, "guard_manager", None)) in managers:
+            finalizer.detach()
+    reset_code(code)
 
 
 def _change() -> str:

@@ -18,26 +18,28 @@ from olla.pytorch.guards.guard import Wholes
 from olla.pytorch.guards.inside import attributes_of_class
 from olla.pytorch.guards.places import Holds, Watched
 
-_COMPARED = ("CONSTANT_MATCH", "EQUALS_MATCH", "SEQUENCE_LENGTH", "DICT_KEYS_MATCH", "DICT_CONTAINS")
+_COMPARED = ("CONSTANT_MATCH", "EQUALS_MATCH", "SEQUENCE_LENGTH", "DICT_KEYS_MATCH")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _Scope = Mapping[str, Any]
 
 
 class Environment:
     """Tables that code may read by ways that Dynamo does not guard.
 
-    These are the environment, the methods of tensors, and functions in the classes of modules.
+    These are the environment, the methods of tensors, functions in the classes of modules, and hooks of modules, which
+    Dynamo can guard, in ten times as long.
 
     Args:
-        model: whose modules have these classes.
+        model: whose modules these are.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         classes = {kind for module in model.modules() for kind in type(module).__mro__} - {object}
-        metaclasses = {kind for c in classes for kind in type(c).__mro__} - {object, type}
-        tables = [attributes_of_class(kind) for kind in (torch.Tensor, *classes, *metaclasses)]
-        tables.append(os.environ._data)  # type: ignore[attr-defined]
+        tables = [attributes_of_class(kind) for kind in (torch.Tensor, *classes)]
+        self._classes = set(map(id, tables))
+        tables += [os.environ._data]  # type: ignore[attr-defined]
+        tables += [table for m in model.modules() for name, table in vars(m).items() if name.endswith(_HOOKS)]
         self._wholes = Wholes([Watched.of(table, Holds.ATTRIBUTES, "") for table in tables])
-        self._kept = {id(table) for table in tables[1 + len(classes) :]}  # of these, everything counts
 
     def has_changed(self) -> bool:
         """Whether one of them is other than it was; numbers and other data of classes are Dynamo's.
@@ -48,7 +50,7 @@ class Environment:
         while (at := self._wholes.first_changed(at + 1)) >= 0:
             watched = self._wholes.watched[at]
             for _, before, now in watched.changes():
-                found |= id(watched.container) in self._kept or _is_code(before) or _is_code(now)
+                found |= id(watched.container) not in self._classes or _is_code(before) or _is_code(now)
             watched.renew()
             self._wholes.renew(at)
         return found
@@ -59,7 +61,7 @@ def _is_code(value: Any) -> bool:
 
 
 class Probes:
-    """Values that Dynamo compares and takes for equal though they are not: signs of zeros, orders of keys.
+    """Values that Dynamo takes for what they were though they are not: signs of zeros, orders of keys.
 
     To be made where Dynamo calls its backend.
 
