@@ -141,6 +141,7 @@ def trained(folder: Path, ways: list[tuple[str, str, dict[str, str]]]) -> list[F
     return [answer["found"] for answer in answers]
 
 
+@pytest.mark.slow
 def test_two_ranks_train_as_eager_steps_do_and_choose_the_same(tmp_path: Path) -> None:
     first, second = trained(
         tmp_path, [("whole", "whole", LEAST), ("tensor", "tensor", LEAST), ("busy", "tensor", LEAST)]

@@ -38,6 +38,7 @@ from tests.support.pytorch.steps import nn, torch
 pytestmark = pytest.mark.torch
 CASES = [case for case in compile_cases.CASES if case != "gpt2 b8, 1024 tokens"]  # tiny, it is the other GPT-2
 LONG = "mobilenetv2 b32"
+SHORT = [case for case in CASES if case.startswith(("gpt2", "transformer"))]
 
 
 def example_of(model: nn.Module, batch: Any = None) -> Example:
@@ -57,7 +58,7 @@ def alike(example: Example, optimizer: Any = sgd, num_steps: int = 3, **compilin
     return default, ours
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.slow if c == LONG else ()) for c in CASES])
+@pytest.mark.parametrize("case", [pytest.param(c, marks=() if c in SHORT else pytest.mark.slow) for c in CASES])
 def test_twenty_steps_of_a_network_train_as_with_torchs_partitioner(case: str) -> None:
     torch.manual_seed(0)
     example, _ = compile_cases.build(case, "tiny")
@@ -93,6 +94,7 @@ def test_twenty_steps_of_a_network_train_as_with_inductor(case: str) -> None:
     assert ours.splits[0].digest != default.splits[0].digest
 
 
+@pytest.mark.slow
 def test_twenty_steps_with_dropout_train_as_with_inductor() -> None:
     default, ours = alike(example_of(blocks(4), torch.randn(512, 32)), num_steps=NUM_STEPS)
     assert ours.splits[0].recomputed_flops > default.splits[0].recomputed_flops == 0
@@ -152,6 +154,7 @@ def test_control_flow_is_planned_around() -> None:
         alike(example_of(Branching()))
 
 
+@pytest.mark.slow
 def test_two_models_and_a_batch_of_another_size_train_side_by_side() -> None:
     first, second = example_of(blocks(1)), example_of(blocks(2))
     olla_too = {"backend": "olla", "options": LEAST, "recompiles": True}
@@ -239,6 +242,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_two_processes_train_the_same_with_gradients_in_buckets(tmp_path: Any) -> None:
     if not torch.distributed.is_available():
         pytest.skip("this torch has no torch.distributed")

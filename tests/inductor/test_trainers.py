@@ -42,6 +42,7 @@ def _trained(folder: Path, goal: dict[str, Any] | None) -> tuple[list[float], li
     return [entry["loss"] for entry in logged], [entry["grad_norm"] for entry in logged]
 
 
+@pytest.mark.slow
 def test_trainer_compiles_with_plans_and_trains_the_same(tmp_path: Path) -> None:
     pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
     theirs = _trained(tmp_path, None)
@@ -96,6 +97,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_two_processes_train_the_same_with_sharded_blocks(tmp_path: Path) -> None:
     if not torch.distributed.is_available():
         pytest.skip("this torch has no torch.distributed")

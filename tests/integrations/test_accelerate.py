@@ -73,7 +73,15 @@ def trained(
     return losses, seen
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2}, {"mixed_precision": "bf16"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradient_accumulation_steps": 2},
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"mixed_precision": "bf16"}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_a_loop_in_a_pool_loses_the_same_and_is_not_planned_at_every_epoch(options: dict[str, Any]) -> None:
     expected, _ = trained(accelerator(**options), made(), 8, clip=1.0)
     used = accelerator(**options)
@@ -113,7 +121,7 @@ def test_the_wrapper_of_an_optimizer_is_refused_with_the_remedy() -> None:
         step(next(iter(loader)))
 
 
-@pytest.mark.parametrize("by", ["the model", "the accelerator"])
+@pytest.mark.parametrize("by", ["the model", pytest.param("the accelerator", marks=pytest.mark.slow)])
 def test_a_goal_compiles_the_model_with_plans(by: str) -> None:
     expected, _ = trained(accelerator(), made(compiled=True))
     before, parts = len(order.records()), made(compiled=True)

@@ -186,7 +186,15 @@ def test_lightnings_wrapper_of_an_optimizer_is_refused_with_the_remedy() -> None
         trained(module)
 
 
-@pytest.mark.parametrize("options", [{}, {"num_rows": 32}, {"accumulate_grad_batches": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        {"num_rows": 32},
+        pytest.param({"accumulate_grad_batches": 2}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_a_pool_does_not_plan_anew_at_every_epoch(options: dict[str, Any]) -> None:
     theirs, ours, callback = Module(), Module(), OllaCallback()
     plans = Plans(callback)

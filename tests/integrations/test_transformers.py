@@ -69,8 +69,8 @@ def trained(folder: Path, kind: Any = transformers.Trainer, callbacks: tuple[Any
     "arguments",
     [
         {},
-        {"max_grad_norm": 0.0},
-        {"gradient_accumulation_steps": 3},
+        pytest.param({"max_grad_norm": 0.0}, marks=pytest.mark.slow),
+        pytest.param({"gradient_accumulation_steps": 3}, marks=pytest.mark.slow),
         {"eval_strategy": "epoch", "save_strategy": "epoch"},
     ],
     ids=["clipped", "not clipped", "accumulated", "evaluated and saved"],

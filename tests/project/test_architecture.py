@@ -48,6 +48,7 @@ PYTORCH = {
     "pytorch.sharded": "",
     "pytorch.sites": "",
     "pytorch.capture": "graph pytorch.guards pytorch.checks pytorch.ranks pytorch.sharded pytorch.sites",
+    "pytorch.dynamo": "pytorch.capture pytorch.guards pytorch.sites",
     "pytorch.memory": "base graph plan layout planner recompute",
     "pytorch.lengths": "",
     "pytorch.ordinary": "report",

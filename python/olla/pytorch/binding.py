@@ -12,8 +12,9 @@ from torch.utils import _pytree as pytree
 from olla._core import same_objects
 from olla.pytorch.capture import optimizers
 from olla.pytorch.capture.inputs import plain_batch
+from olla.pytorch.guards.facts import leaf_facts
 from olla.pytorch.guards.modes import modes
-from olla.pytorch.guards.values import equal, same
+from olla.pytorch.guards.values import equal
 
 
 def flatten(batch: Any) -> tuple[list[Any], pytree.TreeSpec]:
@@ -69,36 +70,6 @@ def device_of(model: torch.nn.Module) -> torch.device:
     return torch.device("cpu")
 
 
-class _Attribute:
-    """The value of an attribute of a batch. It lives as long as the key: no later object gets its id."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: object) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Attribute) and same(self.value, other.value)
-
-
 def batch_key(leaves: Sequence[Any], spec: pytree.TreeSpec, device_type: str) -> tuple[Any, ...]:
     """Return what a capture holds constant of a batch, and of the state of torch."""
     return (spec, leaf_facts(leaves), modes(device_type))
-
-
-def leaf_facts(leaves: Sequence[Any]) -> list[Any]:
-    """Return what a capture holds constant of tensors that it is passed."""
-    objects: dict[int, int] = {}  # a tensor that stands twice in the batch is one input
-    storages: dict[int, int] = {}
-    facts: list[Any] = []
-    for i, leaf in enumerate(leaves):
-        if isinstance(leaf, torch.Tensor):
-            shared = storages.setdefault(leaf.untyped_storage()._cdata, i) if leaf.layout == torch.strided else i
-            facts.append((
-                type(leaf), leaf.shape, leaf.stride() if leaf.layout == torch.strided else (), leaf.dtype, leaf.device,
-                leaf.requires_grad, leaf.is_conj(), leaf.is_neg(), objects.setdefault(id(leaf), i), shared,
-                [(name, _Attribute(value)) for name, value in vars(leaf).items()],
-            ))  # fmt: skip
-        else:  # no other values than these are taken; some cannot be compared
-            facts.append((type(leaf), leaf if isinstance(leaf, bool | str | None) else None))
-    return facts

@@ -12,12 +12,12 @@ import torch
 
 from olla._core import same_objects
 from olla.pytorch.binding import Settings
-from olla.pytorch.call import Call
 from olla.pytorch.capture import Captured
 from olla.pytorch.capture.exclusive import between
 from olla.pytorch.capture.inputs import InputBinding
 from olla.pytorch.capture.results import Gradients
 from olla.pytorch.checks import failures
+from olla.pytorch.guards.facts import Call
 from olla.pytorch.guards.guard import Guard, TensorFacts, Wholes
 from olla.pytorch.guards.places import Holds, Watched, contents
 from olla.pytorch.guards.values import equal

@@ -14,9 +14,9 @@ import torch
 from olla.errors import ReplayError
 from olla.graph import Graph
 from olla.plan import Goal
-from olla.pytorch.call import Call
 from olla.pytorch.capture import Captured
 from olla.pytorch.captures import Capture
+from olla.pytorch.guards.facts import Call
 from olla.pytorch.memory import arrange
 from olla.pytorch.runner import in_plain_modes
 from olla.pytorch.step import Step

@@ -21,6 +21,7 @@ from olla.plan import Plan
 from olla.plan.plan import with_figures
 from olla.pytorch.cache import Place, RecordedStep
 from olla.pytorch.capture import Captured
+from olla.pytorch.capture.storages import lighten
 from olla.pytorch.cudagraph import Graphed
 from olla.pytorch.memory import arrange
 from olla.pytorch.memory.copies import HostMemory
@@ -105,6 +106,7 @@ class Runner:
             self.program = planned.compile_arranged(replay, recorded.arranged)
         else:
             self.program = self._planned.compile() if replay is None else self._compile_recorded()
+        lighten(captured)
 
     @property
     def graph(self) -> Graph:

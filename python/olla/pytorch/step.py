@@ -16,17 +16,17 @@ from olla.errors import CaptureError, ReplayError
 from olla.graph import Graph
 from olla.picture.memory_viz import memory_viz
 from olla.plan import Goal, Plan, Swapping
-from olla.pytorch.call import Call
 from olla.pytorch.capture import Captured, require_choice
 from olla.pytorch.capture.capture import record
 from olla.pytorch.ordinary.calls import called
-from olla.pytorch.refusals import must_be_planned, runs_alone, without_update
+from olla.pytorch.ordinary.refusals import must_be_planned, without_update
 
 if TYPE_CHECKING:
     import torch
 
     from olla.pytorch.captures import Capture, Captures
-    from olla.pytorch.follower import Follower
+    from olla.pytorch.dynamo.follower import Follower
+    from olla.pytorch.guards.facts import Call
     from olla.pytorch.lengths.padding import Padding
     from olla.pytorch.memory.replay import Replay
     from olla.pytorch.ordinary.unplanned import Unplanned
@@ -163,8 +163,8 @@ class Step(_Told):
         self._host = HostMemory(self._device.type)
         self._captures = Captures(self._cache_size)
         self._follower: Follower | None = None  # takes the calls that Dynamo can follow
-        if self._loss is not None and type(self) is Step and runs_alone(self):
-            from olla.pytorch.follower import Follower
+        if self._loss is not None and type(self) is Step and _is_alone(self._model):
+            from olla.pytorch.dynamo.follower import Follower
 
             self._follower = Follower(self, self._loss, most_graphs=2 * self._cache_size)
         self._ranks: Ranks | None = None  # that run the step together, once it is known that it communicates
@@ -223,8 +223,9 @@ class Step(_Told):
         result = self._run_call(self._call(batch if self._padding is None else self._padding.padded(batch)))
         if self._crowded:
             warnings.warn(
-                f"the step needed more than {self._cache_size} captures, this one because of a change: {self._crowded}. "
-                "Pad batches to few shapes, pass numbers that change in with the batch as tensors, or raise cache_size",
+                f"the step needed more than {self._cache_size} captures, this one because of a change: "
+                f"{self._crowded}. Pad batches to few shapes, pass numbers that change in with the batch as tensors, "
+                "or raise cache_size",
                 stacklevel=3,
             )
         return result
@@ -234,14 +235,14 @@ class Step(_Told):
             result = follower.run(call)
             if follower.takes(call):
                 return result
-        found = self._found(call)
+        found = self.find(call)
         if isinstance(found, Exception):
             splits = self._loss is not None and self.optimizers and not self._keep_gradients and type(self) is Step
             make_inner = functools.partial(without_update, self) if splits else None
             return self._unplanned.refuse(found, call.key, call.batch, make_inner)
         if found is None:
             return self._unplanned.run(call.key, call.batch)
-        return self._run(*found, call.batch)
+        return self.run_found(*found, call.batch)
 
     def prepare(self, batch: Any) -> None:
         """Capture and plan the step for a batch, without running it.
@@ -249,12 +250,10 @@ class Step(_Told):
         Raises:
             CaptureError: the step cannot be captured.
         """
-        call = self._call(batch)
+        call, found = self._call(batch), None
         if (follower := self._follower) is not None and follower.takes(call):
-            follower.run(call, only_prepares=True)
-            if follower.takes(call):
-                return
-        found = self._found(call)
+            found = follower.run(call, only_prepares=True)
+        found = found or self.find(call)
         if isinstance(found, Exception):
             raise found
         if found is not None:
@@ -262,11 +261,12 @@ class Step(_Told):
 
     def _call(self, batch: Any) -> Call:
         from olla.pytorch.binding import batch_key, flatten
+        from olla.pytorch.guards.facts import Call
 
         leaves, spec = flatten(batch)
         return Call(batch, batch_key(leaves, spec, self._device.type), leaves, self._loss)
 
-    def _found(self, call: Call) -> tuple[Capture, list[torch.Tensor], str] | Exception | None:
+    def find(self, call: Call) -> tuple[Capture, list[torch.Tensor], str] | Exception | None:
         """Return the capture for a call, with the tensors that it takes and why it was made; or why there is none.
 
         None: that is known from an earlier call.
@@ -287,11 +287,11 @@ class Step(_Told):
             with between():
                 return capture, capture.gather(call.leaves), reason
         except Exception as error:
-            if must_be_planned(self, error):
+            if must_be_planned(error, self._ranks is None and _is_alone(self._model)):
                 raise
             return error
 
-    def _run(self, capture: Capture, values: list[torch.Tensor], reason: str, batch: Any) -> Any:
+    def run_found(self, capture: Capture, values: list[torch.Tensor], reason: str, batch: Any) -> Any:
         """Run a capture on its tensors; ``reason``: why it was made."""
         result = self._result(capture, values, batch)
         if self._captures.use(capture):
@@ -322,7 +322,6 @@ class Step(_Told):
 
     def _prepare(self, call: Call) -> Capture:
         from olla.pytorch.cache import Place, find
-        from olla.pytorch.capture.storages import lighten
         from olla.pytorch.planned import prepared
         from olla.pytorch.planner import Planner
         from olla.pytorch.runner import Runner
@@ -346,9 +345,6 @@ class Step(_Told):
         made.runner = Runner(
             captured, found, replay, note, place, self._cuda_graph, planner, self._host, self._arena is None, ranks
         )
-        for part in (captured, captured.original):
-            if part is not None:
-                lighten(part.module.graph)
         return made
 
     def _capture(self, call: Call) -> tuple[Capture, Captured]:
@@ -377,21 +373,21 @@ class Step(_Told):
 
     def _planned_memory(self) -> tuple[Replay | None, str]:
         """Return the planned memory of the device, or None and why there is none."""
-        if self._arena is False:
-            return None, "arena=False: torch's own allocator."
-        if self._arena is None and self._device.type not in ("cpu", "cuda"):
-            return None, f"Planned addresses are for CPUs and CUDA, not for {self._device.type}."
         if self._replay is None and not self._note:
-            from olla.pytorch.memory.replay import load
+            from olla.pytorch.memory.replay import planned_memory
 
-            try:
-                self._replay = load(self._device)
-            except ReplayError as error:
-                self._note = f"The step runs in planned order on torch's own allocator, in no arena: {error}"
-                warnings.warn(self._note, stacklevel=5)
-            else:
+            self._replay, self._note = planned_memory(self._device, self._arena)
+            if self._replay is not None:
                 weakref.finalize(self, self._replay.release).atexit = False
         return self._replay, self._note
+
+
+def _is_alone(model: torch.nn.Module) -> bool:
+    """Whether a model is neither in a DistributedDataParallel nor in FSDP2."""
+    from olla.pytorch.ranks.wrapped import is_wrapped
+    from olla.pytorch.sharded.fully import is_sharded
+
+    return not is_wrapped(model) and not is_sharded(model)
 
 
 def _after_fork() -> None:

@@ -73,7 +73,7 @@ def trained(example: Example, make: Any, batches: list[Any], *, whole: bool, **o
     return [*found, *(t.detach() for t in (*model.parameters(), *model.buffers())), *state]
 
 
-@pytest.mark.parametrize("make", [sgd, adamw])
+@pytest.mark.parametrize("make", [pytest.param(sgd, marks=pytest.mark.slow), adamw])
 def test_a_trained_model_is_that_of_torch_compile_and_the_same_optimizer(make: Any) -> None:
     example = Example(blocks(), inputs(1)[0], square)
     batches = inputs(NUM_STEPS)
@@ -144,6 +144,7 @@ def test_a_learning_rate_that_changes_needs_no_second_compilation() -> None:
     assert len(step._captures) == 1
 
 
+@pytest.mark.slow
 def test_another_size_of_batch_is_compiled_anew() -> None:
     model = blocks(dropout=0.0)
     step: Any = compiled(model, sgd(model))
@@ -247,6 +248,7 @@ def test_numbers_of_updates_are_inputs() -> None:
     assert not flat.module.graph.find_nodes(op="call_function", target=reads)
 
 
+@pytest.mark.slow
 def test_equal_layers_share_their_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 

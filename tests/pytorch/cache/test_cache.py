@@ -130,15 +130,15 @@ def test_a_second_process_plans_nothing_and_computes_the_same_to_the_bit(warm: t
     "changes",
     [
         {"slope": "0.2"},  # a value in the model's settings
-        {"power": "3"},  # a constant in the closure of the loss
-        {"scale": "2.0"},  # a global that the loss names
-        {"p": "0.4"},
+        pytest.param({"power": "3"}, marks=pytest.mark.slow),  # a constant in the closure of the loss
+        pytest.param({"scale": "2.0"}, marks=pytest.mark.slow),  # a global that the loss names
+        pytest.param({"p": "0.4"}, marks=pytest.mark.slow),
         {"tied": "True"},
-        {"constant": "[1.0, 3.0]"},  # the value of a plain tensor
+        pytest.param({"constant": "[1.0, 3.0]"}, marks=pytest.mark.slow),  # the value of a plain tensor
         {"momentum": "0.8"},
-        {"size": "5"},
-        {"change": "model.first.bias.requires_grad_(False)"},
-        {"change": "helper.OFFSET = 3.0"},  # a global of a module
+        pytest.param({"size": "5"}, marks=pytest.mark.slow),
+        pytest.param({"change": "model.first.bias.requires_grad_(False)"}, marks=pytest.mark.slow),
+        pytest.param({"change": "helper.OFFSET = 3.0"}, marks=pytest.mark.slow),  # a global of a module
         {"change": "Net.forward = lambda self, x: self.second(self.first(x))"},
         {"change": "import os; os.environ['SCALE'] = '2'; helper.shift = lambda x: x * float(os.getenv('SCALE'))"},
     ],
@@ -164,7 +164,7 @@ def test_an_entry_with_another_valid_plan_changes_no_number(tmp_path: Path) -> N
     assert other[1:3] == first[1:3]
 
 
-@pytest.mark.parametrize("order", ["reversed", "strings", "code"])
+@pytest.mark.parametrize("order", ["reversed", *(pytest.param(o, marks=pytest.mark.slow) for o in ("strings", "code"))])
 def test_an_injected_entry_is_made_again(order: str, tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     first = bench.run()
@@ -203,7 +203,9 @@ def _rewrite(entry: Path, content: Any) -> None:
     entry.write_bytes(cache._head(body).encode() + b"\n" + body)
 
 
-@pytest.mark.parametrize("damage", ["cut", "bit", "foreign", "empty", "number"])
+@pytest.mark.parametrize(
+    "damage", ["bit", *(pytest.param(d, marks=pytest.mark.slow) for d in ("cut", "foreign", "empty", "number"))]
+)
 def test_a_damaged_entry_is_made_again(damage: str, tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     first = bench.run()

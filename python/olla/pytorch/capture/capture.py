@@ -173,25 +173,13 @@ def record(
             is_elementwise = optimizer is not None and optimizers.updates_are_elementwise(optimizer)
             ranks = ranks_of_model(model, loss is not None and optimizer is not None, is_elementwise)
         with idle_hooks(model), exclusive.capture() as current:
-            of_step = (
-                current,
-                model,
-                batch,
-                loss,
-                optimizer,
-                where,
-                step,
-                checks == "run",
-                ranks,
-                keep_gradients,
-                names,
-            )
+            of_step = (current, model, batch, loss, optimizer, where, step, checks == "run", ranks)
             try:
-                traced = trace(*of_step)
+                traced = trace(*of_step, keep_gradients, names)
             except AddsUpError:
                 if is_wrapped(model):
                     raise
-                traced = trace(*of_step, adds_up=True)
+                traced = trace(*of_step, keep_gradients, names, adds_up=True)
         middle = time.perf_counter()
         inside = model if traced.left is None else model.module
         folded = fold(traced.module, traced.inputs, name or type(inside).__name__)

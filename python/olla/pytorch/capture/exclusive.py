@@ -21,6 +21,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, get_proxy_mode
 from torch.utils import checkpoint
 
+from olla.pytorch.ranks import collectives
+
 _lock = threading.RLock()
 _replaced: list[tuple[Any, str, Any, Any]] = []  # by the captures that run: owner, name, original, stand-in
 _memos: collections.deque[list[Any]] = collections.deque()  # keys of torch's own that each of the latest captures added
@@ -83,6 +85,24 @@ def deferred() -> Iterator[Callable[[], None]]:
         finally:
             waiting.remove()
             waiting.check()
+
+
+@functools.cache
+def _makes_tensors(func: Any) -> bool:
+    """Whether an operator is more than a question; torch ends the process where its questions (a device) raise."""
+    return any(isinstance(result.type, torch.TensorType) for result in func._schema.returns)
+
+
+class InterruptedMode(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """Fake tensors at whose operators signals are handled."""
+
+    check: Callable[[], None]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _makes_tensors(func):
+            self.check()
+        collectives.require_functional(func)
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 class Capture:

@@ -88,14 +88,14 @@ def batch_names(batch: Any) -> list[str]:
     return ["batch" + pytree.keystr(path).replace("'", "") for path, _ in with_paths]
 
 
-def batch_leaves(batch: Any) -> tuple[list[Any], pytree.TreeSpec, list[str]]:
-    """Flatten a batch into leaves, their structure and their names.
+def batch_leaves(batch: Any, names: Sequence[str] | None = None) -> tuple[list[Any], pytree.TreeSpec, list[str]]:
+    """Flatten a batch into leaves, their structure and their names, unless these are known.
 
     Raises:
         CaptureError: a leaf is neither a tensor nor a constant (None, bool, str).
     """
     leaves, spec = pytree.tree_flatten(plain_batch(batch))
-    names = batch_names(batch)
+    names = batch_names(batch) if names is None else list(names)
     for name, leaf in zip(names, leaves, strict=True):
         if isinstance(leaf, torch.Tensor | bool | str | None):
             continue

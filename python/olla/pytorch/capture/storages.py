@@ -318,11 +318,17 @@ def _unique(items: Iterable[int]) -> list[int]:
     return list(dict.fromkeys(items))
 
 
-def lighten(graph: fx.Graph) -> None:
+def lighten(captured: Any) -> None:
     """Leave of each node what a program is made of: one stand-in for all values of the same type, shape and strides.
 
     To be called once the step is folded and planned: in which storage a value lives is not known any more.
     """
+    for step in (captured, captured.original):
+        if step is not None:
+            _lighten(step.module.graph)
+
+
+def _lighten(graph: fx.Graph) -> None:
     shared: dict[Any, torch.Tensor] = {}
 
     def first(value: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,6 @@ from olla.pytorch.capture.updates import TEMPLATE, Updates, copy_updates
 from olla.pytorch.checks import checks, failures
 from olla.pytorch.guards.inside import hooks_of
 from olla.pytorch.guards.reads import Reads
-from olla.pytorch.ranks import collectives
 from olla.pytorch.ranks.reduced import DataParallel, Left
 from olla.pytorch.ranks.wrapped import ATTRIBUTES, is_wrapped
 from olla.pytorch.sharded.fully import is_sharded, local
@@ -92,24 +91,6 @@ class _Step:
         return {i.key: t for i, t in zip(self.inputs, tensors, strict=True) if i.kind == kind}
 
 
-@functools.cache
-def _makes_tensors(func: Any) -> bool:
-    """Whether an operator is more than a question; torch ends the process where its questions (a device) raise."""
-    return any(isinstance(result.type, torch.TensorType) for result in func._schema.returns)
-
-
-class _Mode(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """Fake tensors at whose operators signals are handled."""
-
-    check: Callable[[], None]
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _makes_tensors(func):
-            self.check()
-        collectives.require_functional(func)
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
-
 def trace(
     capture: exclusive.Capture,
     model: torch.nn.Module,
@@ -144,21 +125,19 @@ def trace(
         AddsUpError: the body does, and adds_up is not set.
         CaptureError: see olla.capture.
     """
-    leaves, spec, leaf_names = batch_leaves(batch)
-    leaf_names = leaf_names if names is None else list(names)
+    leaves, spec, leaf_names = batch_leaves(batch, names)
     body_of = ordinary(loss) if loss is not None else body
     failures.check_modes(body_of is not None)
     failures.check_modules(model)
     named = [(name, local(t)) for name, t in (*model.named_parameters(), *model.named_buffers())]
     failures.check_memory((name, t, True) for name, t in named)
-    step = _Step(
-        capture, model, body_of, body is None, optimizer, leaves, spec, ranks, keep_gradients, names is not None
-    )
+    of_user = (model, body_of, body is None, optimizer, leaves, spec)
+    step = _Step(capture, *of_user, ranks, keep_gradients, names is not None)
     named += [(n, leaf) for n, leaf in zip(leaf_names, leaves, strict=True) if isinstance(leaf, torch.Tensor)]
     if step.body is not None:
         failures.check_inputs(zip(leaf_names, leaves, strict=True))
     shapes = checks.Shapes(_run.__code__, run_checks, lambda: step.phase)
-    mode = _Mode(shape_env=shapes, static_shapes=True, allow_non_fake_inputs=True)
+    mode = exclusive.InterruptedMode(shape_env=shapes, static_shapes=True, allow_non_fake_inputs=True)
     mode.check = capture.check
     held = ranks.hold(step.model.named_parameters(), optimizer) if ranks else None
     fakes = Fakes(mode, step_device(named, device), held)
@@ -177,10 +156,9 @@ def trace(
         stack.enter_context(_use_lazy_graph_module(True))  # nobody needs the module's Python code
         if parallel := step.parallel:
             stack.enter_context(capture.replaced(DistributedDataParallel, "forward", parallel.forward))
-        stack.enter_context(reads.told())
-        stack.enter_context(failures.explained(lambda: step.phase, model))
+        explained = failures.explained(lambda: step.phase, model)
         unwatched = exclusive.unwatched_operators(capture, Sites(lambda: capture.mode, model, _run.__code__).note)
-        for block in (checks.traced(), reads.undone(), unwatched):
+        for block in (reads.told(), explained, checks.traced(), reads.undone(), unwatched):
             stack.enter_context(block)
         # Puts back what torch writes into every node it records from now on: checkpoints leave their policy there.
         stack.enter_context(fx.traceback.preserve_node_meta(fx.traceback.should_preserve_node_meta))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import logging
 import re
+import threading
 import types
 import warnings
 import weakref
@@ -31,8 +32,7 @@ _SETTINGS = {
     "skip_nnmodule_hook_guards": True,  # `Environment` compares hooks in a tenth of the time
     "recompile_limit": 1 << 20,  # ours is another one, and says nothing
     "accumulated_recompile_limit": 1 << 20,
-    "capture_scalar_outputs": True,
-    "capture_dynamic_output_shape_ops": True,
+    "rewrite_assert_with_torch_assert": False,  # what is asserted of values is a check, which raises as Python does
     "trace_autograd_ops": True,
     "allow_rnn": True,
     "optimize_ddp": False,
@@ -44,6 +44,11 @@ _SETTINGS = {
 
 _MOST_KNOWN = 64  # graphs that may be told to be the same as a new one
 _NUMBER = re.compile(r"^[\d/]+: ")  # of a graph, ahead of its guard
+_is_compiling = torch.compiler.is_compiling
+_ASKED: tuple[Any, ...] = (torch.compiler, torch._dynamo)  # whether something is compiled
+_ANSWERS = [place.is_compiling for place in _ASKED]
+_lock = threading.Lock()
+_num_calls = 0  # of steps that are followed just now, on all threads
 _Function = Callable[[Any, Any], Any]
 _Run = Callable[[LossGraph, Sequence[Any]], Sequence[Any]]
 
@@ -78,7 +83,7 @@ class Followed:
             self._release()
 
         def entry(model: Any, batch: Any) -> Any:
-            if not torch.compiler.is_compiling():
+            if not _is_compiling():
                 raise NotFollowed("torch.compile is switched off")
             result = function(model, batch)
             parts = result if isinstance(result, tuple | list) else (result,)
@@ -115,6 +120,7 @@ class Followed:
         memo = last_memo()
         self._backend.scope = {"L": {"model": model, "batch": batch, "function": self._function}, "G": globals()}
         change_back = self._change_settings()
+        _say_eager(1)
         try:
             return self._called(model, batch)
         except Exception as error:
@@ -123,6 +129,7 @@ class Followed:
             line = str(error).strip().partition("\n")[0]
             raise NotFollowed(f"{type(error).__name__}: {line}") from error
         finally:
+            _say_eager(-1)
             change_back()
             self._backend.scope = {}
             if self._backend.num_kept > num_before:  # while it compiles, Dynamo changes classes of torch's
@@ -137,6 +144,25 @@ class Followed:
         except _Stale:
             self.forget()
             return self._compiled(model, batch)[0]
+
+
+def _is_eager() -> bool:
+    return False
+
+
+def _say_eager(more: int) -> None:
+    """Let models that ask whether they are compiled hear that they are not, while a step is followed.
+
+    They go other ways otherwise, which round in another way than eager training does.
+
+    Args:
+        more: 1 where a step begins, -1 where it ends.
+    """
+    global _num_calls
+    with _lock:
+        _num_calls += more
+        for place, answer in zip(_ASKED, _ANSWERS, strict=True):
+            place.is_compiling = _is_eager if _num_calls else answer
 
 
 class _Stale(Exception):

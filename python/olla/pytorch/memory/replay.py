@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -286,6 +287,25 @@ def _arrays(table: Table) -> tuple[Int64, Int64, Int64]:
 def _counters(row: tuple[Any, ...]) -> Counters:
     counts = Counters(*row)
     return counts._replace(misses=[Miss(*miss) for miss in counts.misses])
+
+
+def planned_memory(device: torch.device, arena: bool | None) -> tuple[Replay | None, str]:
+    """Return the planned memory of a device, or None and why a step has none.
+
+    Args:
+        device: of the step.
+        arena: see olla.compile.
+    """
+    if arena is False:
+        return None, "arena=False: torch's own allocator."
+    if arena is None and device.type not in ("cpu", "cuda"):
+        return None, f"Planned addresses are for CPUs and CUDA, not for {device.type}."
+    try:
+        return load(device), ""
+    except ReplayError as error:
+        note = f"The step runs in planned order on torch's own allocator, in no arena: {error}"
+        warnings.warn(note, stacklevel=6)
+        return None, note
 
 
 def load(device: torch.device) -> Replay:

@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
-from olla.pytorch.binding import leaf_facts
-from olla.pytorch.call import Call
 from olla.pytorch.capture.inputs import batch_names, plain_batch
 from olla.pytorch.dynamo.follow import Followed
 from olla.pytorch.dynamo.graph import LossGraph, NotFollowed
-
-if TYPE_CHECKING:
-    from olla.pytorch.step import Step
+from olla.pytorch.guards.facts import Call, leaf_facts
 
 _MOST_PLACES = 64  # graphs whose inputs are known; it takes no time to look at them anew
 _Key = tuple[Any, ...]
+
+
+class Runs(Protocol):
+    """A step that captures and runs what it is called for."""
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """Its model."""
+
+    def find(self, call: Call) -> Any:
+        """Return a capture, what it takes and why it was made; an exception, or None, where there is none."""
+
+    def run_found(self, *found: Any) -> Any:
+        """Run that."""
 
 
 class _Refused(Exception):
@@ -29,6 +39,10 @@ class _Refused(Exception):
 
 class _Prepared(Exception):
     """Raised in place of running a step that was to be captured and planned only."""
+
+    def __init__(self, found: Any) -> None:
+        super().__init__()
+        self.found = found
 
 
 class Follower:
@@ -40,7 +54,7 @@ class Follower:
         most_graphs: that are kept.
     """
 
-    def __init__(self, step: Step, loss: Callable[[Any, Any], Any], most_graphs: int) -> None:
+    def __init__(self, step: Runs, loss: Callable[[Any, Any], Any], most_graphs: int) -> None:
         own = weakref.ref(self)
 
         def run(graph: LossGraph, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -48,7 +62,7 @@ class Follower:
             assert follower is not None
             return follower._run_graph(graph, inputs)
 
-        self._step: Step = weakref.proxy(step)
+        self._step: Runs = weakref.proxy(step)
         self._followed = Followed(step.model, loss, run, most_graphs)
         self._call: Call | None = None  # that runs
         self._only_prepares = False
@@ -73,22 +87,14 @@ class Follower:
 
         Args:
             call: of the step.
-            only_prepares: capture and plan the step for it, and run nothing.
+            only_prepares: capture and plan the step for it, and run nothing; what ``find`` returned is returned.
         """
         self._call, self._only_prepares = call, only_prepares
         try:
             return self._followed(self._step.model, plain_batch(call.batch))
-        except _Prepared:
-            return None
-        except (NotFollowed, _Refused) as error:
-            import os
-
-            if os.environ.get("SHOW"):
-                print(
-                    "NOT" if isinstance(error, NotFollowed) else "REFUSED",
-                    repr(error)[:150],
-                    repr(error.__cause__)[:250],
-                )
+        except _Prepared as prepared:
+            return prepared.found
+        except (NotFollowed, _Refused):
             self._lost.append(call.key)
             return None
         finally:
@@ -108,13 +114,12 @@ class Follower:
         _, _, modes = call.key
         key = (graph.number, leaf_facts(leaves), modes, [id(inputs[i]) for i in places.fixed])
         run = lambda model, lend: graph.run(lend(inputs))  # noqa: E731
-        found = step._found(Call(leaves, key, leaves, run, places.names, own, graph.change))
+        found = step.find(Call(leaves, key, leaves, run, places.names, own, graph.change))
         if not isinstance(found, tuple):
             raise _Refused from found
         if self._only_prepares:
-            step._captures.use(found[0])
-            raise _Prepared
-        return step._run(*found, call.batch)  # type: ignore[no-any-return]
+            raise _Prepared(found)
+        return step.run_found(*found, call.batch)  # type: ignore[no-any-return]
 
 
 class _Places:
