@@ -38,7 +38,7 @@ def rows() -> Any:
 def reason(step: Any) -> str:
     """Why the latest capture would not be used for another call."""
     latest = step._captures.latest
-    return str(latest.values([rows()])[1])
+    return str(latest.values(step._call(rows()))[1])
 
 
 def test_the_change_is_named_with_both_values() -> None:

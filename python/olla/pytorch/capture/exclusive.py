@@ -143,8 +143,9 @@ class Capture:
 
 @contextlib.contextmanager
 def capture() -> Iterator[Capture]:
-    """Wait until no other thread captures; inside, signals wait for ``check``."""
-    with _lock, deferred() as check:
+    """Wait until no other thread captures, nor has Dynamo compile; inside, signals wait for ``check``."""
+    dynamo: Any = sys.modules.get("torch._dynamo.convert_frame")
+    with _lock, contextlib.nullcontext() if dynamo is None else dynamo.compile_lock, deferred() as check:
         found = Capture(check)
         try:
             yield found

@@ -7,6 +7,7 @@ what runs around a planned graph is what the code says. Where it makes no single
 from __future__ import annotations
 
 import collections
+import functools
 import logging
 import re
 import threading
@@ -65,7 +66,7 @@ class Followed:
     """
 
     def __init__(self, model: torch.nn.Module, function: _Function, run: _Run, most_graphs: int) -> None:
-        torch.compiler.allow_in_graph(the_loss)  # type: ignore[no-untyped-call]
+        _begin()
         self._model = weakref.proxy(model)
         self._function = function
         self._backend = _Backend(run)
@@ -148,6 +149,17 @@ class Followed:
 
 def _is_eager() -> bool:
     return False
+
+
+@functools.cache
+def _begin() -> None:
+    """Let Dynamo make its tables and change torch's classes now, as it does when something is compiled first."""
+    torch.compiler.allow_in_graph(the_loss)  # type: ignore[no-untyped-call]
+
+    def asks(x: torch.Tensor) -> torch.Tensor:
+        return x.neg() if torch.compiler.is_compiling() else x
+
+    torch.compile(asks, backend="eager")(torch.ones(()))
 
 
 def _say_eager(more: int) -> None:

@@ -16,7 +16,7 @@ from olla.pytorch.sites.sites import NodeByNode
 _KEPT = ("nn_module_stack", "stack_trace")  # of what a node notes; the rest holds fake tensors, or the first batch
 _CONTEXT = "_checkpoint_context_fn"  # where Dynamo notes what is kept of a checkpointed region
 _ARGUMENT = re.compile(r"\b[LG]\['(\w+)'\]")
-_TABLE = re.compile(r"\._(?:modules|parameters|buffers)\['?(\w+)'?\]")
+_TABLE = re.compile(r"(?:\.__dict__\['_|\._)(?:modules|parameters|buffers)(?:'\])?\['?(\w+)'?\]")
 
 
 class NotFollowed(Exception):
@@ -86,6 +86,7 @@ def signature(module: fx.GraphModule) -> tuple[Any, ...]:
     Complexity: O(nodes).
     """
     found: list[Any] = []
+    numbers = {node: f"%{i}" for i, node in enumerate(module.graph.nodes)}  # names tell how Dynamo came by a value
     for node in module.graph.nodes:
         value: Any = node.target
         if node.op == "placeholder":
@@ -94,7 +95,8 @@ def signature(module: fx.GraphModule) -> tuple[Any, ...]:
         elif node.op == "get_attr":
             value = getattr(module, node.target)
             value = signature(value) if isinstance(value, fx.GraphModule) else _Same(value)
-        found.append((node.op, value, str(node.args), str(node.kwargs)))
+        given = fx.node.map_arg((node.args, node.kwargs), numbers.__getitem__)
+        found.append((node.op, value, str(given)))
     return tuple(found)
 
 
