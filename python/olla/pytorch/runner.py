@@ -144,7 +144,7 @@ class Runner:
         self.figures.num_steps += 1
         return results
 
-    def _run(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _run(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
         if self._cuda_graph and self._is_settled():
             if self._graphed is None:
                 copies = self._planned.copies
