@@ -174,6 +174,7 @@ def test_counters_of_an_optimizer_on_the_cpu_are_named(device: torch.device) -> 
         run(step, images().cuda())
 
 
+@pytest.mark.filterwarnings("ignore:the CUDA graph is captured anew")
 def test_rates_and_replaced_tensors_are_those_of_the_next_replay(device: torch.device) -> None:
     def changing(world: World, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         calls = iter(range(100))
