@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from tests.support.pytorch.many_captures import captured_often, heap_bytes
+from tests.support.pytorch.lifetimes import captured_often, heap_bytes
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
