@@ -71,6 +71,7 @@ def replay(standin: Standin | None) -> Iterator[Replay]:
     before = planned.held_bytes
     yield planned
     torch.set_default_device(None)
+    planned.abandon()  # what a test that failed left open would fail all that follow
     planned.release()
     while gc.collect():
         pass

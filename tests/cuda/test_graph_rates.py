@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from olla.errors import ReplayError  # noqa: E402
 from olla.pytorch import cudagraph  # noqa: E402
+from tests.cuda.standin import Standin  # noqa: E402
 from tests.cuda.test_graphs import compiled, ordinary, same, steps, trained, world_of  # noqa: E402
 from tests.support.pytorch.steps import World  # noqa: E402
 
@@ -95,8 +98,35 @@ def test_the_advice_for_rates_that_cannot_move_works(device: torch.device, captu
 
 def test_a_tensor_at_another_address_is_seen(device: torch.device) -> None:
     values = [torch.empty(4, device="cuda") for _ in range(500)]
-    addresses = [value.data_ptr() for value in values]
-    assert cudagraph.are_at(values, addresses, list(range(500)))
+    all_of_them = cudagraph.Addresses(values, range(500))
+    others = cudagraph.Addresses(values, range(499))
+    assert all_of_them.are_those_of(values)
     values[499].data = torch.empty(4, device="cuda")
-    assert not cudagraph.are_at(values, addresses, list(range(500)))
-    assert cudagraph.are_at(values, addresses, list(range(499)))
+    assert not all_of_them.are_those_of(values)
+    assert others.are_those_of(values)
+    torch.utils.swap_tensors(values[0], values[499])  # the objects are those of before
+    assert not others.are_those_of(values)
+
+
+def test_a_look_at_500_addresses_takes_less_than_20_microseconds(faults: Standin) -> None:
+    """It is part of every replay; a loop in Python takes more, the best of many tries included."""
+    values = [torch.empty(4, device="cuda") for _ in range(500)]
+    there = cudagraph.Addresses(values, range(500))
+    times = []
+    for _ in range(500):
+        start = time.perf_counter()
+        assert there.are_those_of(values)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 20e-6
+
+
+def test_without_a_compiler_addresses_are_compared_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: str) -> None:
+        raise ReplayError("no compiler")
+
+    monkeypatch.setattr(cudagraph, "load_module", refuse)
+    values = [torch.empty(4, device="cuda") for _ in range(3)]
+    there = cudagraph.Addresses(values, range(3))
+    assert there.are_those_of(values)
+    values[2].data = torch.empty(4, device="cuda")
+    assert not there.are_those_of(values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import olla
@@ -12,6 +13,7 @@ from tests.support.pytorch.planned import compiled, planned, reference, runner_o
 
 torch = pytest.importorskip("torch")
 from olla.pytorch import cudagraph  # noqa: E402
+from olla.pytorch.memory.extension import load_module  # noqa: E402
 from tests.support.pytorch.steps import World, same  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -84,6 +86,40 @@ def test_replaced_tensors_and_learning_rates_are_captured_again(stand: Stand) ->
     assert same(planned(world, step, 3), reference(other, step, 3))
     assert same(world.values(), other.values())
     assert stand.num_captures == 2
+
+
+def test_a_tensor_at_another_address_is_seen() -> None:
+    values = [torch.empty(4) for _ in range(3)]
+    there, others = cudagraph.Addresses(values, [0, 1, 2]), cudagraph.Addresses(values, [0, 1])
+    assert there.are_those_of(values)
+    values[2].data = torch.empty(4)
+    assert not there.are_those_of(values)
+    assert others.are_those_of(values)
+
+
+@pytest.mark.slow  # torch's headers for Python objects take some time to compile
+def test_what_compares_addresses_in_cpp_looks_at_tensors_alone() -> None:
+    are_at = load_module("addresses").are_at
+    values = [
+        torch.empty(4),
+        torch.nn.Parameter(torch.empty(4)),
+        torch.ones(3).to_sparse(),
+        "no tensor",
+        torch.empty(0),
+    ]
+    addresses = np.array([values[0].data_ptr(), values[1].data_ptr()])
+    both, one = np.array([0, 1]), np.array([0])
+    assert are_at(values, both, addresses)
+    assert not are_at(values, both[::-1].copy(), addresses)
+    torch.utils.swap_tensors(values[0], torch.empty(4))  # the object is that of before
+    assert not are_at(values, both, addresses)
+    for i in (2, 3):
+        assert not are_at(values, np.array([i]), addresses[:1])
+    assert are_at(values, np.array([4]), np.zeros(1, np.int64))
+    with pytest.raises(ValueError, match="an address for each position"):
+        are_at(values, one, addresses)
+    with pytest.raises(IndexError, match="no such value"):
+        are_at(values, np.array([5]), addresses[:1])
 
 
 @pytest.mark.gpu

@@ -146,7 +146,7 @@ class Runner:
         self.figures.num_steps += 1
         return results
 
-    def _run(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _run(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
         if self._cuda_graph and self._is_settled():
             if self._graphed is None:
                 copies = self._planned.copies
@@ -188,14 +188,15 @@ class Runner:
         """
         start = time.perf_counter()
         known = arrange.arrange_known(self._planned.estimated, self.plan, self._planned.alignment)
+        is_first = replay.held_bytes == 0
         replay.activate(known, recording=True)
         results = self.program(values)
         recorded = without_caches(replay.stop_recording(), results)
         middle = time.perf_counter()
         self._num_recordings += 1
         self._arrange(replay, recorded)
-        if self._planned.device == "cpu":  # memory of a GPU is given back where an arena is taken
-            arrange.trim("cpu")
+        if self._planned.device == "cpu" or is_first:  # later ones find what kernels take beside the arena, as calls do
+            arrange.trim(self._planned.device)
         self.figures.add_preparation(middle - start, time.perf_counter() - middle)
         return results
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,49 @@ def test_dropout_comes_again_from_its_mask_and_norms_update_their_statistics_onc
     assert same(budgeted, values)
     again = {step.graph.targets[i] for i in (step.plan.recomputed.rerun == 2).nonzero()[0]}
     assert again == {"aten.native_dropout.default", "aten.native_batch_norm.default"}
+    require_as_planned(step.report())
+
+
+@pytest.fixture
+def cudnn() -> Iterator[None]:
+    """cuDNN's batch norm on a CPU: it has a result more than that of a CPU, a reserve that backward reads."""
+
+    def forward(*args: Any) -> tuple[Any, ...]:
+        return (*torch.native_batch_norm(*args), torch.zeros(0, dtype=torch.uint8))
+
+    def backward(x: Any, gradient: Any, *others: Any) -> Any:
+        *statistics, eps, _ = others
+        args = (gradient, x, *statistics, True, eps, [True] * 3)
+        return torch.ops.aten.native_batch_norm_backward(*args)
+
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("cudnn_batch_norm", forward, "CPU")
+        library.impl("cudnn_batch_norm_backward", backward, "CPU")
+        yield
+
+
+class CudnnNorm(nn.BatchNorm1d):
+    """A batch norm as it runs on a GPU."""
+
+    def forward(self, x: Any) -> Any:
+        statistics = (self.running_mean, self.running_var, True, 0.1, self.eps)
+        return torch.ops.aten.cudnn_batch_norm(x, self.weight, self.bias, *statistics)[0]
+
+
+def test_a_norm_with_a_result_that_nobody_needs_again_comes_again_without_it(cudnn: None) -> None:
+    """Neither the op that runs again nor what it reads has a tensor for the reserve."""
+
+    def world() -> World:
+        torch.manual_seed(0)
+        layers = [layer for _ in range(3) for layer in (nn.Linear(32, 32), CudnnNorm(32), nn.Tanh())]
+        model = nn.Sequential(*layers)
+        return World(model, torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(256, 32), square)
+
+    _, values = train(world(), time_limit=0.5)
+    step, budgeted = train(world(), minimise="peak", time_limit=0.5)
+    assert same(budgeted, values)
+    again = {step.graph.targets[i] for i in (step.plan.recomputed.rerun == Rerun.FIRST_RESULT).nonzero()[0]}
+    assert again == {"aten.cudnn_batch_norm.default"}
     require_as_planned(step.report())
 
 

@@ -1,4 +1,7 @@
-"""Compile the planning allocator of a device against the installed torch at first use, and keep it."""
+"""Compile the planning allocator of a device against the installed torch at first use, and keep it.
+
+A module beside the allocators, "addresses", tells fast whether tensors are where they were.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ from olla.errors import ReplayError
 
 SOURCES = Path(__file__).parents[1] / "native"
 
-_MODULE = "_olla_replay"
+_ADDRESSES = "addresses"
 _REMEDY = "Install one (Debian, Ubuntu: apt install g++; macOS: xcode-select --install) or name yours: CXX=/path/to/g++"
 _OVERRIDE = r"(\w+)\((?:[^;{}()]|\([^()]*\))*\)(?: const)? override"
 _ALLOCATORS = {
@@ -49,7 +52,7 @@ _modules: dict[str, Any] = {}
 
 
 def load_module(device_type: str) -> Any:
-    """Load the extension module of a device type, once per process; compile it where no earlier process has.
+    """Load the extension module of a device type, or "addresses", once per process; compile it where none has before.
 
     Raises:
         ReplayError: it cannot be compiled, kept or loaded; the message says what to install or set.
@@ -57,15 +60,16 @@ def load_module(device_type: str) -> Any:
     with _lock:
         if device_type not in _modules:
             path = build(device_type)
-            loader = importlib.machinery.ExtensionFileLoader(_MODULE, str(path))
-            spec = importlib.util.spec_from_loader(_MODULE, loader)
+            name = "_olla_addresses" if device_type == _ADDRESSES else "_olla_replay"
+            loader = importlib.machinery.ExtensionFileLoader(name, str(path))
+            spec = importlib.util.spec_from_loader(name, loader)
             assert spec is not None
             try:
                 module = importlib.util.module_from_spec(spec)
                 loader.exec_module(module)
             except ImportError as error:
                 raise ReplayError(
-                    f"the compiled allocator does not load: {error}. Remove {path} and try again."
+                    f"the compiled module does not load: {error}. Remove {path} and try again."
                 ) from error
             _modules[device_type] = module
         return _modules[device_type]
@@ -92,9 +96,10 @@ def build(device_type: str) -> Path:
     Raises:
         ReplayError: no compiler, no headers, no folder to write to, or the compiler failed.
     """
-    allocator = f"{device_type}_allocator.cpp"
-    if not (SOURCES / allocator).is_file():
-        raise ReplayError(f"planned addresses on {device_type!r} are not supported: {SOURCES} has no {allocator}")
+    parts = ["addresses.cpp"] if device_type == _ADDRESSES else ["module.cpp", f"{device_type}_allocator.cpp"]
+    files = [SOURCES / part for part in parts]
+    if not files[-1].is_file():
+        raise ReplayError(f"planned addresses on {device_type!r} are not supported: {SOURCES} has no {parts[-1]}")
     compiler = _compiler()
     flags = _flags(device_type)
     libraries = _link_flags(device_type)
@@ -105,12 +110,12 @@ def build(device_type: str) -> Path:
         folder = _trusted(folder)
         if (found := _find(folder, stem, suffix)) is not None:
             return found
-        _logger.warning("compiling the allocator for planned addresses against torch %s (once)", torch.__version__)
+        what = "what compares addresses" if device_type == _ADDRESSES else "the allocator for planned addresses"
+        _logger.warning("compiling %s against torch %s (once)", what, torch.__version__)
         start = time.perf_counter()
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / "module"
-            files = [str(SOURCES / "module.cpp"), str(SOURCES / allocator)]
-            _compile([*compiler, *flags, *files, "-o", str(made), *libraries])
+            _compile([*compiler, *flags, *map(str, files), "-o", str(made), *libraries])
             made.chmod(0o700)  # whatever umask says: what others can write to is not loaded
             path = folder / f"{stem}-{_digest(made)}{suffix}"
             made.replace(path)
