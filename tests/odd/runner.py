@@ -36,6 +36,7 @@ UNSEEN = (  # by Dynamo, in a loss that is wrapped: see docs/wrap.md
     "number_in_the_environment_by_getenv",
 )
 CLASSES = ("equal", "rounding", "error", "WRONG", "RAW")
+UNSEEN_BY_STEPS = ("number_behind_an_attribute_of_a_metaclass",)  # see docs/step.md
 MIN_REMEDY = 60  # characters; less says what is wrong at most
 
 

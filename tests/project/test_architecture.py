@@ -62,8 +62,8 @@ INDUCTOR = {
     "inductor.whole": "graph plan inductor.compat inductor.saving inductor.kernels inductor.simulate pytorch.capture",
 }
 ATEN = {
-    "aten": "base graph plan planner inductor.compat inductor.saving pytorch pytorch.capture pytorch.memory "
-    "pytorch.ordinary pytorch.program",
+    "aten": "base graph plan planner inductor.compat inductor.saving pytorch pytorch.capture pytorch.dynamo "
+    "pytorch.memory pytorch.ordinary pytorch.program",
 }
 MAY_IMPORT = {
     **PLANNING,

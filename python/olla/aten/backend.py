@@ -22,6 +22,7 @@ from olla.pytorch.capture.costs import is_random
 SETTINGS = {  # of Dynamo, during calls of what is wrapped
     "skip_nnmodule_hook_guards": False,  # hooks that come later are seen
     "recompile_limit": 64,  # then code runs as it is
+    "trace_numpy": False,  # torch's operators do not round as numpy's
     "suppress_errors": True,  # of Dynamo's own: what it cannot take runs as it is
 }
 _OPTIONS = ("budget", "max_slowdown", "minimise", "device", "time_limit")

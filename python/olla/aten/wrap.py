@@ -153,7 +153,9 @@ def _planned(
 
     from olla.aten.backend import SETTINGS, Backend, partitioner
     from olla.inductor.compat import dynamo
+    from olla.pytorch.dynamo.follow import begin, say_eager
 
+    begin()
     is_module = isinstance(model, torch.nn.Module)
     if not is_module and not callable(model):
         raise TypeError(f"model is a {type(model).__name__}, expected a torch.nn.Module or a function")
@@ -174,9 +176,11 @@ def _planned(
             result = plain(*args, **kwargs)
         else:
             change_back = change_settings()
+            say_eager(1)
             try:
                 result = compiled(*args, **kwargs)
             finally:
+                say_eager(-1)
                 change_back()
         report.num_calls += 1
         report.num_unplanned_calls += backend.num_runs == before

@@ -96,14 +96,13 @@ class Runner:
             is_cached=place.loaded,
             notes=[note, place.note, planner.note if planner else ""],
         )
-        recorded = place.load_recorded(self.graph) if replay is not None else None
-        recorded = recorded if self._agreement.all_have(recorded.plan if recorded else None) else None
+        found = place.load_recorded(self.graph) if replay is not None else None
+        recorded = found if self._agreement.all_have(found.plan if found else None) else None
         self._is_kept = recorded is not None
         if replay is not None and recorded is not None:
-            planned = self._planned
-            planned.graph, found, self._arranged, self.figures.eager_peak_bytes = recorded
-            planned.plan = with_figures(planned.plan, found, planned.graph, planned.given())
-            self.program = planned.compile_arranged(replay, recorded.arranged)
+            self._planned.graph, plan, self._arranged, self.figures.eager_peak_bytes = recorded
+            self._planned.plan = with_figures(self.plan, plan, self.graph, self._planned.given())
+            self.program = self._planned.compile_arranged(replay, recorded.arranged)
         else:
             self.program = self._planned.compile() if replay is None else self._compile_recorded()
         lighten(captured)
@@ -149,8 +148,7 @@ class Runner:
     def _run(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
         if self._cuda_graph and self._is_settled():
             if self._graphed is None:
-                copies = self._planned.copies
-                self._graphed = Graphed(self._run_program, self._captured, copies, self._rates_on_device)
+                self._graphed = Graphed(self._run_program, self._captured, self._planned.copies, self._rates_on_device)
             return self._graphed(values)
         return self._run_program(values)
 

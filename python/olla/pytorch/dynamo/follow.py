@@ -66,7 +66,7 @@ class Followed:
     """
 
     def __init__(self, model: torch.nn.Module, function: _Function, run: _Run, most_graphs: int) -> None:
-        _begin()
+        begin()
         self._model = weakref.proxy(model)
         self._function = function
         self._backend = _Backend(run)
@@ -121,7 +121,7 @@ class Followed:
         memo = last_memo()
         self._backend.scope = {"L": {"model": model, "batch": batch, "function": self._function}, "G": globals()}
         change_back = self._change_settings()
-        _say_eager(1)
+        say_eager(1)
         try:
             return self._called(model, batch)
         except Exception as error:
@@ -130,7 +130,7 @@ class Followed:
             line = str(error).strip().partition("\n")[0]
             raise NotFollowed(f"{type(error).__name__}: {line}") from error
         finally:
-            _say_eager(-1)
+            say_eager(-1)
             change_back()
             self._backend.scope = {}
             if self._backend.num_kept > num_before:  # while it compiles, Dynamo changes classes of torch's
@@ -152,7 +152,7 @@ def _is_eager() -> bool:
 
 
 @functools.cache
-def _begin() -> None:
+def begin() -> None:
     """Let Dynamo make its tables and change torch's classes now, as it does when something is compiled first."""
     torch.compiler.allow_in_graph(the_loss)  # type: ignore[no-untyped-call]
 
@@ -162,7 +162,7 @@ def _begin() -> None:
     torch.compile(asks, backend="eager")(torch.ones(()))
 
 
-def _say_eager(more: int) -> None:
+def say_eager(more: int) -> None:
     """Let models that ask whether they are compiled hear that they are not, while a step is followed.
 
     They go other ways otherwise, which round in another way than eager training does.
