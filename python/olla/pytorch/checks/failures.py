@@ -187,7 +187,7 @@ def check_modes(trains: bool) -> None:
         raise CaptureError(
             "a TorchDispatchMode is active, which sees no operator of a planned step: leave it before the step."
         )
-    if any(not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack()):
+    if any(not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack()):  # type: ignore[no-untyped-call]
         raise CaptureError(
             "a TorchFunctionMode is active, which a planned step would not ask at every call: leave it before the step."
         )

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
 from torch._dynamo import config
-from torch._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
 from torch._dynamo.utils import get_metrics_context
 from torch.nn.modules.module import _has_any_global_hook
 from torch.overrides import _get_current_function_mode_stack
@@ -67,14 +67,14 @@ class Followed:
 
     def __init__(self, model: torch.nn.Module, function: _Function, run: _Run, most_graphs: int) -> None:
         begin()
-        self._model = weakref.proxy(model)
+        self._model: Any = weakref.proxy(model)
         self._function = function
         self._backend = _Backend(run)
         self._most_graphs = most_graphs
         self._release: weakref.finalize[[types.CodeType], Followed] | None = None
         settings = {**_SETTINGS, "ignore_logging_functions": _loggers()}
         known = {name: value for name, value in settings.items() if hasattr(config, name)}
-        self._change_settings = config._make_closure_patcher(**known)  # type: ignore[attr-defined]
+        self._change_settings = config._make_closure_patcher(**known)
         self.forget()
 
     def forget(self) -> None:
@@ -109,9 +109,9 @@ class Followed:
 
         Complexity: that of Dynamo's guards, O(what the function reads); of a new graph, its tracing.
         """
-        if _has_any_global_hook():
+        if _has_any_global_hook():  # type: ignore[no-untyped-call]
             raise NotFollowed("hooks on all modules are registered")
-        if any(not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack()):
+        if any(not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack()):  # type: ignore[no-untyped-call]
             raise NotFollowed("a TorchFunctionMode is active, of whose attributes nothing is known")
         if self._environment.has_changed():
             self.forget()

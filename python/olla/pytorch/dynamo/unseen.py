@@ -84,7 +84,7 @@ class Probes:
                 raise NotFollowed(f"{name} is a deque of bounded length, which Dynamo lets grow")
             if (fact := _unseen(value)) is not None:
                 self._values.append((source, fact))
-        effects: Any = InstructionTranslator.current_tx().output.side_effects  # type: ignore[no-untyped-call]
+        effects: Any = InstructionTranslator.current_tx().output.side_effects
         if effects.tensor_hooks:
             raise NotFollowed("it registers a hook on a tensor that is there before it, and leaves it there")
 
