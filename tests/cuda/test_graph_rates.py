@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from olla.errors import ReplayError  # noqa: E402
-from olla.pytorch import cudagraph  # noqa: E402
+from olla.pytorch.program import cudagraph  # noqa: E402
 from tests.cuda.standin import Standin  # noqa: E402
 from tests.cuda.test_graphs import compiled, ordinary, same, steps, trained, world_of  # noqa: E402
 from tests.support.pytorch.steps import World  # noqa: E402

@@ -12,8 +12,8 @@ import olla
 from tests.support.pytorch.planned import compiled, planned, reference, runner_of, world_of
 
 torch = pytest.importorskip("torch")
-from olla.pytorch import cudagraph  # noqa: E402
 from olla.pytorch.memory.extension import load_module  # noqa: E402
+from olla.pytorch.program import cudagraph  # noqa: E402
 from tests.support.pytorch.steps import World, same  # noqa: E402
 
 pytestmark = pytest.mark.torch

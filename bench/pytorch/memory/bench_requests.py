@@ -32,9 +32,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # the repository, 
 
 import olla
 from bench.support.harness import Cell, Report
-from olla.pytorch import cudagraph
 from olla.pytorch.memory import arrange, extension
 from olla.pytorch.memory.replay import Replay, Table, load
+from olla.pytorch.program import cudagraph
 from tests.cuda.standin import with_numbers
 
 SOURCE = Path(__file__).with_name("requests.cpp")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from olla.graph import Graph
 from olla.plan import Goal
 from olla.pytorch.capture import Captured
 from olla.pytorch.captures import Capture
+from olla.pytorch.dynamo.follow import begin
 from olla.pytorch.guards.facts import Call
 from olla.pytorch.memory import arrange
 from olla.pytorch.runner import in_plain_modes
@@ -148,7 +148,7 @@ class LoweredStep(Step):
         return captured
 
     def _prepare(self, call: Call) -> Capture:
-        _settle_dynamo()
+        begin()  # a step that was captured before would be captured again for it: its guard sees other functions
         with ProgressLine(f"compiling {type(self._model).__name__}"):
             made, captured = self._capture(call)
         if self._separate is None and self._loss is not None:
@@ -157,15 +157,6 @@ class LoweredStep(Step):
         lowered: Any = Lowered(captured, self._goal, self._max_recomputed, self._separate)
         made.runner = lowered
         return made
-
-
-@functools.cache
-def _settle_dynamo() -> None:
-    """Let Dynamo change torch's modules and optimizers now, as it does when something is compiled first.
-
-    A step that was captured before would be captured again for it: its guard sees other functions.
-    """
-    torch.compile(torch.neg, backend="eager")(torch.ones(()))
 
 
 def separate_step(

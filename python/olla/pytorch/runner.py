@@ -22,7 +22,6 @@ from olla.plan.plan import with_figures
 from olla.pytorch.cache import Place, RecordedStep
 from olla.pytorch.capture import Captured
 from olla.pytorch.capture.storages import lighten
-from olla.pytorch.cudagraph import Graphed
 from olla.pytorch.memory import arrange
 from olla.pytorch.memory.copies import HostMemory
 from olla.pytorch.memory.replay import Allocations, Replay
@@ -30,6 +29,7 @@ from olla.pytorch.memory.requests import Recorder, Requests, with_costs, without
 from olla.pytorch.memory.selfcheck import SelfCheck
 from olla.pytorch.planned import PlannedStep
 from olla.pytorch.planner import Planner
+from olla.pytorch.program.cudagraph import Graphed
 from olla.pytorch.program.program import Program
 from olla.pytorch.ranks.agreement import Agreement
 from olla.pytorch.ranks.group import Ranks

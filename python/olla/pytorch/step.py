@@ -2,136 +2,36 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import functools
 import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from olla.errors import CaptureError, ReplayError
-from olla.graph import Graph
-from olla.picture.memory_viz import memory_viz
-from olla.plan import Goal, Plan, Swapping
 from olla.pytorch.capture import Captured, require_choice
 from olla.pytorch.capture.capture import record
 from olla.pytorch.ordinary.calls import called
 from olla.pytorch.ordinary.refusals import must_be_planned, without_update
+from olla.pytorch.told import Told
 
 if TYPE_CHECKING:
     import torch
 
-    from olla.pytorch.captures import Capture, Captures
-    from olla.pytorch.dynamo.follower import Follower
+    from olla.pytorch.captures import Capture
     from olla.pytorch.guards.facts import Call
-    from olla.pytorch.lengths.padding import Padding
     from olla.pytorch.memory.replay import Replay
-    from olla.pytorch.ordinary.unplanned import Unplanned
     from olla.pytorch.ranks.group import Ranks
-    from olla.pytorch.runner import Runner
-    from olla.report.step import StepReport
 
 _steps: weakref.WeakSet[Step] = weakref.WeakSet()
 
 
 @dataclass(eq=False)
-class _Told:
-    """What a step is made of, and what it tells of itself."""
-
-    _model: torch.nn.Module
-    _optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
-    _loss: Callable[[Any, Any], Any] | None
-    _body: Callable[[Any, Any, Any], Any] | None
-    _required_device: torch.device | str | None
-    _options: dict[str, Any]
-    _arena: bool | None
-    _cache_size: int
-    _cuda_graph: bool
-    _disk_cache: bool
-    _goal: Goal | None
-    _swapping: Swapping | None
-    _checks: str
-    _keep_gradients: bool
-    _on_unsupported: str
-    _padding: Padding | None
-
-    _captures: Captures = field(init=False)
-    _unplanned: Unplanned = field(init=False)
-
-    @property
-    def model(self) -> torch.nn.Module:
-        """The model that is trained; to train another one, compile another step."""
-        return self._model
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None:
-        """Its optimizer, or its optimizers, as they were given."""
-        return self._optimizer
-
-    @property
-    def loss(self) -> Callable[[Any, Any], Any] | None:
-        """The loss function."""
-        return self._loss
-
-    @property
-    def graph(self) -> Graph:
-        """The step that runs, for the shapes it ran with last; with workspaces and seconds if it was recorded.
-
-        With a budget it is the rewritten graph: op i stands for op ``plan.origin[i]`` of the captured one.
-        """
-        return self._latest.graph
-
-    @property
-    def plan(self) -> Plan:
-        """The plan of this graph. The layout of the arena is not in it: that one knows every request for memory."""
-        return self._latest.plan
-
-    def report(self) -> StepReport:
-        """Return memory and time of the step, for the shapes it ran with last; ReplayError before the first call."""
-        unplanned = self._unplanned
-        if self._captures.latest is None and unplanned.inner is None and unplanned.num_steps:
-            return unplanned.report()
-        captures = (
-            self._captures
-            if self._captures.latest is not None or unplanned.inner is None
-            else unplanned.inner._captures
-        )
-        found = self._latest.report(len(captures))
-        note = " ".join(filter(None, (found.note, unplanned.note)))
-        return dataclasses.replace(found, note=note, num_ordinary_steps=unplanned.num_steps)
-
-    def memory_viz(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan for PyTorch's memory viewer, see `olla.memory_viz`; ReplayError where there is no plan yet."""
-        memory_viz(self.graph, self.plan, path)
-
-    def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw what was captured beside what runs, and the arena, as a page; ReplayError where there is no plan yet."""
-        self._latest.plot(path, len(self._captures))
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Refuse to be copied or pickled: a step is bound to the tensors of its model."""
-        raise ReplayError(
-            "a compiled step cannot be copied or pickled: copy or save the model and the optimizer, and compile those"
-        )
-
-    def __repr__(self) -> str:
-        return f"<Step of {type(self._model).__name__}, {len(self._captures)} captures>"
-
-    @property
-    def _latest(self) -> Runner:
-        if (latest := self._captures.latest) is None:
-            if self._unplanned.inner is not None:
-                inner: _Told = self._unplanned.inner
-                return inner._latest
-            raise ReplayError("the step has not run yet: call step(batch) once, then ask for its report")
-        return latest.runner
-
-
-@dataclass(eq=False)
-class Step(_Told):
+class Step(Told):
     """A compiled training step; made by olla.compile.
 
     An exception in the middle of a call (out of memory, Ctrl-C) leaves the process healthy and the next call correct;
@@ -162,11 +62,12 @@ class Step(_Told):
         here = self._device = device_of(self._model)
         self._host = HostMemory(self._device.type)
         self._captures = Captures(self._cache_size)
-        self._follower: Follower | None = None  # takes the calls that Dynamo can follow
+        self._follower = None  # takes the calls that Dynamo can follow
         if self._loss is not None and type(self) is Step and _is_alone(self._model):
-            from olla.pytorch.dynamo.follower import Follower
+            with contextlib.suppress(ImportError):  # it needs private names of torch
+                from olla.pytorch.dynamo.follower import Follower
 
-            self._follower = Follower(self, self._loss, most_graphs=2 * self._cache_size)
+                self._follower = Follower(self, self._loss, most_graphs=2 * self._cache_size)
         self._ranks: Ranks | None = None  # that run the step together, once it is known that it communicates
         self._num_agreed = 0
         self._lock = threading.Lock()

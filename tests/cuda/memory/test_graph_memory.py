@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from olla.pytorch import cudagraph  # noqa: E402
 from olla.pytorch.memory.replay import Replay, load  # noqa: E402
+from olla.pytorch.program import cudagraph  # noqa: E402
 from tests.cuda.test_compile import MODELS, example_of, planned  # noqa: E402
 from tests.support.pytorch import models  # noqa: E402
 

@@ -52,6 +52,9 @@ class Follower:
         step: the step.
         loss: its loss function.
         most_graphs: that are kept.
+
+    Attributes:
+        reason: why Dynamo made no single graph of it, the last time it did not; empty: it always did.
     """
 
     def __init__(self, step: Runs, loss: Callable[[Any, Any], Any], most_graphs: int) -> None:
@@ -67,13 +70,16 @@ class Follower:
         self._call: Call | None = None  # that runs
         self._only_prepares = False
         self._is_lazy = True  # some parameters have no shape yet, as far as is known
-        self.forget()
+        self._places: dict[int, _Places] = {}  # by the number of a graph
+        self._lost: list[_Key] = []  # keys of batches that are to be captured in another way
+        self.reason = ""
 
     def forget(self) -> None:
         """Let go of all that was captured, and try again what could not be."""
         self._followed.forget()
-        self._places: dict[int, _Places] = {}  # by the number of a graph
-        self._lost: list[_Key] = []  # keys of batches that are to be captured in another way
+        self._places.clear()
+        self._lost.clear()
+        self.reason = ""
 
     def takes(self, call: Call) -> bool:
         """Whether a call may run here."""
@@ -94,8 +100,9 @@ class Follower:
             return self._followed(self._step.model, plain_batch(call.batch))
         except _Prepared as prepared:
             return prepared.found
-        except (NotFollowed, _Refused):
+        except (NotFollowed, _Refused) as error:
             self._lost.append(call.key)
+            self.reason = str(error) or self.reason
             return None
         finally:
             self._call = None

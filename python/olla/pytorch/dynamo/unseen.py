@@ -17,6 +17,7 @@ from olla.pytorch.dynamo.graph import NotFollowed
 from olla.pytorch.guards.guard import Wholes
 from olla.pytorch.guards.inside import attributes_of_class
 from olla.pytorch.guards.places import Holds, Watched
+from olla.pytorch.guards.values import same
 
 _COMPARED = ("CONSTANT_MATCH", "EQUALS_MATCH", "SEQUENCE_LENGTH", "DICT_KEYS_MATCH")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -50,7 +51,8 @@ class Environment:
         while (at := self._wholes.first_changed(at + 1)) >= 0:
             watched = self._wholes.watched[at]
             for _, before, now in watched.changes():
-                found |= id(watched.container) not in self._classes or _is_code(before) or _is_code(now)
+                counts = id(watched.container) not in self._classes or _is_code(before) or _is_code(now)
+                found |= counts and not same(before, now)
             watched.renew()
             self._wholes.renew(at)
         return found

@@ -2,6 +2,7 @@
 // around every op. Arrays travel as buffers of native int64.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <c10/util/Exception.h>
 #include <pthread.h>
 
 #include <cstring>
@@ -18,6 +19,12 @@ using namespace olla::replay;
 PyObject* replay_error = nullptr;
 PyObject* out_of_memory = nullptr;
 
+// Of several lines the first one says it.
+PyObject* refused(const std::string& what) {
+  PyErr_SetString(replay_error, what.substr(0, what.find('\n')).c_str());
+  return nullptr;
+}
+
 // Runs `body`, whose nothing is None, and turns what it throws into a ReplayError, or into the error that says there is no memory.
 template <class Body>
 PyObject* guarded(const Body& body) {
@@ -33,10 +40,10 @@ PyObject* guarded(const Body& body) {
   } catch (const OutOfMemory& error) {
     PyErr_SetString(out_of_memory, error.what());
     return nullptr;
+  } catch (const c10::Error& error) {
+    return refused(error.what_without_backtrace());  // with it, torch would look names up for minutes in its libraries
   } catch (const std::exception& error) {
-    const std::string what = error.what();  // torch appends its stack: the first line says it
-    PyErr_SetString(replay_error, what.substr(0, what.find('\n')).c_str());
-    return nullptr;
+    return refused(error.what());
   }
 }
 
