@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from olla.pytorch.ranks.group import Ranks
 
 _steps: weakref.WeakSet[Step] = weakref.WeakSet()
+_CROWDED = (
+    "the step needed more than {} captures, this one because of a change: {}. Pad batches to few shapes, pass numbers "
+    "that change in with the batch as tensors, or raise cache_size"
+)
 
 
 @dataclass(eq=False)
@@ -123,12 +127,7 @@ class Step(Told):
         self._crowded = ""
         result = self._run_call(self._call(batch if self._padding is None else self._padding.padded(batch)))
         if self._crowded:
-            warnings.warn(
-                f"the step needed more than {self._cache_size} captures, this one because of a change: "
-                f"{self._crowded}. Pad batches to few shapes, pass numbers that change in with the batch as tensors, "
-                "or raise cache_size",
-                stacklevel=3,
-            )
+            warnings.warn(_CROWDED.format(self._cache_size, self._crowded), stacklevel=3)
         return result
 
     def _run_call(self, call: Call) -> Any:
@@ -183,6 +182,8 @@ class Step(Told):
             return capture, values, reason
         if self._unplanned.takes(call.key):
             return None
+        if call.names is None and self._follower is not None and self._follower.refusal is not None:
+            return self._follower.refusal
         try:
             capture = self._prepare(call)
             with between():

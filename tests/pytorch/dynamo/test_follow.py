@@ -6,6 +6,7 @@ import collections
 import copy
 import gc
 import random
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -290,3 +291,12 @@ def test_a_copy_of_what_runs_is_another_step() -> None:
         torch.manual_seed(2)
         found.append(step(rows()))
     assert torch.equal(*found)
+
+
+def test_clocks_are_not_frozen_and_the_warning_is_where_the_step_is_called() -> None:
+    model = net()
+    step = olla.compile(model, loss=lambda m, x: square(m, x) + time.perf_counter(), **SETTINGS)
+    with pytest.warns(UserWarning, match=r"the step calls time\.perf_counter") as caught:
+        first = step(rows())
+    assert [str(w.filename) for w in caught] == [__file__]
+    assert float(step(rows())) > float(first)

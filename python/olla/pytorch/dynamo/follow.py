@@ -7,6 +7,7 @@ what runs around a planned graph is what the code says. Where it makes no single
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import logging
 import re
@@ -14,7 +15,7 @@ import threading
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -45,6 +46,9 @@ _SETTINGS = {
 
 _MOST_KNOWN = 64  # graphs that may be told to be the same as a new one
 _NUMBER = re.compile(r"^[\d/]+: ")  # of a graph, ahead of its guard
+_OUTSIDE = re.compile(
+    r"builtin (?:operator )?`((?:time|posix|nt|_?io|_datetime)\.\w+|open|input)\b|method `(now|today|utcnow)` of class"
+)
 _is_compiling = torch.compiler.is_compiling
 _ASKED: tuple[Any, ...] = (torch.compiler, torch._dynamo)  # whether something is compiled
 _ANSWERS = [place.is_compiling for place in _ASKED]
@@ -101,8 +105,12 @@ class Followed:
         self._environment = Environment(self._model)
         self._backend.num_kept = 0
 
-    def __call__(self, model: torch.nn.Module, batch: Any) -> Any:
+    def __call__(self, model: torch.nn.Module, batch: Any, is_new: bool) -> Any:
         """Call the function, with the step in place of its operators; return what it returns.
+
+        Args:
+            model, batch: arguments of the function.
+            is_new: whether the batch is of a kind that was not seen before, so that Dynamo will follow the function.
 
         Raises:
             NotFollowed: Dynamo makes no single graph of it.
@@ -123,12 +131,16 @@ class Followed:
         change_back = self._change_settings()
         say_eager(1)
         try:
-            return self._called(model, batch)
+            with _quiet() if is_new else contextlib.nullcontext():
+                return self._called(model, batch)
         except Exception as error:
             if self._backend.is_running or isinstance(error, NotFollowed):
                 raise
-            line = str(error).strip().partition("\n")[0]
-            raise NotFollowed(f"{type(error).__name__}: {line}") from error
+            text = str(error).strip()
+            reason = NotFollowed(f"{type(error).__name__}: {text.partition(chr(10))[0]}")
+            if outside := _OUTSIDE.search(text):
+                reason.reads = outside[1] or outside[2]
+            raise reason from error
         finally:
             say_eager(-1)
             change_back()
@@ -175,6 +187,14 @@ def say_eager(more: int) -> None:
         _num_calls += more
         for place, answer in zip(_ASKED, _ANSWERS, strict=True):
             place.is_compiling = _is_eager if _num_calls else answer
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out what Dynamo has to say of code that it cannot follow: the report says it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"torch\._dynamo")
+        yield
 
 
 class _Stale(Exception):

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
+from olla.errors import CaptureError
 from olla.pytorch.capture.inputs import batch_names, plain_batch
 from olla.pytorch.dynamo.follow import Followed
 from olla.pytorch.dynamo.graph import LossGraph, NotFollowed
@@ -55,6 +56,7 @@ class Follower:
 
     Attributes:
         reason: why Dynamo made no single graph of it, the last time it did not; empty: it always did.
+        refusal: why it cannot be captured in another way either; None: that is to be tried.
     """
 
     def __init__(self, step: Runs, loss: Callable[[Any, Any], Any], most_graphs: int) -> None:
@@ -71,15 +73,18 @@ class Follower:
         self._only_prepares = False
         self._is_lazy = True  # some parameters have no shape yet, as far as is known
         self._places: dict[int, _Places] = {}  # by the number of a graph
+        self._known: list[_Key] = []  # keys of batches that were taken
         self._lost: list[_Key] = []  # keys of batches that are to be captured in another way
+        self.refusal: CaptureError | None = None
         self.reason = ""
 
     def forget(self) -> None:
         """Let go of all that was captured, and try again what could not be."""
         self._followed.forget()
         self._places.clear()
+        self._known.clear()
         self._lost.clear()
-        self.reason = ""
+        self.reason, self.refusal = "", None
 
     def takes(self, call: Call) -> bool:
         """Whether a call may run here."""
@@ -96,13 +101,22 @@ class Follower:
             only_prepares: capture and plan the step for it, and run nothing; what ``find`` returned is returned.
         """
         self._call, self._only_prepares = call, only_prepares
+        is_new = call.key not in self._known
         try:
-            return self._followed(self._step.model, plain_batch(call.batch))
+            result = self._followed(self._step.model, plain_batch(call.batch), is_new)
+            if is_new:
+                self._known = [*self._known[-_MOST_PLACES:], call.key]
+            return result
         except _Prepared as prepared:
             return prepared.found
         except (NotFollowed, _Refused) as error:
             self._lost.append(call.key)
             self.reason = str(error) or self.reason
+            if isinstance(error, NotFollowed) and error.reads:
+                self.refusal = CaptureError(
+                    f"the step calls {error.reads}, and what that says would be frozen into the captured step. Call it "
+                    "before the step, and pass the result in with the batch, as a tensor."
+                )
             return None
         finally:
             self._call = None

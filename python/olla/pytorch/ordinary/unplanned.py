@@ -117,7 +117,7 @@ class Unplanned:
             warnings.warn(
                 f"the step {what if is_split else 'runs as the ordinary one, unplanned'}: {str(found).rstrip('.')}. "
                 "After a change, step.recapture() tries again; on_unsupported='raise' makes this an error.",
-                stacklevel=4,
+                stacklevel=5,
             )
         if str(found) not in self._reasons:
             self._reasons.append(str(found))
