@@ -146,7 +146,7 @@ NEWEST := $(VENV)-newest/bin
 UNPINNED = env -u PIP_CONSTRAINT -u PIP_BUILD_CONSTRAINT -u PIP_FIND_LINKS PIP_CONFIG_FILE=/dev/null $(NEWEST)/python -m pip --disable-pip-version-check --quiet
 NEWEST_TESTS = tests/project/test_readme.py 'tests/project/test_docs.py::test_a_page_runs_as_printed[start.md]' \
   tests/project/test_private_names.py tests/ilp/test_highs.py tests/cli/test_doctor.py \
-  'tests/odd/test_odd_loops.py::test_a_goal_changes_nothing_of_that' tests/inductor/test_backend.py
+  'tests/odd/test_odd_loops.py::test_a_goal_changes_nothing_of_that' tests/pytorch/dynamo tests/inductor/test_backend.py
 
 newest: newest-env  ## the wheel beside the newest of everything, nothing pinned: doctor, README and start as printed, odd loops, backend
 	$(call say,'olla doctor')
