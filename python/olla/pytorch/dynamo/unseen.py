@@ -86,7 +86,8 @@ class Probes:
                 raise NotFollowed(f"{name} is a deque of bounded length, which Dynamo lets grow")
             if (fact := _unseen(value)) is not None:
                 self._values.append((source, fact))
-        if context is not None and context.fake_mode is not None and context.fake_mode.shape_env.var_to_range:
+        shapes = getattr(getattr(context, "fake_mode", None), "shape_env", None)
+        if shapes is not None and shapes.var_to_range:
             # Of a check of that, or a branch on it, Dynamo may leave nothing.
             raise NotFollowed("it reads the value of a tensor, or makes one whose shape depends on values")
         effects: Any = InstructionTranslator.current_tx().output.side_effects
