@@ -21,6 +21,7 @@ from olla.pytorch.guards.values import same
 
 _COMPARED = ("CONSTANT_MATCH", "EQUALS_MATCH", "SEQUENCE_LENGTH", "DICT_KEYS_MATCH")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_UNBACKED = ("u", "zuf")  # how torch names numbers that are known only when a step runs
 _Scope = Mapping[str, Any]
 
 
@@ -87,7 +88,7 @@ class Probes:
             if (fact := _unseen(value)) is not None:
                 self._values.append((source, fact))
         shapes = getattr(getattr(context, "fake_mode", None), "shape_env", None)
-        if shapes is not None and shapes.var_to_range:
+        if shapes is not None and any(str(symbol).startswith(_UNBACKED) for symbol in shapes.var_to_range):
             # Of a check of that, or a branch on it, Dynamo may leave nothing.
             raise NotFollowed("it reads the value of a tensor, or makes one whose shape depends on values")
         effects: Any = InstructionTranslator.current_tx().output.side_effects
