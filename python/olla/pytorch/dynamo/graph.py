@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -84,6 +84,19 @@ def require_plain(module: fx.GraphModule) -> None:
         source = getattr(node.meta.get("grapharg"), "source", None)
         if isinstance(source, RandomValueSource):  # a tensor of double precision in place of a number
             raise NotFollowed("it draws random numbers from Python's random")
+    applies = any(str(node.target) == "autograd_function_apply" for node in module.graph.nodes)
+    if applies and any(map(_has_own_apply, _subclasses(torch.autograd.Function))):
+        raise NotFollowed("a class of autograd functions has an apply of its own, which Dynamo does not call")
+
+
+def _has_own_apply(kind: type) -> bool:
+    return "apply" in vars(kind) and not kind.__module__.startswith("torch.")
+
+
+def _subclasses(kind: type) -> Iterator[type]:
+    for below in kind.__subclasses__():
+        yield below
+        yield from _subclasses(below)
 
 
 def signature(module: fx.GraphModule) -> tuple[Any, ...]:
