@@ -94,6 +94,7 @@ def _has_own_apply(kind: type) -> bool:
 
 
 def _subclasses(kind: type) -> Iterator[type]:
+    below: type
     for below in kind.__subclasses__():
         yield below
         yield from _subclasses(below)
