@@ -133,8 +133,8 @@ def test_objects_do_not_add_up_over_captures_of_many_shapes(optimizer: str, monk
         if number in (12, 40):  # torch's notes of operators are kept for eight captures
             collect()
             counts.append(len(gc.get_objects()))
-    # The fixture's references, and what Dynamo notes of a compilation; a capture has hundreds of objects.
-    assert counts[1] <= counts[0] + 25 * 28, counts
+    # The fixture's references, and what torch notes of its 64 latest compilations; a capture has hundreds of objects.
+    assert counts[1] <= counts[0] + 70 * 28, counts
 
 
 def test_the_report_says_what_stays_between_calls_and_what_the_process_had() -> None:

@@ -316,7 +316,7 @@ def test_many_steps_leave_no_tensor_behind() -> None:
     before = num_tensors()
     for _ in range(200):
         step(world.batch)
-    assert num_tensors() == before
+    assert num_tensors() <= before  # torch may let go of what it noted of the capture
 
 
 def test_report_is_a_table_and_needs_a_step() -> None:

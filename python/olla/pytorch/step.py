@@ -133,7 +133,7 @@ class Step(Told):
     def _run_call(self, call: Call) -> Any:
         if (follower := self._follower) is not None and follower.takes(call):
             result = follower.run(call)
-            if follower.takes(call):
+            if result is not follower.NOT_TAKEN:
                 return result
         found = self.find(call)
         if isinstance(found, Exception):
@@ -153,6 +153,7 @@ class Step(Told):
         call, found = self._call(batch), None
         if (follower := self._follower) is not None and follower.takes(call):
             found = follower.run(call, only_prepares=True)
+            found = None if found is follower.NOT_TAKEN else found
         found = found or self.find(call)
         if isinstance(found, Exception):
             raise found

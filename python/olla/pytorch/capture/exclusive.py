@@ -306,6 +306,8 @@ def _after_fork() -> None:
     """Give a child what its parent had before the capture that another thread of the parent was busy with."""
     global _lock
     _lock = threading.RLock()
+    if (dynamo := sys.modules.get("torch._dynamo.convert_frame")) is not None:
+        dynamo.compile_lock = threading.RLock()  # type: ignore[attr-defined]
     while _replaced:
         _restore(*_replaced.pop())
     if _is_collected:

@@ -44,7 +44,6 @@ _SETTINGS = {
     "reorderable_logging_functions": {print, warnings.warn},
 }
 
-_MOST_KNOWN = 64  # graphs that may be told to be the same as a new one
 _NUMBER = re.compile(r"^[\d/]+: ")  # of a graph, ahead of its guard
 _OUTSIDE = re.compile(
     r"builtin (?:operator )?`((?:time|posix|nt|_?io|_datetime)\.\w+|open|input)\b|method `(now|today|utcnow)` of class"
@@ -73,7 +72,7 @@ class Followed:
         begin()
         self._model: Any = weakref.proxy(model)
         self._function = function
-        self._backend = _Backend(run)
+        self._backend = _Backend(run, most_graphs)
         self._most_graphs = most_graphs
         self._release: weakref.finalize[[types.CodeType], Followed] | None = None
         settings = {**_SETTINGS, "ignore_logging_functions": _loggers()}
@@ -206,6 +205,7 @@ class _Backend:
 
     Args:
         run: see `Followed`.
+        most_known: graphs that may be told to be the same as a new one.
 
     Attributes:
         is_running: whether a graph has been entered since this was last set to False.
@@ -214,13 +214,13 @@ class _Backend:
         known: what tells the latest graphs apart, each with its number.
     """
 
-    def __init__(self, run: _Run) -> None:
+    def __init__(self, run: _Run, most_known: int) -> None:
         self.is_running = False
         self.scope: dict[str, Any] = {}
         self.num_kept = 0
         self._run = run
         self._num_graphs = 0
-        self.known: collections.deque[tuple[Any, int]] = collections.deque(maxlen=_MOST_KNOWN)
+        self.known: collections.deque[tuple[Any, int]] = collections.deque(maxlen=most_known)
 
     def __call__(self, module: Any, inputs: Any) -> Callable[..., Any]:
         """Return what runs in place of a graph.

@@ -10,13 +10,12 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
-from olla.errors import CaptureError
+from olla.errors import FIRST_STEP, CaptureError
 from olla.pytorch.capture.inputs import batch_names, plain_batch
 from olla.pytorch.dynamo.follow import Followed
 from olla.pytorch.dynamo.graph import LossGraph, NotFollowed
 from olla.pytorch.guards.facts import Call, leaf_facts
 
-_MOST_PLACES = 64  # graphs whose inputs are known; it takes no time to look at them anew
 _Key = tuple[Any, ...]
 
 
@@ -55,9 +54,12 @@ class Follower:
         most_graphs: that are kept.
 
     Attributes:
+        NOT_TAKEN: what ``run`` returns where it has run nothing.
         reason: why Dynamo made no single graph of it, the last time it did not; empty: it always did.
         refusal: why it cannot be captured in another way either; None: that is to be tried.
     """
+
+    NOT_TAKEN = object()
 
     def __init__(self, step: Runs, loss: Callable[[Any, Any], Any], most_graphs: int) -> None:
         own = weakref.ref(self)
@@ -68,6 +70,7 @@ class Follower:
             return follower._run_graph(graph, inputs)
 
         self._step: Runs = weakref.proxy(step)
+        self._most_graphs = most_graphs
         self._followed = Followed(step.model, loss, run, most_graphs)
         self._call: Call | None = None  # that runs
         self._only_prepares = False
@@ -94,7 +97,7 @@ class Follower:
         return not any(isinstance(leaf, np.generic) for leaf in call.leaves)  # their kind counts
 
     def run(self, call: Call, only_prepares: bool = False) -> Any:
-        """Run the step, and return what the loss function returns; where that cannot be, ``takes`` says so behind it.
+        """Run the step, and return what the loss function returns; NOT_TAKEN where it is to be captured in another way.
 
         Args:
             call: of the step.
@@ -105,19 +108,20 @@ class Follower:
         try:
             result = self._followed(self._step.model, plain_batch(call.batch), is_new)
             if is_new:
-                self._known = [*self._known[-_MOST_PLACES:], call.key]
+                self._known = [*self._known[-self._most_graphs :], call.key]
             return result
         except _Prepared as prepared:
             return prepared.found
         except (NotFollowed, _Refused) as error:
-            self._lost.append(call.key)
+            if getattr(error.__cause__, "rule", "") != FIRST_STEP:
+                self._lost.append(call.key)
             self.reason = str(error) or self.reason
             if isinstance(error, NotFollowed) and error.reads:
                 self.refusal = CaptureError(
                     f"the step calls {error.reads}, and what that says would be frozen into the captured step. Call it "
                     "before the step, and pass the result in with the batch, as a tensor."
                 )
-            return None
+            return self.NOT_TAKEN
         finally:
             self._call = None
 
@@ -127,7 +131,7 @@ class Follower:
         assert call is not None
         places = self._places.get(graph.number)
         if places is None:
-            if len(self._places) >= _MOST_PLACES:
+            if len(self._places) >= self._most_graphs:
                 self._places.clear()
             places = self._places[graph.number] = _Places(step.model, graph, inputs, call)
         leaves = [inputs[i] for i in places.passed]
