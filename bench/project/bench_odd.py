@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 
 from bench.support.harness import Report
 
+ROOT = f"{Path(__file__).resolve().parents[2]}/"
 CLASSES = ("equal", "rounding", "error", "WRONG", "RAW")
 
 
@@ -38,7 +39,8 @@ def judge_part(mode: str, part: str, path: Path) -> None:
                 start = time.process_time()
                 verdict = judge(REGISTER[name], mode)
                 seconds = round(time.process_time() - start, 2)
-                row = [name, verdict.kind, verdict.fails, verdict.num_captures, verdict.note[:300], seconds]
+                note = verdict.note.replace(ROOT, "")[:300]  # paths in it are those of the repository
+                row = [name, verdict.kind, verdict.fails, verdict.num_captures, note, seconds]
                 print(json.dumps(row), file=file, flush=True)
 
 

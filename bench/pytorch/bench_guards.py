@@ -80,6 +80,8 @@ def measure(num_modules: int, num_times: int) -> list[Any]:
     capture, follower = step._captures.latest, step._follower
     assert isinstance(capture, Capture)
     assert follower is not None
+    assert not follower.reason  # or something else would be measured
+    assert step.report().num_captures == 1
     outputs = capture.runner.run(capture.gather([x]))
     capture.runner.run = lambda values: outputs  # type: ignore[method-assign]
     whole = best(lambda: step(x), 20 * num_times)

@@ -17,10 +17,13 @@ pytestmark = pytest.mark.torch
 
 NAMES = list(REGISTER)
 SAMPLE = NAMES[::16]
+UNSEEN_ARE_XFAILED = [
+    pytest.param(n, marks=pytest.mark.xfail(strict=True)) if n in UNSEEN_BY_STEPS else n for n in NAMES
+]
 GOALS = [mode for mode in MODES if mode != "plain"]
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n not in UNSEEN_BY_STEPS])
+@pytest.mark.parametrize("name", UNSEEN_ARE_XFAILED)
 def test_a_loop_is_equal_to_the_bit_or_refused(name: str) -> None:
     verdict = judge(REGISTER[name])
     assert not verdict.fails, verdict
@@ -47,7 +50,7 @@ def test_neither_does_the_cache_on_disk(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", GOALS)
-@pytest.mark.parametrize("name", [n for n in NAMES if n not in UNSEEN_BY_STEPS])
+@pytest.mark.parametrize("name", UNSEEN_ARE_XFAILED)
 def test_a_goal_changes_nothing_of_any_loop(name: str, mode: str) -> None:
     verdict = judge(REGISTER[name], mode)
     assert not verdict.fails, verdict

@@ -308,7 +308,8 @@ def test_many_steps_leave_no_tensor_behind() -> None:
     planned(world, step, 3)
 
     def num_tensors() -> int:
-        gc.collect()
+        while gc.collect():  # stand-ins of Dynamo's take two rounds
+            pass
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return sum(isinstance(o, torch.Tensor) for o in gc.get_objects())
@@ -316,7 +317,7 @@ def test_many_steps_leave_no_tensor_behind() -> None:
     before = num_tensors()
     for _ in range(200):
         step(world.batch)
-    assert num_tensors() <= before  # torch may let go of what it noted of the capture
+    assert num_tensors() == before
 
 
 def test_report_is_a_table_and_needs_a_step() -> None:

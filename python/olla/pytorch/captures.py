@@ -19,7 +19,7 @@ from olla.pytorch.capture.results import Gradients
 from olla.pytorch.checks import failures
 from olla.pytorch.guards.facts import Call
 from olla.pytorch.guards.guard import Guard, TensorFacts, Wholes
-from olla.pytorch.guards.places import Holds, Watched, contents
+from olla.pytorch.guards.places import Holds, Watched
 from olla.pytorch.guards.values import equal
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Capture:
         if self.inputs.updated() != self._updated:
             return "the optimizer updates other parameters of the model"
         replaced = [(old, t) for old, t in zip(self._first, values, strict=False) if old is not t]
-        if any(not equal(contents(vars(old)), contents(vars(new))) for old, new in replaced):
+        if any(not equal(_attributes(old), _attributes(new)) for old, new in replaced):
             return "a parameter or buffer was replaced by one with other attributes"
         self._replaced = Wholes([Watched.of(vars(new), Holds.ATTRIBUTES, "") for _, new in replaced])
         state = [values[i] for i in self._states]
@@ -182,6 +182,11 @@ class Captures:
             return False
         self._captures.pop(0)
         return True
+
+
+def _attributes(tensor: torch.Tensor) -> list[tuple[str, Any]]:
+    """Return what the user has set on a tensor; Dynamo notes things on those that it has met."""
+    return [item for item in vars(tensor).items() if not item[0].startswith("_dynamo_")]
 
 
 def _changed(captured: Captured, values: Sequence[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor, bool]]:

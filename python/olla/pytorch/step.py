@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from olla.errors import CaptureError, ReplayError
 from olla.pytorch.capture import Captured, require_choice
-from olla.pytorch.capture.capture import record
+from olla.pytorch.capture.capture import capture
 from olla.pytorch.ordinary.calls import called
 from olla.pytorch.ordinary.refusals import must_be_planned, without_update
 from olla.pytorch.told import Told
@@ -183,7 +183,7 @@ class Step(Told):
             return capture, values, reason
         if self._unplanned.takes(call.key):
             return None
-        if call.names is None and self._follower is not None and self._follower.refusal is not None:
+        if call.loss is self._loss and self._follower is not None and self._follower.refusal is not None:
             return self._follower.refusal
         try:
             capture = self._prepare(call)
@@ -210,15 +210,14 @@ class Step(Told):
                 f"the step has {len(self.optimizers)} optimizers, and the update of one is captured: give it one "
                 "optimizer with several groups of parameters, where they are of one kind."
             )
-        captured = record(
+        captured = capture(
             self._model,
             call.batch,
-            self.optimizers[0] if self.optimizers else None,
-            call.loss,
-            self._body,
+            optimizer=self.optimizers[0] if self.optimizers else None,
+            loss=call.loss,
+            step=self._body,
             checks=self._checks,
             keep_gradients=self._keep_gradients,
-            names=call.names,
         )
         captured.structure.check()
         return captured

@@ -124,32 +124,6 @@ def capture(
         >>> [captured.graph.op_kinds.count(kind) for kind in ("forward", "backward", "update")]
         [3, 7, 2]
     """
-    return record(
-        model, batch, optimizer, loss, step, device=device, name=name, checks=checks, world_size=world_size,
-        parallel=parallel, keep_gradients=keep_gradients,
-    )  # fmt: skip
-
-
-def record(
-    model: torch.nn.Module,
-    batch: Any,
-    optimizer: torch.optim.Optimizer | None,
-    loss: Callable[[Any, Any], Any] | None,
-    step: Callable[[Any, Any, Any], Any] | None,
-    *,
-    device: torch.device | str | None = None,
-    name: str = "",
-    checks: str = "run",
-    world_size: int | None = None,
-    parallel: str | None = None,
-    keep_gradients: bool = False,
-    names: Sequence[str] | None = None,
-) -> Captured:
-    """Capture one step, see `capture`.
-
-    Args:
-        names: of the tensors in the batch, where the loss runs a graph of Dynamo's, see `trace.trace`; else None.
-    """
     _require_torch()
     import torch
 
@@ -173,13 +147,13 @@ def record(
             is_elementwise = optimizer is not None and optimizers.updates_are_elementwise(optimizer)
             ranks = ranks_of_model(model, loss is not None and optimizer is not None, is_elementwise)
         with idle_hooks(model), exclusive.capture() as current:
-            of_step = (current, model, batch, loss, optimizer, where, step, checks == "run", ranks)
+            of_step = (current, model, batch, loss, optimizer, where, step, checks == "run", ranks, keep_gradients)
             try:
-                traced = trace(*of_step, keep_gradients, names)
+                traced = trace(*of_step)
             except AddsUpError:
                 if is_wrapped(model):
                     raise
-                traced = trace(*of_step, keep_gradients, names, adds_up=True)
+                traced = trace(*of_step, adds_up=True)
         middle = time.perf_counter()
         inside = model if traced.left is None else model.module
         folded = fold(traced.module, traced.inputs, name or type(inside).__name__)

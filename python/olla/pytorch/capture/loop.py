@@ -25,7 +25,26 @@ from olla.pytorch.ranks.reduced import DataParallel
 Loss = Callable[[Any, Any], Any]
 Body = Callable[[Any, Any, Any], Any]
 _Named = dict[str, torch.Tensor]
+Lend = Callable[[Any], Any]  # returns a value with the stand-ins of the tensors in it
 _OUR_HOOK = -1  # its key; those of torch count from 0
+
+
+@dataclass(frozen=True)
+class GraphLoss:
+    """A loss that is a graph of Dynamo's, which guards what it has read. In place of the batch it takes a `Lend`.
+
+    Attributes:
+        run: runs the graph; returns the loss, and what else the step gives back.
+        inputs: of the graph, the user's own.
+        names: of those that are neither parameters nor buffers, which are the batch of the capture.
+    """
+
+    run: Callable[[Any], Any]
+    inputs: Any
+    names: tuple[str, ...]
+
+    def __call__(self, model: Any, lend: Lend) -> Any:
+        return self.run(lend(self.inputs))
 
 
 def ordinary(loss: Loss) -> Body:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +19,7 @@ from olla.errors import CaptureError
 from olla.pytorch.capture import costs, exclusive, generator, known, optimizers
 from olla.pytorch.capture.inputs import Fakes, Input, batch_leaves, step_device
 from olla.pytorch.capture.lent import Lent
-from olla.pytorch.capture.loop import Body, Loop, Loss, check_stale, lent_optimizer, ordinary, require_plain
+from olla.pytorch.capture.loop import Body, GraphLoss, Loop, Loss, check_stale, lent_optimizer, ordinary, require_plain
 from olla.pytorch.capture.recurrent import plain_recurrent_layers
 from olla.pytorch.capture.results import Gradients, Structure, with_own_storage
 from olla.pytorch.capture.updates import TEMPLATE, Updates, copy_updates
@@ -102,7 +101,6 @@ def trace(
     run_checks: bool,
     ranks: Ranks | None,
     keep_gradients: bool = False,
-    names: Sequence[str] | None = None,
     adds_up: bool = False,
 ) -> Traced:
     """Record one step without running it: no memory is allocated, nothing the user owns is changed.
@@ -112,27 +110,26 @@ def trace(
 
     Args:
         capture: under way; one thread captures at a time, and signals such as Ctrl-C wait for the next operator.
-        model, batch, loss, optimizer, device, body: see olla.capture, which calls the last one ``step``.
+        model, batch, loss, optimizer, device, body: see olla.capture, which calls the last one ``step``; the loss may
+            be a `GraphLoss`.
         run_checks: whether the recorded step makes the checks of values that the step makes.
         ranks: that share the step; None: its own code says so.
         keep_gradients: whether gradients that the optimizer has used stay in ``.grad``.
-        names: of the batch's leaves, where the loss is a graph of Dynamo's, which guards what it has read itself. It
-            is given a function that replaces tensors by their stand-ins, in place of the batch. None: the loss is the
-            user's own, and what it reads from Python is noted.
         adds_up: whether the body adds to gradients that are there before it; they are inputs then.
 
     Raises:
         AddsUpError: the body does, and adds_up is not set.
         CaptureError: see olla.capture.
     """
-    leaves, spec, leaf_names = batch_leaves(batch, names)
+    graph = loss if isinstance(loss, GraphLoss) else None
+    leaves, spec, leaf_names = batch_leaves(batch, None if graph is None else graph.names)
     body_of = ordinary(loss) if loss is not None else body
     failures.check_modes(body_of is not None)
     failures.check_modules(model)
     named = [(name, local(t)) for name, t in (*model.named_parameters(), *model.named_buffers())]
     failures.check_memory((name, t, True) for name, t in named)
     of_user = (model, body_of, body is None, optimizer, leaves, spec)
-    step = _Step(capture, *of_user, ranks, keep_gradients, names is not None)
+    step = _Step(capture, *of_user, ranks, keep_gradients, graph is not None)
     named += [(n, leaf) for n, leaf in zip(leaf_names, leaves, strict=True) if isinstance(leaf, torch.Tensor)]
     if step.body is not None:
         failures.check_inputs(zip(leaf_names, leaves, strict=True))

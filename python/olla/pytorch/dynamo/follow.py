@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
 from torch._dynamo import config
+from torch._dynamo.eval_frame import cached_backends
 from torch._dynamo.utils import get_metrics_context
 from torch.nn.modules.module import _has_any_global_hook
 from torch.overrides import _get_current_function_mode_stack
@@ -74,7 +75,7 @@ class Followed:
         self._function = function
         self._backend = _Backend(run, most_graphs)
         self._most_graphs = most_graphs
-        self._release: weakref.finalize[[types.CodeType], Followed] | None = None
+        self._release: weakref.finalize[[types.CodeType, _Backend], Followed] | None = None
         settings = {**_SETTINGS, "ignore_logging_functions": _loggers()}
         known = {name: value for name, value in settings.items() if hasattr(config, name)}
         self._change_settings = config._make_closure_patcher(**known)
@@ -99,7 +100,7 @@ class Followed:
         # Code of its own, since Dynamo keeps graphs by code.
         own = types.FunctionType(entry.__code__.replace(), entry.__globals__, closure=entry.__closure__)
         self._compiled = torch.compile(own, backend=self._backend, fullgraph=True, dynamic=False)
-        self._release = weakref.finalize(self, _release, own.__code__)
+        self._release = weakref.finalize(self, _release, own.__code__, self._backend)
         self._release.atexit = False
         self._environment = Environment(self._model)
         self._backend.num_kept = 0
@@ -247,12 +248,15 @@ class _Backend:
         return torch.compiler.disable(call)  # type: ignore[no-any-return,no-untyped-call]
 
 
-def _release(code: types.CodeType) -> None:
-    """Let go of what Dynamo has compiled of some code.
+def _release(code: types.CodeType, backend: _Backend) -> None:
+    """Let go of what Dynamo has compiled of some code, and of the backend, which it notes for ever.
 
     Finalizers of the objects whose identity it has guarded keep guards, and these the compiled code, for as long as
     such an object lives.
     """
+    for key, known in list(cached_backends.items()):
+        if getattr(known, "compiler_fn", known) is backend:
+            del cached_backends[key]
     managers = {id(entry.guard_manager) for entry in _debug_get_cache_entry_list(code)}
     for finalizer in list(getattr(weakref.finalize, "_registry", ())):
         _, function, _, _ = finalizer.peek() or (None,) * 4

@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from olla.errors import FIRST_STEP, CaptureError
 from olla.pytorch.capture.inputs import batch_names, plain_batch
+from olla.pytorch.capture.loop import GraphLoss
 from olla.pytorch.dynamo.follow import Followed
 from olla.pytorch.dynamo.graph import LossGraph, NotFollowed
 from olla.pytorch.guards.facts import Call, leaf_facts
@@ -138,8 +139,8 @@ class Follower:
         own = [inputs[i] for i in places.own]
         _, _, modes = call.key
         key = (graph.number, leaf_facts(leaves), modes, [id(inputs[i]) for i in places.fixed])
-        run = lambda model, lend: graph.run(lend(inputs))  # noqa: E731
-        found = step.find(Call(leaves, key, leaves, run, places.names, own, graph.change))
+        loss = GraphLoss(graph.run, inputs, places.names)
+        found = step.find(Call(leaves, key, leaves, loss, own, graph.change))
         if not isinstance(found, tuple):
             raise _Refused from found
         if self._only_prepares:
@@ -166,7 +167,7 @@ class _Places:
         own = {id(t) for t in (*model.parameters(), *model.buffers())}
         of_batch = {id(leaf): name for leaf, name in zip(call.leaves, batch_names(call.batch), strict=True)}
         self.passed: list[int] = []
-        self.names: list[str] = []
+        names: list[str] = []
         self.own: list[int] = []
         self.fixed: list[int] = []
         for i, (name, value) in enumerate(zip(graph.names, inputs, strict=True)):
@@ -176,4 +177,5 @@ class _Places:
                 self.fixed.append(i)
             else:
                 self.passed.append(i)
-                self.names.append(of_batch.get(id(value), name))
+                names.append(of_batch.get(id(value), name))
+        self.names = tuple(names)

@@ -51,11 +51,12 @@ class LossGraph:
         self.number = number
         self.change = change
         self.names = [_name(node) for node in module.graph.find_nodes(op="placeholder")]
-        module = self._module = _copied(module)
-        placeholders = module.graph.find_nodes(op="placeholder")
-        output: Any = module.graph.output_node()
+        self._part = _Part(module)
+        graph = self._part.graph
+        placeholders = graph.find_nodes(op="placeholder")
+        output: Any = graph.output_node()
         given = list(output.args[0])
-        marked = next(node for node in module.graph.nodes if node.target is the_loss)
+        marked = next(node for node in graph.nodes if node.target is the_loss)
         loss = marked.args[0]
         others = [n for n in given if isinstance(n, fx.Node) and n.op != "placeholder" and n not in (marked, loss)]
         outputs = {n: i for i, n in enumerate(dict.fromkeys((loss, *others)))}
@@ -66,8 +67,7 @@ class LossGraph:
             for n in (loss if node is marked else node for node in given)
         ]
         output.args = (tuple(outputs),)
-        module.graph.erase_node(marked)
-        module.recompile()
+        graph.erase_node(marked)
 
     def handed(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Any, ...]:
         """Return what the function's Python code goes on with, for inputs of the graph and outputs of the step."""
@@ -75,7 +75,7 @@ class LossGraph:
 
     def run(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Run its operators one by one; return the loss, and what else the function's Python code goes on with."""
-        return tuple(NodeByNode(self._module).run(*inputs))
+        return tuple(self._part(*inputs))
 
 
 def require_plain(module: fx.GraphModule) -> None:
@@ -164,35 +164,34 @@ def readable(name: str) -> str:
     return _TABLE.sub(r".\1", _ARGUMENT.sub(r"\1", name)).replace("['", "[").replace("']", "]")
 
 
-def _copied(module: fx.GraphModule) -> fx.GraphModule:
-    """Return a copy whose nodes hold no tensors, and whose checkpointed regions call torch's checkpoint again."""
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(module.graph, {}))
-    copy = fx.GraphModule(module, graph)
-    for node in graph.nodes:
-        if node.target is torch._C._nn.one_hot:
-            node.target = _one_hot
-        node.meta = {key: node.meta[key] for key in _KEPT if key in node.meta}
-        if node.target is torch.ops.higher_order.tag_activation_checkpoint:
-            region = node.args[0]
-            inner: Any = getattr(module, region.target)
-            setattr(copy, region.target, _Region(_copied(inner)))
-            kept = {"context_fn": inner.meta[_CONTEXT]} if inner.meta.get(_CONTEXT) is not None else {}
-            node.target, node.kwargs = checkpoint, {**node.kwargs, **kept, "use_reentrant": False}
-    return copy
+class _Part(torch.nn.Module):
+    """A graph of Dynamo's, or a checkpointed region of one, run operator by operator.
+
+    Its nodes are copies that hold no tensors, and checkpointed regions call torch's checkpoint again. No code is made
+    of them: Python would keep its text for as long as the process lives.
+    """
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__()
+        self.graph = fx.Graph()
+        self.graph.output(self.graph.graph_copy(module.graph, {}))
+        for node in self.graph.nodes:
+            node.meta = {key: node.meta[key] for key in _KEPT if key in node.meta}
+            if node.target is torch._C._nn.one_hot:
+                node.target = _one_hot
+            elif node.op == "get_attr":
+                value = getattr(module, node.target)
+                setattr(self, node.target, _Part(value) if isinstance(value, fx.GraphModule) else value)
+            elif node.target is torch.ops.higher_order.tag_activation_checkpoint:
+                keep = getattr(module, node.args[0].target).meta.get(_CONTEXT)
+                given = {} if keep is None else {"context_fn": keep}
+                node.target, node.kwargs = checkpoint, {**node.kwargs, **given, "use_reentrant": False}
+
+    def forward(self, *inputs: Any) -> Any:
+        """Run the graph."""
+        return NodeByNode(self, graph=self.graph).run(*inputs)
 
 
 def _one_hot(*args: Any, **kwargs: Any) -> torch.Tensor:
     """Call what stands under the name of torch's function, which checks classes while a step is traced."""
     return torch.nn.functional.one_hot(*args, **kwargs)
-
-
-class _Region(torch.nn.Module):
-    """A checkpointed region, run operator by operator."""
-
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, *inputs: Any) -> Any:
-        return NodeByNode(self.module).run(*inputs)

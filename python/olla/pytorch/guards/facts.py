@@ -20,8 +20,7 @@ class Call:
         key: a capture is right for batches with this key only.
         leaves: of the batch.
         loss: what computes the loss from the model and the batch; None: there is none.
-        names: of the leaves, where the loss runs a graph of Dynamo's; None: it is the user's own.
-        own: parameters and buffers that this graph reads.
+        own: parameters and buffers that a graph of Dynamo's reads.
         change: why it is another graph than before, in words.
     """
 
@@ -29,7 +28,6 @@ class Call:
     key: tuple[Any, ...]
     leaves: Sequence[Any]
     loss: Callable[[Any, Any], Any] | None
-    names: Sequence[str] | None = None
     own: Sequence[Any] = ()
     change: str = ""
 

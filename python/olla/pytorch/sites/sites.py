@@ -114,7 +114,7 @@ class Sites:
                 if code is None:
                     code, line = frame.f_code, frame.f_lineno
             elif what == _NODE:
-                return self._known(site_of(frame.f_locals["n"]))
+                return site_of(frame.f_locals["n"])
             elif what == _MODULE:
                 path = path or self._paths.get(id(frame.f_locals["self"]), "")
             elif what == _OUTERMOST:
@@ -130,9 +130,6 @@ class Sites:
         file = code.co_filename
         is_standard = file.startswith(_STANDARD) and "-packages" not in file
         return _THEIRS if is_standard or file.startswith((*_LIBRARIES, "<frozen", "<string")) else _USERS
-
-    def _known(self, site: Site) -> Site:
-        return self._made.setdefault((site.module, None, hash(site.source)), site)
 
     def _site(self, path: str, code: CodeType | None, line: int) -> Site:
         key = path, code, line
