@@ -20,6 +20,23 @@ SAMPLE = NAMES[::16]
 UNSEEN_ARE_XFAILED = [
     pytest.param(n, marks=pytest.mark.xfail(strict=True)) if n in UNSEEN_BY_STEPS else n for n in NAMES
 ]
+UNGUARDED = (  # by Dynamo
+    "numpy_scalar_in_the_batch",
+    "subclass_of_tensor",
+    "efficient_kernel_of_attention_around_the_step",
+    "another_default_type_in_the_loss",
+    "lazy_layers_that_no_batch_has_shaped",
+    "a_parameter_asked_how_often_it_was_changed",
+    "interpolation_of_another_mode",
+    "margin_of_a_loss_module_changed",
+    "forward_of_the_class_replaced",
+    "method_of_tensor_patched",
+    "number_in_the_environment_by_getenv",
+    "number_whose_sign_of_zero_changes",
+    "number_in_the_order_of_an_ordered_dict",
+    "history_in_a_deque_of_the_loss",
+    "random_numbers_of_an_own_python_generator",
+)
 GOALS = [mode for mode in MODES if mode != "plain"]
 
 
@@ -42,6 +59,17 @@ def test_a_loop_around_what_is_wrapped_is_equal_to_the_bit(name: str, what: str)
     verdict = judge(REGISTER[name], what)
     assert not verdict.fails, verdict
     assert verdict.kind == "equal"
+
+
+@pytest.mark.parametrize("name", UNGUARDED)
+def test_a_wrapped_loss_sees_what_dynamo_has_no_guards_for(name: str) -> None:
+    verdict = judge(REGISTER[name], "loss")
+    assert verdict.kind == "equal", verdict
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_what_a_wrapped_loss_does_not_see_is_known(name: str) -> None:
+    assert judge(REGISTER[name], "loss").kind == "WRONG"  # else docs/wrap.md says too much
 
 
 def test_neither_does_the_cache_on_disk(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,15 +10,17 @@ from typing import Any
 import torch
 from torch import fx
 
-from olla.aten.checkpoints import refused
 from olla.aten.partition import AtenPartitioner
 from olla.aten.program import Program, compile_program
 from olla.aten.record import GraphRecord, WrapReport
+from olla.aten.refused import refused
 from olla.aten.second import Given, attach, changed_inputs, watch
 from olla.graph import DeviceProfile
 from olla.inductor.compat import dynamo
 from olla.plan import Goal
 from olla.pytorch.capture.costs import is_random
+from olla.pytorch.dynamo.graph import NotFollowed
+from olla.pytorch.dynamo.unseen import Probes
 
 SETTINGS = {  # of Dynamo, during calls of what is wrapped
     "skip_nnmodule_hook_guards": False,  # hooks that come later are seen
@@ -76,18 +79,25 @@ class Backend:
 
     Attributes:
         num_runs: of forward or inference graphs so far.
+        num_graphs: that Dynamo has captured so far.
+        probes: by the code that they belong to, what Dynamo's guards do not see of what that code has read.
+        suppressed: notes Dynamo's errors that are suppressed while it is entered.
     """
 
     def __init__(self, partition: AtenPartitioner, report: WrapReport) -> None:
         self.num_runs = 0
+        self.num_graphs = 0
+        self.probes: dict[types.CodeType, list[Probes]] = {}
+        self.suppressed = dynamo.Suppressed(self._note_line)
         self._partition = partition
         self._report = report
 
     def __call__(self, module: Any, inputs: Any) -> Callable[..., Any]:
         """Return what runs in place of a graph."""
+        self.num_graphs += 1
         self._note_break(module)
         num_graphs = len(self._report.graphs)
-        if reason := refused(module):
+        if reason := self._note_probes() or refused(module, inputs):
             self._report.graphs.append(GraphRecord(reason=reason))
             raise dynamo.skip_frame(reason)
         graph = _Compiled(module, self)
@@ -107,13 +117,26 @@ class Backend:
         graph.places = list(range(num_graphs, len(self._report.graphs)))
         return torch.compiler.disable(graph.__call__)  # type: ignore[no-any-return,no-untyped-call]
 
+    def _note_probes(self) -> str:
+        """Note what Dynamo's guards do not see of what was read; return why it cannot follow that, empty if it can."""
+        code, scope = dynamo.frame()
+        try:
+            if probes := Probes(scope):
+                self.probes.setdefault(code, []).append(probes)
+        except NotFollowed as error:
+            return str(error)
+        return ""
+
     def _note_break(self, module: Any) -> None:
         reason = getattr(module, "compile_subgraph_reason", None)
         if reason is None or not reason.graph_break:
             return
         frame = reason.user_stack[-1] if reason.user_stack else None
         place = f"{frame.filename}:{frame.lineno}: " if frame is not None else ""
-        line = place + str(reason.reason).strip().partition("\n")[0]
+        self._note_line(place + str(reason.reason).strip().partition("\n")[0])
+
+    def _note_line(self, line: str) -> None:
+        """Note once where, and why, Dynamo does not follow."""
         if line not in self._report.breaks:
             self._report.breaks.append(line)
 

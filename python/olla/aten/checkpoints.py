@@ -125,16 +125,3 @@ def _note_result(new: fx.Node, target: Any, args: Any, kwargs: Any, node: fx.Nod
     args, kwargs = fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
     with known.fake_mode:  # type: ignore[attr-defined]
         new.meta["val"] = target(*args, **kwargs)
-
-
-def refused(module: fx.GraphModule) -> str:
-    """Return why a graph of Dynamo's has to run as it is; empty where it may be planned.
-
-    Eager training updates the statistics of a batch norm in a checkpointed region twice.
-    """
-    for name, inner in module.named_modules():
-        if name and isinstance(inner, fx.GraphModule):
-            for node in inner.graph.nodes:
-                if "batch_norm" in getattr(node.target, "__name__", ""):
-                    return "a batch norm in a checkpointed region updates its statistics twice"
-    return ""

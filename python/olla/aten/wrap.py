@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -151,11 +150,9 @@ def _planned(
     """Return what calls a model or a function as planned, and its report; for the arguments see `wrap`."""
     import torch
 
-    from olla.aten.backend import SETTINGS, Backend, partitioner
-    from olla.inductor.compat import dynamo
-    from olla.pytorch.dynamo.follow import begin, say_eager
+    from olla.aten.backend import partitioner
+    from olla.aten.calls import Calls
 
-    begin()
     is_module = isinstance(model, torch.nn.Module)
     if not is_module and not callable(model):
         raise TypeError(f"model is a {type(model).__name__}, expected a torch.nn.Module or a function")
@@ -164,46 +161,12 @@ def _planned(
     partition.graphs = report.graphs
     if is_module:
         partition.model_bytes = _model_bytes(model)
-    backend = Backend(partition, report)
-    given: Any = model
-    plain = given._call_impl if is_module else given
-    compiled = torch.compile(_entry(model) if is_module else model, backend=backend, dynamic=dynamic)
-    change_settings, is_watched = dynamo.settings(SETTINGS), dynamo.has_global_hooks
+    calls = Calls(model, partition, report, dynamic)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        before, partition.saved_before = backend.num_runs, 0
-        if is_watched():  # hooks on all modules, which Dynamo does not look for
-            result = plain(*args, **kwargs)
-        else:
-            change_back = change_settings()
-            say_eager(1)
-            try:
-                result = compiled(*args, **kwargs)
-            finally:
-                say_eager(-1)
-                change_back()
-        report.num_calls += 1
-        report.num_unplanned_calls += backend.num_runs == before
-        return result
+        return calls(*args, **kwargs)
 
     return call, report
-
-
-def _entry(model: Any) -> Any:
-    """Return what Dynamo is to begin at: the model's own call, or a frame around it where torch's class has forward.
-
-    Dynamo leaves the frames of torch's own modules alone.
-    """
-    from olla.inductor.compat import dynamo
-
-    if not dynamo.skips(model.forward):
-        return model._call_impl
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return model._call_impl(*args, **kwargs)
-
-    # Code of its own, since Dynamo counts compilations by code.
-    return types.FunctionType(forward.__code__.replace(), forward.__globals__, closure=forward.__closure__)
 
 
 def report_of(model: Callable[..., Any]) -> WrapReport:

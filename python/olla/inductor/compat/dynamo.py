@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import functools
+import logging
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,6 +17,15 @@ has_global_hooks: Any = compat.private("torch.nn.modules.module", "_has_any_glob
 config: Any = compat.private("torch._dynamo", "config")
 skip_frame: Any = compat.private("torch._dynamo.exc", "SkipFrame")  # Dynamo runs the Python it has captured as it is
 restarts: Any = compat.private("torch._dynamo.exc", "TensorifyScalarRestartAnalysis")  # no failure: Dynamo begins again
+# Of these torch has versions in Python, which AOTAutograd takes even where nothing is to be decomposed.
+_WRITTEN_IN_PYTHON = (
+    "upsample_",
+    "_upsample_",
+    "multi_margin_loss",
+    "multilabel_margin_loss",
+    "hardshrink",
+    "softshrink",
+)
 
 
 def compiled_function(node: Any) -> Any:
@@ -59,6 +72,75 @@ def settings(values: dict[str, Any]) -> Callable[[], Callable[[], None]]:
     return change
 
 
+def frame() -> tuple[types.CodeType, dict[str, Any]]:
+    """Return the code that Dynamo captures just now, and what ``L`` and ``G`` stand for in the names of its guards."""
+    output = compat.private("torch._dynamo.symbolic_convert", "InstructionTranslator").current_tx().output
+    return output.root_tx.f_code, {"L": output.local_scope, "G": output.global_scope}
+
+
+@contextlib.contextmanager
+def native_kernels() -> Iterator[None]:
+    """Have AOTAutograd meet operators as eager training runs them, where torch has written them in Python as well.
+
+    What is written there rounds in another way, and keeps what the operator does not.
+    """
+    keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+    taken = []
+    for op in _written_in_python():
+        found = {key: op.py_kernels.pop(key) for key in keys if key in op.py_kernels}
+        op._dispatch_cache.clear()
+        taken.append((op, found))
+    try:
+        yield
+    finally:
+        for op, found in taken:
+            op.py_kernels.update(found)
+            op._dispatch_cache.clear()
+
+
+@functools.cache
+def _written_in_python() -> list[Any]:
+    compat.private("torch", "_decomp")
+    packets = [getattr(torch.ops.aten, name) for name in dir(torch.ops.aten) if name.startswith(_WRITTEN_IN_PYTHON)]
+    return [getattr(packet, name) for packet in packets for name in packet.overloads()]
+
+
+class Suppressed(logging.Filter):
+    """Takes Dynamo's errors that are suppressed, which it would print with hundreds of lines of its own traceback.
+
+    A context, for what is called.
+
+    Args:
+        note: is given each of them in one line.
+    """
+
+    _converts = logging.getLogger("torch._dynamo.convert_frame")
+    _tries = logging.getLogger("torch._subclasses.fake_tensor")
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        super().__init__()
+        self._note = note
+
+    def __enter__(self) -> None:
+        self._converts.addFilter(self)
+        self._tries.addFilter(self)
+
+    def __exit__(self, *_: object) -> None:
+        self._converts.removeFilter(self)
+        self._tries.removeFilter(self)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record is to be printed."""
+        error = record.exc_info[1] if record.exc_info else None
+        if error is None or record.levelno < logging.WARNING:
+            return True
+        if record.name == self._converts.name:
+            stack = getattr(error, "real_stack", None)
+            place = f"{stack[-1].filename}:{stack[-1].lineno}: " if stack else ""
+            self._note(f"{place}{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
+        return False
+
+
 def skips(function: Any) -> bool:
     """Whether Dynamo leaves the frames of a function alone where they are not called from others."""
     return bool(compat.private("torch._dynamo.trace_rules", "check")(function))
@@ -92,6 +174,10 @@ def compile_aten(
         partition_fn=partition,
         decompositions={},
     )
+    is_symbolic = any(isinstance(value, torch.SymInt) for value in inputs)  # native kernels would fix the sizes
     # What is donated may not be kept for a second backward; olla's programs copy what they write over.
-    with compat.functorch_config.patch(donated_buffer=False):
+    with (
+        compat.functorch_config.patch(donated_buffer=False),
+        contextlib.nullcontext() if is_symbolic else native_kernels(),
+    ):
         return compile_with(module, inputs)

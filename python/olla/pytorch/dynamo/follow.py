@@ -29,7 +29,7 @@ from torch.utils._device import DeviceContext
 
 from olla.pytorch.capture.exclusive import bound_memos, last_memo
 from olla.pytorch.dynamo.graph import LossGraph, NotFollowed, readable, require_plain, signature, the_loss
-from olla.pytorch.dynamo.unseen import Environment, Probes
+from olla.pytorch.dynamo.unseen import Environment, Probes, require_known
 
 _SETTINGS = {
     "skip_nnmodule_hook_guards": True,  # `Environment` compares hooks in a tenth of the time
@@ -229,6 +229,7 @@ class _Backend:
         One of the same operators, made since Python objects changed that decide nothing, has the number of the first.
         """
         require_plain(module)
+        require_known()
         probes = Probes(self.scope)
         found = signature(module)
         number = next((number for known, number in self.known if known == found), None)

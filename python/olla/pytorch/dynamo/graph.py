@@ -80,13 +80,17 @@ class LossGraph:
 
 def require_plain(module: fx.GraphModule) -> None:
     """Raise a NotFollowed for what Dynamo repeats in another way than Python does."""
-    for node in module.graph.find_nodes(op="placeholder"):
-        source = getattr(node.meta.get("grapharg"), "source", None)
-        if isinstance(source, RandomValueSource):  # a tensor of double precision in place of a number
-            raise NotFollowed("it draws random numbers from Python's random")
+    if draws_from_python(module):
+        raise NotFollowed("it draws random numbers from Python's random")
     applies = any(str(node.target) == "autograd_function_apply" for node in module.graph.nodes)
     if applies and any(map(_has_own_apply, _subclasses(torch.autograd.Function))):
         raise NotFollowed("a class of autograd functions has an apply of its own, which Dynamo does not call")
+
+
+def draws_from_python(module: fx.GraphModule) -> bool:
+    """Whether Python's random is drawn from in a graph: Dynamo has tensors of double precision in place of numbers."""
+    places = (getattr(node.meta.get("grapharg"), "source", None) for node in module.graph.find_nodes(op="placeholder"))
+    return any(isinstance(source, RandomValueSource) for source in places)
 
 
 def _has_own_apply(kind: type) -> bool:

@@ -33,14 +33,16 @@ class Environment:
 
     Args:
         model: whose modules these are.
+        with_hooks: whether hooks are compared here.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, with_hooks: bool = True) -> None:
         classes = {kind for module in model.modules() for kind in type(module).__mro__} - {object}
         tables = [attributes_of_class(kind) for kind in (torch.Tensor, *classes)]
         self._classes = set(map(id, tables))
         tables += [os.environ._data]  # type: ignore[attr-defined]
-        tables += [table for m in model.modules() for name, table in vars(m).items() if name.endswith(_HOOKS)]
+        if with_hooks:
+            tables += [table for m in model.modules() for name, table in vars(m).items() if name.endswith(_HOOKS)]
         self._wholes = Wholes([Watched.of(table, Holds.ATTRIBUTES, "") for table in tables])
 
     def has_changed(self) -> bool:
@@ -72,7 +74,7 @@ class Probes:
         scope: what ``L`` and ``G`` stand for in Dynamo's names of values.
 
     Raises:
-        NotFollowed: Dynamo would do something else than Python does.
+        NotFollowed: a deque of bounded length is read, which Dynamo lets grow.
     """
 
     def __init__(self, scope: _Scope) -> None:
@@ -87,17 +89,26 @@ class Probes:
                 raise NotFollowed(f"{name} is a deque of bounded length, which Dynamo lets grow")
             if (fact := _unseen(value)) is not None:
                 self._values.append((source, fact))
-        shapes = getattr(getattr(context, "fake_mode", None), "shape_env", None)
-        if shapes is not None and any(str(symbol).startswith(_UNBACKED) for symbol in shapes.var_to_range):
-            # Of a check of that, or a branch on it, Dynamo may leave nothing.
-            raise NotFollowed("it reads the value of a tensor, or makes one whose shape depends on values")
-        effects: Any = InstructionTranslator.current_tx().output.side_effects
-        if effects.tensor_hooks:
-            raise NotFollowed("it registers a hook on a tensor that is there before it, and leaves it there")
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to look at."""
+        return bool(self._values)
 
     def have_changed(self, scope: _Scope) -> bool:
-        """Whether one of the values is another one."""
-        return any(_unseen(_value(source, scope)) != fact for source, fact in self._values)
+        """Whether one of the values is another one that Dynamo takes for the same."""
+        return any(_unseen(_value(source, scope)) not in (None, fact) for source, fact in self._values)
+
+
+def require_known() -> None:
+    """Raise a NotFollowed where Dynamo would not do all that Python does; called where Dynamo calls its backend."""
+    context = TracingContext.try_get()
+    shapes = getattr(getattr(context, "fake_mode", None), "shape_env", None)
+    if shapes is not None and any(str(symbol).startswith(_UNBACKED) for symbol in shapes.var_to_range):
+        # Of a check of that, or a branch on it, Dynamo may leave nothing.
+        raise NotFollowed("it reads the value of a tensor, or makes one whose shape depends on values")
+    effects: Any = InstructionTranslator.current_tx().output.side_effects
+    if effects.tensor_hooks:
+        raise NotFollowed("it registers a hook on a tensor that is there before it, and leaves it there")
 
 
 def _value(source: CodeType, scope: _Scope) -> Any:

@@ -40,6 +40,16 @@ def kernel_modes(device_type: str) -> tuple[Any, ...]:
     return tuple([read() for read in _kernel_readers(device_type)])
 
 
+def attention_kernels() -> tuple[bool, ...]:
+    """Return which kernels scaled_dot_product_attention may use; Dynamo has no guard for that."""
+    return tuple([read() for read in _attention_readers()])
+
+
+@functools.cache
+def _attention_readers() -> list[Callable[[], bool]]:
+    return [getattr(torch.backends.cuda, name) for name in _SDP if hasattr(torch.backends.cuda, name)]
+
+
 @functools.cache
 def _kernel_readers(device_type: str) -> list[Callable[[], Any]]:
     places = ("mkldnn", *(_CUDA if device_type == "cuda" else ()))
