@@ -18,8 +18,7 @@ from olla.aten.partition import AtenPartitioner
 from olla.aten.record import WrapReport
 from olla.inductor.compat import dynamo
 from olla.pytorch.dynamo.follow import begin, say_eager
-from olla.pytorch.dynamo.unseen import Environment
-from olla.pytorch.guards.modes import attention_kernels
+from olla.pytorch.dynamo.unseen import Environment, attention_kernels
 
 
 class Calls:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import collections
+import functools
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch._guards import TracingContext
 from olla.pytorch.dynamo.graph import NotFollowed
 from olla.pytorch.guards.guard import Wholes
 from olla.pytorch.guards.inside import attributes_of_class
+from olla.pytorch.guards.modes import ATTENTION_KERNELS
 from olla.pytorch.guards.places import Holds, Watched
 from olla.pytorch.guards.values import same
 
@@ -23,6 +25,17 @@ _COMPARED = ("CONSTANT_MATCH", "EQUALS_MATCH", "SEQUENCE_LENGTH", "DICT_KEYS_MAT
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _UNBACKED = ("u", "zuf")  # how torch names numbers that are known only when a step runs
 _Scope = Mapping[str, Any]
+
+
+def attention_kernels() -> tuple[bool, ...]:
+    """Return which kernels scaled_dot_product_attention may use."""
+    return tuple([read() for read in _attention_readers()])
+
+
+@functools.cache
+def _attention_readers() -> list[Callable[[], bool]]:
+    backends = torch.backends.cuda
+    return [getattr(backends, name) for name in ATTENTION_KERNELS if hasattr(backends, name)]
 
 
 class Environment:

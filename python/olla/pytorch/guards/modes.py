@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch.utils._device import DeviceContext
 
-_SDP = ("flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled", "cudnn_sdp_enabled")
+ATTENTION_KERNELS = ("flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled", "cudnn_sdp_enabled")
 _BACKENDS = {
     "": ("fp32_precision",),
     "mkldnn": ("enabled", "deterministic", "allow_tf32"),
     "cudnn": ("enabled", "benchmark", "deterministic", "allow_tf32"),
-    "cuda": (*_SDP, "fp16_bf16_reduction_math_sdp_allowed"),
+    "cuda": (*ATTENTION_KERNELS, "fp16_bf16_reduction_math_sdp_allowed"),
     "cuda.matmul": ("allow_tf32", "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"),
     "mha": ("get_fastpath_enabled",),
     "opt_einsum": ("enabled", "strategy"),
@@ -38,16 +38,6 @@ def modes(device_type: str) -> tuple[Any, ...]:
 def kernel_modes(device_type: str) -> tuple[Any, ...]:
     """Return those of torch's settings that kernels read when they run: a step that changes them cannot be captured."""
     return tuple([read() for read in _kernel_readers(device_type)])
-
-
-def attention_kernels() -> tuple[bool, ...]:
-    """Return which kernels scaled_dot_product_attention may use; Dynamo has no guard for that."""
-    return tuple([read() for read in _attention_readers()])
-
-
-@functools.cache
-def _attention_readers() -> list[Callable[[], bool]]:
-    return [getattr(torch.backends.cuda, name) for name in _SDP if hasattr(torch.backends.cuda, name)]
 
 
 @functools.cache
