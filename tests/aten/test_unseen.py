@@ -104,3 +104,45 @@ def test_an_error_of_the_model_is_all_that_is_printed(capfd: pytest.CaptureFixtu
     assert "".join(capfd.readouterr()) == ""
     (line,) = olla.report_of(model).breaks
     assert "Error" in line
+
+
+class Chooses(nn.Module):
+    """Has experts whose rows depend on values, in a loop: Dynamo takes nothing of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(4, 2), nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x: Any) -> Any:
+        chosen, result = self.gate(x).argmax(-1), torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows = torch.where(chosen == number)[0]
+            if len(rows):
+                result = result.index_add(0, rows, expert(x[rows]))
+        return result
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"), [(nn.LSTM(4, 4), "LSTM(4, 4)"), (Chooses(), "aten.nonzero")], ids=["LSTM", "experts"]
+)
+def test_the_report_says_why_nothing_is_planned(model: Any, reason: str) -> None:
+    olla.wrap(model, time_limit=0.1)
+    for _ in range(2):
+        model(torch.randn(5, 4))
+    report = olla.report_of(model)
+    assert report.num_unplanned_calls == report.num_calls == 2
+    (line,) = report.breaks
+    assert reason in line
+
+
+def test_a_model_of_transformers_is_one_graph() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    configuration = transformers.T5Config(vocab_size=32, decoder_start_token_id=0, **sizes)
+    model = transformers.T5ForConditionalGeneration(configuration)
+    olla.wrap(model, time_limit=0.2)
+    tokens = torch.randint(1, 32, (2, 6))
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    report = olla.report_of(model)
+    assert report.breaks == []
+    assert report.graph_count == 1

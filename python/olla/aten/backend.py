@@ -88,7 +88,7 @@ class Backend:
         self.num_runs = 0
         self.num_graphs = 0
         self.probes: dict[types.CodeType, list[Probes]] = {}
-        self.suppressed = dynamo.Suppressed(self._note_line)
+        self.suppressed = dynamo.Suppressed(self.note_line)
         self._partition = partition
         self._report = report
 
@@ -133,9 +133,9 @@ class Backend:
             return
         frame = reason.user_stack[-1] if reason.user_stack else None
         place = f"{frame.filename}:{frame.lineno}: " if frame is not None else ""
-        self._note_line(place + str(reason.reason).strip().partition("\n")[0])
+        self.note_line(place + str(reason.reason).strip().partition("\n")[0])
 
-    def _note_line(self, line: str) -> None:
+    def note_line(self, line: str) -> None:
         """Note once where, and why, Dynamo does not follow."""
         if line not in self._report.breaks:
             self._report.breaks.append(line)

@@ -69,7 +69,7 @@ class Calls:
         """Return the result of a call, and whether a planned graph has run in it."""
         backend, compiled = self._planned()
         self._partition.saved_before = 0
-        num_runs, num_graphs = backend.num_runs, backend.num_graphs
+        num_runs, num_graphs, reasons = backend.num_runs, backend.num_graphs, dynamo.reasons()
         change_back = self._change_settings()
         say_eager(1)
         try:
@@ -83,6 +83,10 @@ class Calls:
             for module in modules:
                 if module not in self._environments:
                     self._environments[module] = Environment(module, with_hooks=False)
+        if backend.num_runs == num_runs:
+            for reason, number in dynamo.reasons().items():
+                if number > reasons.get(reason, 0):
+                    backend.note_line(dynamo.in_one_line(reason))
         return result, backend.num_runs > num_runs
 
     def _planned(self) -> tuple[Backend, Callable[..., Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import re
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +18,8 @@ has_global_hooks: Any = compat.private("torch.nn.modules.module", "_has_any_glob
 config: Any = compat.private("torch._dynamo", "config")
 skip_frame: Any = compat.private("torch._dynamo.exc", "SkipFrame")  # Dynamo runs the Python it has captured as it is
 restarts: Any = compat.private("torch._dynamo.exc", "TensorifyScalarRestartAnalysis")  # no failure: Dynamo begins again
+_CONTEXT = re.compile(r"Developer debug context: (.+)")  # of what Dynamo says that it cannot follow
+
 # Of these torch has versions in Python, which AOTAutograd takes even where nothing is to be decomposed.
 _WRITTEN_IN_PYTHON = (
     "upsample_",
@@ -85,17 +88,30 @@ def native_kernels() -> Iterator[None]:
     What is written there rounds in another way, and keeps what the operator does not.
     """
     keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+    dropout = torch.ops.aten.dropout.default
     taken = []
-    for op in _written_in_python():
+    for op in [*_written_in_python(), dropout]:
         found = {key: op.py_kernels.pop(key) for key in keys if key in op.py_kernels}
         op._dispatch_cache.clear()
         taken.append((op, found))
+    dropout.py_kernels.update(dict.fromkeys(taken[-1][1], _dropout))
     try:
         yield
     finally:
         for op, found in taken:
             op.py_kernels.update(found)
             op._dispatch_cache.clear()
+
+
+def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """Drop as eager training does: by an operator that keeps a mask, but for half precision on a CPU.
+
+    There it multiplies by numbers that are rounded to that precision; in full precision the two are the same.
+    """
+    if x.device.type == "cpu" and x.dtype in (torch.float16, torch.bfloat16):
+        key = torch._C.DispatchKey.CompositeImplicitAutograd
+        return torch.ops.aten.dropout.default._op_dk(key, x, p, train)  # type: ignore[no-any-return]
+    return torch.native_dropout(x, p, train)[0] if train and p else x.clone()
 
 
 @functools.cache
@@ -141,13 +157,32 @@ class Suppressed(logging.Filter):
         return False
 
 
+def reasons() -> dict[str, int]:
+    """Return why Dynamo has not followed code so far, in its own words, and how often."""
+    return dict(compat.private("torch._dynamo.utils", "counters")["unimplemented"])
+
+
+def in_one_line(reason: str) -> str:
+    """Return one of these reasons as a line.
+
+    Example:
+        >>> in_one_line("Dynamic shape operator\\n  Hint: ...\\n  Developer debug context: aten.nonzero.default")
+        'Dynamic shape operator: aten.nonzero.default'
+    """
+    what, context = reason.partition("\n")[0], _CONTEXT.search(reason)
+    return f"{what}: {context[1]}" if context else what
+
+
 def skips(function: Any) -> bool:
     """Whether Dynamo leaves the frames of a function alone where they are not called from others."""
     return bool(compat.private("torch._dynamo.trace_rules", "check")(function))
 
 
 def compile_aten(
-    module: Any, inputs: Any, partition: Callable[..., Any], *compilers: Callable[[torch.fx.GraphModule], Any]
+    module: Any,
+    inputs: Any,
+    partition: Callable[..., Any],
+    *compilers: Callable[[torch.fx.GraphModule], Any],
 ) -> Any:
     """Compile with AOTAutograd alone: nothing is decomposed.
 
@@ -176,8 +211,11 @@ def compile_aten(
     )
     is_symbolic = any(isinstance(value, torch.SymInt) for value in inputs)  # native kernels would fix the sizes
     # What is donated may not be kept for a second backward; olla's programs copy what they write over.
+    patches: dict[str, Any] = {"donated_buffer": False}
+    if hasattr(compat.functorch_config, "backward_pass_autocast"):
+        patches["backward_pass_autocast"] = "off"  # backward() is to be called outside of it, as torch says
     with (
-        compat.functorch_config.patch(donated_buffer=False),
+        compat.functorch_config.patch(patches),
         contextlib.nullcontext() if is_symbolic else native_kernels(),
     ):
         return compile_with(module, inputs)

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import logging
 import re
+import sys
 import threading
 import types
 import warnings
@@ -50,10 +51,10 @@ _OUTSIDE = re.compile(
     r"builtin (?:operator )?`((?:time|posix|nt|_?io|_datetime)\.\w+|open|input)\b|method `(now|today|utcnow)` of class"
 )
 _is_compiling = torch.compiler.is_compiling
-_ASKED: tuple[Any, ...] = (torch.compiler, torch._dynamo)  # whether something is compiled
-_ANSWERS = [place.is_compiling for place in _ASKED]
+_COLLECTS = "transformers.utils.output_capturing"
 _lock = threading.Lock()
 _num_calls = 0  # of steps that are followed just now, on all threads
+_answers: list[tuple[Any, str, Any]] = []  # functions that are replaced meanwhile: owner, name, the function
 _Function = Callable[[Any, Any], Any]
 _Run = Callable[[LossGraph, Sequence[Any]], Sequence[Any]]
 
@@ -159,8 +160,12 @@ class Followed:
             return self._compiled(model, batch)[0]
 
 
-def _is_eager() -> bool:
+def _no() -> bool:
     return False
+
+
+def _yes() -> bool:
+    return True
 
 
 @functools.cache
@@ -185,8 +190,24 @@ def say_eager(more: int) -> None:
     global _num_calls
     with _lock:
         _num_calls += more
-        for place, answer in zip(_ASKED, _ANSWERS, strict=True):
-            place.is_compiling = _is_eager if _num_calls else answer
+        if more > 0 and _num_calls == 1:
+            for owner, name, answer in list(_replacements()):
+                _answers.append((owner, name, getattr(owner, name)))
+                setattr(owner, name, answer)
+        elif not _num_calls:
+            while _answers:
+                setattr(*_answers.pop())
+
+
+def _replacements() -> Iterator[tuple[Any, str, Callable[[], bool]]]:
+    """Yield what is asked of torch and transformers while a step is followed, and what the answer is."""
+    yield torch.compiler, "is_compiling", _no
+    yield torch._dynamo, "is_compiling", _no
+    for device in (torch.cuda, torch.xpu):  # which have no answer for Dynamo
+        if not (device.is_available() and device.is_current_stream_capturing()):
+            yield device, "is_current_stream_capturing", _no
+    if (collects := sys.modules.get(_COLLECTS)) is not None and hasattr(collects, "is_torchdynamo_compiling"):
+        yield collects, "is_torchdynamo_compiling", _yes  # a variable in place of a ContextVar, for the same values
 
 
 @contextlib.contextmanager
