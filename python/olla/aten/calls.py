@@ -17,6 +17,7 @@ from olla.aten.backend import SETTINGS, Backend
 from olla.aten.partition import AtenPartitioner
 from olla.aten.record import WrapReport
 from olla.inductor.compat import dynamo
+from olla.pytorch.capture.exclusive import Silence
 from olla.pytorch.dynamo.follow import begin, say_eager
 from olla.pytorch.dynamo.unseen import Environment, attention_kernels
 
@@ -45,6 +46,7 @@ class Calls:
         self._change_settings = dynamo.settings(SETTINGS)
         self._environments: WeakKeyDictionary[torch.nn.Module, Environment] = WeakKeyDictionary()
         self._lazy: WeakKeyDictionary[torch.nn.Module, bool] = WeakKeyDictionary()  # some parameters have no shape yet
+        self._silence = Silence()
         # What Dynamo made, by the kernels that attention may use. It tells graphs by the backend that they are for.
         self._followed: dict[tuple[bool, ...], tuple[Backend, Callable[..., Any]]] = {}
 
@@ -73,7 +75,7 @@ class Calls:
         change_back = self._change_settings()
         say_eager(1)
         try:
-            with backend.suppressed:
+            with backend.suppressed, self._silence:
                 result = compiled(*args, **kwargs)
         finally:
             say_eager(-1)

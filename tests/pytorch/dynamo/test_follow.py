@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import gc
+import logging
 import random
 import time
 import weakref
@@ -300,3 +301,18 @@ def test_clocks_are_not_frozen_and_the_warning_is_where_the_step_is_called() -> 
         first = step(rows())
     assert [str(w.filename) for w in caught] == [__file__]
     assert float(step(rows())) > float(first)
+
+
+def test_an_error_of_the_model_is_all_that_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    """Torch would print thirty lines for each way in which the step is tried."""
+    handler = logging.StreamHandler()
+    logging.getLogger("torch").addHandler(handler)
+    model = nn.Linear(6, 3)
+    step = olla.compile(model, optimizer=torch.optim.SGD(model.parameters()), loss=square, disk_cache=False)
+    try:
+        step(torch.ones(2, 6))
+        with pytest.raises(RuntimeError, match="cannot be multiplied"):
+            step(torch.ones(2, 5))
+    finally:
+        logging.getLogger("torch").removeHandler(handler)
+    assert "".join(capfd.readouterr()) == ""

@@ -130,30 +130,26 @@ class Suppressed(logging.Filter):
         note: is given each of them in one line.
     """
 
-    _converts = logging.getLogger("torch._dynamo.convert_frame")
-    _tries = logging.getLogger("torch._subclasses.fake_tensor")
+    _logger = logging.getLogger("torch._dynamo.convert_frame")
 
     def __init__(self, note: Callable[[str], None]) -> None:
         super().__init__()
         self._note = note
 
     def __enter__(self) -> None:
-        self._converts.addFilter(self)
-        self._tries.addFilter(self)
+        self._logger.addFilter(self)
 
     def __exit__(self, *_: object) -> None:
-        self._converts.removeFilter(self)
-        self._tries.removeFilter(self)
+        self._logger.removeFilter(self)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether a record is to be printed."""
         error = record.exc_info[1] if record.exc_info else None
         if error is None or record.levelno < logging.WARNING:
             return True
-        if record.name == self._converts.name:
-            stack = getattr(error, "real_stack", None)
-            place = f"{stack[-1].filename}:{stack[-1].lineno}: " if stack else ""
-            self._note(f"{place}{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
+        stack = getattr(error, "real_stack", None)
+        place = f"{stack[-1].filename}:{stack[-1].lineno}: " if stack else ""
+        self._note(f"{place}{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
         return False
 
 

@@ -142,7 +142,12 @@ def capture(
     require_parallel(world_size, parallel, step)
     where = None if device is None else torch.device(device)
     start = time.perf_counter()
-    with exclusive.collecting_no_garbage(), exclusive.bounded_memos(), ranks_of(world_size, parallel) as ranks:
+    with (
+        exclusive.collecting_no_garbage(),
+        exclusive.bounded_memos(),
+        exclusive.Silence(),
+        ranks_of(world_size, parallel) as ranks,
+    ):
         if ranks is None:
             is_elementwise = optimizer is not None and optimizers.updates_are_elementwise(optimizer)
             ranks = ranks_of_model(model, loss is not None and optimizer is not None, is_elementwise)

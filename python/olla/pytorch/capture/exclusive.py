@@ -8,6 +8,7 @@ import functools
 import gc
 import inspect
 import itertools
+import logging
 import os
 import signal
 import sys
@@ -28,6 +29,7 @@ _replaced: list[tuple[Any, str, Any, Any]] = []  # by the captures that run: own
 _memos: collections.deque[list[Any]] = collections.deque()  # keys of torch's own that each of the latest captures added
 _NUM_REMEMBERED = 8  # captures; one that is like them takes two thirds of the time
 _NOTHING: Any = object()  # in place of an original that is not there
+_TRIES = [logging.getLogger(f"torch.{name}") for name in ("_subclasses.fake_tensor", "_dynamo.variables.tensor")]
 _is_collected = False  # whether garbage is collected again once the capture that runs is over
 
 
@@ -205,6 +207,25 @@ def unchanged(model: torch.nn.Module, leaves: list[Any]) -> Iterator[None]:
                 table.update(before)
 
 
+class Silence(logging.Filter):
+    """Keeps torch from printing what it cannot do with fake tensors: an error says it once more, or a report.
+
+    A context. It would print thirty lines each time it tries.
+    """
+
+    def __enter__(self) -> None:
+        for logger in _TRIES:
+            logger.addFilter(self)
+
+    def __exit__(self, *_: object) -> None:
+        for logger in _TRIES:
+            logger.removeFilter(self)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record is to be printed: what somebody has switched on is."""
+        return record.levelno < logging.WARNING
+
+
 @contextlib.contextmanager
 def bounded_memos() -> Iterator[None]:
     """Keep what torch notes of operators on fake tensors, by their shapes, for the latest captures only."""
@@ -278,7 +299,12 @@ def collecting_no_garbage() -> Iterator[None]:
             yield
         finally:
             gc.enable()
-            _is_collected = False
+            _TRIES = [
+                logging.getLogger(f"torch.{name}") for name in ("_subclasses.fake_tensor", "_dynamo.variables.tensor")
+            ]
+
+
+_is_collected = False
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-from olla.pytorch.capture.exclusive import bound_memos, last_memo
+from olla.pytorch.capture.exclusive import Silence, bound_memos, last_memo
 from olla.pytorch.dynamo.graph import LossGraph, NotFollowed, readable, require_plain, signature, the_loss
 from olla.pytorch.dynamo.unseen import Environment, Probes, require_known
 
@@ -213,7 +213,7 @@ def _replacements() -> Iterator[tuple[Any, str, Callable[[], bool]]]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Leave out what Dynamo has to say of code that it cannot follow: the report says it."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), Silence():
         warnings.filterwarnings("ignore", module=r"torch\._dynamo")
         yield
 
