@@ -110,6 +110,20 @@ class JointStep:
                 self.tangents[item] = tangent
 
 
+def stand_for_sparse(graph: fx.Graph) -> None:
+    """Let sparse gradients of embeddings, which have no storage of their own, count as the rows in them."""
+    num_rows: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.layout == torch.sparse_coo:
+            inputs = [(n, n.meta["val"]) for n in node.all_input_nodes]
+            indices = [given.numel() for _, given in inputs if given.dtype in (torch.int32, torch.int64)]
+            num_rows[node] = sum(num_rows[n] for n, _ in inputs if n in num_rows) or max(indices, default=0)
+            with value.fake_mode:  # type: ignore[attr-defined]
+                rows = (num_rows[node], *value.shape[1:])
+                node.meta["val"] = torch.empty(rows, dtype=value.dtype, device=value.device)
+
+
 def _without_statistics(node: fx.Node) -> None:
     """Take the running statistics from a backward of a batch norm in training, which does not read them."""
     assert isinstance(node.target, torch._ops.OpOverload)

@@ -14,7 +14,7 @@ from torch import fx
 
 from olla import planner
 from olla.aten.halves import FUNCTIONAL_NORM, Halves, divided
-from olla.aten.joint import JointStep, obstacle
+from olla.aten.joint import JointStep, obstacle, stand_for_sparse
 from olla.aten.record import GraphRecord
 from olla.errors import BudgetError
 from olla.graph import DeviceProfile, Rerun, Rules, profile_of
@@ -73,7 +73,9 @@ class AtenPartitioner:
 
     def _planned(self, gm: fx.GraphModule, num_forward: int, static: list[int] | None) -> tuple[Halves, GraphRecord]:
         start = time.perf_counter()
-        joint = JointStep(compat.copied(gm), num_forward, static or [], "forward and backward")
+        module = compat.copied(gm)
+        stand_for_sparse(module.graph)
+        joint = JointStep(module, num_forward, static or [], "forward and backward")
         plan = self._plan(joint)
         graph = joint.captured.graph
         schedule = op_schedule(joint.captured, plan)
