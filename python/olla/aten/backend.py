@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -28,6 +29,7 @@ SETTINGS = {  # of Dynamo, during calls of what is wrapped
     "trace_numpy": False,  # torch's operators do not round as numpy's
     "suppress_errors": True,  # of Dynamo's own: what it cannot take runs as it is
 }
+_PLACE = re.compile(r".*?:\d+: ")  # a file and a line of it
 _OPTIONS = ("budget", "max_slowdown", "minimise", "device", "time_limit")
 
 
@@ -136,8 +138,9 @@ class Backend:
         self.note_line(place + str(reason.reason).strip().partition("\n")[0])
 
     def note_line(self, line: str) -> None:
-        """Note once where, and why, Dynamo does not follow."""
-        if line not in self._report.breaks:
+        """Note where, and why, Dynamo does not follow: of what it says of one place, the first."""
+        place = _PLACE.match(line)
+        if not any(known.startswith(place[0] if place else line) for known in self._report.breaks):
             self._report.breaks.append(line)
 
     def note(self, reason: str, graphs: list[int]) -> None:
