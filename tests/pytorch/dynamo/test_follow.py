@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import olla
+from olla.pytorch.dynamo import follow
 from tests.support.pytorch.steps import nn, square, torch
 
 pytestmark = pytest.mark.torch
@@ -316,3 +317,14 @@ def test_an_error_of_the_model_is_all_that_is_printed(capfd: pytest.CaptureFixtu
     finally:
         logging.getLogger("torch").removeHandler(handler)
     assert "".join(capfd.readouterr()) == ""
+
+
+def test_whether_a_cuda_graph_is_captured_is_still_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [True, False]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", answers.pop)
+    follow.say_eager(1)
+    try:
+        assert [torch.cuda.is_current_stream_capturing() for _ in range(2)] == [False, True]
+    finally:
+        follow.say_eager(-1)
+    assert torch.cuda.is_current_stream_capturing == answers.pop

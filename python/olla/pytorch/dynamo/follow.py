@@ -169,6 +169,16 @@ def _yes() -> bool:
 
 
 @functools.cache
+def _captures(asked: Callable[[], bool]) -> Callable[[], bool]:
+    """Return a function that has an answer for Dynamo, too, which runs others of torch's on fake tensors."""
+
+    def answer() -> bool:
+        return not torch.compiler.is_dynamo_compiling() and asked()
+
+    return answer
+
+
+@functools.cache
 def begin() -> None:
     """Let Dynamo make its tables and change torch's classes now, as it does when something is compiled first."""
     torch.compiler.allow_in_graph(the_loss)  # type: ignore[no-untyped-call]
@@ -203,9 +213,8 @@ def _replacements() -> Iterator[tuple[Any, str, Callable[[], bool]]]:
     """Yield what is asked of torch and transformers while a step is followed, and what the answer is."""
     yield torch.compiler, "is_compiling", _no
     yield torch._dynamo, "is_compiling", _no
-    for device in (torch.cuda, torch.xpu):  # which have no answer for Dynamo
-        if not (device.is_available() and device.is_current_stream_capturing()):
-            yield device, "is_current_stream_capturing", _no
+    for device in (torch.cuda, torch.xpu):
+        yield device, "is_current_stream_capturing", _captures(device.is_current_stream_capturing)
     if (collects := sys.modules.get(_COLLECTS)) is not None and hasattr(collects, "is_torchdynamo_compiling"):
         yield collects, "is_torchdynamo_compiling", _yes  # a variable in place of a ContextVar, for the same values
 
