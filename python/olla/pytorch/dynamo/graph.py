@@ -84,6 +84,10 @@ def require_plain(module: fx.GraphModule) -> None:
         source = getattr(node.meta.get("grapharg"), "source", None)
         if isinstance(source, RandomValueSource):  # a tensor of double precision in place of a number
             raise NotFollowed("it draws random numbers from Python's random")
+    parts = [part for part in module.modules() if isinstance(part, fx.GraphModule)]
+    if any(part.graph.find_nodes(op="call_function", target=torch._assert_async) for part in parts):
+        # Since torch 2.15 Dynamo makes the same node of torch._assert, which raises an error of another type.
+        raise NotFollowed("it asserts that a tensor is true")
     applies = any(str(node.target) == "autograd_function_apply" for node in module.graph.nodes)
     if applies and any(map(_has_own_apply, _subclasses(torch.autograd.Function))):
         raise NotFollowed("a class of autograd functions has an apply of its own, which Dynamo does not call")
