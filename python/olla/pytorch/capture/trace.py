@@ -147,6 +147,7 @@ def trace(
         _add_gradients(step, fakes, mode, adds_up)
     with contextlib.ExitStack() as stack:
         stack.callback(shapes.forget)
+        stack.callback(exclusive.release_saved, capture)
         stack.enter_context(exclusive.unchanged(model, leaves))
         for context in (exclusive.checkpoints, plain_recurrent_layers, known.told_to_transformers, generator.traced):
             stack.enter_context(context(capture))
