@@ -123,7 +123,7 @@ def _precisions(states: list[Any], sharded: dict[str, Any]) -> dict[str, Precisi
     from olla.pytorch.sharded.ranks import Precision
 
     found = {
-        id(parameter.sharded_param): Precision(group.mp_policy.param_dtype, group.mp_policy.reduce_dtype)
+        id(parameter.sharded_param): Precision(parameter.mp_policy.param_dtype, parameter.mp_policy.reduce_dtype)
         for state in states
         for group in state._fsdp_param_groups
         for parameter in group.fsdp_params
