@@ -66,7 +66,7 @@ def test_a_wrapped_loop_runs_at_planned_addresses(goal: dict[str, Any], rows: tu
 def test_the_arena_shrinks_as_the_plan_says() -> None:
     arenas, planned = {}, {}
     for name, goal in (("order", {}), ("peak", {"minimise": "peak"})):
-        model = deep(dropout=False)
+        model = nn.Sequential(*deep(dropout=False), nn.Linear(64, 1))  # beside the plan, the loss needs little
         with olla.pool() as pool:
             train(model, goal, (1024,), pool)
             arenas[name] = pool.report().arena_bytes
@@ -74,4 +74,4 @@ def test_the_arena_shrinks_as_the_plan_says() -> None:
         planned[name] = graph.peak_bytes
     saved = planned["order"] - planned["peak"]
     assert saved > 2**20
-    assert arenas["order"] - arenas["peak"] == pytest.approx(saved, rel=0.05)
+    assert arenas["order"] - arenas["peak"] == pytest.approx(saved, rel=0.02)

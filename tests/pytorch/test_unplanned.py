@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import functools
 import random
@@ -540,7 +541,8 @@ def test_a_window_that_is_placed_by_the_offset_of_the_batch_is_followed() -> Non
     model, rows = net().eval(), torch.arange(48.0).view(8, 6)
     loss = lambda m, x: m(torch.as_strided(x, (2, 6), (6, 1), x.storage_offset())).square().mean()  # noqa: E731
     step = olla.compile(model, loss=loss, disk_cache=False)
-    with pytest.warns(UserWarning, match=r"storage_offset\(\)"):
+    answers = hasattr(torch._dynamo.variables.TensorVariable, "method_storage_offset")  # since 2.15, with a guard
+    with contextlib.nullcontext() if answers else pytest.warns(UserWarning, match=r"storage_offset\(\)"):
         step(rows[:2])
     assert all(
         torch.equal(step(rows[2 * i : 2 * i + 2]), loss(model, rows[2 * i : 2 * i + 2]).detach()) for i in range(3)

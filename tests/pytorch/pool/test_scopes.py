@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,12 @@ def in_child(body: Callable[[], bool]) -> bool:
 
 @needs_fork
 def test_a_forked_child_runs_the_loop_without_the_pool_and_leaves_its_parent_alone() -> None:
+    # Where an earlier test has traced a step, autograd of torch's build with CUDA runs in no forked child.
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
+        fresh.submit(fork_amid_a_loop).result()
+
+
+def fork_amid_a_loop() -> None:
     stock = Loop("gpt2")
     pooled = stock.copy()
     torch.manual_seed(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -76,6 +77,11 @@ def _delayed() -> Any:
     )
 
 
+def _of_mixed_precision() -> Any:
+    with mock.patch.object(torch, "Stream"):  # torch's build for GPUs makes none where there is no GPU
+        return DistributedDataParallel(made("small"), mixed_precision=_MixedPrecision(torch.bfloat16))
+
+
 def _joined() -> Any:
     model = DistributedDataParallel(made("small"))
     model._join_config = model._join_config._replace(enable=True)
@@ -91,10 +97,7 @@ def _joined() -> Any:
         (_delayed, "delays the reduction of some gradients"),
         (_joined, r"is within join\(\).*drop_last=True"),
         (lambda: Doubled(made("small")), "has another forward"),
-        (
-            lambda: DistributedDataParallel(made("small"), mixed_precision=_MixedPrecision(torch.bfloat16)),
-            r"mixed precision of its own.*torch\.autocast",
-        ),
+        (_of_mixed_precision, r"mixed precision of its own.*torch\.autocast"),
         (
             lambda: DistributedDataParallel(
                 made("small"), find_unused_parameters=True, skip_all_reduce_unused_params=True

@@ -128,6 +128,8 @@ _DISPATCHED: dict[str, Callable[..., Any]] = {
 # What reads addresses, of which a fake tensor has none: torch ends the process where it is asked for one.
 _OF_ADDRESSES: dict[str, Callable[..., Any]] = {
     "assert_size_stride": lambda *_, **__: None,
+    "assert_size_stride_grouped": lambda *_, **__: None,  # since torch 2.15, as the next
+    "assert_tensor_metadata": lambda *_, **__: None,
     "assert_alignment": lambda *_, **__: None,
     "copy_if_misaligned": lambda tensor: tensor,
 }

@@ -264,6 +264,30 @@ def clear_fake_caches() -> None:
             cache.cache_clear()
 
 
+@contextlib.contextmanager
+def released(capture: Capture) -> Iterator[None]:
+    """Let go, at the end of a trace, of what operators have saved of their results for a backward pass that never came.
+
+    Since torch 2.14 that is an alias of the result on stand-ins, which leads back to the operator: a cycle that the
+    garbage collector does not see.
+    """
+    try:
+        yield
+    finally:
+        for tensor in list(capture.mode.tracer.tensor_tracker) if capture.mode is not None else ():
+            if tensor.grad_fn is not None and tensor.grad_fn.name() == "AliasBackward0":
+                _release(tensor.grad_fn.next_functions[0][0])
+
+
+def _release(operator: Any) -> None:
+    """Let go of what an operator has saved for its backward pass."""
+    for name in dir(operator):
+        saved = getattr(operator, name) if name.startswith("_raw_saved_") else ()
+        for entry in saved if isinstance(saved, tuple | list) else (saved,):
+            with contextlib.suppress(RuntimeError):  # the user's own hooks hold it, or it is gone
+                entry.register_hooks(lambda _: None, lambda _: None)
+
+
 def _holds_fakes(cache: object) -> bool:
     """Whether a cache holds a fake tensor, alone or in lists, tuples and dicts."""
     waiting, seen = gc.get_referents(cache), set()

@@ -155,7 +155,7 @@ def trace(
             stack.enter_context(capture.replaced(DistributedDataParallel, "forward", parallel.forward))
         explained = failures.explained(lambda: step.phase, model)
         unwatched = exclusive.unwatched_operators(capture, Sites(lambda: capture.mode, model, _run.__code__).note)
-        for block in (reads.told(), explained, checks.traced(), reads.undone(), unwatched):
+        for block in (exclusive.released(capture), reads.told(), explained, checks.traced(), reads.undone(), unwatched):
             stack.enter_context(block)
         # Puts back what torch writes into every node it records from now on: checkpoints leave their policy there.
         stack.enter_context(fx.traceback.preserve_node_meta(fx.traceback.should_preserve_node_meta))

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.distributions import constraints
+from torch.distributions import constraints, distribution
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -243,6 +243,9 @@ def traced() -> Iterator[None]:
         (constraints._PositiveDefinite, "check", _positive_definite),
     ):
         replaced.append((owner, name, _original(owner, name, function)))
+    name = "_all_true_or_runtime_assert"
+    if hasattr(distribution, name):  # since torch 2.15; before, the caller itself asks for the truth of the tensor
+        replaced.append((distribution, name, _original(distribution, name, _all_true)))
     with contextlib.ExitStack() as stack:
         for owner, name, function in replaced:
             restore = (setattr, owner, name, vars(owner)[name]) if name in vars(owner) else (delattr, owner, name)
@@ -283,6 +286,10 @@ def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
         torch._assert_async(((tensor >= 0) & (tensor < num_classes)).all(), "Class values must be in [0, num_classes).")
     result: torch.Tensor = torch._C._nn.one_hot(tensor, num_classes)
     return result
+
+
+def _all_true(valid: torch.Tensor, error_message: str) -> torch.Tensor:
+    return torch._is_all_true(valid)  # the caller asks for its truth, and raises: here nothing shows what it leads to
 
 
 def _of_number(original: Callable[[Any], bool], function: Callable[[torch.Tensor], torch.Tensor]) -> Any:

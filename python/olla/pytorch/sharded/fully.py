@@ -123,12 +123,20 @@ def _precisions(states: list[Any], sharded: dict[str, Any]) -> dict[str, Precisi
     from olla.pytorch.sharded.ranks import Precision
 
     found = {
-        id(parameter.sharded_param): Precision(group.mp_policy.param_dtype, group.mp_policy.reduce_dtype)
+        id(parameter.sharded_param): Precision(parameter.mp_policy.param_dtype, _averaged_in(parameter))
         for state in states
         for group in state._fsdp_param_groups
         for parameter in group.fsdp_params
     }
     return {name: found[id(parameter)] for name, parameter in sharded.items()}
+
+
+def _averaged_in(parameter: Any) -> torch.dtype | None:
+    """Return the type that FSDP2 averages the gradient of a parameter in; None: in that of the gradient."""
+    reduced: torch.dtype | None = parameter.mp_policy.reduce_dtype
+    if reduced is None and hasattr(type(parameter), "unsharded_grad_dtype"):  # since torch 2.15
+        reduced = parameter.sharded_param.grad_dtype
+    return reduced
 
 
 def _states(model: torch.nn.Module) -> list[Any]:
@@ -141,11 +149,11 @@ def _states(model: torch.nn.Module) -> list[Any]:
 
 def _require_supported(state: Any) -> None:
     """Refuse what of FSDP2 no captured step does."""
-    policy = state._mp_policy
     groups = state._fsdp_param_groups
+    parameters = [parameter for group in groups for parameter in group.fsdp_params]
     found = {
         "averages gradients in float16": (
-            torch.float16 in (policy.reduce_dtype, policy.reduce_dtype or policy.param_dtype),
+            any((_averaged_in(p) or p.mp_policy.param_dtype) is torch.float16 for p in parameters),
             "give its mp_policy reduce_dtype=torch.float32",
         ),
         "keeps its shards in the host's memory": (
