@@ -10,7 +10,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from olla.pytorch.dynamo.graph import draws_from_python
+from olla.pytorch.dynamo.graph import unlike_python
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
@@ -28,8 +28,8 @@ def refused(module: fx.GraphModule, inputs: Sequence[Any]) -> str:
         kind = type(value)
         if isinstance(value, torch.Tensor) and kind not in _PLAIN and not is_traceable_wrapper_subclass(value):
             return f"an input is a {kind.__name__}, whose operators are its own"
-    if draws_from_python(module):
-        return "it draws random numbers from Python's random"
+    if reason := unlike_python(module):
+        return reason
     for node in module.graph.nodes:
         if str(node.target) == "prims._tensor_version.default":
             return f"it reads how often {node.args[0]} was changed"

@@ -80,8 +80,8 @@ class LossGraph:
 
 def require_plain(module: fx.GraphModule) -> None:
     """Raise a NotFollowed for what Dynamo repeats in another way than Python does."""
-    if draws_from_python(module):
-        raise NotFollowed("it draws random numbers from Python's random")
+    if reason := unlike_python(module):
+        raise NotFollowed(reason)
     parts = [part for part in module.modules() if isinstance(part, fx.GraphModule)]
     if any(part.graph.find_nodes(op="call_function", target=torch._assert_async) for part in parts):
         # Since torch 2.15 Dynamo makes the same node of torch._assert, which raises an error of another type.
@@ -91,10 +91,14 @@ def require_plain(module: fx.GraphModule) -> None:
         raise NotFollowed("a class of autograd functions has an apply of its own, which Dynamo does not call")
 
 
-def draws_from_python(module: fx.GraphModule) -> bool:
-    """Whether Python's random is drawn from in a graph: Dynamo has tensors of double precision in place of numbers."""
-    places = (getattr(node.meta.get("grapharg"), "source", None) for node in module.graph.find_nodes(op="placeholder"))
-    return any(isinstance(source, RandomValueSource) for source in places)
+def unlike_python(module: fx.GraphModule) -> str:
+    """Return what a graph does in another way than Python would; empty: nothing of what is known."""
+    for node in module.graph.nodes:
+        if isinstance(getattr(node.meta.get("grapharg"), "source", None), RandomValueSource):
+            return "it draws random numbers from Python's random"  # Dynamo makes tensors of double precision of them
+        if "shallow_copy_data_" in str(node.target):  # since torch 2.15
+            return "it gives a tensor other memory (tensor.data = ...)"
+    return ""
 
 
 def _has_own_apply(kind: type) -> bool:

@@ -6,8 +6,8 @@ import collections
 import functools
 import math
 import os
+import types
 from collections.abc import Callable, Mapping
-from types import CodeType
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from olla.pytorch.guards.modes import ATTENTION_KERNELS
 from olla.pytorch.guards.places import Holds, Watched
 from olla.pytorch.guards.values import same
 
-_COMPARED = ("CONSTANT_MATCH", "EQUALS_MATCH", "SEQUENCE_LENGTH", "DICT_KEYS_MATCH")
+_COMPARED = ("CONSTANT_MATCH", "EQUALS_MATCH", "SEQUENCE_LENGTH", "DICT_KEYS_MATCH", "ID_MATCH")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _UNBACKED = ("u", "zuf")  # how torch names numbers that are known only when a step runs
 _Scope = Mapping[str, Any]
@@ -87,19 +87,21 @@ class Probes:
         scope: what ``L`` and ``G`` stand for in Dynamo's names of values.
 
     Raises:
-        NotFollowed: a deque of bounded length is read, which Dynamo lets grow.
+        NotFollowed: a deque of bounded length is read, or a generator: Dynamo does not change them as Python does.
     """
 
     def __init__(self, scope: _Scope) -> None:
         context = TracingContext.try_get()
         guards = context.guards_context.dynamo_guards if context is not None else ()
         names = {guard.name for guard in guards if guard.create_fn_name() in _COMPARED}
-        self._values: list[tuple[CodeType, Any]] = []
+        self._values: list[tuple[types.CodeType, Any]] = []
         for name in sorted(filter(None, names)):
             source = compile(name, "<guard>", "eval")
             value = _value(source, scope)
             if isinstance(value, collections.deque) and value.maxlen is not None:
                 raise NotFollowed(f"{name} is a deque of bounded length, which Dynamo lets grow")
+            if isinstance(value, types.GeneratorType):
+                raise NotFollowed(f"{name} is a generator, which Dynamo does not take further")
             if (fact := _unseen(value)) is not None:
                 self._values.append((source, fact))
 
@@ -124,7 +126,7 @@ def require_known() -> None:
         raise NotFollowed("it registers a hook on a tensor that is there before it, and leaves it there")
 
 
-def _value(source: CodeType, scope: _Scope) -> Any:
+def _value(source: types.CodeType, scope: _Scope) -> Any:
     try:
         return eval(source, dict(scope))
     except Exception:  # names that Dynamo alone knows
