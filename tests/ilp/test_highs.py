@@ -105,6 +105,25 @@ def test_a_start_is_taken_as_incumbent():
     assert len(found.values) == len(cost)
 
 
+def test_a_start_that_comes_back_for_an_optimum_is_left_out(way, monkeypatch):
+    """HiGHS 1.16 returns it, with the objective of the optimum, where presolve alone finds that."""
+    if way != "extension":
+        pytest.skip("the extension shows it for both ways")
+    extension = importlib.import_module("olla.ilp.extension")
+    run, end, starts = extension.HighsExtension.run, extension.HighsEnd, []
+
+    def returns_the_start(self, program, options, start, progress):
+        starts.append(start.tolist())
+        values = {"values": start} if start.size else {}
+        monkeypatch.setattr(extension, "HighsEnd", lambda **said: end(**said | values))
+        return run(self, program, options, start, progress)
+
+    monkeypatch.setattr(extension.HighsExtension, "run", returns_the_start)
+    found = solve([1.0, 2.0], [1.0, 1.0], [(1.0, np.inf, {0: 1.0, 1: 1.0})], start=[0.0, 1.0])
+    assert (found.status, found.objective, found.values.tolist()) == ("optimal", 1.0, [1.0, 0.0])
+    assert starts == [[0.0, 1.0], []]
+
+
 def test_a_start_of_the_wrong_length_is_refused():
     with pytest.raises(SolverError, match="start has 1 values, expected one for each of 2 columns"):
         solve([1.0, 1.0], [1.0, 1.0], [], start=[0.0])

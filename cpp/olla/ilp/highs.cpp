@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <future>
+#include <numeric>
 #include <tuple>
 
 namespace olla {
@@ -70,10 +72,20 @@ struct Job {
 
   void solve() noexcept {
     try {
-      answer.set_value(result_of(engine->run(program, options, start, progress)));
+      HighsEnd end = engine->run(program, options, start, progress);
+      if (!start.empty() && end.model_status == kModelOptimal && contradicts_itself(end)) {
+        end = engine->run(program, options, {}, progress);
+      }
+      answer.set_value(result_of(std::move(end)));
     } catch (...) {
       answer.set_exception(std::current_exception());
     }
+  }
+
+  // HiGHS 1.16 returns the start for an optimum that presolve alone finds, with the objective of the optimum.
+  bool contradicts_itself(const HighsEnd& end) const {
+    const double worth = std::inner_product(end.values.begin(), end.values.end(), program.cost.begin(), 0.0);
+    return std::abs(worth - end.objective) > 1e-6 * std::max(1.0, std::abs(end.objective));
   }
 
   MipResult so_far() const {

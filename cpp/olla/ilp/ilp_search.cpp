@@ -67,9 +67,7 @@ void IlpSearch::solve(const Attempt& attempt, Bytes target, double time_limit_se
     const Bytes value = known ? std::min(value_, program.value_bytes(objective)) : value_;
     return !control_.stop(value, std::min(value, std::max(lower_bound_, bound_of(bound))));
   };
-  // HiGHS 1.16 may return the start itself for an optimum that presolve alone finds: tried again, there is none.
-  const bool starts = value_ <= target && !contradicted();
-  const MipResult answer = highs_.solve(program.program(), mip, starts ? attempt.start() : std::vector<double>{});
+  const MipResult answer = highs_.solve(program.program(), mip, value_ <= target ? attempt.start() : std::vector<double>{});
   figures_.num_nodes += answer.num_nodes;
   if (answer.status == MipStatus::kInfeasible) return rule_out(target);
   contradiction_.clear();
