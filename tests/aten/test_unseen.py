@@ -146,3 +146,23 @@ def test_a_model_of_transformers_is_one_graph() -> None:
     report = olla.report_of(model)
     assert report.breaks == []
     assert report.graph_count == 1
+
+
+class Asserts(nn.Module):
+    """Takes numbers above zero only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Any) -> Any:
+        assert (x > 0).all(), "positive numbers only"
+        return self.layer(x)
+
+
+def test_an_assert_of_a_tensor_raises_what_python_raises() -> None:
+    model = olla.wrap(Asserts(), time_limit=0.1)
+    model(torch.ones(2, 3)).sum().backward()
+    with pytest.raises(AssertionError, match="positive numbers only"):
+        model(-torch.ones(2, 3))
+    assert len(olla.report_of(model).planned) == 1

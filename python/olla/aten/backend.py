@@ -26,6 +26,7 @@ from olla.pytorch.dynamo.unseen import Probes
 SETTINGS = {  # of Dynamo, during calls of what is wrapped
     "skip_nnmodule_hook_guards": False,  # hooks that come later are seen
     "recompile_limit": 64,  # then code runs as it is
+    "rewrite_assert_with_torch_assert": False,  # an assert of a tensor ends a graph, and raises what Python raises
     "trace_numpy": False,  # torch's operators do not round as numpy's
     "suppress_errors": True,  # of Dynamo's own: what it cannot take runs as it is
 }
