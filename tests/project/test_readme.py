@@ -49,7 +49,7 @@ def test_two_lines_around_a_loop_plan_it(capsys: pytest.CaptureFixture[str]) -> 
     pytest.importorskip("torch")
     exec(compile(WRAPPED, "README.md", "exec"), {})
     printed = capsys.readouterr().out
-    assert "3 calls, 0 of them without a planned graph" in printed
+    assert "3 calls, 0 of them without a graph" in printed
     assert "of eager's" in printed
 
 

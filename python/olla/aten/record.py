@@ -90,7 +90,7 @@ class WrapReport:
 
     def __str__(self) -> str:
         """Return the figures as text: a line on the calls, a table of the graphs, then what is not planned."""
-        calls = f"{self.name}: {self.num_calls:,} calls, {self.num_unplanned_calls:,} of them without a planned graph"
+        calls = f"{self.name}: {self.num_calls:,} calls, {self.num_unplanned_calls:,} of them without a graph"
         counts = (
             f"graph count {self.graph_count}, graph break count {self.graph_break_count}, op count {self.op_count:,}"
         )
