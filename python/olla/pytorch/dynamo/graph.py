@@ -82,10 +82,6 @@ def require_plain(module: fx.GraphModule) -> None:
     """Raise a NotFollowed for what Dynamo repeats in another way than Python does."""
     if reason := unlike_python(module):
         raise NotFollowed(reason)
-    parts = [part for part in module.modules() if isinstance(part, fx.GraphModule)]
-    if any(part.graph.find_nodes(op="call_function", target=torch._assert_async) for part in parts):
-        # Since torch 2.15 Dynamo makes the same node of torch._assert, which raises an error of another type.
-        raise NotFollowed("it asserts that a tensor is true")
     applies = any(str(node.target) == "autograd_function_apply" for node in module.graph.nodes)
     if applies and any(map(_has_own_apply, _subclasses(torch.autograd.Function))):
         raise NotFollowed("a class of autograd functions has an apply of its own, which Dynamo does not call")
@@ -93,9 +89,12 @@ def require_plain(module: fx.GraphModule) -> None:
 
 def unlike_python(module: fx.GraphModule) -> str:
     """Return what a graph does in another way than Python would; empty: nothing of what is known."""
-    for node in module.graph.nodes:
+    parts = [part for part in module.modules() if isinstance(part, fx.GraphModule)]
+    for node in (node for part in parts for node in part.graph.nodes):
         if isinstance(getattr(node.meta.get("grapharg"), "source", None), RandomValueSource):
             return "it draws random numbers from Python's random"  # Dynamo makes tensors of double precision of them
+        if node.target is torch._assert_async:  # since torch 2.15 of torch._assert too, which raises another error
+            return "it asserts that a tensor is true"
         if "shallow_copy_data_" in str(node.target):  # since torch 2.15
             return "it gives a tensor other memory (tensor.data = ...)"
     return ""
