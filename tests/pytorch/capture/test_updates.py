@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from typing import Any
 
 import numpy as np
@@ -105,5 +106,18 @@ def test_no_garbage_is_collected_in_a_capture_and_then_as_before(is_on: bool) ->
         with pytest.raises((ArithmeticError, CaptureError), match="garbage is collected: False"):
             olla.capture(nn.Linear(3, 2), torch.ones(4, 3), loss=loss)
         assert gc.isenabled() is is_on
+    finally:
+        gc.enable()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_that_is_forked_behind_a_capture_collects_garbage_as_its_parent_does() -> None:
+    olla.capture(nn.Linear(3, 2), torch.ones(4, 3), loss=square)
+    gc.disable()
+    try:
+        child = os.fork()
+        if child == 0:
+            os._exit(int(gc.isenabled()))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     finally:
         gc.enable()

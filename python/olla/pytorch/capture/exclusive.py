@@ -323,12 +323,7 @@ def collecting_no_garbage() -> Iterator[None]:
             yield
         finally:
             gc.enable()
-            _TRIES = [
-                logging.getLogger(f"torch.{name}") for name in ("_subclasses.fake_tensor", "_dynamo.variables.tensor")
-            ]
-
-
-_is_collected = False
+            _is_collected = False
 
 
 @contextlib.contextmanager
