@@ -35,8 +35,8 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 
 def linear(optimizer: str, **options: Any) -> Any:
     model = nn.Linear(6, 3)
-    options = {"disk_cache": False, "time_limit": 0.1} | options
-    return olla.compile(model, optimizer=OPTIMIZERS[optimizer](model.parameters()), loss=square, **options)
+    options = {"loss": square, "disk_cache": False, "time_limit": 0.1} | options
+    return olla.compile(model, optimizer=OPTIMIZERS[optimizer](model.parameters()), **options)
 
 
 def rows(number: int) -> Any:
@@ -85,6 +85,49 @@ def test_a_graph_that_was_captured_alone_keeps_no_batch(optimizer: str) -> None:
     del captured
     collect()
     assert alive[1]() is None
+
+
+def not_followed(model: Any, x: Any) -> Any:
+    return square(types.SimpleNamespace(model=model).model, x)  # not by Dynamo: captured by running it
+
+
+def not_captured(model: Any, x: Any) -> Any:
+    loss = square(model, x)
+    return loss if loss.item() > 0 else -loss
+
+
+@pytest.mark.parametrize("arena", [None, False])
+@pytest.mark.parametrize("loss", [square, not_followed, not_captured])
+@pytest.mark.filterwarnings("ignore:the step :UserWarning")
+def test_batches_and_results_are_freed_without_garbage_collection(loss: Any, arena: bool) -> None:
+    """An exception that was caught holds the frames it went through, theirs what they hold: on a GPU, the arena."""
+    step = linear("sgd", loss=loss, arena=arena)
+    step(rows(3))
+    collect()
+    gc.disable()
+    try:
+        for number in (2, 3):
+            batch = rows(number)
+            result = step(batch)
+            seen = [weakref.ref(batch), weakref.ref(result)]
+            del batch, result
+            assert [ref() for ref in seen] == [None, None], number
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("loss", [not_followed, not_captured])
+@pytest.mark.filterwarnings("ignore:the step :UserWarning")
+def test_an_exception_that_the_user_handles_stays_as_it_is(loss: Any) -> None:
+    step = linear("sgd", loss=loss)
+    kept = []
+    try:
+        raise KeyError("the user's")
+    except KeyError as error:
+        step(rows(2))
+        step(rows(3))
+        kept.append(error.__traceback__)
+    assert kept != [None]
 
 
 def test_a_capture_that_is_refused_leaves_nothing_behind() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
-from olla.errors import FIRST_STEP, CaptureError
+from olla.errors import FIRST_STEP, CaptureError, free_frames
 from olla.pytorch.capture.inputs import batch_names, plain_batch
 from olla.pytorch.capture.loop import GraphLoss
 from olla.pytorch.dynamo.follow import Followed
@@ -105,7 +106,7 @@ class Follower:
             only_prepares: capture and plan the step for it, and run nothing; what ``find`` returned is returned.
         """
         self._call, self._only_prepares = call, only_prepares
-        is_new = call.key not in self._known
+        is_new, handled = call.key not in self._known, sys.exception()
         try:
             result = self._followed(self._step.model, plain_batch(call.batch), is_new)
             if is_new:
@@ -122,6 +123,7 @@ class Follower:
                     f"the step calls {error.reads}, and what that says would be frozen into the captured step. Call it "
                     "before the step, and pass the result in with the batch, as a tensor."
                 )
+            free_frames(error, handled)
             return self.NOT_TAKEN
         finally:
             self._call = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from olla.errors import FIRST_STEP, MISUSE, SPENT, CaptureError, OllaError
+from olla.errors import FIRST_STEP, MISUSE, SPENT, CaptureError, OllaError, free_frames
 from olla.pytorch.ordinary import calls
 from olla.pytorch.ordinary.loop import first_of, run_step, update
 from olla.report.step import StepReport
@@ -99,6 +100,7 @@ class Unplanned:
             if found is not error:
                 found.add_note("on_unsupported='warn' runs it as the ordinary step.")
             raise found
+        free_frames(found, sys.exception())
         if found.rule == FIRST_STEP and not self._had_first:
             self._had_first = True
             return self.run(key, batch)
@@ -127,10 +129,11 @@ class Unplanned:
         """Plan forward and backward without the update, if that can be done; return whether it could."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        inner = self.inner or make_inner()
+        inner, handled = self.inner or make_inner(), sys.exception()
         try:
             inner.prepare(batch)
-        except Exception:  # the reason that was found first is the one that is told
+        except Exception as error:  # the reason that was found first is the one that is told
+            free_frames(error, handled)
             return False
         self.inner = inner
         return True
