@@ -28,6 +28,7 @@ import olla
 from bench.support.harness import Cell, Report, graph_files, graph_name
 from olla.base import rivals
 from olla.order import auto
+from olla.recompute import improving
 from olla.recompute import search as recompute
 from tests.support.generate import random_graph, stack
 from tests.support.plans import hard_graph
@@ -69,8 +70,11 @@ REWRITING: dict[str, Patches] = {
     "breadth first": (_without_start("breadth first"),),
     "improvement": _set(recompute.RecomputeSearch, _search=lambda *_: None),
     "improvement: of the base order that is best": _set(recompute, _RIVAL_SHARE=0),
-    "improvement: starts from bounds": _set(recompute, _NUM_SEED_OPS=0),
-    "improvement: destroy and repair": _set(recompute, _MAX_ROUNDS=0),
+    "improvement: starts from bounds": _set(improving, _NUM_SEED_OPS=0),
+    "improvement: destroy and repair": _set(improving, _MAX_ROUNDS=0),
+    "less time: a lower peak within less": _set(recompute.RecomputeSearch, _press=lambda *_: None),
+    "less time: from the beginning": _set(recompute.RecomputeSearch, _begin_again=lambda *_: None),
+    "a lower peak for the same time, before more is paid": _set(recompute.RecomputeSearch, lower=lambda _: None),
     "the order of the rewritten graph as a base": _set(recompute.RecomputeSearch, _rebase=lambda *_: None),
     "list schedules of rewritten graphs": _set(auto.OrderSearch, schedules=lambda _: []),
 }

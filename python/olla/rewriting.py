@@ -159,11 +159,12 @@ class Rewriting:
             if rewrites is None:
                 break
             needs.append(needed_bytes(plan := self._fitted(search, rewrites, budget_bytes)))
+            if needs[-1] > budget_bytes and (lower := search.lower()) is not None:  # before more time is paid
+                needs.append(needed_bytes(plan := self._fitted(search, lower, budget_bytes)))
             if needs[-1] <= budget_bytes:
                 return plan
             target = min(target, plan.peak_bytes) - (needs[-1] - budget_bytes)
-        rewrites = search.last_resort(budget_bytes)
-        if rewrites is not None:
+        for rewrites in search.last_resorts(budget_bytes):
             needs.append(needed_bytes(plan := self._fitted(search, rewrites, budget_bytes)))
             if needs[-1] <= budget_bytes:
                 return plan

@@ -55,20 +55,19 @@ def test_what_the_searches_find_is_no_better_than_everything_tried(case: tuple[G
 
 @pytest.mark.parametrize("num_graphs", [100, pytest.param(2500, marks=pytest.mark.slow)])
 def test_no_plan_that_updates_parameters_in_place_is_below_its_bounds(num_graphs: int) -> None:
-    given(tiny(updates=True), st.integers(0, 8))(
-        settings(max_examples=num_graphs, deadline=None)(_holds_beside_updates)
-    )()
+    @settings(max_examples=num_graphs, deadline=None)
+    @given(tiny(updates=True), st.integers(0, 8))
+    def hold(case: tuple[Graph, Permissions], added: int) -> None:
+        graph, allowed = case
+        ops = np.arange(graph.num_ops, dtype=np.int32)
+        search = evictor(graph, allowed)
+        least = least_peak_bytes(graph, allowed, added)
+        bounds, _ = search.least_peak(ops, float(added), 10.0, None)
+        assert bounds.max() <= least
+        seconds, _ = search.least_added_seconds(ops, least, 10.0, None)
+        assert seconds.max() <= least_added_seconds(graph, allowed, least)
 
-
-def _holds_beside_updates(case: tuple[Graph, Permissions], added: int) -> None:
-    graph, allowed = case
-    ops = np.arange(graph.num_ops, dtype=np.int32)
-    search = evictor(graph, allowed)
-    least = least_peak_bytes(graph, allowed, added)
-    bounds, _ = search.least_peak(ops, float(added), 10.0, None)
-    assert bounds.max() <= least
-    seconds, _ = search.least_added_seconds(ops, least, 10.0, None)
-    assert seconds.max() <= least_added_seconds(graph, allowed, least)
+    hold()
 
 
 @settings(max_examples=200, deadline=None)

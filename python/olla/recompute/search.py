@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,33 +15,25 @@ from olla.base import Progress, rivals
 from olla.errors import BudgetError
 from olla.graph import Graph, Rules
 from olla.graph.operators import without_replays
-from olla.order.base_orders import base_orders, early_updates, induced
+from olla.order.base_orders import base_orders, early_updates
 from olla.pipeline import Ordered, find_order
 from olla.plan import Options, Plan, Recomputed
 from olla.recompute.bounds import busiest, refusal
-from olla.recompute.starts import DROP_SHARE, Starts, target
+from olla.recompute.improving import IMPROVE_SHARE, ORDER_WORK, REBASE_SHARE, TRIAL_WORK, WORTH, Improving, is_movable
+from olla.recompute.starts import DROP_SHARE
 
 # What a search may do is limited in work, so that its results are the same on every machine; time limits it only where
 # a caller leaves less than the work takes. A million units take about 10 ms of ordering, 60 ms of choosing.
 _BASE_WORK = 60_000_000  # for the best order without rewriting
-_ORDER_WORK = 15_000_000  # for that of one other graph or start
-_TRIAL_WORK = 4_000_000  # for one on a further base order
 _IMPROVE_WORK, _IMPROVE_RUNS = 12_000_000, 6_000  # for improving the choice: in all, and per op
 _RIVAL_SHARE = 1 / 2  # of that work, on a base order where the greedy ended better than on the first one
-_REBASE_SHARE = 1 / 6  # of that work, on the order of the rewritten graph
 _BASE_SHARE = 0.2  # of the time limit
-_IMPROVE_SHARE = 0.7
-_PROGRAM_SHARE = 0.9
 _TIE = 0.001  # share of a peak, for which no time is paid
 _TIE_SHARE, _TIE_WORK = 1 / 6, 600_000  # of the work of improving, and at least: for less time at that peak
-_WORTH = 0.98  # share of the added time, that a choice must be below to be worth such memory
-_CAPS = 0.75, 0.9, 0.97  # shares of the time taken, that greedy runs may add instead
-_CAP_WORK, _CAP_RUNS = 600_000, 100  # for such a run on every base order; per op, at least
-_NEAR = 0.02  # share of a peak, by which the best order of a choice may be below the order that it was made on
-_NEAR_SHARE = 1 / 4  # of the work of ordering anew
-_CHEAPER = 0.9  # share of the added time, below which what misses a peak by so little is ordered
-_MAX_ROUNDS = 1000  # of the local search; work ends it earlier on all but small graphs
-_NUM_SEED_OPS = 3  # whose bounds the local search starts from, too
+_SHARES = 0.0, 0.02, 0.05, 0.1, 0.2, 0.4  # of the step's time, that the last plans for a budget may add
+_AGAIN = 0.6  # share of the time taken, that a search from the beginning may add instead
+_AGAIN_FROM = 0.05  # share of the step's time, that less is no reason to begin again for
+_PROGRAM_SHARE = 0.9
 
 
 class Base(NamedTuple):
@@ -55,11 +48,6 @@ class Base(NamedTuple):
     first_order: NDArray[np.int32]
 
 
-def _is_movable(options: Options) -> bool:
-    """Whether any valid order will do as a base order."""
-    return options.order is None and options.updates_may_move
-
-
 def _find_base(graph: Graph, options: Options, progress: Progress | None, left_out: list[str]) -> Base:
     """Return the best order, and with weight updates early where that costs no memory: gradients then go at once.
 
@@ -71,16 +59,16 @@ def _find_base(graph: Graph, options: Options, progress: Progress | None, left_o
     quick = replace(options, method=method, layout=False, time_limit=limit, max_work=_BASE_WORK)
     found = find_order(graph, quick, progress, overlap=False)
     left_out += [line for line in found.answer.details if line.startswith(rivals.LEFT_OUT)]
-    if not _is_movable(options):
+    if not is_movable(options):
         return Base(found, found.order.copy())
     schedule = {"the best order with early updates": lambda: early_updates(graph, found.order)}
     early = list(rivals.orders(graph.core, schedule, left_out).values()) or [found.order]
-    limits = _core.Limits(time_limit=limit, max_work=_ORDER_WORK, progress=progress)
+    limits = _core.Limits(time_limit=limit, max_work=ORDER_WORK, progress=progress)
     better = _core.order(graph.core, early, options.seed, limits)
     return Base(found, better.order if better.peak_bytes <= found.peak_bytes else found.order.copy())
 
 
-class RecomputeSearch(Starts):
+class RecomputeSearch(Improving):
     """What to recompute and what to write in place in one graph.
 
     Args:
@@ -112,7 +100,7 @@ class RecomputeSearch(Starts):
     def choose(self, peak_bytes: int, added_seconds: float) -> None:
         """Drop values on several base orders; go on with the one where that ends best."""
         self.drop(peak_bytes, added_seconds)
-        if not _is_movable(self.options):
+        if not is_movable(self.options):
             return
         goal = None if peak_bytes > 0 else added_seconds
         starts = self.starts
@@ -121,7 +109,7 @@ class RecomputeSearch(Starts):
                 break
             with rivals.optional("a base order", self.left_out, self.progress):
                 self.starts = [self._start(order)]
-                self.drop(peak_bytes, added_seconds, _TRIAL_WORK)
+                self.drop(peak_bytes, added_seconds, TRIAL_WORK)
                 starts += self.starts
             self.starts = self._ranked(starts, peak_bytes)
         self.starts = self._ranked(starts, peak_bytes)
@@ -136,47 +124,9 @@ class RecomputeSearch(Starts):
             if added_seconds is not None or start.evictor.peak <= peak_bytes:
                 self._search(peak_bytes, added_seconds, int(share * work))
         self.starts = self._ranked([rival, first], peak_bytes)
-        if _is_movable(self.options):
-            self._rebase(peak_bytes, added_seconds, int(_REBASE_SHARE * work))
+        if is_movable(self.options):
+            self._rebase(peak_bytes, added_seconds, int(REBASE_SHARE * work))
         self._recall(peak_bytes, added_seconds)
-
-    def _search(self, peak_bytes: int, added_seconds: float | None, work: int) -> None:
-        """Improve what is in force on the present base order."""
-        limit = self._until(_IMPROVE_SHARE)
-        if limit <= 0.0 or self._close_enough(peak_bytes, added_seconds):
-            return
-        limits = _core.Limits(time_limit=limit, max_work=work, progress=self.progress)
-        ops = busiest(self.graph, self.order)[:_NUM_SEED_OPS].tolist()
-        goal = target(peak_bytes, added_seconds)
-        self.interrupted |= self.evictor.improve(goal, ops, _MAX_ROUNDS, self.options.seed, limits)
-
-    def _rebase(
-        self, peak_bytes: int, added_seconds: float | None, work: int, most: float = math.inf, share: float = 1.0
-    ) -> None:
-        """Choose anew on the best order of the rewritten graph; go on with that where it is better.
-
-        Args:
-            work: for improving the choice.
-            most: seconds that may be added within a peak.
-            share: of the work for ordering and for dropping that there is.
-        """
-        if self._left(_IMPROVE_SHARE) <= 0.0 or self._close_enough(peak_bytes, added_seconds):
-            return
-        before = self.starts
-        with rivals.optional("the order of the rewritten graph", self.left_out, self.progress) as failed:
-            found = self.rewritten()
-            options = replace(
-                self.options, layout=False, time_limit=self._until(_IMPROVE_SHARE), max_work=int(share * _ORDER_WORK)
-            )
-            best = find_order(found.graph, options, self.progress, overlap=False).order
-            order = induced(self.graph, best, found.origin)
-            if order is None or np.array_equal(order, self.order):
-                return
-            self.starts = [self._start(order)]
-            self.drop(peak_bytes, most if added_seconds is None else added_seconds, int(share * _TRIAL_WORK))
-            if added_seconds is not None or self.evictor.peak <= peak_bytes:
-                self._search(peak_bytes, added_seconds, work)
-        self.starts = before if failed else self._ranked([*before, *self.starts], peak_bytes)
 
     def _solve(self, peak_bytes: int, added_seconds: float | None) -> None:
         """With the method "ilp": solve the integer program of the choice, for the base order."""
@@ -217,36 +167,10 @@ class RecomputeSearch(Starts):
         self._recall(enough, None)
         self._cheapen(enough)
         self._search(enough, None, max(_TIE_WORK, int(_TIE_SHARE * self.improve_work)))
-        self._recall(0, added_seconds if self.evictor.added_seconds > _WORTH * seconds else self.evictor.added_seconds)
-
-    def _cheapen(self, peak_bytes: int) -> None:
-        """Look for less time within the peak: where a cheaper choice misses it by little, and where less may be spent.
-
-        What misses it is ordered anew, and the best order of that is one more base order.
-        """
-        seconds = self.evictor.added_seconds
-        if self.options.method == "ilp" or seconds <= 0:
-            return
-        near = self._recall(0, _CHEAPER * seconds) and peak_bytes < self.evictor.peak <= (1 + _NEAR) * peak_bytes
-        if near and _is_movable(self.options):
-            self._rebase(peak_bytes, None, int(_REBASE_SHARE * self.improve_work), seconds, _NEAR_SHARE)
-        self._recall(peak_bytes, None)
-        self._spend_less(peak_bytes)
-
-    def _spend_less(self, peak_bytes: int) -> None:
-        """Drop anew on every base order with less time allowed than is taken: who may not spend chooses otherwise."""
-        work, none = _CAP_WORK // len(self.seen), np.zeros(0, dtype=np.int32)
-        if work < _CAP_RUNS * self.graph.num_ops:
-            return
-        for cap in _CAPS:
-            seconds = cap * self.evictor.added_seconds
-            if self._left(_IMPROVE_SHARE) <= 0.0 or self._close_enough(peak_bytes, None):
-                return
-            limits = _core.Limits(time_limit=self._left(_IMPROVE_SHARE), max_work=work, progress=self.progress)
-            for start in self.seen:
-                start.evictor.reset(none, none)
-                self.interrupted |= start.evictor.run(peak_bytes, seconds, limits)
-            self._recall(peak_bytes, None)
+        self._press(enough)
+        if added_seconds == math.inf:
+            self._begin_again(enough)
+        self._recall(0, added_seconds if self.evictor.added_seconds > WORTH * seconds else self.evictor.added_seconds)
 
     def within(self, peak_bytes: int) -> tuple[Recomputed] | None:
         """Find the least added time for a peak; None where that is not reached."""
@@ -259,24 +183,65 @@ class RecomputeSearch(Starts):
         if self.evictor.peak <= peak_bytes:
             self._cheapen(peak_bytes)
             self.improve(peak_bytes, None)
+            self._press(peak_bytes)
+            self._begin_again(peak_bytes)
         self._solve(peak_bytes, None)
         self.lowest_bytes = min(self.lowest_bytes, self.evictor.peak)
         return (self.rewritten(),) if self.evictor.peak <= peak_bytes else None
 
-    def last_resort(self, budget_bytes: int) -> tuple[Recomputed] | None:
-        """Find the least peak at whatever time, where nothing was found within a budget and something may be."""
-        if self.least_peak_bound(math.inf) > budget_bytes:
+    def _begin_again(self, peak_bytes: int) -> None:
+        """Choose from the beginning with much less time allowed, where the bounds leave room for that."""
+        while self.options.method != "ilp" and self._left(IMPROVE_SHARE) > 0.0:
+            seconds = self.evictor.added_seconds
+            cap = _AGAIN * seconds
+            if seconds <= _AGAIN_FROM * self.base_seconds or self.least_seconds_bound(peak_bytes) > cap:
+                return
+            search = self._other()
+            search.choose(0, cap)
+            search.improve(0, cap)
+            self._take(search)
+            if search.evictor.peak > peak_bytes:
+                return
+            self.seen += search.seen
+            self._recall(peak_bytes, None)
+
+    def lower(self) -> tuple[Recomputed] | None:
+        """Find a lower peak for about the same time than what is in force; None where there is none."""
+        peak, most = self.evictor.peak, self.evictor.added_seconds / WORTH
+        if self.options.method == "ilp" or not self._recall(0, most):
             return None
+        self._search(0, most, self.improve_work)
+        return (self.rewritten(),) if self.evictor.peak < peak else None
+
+    def _other(self) -> RecomputeSearch:
+        """Return a search that has chosen nothing."""
         rest = replace(self.options, time_limit=self._left())
-        search = RecomputeSearch(self.graph, self.rules, rest, self.progress, self.base)
-        found = search.least(math.inf)
-        self.interrupted |= search.interrupted
-        self.left_out += search.left_out
-        return found
+        return RecomputeSearch(self.graph, self.rules, rest, self.progress, self.base)
+
+    def _take(self, other: RecomputeSearch) -> None:
+        """Take over whether another search was interrupted, and its notes."""
+        self.interrupted |= other.interrupted
+        self.left_out += other.left_out
+
+    def last_resorts(self, budget_bytes: int) -> Iterator[tuple[Recomputed]]:
+        """Yield what else may fit a budget that nothing was found within: the least peak at whatever time.
+
+        Where memory is handed over with the batch, a lower peak may come of it, and an arena has nothing of that: then
+        the least peaks within some added times as well.
+        """
+        if self.least_peak_bound(math.inf) > budget_bytes:
+            return
+        for share in (math.inf, *(_SHARES if self.graph.donated.any() else ())):
+            if self._has_ended():
+                return
+            search = self._other()
+            found = search.least(share * self.base_seconds)
+            self._take(search)
+            yield found
 
     def final_options(self) -> Options:
         """Return the options by which the graph that was found is ordered and laid out."""
-        return replace(self.options, order=None, time_limit=self._until(1.0), max_work=_ORDER_WORK)
+        return replace(self.options, order=None, time_limit=self._until(1.0), max_work=ORDER_WORK)
 
     @property
     def details(self) -> tuple[str, ...]:

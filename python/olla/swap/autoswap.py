@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -176,8 +177,12 @@ class AutoSwapSearch:
     def _swapped(self, swaps: Swaps) -> tuple[Swapped]:
         return (swapped_graph(self.graph, self.order, swaps),)
 
-    def last_resort(self, budget_bytes: int) -> None:
+    def lower(self) -> None:
+        """It finds no other plan for about the same time."""
+
+    def last_resorts(self, budget_bytes: int) -> Iterator[tuple[Swapped]]:
         """There is none."""
+        return iter(())
 
     def final_options(self) -> Options:
         """Return the options by which the graph that was found is laid out; its order says it all."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -121,8 +122,12 @@ class CombinedSearch:
         self.lowest_bytes = min(self.lowest_bytes, found.swaps.peak_bytes)
         return self._settled(found, math.inf, peak_bytes) if found.swaps.peak_bytes <= peak_bytes else None
 
-    def last_resort(self, budget_bytes: int) -> None:
-        """Recomputation alone has a last resort; see `alone`."""
+    def lower(self) -> None:
+        """It finds no other plan for about the same time."""
+
+    def last_resorts(self, budget_bytes: int) -> Iterator[tuple[Recomputed, Swapped]]:
+        """Recomputation alone has them; see `alone`."""
+        return iter(())
 
     def _least_time(self, limit: int) -> _Found:
         """Recompute as little as swaps allow for a peak within the limit; the lowest peak where that fails."""
