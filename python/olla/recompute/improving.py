@@ -28,7 +28,7 @@ _NEAR_SHARE = 1 / 4  # of the work of ordering anew
 _CHEAPER = 0.9  # share of the added time, below which what misses a peak by so little is ordered
 _MAX_ROUNDS = 1000  # of the local search; work ends it earlier on all but small graphs
 _NUM_SEED_OPS = 3  # whose bounds the local search starts from, too
-# The next two, and those of `_begin_again`, were found with bench/recompute/bench_front.py; it says what they are worth.
+# The next two and those of `_begin_again`: found with bench/recompute/bench_front.py, which says what that is worth.
 _NEARLY = 0.03  # share of a peak, by which what is searched for a lower one may miss it
 _FREE = 0.001  # share of the step's time, below which less is not looked for
 
