@@ -125,7 +125,7 @@ def _precisions(states: list[Any], sharded: dict[str, Any]) -> dict[str, Precisi
     found = {
         id(parameter.sharded_param): Precision(parameter.mp_policy.param_dtype, _averaged_in(parameter))
         for state in states
-        for group in state._fsdp_param_groups
+        for group in _groups(state)
         for parameter in group.fsdp_params
     }
     return {name: found[id(parameter)] for name, parameter in sharded.items()}
@@ -147,9 +147,16 @@ def _states(model: torch.nn.Module) -> list[Any]:
     return list({id(state): state for state in states}.values())
 
 
+def _groups(state: Any) -> list[Any]:
+    """Return the groups of parameters of one call of fully_shard; until torch 2.12 there was at most one."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+
+
 def _require_supported(state: Any) -> None:
     """Refuse what of FSDP2 no captured step does."""
-    groups = state._fsdp_param_groups
+    groups = _groups(state)
     parameters = [parameter for group in groups for parameter in group.fsdp_params]
     found = {
         "averages gradients in float16": (
@@ -182,7 +189,11 @@ def idle_hooks(model: torch.nn.Module) -> Iterator[None]:
     saved = [dict(vars(state)) for state in states]
     try:
         for state in states:
-            state._fsdp_param_groups = state._states_to_forward_prefetch = []
+            state._states_to_forward_prefetch = []
+            if hasattr(state, "_fsdp_param_groups"):
+                state._fsdp_param_groups = []
+            else:
+                state._fsdp_param_group = None
             state._root_pre_forward = lambda module, args, kwargs: (args, kwargs)
             state._register_pre_backward_hook = lambda output: output
         yield

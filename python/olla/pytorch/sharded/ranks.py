@@ -137,9 +137,9 @@ def _marked(part: int) -> Iterator[None]:
     """Say of the nodes recorded inside what they are part of."""
     mode = get_proxy_mode()
     assert mode is not None
-    before = next(reversed(mode.tracer.graph.nodes))
+    before = next(iter(reversed(mode.tracer.graph.nodes)))
     yield
-    node = next(reversed(mode.tracer.graph.nodes))
+    node = next(iter(reversed(mode.tracer.graph.nodes)))
     while node is not before:
         node.meta[_PART] = part
         node = node.prev
