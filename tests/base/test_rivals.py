@@ -13,7 +13,7 @@ from olla.base.rivals import LEFT_OUT
 from olla.layout import Placement, rounded_up
 from olla.methods import model
 from olla.order import Answer, Problem, base_orders, warm_starts
-from olla.recompute import search
+from olla.recompute import improving, search
 from olla.swap import autoswap, combine
 from tests.support.fans import clipped, idle
 from tests.support.patches import patch_core
@@ -111,7 +111,7 @@ def test_a_broken_base_order_is_left_out(
 
 
 def test_a_rival_of_a_rewriting_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch, rewritable: Graph) -> None:
-    monkeypatch.setattr(search, "induced", raises)
+    monkeypatch.setattr(improving, "induced", raises)
     monkeypatch.setattr(search.RecomputeSearch, "_close_enough", lambda *_: False)
     plan = olla.plan(rewritable, max_slowdown=0.05, time_limit=1.0)
     olla.check(rewritable, plan)
