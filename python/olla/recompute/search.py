@@ -168,7 +168,7 @@ class RecomputeSearch(Improving):
         self._cheapen(enough)
         self._search(enough, None, max(_TIE_WORK, int(_TIE_SHARE * self.improve_work)))
         self._press(enough)
-        if added_seconds == math.inf:
+        if added_seconds == math.inf:  # who names a time has agreed to it; a second search takes as long as the first
             self._begin_again(enough)
         self._recall(0, added_seconds if self.evictor.added_seconds > WORTH * seconds else self.evictor.added_seconds)
 

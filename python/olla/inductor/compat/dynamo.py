@@ -55,8 +55,9 @@ def differentiate(node_class: Any, double_backward: Callable[..., Any]) -> None:
     kinds = compat.private("torch._functorch._aot_autograd.schemas", "OutputType")
     own = (kinds.non_alias, kinds.unsafe_view_alias, kinds.custom_function_view)
     outputs = function.metadata.output_info
-    tangents_of = [getattr(o, "requires_grad_for_backward", o.requires_grad) for o in outputs]  # one name until 2.12
-    results = [i for i, o in enumerate(outputs) if o.output_type in own and tangents_of[i]]
+    # torch 2.11 has one attribute for both.
+    has_gradient = [getattr(o, "requires_grad_for_backward", o.requires_grad) for o in outputs]
+    results = [i for i, o in enumerate(outputs) if o.output_type in own and has_gradient[i]]
     plain = not function.metadata.num_intermediate_bases and not any(
         given.mutates_data and given.requires_grad for given in function.metadata.input_info
     )

@@ -148,7 +148,7 @@ def _states(model: torch.nn.Module) -> list[Any]:
 
 
 def _groups(state: Any) -> list[Any]:
-    """Return the groups of parameters of one call of fully_shard; until torch 2.12 there was at most one."""
+    """Return the groups of parameters of one call of fully_shard; torch 2.11 has at most one."""
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
