@@ -64,20 +64,20 @@ def plan_graph(args: argparse.Namespace) -> int:
     if args.chunked_loss and options["budget"] is args.max_slowdown is args.minimise is None:
         return fail("--chunked-loss is for a goal: give --budget, --max-slowdown or --minimise with it")
     require_format(args.graph, GRAPHS)
-    interrupt = Interrupt()
-    try:
-        with interrupt, ProgressLine(f"planning {args.graph}") as progress:
-            graph = graph_at(args) if args.graph.endswith(".onnx") else args.graph
-            result = plan(graph, **options, progress=interrupt.ends(progress))
-    except BudgetError as error:  # an answer
-        print("olla:", visible(" ".join(str(error).split())), file=sys.stderr)
-        return interrupted("before a plan was found") if interrupt.seen else NOTHING_FITS
-    if args.output:
-        result.save(args.output)
-    if args.json:
-        print_json(_plan_summary(result))
-    else:
-        show(table.render(result, args.verbose), table.WIDTH)
+    with Interrupt() as interrupt:  # until the plan is saved and shown: Ctrl-C loses none that was found
+        try:
+            with ProgressLine(f"planning {args.graph}") as progress:
+                graph = graph_at(args) if args.graph.endswith(".onnx") else args.graph
+                result = plan(graph, **options, progress=interrupt.ends(progress))
+        except BudgetError as error:  # an answer
+            print("olla:", visible(" ".join(str(error).split())), file=sys.stderr)
+            return interrupted("before a plan was found") if interrupt.seen else NOTHING_FITS
+        if args.output:
+            result.save(args.output)
+        if args.json:
+            print_json(_plan_summary(result))
+        else:
+            show(table.render(result, args.verbose), table.WIDTH)
     return interrupted("the plan is the best found so far") if interrupt.seen else OK
 
 

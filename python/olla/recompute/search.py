@@ -208,7 +208,7 @@ class RecomputeSearch(Improving):
     def lower(self) -> tuple[Recomputed] | None:
         """Find a lower peak for about the same time than what is in force; None where there is none."""
         peak, most = self.evictor.peak, self.evictor.added_seconds / WORTH
-        if self.options.method == "ilp" or not self._recall(0, most):
+        if self.options.method == "ilp" or self._left(IMPROVE_SHARE) <= 0.0 or not self._recall(0, most):
             return None
         self._search(0, most, self.improve_work)
         return (self.rewritten(),) if self.evictor.peak < peak else None
@@ -232,7 +232,7 @@ class RecomputeSearch(Improving):
         if self.least_peak_bound(math.inf) > budget_bytes:
             return
         for share in (math.inf, *(_SHARES if self.graph.donated.any() else ())):
-            if self._has_ended():
+            if self._has_ended() or (share < math.inf and self._left(IMPROVE_SHARE) <= 0.0):
                 return
             search = self._other()
             found = search.least(share * self.base_seconds)
