@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from olla.aten.wrap import explain as explain
     from olla.aten.wrap import report_of as report_of
     from olla.aten.wrap import wrap as wrap
+    from olla.checkpointing.checkpoint import checkpoint as checkpoint
     from olla.graph.measure import device_profile as device_profile
     from olla.integrations.onnx import from_onnx as from_onnx
     from olla.pytorch.capture.capture import capture as capture
@@ -53,6 +54,7 @@ __all__ = [
     "__version__",
     "capture",
     "check",
+    "checkpoint",
     "compile",
     "device_profile",
     "explain",
@@ -76,6 +78,7 @@ _MODULES = {  # of names that are loaded when they are asked for; all but the cu
     "Curve": "olla.recompute.curve",
     "Step": "olla.pytorch.step",
     "capture": "olla.pytorch.capture.capture",
+    "checkpoint": "olla.checkpointing.checkpoint",
     "compile": "olla.pytorch.compile",
     "device_profile": "olla.graph.measure",
     "explain": "olla.aten.wrap",

@@ -192,4 +192,43 @@ def test_logits_that_nobody_reads_are_not_returned_so_that_the_loss_runs_in_chun
 
 def test_a_pool_with_a_goal_is_refused() -> None:
     with pytest.raises(ValueError, match="leaves budget without effect"):
-        OllaCallback(budget="1GB", compile=False)
+        OllaCallback(budget="1GB", how="pool")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"how": "magic"}, "how is 'magic', expected one of checkpoint, aten, inductor, pool"),
+        ({"how": "checkpoint"}, "needs a goal"),
+        ({"how": "aten", "chunked_loss": 4}, "chunked_loss is for how='inductor', not 'aten'"),
+    ],
+)
+def test_ways_that_do_not_go_with_a_goal_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        OllaCallback(**arguments)
+
+
+@pytest.mark.parametrize("how", ["checkpoint", "aten"])
+@pytest.mark.parametrize(
+    "arguments", [{}, {"gradient_accumulation_steps": 3, "eval_strategy": "epoch"}], ids=["plain", "accumulated"]
+)
+def test_a_trainer_with_a_goal_logs_what_the_trainer_logs(
+    tmp_path: Path, how: Any, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(integration._logger, "warning", lambda text, *args: said.append(text % args))
+    callback = OllaCallback(max_slowdown=0.3, how=how)
+    _, expected, events = trained(tmp_path / "a", num_rows=16, **arguments)
+    ours, rows, seen = trained(tmp_path / "b", callbacks=(callback,), num_rows=16, **arguments)
+    assert torch.equal(rows, expected)
+    assert seen == events
+    report = callback.report()
+    if how == "aten":
+        assert report.planned
+    else:
+        assert report.modules
+        assert report.peak_bytes < report.eager_peak_bytes
+        assert len(said) == 1  # all batches are of one size
+        assert "modules checkpointed, peak" in said[0]
+    assert all("forward" not in vars(module) for module in ours.model.modules())
+    assert ours.model._compiled_call_impl is None

@@ -73,10 +73,13 @@ MAY_IMPORT = {
     "inductor": " ".join(["base graph plan planner aten", *INDUCTOR]),
     **ATEN,
     "fit": "base graph plan planner rewriting pytorch.capture",
-    "integrations": "base graph plan layout report pytorch inductor",
+    "checkpointing": "base graph plan ilp fit pytorch.capture pytorch.ordinary pytorch.sharded",
+    "integrations": "base graph plan layout report pytorch inductor aten checkpointing",
     "scale": "base graph plan planner report",
     "cli": "base graph plan layout check picture planner report fit scale pytorch.capture integrations olla",
-    "olla": " ".join([*PLANNING, "fit pytorch.capture pytorch inductor aten integrations"]),  # the public face
+    "olla": " ".join(
+        [*PLANNING, "fit pytorch.capture pytorch inductor aten checkpointing integrations"]
+    ),  # the public face
     "__main__": "cli",
 }
 FOR_EVERYONE = ("errors", "_core")

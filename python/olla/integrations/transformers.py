@@ -14,6 +14,8 @@ try:
 except ModuleNotFoundError as error:
     raise missing(str(error.name), "transformers") from error
 
+from olla.aten.wrap import report_of, wrap
+from olla.checkpointing.first_batch import AtFirstBatch
 from olla.errors import CaptureError
 from olla.pytorch.compile import compile as compile_step
 from olla.pytorch.pool import Pool, PoolReport, pool
@@ -21,9 +23,12 @@ from olla.pytorch.pool import Pool, PoolReport, pool
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from olla.aten.record import WrapReport
+    from olla.checkpointing.table import Checkpoints
     from olla.pytorch.step import Step
     from olla.report.step import StepReport
 
+_WAYS = ("checkpoint", "aten", "inductor", "pool")
 _logger = transformers.utils.logging.get_logger(__name__)
 _inside = threading.local()  # .pool: of the training that this thread is in, or that an exception ended
 
@@ -31,18 +36,22 @@ _inside = threading.local()  # .pool: of the training that this thread is in, or
 class OllaCallback(transformers.TrainerCallback):
     """Plan the memory of a Trainer, which stays as it is: ``Trainer(..., callbacks=[OllaCallback()])``.
 
-    Without arguments the loop runs in ``olla.pool``: every allocation at its planned address. With a goal, or
-    ``compile=True``, the model is compiled with the backend "olla" of torch.compile instead, which chooses what is
-    saved for backward. ``TrainingArguments(torch_compile=True)`` is compiled by that backend then.
-
     Args:
-        budget: bytes, or text such as ``"16GB"``, for a compiled forward and backward.
+        budget: bytes, or text such as ``"16GB"``.
         max_slowdown: least peak for this share of added time.
         minimise: ``"peak"``: least peak at whatever time.
-        chunked_loss: chunks of rows for a large last layer with its loss, or ``"auto"``; rounding changes.
+        how: "pool": the loop runs in ``olla.pool``, every allocation at its planned address; it takes no goal.
+            "checkpoint": ``olla.checkpoint`` chooses which modules are checkpointed when the first batch comes, and
+            again where a larger one does; a budget counts the optimizer, too. "inductor": the backend "olla" of
+            torch.compile chooses what is saved for backward. "aten": ``olla.wrap`` plans forward and backward on
+            torch's own kernels. None: with a goal, "inductor", and without, "pool".
+        chunked_loss: chunks of rows for a large last layer with its loss, or ``"auto"``; rounding changes. It is for
+            "inductor".
         loss_only: whether the model returns its loss alone while it trains with labels, and where an evaluation asks
             for no more; by default with ``chunked_loss``, since all logits are in memory where they are returned.
-        compile: whether to compile; by default where there is a goal.
+
+    Raises:
+        ValueError: how is unknown, or does not go with a goal, or with none.
 
     Example:
         >>> callback = OllaCallback()  # Trainer(..., callbacks=[callback]).train()
@@ -56,31 +65,39 @@ class OllaCallback(transformers.TrainerCallback):
         budget: int | str | None = None,
         max_slowdown: float | None = None,
         minimise: Literal["peak"] | None = None,
+        how: Literal["checkpoint", "aten", "inductor", "pool"] | None = None,
         chunked_loss: int | Literal["auto"] | None = None,
         loss_only: bool | None = None,
-        compile: bool | None = None,
     ) -> None:
         given = {"budget": budget, "max_slowdown": max_slowdown, "minimise": minimise, "chunked_loss": chunked_loss}
         self._goal: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        if compile is False and self._goal:
-            raise ValueError(
-                f"compile=False leaves {', '.join(self._goal)} without effect: a pool takes no goal; leave one out"
-            )
-        self._compile = bool(self._goal) if compile is None else compile
+        self._how = how or ("inductor" if self._goal else "pool")
+        _require_goal(self._how, self._goal)
         self._loss_only = chunked_loss is not None if loss_only is None else loss_only
         self._pool: Pool | None = None
+        self._checkpoints: AtFirstBatch | None = None
+        self._wrapped: Any = None
+        self._report: Checkpoints | WrapReport | None = None
         self._shortened: _LossOnly | None = None
         self._settings: AbstractContextManager[Any] | None = None
 
-    def report(self) -> PoolReport | None:
-        """Return what the pool did in the latest training; None before the first one, and where code is compiled."""
-        return None if self._pool is None else self._pool.report()
+    def report(self) -> PoolReport | Checkpoints | WrapReport | None:
+        """Return what was done in the latest training: of "pool", "checkpoint" and "aten"; None: nothing yet."""
+        if self._how == "pool":
+            return None if self._pool is None else self._pool.report()
+        return self._report
 
     def close(self) -> None:
         """Leave the pool and the settings of a training that an exception ended; the next training does so itself."""
         if (entered := self._entered()) is not None:
             _inside.pool = None
             entered.__exit__(None, None, None)
+        if self._checkpoints is not None:
+            self._checkpoints.close()
+            self._checkpoints = None
+        if self._wrapped is not None:
+            self._wrapped._compiled_call_impl = None
+            self._wrapped = None
         if self._shortened is not None:
             self._shortened.close()
             self._shortened = None
@@ -88,17 +105,25 @@ class OllaCallback(transformers.TrainerCallback):
             settings, self._settings = self._settings, None
             settings.__exit__(None, None, None)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        """Enter the pool, or have the model compiled at its first call."""
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **_: Any
+    ) -> None:
+        """Enter the pool, or prepare the model for its first call."""
         self.close()
         if self._loss_only and args.n_gpu <= 1:  # with more, torch copies the model with what hangs on it
             self._shortened = _LossOnly(model, evaluates=bool(args.prediction_loss_only))
-        if not self._compile:
+        if self._how == "pool":
             if (left := getattr(_inside, "pool", None)) is not None:
                 left.__exit__(None, None, None)
             entered = pool(args.device)
             entered.__enter__()
             _inside.pool = self._pool = entered
+        elif self._how == "checkpoint":
+            inner = getattr(optimizer, "optimizer", optimizer)  # in accelerate's wrapper
+            self._checkpoints = AtFirstBatch(model, {**self._goal, "optimizer": inner}, self._tell)
+        elif self._how == "aten":
+            self._wrapped = wrap(model, **self._goal)
+            self._report = report_of(model)
         elif args.torch_compile:
             from olla import inductor
 
@@ -106,6 +131,10 @@ class OllaCallback(transformers.TrainerCallback):
             self._settings.__enter__()
         else:
             model.compile(backend="olla", options=self._goal)
+
+    def _tell(self, chosen: Checkpoints) -> None:
+        self._report = chosen
+        _logger.warning("olla: %s", str(chosen).partition("\n\n")[0].replace("\n", "; "))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Leave the pool, and the settings of torch.compile."""
@@ -121,6 +150,18 @@ class OllaCallback(transformers.TrainerCallback):
             entered.step()
 
     on_step_end = on_substep_end = on_prediction_step = on_evaluate = on_save = _step
+
+
+def _require_goal(how: str, goal: dict[str, Any]) -> None:
+    """Refuse goals that a way takes no notice of, and a way that needs one."""
+    if how not in _WAYS:
+        raise ValueError(f"how is {how!r}, expected one of {', '.join(_WAYS)}")
+    if how == "pool" and goal:
+        raise ValueError(f"how='pool' leaves {', '.join(goal)} without effect: a pool takes no goal; leave one out")
+    if how != "inductor" and "chunked_loss" in goal:
+        raise ValueError(f"chunked_loss is for how='inductor', not {how!r}: leave one out")
+    if how == "checkpoint" and not goal:
+        raise ValueError("how='checkpoint' needs a goal: give budget, max_slowdown or minimise")
 
 
 class _LossOnly:

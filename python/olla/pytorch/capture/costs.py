@@ -14,7 +14,7 @@ from olla.graph import draws_numbers
 from olla.pytorch.ranks.collectives import is_wait, name_of
 
 # Operators that update running statistics without saying so in their schema: positions of what they change.
-_UNDECLARED = {
+UNDECLARED = {
     "aten::native_batch_norm": (3, 4),
     "aten::cudnn_batch_norm": (3, 4),
     "aten::miopen_batch_norm": (3, 4),
@@ -64,8 +64,8 @@ def mutated(node: fx.Node) -> list[fx.Node]:
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
             changed += nodes_in(value)
-    if schema.name in _UNDECLARED and _argument(node, "training", True):
-        for position in _UNDECLARED[schema.name]:
+    if schema.name in UNDECLARED and _argument(node, "training", True):
+        for position in UNDECLARED[schema.name]:
             changed += nodes_in(node.args[position])
     if is_wait(node):
         changed += nodes_in(node.args[0])  # what is sent arrives meanwhile

@@ -47,6 +47,7 @@ def family(
         sizes |= {"dim": width, "n_layers": layers, "n_heads": 4, "hidden_dim": 4 * width}
     config = transformers.AutoConfig.for_model(name, **sizes)
     config.use_cache = False
+    config.architectures = config.architectures or []  # transformers 5.24 goes through them for some models
     model = getattr(transformers, f"AutoModelFor{CLASS[name]}").from_config(config)
     model.train()
     if CLASS[name] == "CausalLM":

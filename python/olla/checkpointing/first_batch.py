@@ -1,0 +1,66 @@
+"""Checkpoints that are chosen when a training calls its model first, by the batch that comes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from olla.checkpointing.checkpoint import checkpoint, remove
+from olla.checkpointing.table import Checkpoints
+
+_LARGER = 1.05  # times as many bytes as the largest batch so far: the choice is made anew
+_MOST_CHOICES = 8  # where batches grow again and again
+
+
+class AtFirstBatch:
+    """Chooses which modules of a model are checkpointed at its first call that trains, and again for larger batches.
+
+    Args:
+        model: of a training that goes on in its own loop.
+        options: of `olla.checkpoint`.
+        tell: is told of every choice before the call goes on.
+
+    Attributes:
+        chosen: the latest choice; None: none was made yet.
+    """
+
+    def __init__(self, model: torch.nn.Module, options: dict[str, Any], tell: Callable[[Checkpoints], None]) -> None:
+        self._model, self._options, self._tell = model, options, tell
+        self.chosen: Checkpoints | None = None
+        self._num_bytes = self._num_choices = 0
+        self._is_choosing = False
+        self._hook = model.register_forward_pre_hook(self._before, with_kwargs=True)
+
+    def close(self) -> None:
+        """Undo the choice, and make no more."""
+        self._hook.remove()
+        remove(self._model)
+
+    def _before(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._is_choosing or not (module.training and torch.is_grad_enabled()):
+            return
+        leaves = pytree.tree_leaves((args, kwargs))
+        num_bytes = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
+        if num_bytes <= _LARGER * self._num_bytes or self._num_choices == _MOST_CHOICES:
+            return
+        self._num_bytes, self._num_choices = num_bytes, self._num_choices + 1
+        self._is_choosing = True
+        try:
+            self.chosen = checkpoint(self._model, _batch(module, args, kwargs), **self._options)
+        finally:
+            self._is_choosing = False
+        self._tell(self.chosen)
+
+
+def _batch(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the arguments of a call as `olla.checkpoint` takes them."""
+    if not kwargs:
+        return args
+    if args:
+        names = [p.name for p in inspect.signature(type(module).forward).parameters.values()][1:]
+        kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
+    return kwargs

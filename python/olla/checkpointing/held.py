@@ -1,0 +1,61 @@
+"""What an optimizer needs beside forward and backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from olla.errors import CaptureError
+from olla.fit.eager import update_bytes
+from olla.pytorch.capture import optimizers
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes beside forward and backward.
+
+    Attributes:
+        state: of the optimizer.
+        update: that its step takes at once beside gradients and state.
+    """
+
+    state: int = 0
+    update: int = 0
+
+    def needed(self, memory: Any) -> int:
+        """Return what a measured step needs with the optimizer."""
+        return max(self.state + int(memory.peak_bytes), self.least(memory))
+
+    def least(self, memory: Any) -> int:
+        """Return what the optimizer's step needs."""
+        return self.state + int(memory.live_bytes) + self.update
+
+
+def held_by(optimizer: torch.optim.Optimizer | None, *, on_gpu: bool) -> Held:
+    """Return what an optimizer needs; of one that has no state yet, what its first step makes.
+
+    Raises:
+        CaptureError: that is not known; the message says what to do.
+    """
+    if optimizer is None:
+        return Held()
+    state = 0
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if not parameter.requires_grad:
+                continue
+            entries = optimizer.state.get(parameter)
+            if not entries:
+                stand_in = torch.empty_like(parameter, device="meta").requires_grad_()
+                settings = {**group, **({"capturable": False} if "capturable" in group else {}), "fused": None}
+                entries = optimizers.first_state(optimizer, settings, stand_in)
+            state += sum(t.nbytes for t in entries.values() if isinstance(t, torch.Tensor))
+    taken = update_bytes(optimizer, on_gpu=on_gpu)
+    if taken is None:
+        raise CaptureError(
+            f"what a step of {type(optimizer).__name__} takes is not known: leave optimizer=... out, and take what it "
+            "needs off the budget"
+        )
+    return Held(state, taken)
