@@ -1,6 +1,7 @@
 """What a GPU must have for training: bytes that torch's allocator takes from it, over the whole life of a process.
 
-    python bench/pytorch/bench_reserved.py --markdown bench/results/pytorch/reserved.md
+    python bench/pytorch/bench_reserved.py --optimizers adamw --markdown bench/results/pytorch/reserved.md
+    python bench/pytorch/bench_reserved.py --optimizers sgd --markdown bench/results/pytorch/reserved_sgd.md
 
 An ordinary loop, the same with expandable segments and in `olla.pool`, and `olla.compile` without a goal and within 5
 and 10 % of added time, each in a process of its own: the most bytes allocated and reserved, model and first step
@@ -213,7 +214,7 @@ def page_of(rows: list[list[Cell]]) -> Report:
         "allocated, reserved": f"the most of the process over {NUM_STEPS} steps, model and first step included",
         "plan saves": "of the peak that the step has in its own order, as its report says",
         "losses as the loop's": f"to the bit, {NUM_STEPS} steps of a small version of the model at planned addresses",
-        "cells": f"{len(judged)} of olla, each reserving at most as much as the ordinary loop, or as no goal",
+        "judged": f"{len(judged)} cells of olla, by their bytes, misses and losses",
         "verdict": "FAILED: " + "; ".join(faults) if faults else "every cell holds",
     }
     return Report("Bytes that torch's allocator reserves", COLUMNS, rows, notes)
