@@ -169,13 +169,19 @@ def compare(case: str, optimizer: str) -> dict[str, bool | None]:
     return {way: losses[way] == losses["eager"] if repeats and is_planned[way] else None for way in OURS}
 
 
-def rows_of(case: str, optimizer: str) -> list[list[Cell]]:
+def measured(case: str, optimizer: str) -> tuple[dict[str, dict[str, Any]], dict[str, bool | None]]:
     """Measure all ways, each in a process of its own, and compare their numbers in another one."""
     found: dict[str, dict[str, Any]] = {}
     for way in WAYS:
         variables = {"OLLA_DISK_CACHE": "0"} | (EXPANDABLE if way == "expandable" else {})
         found[way] = ask(__file__, "--one", case, optimizer, way, environment=variables)
-    equal = ask(__file__, "--compare", case, optimizer, environment={"OLLA_DISK_CACHE": "0"})
+    return found, ask(__file__, "--compare", case, optimizer, environment={"OLLA_DISK_CACHE": "0"})
+
+
+def rows_of(
+    case: str, optimizer: str, found: dict[str, dict[str, Any]], equal: dict[str, bool | None]
+) -> list[list[Cell]]:
+    """Return a row for each way; see `measured`."""
     reserved = {way: answer["reserved"] for way, answer in found.items()}
     rows = []
     for way, title in WAYS.items():
@@ -235,7 +241,7 @@ def main() -> int:
     rows: list[list[Cell]] = []
     for optimizer in arguments.optimizers:
         for case in arguments.cases:
-            rows += rows_of(case, optimizer)
+            rows += rows_of(case, optimizer, *measured(case, optimizer))
             for row in rows[-len(WAYS) :]:
                 print(*row, sep=", ", file=sys.stderr, flush=True)
             if arguments.markdown:

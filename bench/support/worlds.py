@@ -9,7 +9,6 @@ from torch import nn
 from torch.nn import functional
 
 from tests.support.pytorch import models
-from tests.support.pytorch.programs import families
 
 
 class _Sizes(NamedTuple):
@@ -39,6 +38,8 @@ def build(name: str, batch_size: int, *, tiny: bool = False) -> models.Example:
     """Make a model of NAMES in training mode on the CPU, with a batch and its loss."""
     sizes = (_TINY if tiny else _FULL)[name]
     if name == "whisper":
+        from tests.support.pytorch.programs import families
+
         width, layers, length = sizes
         whisper, batch = families.family(
             name, checkpointed=False, width=width, layers=layers, batch=batch_size, length=length
