@@ -36,6 +36,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, for bench and tests
 
 import olla
+from bench.support import worlds
 from bench.support.harness import Cell, Report, answer, ask
 from olla.pytorch.binding import flatten
 from olla.pytorch.capture.inputs import InputBinding
@@ -60,8 +61,12 @@ class World:
     def __init__(self, case: str, optimizer: str, device: str) -> None:
         name, batch, *length = case.split(":")
         torch.manual_seed(0)
+        name, is_tiny = name.removesuffix("-tiny"), name.endswith("-tiny")
         size = int(length[0]) if length else None
-        example = models.build(name.removesuffix("-tiny"), int(batch), tiny="-tiny" in name, length=size, device="cpu")
+        if name in worlds.NAMES:
+            example = worlds.build(name, int(batch), tiny=is_tiny)
+        else:
+            example = models.build(name, int(batch), tiny=is_tiny, length=size, device="cpu")
         self.model = example.model.to(device)
         self.batch = {name: value.to(device) for name, value in example.batch.items()}
         self.loss = example.loss

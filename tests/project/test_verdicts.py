@@ -1,4 +1,4 @@
-"""What `make gpu` is made of: jobs within a time limit, and the verdicts on what they found. No GPU is needed."""
+"""What `make gpu` is made of: jobs within a time limit, and verdicts on what they and a table found. No GPU needed."""
 
 from __future__ import annotations
 
@@ -128,3 +128,43 @@ def test_when_time_is_over_what_runs_is_stopped_and_what_waits_is_told(tmp_path:
     assert answers["first"].fault.startswith(NO_TIME)
     assert not answers["first"].is_failure
     assert answers["next"] == Answer(None, NO_TIME)
+
+
+RESERVED = {"eager": 500, "expandable": 600, "olla": 400, "olla 5 %": 300, "olla 10 %": 300, "pool": 500}
+
+
+def faults_of_reserved(changed: dict[str, dict[str, Any]], **equal: bool | None) -> list[str]:
+    """Return what the table of reserved bytes finds wrong with answers that are well but for what is changed."""
+    pytest.importorskip("torch")
+    from bench.pytorch import bench_reserved
+
+    found: dict[str, dict[str, Any]] = {}
+    for way, num_bytes in RESERVED.items():
+        found[way] = {"allocated": 1, "reserved": num_bytes, "in step": 1, "reserved in step": 1}
+        if way in bench_reserved.OURS:
+            found[way] |= {"saved": 0.1, "planned addresses": "all", "misses": 0}
+        found[way] |= changed.get(way, {})
+    same = dict.fromkeys(bench_reserved.OURS, True) | equal
+    return bench_reserved.faults_of(bench_reserved.rows_of("gpt2:1:256", "adamw", found, same))
+
+
+def test_equal_reserved_bytes_are_well_and_expandable_segments_are_not_judged() -> None:
+    assert faults_of_reserved({}) == []
+
+
+@pytest.mark.parametrize(
+    ("way", "changed", "wrong"),
+    [
+        ("olla", {"reserved": 501}, "olla.compile: at or below the loop"),
+        ("olla 5 %", {"reserved": 401}, "olla.compile, max_slowdown=0.05: at or below no goal"),
+        ("pool", {"reserved": 501}, "olla.pool: at or below the loop"),
+        ("pool", {"misses": 1}, "olla.pool: misses"),
+    ],
+)
+def test_one_reserved_byte_or_miss_too_many_fails_its_cell(way: str, changed: dict[str, Any], wrong: str) -> None:
+    assert faults_of_reserved({way: changed}) == [f"gpt2:1:256 adamw {wrong}"]
+
+
+@pytest.mark.parametrize(("equal", "wrong"), [(False, "losses as the loop's"), (None, "losses not compared")])
+def test_losses_that_differ_or_were_not_compared_fail_their_cell(equal: bool | None, wrong: str) -> None:
+    assert faults_of_reserved({}, pool=equal) == [f"gpt2:1:256 adamw olla.pool: {wrong}"]
