@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -149,3 +150,26 @@ def test_caches_of_keys_and_values_are_left_out() -> None:
     for block in model.transformer.h:
         apply(block, Region(SAVED))
     assert same(before, outcome(model, tokens, loss))
+
+
+@pytest.mark.parametrize("kind", [mlp, conv])
+@pytest.mark.parametrize("is_selective", [False, True])
+def test_a_compiled_model_computes_the_same(kind: Any, is_selective: bool) -> None:
+    shape = (16, 32) if kind is mlp else (2, 8, 6, 6)
+    x = torch.randn(shape)
+    theirs = Residual(*(kind() for _ in range(3)))
+    ours = copy.deepcopy(theirs)
+    buffers = ("1.running_mean", "1.running_var", "1.num_batches_tracked") if kind is conv else ()
+    saved = frozenset({("aten.addmm.default", 2), ("aten.convolution.default", 0)}) if is_selective else frozenset()
+    for block in ours.blocks:
+        apply(block, Region(saved, buffers))
+    found = []
+    for model in (theirs, ours):
+        torch.compiler.reset()
+        model.compile(backend="aot_eager")
+        torch.manual_seed(0)
+        loss = square(model, x)
+        loss.backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        found.append([loss.detach(), *gradients, *model.buffers()])
+    assert same(*found)

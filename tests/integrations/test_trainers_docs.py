@@ -65,7 +65,7 @@ def module_of(model: Any) -> Any:
 
 
 def test_every_way_of_every_trainer_has_an_example() -> None:
-    ways = ("a pool", "torch.compile with a budget", "the whole step planned")
+    ways = ("a pool", "checkpoints with a budget", "torch.compile with a budget", "the whole step planned")
     assert [title for title, found in BLOCKS.items() if found] == [f"{name}: {way}" for name in NEEDS for way in ways]
     assert "```py\n" not in TEXT
 

@@ -70,13 +70,13 @@ def _run(module: torch.nn.Module, region: Region, replaced: Forward | None, /, *
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     args, kwargs = without_caches(args, kwargs)
-    return checkpoint(
-        lambda named, *given: forward(*given, **named),
-        kwargs,  # in one piece: names of the module's arguments may be those of checkpoint's
-        *args,
-        use_reentrant=False,
-        context_fn=functools.partial(_contexts, module, region),
-    )
+    # Torch.compile takes contexts of selective checkpoints alone, and changes buffers once by itself.
+    buffers = () if torch.compiler.is_compiling() else region.buffers
+    options: dict[str, Any] = {"use_reentrant": False}
+    if region.saved or buffers:
+        options["context_fn"] = functools.partial(_contexts, module, region.saved, buffers)
+    # Keywords go in one piece: names of the module's arguments may be those of checkpoint's.
+    return checkpoint(lambda named, *given: forward(*given, **named), kwargs, *args, **options)
 
 
 def without_caches(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -94,14 +94,14 @@ def _is_cache(value: object) -> bool:
     return hasattr(value, "get_seq_length") and hasattr(value, "update")
 
 
-def _contexts(module: torch.nn.Module, region: Region) -> tuple[Any, Any]:
-    """Return the contexts of one call and of its recomputation."""
+def _contexts(module: torch.nn.Module, saved: frozenset[SaveKey], buffers: tuple[str, ...]) -> tuple[Any, Any]:
+    """Return the contexts of one call and of its recomputation; for the arguments see `Region`."""
     call: Any = contextlib.nullcontext()
     again: Any = contextlib.nullcontext()
-    if region.saved:
-        call, again = create_selective_checkpoint_contexts(_Policy(region.saved))  # type: ignore[no-untyped-call]
-    if region.buffers:
-        again = _WithBuffers(module, region.buffers, again)
+    if saved:
+        call, again = create_selective_checkpoint_contexts(_Policy(saved))  # type: ignore[no-untyped-call]
+    if buffers:
+        again = _WithBuffers(module, buffers, again)
     return call, again
 
 
