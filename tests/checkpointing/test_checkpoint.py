@@ -6,8 +6,6 @@ from typing import Any
 import hypothesis
 import hypothesis.strategies as st
 import pytest
-import torch
-from torch import nn
 
 import olla
 from olla.checkpointing.first_batch import AtFirstBatch
@@ -15,7 +13,10 @@ from olla.checkpointing.regions import Region, checkpointed
 from olla.checkpointing.trace import Step
 from olla.errors import BudgetError, CaptureError
 from olla.graph import PROFILES
-from tests.checkpointing.conftest import Residual, conv, mlp, outcome, same, square
+from tests.checkpointing.blocks import Residual, conv, mlp, outcome, same, square
+from tests.support.pytorch.steps import nn, torch
+
+pytestmark = pytest.mark.torch
 
 DEVICE = PROFILES["a100"]
 

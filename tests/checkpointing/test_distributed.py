@@ -4,15 +4,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import olla
-from tests.checkpointing.conftest import Residual, mlp
+from tests.checkpointing.blocks import Residual, mlp
+from tests.support.pytorch.steps import nn, torch
+
+pytestmark = pytest.mark.torch
 
 
 @pytest.fixture(autouse=True)

@@ -3,8 +3,6 @@
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
 from bench.support.requested import requested
 from olla.checkpointing.candidates import candidates
@@ -12,8 +10,11 @@ from olla.checkpointing.model import Model
 from olla.checkpointing.regions import Region, apply, remove
 from olla.checkpointing.trace import Step
 from olla.graph import PROFILES
-from tests.checkpointing.conftest import Residual, conv, mlp, square
+from tests.checkpointing.blocks import Residual, conv, mlp, square
 from tests.support.pytorch import models
+from tests.support.pytorch.steps import nn, torch
+
+pytestmark = pytest.mark.torch
 
 DEVICE = PROFILES["a100"]
 

@@ -5,11 +5,12 @@ import pickle
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
 from olla.checkpointing.regions import Region, apply, checkpointed, remove
-from tests.checkpointing.conftest import Residual, conv, mlp, outcome, same, square
+from tests.checkpointing.blocks import Residual, conv, mlp, outcome, same, square
+from tests.support.pytorch.steps import nn, torch
+
+pytestmark = pytest.mark.torch
 
 SAVED = frozenset({("aten.addmm.default", 2)})
 

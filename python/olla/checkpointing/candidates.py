@@ -167,13 +167,14 @@ def _changed_buffers(name: str, calls: list[Call], changes: list[tuple[int, Stor
 
 
 def _has_outdated_inputs(traced: Traced, calls: list[Call]) -> bool:
-    """Whether a module takes something that is changed behind that: it would recompute from the changed one."""
-    return any(
-        s.made_at < call.begin <= max(s.changed_at) and any(call.begin <= at < call.end for at in s.used_at)
-        for s in traced.storages
-        if s.changed_at and s.made_at != GIVEN
-        for call in calls
-    )
+    """Whether a module takes something that others change behind that: it would recompute from the changed one."""
+    for storage in traced.storages:
+        others = [at for at in storage.changed_at if not any(call.begin <= at < call.end for call in calls)]
+        for call in calls if others else ():
+            is_input = storage.made_at < call.begin and any(call.begin <= at < call.end for at in storage.used_at)
+            if is_input and max(others) >= call.end:
+                return True
+    return False
 
 
 def _groups(traced: Traced, candidate: Candidate) -> list[Group]:

@@ -60,8 +60,9 @@ def checkpoint(
 
     Args:
         model: is changed in place: chosen modules get another ``forward``. Classes, parameters and the keys of the
-            state stay the same. What an earlier call chose is replaced. Call it before ``fully_shard`` or
-            ``DistributedDataParallel``; of the latter, the module inside is taken.
+            state stay the same. What an earlier call chose is replaced. It may be in a DistributedDataParallel, or in
+            FSDP2's ``fully_shard``; where several processes train, all of them call this, and take what the first one
+            chooses.
         batch: ``model(**batch)`` is called for a dict, ``model(*batch)`` for a tuple or list, else ``model(batch)``.
             What is returned should have a ``loss``; otherwise all of it counts as if it were used in one.
         budget: the memory there is, "16GB", "16GiB" or bytes: for parameters, gradients, the batch and what forward
@@ -101,6 +102,7 @@ def checkpoint(
     from olla.checkpointing.candidates import candidates
     from olla.checkpointing.held import held_by
     from olla.checkpointing.model import Model
+    from olla.checkpointing.ranks import of_first_rank
 
     inner = _inside(model)
     on_gpu = any(p.device.type != "cpu" for p in inner.parameters())
@@ -115,7 +117,7 @@ def checkpoint(
     # Where values decide what runs, an operator is at another position in every batch.
     found, reasons = candidates(traced, selective and not step.is_real)
     search = _Search(step, Model(traced, found), goal, held, time_limit, seed)
-    choice, chosen, memory = search.run()
+    choice, chosen, memory = of_first_rank(search.run, search.of_regions)
     for name, region in chosen.items():
         regions.apply(inner.get_submodule(name), region)
     return Checkpoints(
@@ -257,6 +259,10 @@ class _Search:
     def _measured(self, choice: Choice) -> Found:
         regions = self._model.regions(choice)
         return Found(choice, regions, self._step.measure(regions) if regions else self.base)
+
+    def of_regions(self, regions: dict[str, Region]) -> Found:
+        """Return what another rank has chosen, as it is measured here."""
+        return Found(self._model.choice_of(regions), regions, self._step.measure(regions) if regions else self.base)
 
 
 def _traced(model: torch.nn.Module, batch: Any, loss: Any, device: DeviceProfile) -> tuple[Step, Traced]:

@@ -106,19 +106,20 @@ class Model:
 
     def _add(self, storage: Storage, column: int) -> int:
         """Add the bytes of a storage that autograd saves; return the number of the next free column."""
+        # Of every operator that saves it, the modules that make it again if they are checkpointed.
         relief = {tuple(c for c in self._chains[p] if self._begin(c) <= storage.made_at) for p in storage.packed_at}
         covered = {c for p in storage.packed_at for c in self._chains[p]}
         inputs = self._inputs(storage)
         alive = self._alive(storage)
         within = set.intersection(*map(set, relief))
-        for i, k in set().union(*relief):  # recomputed, though others may have kept the first one
+        for i, k in set().union(*relief):  # there a second time where others have kept the first one
             again = alive * (self.times >= self.candidates[i].again_at[k])
             self._parts.append((again, i, storage.num_bytes))
-        if len(relief) == 1 and inputs <= covered:
+        if len(relief) == 1 and inputs <= covered:  # as of most: kept unless one of these modules is checkpointed
             self.constant = self.constant + storage.num_bytes * alive
             self._parts += [(-alive, i, storage.num_bytes) for i, _ in within]
             return column
-        for chain in relief:
+        for chain in relief:  # else a column says whether it is kept
             self._rows.append(({column: 1.0, **{i: 1.0 for i, _ in chain}}, 1.0))
         for i, _ in inputs - covered:
             self._rows.append(({column: 1.0, i: -1.0}, 0.0))
@@ -215,6 +216,15 @@ class Model:
             saved = frozenset[SaveKey]().union(*(candidate.groups[g].keys for g in groups))
             found[candidate.name] = Region(saved, candidate.buffers)
         return found
+
+    def choice_of(self, regions: dict[str, Region]) -> Choice:
+        """Return the choice that regions come from, as far as there are such candidates here."""
+        saved = {
+            i: [g for g, group in enumerate(candidate.groups) if group.keys <= regions[candidate.name].saved]
+            for i, candidate in enumerate(self.candidates)
+            if candidate.name in regions
+        }
+        return self.choice(saved)
 
     def solve(self, *, most_seconds: float, most_bytes: float | None, time_limit: float, seed: int) -> Choice | None:
         """Return the choice of least peak within seconds, or of least seconds within bytes; None: none was found.

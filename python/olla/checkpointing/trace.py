@@ -220,7 +220,8 @@ class Step:
 
     def _forward(self) -> list[torch.Tensor]:
         result = inference(self._model, self._batch) if self._loss is None else self._loss(self._model, self._batch)
-        return loss_of(result) if self._loss is None else [first_of(result)]
+        is_loss = self._loss is not None and isinstance(result, torch.Tensor | tuple | list)
+        return [first_of(result)] if is_loss else loss_of(result)
 
     def _run(self, memory: Memory, forward: Callable[[], list[torch.Tensor]]) -> None:
         def forward_backward() -> None:

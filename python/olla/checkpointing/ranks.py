@@ -1,0 +1,48 @@
+"""Several processes that train one model checkpoint the same modules: those that the first one has chosen.
+
+A search that its time limit ends may end elsewhere on another machine, and batches may differ. Ranks that recompute
+other modules would gather other shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from olla.errors import BudgetError
+
+if TYPE_CHECKING:
+    from olla.checkpointing.checkpoint import Found
+    from olla.checkpointing.regions import Region
+
+
+def of_first_rank(search: Callable[[], Found], of_regions: Callable[[dict[str, Region]], Found]) -> Found:
+    """Return what a search finds; where several processes train, what that of the first one finds.
+
+    Args:
+        search: finds modules to checkpoint.
+        of_regions: returns what was found by another rank, as it is here.
+
+    Raises:
+        BudgetError: the search of the first rank finds nothing.
+    """
+    if (
+        not (dist.is_available() and dist.is_initialized())
+        or dist.get_world_size() == 1
+        or dist.get_backend() == "fake"
+    ):
+        return search()
+    sent: list[Any] = [None]
+    found = None
+    if dist.get_rank() == 0:
+        try:
+            found = search()
+            sent = [found.regions]
+        except BudgetError as error:
+            sent = [error]
+    dist.broadcast_object_list(sent, src=0)
+    if isinstance(sent[0], BudgetError):
+        raise sent[0]
+    return of_regions(sent[0]) if found is None else found
