@@ -7,14 +7,17 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-import olla
-from olla.checkpointing.first_batch import AtFirstBatch
-from olla.checkpointing.regions import Region, checkpointed
-from olla.checkpointing.trace import Step
-from olla.errors import BudgetError, CaptureError
-from olla.graph import PROFILES
-from tests.checkpointing.blocks import Residual, conv, mlp, outcome, same, square
-from tests.support.pytorch.steps import nn, torch
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import olla  # noqa: E402
+from olla.checkpointing.first_batch import AtFirstBatch  # noqa: E402
+from olla.checkpointing.regions import Region, checkpointed  # noqa: E402
+from olla.checkpointing.trace import Step  # noqa: E402
+from olla.errors import BudgetError, CaptureError  # noqa: E402
+from olla.graph import PROFILES  # noqa: E402
+from tests.checkpointing.blocks import Residual, conv, mlp, outcome, same, square  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -247,6 +250,20 @@ def test_a_training_chooses_at_its_first_batch_and_at_larger_ones() -> None:
     assert chosen_in(model)
     waiting.close()
     assert not chosen_in(model)
+
+
+def test_a_training_keeps_its_budget_without_an_optimizer_that_is_not_known() -> None:
+    class Unknown(torch.optim.Optimizer):
+        def step(self, closure: Any = None) -> None: ...
+
+    model, x = blocks(4)
+    optimizer = Unknown(model.parameters(), {"lr": 0.1})
+    told: list[Any] = []
+    waiting = AtFirstBatch(model, {"budget": "2MB", "optimizer": optimizer, "plan_for": "a100"}, told.append)
+    with pytest.warns(UserWarning, match="the budget is kept without the optimizer"):
+        model(x)
+    assert told[0].peak_bytes <= 2_000_000
+    waiting.close()
 
 
 LAYERS = {"mlp": lambda: mlp(16), "linear": lambda: nn.Linear(16, 16), "norm": lambda: nn.BatchNorm1d(16)}

@@ -4,14 +4,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-import olla
-from tests.checkpointing.blocks import Residual, mlp
-from tests.support.pytorch.steps import nn, torch
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module  # noqa: E402
+
+import olla  # noqa: E402
+from tests.checkpointing.blocks import Residual, mlp  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

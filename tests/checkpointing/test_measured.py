@@ -4,15 +4,18 @@ from typing import Any
 
 import pytest
 
-from bench.support.requested import requested
-from olla.checkpointing.candidates import candidates
-from olla.checkpointing.model import Model
-from olla.checkpointing.regions import Region, apply, remove
-from olla.checkpointing.trace import Step
-from olla.graph import PROFILES
-from tests.checkpointing.blocks import Residual, conv, mlp, square
-from tests.support.pytorch import models
-from tests.support.pytorch.steps import nn, torch
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from bench.support.requested import requested  # noqa: E402
+from olla.checkpointing.candidates import candidates  # noqa: E402
+from olla.checkpointing.model import Model  # noqa: E402
+from olla.checkpointing.regions import Region, apply, remove  # noqa: E402
+from olla.checkpointing.trace import Step  # noqa: E402
+from olla.graph import PROFILES  # noqa: E402
+from tests.checkpointing.blocks import Residual, conv, mlp, square  # noqa: E402
+from tests.support.pytorch import models  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

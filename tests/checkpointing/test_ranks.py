@@ -4,15 +4,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 
-import olla
-from olla.checkpointing.checkpoint import _Search
-from olla.errors import BudgetError
-from tests.checkpointing.blocks import Residual, mlp
-from tests.support.pytorch.steps import torch
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+
+import olla  # noqa: E402
+from olla.checkpointing.checkpoint import _Search  # noqa: E402
+from olla.checkpointing.first_batch import AtFirstBatch  # noqa: E402
+from olla.errors import BudgetError  # noqa: E402
+from tests.checkpointing.blocks import Residual, mlp  # noqa: E402
 
 pytestmark = pytest.mark.torch
+
+
+def _never(_: Any) -> None:
+    raise AssertionError("the second rank searches")
 
 
 def _rank(rank: int, folder: str, answers: Any) -> None:
@@ -20,17 +27,19 @@ def _rank(rank: int, folder: str, answers: Any) -> None:
     torch.manual_seed(0)
     model = Residual(*(mlp() for _ in range(4)))
     if rank == 1:
-
-        def never(_: Any) -> None:
-            raise AssertionError("the second rank searches")
-
-        _Search.run = never  # type: ignore[assignment, method-assign]
+        _Search.run = _never  # type: ignore[assignment, method-assign]
     found = olla.checkpoint(model, torch.randn(256 * (rank + 1), 32), max_slowdown=0.2, plan_for="a100")
     try:
         olla.checkpoint(model, torch.randn(256, 32), budget=300_000)
         message = ""
     except BudgetError as error:
         message = str(error)
+    told: list[Any] = []
+    waiting = AtFirstBatch(model, {"max_slowdown": 0.2, "plan_for": "a100"}, told.append)
+    for rows in (256, 256 + 512 * rank):  # a larger batch on one rank alone
+        model(torch.randn(rows, 32)).sum().backward()
+    waiting.close()
+    assert len(told) == 1
     answers.put((rank, found.modules, found.eager_peak_bytes, message))
     dist.barrier()
     dist.destroy_process_group()

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
-from olla.checkpointing.regions import Region, apply, checkpointed, remove
-from tests.checkpointing.blocks import Residual, conv, mlp, outcome, same, square
-from tests.support.pytorch.steps import nn, torch
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from olla.checkpointing.regions import Region, apply, checkpointed, remove  # noqa: E402
+from tests.checkpointing.blocks import Residual, conv, mlp, outcome, same, square  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from olla.checkpointing.checkpoint import checkpoint, remove
+from olla.checkpointing.ranks import train_together
 from olla.checkpointing.table import Checkpoints
+from olla.errors import CaptureError
 
 _LARGER = 1.05  # times as many bytes as the largest batch so far: the choice is made anew
 _MOST_CHOICES = 8  # where batches grow again and again
@@ -19,9 +22,11 @@ _MOST_CHOICES = 8  # where batches grow again and again
 class AtFirstBatch:
     """Chooses which modules of a model are checkpointed at its first call that trains, and again for larger batches.
 
+    Where several processes train, the first batch of the first one decides.
+
     Args:
         model: of a training that goes on in its own loop.
-        options: of `olla.checkpoint`.
+        options: of `olla.checkpoint`. An optimizer of which too little is known is left out, with a warning.
         tell: is told of every choice before the call goes on.
 
     Attributes:
@@ -29,7 +34,7 @@ class AtFirstBatch:
     """
 
     def __init__(self, model: torch.nn.Module, options: dict[str, Any], tell: Callable[[Checkpoints], None]) -> None:
-        self._model, self._options, self._tell = model, options, tell
+        self._model, self._options, self._tell = model, dict(options), tell
         self.chosen: Checkpoints | None = None
         self._num_bytes = self._num_choices = 0
         self._is_choosing = False
@@ -45,15 +50,27 @@ class AtFirstBatch:
             return
         leaves = pytree.tree_leaves((args, kwargs))
         num_bytes = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
-        if num_bytes <= _LARGER * self._num_bytes or self._num_choices == _MOST_CHOICES:
+        # Where several processes train, all of them choose together: first batches come at once, larger ones do not.
+        most = 1 if train_together() else _MOST_CHOICES
+        if num_bytes <= _LARGER * self._num_bytes or self._num_choices >= most:
             return
         self._num_bytes, self._num_choices = num_bytes, self._num_choices + 1
         self._is_choosing = True
         try:
-            self.chosen = checkpoint(self._model, _batch(module, args, kwargs), **self._options)
+            self.chosen = self._choose(_batch(module, args, kwargs))
         finally:
             self._is_choosing = False
         self._tell(self.chosen)
+
+    def _choose(self, batch: Any) -> Checkpoints:
+        try:
+            return checkpoint(self._model, batch, **self._options)
+        except CaptureError as error:
+            if self._options.pop("optimizer", None) is None:
+                raise
+            chosen = checkpoint(self._model, batch, **self._options)
+            warnings.warn(f"olla: the budget is kept without the optimizer: {error}", stacklevel=2)
+            return chosen
 
 
 def _batch(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

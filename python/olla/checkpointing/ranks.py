@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from olla.checkpointing.regions import Region
 
 
+def train_together() -> bool:
+    """Whether several processes train."""
+    is_alone = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
+    return not is_alone and dist.get_backend() != "fake"
+
+
 def of_first_rank(search: Callable[[], Found], of_regions: Callable[[dict[str, Region]], Found]) -> Found:
     """Return what a search finds; where several processes train, what that of the first one finds.
 

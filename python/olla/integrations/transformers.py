@@ -119,8 +119,10 @@ class OllaCallback(transformers.TrainerCallback):
             entered.__enter__()
             _inside.pool = self._pool = entered
         elif self._how == "checkpoint":
-            inner = getattr(optimizer, "optimizer", optimizer)  # in accelerate's wrapper
-            self._checkpoints = AtFirstBatch(model, {**self._goal, "optimizer": inner}, self._tell)
+            options = dict(self._goal)
+            if "budget" in options:
+                options["optimizer"] = getattr(optimizer, "optimizer", optimizer)  # in accelerate's wrapper
+            self._checkpoints = AtFirstBatch(model, options, self._tell)
         elif self._how == "aten":
             self._wrapped = wrap(model, **self._goal)
             self._report = report_of(model)
