@@ -230,6 +230,30 @@ def test_a_training_that_fails_leaves_no_pool_behind() -> None:
     assert callback.report().num_planned > 0
 
 
+@pytest.mark.parametrize("goal", [{"max_slowdown": 0.3}, {"budget": "1MB"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2}, {"precision": "bf16-mixed"}], ids=str)
+def test_a_goal_checkpoints_the_network(goal: dict[str, Any], options: dict[str, Any]) -> None:
+    theirs, ours, callback = Module(), Module(), OllaCallback(**goal)
+    _, events, expected = trained(theirs, max_epochs=2, **options)
+    _, seen, found = trained(ours, callback, max_epochs=2, **options)
+    assert ours.losses == theirs.losses
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert seen == events
+    assert callback.report().peak_bytes <= callback.report().eager_peak_bytes
+    assert all("forward" not in vars(module) for module in ours.modules())
+
+
+def test_a_module_with_several_networks_is_asked_which_one() -> None:
+    class Several(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.other = torch.nn.Linear(2, 2)
+
+    with pytest.raises(ValueError, match=r"Several has 2 modules with parameters \(model, other\): say which one"):
+        trained(Several(), OllaCallback(max_slowdown=0.3))
+    trained(Several(), OllaCallback(max_slowdown=0.3, network="model"))
+
+
 def test_a_goal_compiles_the_model_with_plans() -> None:
     theirs, ours = Module(), Module()
     for module in (theirs, ours):

@@ -228,6 +228,9 @@ class _Search:
                 f"{budget:,}: raise the budget, or use another optimizer",
                 rule="budget",
             )
+        if self._held.needed(self.base) <= budget:
+            self.bound_seconds = 0.0
+            return self._measured(self._model.choice({}))
         target = budget - self._held.state
         for _ in range(_MOST_TRIES):
             choice = self._solve(most_bytes=target)

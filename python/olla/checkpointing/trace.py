@@ -236,6 +236,7 @@ class Step:
             memory.given([*self._tensors.items(), *leaves])
             whole = _Whole(self._model, forward_backward)
             torch.func.functional_call(whole, {f"model.{name}": t for name, t in self._tensors.items()}, ())
+        torch.clear_autocast_cache()  # of an autocast around this call: it would keep what was cast here
         for tensor in self._tensors.values():
             tensor.grad = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from olla.base.packages import missing
 
@@ -12,18 +12,33 @@ try:
 except ModuleNotFoundError as error:
     raise missing(str(error.name), "lightning") from error
 
+from olla.checkpointing.first_batch import AtFirstBatch
 from olla.errors import CaptureError
 from olla.pytorch.compile import compile as compile_step
 from olla.pytorch.pool import Pool, PoolReport, pool
 from olla.pytorch.step import Step
 from olla.report.step import StepReport
 
+if TYPE_CHECKING:
+    from olla.checkpointing.table import Checkpoints
+
 
 class OllaCallback(pl.Callback):  # type: ignore[misc]
     """Plan the memory of a Trainer, which stays as it is: ``Trainer(..., callbacks=[OllaCallback()])``.
 
-    The training runs in ``olla.pool``: every allocation at its planned address. An iteration of the pool ends with an
-    update; a whole validation is one, too.
+    Without a goal the training runs in ``olla.pool``: every allocation at its planned address. An iteration of the pool
+    ends with an update; a whole validation is one, too. With a goal ``olla.checkpoint`` chooses which modules are
+    checkpointed when the first batch comes, and again where a larger one does.
+
+    Args:
+        budget: bytes, or text such as ``"16GB"``, with the optimizer's state and its step.
+        max_slowdown: least peak for this share of added time.
+        minimise: ``"peak"``: least peak at whatever time.
+        network: with a goal, the name of the module inside of the LightningModule that ``training_step`` calls; by
+            default the only one that has parameters.
+
+    Raises:
+        ValueError: when training begins: there is a goal, and several modules have parameters.
 
     Example:
         >>> callback = OllaCallback()  # Trainer(..., callbacks=[callback]).fit(module)
@@ -31,18 +46,39 @@ class OllaCallback(pl.Callback):  # type: ignore[misc]
         None
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        budget: int | str | None = None,
+        max_slowdown: float | None = None,
+        minimise: Literal["peak"] | None = None,
+        network: str | None = None,
+    ) -> None:
+        given = {"budget": budget, "max_slowdown": max_slowdown, "minimise": minimise}
+        self._goal: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        self._network = network
+        self._checkpoints: AtFirstBatch | None = None
+        self._chosen: Checkpoints | None = None
         self._pool: Pool | None = None
         self._is_inside = False
         self._num_updates = 0
 
-    def report(self) -> PoolReport | None:
-        """Return what the pool did in the latest training; None before the first one."""
+    def report(self) -> PoolReport | Checkpoints | None:
+        """Return what the pool did in the latest training, or what is checkpointed; None: nothing yet."""
+        if self._goal:
+            return self._chosen
         return None if self._pool is None else self._pool.report()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Enter the pool; the sanity check is over then."""
+        """Enter the pool, or wait for the first batch; the sanity check is over then."""
         self._leave()
+        if self._goal:
+            options = dict(self._goal)
+            if "budget" in options and len(trainer.optimizers) == 1:
+                options["optimizer"] = getattr(trainer.optimizers[0], "optimizer", trainer.optimizers[0])
+            network = pl_module.get_submodule(self._network or _only_network(pl_module))
+            self._checkpoints = AtFirstBatch(network, options, self._tell)
+            return
         entered = pool(trainer.strategy.root_device)
         entered.__enter__()
         self._pool, self._is_inside, self._num_updates = entered, True, trainer.global_step
@@ -53,6 +89,10 @@ class OllaCallback(pl.Callback):  # type: ignore[misc]
             self._num_updates = trainer.global_step
             self._step()
 
+    def _tell(self, chosen: Checkpoints) -> None:
+        self._chosen = chosen
+        pl.utilities.rank_zero_info("olla: %s", str(chosen).partition("\n\n")[0].replace("\n", "; "))
+
     def _step(self, *_: Any) -> None:
         if self._is_inside and self._pool is not None:
             self._pool.step()
@@ -60,11 +100,26 @@ class OllaCallback(pl.Callback):  # type: ignore[misc]
     on_validation_start = on_validation_end = _step
 
     def _leave(self, *_: Any) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.close()
+            self._checkpoints = None
         if self._is_inside and self._pool is not None:
             self._is_inside = False
             self._pool.__exit__(None, None, None)
 
     on_train_end = on_exception = _leave
+
+
+def _only_network(module: Any) -> str:
+    """Return the name of the only module inside of a LightningModule that has parameters."""
+    names = [name for name, part in module.named_children() if any(True for _ in part.parameters())]
+    if len(names) != 1:
+        inside = ", ".join(names) or "none"
+        raise ValueError(
+            f"{type(module).__name__} has {len(names)} modules with parameters ({inside}): say which one training_step "
+            'calls, as in OllaCallback(..., network="model")'
+        )
+    return str(names[0])
 
 
 class OllaStep:
