@@ -43,7 +43,7 @@ def checkpoint(
     minimise: str | None = None,
     loss: Callable[[Any, Any], Any] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
-    selective: bool = True,
+    selective: bool | None = None,
     plan_for: str | DeviceProfile | None = None,
     time_limit: float = 10.0,
     seed: int = 0,
@@ -74,7 +74,7 @@ def checkpoint(
             it. Run what the loop runs here: under its autocast, for example.
         optimizer: of the model; nothing of it is changed.
         selective: whether operators inside of checkpointed modules may be saved. Each operator of such a module takes
-            some microseconds more of the processor.
+            some microseconds more of the processor, so by default not where that is what computes.
         plan_for: what time is estimated for, see `olla.plan`; by default "cpu" or "a100", by where the model is.
         time_limit: seconds for the search.
         seed: of it.
@@ -115,7 +115,8 @@ def checkpoint(
     held = held_by(optimizer, on_gpu=on_gpu)
     step, traced = _traced(inner, batch, loss, device)
     # Where values decide what runs, an operator is at another position in every batch.
-    found, reasons = candidates(traced, selective and not step.is_real)
+    is_selective = device.name != "cpu" if selective is None else selective
+    found, reasons = candidates(traced, is_selective and not step.is_real)
     search = _Search(step, Model(traced, found), goal, held, time_limit, seed)
     choice, chosen, memory = of_first_rank(search.run, search.of_regions)
     for name, region in chosen.items():
