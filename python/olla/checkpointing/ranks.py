@@ -7,15 +7,23 @@ other modules would gather other shards.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
 import torch.distributed as dist
 
+from olla.checkpointing.regions import Region
 from olla.errors import BudgetError
 
-if TYPE_CHECKING:
-    from olla.checkpointing.checkpoint import Found
-    from olla.checkpointing.regions import Region
+
+class Chosen(Protocol):
+    """What a search has found."""
+
+    @property
+    def regions(self) -> dict[str, Region]:
+        """How each module is checkpointed, by name."""
+
+
+Found = TypeVar("Found", bound=Chosen)
 
 
 def train_together() -> bool:
