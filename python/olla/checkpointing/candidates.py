@@ -102,7 +102,7 @@ def candidates(traced: Traced, selective: bool) -> tuple[list[Candidate], dict[s
             by_module[call.module].append(call)
     packs = np.unique([p for s in traced.storages if s.made_at != GIVEN for p in s.packed_at]).astype(np.int64)
     num_forward = len(traced.operators)
-    kept = [s for s in traced.storages if s.made_at != GIVEN and _is_kept(s, num_forward)]
+    kept = [s for s in traced.storages if s.is_kept(num_forward)]
     weights = np.zeros(num_forward + 1, dtype=np.int64)
     np.add.at(weights, [s.made_at for s in kept], [s.num_bytes for s in kept])
     total = np.concatenate([[0], np.cumsum(weights)])
@@ -147,11 +147,6 @@ def _candidate(
     stops = [int(own.max()) for own in inside]
     seconds = sum(op[1] for c, stop in zip(calls, stops, strict=True) for op in traced.operators[c.begin : stop])
     return Candidate(name, calls, [*map(min, asked_at)], [*map(max, asked_at)], stops, buffers, num_bytes, seconds)
-
-
-def _is_kept(storage: Storage, num_forward: int) -> bool:
-    """Whether a storage is alive when the forward pass ends."""
-    return storage.freed_at is None or storage.freed_at > num_forward
 
 
 def _changed_buffers(name: str, calls: list[Call], changes: list[tuple[int, Storage]]) -> tuple[str, ...] | None:

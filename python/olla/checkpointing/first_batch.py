@@ -28,14 +28,10 @@ class AtFirstBatch:
         model: of a training that goes on in its own loop.
         options: of `olla.checkpoint`. An optimizer of which too little is known is left out, with a warning.
         tell: is told of every choice before the call goes on.
-
-    Attributes:
-        chosen: the latest choice; None: none was made yet.
     """
 
     def __init__(self, model: torch.nn.Module, options: dict[str, Any], tell: Callable[[Checkpoints], None]) -> None:
         self._model, self._options, self._tell = model, dict(options), tell
-        self.chosen: Checkpoints | None = None
         self._num_bytes = self._num_choices = 0
         self._is_choosing = False
         self._hook = model.register_forward_pre_hook(self._before, with_kwargs=True)
@@ -57,10 +53,10 @@ class AtFirstBatch:
         self._num_bytes, self._num_choices = num_bytes, self._num_choices + 1
         self._is_choosing = True
         try:
-            self.chosen = self._choose(_batch(module, args, kwargs))
+            chosen = self._choose(_batch(module, args, kwargs))
         finally:
             self._is_choosing = False
-        self._tell(self.chosen)
+        self._tell(chosen)
 
     def _choose(self, batch: Any) -> Checkpoints:
         try:

@@ -12,15 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from olla.graph import DeviceProfile
-from olla.pytorch.capture.costs import UNDECLARED
-
-_MOVES_NOTHING = {
-    "aten::empty",
-    "aten::empty_like",
-    "aten::empty_strided",
-    "aten::new_empty",
-    "aten::new_empty_strided",
-}
+from olla.pytorch.capture.costs import ALLOCATIONS, UNDECLARED, storage_of, tensor_bytes
 
 
 class Memory(TorchDispatchMode):
@@ -51,7 +43,7 @@ class Memory(TorchDispatchMode):
         added = []
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            key = int(storage._cdata)
+            key = storage_of(tensor)
             if key in self._alive:
                 continue
             self._alive[key] = (weakref.ref(storage, self._on_end(key)), int(storage.nbytes()))
@@ -83,10 +75,10 @@ class Memory(TorchDispatchMode):
         result = func(*args, **kwargs)
         arguments = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         results = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        used = [int(t.untyped_storage()._cdata) for t in arguments]
+        used = [storage_of(t) for t in arguments]
         known = set(used)
-        made = self.add(t for t in results if int(t.untyped_storage()._cdata) not in known)
-        seconds = self._estimate(func, args, kwargs, result, arguments, [t for t in results if _key(t) in made])
+        made = self.add(t for t in results if storage_of(t) not in known)
+        seconds = self._estimate(func, args, kwargs, result, arguments, [t for t in results if storage_of(t) in made])
         self.seconds += seconds
         self.ran(func, used, made, changed_by(func, args, kwargs), seconds)
         self.num_ops += 1
@@ -103,11 +95,11 @@ class Memory(TorchDispatchMode):
         """Return the seconds of an operator: of its arithmetic or its memory traffic, and of its launch."""
         name = func._schema.name if isinstance(func, torch._ops.OpOverload) else ""
         changes = isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable
-        if name in _MOVES_NOTHING or not (made or changes):  # the rest are views
+        if name in ALLOCATIONS or not (made or changes):  # the rest are views
             return 0.0
         formula = flop_registry.get(getattr(func, "_overloadpacket", None))
         num_flops = 0 if formula is None else formula(*args, **kwargs, out_val=result)
-        sizes = {_key(t): min(t.numel() * t.element_size(), t.untyped_storage().nbytes()) for t in (*used, *made)}
+        sizes = {storage_of(t): tensor_bytes(t) for t in (*used, *made)}
         return _seconds(self._device, num_flops, sum(sizes.values()), used)
 
 
@@ -116,10 +108,6 @@ def _seconds(device: DeviceProfile, num_flops: int, num_bytes: int, used: list[t
     if used and used[0].element_size() <= 2 and device.half_flops_per_second:
         speed = device.half_flops_per_second
     return max(num_flops / speed, num_bytes / device.bytes_per_second) + device.launch_seconds
-
-
-def _key(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def changed_by(func: Any, args: Any, kwargs: Any) -> list[int]:
@@ -133,4 +121,4 @@ def changed_by(func: Any, args: Any, kwargs: Any) -> list[int]:
             changed.append(args[position] if position < len(args) else kwargs.get(argument.name))
     if schema.name in UNDECLARED:
         changed += [args[position] for position in UNDECLARED[schema.name] if position < len(args)]
-    return [_key(leaf) for leaf in pytree.tree_leaves(changed) if isinstance(leaf, torch.Tensor)]
+    return [storage_of(leaf) for leaf in pytree.tree_leaves(changed) if isinstance(leaf, torch.Tensor)]

@@ -60,7 +60,7 @@ class Model:
         for storage in traced.storages:
             if storage.made_at == GIVEN:
                 continue
-            if not self._is_kept(storage):
+            if not storage.is_kept(self._num_forward):
                 column = self._add_input(storage, column)
             elif storage.packed_at:
                 column = self._add(storage, column)
@@ -92,12 +92,9 @@ class Model:
         given = sum(s.num_bytes for s in self._traced.storages if s.made_at == GIVEN)
         total = np.array(self._traced.other_bytes)[self.times] + float(given)
         for s in self._traced.storages:
-            if s.made_at != GIVEN and self._is_kept(s) and not s.packed_at:
+            if s.is_kept(self._num_forward) and not s.packed_at:
                 total += s.num_bytes * self._alive(s)
         return total
-
-    def _is_kept(self, storage: Storage) -> bool:
-        return storage.freed_at is None or storage.freed_at > self._num_forward
 
     def _alive(self, storage: Storage) -> Float64:
         if storage.freed_at is None:
@@ -157,7 +154,9 @@ class Model:
         live = np.array(self._traced.live_bytes)
         for i, candidate in enumerate(self.candidates):
             for call, again, stop in zip(candidate.calls, candidate.again_at, candidate.stops, strict=True):
-                made = [s for at in range(call.begin, stop) for s in self._traced.made[at] if self._is_kept(s)]
+                made = [
+                    s for at in range(call.begin, stop) for s in self._traced.made[at] if s.is_kept(self._num_forward)
+                ]
                 most = live[call.begin : stop].max(initial=0) - (live[call.begin - 1] if call.begin else live[0])
                 extra = int(most) - sum(s.num_bytes for s in made)
                 if extra > 0:

@@ -42,11 +42,7 @@ def of_first_rank(search: Callable[[], Found], of_regions: Callable[[dict[str, R
     Raises:
         BudgetError: the search of the first rank finds nothing.
     """
-    if (
-        not (dist.is_available() and dist.is_initialized())
-        or dist.get_world_size() == 1
-        or dist.get_backend() == "fake"
-    ):
+    if not train_together():
         return search()
     sent: list[Any] = [None]
     found = None

@@ -46,8 +46,8 @@ class Checkpoints:
 
     Attributes:
         name: the model's class.
-        modules: that are checkpointed: name -> operators inside whose results are saved, each with how many calls of
-            that operator the module made before.
+        modules: that are checkpointed: name -> operators inside whose results are saved, each with how many operators
+            the module ran before it.
         rows: the modules that were looked at.
         eager_peak_bytes: most bytes alive in forward and backward without checkpoints: parameters, gradients, the
             batch and activations.
@@ -75,15 +75,14 @@ class Checkpoints:
     device: str
     is_real: bool = False
 
-    def __str__(self) -> str:
-        """Return figures and table as text; modules alike are one line."""
-        from rich.table import Column, Table
-
+    @property
+    def summary(self) -> list[str]:
+        """The figures above the table, a line each."""
         base = self.base_seconds or 1.0
         saved = 1 - self.peak_bytes / self.eager_peak_bytes if self.eager_peak_bytes else 0.0
         peaks = f"peak {human_bytes(self.eager_peak_bytes)} -> {human_bytes(self.peak_bytes)} (-{percent(saved)})"
         slower = f"{percent(self.added_seconds / base)} slower as estimated for {self.device}"
-        lines: list[Any] = [f"{self.name}: {len(self.modules)} modules checkpointed, {peaks}, {slower}"]
+        lines = [f"{self.name}: {len(self.modules)} modules checkpointed, {peaks}, {slower}"]
         if self.needed_bytes != self.peak_bytes:
             lines.append(f"with the optimizer: {human_bytes(self.needed_bytes)}")
         if self.bound_bytes is not None:
@@ -94,6 +93,12 @@ class Checkpoints:
             lines.append(
                 f"bound: no choice that fits is estimated to add less than {percent(self.bound_seconds / base)}"
             )
+        return lines
+
+    def __str__(self) -> str:
+        """Return figures and table as text; modules alike are one line."""
+        from rich.table import Column, Table
+
         names = "bytes", "recomputed in"
         table = Table(
             "module",
@@ -119,7 +124,7 @@ class Checkpoints:
                 chosen,
                 row.reason,
             )
-        lines += ["", table]
+        lines: list[Any] = [*self.summary, "", table]
         if len(merged) > _MOST_ROWS:
             lines.append(f"and {len(merged) - _MOST_ROWS} more lines")
         return plain(*lines, width=140)

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import SAC_IGNORED_OPS
 from olla.checkpointing.memory import Memory
 from olla.checkpointing.regions import Region, apply, remove, without_caches
 from olla.graph import DeviceProfile
+from olla.pytorch.capture.costs import storage_of
 from olla.pytorch.ordinary.loop import first_of, inference
 from olla.pytorch.sharded.fully import idle_hooks, is_sharded
 
@@ -45,6 +46,10 @@ class Storage:
     freed_at: int | None = None
     name: str = ""
 
+    def is_kept(self, num_forward: int) -> bool:
+        """Whether it was made in a forward pass of so many operators and is alive when that ends."""
+        return self.made_at != GIVEN and (self.freed_at is None or self.freed_at > num_forward)
+
 
 @dataclass(eq=False)
 class Call:
@@ -68,7 +73,6 @@ class Traced:
         other_bytes: int per operator of the step, forward and backward: bytes that are alive behind it and are none of
             the storages of the forward pass; gradients, above all.
         live_bytes: int per operator of the step: all bytes that are alive while it runs.
-        seconds: of the whole step.
     """
 
     operators: list[tuple[str, float, bool]] = field(default_factory=list)
@@ -78,7 +82,6 @@ class Traced:
     unpacked_at: dict[int, int] = field(default_factory=dict)
     other_bytes: list[int] = field(default_factory=list)
     live_bytes: list[int] = field(default_factory=list)
-    seconds: float = 0.0
 
 
 class _Trace(Memory):  # type: ignore[no-untyped-call]
@@ -131,7 +134,7 @@ class _Trace(Memory):  # type: ignore[no-untyped-call]
 
     def pack(self, tensor: torch.Tensor) -> Any:
         """Take note of a tensor that an operator saves for backward."""
-        storage = self._storages.get(int(tensor.untyped_storage()._cdata))
+        storage = self._storages.get(storage_of(tensor))
         if storage is not None:
             storage.packed_at.append(self.num_ops)
         return self.num_ops, tensor
@@ -202,7 +205,6 @@ class Step:
 
         self._run(memory, forward)
         memory.found.calls = calls
-        memory.found.seconds = memory.seconds
         return memory.found
 
     def measure(self, regions: dict[str, Region]) -> Memory:

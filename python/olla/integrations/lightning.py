@@ -91,7 +91,7 @@ class OllaCallback(pl.Callback):  # type: ignore[misc]
 
     def _tell(self, chosen: Checkpoints) -> None:
         self._chosen = chosen
-        pl.utilities.rank_zero_info("olla: %s", str(chosen).partition("\n\n")[0].replace("\n", "; "))
+        pl.utilities.rank_zero_info("olla: %s", "; ".join(chosen.summary))
 
     def _step(self, *_: Any) -> None:
         if self._is_inside and self._pool is not None:

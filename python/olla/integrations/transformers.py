@@ -136,7 +136,7 @@ class OllaCallback(transformers.TrainerCallback):
 
     def _tell(self, chosen: Checkpoints) -> None:
         self._report = chosen
-        _logger.warning("olla: %s", str(chosen).partition("\n\n")[0].replace("\n", "; "))
+        _logger.warning("olla: %s", "; ".join(chosen.summary))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Leave the pool, and the settings of torch.compile."""

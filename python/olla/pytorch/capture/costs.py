@@ -25,7 +25,7 @@ UNDECLARED = {
 # Reads of a table touch only the rows that are taken.
 _LOOKUPS = {"aten::embedding", "aten::index", "aten::index_select", "aten::gather"}
 # Reserve memory, move nothing, launch nothing.
-_ALLOCATIONS = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"}
+ALLOCATIONS = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"}
 
 
 def is_operator(node: fx.Node) -> bool:
@@ -94,7 +94,7 @@ def is_random(node: fx.Node) -> bool:
 
 def num_launches(node: fx.Node) -> int:
     """Return how many kernels the operator starts, at least: reserving memory and reading a number start none."""
-    starts_none = name_of(node) in _ALLOCATIONS or not is_operator(node) or reads_number(node) or is_wait(node)
+    starts_none = name_of(node) in ALLOCATIONS or not is_operator(node) or reads_number(node) or is_wait(node)
     return 0 if starts_none else 1
 
 
@@ -128,7 +128,7 @@ def moved_bytes(
         results: tensors with a storage of their own that it writes.
         num_changed: how many of the arguments it changes.
     """
-    if name_of(node) in _ALLOCATIONS:
+    if name_of(node) in ALLOCATIONS:
         return 0
     written = sum(tensor_bytes(t) for t in results)
     sizes: dict[int, int] = {}
