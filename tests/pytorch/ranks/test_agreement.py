@@ -53,7 +53,10 @@ def test_a_plan_is_taken_from_the_disk_where_all_ranks_have_it(found: list[dict[
 
 def test_a_rank_whose_cache_was_emptied_gets_the_plan_of_the_first(found: list[dict[str, Any]]) -> None:
     assert [rank["emptied"]["cached"] for rank in found] == [True, False]
-    assert found[0]["emptied"]["order"] == found[0]["again"]["order"]
+    # The step is recorded again, and the seconds measured then may order its collectives otherwise than before. What
+    # the ranks decided then is on both disks.
+    assert [rank["slow"]["cached"] for rank in found] == [True, True]
+    assert all(rank["slow"]["order"] == rank["emptied"]["order"] for rank in found)
 
 
 @pytest.mark.parametrize(
