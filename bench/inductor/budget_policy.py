@@ -83,6 +83,8 @@ class BudgetPolicy:
             if forward and not str(node.meta.get("custom", {}).get("module_fqn", "")).startswith(_HEADS):
                 save, rerun = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.MUST_RECOMPUTE
                 node.meta["recompute"] = save if node.name in kept else rerun
+                if "wait_tensor" in str(node.target):  # goes with its collective, as torchtitan has it
+                    node.meta["recompute"] = node.args[0].meta["recompute"]
         module.recompile()
         return True
 

@@ -11,8 +11,7 @@ import pytest
 import olla
 from olla import _core
 from olla.check.collectives import check_kept
-from olla.graph import PROFILES
-from olla.graph.timeline import collective_seconds
+from olla.graph import PROFILES, collective_seconds
 from olla.order.overlap import overlapped
 
 SECONDS = 1e-3

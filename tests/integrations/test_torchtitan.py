@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,11 @@ import pytest
 import olla
 from olla import _core
 from olla.integrations import torchtitan as ours
+from olla.plan import asked
 from tests.support.pages import ROOT, blocks
+from tests.support.ranks.processes import ranks
+from tests.support.ranks.titan import Traced, fake_ranks, trained
+from tests.support.ranks.work import titan_trained
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
@@ -24,42 +30,6 @@ def titan() -> Any:
         reason = 'needs torchtitan, and Triton: pip install "olla-planner[torchtitan]" triton'
         pytest.importorskip("torchtitan", reason=reason)
         return pytest.importorskip("torchtitan.experiments.graph_trainer.tests._trainer_test_utils", reason=reason)
-
-
-def trained(titan: Any, policy: str | None) -> tuple[Any, list[Any], Any]:
-    """Return loss, gradients and traced graph of one step of its Llama 3 debug model; None: eager, by its Trainer."""
-    from torchtitan.experiments.graph_trainer.common_utils import annotate_module_fqns
-    from torchtitan.experiments.graph_trainer.llama3 import model_registry
-    from torchtitan.experiments.graph_trainer.trainer import GraphTrainer
-    from torchtitan.trainer import Trainer
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        spec = model_registry("debugmodel", attn_backend="sdpa")
-        torch.manual_seed(0)
-        model = spec.model.build()
-        with torch.no_grad():
-            model.init_states(buffer_device=None)
-        trainer = titan.build_minimal_trainer(
-            model.train(),
-            spec.model,
-            Trainer if policy is None else GraphTrainer,
-            # the first is for CUDA; the second asks a GPU for its bandwidth, though nothing communicates here
-            compile_disable_passes=["cudagraph_pass", "joint_transformer_block_bucketing_reordering_pass"],
-        )
-        trainer.device = torch.device("cpu")
-        if policy is not None:
-            annotate_module_fqns(model)
-            trainer.config.compile.memory_policy = policy
-        tokens, labels = torch.randint(2048, (2, 8, 256))
-        positions = torch.arange(256, dtype=torch.int32).expand(8, 256)
-        loss = trainer.forward_backward_step(
-            input_dict={"input": tokens, "positions": positions},
-            labels=labels,
-            global_valid_tokens=torch.tensor(float(labels.numel())),
-        )
-    step = getattr(trainer, "_traced_step", None)
-    return loss.detach(), [p.grad for p in model.parameters()], step.gm if step else None
 
 
 def peak_bytes(module: Any) -> int:
@@ -75,7 +45,7 @@ def test_a_step_is_the_eager_one_and_needs_what_was_foreseen(
     choose = ours.choose
     monkeypatch.setattr(ours, "choose", lambda *given: choices.append(choose(*given)) or choices[-1])
     ours.register(**goal)
-    loss, gradients, module = trained(titan, "olla")
+    loss, gradients, module = trained("olla")
     (choice,) = choices
     assert choice.recomputed
     assert peak_bytes(module) == choice.peak_bytes < choice.saved_peak_bytes
@@ -83,9 +53,40 @@ def test_a_step_is_the_eager_one_and_needs_what_was_foreseen(
     assert {f"{name}_recomputed" for name in choice.recomputed} & names
     if "max_slowdown" in goal:
         assert choice.added_seconds <= goal["max_slowdown"] * choice.base_seconds
-    eager_loss, eager_gradients, _ = trained(titan, None)
+    eager_loss, eager_gradients, _ = trained(None)
     torch.testing.assert_close(loss, eager_loss)
     torch.testing.assert_close(gradients, eager_gradients)
+
+
+@pytest.mark.parametrize("sizes", [(8, 1), (64, 1), (4, 2)])
+@pytest.mark.parametrize("goal", [{"minimise": "peak"}, {"max_slowdown": 0.1}])
+def test_a_step_of_many_ranks_needs_what_was_foreseen(titan: Any, sizes: tuple[int, int], goal: dict[str, Any]) -> None:
+    from torchtitan.experiments.graph_trainer.llama3 import model_registry
+    from torchtitan.models.llama3.sharding import set_llama3_sharding_config
+
+    found, _ = asked(in_place=False, device="a100", **goal)
+    assert found is not None
+    with fake_ranks(sizes[0] * sizes[1]):
+        config = model_registry("debugmodel", attn_backend="sdpa").model
+        step = Traced(config, set_llama3_sharding_config, sizes, (4, 1024))
+        ours.name_sums(step.module)
+        for sends_ahead in (False, True):
+            module = copy.deepcopy(step.module)
+            choice = ours.choose(module, found, sends_ahead=sends_ahead)
+            ours.tag(module, choice)
+            program = step.recomputed(module)
+            again = {node.name for node in program.graph.nodes if "_recomputed" in node.name}
+            assert again.issuperset(f"{name}_recomputed" for name in choice.recomputed if "gather" in name)
+            assert choice.peak_bytes < choice.saved_peak_bytes
+            assert peak_bytes(step.gathered(program) if sends_ahead else program) == choice.peak_bytes
+
+
+def test_two_ranks_train_as_the_eager_trainer_does(titan: Any, tmp_path: Path) -> None:
+    for found in ranks(titan_trained, 2, tmp_path, goal={"minimise": "peak"}):
+        assert found["recomputed"]
+        assert any("gather" in name for name in found["recomputed"])
+        for own, eager in zip(found["olla"], found["eager"], strict=True):
+            np.testing.assert_allclose(own, eager, rtol=1e-5, atol=1e-7)
 
 
 def test_wrong_goals_are_told_before_anything_is_trained() -> None:

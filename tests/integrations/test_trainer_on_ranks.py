@@ -1,4 +1,4 @@
-"""OllaCallback on two processes: the losses of the Trainer as it is, and the same choice on both."""
+"""OllaCallback and OllaTrainer on two processes: the losses of the Trainer as it is, and the same choice on both."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ def test_two_processes_train_the_same_and_checkpoint_the_same_modules(tmp_path: 
         [*launch, str(SCRIPT), str(tmp_path)], capture_output=True, text=True, timeout=400, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    first, second = ((tmp_path / f"rank{rank}.jsonl").read_text() for rank in range(2))
-    lines = [json.loads(line) for line in first.splitlines()]
-    assert [line["how"] for line in lines] == ["checkpoint", "checkpoint", "aten"]
+    first, second = ((tmp_path / f"rank{rank}.json").read_text() for rank in range(2))
+    lines = json.loads(first)
+    assert [line["how"] for line in lines] == ["step", "checkpoint", "checkpoint", "aten"]
+    assert lines[0]["refusal"].startswith("OllaTrainer: gradient_accumulation_steps=2 on several processes")
     assert all(line["same"] and line["chosen"] for line in lines)
     assert first == second

@@ -1,4 +1,6 @@
-"""A script for torchrun: a Trainer on several processes, as it is and with OllaCallback; each rank writes a file.
+"""A script for torchrun: a Trainer on several processes, as it is, with OllaCallback and as OllaTrainer.
+
+Each rank writes a file.
 
 python -m torch.distributed.run --nproc-per-node 2 tests/integrations/trainer_on_ranks.py FOLDER
 """
@@ -15,7 +17,8 @@ from typing import Any
 import torch
 import transformers
 
-from olla.integrations.transformers import OllaCallback
+from olla.errors import CaptureError
+from olla.integrations.transformers import OllaCallback, OllaTrainer
 
 torch.manual_seed(0)
 CONFIG = transformers.LlamaConfig(
@@ -27,32 +30,52 @@ MODEL.loss_type = "ForCausalLM"
 DATA = [{"input_ids": row, "labels": row} for row in torch.randint(3, 97, (64, 64))]
 
 
-def trained(folder: str, callback: OllaCallback | None) -> list[Any]:
-    """Train a copy of the model; return losses and norms of gradients."""
+def trained(
+    folder: str,
+    callback: OllaCallback | None,
+    kind: type[transformers.Trainer] = transformers.Trainer,
+    optim: str = "adamw_torch_fused",
+    accumulation: int = 1,
+) -> tuple[list[Any], transformers.Trainer]:
+    """Train a copy of the model; return losses, norms of gradients and sums of parameters, and the Trainer."""
     torch.manual_seed(0)
     arguments = transformers.TrainingArguments(
         folder, per_device_train_batch_size=8, max_steps=8, report_to=[], use_cpu=True, logging_steps=1, seed=0,
-        ddp_backend="gloo", disable_tqdm=True,
+        ddp_backend="gloo", disable_tqdm=True, optim=optim, gradient_accumulation_steps=accumulation,
     )  # fmt: skip
     callbacks = [] if callback is None else [callback]
-    trainer = transformers.Trainer(copy.deepcopy(MODEL), arguments, train_dataset=DATA, callbacks=callbacks)
+    trainer = kind(copy.deepcopy(MODEL), arguments, train_dataset=DATA, callbacks=callbacks)
     trainer.train()
     parameters = [float(p.double().sum()) for p in trainer.model.parameters()]
-    return [(e["loss"], e["grad_norm"]) for e in trainer.state.log_history if "loss" in e] + parameters
+    return [(e["loss"], e["grad_norm"]) for e in trainer.state.log_history if "loss" in e] + parameters, trainer
+
+
+def whole_steps(folder: str) -> dict[str, Any]:
+    """Train with planned steps, gradients of DistributedDataParallel and an update that is not fused included."""
+    expected, _ = trained(folder, None, optim="adamw_torch")
+    found, trainer = trained(folder, None, OllaTrainer, "adamw_torch")
+    assert isinstance(trainer, OllaTrainer)
+    report: Any = trainer.step_report()
+    try:
+        trained(folder, None, OllaTrainer, accumulation=2)
+    except CaptureError as error:
+        refusal = str(error)
+    exact = report.num_misses == 0 and report.planned_peak_bytes == report.measured_peak_bytes
+    return {"how": "step", "same": found == expected, "chosen": exact, "refusal": refusal}
 
 
 def main() -> None:
-    """Write one line of JSON for each way, into a file of this rank."""
+    """Write what came out of each way, into a file of this rank."""
     torch.set_num_threads(1)
-    expected = trained(sys.argv[1], None)
+    expected, _ = trained(sys.argv[1], None)
+    lines = [whole_steps(sys.argv[1])]
     for how, goal in (("checkpoint", {"max_slowdown": 0.3}), ("checkpoint", {"budget": "12MB"}), ("aten", {})):
         callback = OllaCallback(how=how, **goal)  # type: ignore[arg-type]
-        found = trained(sys.argv[1], callback)
+        found, _ = trained(sys.argv[1], callback)
         report: Any = callback.report()
         chosen = sorted(report.modules) if how == "checkpoint" else len(report.planned)
-        line = {"how": how, "goal": goal, "same": found == expected, "chosen": chosen}
-        with (Path(sys.argv[1]) / f"rank{os.environ['RANK']}.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        lines.append({"how": how, "goal": goal, "same": found == expected, "chosen": chosen})
+    (Path(sys.argv[1]) / f"rank{os.environ['RANK']}.json").write_text(json.dumps(lines))
 
 
 if __name__ == "__main__":

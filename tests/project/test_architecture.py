@@ -74,7 +74,7 @@ MAY_IMPORT = {
     **ATEN,
     "fit": "base graph plan planner rewriting pytorch.capture",
     "checkpointing": "base graph plan ilp fit pytorch.capture pytorch.ordinary pytorch.sharded",
-    "integrations": "base graph plan layout report pytorch inductor aten checkpointing",
+    "integrations": "base graph plan layout report pytorch pytorch.ranks inductor aten checkpointing",
     "scale": "base graph plan planner report",
     "cli": "base graph plan layout check picture planner report fit scale pytorch.capture integrations olla",
     "olla": " ".join(

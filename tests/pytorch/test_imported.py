@@ -101,6 +101,19 @@ def test_modules_are_refused() -> None:
         olla.from_fx(module)
 
 
+def test_placeholders_of_other_values_are_left_out() -> None:
+    """Such as device meshes: a shard of GraphTrainer's has one beside its tensor, and the step returns it."""
+    graph = torch.fx.Graph()
+    x, mesh, _, scale = map(graph.placeholder, ("x", "mesh", "unused", "scale"))
+    x.meta["val"], mesh.meta["val"], scale.meta["val"] = torch.ones(4), object(), 2.0
+    graph.output([graph.call_function(torch.ops.aten.mul.Tensor, (x, scale)), mesh])
+    found = olla.from_fx(torch.fx.GraphModule({}, graph))
+    assert found.op_names == ["mul_tensor"]
+    assert found.tensor_names[:1] == ["x"]
+    assert "unused" not in found.tensor_names
+    assert [node.name for node in graph.nodes][:4] == ["x", "mesh", "unused", "scale"]  # the module stays as it is
+
+
 def test_placeholders_without_values_are_named() -> None:
     with pytest.raises(CaptureError, match=r"placeholder x has no tensor in meta\['val'\]"):
         olla.from_fx(torch.fx.symbolic_trace(lambda x: x + 1))

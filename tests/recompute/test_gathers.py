@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 import olla
 from olla import _core
 from olla.check.collectives import check_kept
-from olla.graph import PROFILES, rules
+from olla.graph import PROFILES, collective_seconds, rules
 from olla.graph.collectives import gathers
-from olla.graph.timeline import collective_seconds
 from olla.order.gathers import gathered_late
 from olla.order.overlap import overlapped
 

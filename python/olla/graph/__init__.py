@@ -5,7 +5,7 @@ from olla.graph.columns import Lists
 from olla.graph.devices import PROFILES, DeviceProfile, profile_of
 from olla.graph.graph import Graph
 from olla.graph.operators import Rerun, Rules, draws_numbers, operator, rules
-from olla.graph.timeline import Timeline, timeline
+from olla.graph.timeline import Timeline, collective_seconds, timeline
 
 __all__ = [
     "PROFILES",
@@ -15,6 +15,7 @@ __all__ = [
     "Rerun",
     "Rules",
     "Timeline",
+    "collective_seconds",
     "draws_numbers",
     "nearest_order",
     "operator",

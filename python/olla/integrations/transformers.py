@@ -11,6 +11,7 @@ from olla.base.packages import missing
 try:
     import torch
     import transformers
+    from torch.nn.parallel import DistributedDataParallel
 except ModuleNotFoundError as error:
     raise missing(str(error.name), "transformers") from error
 
@@ -215,8 +216,8 @@ class OllaTrainer(transformers.Trainer):
         olla_options: of ``olla.compile``, such as ``{"max_slowdown": 0.1}``.
 
     Raises:
-        CaptureError: when training begins: several processes, float16 with its scaler, or a wrapped model; the
-            message says what to change.
+        CaptureError: when training begins: float16 with its scaler, a model that is wrapped otherwise than in
+            DistributedDataParallel, or gradients accumulated over several processes; the message says what to change.
     """
 
     def __init__(self, *args: Any, olla_options: dict[str, Any] | None = None, **kwargs: Any) -> None:
@@ -291,11 +292,21 @@ class OllaTrainer(transformers.Trainer):
     def _refuse(self, model: Any) -> None:
         """Refuse what no captured step can stand for."""
         remedy = "train with transformers.Trainer, and OllaCallback() for its memory"
-        if self.accelerator.num_processes > 1 or self.args.n_gpu > 1:
-            raise CaptureError(f"OllaTrainer plans one process with one device, not several: {remedy}")
+        if self.args.n_gpu > 1:
+            raise CaptureError(
+                f"OllaTrainer plans one device for each process, and this one has {self.args.n_gpu}: start it with "
+                f"torchrun --nproc-per-node {self.args.n_gpu}"
+            )
+        num_batches = self.args.gradient_accumulation_steps
+        if self.accelerator.num_processes > 1 and num_batches > 1:
+            raise CaptureError(
+                f"OllaTrainer: gradient_accumulation_steps={num_batches} on several processes leaves gradients between "
+                f"steps that are not reduced yet: take 1, or {remedy}"
+            )
         if self.accelerator.scaler is not None:
             raise CaptureError(
                 "OllaTrainer: fp16=True scales gradients by values: use bf16=True, which needs no scaler"
             )
-        if self.accelerator.unwrap_model(model, keep_torch_compile=False) is not model:
+        inside = model.module if isinstance(model, DistributedDataParallel) else model
+        if self.accelerator.unwrap_model(inside, keep_torch_compile=False) is not inside:
             raise CaptureError(f"OllaTrainer: the model is wrapped or compiled ({type(model).__name__}): {remedy}")

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla import _core
-from olla.graph import Graph, Lists
+from olla.graph import Graph, Lists, collective_seconds
 from olla.graph.collectives import WAIT
-from olla.graph.timeline import collective_seconds, issued_by
+from olla.graph.timeline import issued_by
 
 if TYPE_CHECKING:
     from olla._core import Graph as CoreGraph

@@ -29,7 +29,8 @@ def from_fx(module: fx.GraphModule, *, kinds: Mapping[str, str] | None = None, n
     Nothing is computed, and the module stays as it is.
 
     Args:
-        module: its placeholders have tensors in ``meta["val"]``, real or fake; their shapes are numbers.
+        module: its placeholders have what they were traced with in ``meta["val"]``: tensors, real or fake, whose shapes
+            are numbers; or device meshes and other values, which the graph leaves out.
         kinds: of placeholders by name: parameter, buffer, optimizer_state, constant, or input, as all others are.
         name: of the graph.
 
@@ -110,10 +111,23 @@ def _merge(module: fx.GraphModule, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def _graph(module: fx.GraphModule, kinds: Mapping[str, str], name: str) -> Graph:
+    _fix_values(module)
     _propagate(module)
     placeholders = module.graph.find_nodes(op="placeholder")
     inputs = [Input(kinds.get(node.name, "input"), node.name, node.name) for node in placeholders]
     return fold(module, inputs, name).graph
+
+
+def _fix_values(module: fx.GraphModule) -> None:
+    """Put what is no tensor among the placeholders, such as the device mesh of a shard, in place of its uses."""
+    for node in module.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        if isinstance(value, (torch.Tensor, torch.SymInt)) or (value is None and node.users):
+            continue  # a tensor, or nothing that could stand in its place
+        for user in list(node.users):
+            shown = None if user.op == "output" else value  # what is returned must have a text
+            user.args, user.kwargs = fx.node.map_arg((user.args, user.kwargs), lambda n: shown if n is node else n)  # noqa: B023
+        module.graph.erase_node(node)
 
 
 def _propagate(module: fx.GraphModule) -> None:

@@ -135,3 +135,40 @@ def killed(rank: int, world_size: int, *, after: float = -1.0, sends: int = 0) -
             threading.Timer(after, os.kill, (os.getpid(), sends)).start()
         step(batch)
     return "went on"
+
+
+def recomputed_together(rank: int, world_size: int, *, goal: dict[str, Any]) -> dict[str, Any]:
+    """Return what is recomputed of a step over sharded parameters, for a goal of this rank's own."""
+    import torch.distributed as dist
+
+    from olla.integrations.torchtitan import choose
+    from olla.plan import asked
+    from tests.support.ranks.sharded_step import ShardedStep
+
+    world = dist.group.WORLD
+    assert world is not None
+    found, _ = asked(in_place=False, device="a100", **goal)
+    assert found is not None
+    choice = choose(ShardedStep(world.group_name, world_size).module, found)
+    return {"recomputed": choice.recomputed, "peak_bytes": choice.peak_bytes}
+
+
+def titan_trained(rank: int, world_size: int, *, goal: dict[str, Any]) -> dict[str, Any]:
+    """Return losses and gradients of a step of torchtitan's over two ranks: eager, and with olla's memory policy."""
+    import olla.integrations.torchtitan as ours
+    from tests.support.ranks.titan import trained
+
+    found: dict[str, Any] = {}
+    choose = ours.choose
+
+    def noted(*given: Any) -> Any:
+        choice = choose(*given)
+        found["recomputed"] = choice.recomputed
+        return choice
+
+    ours.choose = noted
+    ours.register(**goal)
+    for way, policy in (("eager", None), ("olla", "olla")):
+        loss, gradients, _ = trained(policy, is_sharded=True)
+        found[way] = [loss.numpy(), *(gradient.to_local().numpy() for gradient in gradients)]
+    return found
