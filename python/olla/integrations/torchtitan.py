@@ -124,22 +124,19 @@ def choose(module: fx.GraphModule, goal: Goal, *, sends_ahead: bool = True) -> C
 
 
 def _best(program: Program, goal: Goal) -> Judged:
-    points = [program.judged(ops) for ops in program.candidates()]
-    if goal.budget_bytes is not None:
-        fits = [point for point in points if point.peak_bytes <= goal.budget_bytes]
-        if not fits:
-            least = min(point.peak_bytes for point in points)
-            raise BudgetError(
-                f"nothing was found that fits budget {goal.budget_bytes}: the least is {least} bytes, with parameters "
-                "and gradients. Take a smaller batch, or at least that budget",
-                rule="budget",
-            )
-        best = min(fits, key=lambda point: (point.added_seconds, point.peak_bytes))
-        return program.without(best, goal.budget_bytes)
-    share = math.inf if goal.max_slowdown is None else goal.max_slowdown
-    within = [point for point in points if point.added_seconds <= share * program.base_seconds * (1 + 1e-12)]
-    best = min(within, key=lambda point: (point.peak_bytes, point.added_seconds))
-    return program.without(best, best.peak_bytes)
+    budget = goal.budget_bytes
+    if budget is None:
+        most = math.inf if goal.max_slowdown is None else goal.max_slowdown * program.base_seconds * (1 + 1e-12)
+        best = program.best(lambda point: (max(point.added_seconds - most, 0.0), point.peak_bytes, point.added_seconds))
+        return program.without(best, best.peak_bytes)
+    best = program.best(lambda point: (max(point.peak_bytes - budget, 0), point.added_seconds, point.peak_bytes))
+    if best.peak_bytes > budget:
+        raise BudgetError(
+            f"nothing was found that fits budget {budget}: the least is {best.peak_bytes} bytes, with parameters and "
+            "gradients. Take a smaller batch, or at least that budget",
+            rule="budget",
+        )
+    return program.without(best, budget)
 
 
 def _best_of_ranks(ranks: Ranks, graph: Graph, program: Program, goal: Goal) -> Judged:

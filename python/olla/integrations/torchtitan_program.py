@@ -9,9 +9,9 @@ in forward.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 HEADS = ("lm_head", "loss")  # modules that GraphTrainer recomputes nothing of
 _LAST = ("norm", *HEADS)  # modules whose parameters it gathers as one
 _WORK = 40_000_000  # of the greedy, a bound on what it may take; graphs of 10,000 ops end far below it
-_POINTS = 64  # of a greedy's way that are tried: twice as many found no lower peak on the graphs of bench_torchtitan
+_POINTS, _FINER = 48, 32  # of each way that are tried, and beside the best of these
 _TAKEN_BACK = 200  # recomputed ops that are tried without
 
 
@@ -43,6 +43,13 @@ class Judged:
     ops: frozenset[int]
     peak_bytes: int
     added_seconds: float
+
+
+class _Way(NamedTuple):
+    """Ops in the order in which they are recomputed, more and more of them, and how many of them to try."""
+
+    ops: list[int]
+    ends: list[int]
 
 
 class Program:
@@ -112,33 +119,46 @@ class Program:
         wanted = set(names)
         return frozenset(v for v, own in enumerate(self._names) if wanted.intersection(own))
 
-    def candidates(self) -> list[frozenset[int]]:
-        """Return sets of ops: those of the first blocks, and on the way of greedies that drop values, from none to all.
+    def best(self, rank: Callable[[Judged], tuple[float, ...]]) -> Judged:
+        """Return the choice of the lowest rank: of points along each way, and of more beside the best of them."""
+        found = self.judged(frozenset())
+        for way in self._ways():
+            ends = np.unique(np.linspace(0, len(way.ends) - 1, _POINTS).astype(int))
+            points = [self.judged(self._prefix(way, i)) for i in ends.tolist()]
+            k = min(range(len(points)), key=lambda k: rank(points[k]))
+            between = np.linspace(ends[max(k - 1, 0)], ends[min(k + 1, len(ends) - 1)], _FINER + 2).astype(int)
+            finer = sorted(set(between.tolist()).difference(ends.tolist()))
+            points += [self.judged(self._prefix(way, i)) for i in finer]
+            found = min([found, *points], key=rank)
+        return found
 
-        A block keeps what the next layer reads, as in a checkpoint. One greedy counts the link for a gather; the other
+    def _ways(self) -> list[_Way]:
+        """Return ways from everything saved to nothing: layer by layer, and as greedies drop values.
+
+        A layer keeps what the next one reads, as in a checkpoint. One greedy counts the link for a gather; the other
         takes it for free, as it is where backward computes longer than it gathers.
         """
-        seen: dict[frozenset[int], None] = {frozenset(): None}
         order = np.arange(self.graph.num_ops, dtype=np.int32)
+        first_op = np.unique(self._block, return_index=True)[1]
+        inside = [v for v in self.allowed if not self._leaves_block(v)]
+        inside.sort(key=lambda v: (first_op[self._block[v]], v))
+        every = sorted(self.allowed)
+        ways = [_Way(inside, list(range(len(inside) + 1))), _Way(every, [len(every)])]
         costs = [self._own_seconds + self._link_seconds] + [self._own_seconds] * bool(self._link_seconds.any())
         for seconds in costs:
             search = self._rules._replace(rerun_seconds=seconds).evictor(self.graph, order)
             search.run(0, 1e30, _core.Limits(time_limit=1e9, max_work=_WORK, progress=None))
             decisions, producer = search.decisions(), search.values.producer
             ends = np.unique(decisions.offset[search.curve().num_decisions])
-            for end in ends[np.unique(np.linspace(0, len(ends) - 1, _POINTS).astype(int))].tolist():
-                found = set(producer[decisions.values[:end]].tolist()) & self.allowed
-                for ops in self._gathers:
-                    found = found | ops if 2 * len(found & ops) > len(ops) else found - ops
-                seen.setdefault(frozenset(found))
-        first_op = np.unique(self._block, return_index=True)[1]
-        inside = sorted(
-            (v for v in self.allowed if not self._leaves_block(v)), key=lambda v: (first_op[self._block[v]], v)
-        )
-        ends = np.flatnonzero(np.diff([self._block[v] for v in inside], append=-2)) + 1
-        for end in ends[np.unique(np.linspace(0, len(ends) - 1, _POINTS).astype(int))].tolist() if inside else []:
-            seen.setdefault(frozenset(inside[:end]))
-        return [*seen, self.allowed]
+            ways.append(_Way(producer[decisions.values].tolist(), ends.tolist()))
+        return ways
+
+    def _prefix(self, way: _Way, i: int) -> frozenset[int]:
+        """Return the ops of a way up to its i-th end; parameters of a layer are gathered together or not at all."""
+        found = self.allowed.intersection(way.ops[: way.ends[i]])
+        for ops in self._gathers:
+            found = found | ops if 2 * len(found & ops) > len(ops) else found - ops
+        return found
 
     def without(self, point: Judged, most_bytes: int) -> Judged:
         """Take recomputed ops back, dearest first, as long as the peak stays within so many bytes."""
