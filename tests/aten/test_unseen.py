@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import logging
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -123,7 +124,7 @@ class Chooses(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "reason"), [(nn.LSTM(4, 4), "LSTM(4, 4)"), (Chooses(), "aten.nonzero")], ids=["LSTM", "experts"]
+    ("model", "reason"), [(nn.LSTM(4, 4), "LSTM|DelayGraphBreak"), (Chooses(), "aten.nonzero")], ids=["LSTM", "experts"]
 )
 def test_the_report_says_why_nothing_is_planned(model: Any, reason: str) -> None:
     olla.wrap(model, time_limit=0.1)
@@ -132,7 +133,7 @@ def test_the_report_says_why_nothing_is_planned(model: Any, reason: str) -> None
     report = olla.report_of(model)
     assert report.num_unplanned_calls == report.num_calls == 2
     (line,) = report.breaks
-    assert reason in line
+    assert re.search(reason, line)  # in the words of the torch that is there
 
 
 def test_a_model_of_transformers_is_one_graph() -> None:

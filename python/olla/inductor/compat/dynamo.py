@@ -156,8 +156,12 @@ class Suppressed(logging.Filter):
 
 
 def reasons() -> dict[str, int]:
-    """Return why Dynamo has not followed code so far, in its own words, and how often."""
-    return dict(compat.private("torch._dynamo.utils", "counters")["unimplemented"])
+    """Return why Dynamo has not followed code so far, in its own words, and how often.
+
+    From torch 2.15 on recurrent layers are graph breaks alone, without a graph before or behind them.
+    """
+    counters = compat.private("torch._dynamo.utils", "counters")
+    return {**counters["graph_break"], **counters["unimplemented"]}
 
 
 def in_one_line(reason: str) -> str:
