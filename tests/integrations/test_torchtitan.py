@@ -43,7 +43,9 @@ def test_a_step_is_the_eager_one_and_needs_what_was_foreseen(
 ) -> None:
     choices = []
     choose = ours.choose
-    monkeypatch.setattr(ours, "choose", lambda *given: choices.append(choose(*given)) or choices[-1])
+    monkeypatch.setattr(
+        ours, "choose", lambda *given, **options: choices.append(choose(*given, **options)) or choices[-1]
+    )
     ours.register(**goal)
     loss, gradients, module = trained("olla")
     (choice,) = choices

@@ -161,8 +161,8 @@ def titan_trained(rank: int, world_size: int, *, goal: dict[str, Any]) -> dict[s
     found: dict[str, Any] = {}
     choose = ours.choose
 
-    def noted(*given: Any) -> Any:
-        choice = choose(*given)
+    def noted(*given: Any, **options: Any) -> Any:
+        choice = choose(*given, **options)
         found["recomputed"] = choice.recomputed
         return choice
 
