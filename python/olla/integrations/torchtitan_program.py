@@ -104,11 +104,10 @@ class Program:
         share = latency * (1 - 1 / np.bincount(messages)[messages])
         self._link_seconds = np.where(beside, link - share, 0.0)
         self.base_seconds = self._step_seconds([], [])
-        self._messages = self._sent() if sends_ahead and beside.any() else None
-        self._gathers = self._gathered_together()
-        held = [op for ops in self._gathers if not ops <= self.allowed for op in ops]
-        self._gathers = [ops for ops in self._gathers if ops <= self.allowed]
-        self.allowed -= frozenset(held)
+        together = self._gathered_together()
+        self._messages = self._sent(frozenset().union(*together)) if sends_ahead and beside.any() else None
+        self._gathers = [ops for ops in together if ops <= self.allowed]
+        self.allowed -= frozenset().union(*together).difference(*self._gathers)
         may = np.isin(np.arange(graph.num_ops), list(self.allowed))
         self._rules = free._replace(rerun=np.where(may, free.rerun, np.uint8(Rerun.NEVER)))
 
@@ -164,7 +163,7 @@ class Program:
 
     def without(self, point: Judged, most_bytes: int) -> Judged:
         """Take recomputed ops back, dearest first, as long as the peak stays within so many bytes."""
-        together = frozenset(op for ops in self._gathers for op in ops)
+        together = frozenset().union(*self._gathers)
         units = [ops for ops in self._gathers if ops <= point.ops] + [frozenset((op,)) for op in point.ops - together]
         cost = self._own_seconds + self._link_seconds
         units.sort(key=lambda ops: (-cost[list(ops)].sum(), min(ops)))
@@ -197,13 +196,12 @@ class Program:
             and self._outputs.isdisjoint(self._writes[v])
         ]
 
-    def _sent(self) -> Messages:
+    def _sent(self, together: frozenset[int]) -> Messages:
         """Return what is sent as one: the last layer's messages are those of the norm and the head behind it."""
         beside = self._link_seconds > 0
         gathers = set(np.flatnonzero(beside & ~self._backward).tolist())
-        together = {op for ops in self._gathered_together() for op in ops}
         layer = [-1 if name in _LAST else block for name, block in zip(self._blocks, self._block.tolist(), strict=True)]
-        return Messages(layer, gathers, together - gathers, set(np.flatnonzero(beside & self._backward).tolist()))
+        return Messages(layer, gathers, set(together) - gathers, set(np.flatnonzero(beside & self._backward).tolist()))
 
     def _leaves_block(self, op: int) -> bool:
         """Return whether a layer reads in forward what an op of another block writes."""
