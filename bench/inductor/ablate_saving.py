@@ -26,7 +26,7 @@ from unittest import mock
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, for bench and tests
 
 from bench.support.harness import Cell, Report
-from olla.graph import PROFILES
+from olla.graph import PROFILES, DeviceProfile
 from olla.inductor.compat.compat import config
 from olla.inductor.saving import saving
 from olla.inductor.saving.joint import Joint
@@ -45,17 +45,17 @@ class Captured(BaseException):
     """The joint graph is known: the rest of the compilation is not needed. No fallback catches this."""
 
 
-def joint_of(case: str, size: str, device: str) -> Joint:
+def joint_of(case: str, size: str, device: str | DeviceProfile) -> Joint:
     """Return the planner's model of a case's joint graph, weighed for a device."""
     found: list[Joint] = []
 
-    def keep(joint: Joint, goal: Goal, again: Again) -> Choice:
-        found.append(joint)
+    def keep(front: saving.Front, goal: Goal) -> Choice:
+        found.append(front.joint)
         raise Captured
 
     example, _ = compile_cases.build(case, size)
     settings = patches(device=device, minimise="peak")
-    with config.patch(settings), mock.patch.object(saving, "choose", keep), suppress(Captured):
+    with config.patch(settings), mock.patch.object(saving.Front, "choose", keep), suppress(Captured):
         replay(example.model, example.batch, example.loss)
     (joint,) = found
     return joint

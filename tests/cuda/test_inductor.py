@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,11 +17,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
+offload_ops = pytest.importorskip("torch._functorch._activation_offloading.offload_ops", reason="torch before 2.13")
 
 import olla  # noqa: E402
 import olla.inductor  # noqa: E402
+from olla.inductor.compat import fallback  # noqa: E402
+from olla.inductor.saving import offload  # noqa: E402
+from olla.inductor.saving.partition import Partitioner  # noqa: E402
 from olla.inductor.simulate.split import Split, recorded  # noqa: E402
 from olla.inductor.simulate.step import replay as simulated  # noqa: E402
+from olla.plan import Link, Swapping  # noqa: E402
 from tests.cuda.standin import Standin  # noqa: E402
 from tests.support.pytorch import models, standing  # noqa: E402
 from tests.support.pytorch.compiling import LEAST, blocks, fresh, square  # noqa: E402, F401
@@ -211,7 +217,7 @@ class Products(nn.Module):
         return x
 
 
-def trained(compile: Callable[[nn.Module], Any], rounds: Callable[[], Iterator[None]]) -> list[Any]:
+def trained(compile: Callable[[nn.Module], Any], rounds: Callable[[], Iterator[None]], num_rows: int = 32) -> list[Any]:
     """Losses of a training run, and the parameters behind it."""
     model = Products().cuda()
     step = compile(model)
@@ -219,7 +225,7 @@ def trained(compile: Callable[[nn.Module], Any], rounds: Callable[[], Iterator[N
     losses = []
     for number, _ in enumerate(rounds()):
         optimizer.zero_grad()
-        loss = square(step, torch.full((32, 64), 0.1 * number + 0.1, device="cuda"))
+        loss = square(step, torch.full((num_rows, 64), 0.1 * number + 0.1, device="cuda"))
         loss.backward()
         optimizer.step()
         losses.append(loss.detach().cpu())
@@ -262,6 +268,60 @@ def test_compiled_steps_run_in_a_pool_at_planned_addresses(device: torch.device)
     [report] = reports
     assert (report.state, report.num_misses) == ("planned", 0)
     assert report.served_bytes == report.requested_bytes
+
+
+@pytest.fixture(params=[1e13, 2e10])
+def copied(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let small tensors wait in host memory; says how many do, per graph. Over a slow link, waits come later."""
+    speed = request.param
+    link = Link(
+        out_bytes_per_second=speed, in_bytes_per_second=speed, out_latency_seconds=1e-9, in_latency_seconds=1e-9
+    )
+    monkeypatch.setattr(offload, "LEAST_BYTES", 0)
+    monkeypatch.setattr(Partitioner, "_host", lambda self, _: self.swapping and Swapping(link=link))
+    found: list[int] = []
+    insert = offload.insert
+
+    def watch(copies: offload.Offload, *others: Any) -> Any:
+        found.append(len(copies.copy))
+        return insert(copies, *others)
+
+    monkeypatch.setattr(offload, "insert", watch)
+    return found
+
+
+WAITING = {"max_slowdown": 10.0, "max_recomputed": 0.0, "host_budget": "1GB"}
+
+
+def test_what_waits_in_host_memory_comes_back_as_it_was(device: torch.device, copied: list[int]) -> None:
+    expected = trained(lambda model: model, eight, 512)
+    assert equal(trained(lambda model: torch.compile(model, **OURS, options=WAITING), eight, 512), expected)
+    assert max(copied) >= 3
+    assert not offload_ops._wait_registry  # every copy was waited for
+
+
+def test_behind_torchs_cuda_graphs_nothing_waits_in_host_memory(device: torch.device) -> None:
+    expected = trained(lambda model: model, eight, 512)
+    options = {**WAITING, "mode": "reduce-overhead"}
+    fallback.forget()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = trained(lambda model: torch.compile(model, **OURS, options=options), eight, 512)
+    assert equal(found, expected)
+    [said] = [str(w.message) for w in told if "host_budget" in str(w.message)]
+    assert said.startswith("host_budget changes nothing in a compiled graph behind CUDA graphs")
+
+
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("copied", [1e13], indirect=True)
+def test_what_waits_in_host_memory_takes_none_on_the_device_as_foreseen(copied: list[int]) -> None:
+    example = blocks(6).cuda(), torch.randn(2048, 32, device="cuda"), square
+    for goal, most in ((LEAST, 1.0), ({"max_slowdown": 0.1}, 0.8)):
+        waiting = {**goal, "host_budget": "1GB"}
+        peak = measured(*example, **OURS, options=waiting)
+        assert peak in rounded(foreseen(*example, **OURS, options=waiting), 24)
+        assert peak <= most * measured(*example, **OURS, options=goal)
+        assert max(copied) >= 3
 
 
 @pytest.mark.parametrize(

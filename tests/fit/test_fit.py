@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import olla
@@ -111,6 +112,58 @@ def test_a_step_that_fails_is_named_with_its_size() -> None:
         olla.fit(make_step, memory=1000, sizes=(3,))
     with pytest.raises(CaptureError, match=r"make_step\(3\) returned a str, expected"):
         olla.fit(lambda n: "step", memory=1000, sizes=(3,))
+
+
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=40), st.integers(1_000, 100_000))
+@settings(max_examples=20, deadline=None)
+def test_which_batches_of_a_run_fit_is_known_of_each(lengths: list[int], memory: int) -> None:
+    found = olla.fit(chain, memory=memory, lengths=lengths, slowdowns=(), exact="least")
+    assert max(lengths) in {row.n for row in found.rows}
+    for way, peak in (("eager", program_peak), ("least", least_peak)):
+        too_long = [i for i, n in enumerate(lengths) if peak(n) > memory]
+        share = 1 - len(too_long) / len(lengths)
+        assert found.share(way) == pytest.approx((share, share))
+        assert found.first_too_long(way) == (too_long[0] if too_long else None)
+    low, high = found.share("planned")  # type: ignore[misc]
+    assert low <= sum(planned_peak(n) <= memory for n in lengths) / len(lengths) <= high
+
+
+def program_peak(n: int) -> int:
+    return chain(n).program_peak_bytes
+
+
+@functools.cache
+def planned_peak(n: int) -> int:
+    plan = olla.plan(chain(n))
+    return plan.resident_bytes + plan.arena_bytes
+
+
+@functools.cache
+def least_peak(n: int) -> int:
+    plan = olla.plan(chain(n), minimise="peak")
+    return plan.resident_bytes + plan.arena_bytes
+
+
+def test_the_report_says_with_which_batch_a_run_would_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    path = tmp_path / "lengths.txt"
+    path.write_text("\n".join(["128"] * 99 + ["512"] + ["64"] * 100))
+    command = ["fit", "tests.fit.test_fit:chain", "--memory", "100000", "--lengths", str(path)]
+    assert main([*command, "-o", str(tmp_path / "fit.json")]) == 0
+    printed = capsys.readouterr().out
+    assert "Of 200 batches, the longest of n = 512:" in printed
+    assert "eager: 99.50 % fit; the first not to: batch 100, n = 512" in printed
+    content = json.loads((tmp_path / "fit.json").read_text())
+    assert content["lengths"]["share"]["eager"] == [0.995, 0.995]
+    assert content["lengths"]["first_too_long"]["eager"] == 99
+    path.write_text("128 long")
+    assert main(command) == 2
+    assert "'long' is no length, expected whole numbers between blanks" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="length is 0, expected a whole number from 1 on"):
+        olla.fit(chain, memory=1000, lengths=[4, 0])
+    assert olla.fit(chain, memory=1000, sizes=(1,)).share("eager") is None
 
 
 def test_the_command_prints_and_writes(

@@ -62,13 +62,13 @@ def same(found: tuple[list[float], list[torch.Tensor]], expected: tuple[list[flo
 def joint_of(model: nn.Module, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> Joint:
     """What the planner sees of the one graph of a model."""
     seen: list[Joint] = []
-    choose = saving.choose
+    choose = saving.Front.choose
 
-    def watch(joint: Joint, goal: Goal, *others: Any) -> saving.Choice:
-        seen.append(joint)
-        return choose(joint, goal, *others)
+    def watch(front: saving.Front, goal: Goal, **options: Any) -> saving.Choice:
+        seen.append(front.joint)
+        return choose(front, goal, **options)
 
-    monkeypatch.setattr(saving, "choose", watch)
+    monkeypatch.setattr(saving.Front, "choose", watch)
     torch.compile(model, backend=without_kernels(patches()["custom_partitioner_fn"]))(x)
     (joint,) = seen
     return joint
@@ -154,8 +154,8 @@ def test_code_for_one_goal_is_not_taken_for_another_by_dynamo() -> None:
 
     divided: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        choose = saving.choose
-        patch.setattr(saving, "choose", lambda *args: divided.append(args[1]) or choose(*args))
+        choose = saving.Front.choose
+        patch.setattr(saving.Front, "choose", lambda *args: divided.append(args[1]) or choose(*args))
         for options in ({"budget": 10**9}, {"minimise": "peak"}, {"budget": 10**9}, {"minimise": "peak"}):
             torch.compile(function, backend="olla", options=options)(x).backward()
     assert [goal.budget_bytes for goal in divided] == [10**9, None]

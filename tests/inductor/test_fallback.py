@@ -154,7 +154,7 @@ def test_where_everything_fails_the_code_is_torchs() -> None:
 
 
 def test_the_traceback_is_in_the_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(saving, "choose", planted)
+    monkeypatch.setattr(saving.Front, "choose", planted)
     with caplog.at_level(logging.DEBUG, logger="olla.inductor"), one_warning("partition._planned"):
         gradients(blocks(1), backend=without_kernels(patches(**LEAST)["custom_partitioner_fn"]))
     assert any(record.exc_info and record.exc_info[0] is Planted for record in caplog.records)
@@ -254,7 +254,7 @@ def test_what_was_warned_of_does_not_come_out_of_a_cache_in_silence(monkeypatch:
         return int(counters["aot_autograd"]["autograd_cache_hit"])
 
     with monkeypatch.context() as patch, one_warning("Planted"):
-        patch.setattr(saving, "choose", planted)
+        patch.setattr(saving.Front, "choose", planted)
         assert step(**LEAST) == 0
     assert (step(**LEAST), step(**LEAST)) == (0, 1)
     for _ in range(2):  # the second stands for another process

@@ -201,6 +201,8 @@ def test_a_pool_with_a_goal_is_refused() -> None:
         ({"how": "magic"}, "how is 'magic', expected one of checkpoint, aten, inductor, pool"),
         ({"how": "checkpoint"}, "needs a goal"),
         ({"how": "aten", "chunked_loss": 4}, "chunked_loss is for how='inductor', not 'aten'"),
+        ({"how": "aten", "host_budget": "1GB"}, "host_budget is for how='inductor', not 'aten'"),
+        ({"how": "inductor", "host_budget": "1GB"}, "host_budget is for a goal"),
     ],
 )
 def test_ways_that_do_not_go_with_a_goal_are_refused(arguments: dict[str, Any], message: str) -> None:

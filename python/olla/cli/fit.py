@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import argparse
 
-from olla.base.files import JSON
+from olla.base.files import JSON, naming, read
 from olla.base.packages import require
 from olla.cli.commands import NOTHING_FITS, OK, call, fail, function_of, interrupted, print_json, require_place, show
-from olla.errors import BudgetError
+from olla.errors import BudgetError, OllaError
 from olla.report.interrupt import Interrupt
 from olla.report.progress import ProgressLine
 
 PICTURES = (".png", ".svg", ".pdf")
+
+
+def lengths_in(path: str) -> list[int]:
+    """Return the whole numbers in a text file.
+
+    Raises:
+        OllaError: the file cannot be read, or holds something else.
+    """
+    with naming(path):
+        words = bytes(read(path, OllaError)).split()
+        if wrong := next((word for word in words if not word.isdigit()), None):
+            raise OllaError(f"{wrong.decode(errors='replace')!r} is no length, expected whole numbers between blanks")
+        return [int(word) for word in words]
 
 
 def fit_sizes(args: argparse.Namespace) -> int:
@@ -24,6 +37,8 @@ def fit_sizes(args: argparse.Namespace) -> int:
     from olla.fit.fit import fit
 
     given = {name: value for name in ("sizes", "slowdowns") if (value := getattr(args, name)) is not None}
+    if args.lengths is not None:
+        given["lengths"] = lengths_in(args.lengths)
     make_step = function_of(args.source)
     with Interrupt() as interrupt, ProgressLine(f"fitting {args.source}", lines=True) as progress:
         try:

@@ -332,6 +332,7 @@ def _add_fit(subparsers: argparse._SubParsersAction[_Parser]) -> None:
     add("--memory", required=True, metavar="BYTES", help="memory there is (80GB, 80GiB, bytes)")
     add("--device", default="a100", metavar="NAME", help="what time is estimated for (default: a100)")
     add("--sizes", type=_list(_size), metavar="N,N,...", help="values of n (default: 1,2,4,8,16,32)")
+    add("--lengths", type=_input, metavar="FILE", help="lengths of a run's batches, as numbers: which of them fit")
     add("--slowdowns", type=_list(_slowdown), metavar="X,X", help="added time (default: 0.05,0.1)")
     ways = "eager, planned, 5%%, 10%%, least, budget"
     add("--exact", metavar="WAY", help=f"try further sizes until the largest n of this way is known: {ways}")

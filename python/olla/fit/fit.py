@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
+import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,7 @@ from olla.rewriting import needed_bytes
 
 SIZES = (1, 2, 4, 8, 16, 32)
 SLOWDOWNS = (0.05, 0.1)
+QUANTILES = (0.5, 0.9, 0.99, 1.0)  # of lengths, which are sizes
 _MOST_TRIES = 30  # captures for the exact largest n
 _MOST_GUESSES = 6  # of them, by the peaks of others
 
@@ -32,7 +34,8 @@ def fit(
     *,
     memory: int | str,
     device: str | DeviceProfile = "a100",
-    sizes: Sequence[int] = SIZES,
+    sizes: Sequence[int] | None = None,
+    lengths: Sequence[int] | None = None,
     slowdowns: Sequence[float] = SLOWDOWNS,
     exact: str | None = None,
     weights: bool = False,
@@ -52,7 +55,11 @@ def fit(
             captured step or an `olla.Graph`. What n counts is its own matter: samples, tokens, micro-batches.
         memory: that there is, "80GB", "80GiB" or bytes. What the driver and other programs take is not in it.
         device: what time is estimated for: "h100", "h200", "a100", "rtx4090", "cpu" or a `DeviceProfile`.
-        sizes: values of n.
+        sizes: values of n; by default 1, 2, 4, 8, 16, 32, or those that `lengths` gives.
+        lengths: of the batches of a run, in their order, where n is the length of a batch: what share of them fits is
+            said of each way, and which one is the first that does not. Sizes are by default their median, their 90th
+            and 99th percentile and the longest; further ones are tried until it is known of each whether it fits the
+            eager loop, and the way that ``exact`` names.
         slowdowns: shares of added time within which the least peak is wanted; 0.05 is 5 %.
         exact: a way, such as "eager" or "budget": further sizes are tried until its largest n is known.
         weights: whether make_step may allocate what it likes. By default it runs under `torch.device("meta")`: a model
@@ -105,8 +112,13 @@ def fit(
         options={"time_limit": time_limit, "seed": seed},
         goals={_name(share): {"max_slowdown": share} for share in slowdowns},
     )
-    for n in _sizes(sizes):
+    run = () if lengths is None else tuple(_numbers(lengths, "lengths", "length"))
+    if sizes is None:
+        sizes = sorted({sorted(run)[math.ceil(share * len(run)) - 1] for share in QUANTILES}) if run else SIZES
+    for n in sorted(set(_numbers(sizes, "sizes", "size"))):
         search.add(n, names)
+    for name in dict.fromkeys(["eager", *([exact] if exact else [])]) if run else ():
+        search.find_among(sorted(set(run)), name)
     is_exact = exact is not None and search.find_largest(exact)
     return Fit(
         memory_bytes=search.memory_bytes,
@@ -116,6 +128,7 @@ def fit(
         names=names,
         rows=tuple(search.rows[n] for n in sorted(search.rows)),
         exact=exact if exact is not None and is_exact else "",
+        lengths=run,
         interrupted=search.is_stopped,
         seconds=time.perf_counter() - search.start,
     )
@@ -127,14 +140,15 @@ def _name(share: object) -> str:
     return f"{100 * share:g}%"
 
 
-def _sizes(sizes: Sequence[int]) -> list[int]:
-    found = list(sizes)
+def _numbers(given: Sequence[int], names: str, name: str) -> list[int]:
+    """Check sizes or lengths; whole numbers of numpy and torch count."""
+    found = list(given)
     if not found:
-        raise ValueError("sizes are empty, expected whole numbers such as (8, 16, 32)")
+        raise ValueError(f"{names} are empty, expected whole numbers such as (8, 16, 32)")
     for n in found:
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise ValueError(f"size is {n!r}, expected a whole number from 1 on")
-    return sorted(set(found))
+        if isinstance(n, bool) or not hasattr(n, "__index__") or operator.index(n) < 1:
+            raise ValueError(f"{name} is {n!r}, expected a whole number from 1 on")
+    return [operator.index(n) for n in found]
 
 
 class _Stopped(Exception):
@@ -158,10 +172,10 @@ class _Search:
     start: float = field(default_factory=time.perf_counter)
 
     def add(self, n: int, names: Sequence[str]) -> None:
-        """Make the row of a size, unless the end was asked for; then with the ways done until there."""
+        """Make the row of a size, or complete it, unless the end was asked for; then with the ways done until there."""
         if self.is_stopped:
             return
-        ways: dict[str, Way] = {}
+        ways: dict[str, Way] = dict(self.rows[n].ways) if n in self.rows else {}
         start = middle = time.perf_counter()
         graph: Graph | None = None
         try:
@@ -192,12 +206,25 @@ class _Search:
         for i in range(_MOST_TRIES):
             if self.is_stopped:
                 return False
-            tried = [(n, row.ways[way].fits, row.ways[by].peak_bytes) for n, row in sorted(self.rows.items())]
+            rows = [(n, row.ways) for n, row in sorted(self.rows.items()) if way in row.ways]
+            tried = [(n, ways[way].fits, ways[by].peak_bytes) for n, ways in rows]
             n = next_size(tried, self.memory_bytes, bisect=i >= _MOST_GUESSES)
             if n is None:
                 return True
             self.add(n, names)
         return False
+
+    def find_among(self, lengths: Sequence[int], way: str) -> None:
+        """Try further ones of some rising lengths until it is known of each whether it fits a way."""
+        names = ["least", "budget"] if way == "budget" else [way]
+        while not self.is_stopped:
+            tried = {n: row.ways[way].fits for n, row in self.rows.items() if way in row.ways}
+            fits = max((n for n, does in tried.items() if does), default=0)
+            too_long = min((n for n, does in tried.items() if not does), default=math.inf)
+            between = [n for n in lengths if fits < n < too_long]
+            if not between:
+                return
+            self.add(between[len(between) // 2], names)
 
     def _tell(self, stage: str, seconds: float = 0.0, value: int = 0, bound: int = 0) -> None:
         """Ask the progress callback whether to go on."""

@@ -99,6 +99,7 @@ class Fit:
         exact: the way whose largest n is the largest of all: one more was tried, and did not fit; empty if none.
         interrupted: whether it ended early, with the rows there were.
         seconds: wall-clock time in all.
+        lengths: of the batches of a run, in their order; empty where none were given.
     """
 
     memory_bytes: int
@@ -110,6 +111,7 @@ class Fit:
     parallel: str = ""
     interrupted: bool = False
     seconds: float = 0.0
+    lengths: Sequence[int] = ()
 
     def largest(self, way: str) -> int | None:
         """Return the largest n tried that fits one way; None where none does.
@@ -120,6 +122,34 @@ class Fit:
         if way not in self.names:
             raise ValueError(f"way is {way!r}, expected one of {', '.join(self.names)}")
         return max((row.n for row in self.rows if way in row.ways and row.ways[way].fits), default=None)
+
+    def share(self, way: str) -> tuple[float, float] | None:
+        """Return what share of the lengths fits one way: at least, and at most; None where none were given.
+
+        Longer batches are taken to need more. The two are equal where every length is known to fit or not to: for the
+        eager loop, with ``exact=way``, and where the longest fits.
+
+        Raises:
+            ValueError: there is no such way.
+        """
+        fits, too_long = self.largest(way) or 0, self._smallest_too_long(way)
+        if not self.lengths:
+            return None
+        most = sum(n < too_long for n in self.lengths) if too_long is not None else len(self.lengths)
+        return sum(n <= fits for n in self.lengths) / len(self.lengths), most / len(self.lengths)
+
+    def first_too_long(self, way: str) -> int | None:
+        """Return the place of the first length, counted from 0, that is known not to fit; None where none is.
+
+        Raises:
+            ValueError: there is no such way.
+        """
+        self.largest(way)
+        too_long = self._smallest_too_long(way)
+        return next((i for i, n in enumerate(self.lengths) if too_long is not None and n >= too_long), None)
+
+    def _smallest_too_long(self, way: str) -> int | None:
+        return min((row.n for row in self.rows if way in row.ways and not row.ways[way].fits), default=None)
 
     @property
     def fastest(self) -> tuple[int, str] | None:
@@ -153,6 +183,15 @@ class Fit:
             "fastest": {"n": fastest[0], "way": fastest[1]} if fastest else None,
             "interrupted": self.interrupted,
             "seconds": self.seconds,
+            "lengths": self._of_lengths() if self.lengths else None,
+        }
+
+    def _of_lengths(self) -> dict[str, Any]:
+        shares = {name: self.share(name) for name in self.names}
+        return {
+            "lengths": list(self.lengths),
+            "share": {name: list(share) for name, share in shares.items() if share is not None},
+            "first_too_long": {name: self.first_too_long(name) for name in self.names},
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:

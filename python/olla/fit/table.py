@@ -48,6 +48,7 @@ def _answers(fit: Any) -> list[str]:
     """Say which n is the largest, and which trains fastest."""
     found = [f"{TITLES.get(name, name)} {fit.largest(name) or 'none'}" for name in fit.names]
     lines = [f"Largest n that fits, of those tried: {', '.join(found)}."]
+    lines += _lengths(fit)
     if fit.exact:
         n = fit.largest(fit.exact) or 0
         proved = any(row.n == n + 1 and row.ways[fit.exact].proved for row in fit.rows)
@@ -62,6 +63,22 @@ def _answers(fit: Any) -> list[str]:
     if row.ways[way].link_bytes:
         rate += f"; {human_bytes(row.ways[way].link_bytes)} over the link"
     return [*lines, f"Fastest within the memory: n = {n}, {TITLES.get(way, way)}{added}: {rate}."]
+
+
+def _lengths(fit: Any) -> list[str]:
+    """Say which batches of a run fit each way, and with which one it would end."""
+    if not fit.lengths:
+        return []
+    total = len(fit.lengths)
+    lines = [f"Of {total:,} batches, the longest of n = {max(fit.lengths):,}:"]
+    for name in fit.names:
+        least, most = fit.share(name)
+        share = percent(least) if least == most else f"{percent(least)} to {percent(most)}"
+        first = fit.first_too_long(name)
+        known = "" if least == most else " known"
+        end = "" if first is None else f"; the first{known} not to: batch {first + 1:,}, n = {fit.lengths[first]:,}"
+        lines.append(f"  {TITLES.get(name, name)}: {share} fit{end}")
+    return lines
 
 
 def _table(fit: Any) -> Table:

@@ -10,7 +10,7 @@ from olla.inductor.kernels import inlining
 from olla.inductor.saving import saved_inputs
 from olla.inductor.settings import patches
 
-_OURS = ("budget", "max_slowdown", "minimise", "device", "max_recomputed", "chunked_loss", "segment")
+_OURS = ("budget", "max_slowdown", "minimise", "device", "max_recomputed", "chunked_loss", "segment", "host_budget")
 
 
 def backend(module: Any, inputs: Any, *, mode: str | None = None, options: Mapping[str, Any] | None = None) -> Any:
@@ -20,8 +20,8 @@ def backend(module: Any, inputs: Any, *, mode: str | None = None, options: Mappi
         module, inputs: the graph module that dynamo captured and its example inputs.
         mode: as of ``torch.compile``: "reduce-overhead", "max-autotune", ...
         options: ``budget``, ``max_slowdown``, ``minimise``, ``device``, ``max_recomputed``,
-            ``chunked_loss``, ``segment`` as of `olla.inductor.enable`; ``mode``, since torch.compile takes no mode
-            beside options; all others are Inductor's own.
+            ``chunked_loss``, ``segment``, ``host_budget`` as of `olla.inductor.enable`; ``mode``, since
+            torch.compile takes no mode beside options; all others are Inductor's own.
 
     Returns:
         The compiled function.

@@ -47,9 +47,11 @@ class Explanation:
 
     def _graphs(self) -> Table:
         figures = "ops", "saved", "of bytes", "run again", "flops again", "planned peak", "all saved", "bound"
-        table = _table("graph", *figures)
+        waits = ("in host memory",) if any(split.host_bytes for split in self.ours.splits) else ()
+        table = _table("graph", *figures, *waits)
         for i, (split, choice) in enumerate(zip(self.ours.splits, self.choices, strict=True)):
-            table.add_row(str(i), *_split(split), *_planned(choice))
+            host = [human_bytes(split.host_bytes)] if waits else []
+            table.add_row(str(i), *_split(split), *_planned(choice), *host)
         return table
 
     def _steps(self) -> Table:
@@ -83,6 +85,7 @@ def explain(
     device: str | DeviceProfile | None = None,
     max_recomputed: float | None = None,
     chunked_loss: int | str | None = None,
+    host_budget: int | str | None = None,
     shares: Sequence[float] = _SHARES,
     state_bytes: int = 0,
 ) -> Explanation:
@@ -95,7 +98,8 @@ def explain(
         model: real, or on the meta device; in the mode (train or eval) it shall run in.
         batch: tensors in any structure of dicts, lists and tuples.
         loss: ``loss(model, batch)`` returns the loss, or a tuple that starts with it.
-        budget, max_slowdown, minimise, device, max_recomputed, chunked_loss: as of `olla.inductor.enable`.
+        budget, max_slowdown, minimise, device, max_recomputed, chunked_loss, host_budget: as of
+            `olla.inductor.enable`.
         shares: values of ``activation_memory_budget`` to try for torch.
         state_bytes: of what else lives throughout: an optimizer's state.
 
@@ -115,7 +119,9 @@ def explain(
         >>> len(found.ours.splits), found.best_share
         (1, 1.0)
     """
-    settings = patches(budget, max_slowdown, minimise, device, max_recomputed, chunked_loss=chunked_loss)
+    settings = patches(
+        budget, max_slowdown, minimise, device, max_recomputed, chunked_loss=chunked_loss, host_budget=host_budget
+    )
     partitioner: Partitioner = settings["custom_partitioner_fn"]
     made: list[Choice] = []
     partitioner.choices = made

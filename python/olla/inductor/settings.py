@@ -6,11 +6,12 @@ from typing import Any
 
 from olla.graph import DeviceProfile, profile_of
 from olla.inductor.compat import compat
+from olla.inductor.compat.host import offload_operators
 from olla.inductor.kernels import inlining, order
 from olla.inductor.saving import saved_inputs
 from olla.inductor.saving.partition import Partitioner
 from olla.inductor.simulate import halves
-from olla.plan import Goal
+from olla.plan import asked
 from olla.plan.goal import MOST_CHUNKS
 
 
@@ -22,6 +23,7 @@ def patches(
     max_recomputed: float | None = None,
     chunked_loss: int | str | None = None,
     segment: bool = True,
+    host_budget: int | str | None = None,
 ) -> dict[str, Any]:
     """Return what olla changes in Inductor's configuration, by name.
 
@@ -37,7 +39,15 @@ def patches(
         )
     if budget is None and max_slowdown is None and minimise is None and max_recomputed is not None:
         minimise = "peak"
-    goal = Goal.of(budget, max_slowdown, minimise, "a100" if device is None else device, True, True)
+    goal, swapping = asked(
+        budget=budget,
+        max_slowdown=max_slowdown,
+        minimise=minimise,
+        device="a100" if device is None else device,
+        host_budget=host_budget,
+    )
+    if swapping is not None:
+        offload_operators()
     profile = None if device is None else profile_of(device)
     return {
         "custom_partitioner_fn": Partitioner(
@@ -47,6 +57,7 @@ def patches(
             foresee=_code_peak_bytes,
             chunked_loss=chunked_loss,
             segment=bool(segment),
+            swapping=swapping,
         ),
         **saved_inputs.patches(),
         **inlining.patches(),
@@ -91,6 +102,7 @@ def enable(
     max_recomputed: float | None = None,
     chunked_loss: int | str | None = None,
     segment: bool = True,
+    host_budget: int | str | None = None,
 ) -> Enabled:
     """Let olla decide what every ``torch.compile`` from now on saves for backward.
 
@@ -115,20 +127,24 @@ def enable(
         segment: on a GPU, let torch's allocator take what a step has in memory at its peak from the device in one
             piece before the step first runs, so that less is reserved; False: piece by piece, as it is asked for.
             See docs/inductor.md.
+        host_budget: beside a goal, on a GPU: bytes of pinned host memory in which tensors may wait between forward and
+            backward; what is copied and what is recomputed are chosen together. None: nothing is copied. Torch 2.13 or
+            later.
 
     Returns:
         An object for a ``with`` block that ends it; it may be ignored.
 
     Raises:
-        BudgetError: the budget is no number of bytes.
-        ValueError: two goals are given, or one is out of its range.
+        BudgetError: a budget is no number of bytes.
+        ValueError: two goals are given, or one is out of its range, or ``host_budget`` stands alone.
+        CaptureError: ``host_budget`` with a torch that has no operators for it.
 
     Example:
         >>> import olla.inductor
         >>> with olla.inductor.enable(max_slowdown=0.05):
         ...     pass  # torch.compile(model)(batch).backward()
     """
-    settings = patches(budget, max_slowdown, minimise, device, max_recomputed, chunked_loss, segment)
+    settings = patches(budget, max_slowdown, minimise, device, max_recomputed, chunked_loss, segment, host_budget)
     layer = Enabled(compat.config.patch(settings))
     layer._patch.__enter__()
     _enabled.set((*_enabled.get(), layer))

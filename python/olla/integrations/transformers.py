@@ -48,6 +48,8 @@ class OllaCallback(transformers.TrainerCallback):
             torch's own kernels. None: with a goal, "inductor", and without, "pool".
         chunked_loss: chunks of rows for a large last layer with its loss, or ``"auto"``; rounding changes. It is for
             "inductor".
+        host_budget: bytes of pinned host memory in which tensors of a GPU may wait between forward and backward. It is
+            for "inductor", with a goal.
         loss_only: whether the model returns its loss alone while it trains with labels, and where an evaluation asks
             for no more; by default with ``chunked_loss``, since all logits are in memory where they are returned.
 
@@ -68,9 +70,11 @@ class OllaCallback(transformers.TrainerCallback):
         minimise: Literal["peak"] | None = None,
         how: Literal["checkpoint", "aten", "inductor", "pool"] | None = None,
         chunked_loss: int | Literal["auto"] | None = None,
+        host_budget: int | str | None = None,
         loss_only: bool | None = None,
     ) -> None:
-        given = {"budget": budget, "max_slowdown": max_slowdown, "minimise": minimise, "chunked_loss": chunked_loss}
+        given = {"budget": budget, "max_slowdown": max_slowdown, "minimise": minimise}
+        given |= {"chunked_loss": chunked_loss, "host_budget": host_budget}
         self._goal: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         self._how = how or ("inductor" if self._goal else "pool")
         _require_goal(self._how, self._goal)
@@ -161,8 +165,10 @@ def _require_goal(how: str, goal: dict[str, Any]) -> None:
         raise ValueError(f"how is {how!r}, expected one of {', '.join(_WAYS)}")
     if how == "pool" and goal:
         raise ValueError(f"how='pool' leaves {', '.join(goal)} without effect: a pool takes no goal; leave one out")
-    if how != "inductor" and "chunked_loss" in goal:
-        raise ValueError(f"chunked_loss is for how='inductor', not {how!r}: leave one out")
+    for name in {"chunked_loss", "host_budget"} & goal.keys() if how != "inductor" else ():
+        raise ValueError(f"{name} is for how='inductor', not {how!r}: leave one out")
+    if "host_budget" in goal and not {"budget", "max_slowdown", "minimise"} & goal.keys():
+        raise ValueError("host_budget is for a goal: give budget, max_slowdown or minimise too")
     if how == "checkpoint" and not goal:
         raise ValueError("how='checkpoint' needs a goal: give budget, max_slowdown or minimise")
 

@@ -63,14 +63,18 @@ class Seen:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.joints: list[Joint] = []
         self.choices: list[saving.Choice] = []
-        choose = saving.choose
+        begin, choose = saving.Front.__init__, saving.Front.choose
 
-        def watch(joint: Joint, goal: Goal, again: Again) -> saving.Choice:
+        def watch(front: saving.Front, joint: Joint, *others: Any) -> None:
             self.joints.append(joint)
-            self.choices.append(choose(joint, goal, again))
+            begin(front, joint, *others)
+
+        def chosen(front: saving.Front, goal: Goal, **options: Any) -> saving.Choice:
+            self.choices.append(choose(front, goal, **options))
             return self.choices[-1]
 
-        monkeypatch.setattr(saving, "choose", watch)
+        monkeypatch.setattr(saving.Front, "__init__", watch)
+        monkeypatch.setattr(saving.Front, "choose", chosen)
 
 
 def replayed(**goal: Any) -> Replay:

@@ -73,6 +73,7 @@ class Storages:
         for i, node in enumerate(self.nodes):
             self.after[i].update(self.owner[dep.name] for dep in node.unmet_dependencies if dep.name in self.owner)
         self._share_wholes(parts)
+        self._keep_copies()
         self._share_in_place()
         for reads, used in zip(self.reads, self.used, strict=True):
             reads.update(self._tensors(used))
@@ -192,6 +193,16 @@ class Storages:
             for user in inductor.user_nodes(self.buffers[parent]):
                 for taken in user.get_outputs():
                     self.reads[self.owner[taken.get_name()]].add(self.tensor[name])
+
+    def _keep_copies(self) -> None:
+        """What ran before and behind the start of a copy to or from host memory, or the wait for one, still does."""
+        kept = 0  # the last of these
+        for i, node in enumerate(self.nodes):
+            if kept:
+                self.after[i].add(kept - 1)
+            if inductor.copies_to_host(node):
+                self.after[i].update(range(kept, i))
+                kept = i + 1
 
     def _keep_overlap(self) -> None:
         """What ran between a collective and its wait still does, so that communication stays hidden."""

@@ -190,6 +190,12 @@ def keeps_order(node: Any) -> bool:
     return any(inner.has_side_effects() or _draws(inner.node) for inner in node.get_nodes())
 
 
+def copies_to_host(node: Any) -> bool:
+    """Return whether a node starts a copy to or from host memory on a stream of its own, or waits for one."""
+    called = getattr(getattr(node, "node", None), "op_overload", None)
+    return getattr(called, "namespace", "") == "ao"
+
+
 def _draws(node: Any) -> bool:
     """Return whether an operator that Inductor calls as it is draws from a generator."""
     called, origin = getattr(node, "op_overload", None), getattr(node, "origin_node", None)

@@ -14,8 +14,8 @@ from torch import fx
 from olla.graph import PROFILES, DeviceProfile
 from olla.inductor.compat import codegen, compat, fallback
 from olla.inductor.compat.inlined import with_calls_inlined
-from olla.inductor.saving import chunked, joint, rebuild, saving, verify
-from olla.plan import Goal
+from olla.inductor.saving import chunked, joint, offload, rebuild, saving, verify
+from olla.plan import Goal, Swapping
 
 _log = logging.getLogger(__name__)
 _MOST_PLANS = 4  # for one budget: a compilation each, without its kernels
@@ -38,14 +38,13 @@ class _Planned(NamedTuple):
     info: Any
     model: joint.Joint
     goal: Goal
-    again: saving.Again
+    front: saving.Front
     choice: saving.Choice
     judged: dict[bytes, _Divided]
 
     def within(self, budget: int) -> saving.Choice:
         """Choose once more, for a budget."""
-        goal = dataclasses.replace(self.goal, budget_bytes=budget, minimise=None)
-        return saving.choose(self.model, goal, self.again)
+        return self.front.choose(dataclasses.replace(self.goal, budget_bytes=budget, minimise=None))
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
             budgets are held by the plan.
         chunked_loss: chunks of rows for linear layers with their losses, or "auto"; None: they stay whole.
         segment: let the code for a GPU have torch's allocator take the memory of the step in one piece.
+        swapping: how tensors of a GPU may wait in host memory between forward and backward; None: they stay.
 
     Attributes:
         choices: one per graph that is divided, where someone puts a list here.
@@ -84,6 +84,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
     foresee: Callable[[fx.GraphModule, fx.GraphModule, int], int | None] | None = None
     chunked_loss: int | str | None = None
     segment: bool = True
+    swapping: Swapping | None = None
     choices: list[saving.Choice] | None = field(default=None, init=False)
     cacheable: bool = field(default=True, init=False)
     planning_seconds: float = field(default=0.0, init=False)
@@ -135,7 +136,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
             choice.known_peak_bytes,
             choice.lower_bound_bytes,
             choice.saved_peak_bytes,
-            100 * choice.added_seconds / max(model.step_seconds, 1e-30),
+            100 * choice.slowdown,
             100 * choice.recomputed_flops / max(int(model.flops.sum()), 1),
         )
         return found
@@ -149,9 +150,25 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
             chunked.in_forward(gm.graph, info)
         start = time.process_time()
         model, goal, again = asked_of(gm, info, num_forward, self.goal, self.device, self.max_recomputed)
-        choice = saving.choose(model, goal, again)
+        front = saving.Front(model, again, self._host(model))
+        choice = front.choose(goal)
         self.planning_seconds += time.process_time() - start
-        return _Planned(gm, gm.graph, num_forward, info, model, goal, again, choice, {})
+        return _Planned(gm, gm.graph, num_forward, info, model, goal, front, choice, {})
+
+    def _host(self, model: joint.Joint) -> Swapping | None:
+        """Return where a graph's tensors may wait; where they may not, one warning says why."""
+        if self.swapping is None:
+            return None
+        if model.on_host:
+            why = "on a CPU, whose tensors are in host memory as it is"
+        elif compat.config.triton.cudagraphs:
+            why = "behind CUDA graphs: leave out mode='reduce-overhead', or host_budget"
+        elif model.communicates:
+            why = "that communicates with other ranks"
+        else:
+            return self.swapping
+        fallback.warn(f"host_budget changes nothing in a compiled graph {why}", about="host_budget")
+        return None
 
     def _within(self, planned: _Planned, budget: int) -> _Divided:
         """Return a division whose code fits the budget, else the one of least peak that was found.
@@ -187,11 +204,16 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
             choice = planned.within(lowest.peak_bytes + int(share * excess))
             if choice.peak_bytes != found[-1].choice.peak_bytes:
                 found.append(self._measured(planned, choice))
+        if lowest.offload is not None:
+            alone = planned.front.choose(planned.goal, copies=False)
+            if alone.peak_bytes < min(d.choice.known_peak_bytes for d in found):
+                found.append(self._measured(planned, alone))
         return min(found, key=lambda d: (max(d.choice.known_peak_bytes, budget), d.choice.added_seconds))
 
     def _measured(self, planned: _Planned, choice: saving.Choice) -> _Divided:
         """Divide a joint graph by a choice, and note what its code needs."""
-        key = b"".join(array.tobytes() for array in (choice.runs.op, choice.runs.value, *choice.runs.reads))
+        copies = choice.offload[:5] if choice.offload else ()
+        key = b"".join(a.tobytes() for a in (choice.runs.op, choice.runs.value, *choice.runs.reads, *copies))
         if key in planned.judged:
             return planned.judged[key]
         found = _divided(planned, choice)
@@ -256,11 +278,13 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         if not self.cacheable:
             raise compat.uncacheable("olla has warned of what it compiled")
         goal = repr(sorted(self.goal.record().items())) if self.goal else "usual"
-        return compat.code_digest(), goal, f"{self.device} {self.max_recomputed} {self.chunked_loss} {self.segment}"
+        others = (self.device, self.max_recomputed, self.chunked_loss, self.segment, self.swapping)
+        return compat.code_digest(), goal, " ".join(map(str, others))
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what pickles, a part of Inductor's hashed configuration: what is decided by, not what became of it."""
-        return {name: getattr(self, name) for name in ("goal", "device", "max_recomputed", "chunked_loss", "segment")}
+        names = ("goal", "device", "max_recomputed", "chunked_loss", "segment", "swapping")
+        return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Begin with nothing divided."""
@@ -271,6 +295,13 @@ def _divided(planned: _Planned, choice: saving.Choice) -> _Divided:
     """Divide a joint graph by a choice; it can be divided by another one afterwards."""
     gm, num_forward = planned.module, planned.num_forward
     new = rebuild.rebuild(planned.graph, planned.model, choice.values, choice.runs, num_forward)
+    if choice.offload is not None:
+        written = offload.insert(choice.offload, new.made, new.starts, new.forward)
+        new.graph.lint()
+        verify.waiting(written, new.forward)
+        for node, copies in written.items():
+            del new.saved[node]
+            new.saved[copies.host] = None
     lasting = planned.info.static_lifetime_input_nodes
     static = [node for node in new.graph.find_nodes(op="placeholder") if new.origin[node] in lasting]
     gm.graph = new.graph

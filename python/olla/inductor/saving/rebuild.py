@@ -26,6 +26,8 @@ class Rebuilt:
         origin: the old node that a new one stands for.
         forward: the nodes of forward.
         drawn_again: a node of backward that draws random numbers -> the one of forward that has drawn the same.
+        made: of copy c of a value, the node that makes it.
+        starts: of run r, the first node that was appended for it, or for the next that has any; one more for the end.
     """
 
     graph: fx.Graph = field(default_factory=fx.Graph)
@@ -34,6 +36,8 @@ class Rebuilt:
     origin: dict[fx.Node, fx.Node] = field(default_factory=dict)
     forward: set[fx.Node] = field(default_factory=set)
     drawn_again: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    made: dict[int, fx.Node] = field(default_factory=dict)
+    starts: list[fx.Node] = field(default_factory=list)
 
 
 class _Rebuilder:
@@ -62,12 +66,14 @@ class _Rebuilder:
         read_offset, reads = runs.reads[0].tolist(), runs.reads[1].tolist()
         make_offset, makes = runs.makes[0].tolist(), runs.makes[1].tolist()
         tensors = [self.value_tensor[value] for value in runs.value.tolist()]  # of copy c
-        made: dict[int, fx.Node] = {}
+        made = self.result.made
+        ends: list[fx.Node] = []  # the last node before each run
         (output,) = self.old.find_nodes(op="output")
         results = output.args[0]
         forward_results: list[Any] = []
         for r, (op, position) in enumerate(zip(runs.op.tolist(), runs.position.tolist(), strict=True)):
             node = self.joint.nodes[op]
+            ends.append(next(reversed(self.result.graph.nodes)))
             if not self.backward and position >= self.joint.split:
                 forward_results = [self.mapped(item) for item in results[:num_forward]]
                 self.result.forward = set(self.result.graph.nodes)
@@ -83,6 +89,7 @@ class _Rebuilder:
         out = self.result.graph.output((*forward_results, *(self.mapped(item) for item in results[num_forward:])))
         out.meta.update(output.meta)
         self.result.origin[out] = output
+        self.result.starts = [*(end.next for end in ends), out]
         return self.result
 
     def put(self, node: fx.Node, argument: Callable[[fx.Node], fx.Node]) -> fx.Node:

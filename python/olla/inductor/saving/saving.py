@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 from olla._core import Limits, RecomputeSearch, Runs, Values
 from olla.inductor.saving.joint import Joint
 from olla.inductor.saving.kinds import Fusion
-from olla.plan import Goal
+from olla.inductor.saving.offload import Offload, offloaded
+from olla.plan import Goal, Swapping
 
 _UNLIMITED = 1e30
 _SEED_SECONDS = 1.0  # of one minimum cut; a guard, it takes a thousandth
@@ -24,6 +26,9 @@ _LAST_WORK = 8_000_000
 _NUM_BOUNDS = 16  # kernels at which the lower bound is sought
 _SMALL_SHARES = (0.00125, 0.0025, 0.005, 0.01, 0.02)  # of a step's flops: products that a limit leaves room for
 _LARGE_SHARE = 0.2  # of the bytes at the peak: a tensor of more is taken from the device for itself
+_NUM_COPIED = 24  # plans of the front beside which copies to host memory are chosen
+_NO_MATTER = 1.001  # of the least peak: so much more is taken for less time
+_MOST_STALL = 1.0  # share of a step's time that it may wait for copies, where time is no matter
 _BOUND_SECONDS = 2.0  # a guard again; a bound that is not found by then is left out
 # Prices of time for the cuts the greedy starts from, as multiples of (bytes all saved) / (seconds of the step).
 _PRICES = 2.0 ** np.arange(-4, 13)
@@ -68,6 +73,7 @@ class Choice:
         peak_bytes: most memory live at once in forward and backward, with inputs and gradients.
         added_seconds: estimated, of what runs again beyond what the user has run again; less what truth values take
             that are no longer kept.
+        step_seconds: estimated, of forward and backward with everything saved.
         values, runs: of the core's RecomputeSearch: what runs, in order.
         recomputed_flops: of matrix products, convolutions and attention that run again.
         saved_peak_bytes: the peak with everything saved.
@@ -75,10 +81,13 @@ class Choice:
             by the same model of what is fused; whatever its order within forward and within backward.
         segment_bytes: what lives at the peak beside inputs and the largest tensors; see `segment_bytes`.
         code_peak_bytes: the peak of the code that Inductor generates for it; None where nobody asked.
+        offload: what waits in host memory between forward and backward; None: nothing. The peak is without it then,
+            and the added seconds are with what the step waits for copies.
     """
 
     peak_bytes: int
     added_seconds: float
+    step_seconds: float
     values: Values
     runs: Runs
     recomputed_flops: int
@@ -86,6 +95,12 @@ class Choice:
     lower_bound_bytes: int
     segment_bytes: int
     code_peak_bytes: int | None = None
+    offload: Offload | None = None
+
+    @property
+    def slowdown(self) -> float:
+        """Added seconds as a share of the step's."""
+        return self.added_seconds / self.step_seconds if self.step_seconds else 0.0
 
     @property
     def known_peak_bytes(self) -> int:
@@ -103,61 +118,143 @@ class _Point:
     steps: NDArray[np.int32]
 
 
-def choose(joint: Joint, goal: Goal, again: Again = EVERYTHING) -> Choice:
-    """Return the best plan for a goal among the curves of all starts.
+class Front:
+    """The plans on the curves of all starts, found once, of which goals take theirs.
 
     The plans that are compared depend on the kind of goal alone; where none of these fits a budget, more are. So less
-    memory asked for never takes more, and more time allowed never needs more memory. Where none fits at all, the one of
-    least peak is returned.
+    memory asked for never takes more, and more time allowed never needs more memory.
 
     Args:
         joint: what is planned.
-        goal: what is asked for.
         again: the most that runs again, beyond what is pointwise or a reduction.
+        host: where tensors may wait between forward and backward; None: nowhere.
 
     Complexity:
         A few thousand simulations, each O(nodes + edges).
     """
-    if again.flops == 0:
-        joint = joint.without_products()
-    evictor = joint.evictor()
-    points = _points(joint, evictor)
-    if 0 < again.flops < math.inf:
-        points += _small_products(joint, again.flops)
-    by_traffic = joint.by_traffic()
-    fits = goal.budget_bytes is None or any(point.peak <= goal.budget_bytes for point in points)
-    if (goal.minimise or not fits) and by_traffic is not joint:  # time is no matter: measured otherwise, other plans
-        points += _points(by_traffic, by_traffic.evictor())
-    best = _pick(points, joint, evictor, goal, again)
-    _clear(best, points, joint, evictor, again)
-    runs = evictor.runs()
-    return Choice(
-        peak_bytes=evictor.peak,
-        added_seconds=evictor.added_seconds - points[0].added,
-        values=evictor.values,
-        runs=runs,
-        recomputed_flops=int(_again(joint.flops, runs.op)),
-        saved_peak_bytes=points[0].peak,
-        lower_bound_bytes=_lower_bound(joint, runs),
-        segment_bytes=segment_bytes(joint, evictor.values, runs),
-    )
+
+    def __init__(self, joint: Joint, again: Again = EVERYTHING, host: Swapping | None = None) -> None:
+        self.joint = joint.without_products() if again.flops == 0 else joint
+        self.again, self.host = again, host
+        self.evictor = self.joint.evictor()
+
+    @functools.cached_property
+    def _usual(self) -> list[_Point]:
+        points = _points(self.joint, self.evictor)
+        if 0 < self.again.flops < math.inf:
+            points += _small_products(self.joint, self.again.flops)
+        return points
+
+    @functools.cached_property
+    def _more(self) -> list[_Point]:
+        """Plans for which time was measured otherwise, for whom it is no matter."""
+        by_traffic = self.joint.by_traffic()
+        return _points(by_traffic, by_traffic.evictor()) if by_traffic is not self.joint else []
+
+    def choose(self, goal: Goal, *, copies: bool = True) -> Choice:
+        """Return the best plan for a goal, with copies or without; where none fits a budget, the one of least peak."""
+        points = self._usual
+        fits = goal.budget_bytes is None or any(point.peak <= goal.budget_bytes for point in points)
+        if goal.minimise or not fits:
+            points = points + self._more
+        best = _pick(points, self.joint, self.evictor, goal, self.again)
+        _clear(best, points, self.joint, self.evictor, self.again)
+        alone = self._choice(None)
+        return alone if self.host is None or not copies else self._beside_copies(points, alone, goal)
+
+    def _choice(self, offload: Offload | None) -> Choice:
+        """Return the plan in force, with what waits in host memory meanwhile."""
+        runs, first = self.evictor.runs(), self._usual[0]
+        stall = 0.0 if offload is None else offload.stall_seconds
+        return Choice(
+            peak_bytes=self.evictor.peak if offload is None else offload.peak_bytes,
+            added_seconds=self.evictor.added_seconds - first.added + stall,
+            step_seconds=self.joint.step_seconds,
+            values=self.evictor.values,
+            runs=runs,
+            recomputed_flops=int(_again(self.joint.flops, runs.op)),
+            saved_peak_bytes=first.peak,
+            lower_bound_bytes=self.joint.graph.resident_bytes if offload else _lower_bound(self.joint, runs),
+            segment_bytes=segment_bytes(self.joint, self.evictor.values, runs, offload),
+            offload=offload,
+        )
+
+    def _beside_copies(self, points: list[_Point], alone: Choice, goal: Goal) -> Choice:
+        """Return the best plan for a goal in which tensors may wait in host memory; the given one is without."""
+        budget = goal.budget_bytes or 0
+        slowdown = _MOST_STALL if goal.max_slowdown is None else goal.max_slowdown
+        most = slowdown * self.joint.step_seconds
+        found = self._with_copies(points, alone, budget, most)
+        if found.peak_bytes <= budget or goal.max_slowdown is not None:
+            return found
+        least = self._with_copies(points, found, 0, most) if budget else found
+        return self._with_copies(points, least, int(least.peak_bytes * _NO_MATTER), most)
+
+    def _with_copies(self, points: list[_Point], best: Choice, budget: int, most_seconds: float) -> Choice:
+        """Return a better plan than the given one for a budget; 0: for the least peak.
+
+        What runs again and what is copied are chosen together: the copies of every plan on the front, and of these
+        plans the one that adds least time, or needs least memory.
+        """
+        assert self.host is not None
+
+        def rank(choice: Choice) -> tuple[float, float]:
+            return max(choice.peak_bytes, budget), choice.added_seconds
+
+        for point in _spread(points, budget):
+            added = point.added - self._usual[0].added
+            enough = best.added_seconds if best.peak_bytes <= budget else most_seconds
+            self.evictor.reset(point.values, point.steps)
+            if added >= enough or not self.again.allows(self.joint, self.evictor):
+                continue
+            values, runs = self.evictor.values, self.evictor.runs()
+            found = offloaded(self.joint, values, runs, self.host, budget, enough - max(added, 0.0))
+            if found is not None:
+                best = min(best, self._choice(found), key=rank)
+        return best
 
 
-def segment_bytes(joint: Joint, values: Values, runs: Runs) -> int:
+def choose(joint: Joint, goal: Goal, again: Again = EVERYTHING) -> Choice:
+    """Return the best plan for a goal, without copies to host memory; see `Front`."""
+    return Front(joint, again).choose(goal)
+
+
+def _spread(points: list[_Point], budget: int) -> list[_Point]:
+    """Return plans above a budget none of which another one is better than: some of them, more of those close to it."""
+    front: list[_Point] = []
+    for point in sorted(points, key=lambda p: (p.added, p.peak)):
+        if point.peak > budget and (not front or point.peak < front[-1].peak):
+            front.append(point)
+    if len(front) <= _NUM_COPIED:
+        return front
+    above = np.array([p.peak - budget for p in front])
+    wanted = np.geomspace(above[-1], above[0], _NUM_COPIED)
+    return [front[i] for i in sorted({int(np.abs(above - more).argmin()) for more in wanted.tolist()})]
+
+
+def segment_bytes(joint: Joint, values: Values, runs: Runs, offload: Offload | None = None) -> int:
     """Return the bytes alive at the peak, without inputs and without tensors of a fifth of that or more.
 
     It is what an allocator should take from a device in one piece: the largest tensors fit better into pieces of
     their own, which they take over from each other.
     """
-    peak = int(runs.live_bytes.argmax())
-    num_bytes = int(runs.live_bytes[peak]) - joint.graph.resident_bytes
     num_copies = len(runs.value)
+    gone, back = np.zeros((2, num_copies), dtype=np.int32)
+    if offload is not None:
+        gone[offload.copy], back[offload.copy] = offload.freed, offload.issue
+    sizes = joint.graph.tensor_bytes[values.tensor[runs.value]]
+    absent = np.zeros(len(runs.op) + 1, dtype=np.int64)
+    np.add.at(absent, gone, sizes)
+    np.add.at(absent, back, -sizes)
+    live = runs.live_bytes - np.cumsum(absent)[:-1]
+    peak = int(live.argmax())
+    num_bytes = int(live[peak]) - joint.graph.resident_bytes
     made, read = np.full(num_copies, len(runs.op)), np.full(num_copies, -1)
     for at, (offset, copies) in ((made, runs.makes), (read, runs.reads)):
         at[copies] = np.repeat(np.arange(len(runs.op)), np.diff(offset))  # of reads the last one stays
-    alive = (made <= peak) & (peak <= read) & (runs.fused == 0)
-    sizes = joint.graph.tensor_bytes[values.tensor[runs.value[alive]]]
-    return max(num_bytes - int(sizes[sizes > _LARGE_SHARE * num_bytes].sum()), 0)
+    alive = (made <= peak) & (peak <= read) & (runs.fused == 0) & ~((gone <= peak) & (peak < back))
+    large = sizes[alive & (sizes > _LARGE_SHARE * num_bytes)]
+    return max(num_bytes - int(large.sum()), 0)
 
 
 def _small_products(joint: Joint, max_recomputed: float) -> list[_Point]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from torch import fx
@@ -55,6 +55,28 @@ def rewritten(old: fx.Graph, new: fx.Graph, origin: Mapping[fx.Node, fx.Node]) -
         if once and runs[node] != 1 and not (runs[node] == 2 and is_random(node) and compat.must_recompute(node)):
             raise _error(f"{node.name} runs {runs[node]} times, expected once")
     _unchanged(new)
+
+
+def waiting(written: Mapping[fx.Node, Any], forward: Set[fx.Node]) -> None:
+    """Check that what waits in host memory is copied there and back, and that backward reads it from nowhere else.
+
+    Args:
+        written: the nodes that copy a tensor, by the node that makes it; see `offload.Inserted`.
+        forward: the nodes of forward.
+
+    Raises:
+        PlanError: rule "inductor_graph".
+    """
+    for node, (offload, host, reload, back) in written.items():
+        before, after = node.meta["val"], back.meta["val"]
+        chained = offload.args[0] is node and host.args[0] is offload and reload.args[0] is host
+        placed = {offload, host} <= forward and forward.isdisjoint((reload, back))
+        if not (chained and back.args[0] is reload and placed):
+            raise _error(f"{node.name} is not copied to host memory in forward and back in backward")
+        if (before.shape, before.stride(), before.dtype) != (after.shape, after.stride(), after.dtype):
+            raise _error(f"{back.name} is not as {node.name} is")
+        if any(user not in forward for user in node.users) or set(host.users) != {reload, back}:
+            raise _error(f"backward reads {node.name} itself, not what is copied back")
 
 
 def is_kept_input(node: fx.Node, before: fx.Node) -> bool:

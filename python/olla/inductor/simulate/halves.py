@@ -32,7 +32,7 @@ def peak_bytes(forward: fx.GraphModule, backward: fx.GraphModule, num_results: i
     if not all(isinstance(value, torch.Tensor) and all(type(n) is int for n in value.shape) for value in values):
         return None
     mode = values[0].fake_mode
-    live = LiveBytes()
+    live = LiveBytes(on_host=all(value.device.type == "cpu" for value in values))
     with compat.uncached(), watched_wrappers([]):
         with mode:
             lasting = {node.name: _twin(node.meta["val"]) for node in _inputs(forward)}

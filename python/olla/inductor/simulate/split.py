@@ -13,6 +13,7 @@ from typing import Any
 from torch import fx
 
 from olla.inductor.compat import compat
+from olla.inductor.compat.host import waits_for_host
 from olla.inductor.simulate.wrappers import storage_of
 
 
@@ -26,6 +27,7 @@ class Split:
             what a pass left out does not make up for what runs again.
         num_saved: values the forward graph hands to the backward graph, parameters and inputs left out.
         saved_bytes: of their storages; views of parameters and inputs cost nothing, and no storage counts twice.
+        host_bytes: the part of these that waits in host memory, where the graph is one of a GPU.
         flops: of matrix products and convolutions before the graph was divided, attention included.
         recomputed_flops: of those run beyond that.
         seconds: processor time of the partitioner and of the passes before it.
@@ -36,6 +38,7 @@ class Split:
     num_recomputed: int
     num_saved: int
     saved_bytes: int
+    host_bytes: int
     flops: int
     recomputed_flops: int
     seconds: float
@@ -96,12 +99,13 @@ def split_of(
     flops = min(given_flops, joint_flops)
     ops = Counter({op: min(given_ops.get(op, n), n) for op, n in joint_ops.items()})  # passes leave out, and replace
     (forward_ops, forward_flops), (backward_ops, backward_flops) = figures(forward.graph), figures(backward.graph)
-    num_saved, saved_bytes = _saved(forward.graph, num_outputs)
+    num_saved, saved_bytes, host_bytes = _saved(forward.graph, num_outputs)
     return Split(
         num_ops=ops.total(),
         num_recomputed=(forward_ops + backward_ops - ops).total(),
         num_saved=num_saved,
         saved_bytes=saved_bytes,
+        host_bytes=host_bytes,
         flops=flops,
         recomputed_flops=max(0, forward_flops + backward_flops - flops),
         seconds=seconds,
@@ -132,10 +136,11 @@ def recorded(splits: list[Split], watch: Callable[[Split], None] | None = None) 
         yield
 
 
-def _saved(forward: fx.Graph, num_outputs: int) -> tuple[int, int]:
-    """Return how many values a forward graph saves, and the bytes of their storages."""
+def _saved(forward: fx.Graph, num_outputs: int) -> tuple[int, int, int]:
+    """Return how many values a forward graph saves, the bytes of their storages, and those that wait in host memory."""
     given = {None, *map(storage_of, forward.find_nodes(op="placeholder"))}
     results: Any = forward.output_node().args[0]
     saved = [node for node in results[num_outputs:] if storage_of(node) not in given]
     num_bytes = {storage_of(node): int(compat.hint(node.meta["val"].untyped_storage().nbytes())) for node in saved}
-    return len(saved), sum(num_bytes.values())
+    waiting = {storage_of(node.args[0]) for node in forward.nodes if node.target in waits_for_host()}
+    return len(saved), sum(num_bytes.values()), sum(num_bytes[key] for key in waiting & num_bytes.keys())

@@ -97,8 +97,10 @@ def replay(
         twin, data = _fakes(fake_mode, model, batch)
     splits: list[Split] = []
     sources: list[str] = []
-    live = LiveBytes()
-    for tensor in (*twin.parameters(), *twin.buffers(), *pytree.tree_leaves(data)):
+    given = [*twin.parameters(), *twin.buffers(), *pytree.tree_leaves(data)]
+    tensors = [value for value in given if isinstance(value, torch.Tensor)]
+    live = LiveBytes(on_host=all(tensor.device.type in ("cpu", "meta") for tensor in tensors))
+    for tensor in tensors:
         live.add(tensor)
     resident_bytes = live.live_bytes
     step = _fresh(_train)

@@ -22,14 +22,18 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
 
     What an operator allocates and frees before it returns (workspaces of kernels) is not seen.
 
+    Args:
+        on_host: whether storages in host memory count: those of a CPU's step, not the ones that wait there.
+
     Attributes:
         paused: while set, what is new is not counted.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self) -> None:
+    def __init__(self, on_host: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self.on_host = on_host
         self.live_bytes = 0
         self.peak_bytes = 0
         self.paused = False
@@ -42,7 +46,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
 
     def add(self, value: Any) -> None:
         """Count the storage of a value from now on, if it is a tensor whose storage is not known yet."""
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, torch.Tensor) or (value.device.type == "cpu" and not self.on_host):
             return
         storage = value.untyped_storage()
         key, num_bytes = storage._cdata, storage.nbytes()
