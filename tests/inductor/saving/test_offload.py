@@ -16,9 +16,10 @@ import pytest
 
 import olla
 import olla.inductor
-from olla.errors import BudgetError, PlanError
+from olla.errors import BudgetError, CaptureError, PlanError
 from olla.graph import PROFILES
 from olla.inductor import settings
+from olla.inductor.compat import host
 from olla.inductor.kernels import order
 from olla.inductor.saving import offload, partition, saving, verify
 from olla.inductor.saving.joint import Joint
@@ -27,6 +28,8 @@ from tests.support.pytorch.compiling import fresh  # noqa: F401
 from tests.support.pytorch.steps import nn, torch
 
 ops = pytest.importorskip("torch._functorch._activation_offloading.offload_ops", reason="torch before 2.13")
+if not hasattr(ops, "pinned_memory_pool"):
+    pytest.skip("torch before 2.13", allow_module_level=True)
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")]
 # Small models are done in microseconds: on a link as fast as theirs, copies pay.
 LINK = Link(out_bytes_per_second=1e13, in_bytes_per_second=1e13, out_latency_seconds=1e-9, in_latency_seconds=1e-9)
@@ -279,6 +282,13 @@ def test_on_a_cpu_nothing_is_copied_and_one_warning_says_so() -> None:
     step = torch.compile(loss, backend="olla", options={"minimise": "peak", "host_budget": "1GB"})
     with pytest.warns(UserWarning, match="host_budget changes nothing in a compiled graph on a CPU"):
         step(model, x).backward()
+
+
+def test_a_torch_without_operators_for_copies_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(ops, "pinned_memory_pool")
+    host.offload_operators.cache_clear()
+    with pytest.raises(CaptureError, match=r"host_budget needs torch 2.13 or later, and this is .*: leave it out"):
+        olla.inductor.enable(minimise="peak", host_budget="1GB")
 
 
 def test_host_memory_without_a_goal_and_no_number_of_bytes_are_errors() -> None:

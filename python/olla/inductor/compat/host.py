@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from olla.errors import CaptureError
 from olla.inductor.compat.compat import private
 
 
@@ -23,12 +24,19 @@ class OffloadOperators(NamedTuple):
 
 @functools.cache
 def offload_operators() -> OffloadOperators:
-    """Return the operators (torch 2.13).
+    """Return the operators.
 
     Raises:
-        CaptureError: rule "torch_version".
+        CaptureError: rule "torch_version"; before torch 2.13 there are none, or the one that waits takes less.
     """
-    private("torch._functorch._activation_offloading.offload_ops", "wait_tensor")  # which brings them along
+    try:
+        private("torch._functorch._activation_offloading.offload_ops", "pinned_memory_pool")  # as new as its argument
+    except CaptureError as error:
+        version = torch.__version__
+        raise CaptureError(
+            f"host_budget needs torch 2.13 or later, and this is {version}: leave it out, or install a later torch",
+            rule="torch_version",
+        ) from error
     ops = torch.ops.ao
     return OffloadOperators(ops.offload.default, ops.reload.default, ops.wait_tensor.default)
 
