@@ -300,6 +300,16 @@ def test_what_waits_in_host_memory_comes_back_as_it_was(device: torch.device, co
     assert not offload_ops._wait_registry  # every copy was waited for
 
 
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize(("host", "is_named"), [({}, True), ({"host_budget": "1GB"}, False)], ids=["without", "with"])
+def test_where_no_plan_fits_host_memory_is_named_as_a_way(host: dict[str, Any], is_named: bool) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        measured(blocks(1).cuda(), torch.randn(64, 32, device="cuda"), square, **OURS, options={"budget": 1000, **host})
+    [said] = [str(w.message) for w in told if "found no way to fit" in str(w.message)]
+    assert ("let tensors wait in host memory (host_budget)" in said) is is_named
+
+
 def test_behind_torchs_cuda_graphs_nothing_waits_in_host_memory(device: torch.device) -> None:
     expected = trained(lambda model: model, eight, 512)
     options = {**WAITING, "mode": "reduce-overhead"}

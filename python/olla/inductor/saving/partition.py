@@ -106,7 +106,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         if self.segment:
             above = divided.choice.known_peak_bytes - divided.choice.peak_bytes
             codegen.note_segment(divided.forward, divided.backward, divided.choice.segment_bytes + max(above, 0))
-        self._tell_budget(divided.choice)
+        self._tell_budget(divided.choice, on_gpu=any(device.type == "cuda" for device in compat.devices(gm)))
         return divided.forward, divided.backward
 
     def _divide(self, given: Any, static_indices: Any, num_forward: int) -> _Divided | None:
@@ -255,18 +255,19 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         enough = budget is not None and whole.choice.peak_bytes <= budget
         return whole if enough or whole.choice.peak_bytes <= in_chunks.choice.peak_bytes else in_chunks
 
-    def _tell_budget(self, choice: saving.Choice) -> None:
+    def _tell_budget(self, choice: saving.Choice, *, on_gpu: bool) -> None:
         """Warn where no plan fits the budget: what was found instead."""
         budget, needed = self.goal.budget_bytes if self.goal else None, choice.known_peak_bytes
         if budget is None or needed <= budget:
             return
         self.cacheable = False  # a later process is to be told as well
+        more = ", let tensors wait in host memory (host_budget)" if on_gpu and self.swapping is None else ""
         within = "" if self.max_recomputed is None else f" that runs at most {self.max_recomputed:g} of the flops again"
         fallback.warn(
             f"olla found no way to fit a compiled forward and backward into budget={budget} bytes: the least found"
             f"{within} is {needed} bytes, with parameters, inputs and gradients, and is used (all saved: "
             f"{choice.saved_peak_bytes}; nothing that takes as long can be below {choice.lower_bound_bytes}). Ask for "
-            f"budget={needed}, or take a smaller batch"
+            f"budget={needed}{more}, or take a smaller batch"
         )
 
     def uuid(self) -> tuple[str, ...]:
