@@ -20,6 +20,7 @@ from olla.errors import BudgetError, CaptureError, PlanError
 from olla.graph import PROFILES
 from olla.inductor import settings
 from olla.inductor.compat import host
+from olla.inductor.explain import explain
 from olla.inductor.kernels import order
 from olla.inductor.saving import offload, partition, saving, verify
 from olla.inductor.saving.joint import Joint
@@ -159,6 +160,20 @@ def test_steps_compute_what_they_compute_without_copies(name: str, goal: str, st
     copies = [choice.offload for choice in seen.choices if choice.offload is not None][-1]
     assert len(stream.waits) == 2 * 2 * len(copies.copy)
     assert {len(record.name) for record in order.records()}  # kernels were ordered, not left to torch
+
+
+@pytest.mark.usefixtures("stream")
+def test_explain_says_how_much_waits_in_host_memory(seen: Seen) -> None:
+    model, x = example("blocks")
+    options: dict[str, Any] = {"max_slowdown": 0.5, "device": "a100", "shares": (0.5,)}
+    found = explain(model, x, loss, host_budget="1GB", **options)
+    copies = [choice.offload for choice in seen.choices if choice.offload is not None][-1]
+    front = seen.fronts[-1]
+    values = seen.choices[-1].values.tensor[seen.choices[-1].runs.value[copies.copy]]
+    [split] = found.ours.splits
+    assert split.host_bytes == front.joint.graph.tensor_bytes[values].sum() > 0
+    assert "in host memory" in str(found)
+    assert "in host memory" not in str(explain(model, x, loss, **options))
 
 
 @pytest.fixture
