@@ -34,7 +34,7 @@ import numpy as np
 
 import olla
 from bench.inductor.bench_torchtitan import ATTENTION, BUDGETS, policies
-from bench.inductor.budget_policy import BudgetPolicy
+from bench.support.budget_policy import BudgetPolicy
 from bench.support.harness import Report
 from olla import _core
 from olla.graph import profile_of

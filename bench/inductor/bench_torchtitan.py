@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 import olla
-from bench.inductor.budget_policy import BudgetPolicy
+from bench.support.budget_policy import BudgetPolicy
 from bench.support.harness import Report
 from olla import _core
 from olla.graph import profile_of
