@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import sys
 import warnings
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, for bench and tests
 
+from bench.inductor.cuda_peaks import give_back
 from bench.support.harness import Report
 from olla.inductor.compat import compat
 from olla.inductor.saving.saving import Choice
@@ -67,19 +67,11 @@ def compiling(settings: dict[str, Any]) -> Iterator[None]:
         yield
 
 
-def clean() -> None:
-    """Let nothing of an earlier step be left on the device or pinned."""
-    torch.compiler.reset()
-    while gc.collect():
-        pass
-    torch._C._cuda_clearCublasWorkspaces()
-    torch.cuda.empty_cache()
-    torch._C._host_emptyCache()
-
-
 def measure(case: str, **goal: Any) -> Step:
     """Run two forwards and backwards under a goal."""
-    clean()
+    torch.compiler.reset()
+    give_back()
+    torch._C._host_emptyCache()
     name, batch_size, length = CASES[case]
     example = models.build(name, batch_size, length=length, device="cuda")
     settings, choices = patches(**goal), list[Choice]()

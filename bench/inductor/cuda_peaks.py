@@ -44,18 +44,19 @@ def _only(case: str, size: str) -> models.Example:
         RuntimeError: something of an earlier measurement is still there, and would be counted.
     """
     torch.compiler.reset()
-    _give_back()
+    give_back()
     if torch.cuda.memory_reserved():
         raise RuntimeError(f"{torch.cuda.memory_allocated()} bytes are left of an earlier measurement")
     example, _ = compile_cases.build(case, size, "cuda")
     with torch.no_grad():  # what a first step settles in its model would make it compile twice
         example.loss(example.model, example.batch)
-    _give_back()
+    give_back()
     torch.cuda.reset_peak_memory_stats()
     return example
 
 
-def _give_back() -> None:
+def give_back() -> None:
+    """Let nothing that is in no use be left on the device, workspaces of cuBLAS included."""
     while gc.collect():
         pass
     torch._C._cuda_clearCublasWorkspaces()

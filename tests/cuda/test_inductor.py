@@ -278,7 +278,7 @@ def copied(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> l
         out_bytes_per_second=speed, in_bytes_per_second=speed, out_latency_seconds=1e-9, in_latency_seconds=1e-9
     )
     monkeypatch.setattr(offload, "LEAST_BYTES", 0)
-    monkeypatch.setattr(Partitioner, "_host", lambda self, _: self.swapping and Swapping(link=link))
+    monkeypatch.setattr(Partitioner, "_host", lambda self, *_: self.swapping and Swapping(link=link))
     found: list[int] = []
     insert = offload.insert
 

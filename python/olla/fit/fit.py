@@ -117,8 +117,8 @@ def fit(
         sizes = sorted({sorted(run)[math.ceil(share * len(run)) - 1] for share in QUANTILES}) if run else SIZES
     for n in sorted(set(_numbers(sizes, "sizes", "size"))):
         search.add(n, names)
-    for name in dict.fromkeys(["eager", *([exact] if exact else [])]) if run else ():
-        search.find_among(sorted(set(run)), name)
+    if run and exact != "eager":
+        search.find_largest("eager", sorted(set(run)))
     is_exact = exact is not None and search.find_largest(exact)
     return Fit(
         memory_bytes=search.memory_bytes,
@@ -146,9 +146,16 @@ def _numbers(given: Sequence[int], names: str, name: str) -> list[int]:
     if not found:
         raise ValueError(f"{names} are empty, expected whole numbers such as (8, 16, 32)")
     for n in found:
-        if isinstance(n, bool) or not hasattr(n, "__index__") or operator.index(n) < 1:
+        if _whole(n) < 1:
             raise ValueError(f"{name} is {n!r}, expected a whole number from 1 on")
-    return [operator.index(n) for n in found]
+    return [_whole(n) for n in found]
+
+
+def _whole(n: Any) -> int:
+    """Return a whole number as one of Python's; 0 for what is none."""
+    with contextlib.suppress(TypeError):
+        return 0 if isinstance(n, bool) else operator.index(n)
+    return 0
 
 
 class _Stopped(Exception):
@@ -199,8 +206,13 @@ class _Search:
                 seconds=seconds,
             )
 
-    def find_largest(self, way: str) -> bool:
-        """Try further sizes until one fits a way and the next does not; return whether that is so."""
+    def find_largest(self, way: str, among: Sequence[int] | None = None) -> bool:
+        """Try further sizes until one fits a way and the next does not; return whether that is so.
+
+        Args:
+            way: of Fit.
+            among: rising sizes that are of interest; None: all.
+        """
         by = "least" if way == "budget" else way  # in memory a peak says nothing of the next size's
         names = ["least", "budget"] if way == "budget" else [way]
         for i in range(_MOST_TRIES):
@@ -208,23 +220,11 @@ class _Search:
                 return False
             rows = [(n, row.ways) for n, row in sorted(self.rows.items()) if way in row.ways]
             tried = [(n, ways[way].fits, ways[by].peak_bytes) for n, ways in rows]
-            n = next_size(tried, self.memory_bytes, bisect=i >= _MOST_GUESSES)
+            n = next_size(tried, self.memory_bytes, bisect=i >= _MOST_GUESSES, among=among)
             if n is None:
                 return True
             self.add(n, names)
         return False
-
-    def find_among(self, lengths: Sequence[int], way: str) -> None:
-        """Try further ones of some rising lengths until it is known of each whether it fits a way."""
-        names = ["least", "budget"] if way == "budget" else [way]
-        while not self.is_stopped:
-            tried = {n: row.ways[way].fits for n, row in self.rows.items() if way in row.ways}
-            fits = max((n for n, does in tried.items() if does), default=0)
-            too_long = min((n for n, does in tried.items() if not does), default=math.inf)
-            between = [n for n in lengths if fits < n < too_long]
-            if not between:
-                return
-            self.add(between[len(between) // 2], names)
 
     def _tell(self, stage: str, seconds: float = 0.0, value: int = 0, bound: int = 0) -> None:
         """Ask the progress callback whether to go on."""

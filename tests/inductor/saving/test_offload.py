@@ -25,7 +25,8 @@ from olla.inductor.kernels import order
 from olla.inductor.saving import offload, partition, saving, verify
 from olla.inductor.saving.joint import Joint
 from olla.plan import Goal, Link, Swapping
-from tests.support.pytorch.compiling import fresh  # noqa: F401
+from tests.support.pytorch.compiling import Block, blocks, fresh  # noqa: F401
+from tests.support.pytorch.compiling import square as loss
 from tests.support.pytorch.steps import nn, torch
 
 ops = pytest.importorskip("torch._functorch._activation_offloading.offload_ops", reason="torch before 2.13")
@@ -68,7 +69,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stream]:
     monkeypatch.setattr(ops, "_maybe_pool_alloc", lambda numel, dtype: torch.empty(numel, dtype=dtype))
     monkeypatch.setattr(offload, "LEAST_BYTES", 1 << 10)
     monkeypatch.setattr(settings, "_code_peak_bytes", lambda *_: None)  # in which these tensors would count
-    monkeypatch.setattr(partition.Partitioner, "_host", lambda self, _: self.swapping and Swapping(link=LINK))
+    monkeypatch.setattr(partition.Partitioner, "_host", lambda self, *_: self.swapping and Swapping(link=LINK))
     yield stream
     assert not ops._wait_registry
 
@@ -94,15 +95,6 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     return Seen(monkeypatch)
 
 
-class Block(nn.Module):
-    def __init__(self, width: int = 64) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
-
-
 class Attention(nn.Module):
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -120,8 +112,8 @@ def convolutions() -> nn.Module:
 
 
 MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
-    "blocks": (lambda: nn.Sequential(*[Block() for _ in range(6)]), (256, 64)),
-    "attention": (lambda: nn.Sequential(*[m for _ in range(4) for m in (Attention(), Block())]), (4, 32, 64)),
+    "blocks": (lambda: blocks(6, dropout=0.0), (256, 32)),
+    "attention": (lambda: nn.Sequential(*[m for _ in range(4) for m in (Attention(), Block(64, 0.0))]), (4, 32, 64)),
     "convolutions": (convolutions, (4, 3, 32, 32)),
     "recurrent": (lambda: nn.Sequential(*[nn.Linear(64, 64) if i % 2 else nn.Tanh() for i in range(16)]), (512, 64)),
 }
@@ -143,11 +135,6 @@ def gradients(step: Any, model: nn.Module, x: torch.Tensor) -> list[torch.Tensor
     return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
-def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    y: torch.Tensor = model(x).square().mean()
-    return y
-
-
 @pytest.mark.parametrize("goal", GOALS)
 @pytest.mark.parametrize("name", MODELS)
 def test_steps_compute_what_they_compute_without_copies(name: str, goal: str, stream: Stream, seen: Seen) -> None:
@@ -159,7 +146,7 @@ def test_steps_compute_what_they_compute_without_copies(name: str, goal: str, st
             torch.testing.assert_close(found, right, rtol=1e-10, atol=1e-12)
     copies = [choice.offload for choice in seen.choices if choice.offload is not None][-1]
     assert len(stream.waits) == 2 * 2 * len(copies.copy)
-    assert {len(record.name) for record in order.records()}  # kernels were ordered, not left to torch
+    assert order.records()  # kernels were ordered, not left to torch
 
 
 @pytest.mark.usefixtures("stream")
@@ -195,7 +182,7 @@ def asked(**goal: Any) -> Goal:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_no_budget_takes_longer_than_without_copies_and_less_memory_never_less_time(name: str, fronts: Any) -> None:
+def test_no_budget_takes_longer_than_without_copies(name: str, fronts: Any) -> None:
     front = fronts(name)
     alone = saving.Front(front.joint)
     most, least = (alone.choose(asked(**goal)).peak_bytes for goal in ({"max_slowdown": 0.0}, {"minimise": "peak"}))

@@ -110,6 +110,11 @@ def devices(module: torch.fx.GraphModule) -> set[torch.device]:
     return {node.meta["val"].device for node in module.graph.nodes if is_tensor_node(node)}
 
 
+def on_cpu(module: torch.fx.GraphModule) -> bool:
+    """Return whether all tensors of a graph are in host memory."""
+    return all(device.type in ("cpu", "meta") for device in devices(module))
+
+
 def obstacle(module: torch.fx.GraphModule, *, holds_graphs: bool = True) -> str:
     """Return why a joint graph is left to torch's partitioner; empty where olla can take it.
 

@@ -10,6 +10,8 @@ import torch
 from olla.errors import CaptureError
 from olla.inductor.compat.compat import private
 
+_NAMES = ("ao::offload", "ao::reload", "ao::wait_tensor")
+
 
 class OffloadOperators(NamedTuple):
     """Torch's operators that copy to host memory and back on a stream of their own, and the one that waits for either.
@@ -41,6 +43,6 @@ def offload_operators() -> OffloadOperators:
     return OffloadOperators(ops.offload.default, ops.reload.default, ops.wait_tensor.default)
 
 
-def waits_for_host() -> tuple[Any, ...]:
-    """Return the operator that waits for a copy; none where this torch has none, or has not loaded it yet."""
-    return (torch.ops.ao.wait_tensor.default,) if hasattr(torch.ops.ao, "wait_tensor") else ()
+def is_copy(target: Any) -> bool:
+    """Return whether an operator copies to host memory or back, or waits for that."""
+    return isinstance(target, torch._ops.OpOverload) and target._schema.name in _NAMES

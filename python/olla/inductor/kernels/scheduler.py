@@ -10,6 +10,7 @@ import torch
 
 from olla.graph import draws_numbers
 from olla.inductor.compat import codegen, compat
+from olla.inductor.compat.host import is_copy
 
 ir = compat.inductor_ir
 _NO_STORAGE = (ir.NoneLayout, ir.MultiOutputLayout, ir.MutationLayoutSHOULDREMOVE)
@@ -192,8 +193,7 @@ def keeps_order(node: Any) -> bool:
 
 def copies_to_host(node: Any) -> bool:
     """Return whether a node starts a copy to or from host memory on a stream of its own, or waits for one."""
-    called = getattr(getattr(node, "node", None), "op_overload", None)
-    return getattr(called, "namespace", "") == "ao"
+    return is_copy(getattr(node.node, "op_overload", None))
 
 
 def _draws(node: Any) -> bool:

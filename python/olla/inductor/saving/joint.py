@@ -71,12 +71,6 @@ class Joint:
         return any(node is not None and compat.communicates(node) for node in self.nodes)
 
     @property
-    def on_host(self) -> bool:
-        """Whether all tensors are in host memory."""
-        values = [node.meta["val"] for node in self.tensor]
-        return all(value.device.type in ("cpu", "meta") for value in values)
-
-    @property
     def step_seconds(self) -> float:
         """Estimated seconds of forward and backward with everything saved."""
         return float(self.seconds.sum())

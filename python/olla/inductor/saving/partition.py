@@ -106,7 +106,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         if self.segment:
             above = divided.choice.known_peak_bytes - divided.choice.peak_bytes
             codegen.note_segment(divided.forward, divided.backward, divided.choice.segment_bytes + max(above, 0))
-        self._tell_budget(divided.choice, on_gpu=any(device.type == "cuda" for device in compat.devices(gm)))
+        self._tell_budget(divided.choice, on_cpu=compat.on_cpu(gm))
         return divided.forward, divided.backward
 
     def _divide(self, given: Any, static_indices: Any, num_forward: int) -> _Divided | None:
@@ -150,16 +150,16 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
             chunked.in_forward(gm.graph, info)
         start = time.process_time()
         model, goal, again = asked_of(gm, info, num_forward, self.goal, self.device, self.max_recomputed)
-        front = saving.Front(model, again, self._host(model))
+        front = saving.Front(model, again, self._host(gm, model))
         choice = front.choose(goal)
         self.planning_seconds += time.process_time() - start
         return _Planned(gm, gm.graph, num_forward, info, model, goal, front, choice, {})
 
-    def _host(self, model: joint.Joint) -> Swapping | None:
+    def _host(self, gm: Any, model: joint.Joint) -> Swapping | None:
         """Return where a graph's tensors may wait; where they may not, one warning says why."""
         if self.swapping is None:
             return None
-        if model.on_host:
+        if compat.on_cpu(gm):
             why = "on a CPU, whose tensors are in host memory as it is"
         elif compat.config.triton.cudagraphs:
             why = "behind CUDA graphs: leave out mode='reduce-overhead', or host_budget"
@@ -255,13 +255,13 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         enough = budget is not None and whole.choice.peak_bytes <= budget
         return whole if enough or whole.choice.peak_bytes <= in_chunks.choice.peak_bytes else in_chunks
 
-    def _tell_budget(self, choice: saving.Choice, *, on_gpu: bool) -> None:
+    def _tell_budget(self, choice: saving.Choice, *, on_cpu: bool) -> None:
         """Warn where no plan fits the budget: what was found instead."""
         budget, needed = self.goal.budget_bytes if self.goal else None, choice.known_peak_bytes
         if budget is None or needed <= budget:
             return
         self.cacheable = False  # a later process is to be told as well
-        more = ", let tensors wait in host memory (host_budget)" if on_gpu and self.swapping is None else ""
+        more = "" if on_cpu or self.swapping is not None else ", let tensors wait in host memory (host_budget)"
         within = "" if self.max_recomputed is None else f" that runs at most {self.max_recomputed:g} of the flops again"
         fallback.warn(
             f"olla found no way to fit a compiled forward and backward into budget={budget} bytes: the least found"
@@ -298,7 +298,6 @@ def _divided(planned: _Planned, choice: saving.Choice) -> _Divided:
     new = rebuild.rebuild(planned.graph, planned.model, choice.values, choice.runs, num_forward)
     if choice.offload is not None:
         written = offload.insert(choice.offload, new.made, new.starts, new.forward)
-        new.graph.lint()
         verify.waiting(written, new.forward)
         for node, copies in written.items():
             del new.saved[node]
@@ -319,7 +318,7 @@ def asked_of(
     gm: Any, info: Any, num_forward: int, goal: Goal | None, device: DeviceProfile | None, max_recomputed: float | None
 ) -> tuple[joint.Joint, Goal, saving.Again]:
     """Return the model of a joint graph, and what is asked of it: by its devices, where that is not given."""
-    on_cpu = all(device.type in ("cpu", "meta") for device in compat.devices(gm))
+    on_cpu = compat.on_cpu(gm)
     device = device or PROFILES["cpu" if on_cpu else "a100"]
     model = joint.build(gm.graph, info, num_forward, device)
     if goal is None:

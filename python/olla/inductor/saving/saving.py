@@ -26,7 +26,7 @@ _LAST_WORK = 8_000_000
 _NUM_BOUNDS = 16  # kernels at which the lower bound is sought
 _SMALL_SHARES = (0.00125, 0.0025, 0.005, 0.01, 0.02)  # of a step's flops: products that a limit leaves room for
 _LARGE_SHARE = 0.2  # of the bytes at the peak: a tensor of more is taken from the device for itself
-_NUM_COPIED = 24  # plans of the front beside which copies to host memory are chosen
+_NUM_COPIED = 24  # plans of the front beside which copies are chosen; 48 are no better (ablate_offload.py)
 _NO_MATTER = 1.001  # of the least peak: so much more is taken for less time
 _MOST_STALL = 1.0  # share of a step's time that it may wait for copies, where time is no matter
 _BOUND_SECONDS = 2.0  # a guard again; a bound that is not found by then is left out
@@ -122,7 +122,8 @@ class Front:
     """The plans on the curves of all starts, found once, of which goals take theirs.
 
     The plans that are compared depend on the kind of goal alone; where none of these fits a budget, more are. So less
-    memory asked for never takes more, and more time allowed never needs more memory.
+    memory asked for never takes more, and more time allowed never needs more memory, as long as nothing is copied to
+    host memory: copies are sought for each budget by itself, and never make a plan worse.
 
     Args:
         joint: what is planned.

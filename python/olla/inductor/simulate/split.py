@@ -13,7 +13,7 @@ from typing import Any
 from torch import fx
 
 from olla.inductor.compat import compat
-from olla.inductor.compat.host import waits_for_host
+from olla.inductor.compat.host import is_copy
 from olla.inductor.simulate.wrappers import storage_of
 
 
@@ -142,5 +142,5 @@ def _saved(forward: fx.Graph, num_outputs: int) -> tuple[int, int, int]:
     results: Any = forward.output_node().args[0]
     saved = [node for node in results[num_outputs:] if storage_of(node) not in given]
     num_bytes = {storage_of(node): int(compat.hint(node.meta["val"].untyped_storage().nbytes())) for node in saved}
-    waiting = {storage_of(node) for node in forward.nodes if node.target in waits_for_host()}
-    return len(saved), sum(num_bytes.values()), sum(num_bytes[key] for key in waiting & num_bytes.keys())
+    waiting = {storage_of(node) for node in saved if is_copy(node.target)}
+    return len(saved), sum(num_bytes.values()), sum(num_bytes[key] for key in waiting)
