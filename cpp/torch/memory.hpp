@@ -63,7 +63,9 @@ class Memory : public ThreadWindows {
     Session& s = open("activate", {.recording = recording});
     Arena* arena = nullptr;
     try {
-      arena = find_arena(plan.arena_bytes);
+      const std::int64_t place = arenas_.place();
+      std::unique_lock lock(mutex_);
+      arena = arenas_.find(plan.arena_bytes, place, lock);
     } catch (...) {
       const std::lock_guard lock(mutex_);
       leave();
@@ -104,6 +106,7 @@ class Memory : public ThreadWindows {
     const std::int64_t place = arenas_.place();
     lock.lock();
     s.plan = std::move(plan);
+    s.plan_number = ++num_loop_plans_;
     s.awaited = fits ? std::nullopt : std::optional(Awaited{place, no_more});
   }
 
@@ -112,6 +115,7 @@ class Memory : public ThreadWindows {
     Session& s = loop("unplan_loop");
     std::unique_lock lock(mutex_);
     s.plan = {};
+    s.plan_number = 0;
     s.awaited.reset();
     if (s.arena != nullptr) std::exchange(s.arena, nullptr)->state = Arena::kRetired;
     arenas_.give_back(lock);
@@ -336,9 +340,11 @@ class Memory : public ThreadWindows {
     return left;
   }
 
-  // The arena of a loop, now that a request asks for it. The loop may end meanwhile, on its own thread: false then.
+  // The arena of a loop, now that a request asks for it. False where its window closes meanwhile, on its own thread. The loop may
+  // also end, and another one lie at its address: the number of the plan tells.
   bool take_awaited(Session* s, std::unique_lock<std::mutex>& lock) {
     const Awaited wanted = *std::exchange(s->awaited, std::nullopt);
+    const std::int64_t number = s->plan_number;
     Arena* arena = nullptr;
     std::exception_ptr failure;
     try {
@@ -347,14 +353,14 @@ class Memory : public ThreadWindows {
       failure = std::current_exception();
       lock.lock();
     }
-    if (current() != s) {
+    if (s = current(); s == nullptr || s->plan_number != number) {
       if (arena != nullptr) arena->state = Arena::kRetired;
       arenas_.give_back(lock);
       return false;
     }
     s->arena = arena;
     if ((s->failure = failure) != nullptr) s->plan = {};
-    return arena != nullptr;
+    return arena != nullptr && s->op != kNoOp;
   }
 
   // A place may be occupied by what another thread is about to free (those of gloo hold what was sent a moment beyond the wait), or
@@ -383,17 +389,12 @@ class Memory : public ThreadWindows {
     return nullptr;
   }
 
-  Arena* find_arena(Bytes bytes) {
-    const std::int64_t place = arenas_.place();
-    std::unique_lock lock(mutex_);
-    return arenas_.find(bytes, place, lock);
-  }
-
   inline static thread_local AtThreadExit at_thread_exit_;
 
   std::mutex mutex_;  // guards what other threads touch: arenas, slots, recordings, the shared session
   Arenas arenas_;
   std::vector<Recording*> recordings_;
+  std::int64_t num_loop_plans_ = 0;
 };
 
 }  // namespace olla::replay

@@ -55,6 +55,7 @@ struct Session {
   std::vector<Bytes> asked{};            // of a loop: the sizes so far, as long as all came as planned
   std::vector<Slots::Held> held{};       // of a loop: blocks in the arena when the first request of the window came
   Plan plan{};
+  std::int64_t plan_number = 0;  // of a loop: tells its plan from all others of the process; 0: none
   Arena* arena = nullptr;
   std::optional<Awaited> awaited{};  // of a loop: the arena that its first request takes
   std::exception_ptr failure{};      // what came instead of it

@@ -171,4 +171,4 @@ TEST(a_program_that_is_too_large_leaves_what_was_there) {
   CHECK(result.figures.message.find("not built") != std::string::npos);
 }
 
-OLLA_TEST_MAIN
+OLLA_HIGHS_TEST_MAIN

@@ -5,9 +5,12 @@
 #include <array>
 #include <atomic>
 #include <cstdlib>
+#include <functional>
+#include <latch>
 #include <mutex>
 #include <set>
 #include <thread>
+#include <utility>
 
 #include "test.hpp"
 #include "torch/memory.hpp"
@@ -23,7 +26,13 @@ constexpr int kThreads = 4, kRounds = 300, kSlots = 16;
 struct Heap {
   std::mutex mutex;
   std::set<void*> lent;
-  Memory memory{{kAlignment, [this](Bytes bytes) { return take(bytes); }, [this](void* block) { give(block); }}};
+  std::function<void()> before_arena;  // called once, by the thread that takes the next arena
+  Memory memory{{kAlignment, [this](Bytes bytes) { return take_arena(bytes); }, [this](void* block) { give(block); }}};
+
+  void* take_arena(Bytes bytes) {
+    if (const auto call = std::exchange(before_arena, nullptr)) call();
+    return take(bytes);
+  }
 
   void* take(Bytes bytes) {
     const std::lock_guard lock(mutex);
@@ -120,6 +129,41 @@ TEST(threads_share_a_loop_while_its_windows_open_and_close) {
   CHECK_EQ(heap.memory.held_bytes(), 0);
 }
 
+// What a thread takes for a loop while another closes it belongs to no loop: not to the next one either, although that may lie at
+// the address of the first.
+TEST(an_arena_for_a_loop_that_is_closed_meanwhile_goes_back) {
+  for (const bool planned_again : {false, true}) {
+    Heap heap;
+    std::latch asked(1), answered(1);
+    heap.before_arena = [&] {
+      asked.count_down();
+      answered.wait();
+    };
+    heap.memory.open_loop(true);
+    heap.memory.plan_loop(plan());
+    heap.memory.begin(0);
+    std::thread other([&] { use(heap, 0); });
+    asked.wait();
+    heap.memory.end();
+    if (!planned_again) {
+      heap.memory.close_loop();
+      heap.memory.open_loop(true);
+    }
+    heap.memory.plan_loop(plan());
+    heap.memory.begin(0);
+    use(heap, -1);
+    answered.count_down();
+    other.join();
+    use(heap, -1);
+    heap.memory.end();
+    CHECK_EQ(heap.memory.held_bytes(), kSlots * kAlignment);
+    CHECK_EQ(heap.memory.loop_counters().num_hits, 8);  // all but the first of the other thread
+    heap.memory.close_loop();
+    CHECK(heap.has_lent_nothing());
+    CHECK_EQ(heap.memory.held_bytes(), 0);
+  }
+}
+
 TEST(threads_with_tables_of_their_own_free_each_others_blocks) {
   Heap heap;
   std::mutex mutex;
@@ -184,6 +228,7 @@ TEST(a_thread_that_ends_in_the_middle_leaves_nothing_behind) {
 
 TEST(a_child_forked_while_threads_allocate_can_allocate_and_free) {
   Heap heap;
+  const int failures_before = olla::test::failures;
   int status = 0;
   pid_t child = -1;
   while_threads_allocate(heap, [&] {
@@ -201,7 +246,7 @@ TEST(a_child_forked_while_threads_allocate_can_allocate_and_free) {
       use(heap, -1);
       heap.memory.end();
       heap.memory.close_loop();
-      _exit(olla::test::failures == 0 ? 0 : 1);
+      _exit(olla::test::failures == failures_before ? 0 : 1);
     }
     heap.free(block);
     heap.memory.end();
