@@ -4,9 +4,9 @@
     python bench/pytorch/bench_process.py --device cuda --markdown bench/results/pytorch/process_cuda.md
 
 Each loop runs each way in a process of its own, and what that had before the first iteration is taken off: libraries,
-model and batch. On the CPU it is the most resident (VmHWM) during the last three of eight iterations, and the most over
-all of them; on CUDA the most that torch's allocator reserved over all of them. Under the stand-in for CUDA
-(docs/cuda.md) sizes and order are real.
+model and batch. It is the most during the last three of eight iterations, and the most over all of them: on the CPU
+what is resident (VmHWM), on CUDA what torch's allocator reserved. Under the stand-in for CUDA (docs/cuda.md) sizes and
+order are real.
 
 Exit status: 1 if a pool needs more than the loop, or a compiled step not less than it where its report says so by more
 than 10 % and 50 MiB.
@@ -115,11 +115,10 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.one:
         answer(measure(*arguments.one))
-    judged = "last" if arguments.device == "cpu" else "all"
     rows: list[list[Cell]] = []
     for case in arguments.cases:
         found = {way: ask(__file__, "--one", case, way, arguments.device) for way in WAYS}
-        loop, pool, step = (found[way][judged] for way in WAYS)
+        loop, pool, step = (found[way]["all"] for way in WAYS)
         eager, planned = (found["compile"][key] for key in ("eager", "planned"))
         says_less = eager - planned > max(LEAST_SHARE * eager, LEAST_BYTES)
         slack = SLACK_BYTES if arguments.device == "cpu" else 0
@@ -136,7 +135,7 @@ def main() -> int:
     notes: dict[str, Cell] = {
         "last": f"the most in the last {NUM_LAST} of {NUM_ITERATIONS} iterations, less what was there before the first",
         "all": f"the most in all {NUM_ITERATIONS}, capture and recording included",
-        "judged": f"what is there {'in the last' if judged == 'last' else 'in all'}",
+        "judged": "what is there in all",
         "verdict": f"FAILED: {', '.join(faults)}" if faults else "every loop is as promised",
     }
     if arguments.device == "cuda":

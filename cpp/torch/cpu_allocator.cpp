@@ -2,6 +2,9 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/alignment.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include <atomic>
 #include <mutex>
@@ -46,6 +49,13 @@ class PlanningAllocator final : public c10::Allocator {
   void copy_data(void* to, const void* from, std::size_t num_bytes) const override { inner.load()->copy_data(to, from, num_bytes); }
 };
 
+// What was freed so far would lie beside the arena: glibc keeps it for the next request.
+void give_back_freed(Bytes) {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
+}
+
 // Whether requests come by here: another allocator may stand in front of ours.
 bool reached() {
   probing = true;
@@ -58,9 +68,10 @@ bool reached() {
 Memory& memory() {
   static Memory& memory = *new Memory({
       // never destroyed: tensors may be freed after all static objects
-      static_cast<Bytes>(c10::gAlignment),
-      [](Bytes bytes) { return inner.load()->raw_allocate(static_cast<std::size_t>(bytes)); },
-      [](void* arena) { inner_deleter.load()(arena); },
+      .alignment = static_cast<Bytes>(c10::gAlignment),
+      .take = [](Bytes bytes) { return inner.load()->raw_allocate(static_cast<std::size_t>(bytes)); },
+      .give = [](void* arena) { inner_deleter.load()(arena); },
+      .make_room = give_back_freed,
   });
   return memory;
 }
