@@ -282,9 +282,14 @@ class Pool:
 
     def _plan(self, replay: Replay) -> None:
         """Let the next iteration take the arena for all kinds."""
+        from olla.pytorch.memory.arrange import trim
+
         size = self._kinds.arena_bytes
         is_new = size != self._taken_bytes
         with self._on_device():
+            if is_new and self._device.type == "cpu":  # what was recorded, and the arena before, would lie beside it
+                replay.unplan_loop()
+                trim("cpu")
             # The loop has shown what it reserves without an arena: the first one must not add to that.
             replay.plan_loop(*self._kinds.table(), no_more=self._taken_bytes == 0 and self._num_iterations > 0)
         self._taken_bytes = size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -45,6 +46,11 @@ print(json.dumps([most, report and report.arena_bytes, report and report.served]
 """
 
 
+def resident_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
+
+
 def measured(way: str, kind: str) -> tuple[int, int, float]:
     """Return the most resident in the last two iterations, the arena, and the share that was served."""
     done = subprocess.run([sys.executable, "-c", SCRIPT, way, kind], capture_output=True, text=True, check=True)
@@ -59,6 +65,29 @@ def test_a_pool_needs_no_more_resident_memory_than_the_loop_on_its_own(kind: str
     assert served > 0.3
     assert arena > 30 << 20
     assert pooled <= stock + (4 << 20)  # the planner's own code and data; the arena on top would be ten times that
+
+
+def test_what_is_freed_once_the_arena_is_planned_goes_back_before_it_is_taken() -> None:
+    # As gradients that zero_grad() frees: made by the iteration before, in pieces that glibc keeps.
+    gradients = [torch.ones(20_000) for _ in range(800)]
+    kept = gradients[::20]
+    num_bytes = (len(gradients) - len(kept)) * gradients[0].nbytes
+    model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4)))
+    batch = torch.ones(4096, 256)
+    with olla.pool() as pool:
+        for _ in range(6):
+            was_planned, before = pool.report().state == "planned", resident_bytes()
+            if was_planned:
+                gradients.clear()
+            model.zero_grad()
+            model(batch).square().mean().backward()
+            if was_planned:
+                break
+            pool.step()
+        grown = resident_bytes() - before
+        arena_bytes = pool.report().arena_bytes
+    assert was_planned
+    assert grown <= arena_bytes - num_bytes + (4 << 20)
 
 
 def test_the_report_has_the_memory_of_the_process_before_and_with_the_arena() -> None:
