@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from olla.errors import CaptureError
-from olla.fit.eager import update_bytes
-from olla.pytorch.capture import optimizers
+from olla.fit.caching import most_bytes
+from olla.fit.updates import update_of
 
 
 @dataclass(frozen=True)
@@ -41,21 +41,12 @@ def held_by(optimizer: torch.optim.Optimizer | None, *, on_gpu: bool) -> Held:
     """
     if optimizer is None:
         return Held()
-    state = 0
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if not parameter.requires_grad:
-                continue
-            entries = optimizer.state.get(parameter)
-            if not entries:
-                stand_in = torch.empty_like(parameter, device="meta").requires_grad_()
-                settings = {**group, **({"capturable": False} if "capturable" in group else {}), "fused": None}
-                entries = optimizers.first_state(optimizer, settings, stand_in)
-            state += sum(t.nbytes for t in entries.values() if isinstance(t, torch.Tensor))
-    taken = update_bytes(optimizer, on_gpu=on_gpu)
-    if taken is None:
+    update = update_of(optimizer, on_gpu=on_gpu)
+    if update is None:
         raise CaptureError(
             f"what a step of {type(optimizer).__name__} takes is not known: leave optimizer=... out, and take what it "
             "needs off the budget"
         )
-    return Held(state, taken)
+    present = [t for entries in optimizer.state.values() for t in entries.values() if isinstance(t, torch.Tensor)]
+    state = sum(t.nbytes for t in present) if present else sum(update.state_bytes)
+    return Held(state, most_bytes(update.requests))

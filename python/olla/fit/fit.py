@@ -15,8 +15,10 @@ from olla.base import Progress, parse_bytes
 from olla.base.files import naming
 from olla.errors import BudgetError, CaptureError, OllaError
 from olla.fit import eager
+from olla.fit.caching import Request
 from olla.fit.largest import next_size
 from olla.fit.result import Fit, Row, Way
+from olla.fit.updates import update_of, with_update
 from olla.graph import DeviceProfile, Graph, profile_of, rules
 from olla.plan import Plan
 from olla.planner import plan
@@ -178,6 +180,11 @@ class _Search:
     is_stopped: bool = False
     start: float = field(default_factory=time.perf_counter)
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the step is to run on a GPU."""
+        return not self.device.name.startswith("cpu")
+
     def add(self, n: int, names: Sequence[str]) -> None:
         """Make the row of a size, or complete it, unless the end was asked for; then with the ways done until there."""
         if self.is_stopped:
@@ -187,11 +194,11 @@ class _Search:
         graph: Graph | None = None
         try:
             self._tell(f"n = {n}: capture")
-            graph, update_bytes = self._captured(n)
+            graph, update = self._captured(n)
             middle = time.perf_counter()
             for name in names:
                 self._tell(f"n = {n}: {name}")
-                ways[name] = self._way(n, graph, name, ways, update_bytes)
+                ways[name] = self._way(n, graph, name, ways, update)
         except _Stopped:
             self.is_stopped = True
         if graph is not None and ways:
@@ -231,8 +238,8 @@ class _Search:
         if self.progress is not None and self.progress(stage, seconds, value, bound) is False:
             raise _Stopped
 
-    def _captured(self, n: int) -> tuple[Graph, int | None]:
-        """Return the graph of a size, and what its optimizer's step takes at once, if that is known."""
+    def _captured(self, n: int) -> tuple[Graph, list[Request] | None]:
+        """Return the graph of a size, and what its optimizer's step requests, if that is known."""
         try:
             with naming(f"make_step({n})"), contextlib.nullcontext() if self.weights else _meta():
                 made = self.make_step(n)
@@ -252,29 +259,39 @@ class _Search:
         expected = "(model, batch, optimizer, loss), a captured step or an olla.Graph"
         raise CaptureError(f"make_step({n}) returned {what}, expected {expected}")
 
-    def _capture(self, n: int, model: Any, batch: Any, optimizer: Any, loss: Any) -> tuple[Graph, int | None]:
+    def _capture(self, n: int, model: Any, batch: Any, optimizer: Any, loss: Any) -> tuple[Graph, list[Request] | None]:
         import torch
 
         from olla.pytorch.capture.capture import capture
 
-        on_gpu = not self.device.name.startswith("cpu")
-        where = "cuda" if on_gpu and torch.cuda.is_available() else None
+        where = "cuda" if self.on_gpu and torch.cuda.is_available() else None
+        update = None if optimizer is None else update_of(optimizer, on_gpu=self.on_gpu)
+        requests = None if update is None else list(update.requests)
         try:
             graph = capture(model, batch, optimizer=optimizer, loss=loss, device=where, **self.ranks).graph
         except CaptureError as error:
-            raise CaptureError(f"the step of make_step({n}): {error}") from error
-        at_once = None if optimizer is None else eager.update_bytes(optimizer, on_gpu=on_gpu)
-        if at_once is not None and self.ranks.get("parallel") == "fsdp":
-            at_once = -(-at_once // self.ranks["world_size"])  # of shards
-        return graph, at_once
+            refused = CaptureError(f"the step of make_step({n}): {error}")
+            if update is None or self.ranks["world_size"] is not None:
+                raise refused from error
+            try:  # the update as it is, behind what can be planned, as `olla.compile` does it
+                return with_update(capture(model, batch, loss=loss, device=where), update), requests
+            except CaptureError:  # so it was not the optimizer
+                raise refused from error
+        if requests is not None and self.ranks["parallel"] == "fsdp":
+            size = self.ranks["world_size"]  # the optimizer has a shard of each parameter
+            requests = [(t, num_bytes if num_bytes < 0 else -(-num_bytes // size)) for t, num_bytes in requests]
+        return graph, requests
 
-    def _way(self, n: int, graph: Graph, name: str, ways: Mapping[str, Way], update_bytes: int | None) -> Way:
+    def _way(self, n: int, graph: Graph, name: str, ways: Mapping[str, Way], update: Sequence[Request] | None) -> Way:
         seconds = float(rules(graph, self.device).seconds.sum())  # with what gathers parameters
         if name == "eager":
-            return self._judged(eager.eager_peak(graph, update_bytes), None, seconds, 0.0, graph)
+            found = self._judged(eager.eager_peak(graph, update), None, seconds, 0.0, graph)
+            # What collectives take, on streams of their own, is not known.
+            is_known = self.on_gpu and not graph.communicates.any()
+            return replace(found, reserved_bytes=eager.reserved_bytes(graph, update) if is_known else None)
         if name == "planned":
-            found = self._plan(n, name, graph, {})
-            return self._judged(needed_bytes(found), found.lower_bound_bytes, seconds, 0.0, graph)
+            planned = self._plan(n, name, graph, {})
+            return self._judged(needed_bytes(planned), planned.lower_bound_bytes, seconds, 0.0, graph)
         if name == "budget":
             return self._within(n, graph, ways)
         return self._rewritten(self._plan(n, name, graph, self.goals.get(name, {"minimise": "peak"})))

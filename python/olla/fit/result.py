@@ -30,6 +30,8 @@ class Way:
         proved: whether that is certain; False: no plan was found that fits, and none was ruled out.
         link_bytes: of the messages of all collectives, of one rank; 0 where it does not communicate. None where
             peak_bytes is.
+        reserved_bytes: of the eager loop on a GPU: what torch's caching allocator reserves for it, free blocks and
+            rounding included. None of other ways, and where ranks communicate.
 
     Example:
         >>> Way(peak_bytes=10, bound_bytes=8, seconds=1.0, added=0.0, fits=False, proved=False).fits
@@ -43,6 +45,7 @@ class Way:
     fits: bool
     proved: bool
     link_bytes: int | None = 0
+    reserved_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,8 @@ _NOTE = (
     "Eager: the ordinary loop; planned: its operators in the best order; 5%, 10%: the least peak within so much "
     "added time; in memory: the least added time that fits. In brackets: does not fit; with ?: not proved. Below each "
     "peak of a plan what is proved: no plan of that kind needs less; below the eager loop's the peak of its ops in "
-    "program order, which keeps no gradient beyond its last use: what every plan is measured against."
+    "program order, which keeps no gradient beyond its last use: what every plan is measured against; reserved: of "
+    "torch's allocator on a GPU, with the free blocks that it keeps, for the eager loop."
 )
 
 
@@ -94,6 +95,10 @@ def _table(fit: Any) -> Table:
         program = f"program {human_bytes(row.program_peak_bytes)} "
         if bounds := [program if name == "eager" else _bound(row.ways.get(name)) for name in fit.names]:
             table.add_row(*cells("", *bounds, f"by {TITLES.get(best, best)}" if best else "", style="dim"))
+        reserved = getattr(row.ways.get("eager"), "reserved_bytes", None)
+        if reserved is not None:
+            nothing = [""] * (len(fit.names) - 1)
+            table.add_row(*cells("", f"reserved {human_bytes(reserved)} ", *nothing, "", style="dim"))
     return table
 
 

@@ -108,7 +108,7 @@ def _are_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def is_known(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the optimizer is one of torch's own, which create a parameter's state before its first update."""
-    return type(optimizer).__module__.startswith("torch.optim.") and hasattr(optimizer, "_init_group")
+    return f"{type(optimizer).__module__}.".startswith("torch.optim.") and hasattr(optimizer, "_init_group")
 
 
 def updates_are_independent(optimizer: torch.optim.Optimizer) -> bool:

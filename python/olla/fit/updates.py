@@ -1,0 +1,168 @@
+"""What the step of an optimizer takes: found out on the meta device, where tensors have no memory."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from olla.fit.caching import Request, most_bytes
+from olla.graph import Graph
+
+if TYPE_CHECKING:
+    import torch
+
+    from olla.pytorch.capture.capture import Captured
+
+
+_ONE_BY_ONE = ("Adafactor", "Muon")  # of torch: all parameters together only where that is asked for
+
+
+@dataclass(frozen=True)
+class Update:
+    """The step of an optimizer.
+
+    Attributes:
+        state_bytes: of every tensor that its first step makes and keeps, in its order.
+        requests: of a later step, beside gradients and state.
+    """
+
+    state_bytes: tuple[int, ...]
+    requests: tuple[Request, ...]
+
+
+def update_of(optimizer: torch.optim.Optimizer, *, on_gpu: bool) -> Update | None:
+    """Return what an optimizer takes, by letting a copy of it take two steps over parameters without memory.
+
+    On a GPU torch updates all parameters of a group together, unless `foreach=False` or `fused=True` says otherwise:
+    AdamW then has a temporary of the size of every parameter at once. On a CPU it does so where `foreach=True`; else
+    some temporaries of one parameter live on until the next one is updated. A fused step has none.
+
+    Args:
+        optimizer: nothing of it is changed.
+        on_gpu: where it is to run.
+
+    Returns:
+        None where its step needs a closure, or what it does not find on the meta device.
+
+    Example:
+        >>> import torch
+        >>> weights = [torch.nn.Parameter(torch.ones(10)) for _ in range(3)]
+        >>> adamw, fused = torch.optim.AdamW(weights), torch.optim.AdamW(weights, fused=True)
+        >>> [most_bytes(update_of(adamw, on_gpu=on_gpu).requests) for on_gpu in (True, False)]
+        [120, 120]
+        >>> update_of(fused, on_gpu=True)
+        Update(state_bytes=(40, 40, 40, 40, 40, 40), requests=())
+    """
+    from olla.pytorch.capture import optimizers
+
+    groups: list[dict[str, Any]] = []
+    for group in optimizer.param_groups:
+        parameters = [_on_meta(p) for p in group["params"] if p.requires_grad]
+        # Neither changes what is taken, and both may want tensors of a GPU.
+        groups.append(
+            {**group, "lr": 0.1, "params": parameters, **({"capturable": False} if "capturable" in group else {})}
+        )
+    copy = optimizers.stand_in(optimizer, groups, {})
+    for group, given in zip(copy.param_groups, groups, strict=True):
+        if "foreach" in given:
+            by_default = on_gpu and not given.get("differentiable") and type(optimizer).__name__ not in _ONE_BY_ONE
+            group["foreach"] = by_default if given["foreach"] is None else given["foreach"]
+    with contextlib.suppress(Exception):  # whatever a step over such tensors raises
+        _requests_of(copy.step)
+        state = tuple(_state_bytes(copy))
+        for group in groups:
+            for parameter in group["params"] if group.get("fused") else ():
+                parameter.grad = None
+        return Update(state, tuple(_requests_of(copy.step)))
+    return None
+
+
+def with_update(captured: Captured, update: Update) -> Graph:
+    """Return the graph of a step that was captured without its optimizer, and one op behind it for the update.
+
+    Args:
+        captured: forward and backward, with gradients among its outputs.
+        update: of its optimizer.
+    """
+    graph = captured.graph.to_dict()
+    pairs = list(zip(captured.outputs, captured.graph.outputs.tolist(), strict=True))
+    gradients = sorted({t for name, t in pairs if name.startswith("gradient of ")})
+    parameters = [t for t, kind in enumerate(captured.graph.tensor_kinds) if kind == "parameter"]
+    first = len(graph["tensors"])
+    graph["tensors"] += [
+        {"bytes": num_bytes, "kind": "optimizer_state", "name": f"state {i}"}
+        for i, num_bytes in enumerate(update.state_bytes)
+    ]
+    moved = sum(captured.graph.tensor_bytes[[*gradients, *parameters]].tolist()) + sum(update.state_bytes)
+    graph["ops"].append(
+        {
+            "name": "optimizer.step",
+            "kind": "update",
+            "reads": gradients,
+            "writes": [],
+            "mutates": [*parameters, *range(first, len(graph["tensors"]))],
+            "workspace_bytes": most_bytes(update.requests),
+            "moved_bytes": 2 * moved,
+        }
+    )
+    graph["outputs"] = sorted({t for name, t in pairs} - set(gradients))
+    return Graph.from_dict(graph)
+
+
+def _on_meta(parameter: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    found = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
+    found.grad = torch.empty_like(found)
+    return found
+
+
+def _state_bytes(optimizer: torch.optim.Optimizer) -> list[int]:
+    """Return the sizes of the tensors in an optimizer's state; numbers that it keeps on the CPU are none of them."""
+    found = [t for entries in optimizer.state.values() for t in entries.values() if _is_meta(t)]
+    return [t.untyped_storage().nbytes() for t in found]
+
+
+def _requests_of(run: Callable[[], object]) -> list[Request]:
+    """Return when a function makes and frees new storages of the meta device."""
+    import torch
+    from torch.multiprocessing.reductions import StorageWeakRef
+    from torch.utils import _pytree as pytree
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from olla.pytorch.capture.costs import storage_of
+
+    requests: list[Request] = []
+    given: set[int] = set()  # storages that were there before
+    alive: dict[int, tuple[Any, int]] = {}  # of a storage, and its number in the requests
+    numbers = itertools.count()
+
+    def free_expired() -> None:
+        expired = [key for key, (reference, _) in alive.items() if reference.expired()]
+        requests.extend((alive.pop(key)[1], -1) for key in expired)
+
+    class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            free_expired()
+            if func is torch.ops.aten._local_scalar_dense.default and _is_meta(args[0]):
+                return torch.ones((), dtype=args[0].dtype).item()  # Adafactor reads norms: sizes are the same for all
+            given.update({storage_of(t) for t in pytree.tree_leaves((args, kwargs)) if _is_meta(t)} - alive.keys())
+            result = func(*args, **(kwargs or {}))
+            for tensor in pytree.tree_leaves(result):
+                if _is_meta(tensor) and (key := storage_of(tensor)) not in given and key not in alive:
+                    storage = tensor.untyped_storage()
+                    alive[key] = (StorageWeakRef(storage), next(numbers))  # type: ignore[no-untyped-call]
+                    requests.append((alive[key][1], storage.nbytes()))
+            return result
+
+    with Watch():  # type: ignore[no-untyped-call]
+        run()
+    free_expired()
+    return requests
+
+
+def _is_meta(value: Any) -> bool:
+    return getattr(getattr(value, "device", None), "type", "") == "meta"
