@@ -41,7 +41,7 @@ CASES = [
     "gpt2:1,2,4:256",
     "bert_base:2,4,8:128",
     "roberta_base:2,4,8:128",
-    "deberta_v2:1,2,4:128",
+    "distilbert:4,8,16:128",
     "llama_100m:1,2,4:256",
     "mixtral_100m:1,2,4:128",
     "t5_small:2,4,8:64",

@@ -82,6 +82,9 @@ def measure(case: str, way: str, device: str) -> dict[str, Any]:
         if pool is not None:
             pool.step()
     last = _most(device)
+    planned = step or pool
+    if planned is not None and device == "cpu":  # it lets VmHWM start anew, and notes what that was
+        over_all = max(over_all, planned.report().process_peak_before_bytes or 0)
     found: dict[str, Any] = {"last": last - before, "all": max(over_all, last) - before, "losses": losses}
     if step is not None:
         report = step.report()

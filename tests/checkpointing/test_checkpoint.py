@@ -254,7 +254,8 @@ def test_a_training_chooses_at_its_first_batch_and_at_larger_ones() -> None:
 
 def test_a_training_keeps_its_budget_without_an_optimizer_that_is_not_known() -> None:
     class Unknown(torch.optim.Optimizer):
-        def step(self, closure: Any = None) -> None: ...
+        def step(self, closure: Any) -> None:
+            closure()
 
     model, x = blocks(4)
     optimizer = Unknown(model.parameters(), {"lr": 0.1})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ class Update:
     """The step of an optimizer.
 
     Attributes:
-        state_bytes: of every tensor that its first step makes and keeps, in its order.
+        state_bytes: of every tensor that it keeps after its first step, in its order.
         requests: of a later step, beside gradients and state.
     """
 
@@ -59,24 +60,28 @@ def update_of(optimizer: torch.optim.Optimizer, *, on_gpu: bool) -> Update | Non
     from olla.pytorch.capture import optimizers
 
     groups: list[dict[str, Any]] = []
+    state: dict[torch.Tensor, dict[str, Any]] = {}  # what is there already: Adagrad makes it when it is built
     for group in optimizer.param_groups:
-        parameters = [_on_meta(p) for p in group["params"] if p.requires_grad]
+        given = [p for p in group["params"] if p.requires_grad]
+        parameters = [_on_meta(p) for p in given]
+        pairs = zip(parameters, given, strict=True)
+        state |= {q: _state_on_meta(optimizer.state[p]) for q, p in pairs if p in optimizer.state}
         # Neither changes what is taken, and both may want tensors of a GPU.
         groups.append(
             {**group, "lr": 0.1, "params": parameters, **({"capturable": False} if "capturable" in group else {})}
         )
-    copy = optimizers.stand_in(optimizer, groups, {})
-    for group, given in zip(copy.param_groups, groups, strict=True):
-        if "foreach" in given:
-            by_default = on_gpu and not given.get("differentiable") and type(optimizer).__name__ not in _ONE_BY_ONE
-            group["foreach"] = by_default if given["foreach"] is None else given["foreach"]
+    other = optimizers.stand_in(optimizer, groups, state)
+    for group, settings in zip(other.param_groups, groups, strict=True):
+        if "foreach" in settings:
+            by_default = on_gpu and not settings.get("differentiable") and type(optimizer).__name__ not in _ONE_BY_ONE
+            group["foreach"] = by_default if settings["foreach"] is None else settings["foreach"]
     with contextlib.suppress(Exception):  # whatever a step over such tensors raises
-        _requests_of(copy.step)
-        state = tuple(_state_bytes(copy))
+        _requests_of(other.step)
+        made = tuple(_state_bytes(other))
         for group in groups:
             for parameter in group["params"] if group.get("fused") else ():
                 parameter.grad = None
-        return Update(state, tuple(_requests_of(copy.step)))
+        return Update(made, tuple(_requests_of(other.step)))
     return None
 
 
@@ -118,6 +123,20 @@ def _on_meta(parameter: torch.Tensor) -> torch.Tensor:
     found = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
     found.grad = torch.empty_like(found)
     return found
+
+
+def _state_on_meta(entries: dict[str, Any]) -> dict[str, Any]:
+    """Return a parameter's state without memory; numbers on the CPU keep their values."""
+    import torch
+
+    def stand_in(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return copy.copy(value)
+        if value.device.type == "cpu" and not value.shape:
+            return value.clone()
+        return torch.empty_like(value, device="meta")
+
+    return {name: stand_in(value) for name, value in entries.items()}
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer) -> list[int]:
