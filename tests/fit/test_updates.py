@@ -69,6 +69,43 @@ def test_the_state_is_what_a_real_step_makes(kind: str) -> None:
     assert sorted(n for n in found.state_bytes if n > numbers) == sorted(n for n in made if n > numbers)
 
 
+class Around(torch.optim.Optimizer):
+    """Another optimizer does its steps."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner, self.history = inner, list[int]()
+        super().__init__(inner.param_groups, {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+
+
+class Noted(torch.optim.SGD):
+    """Writes down its steps where others see them."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.history: list[int] = []
+        self.param_groups[0]["seen"] = []
+
+    def step(self, closure: Any = None) -> None:
+        self.history.append(1)
+        self.param_groups[0]["seen"].append(1)
+        super().step()
+
+
+def test_nothing_of_the_optimizer_is_changed() -> None:
+    net = model()
+    loss(net, torch.ones(8, 64)).backward()
+    before = [p.detach().clone() for p in net.parameters()]
+    noted = Noted(net.parameters())
+    noted.register_step_post_hook(lambda *_: pytest.fail("a hook was run"))
+    assert update_of(noted, on_gpu=True) == update_of(torch.optim.SGD(net.parameters()), on_gpu=True)
+    assert (noted.history, noted.param_groups[0]["seen"]) == ([], [])
+    assert update_of(Around(torch.optim.SGD(net.parameters(), lr=0.1)), on_gpu=True) is None
+    assert all(map(torch.equal, before, net.parameters()))
+
+
 def test_parameters_are_updated_together_where_torch_does_so() -> None:
     parameters = list(model().parameters())
     size = sum(p.nbytes for p in parameters)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import itertools
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from olla.pytorch.capture.capture import Captured
 
 
+_OF_TORCH = {
+    "defaults", "state", "param_groups", "step", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks",
+    "_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks", "_optimizer_load_state_dict_pre_hooks",
+    "_optimizer_load_state_dict_post_hooks",
+}  # fmt: skip
 _ONE_BY_ONE = ("Adafactor", "Muon")  # of torch: all parameters together only where that is asked for
 
 
@@ -46,7 +51,8 @@ def update_of(optimizer: torch.optim.Optimizer, *, on_gpu: bool) -> Update | Non
         on_gpu: where it is to run.
 
     Returns:
-        None where its step needs a closure, or what it does not find on the meta device.
+        None where its step needs a closure or what it does not find on the meta device, and where a copy of it would
+        share objects with it that its step may change.
 
     Example:
         >>> import torch
@@ -57,32 +63,69 @@ def update_of(optimizer: torch.optim.Optimizer, *, on_gpu: bool) -> Update | Non
         >>> update_of(fused, on_gpu=True)
         Update(state_bytes=(40, 40, 40, 40, 40, 40), requests=())
     """
+    with contextlib.suppress(Exception):  # whatever a step over such tensors raises
+        other = _without_memory(optimizer, on_gpu=on_gpu)
+        _requests_of(other.step)
+        made = tuple(_state_bytes(other))
+        for group, given in zip(other.param_groups, optimizer.param_groups, strict=True):
+            for parameter in group["params"] if given.get("fused") else ():
+                parameter.grad = None
+        return Update(made, tuple(_requests_of(other.step)))
+    return None
+
+
+def _without_memory(optimizer: torch.optim.Optimizer, *, on_gpu: bool) -> torch.optim.Optimizer:
+    """Return a copy of an optimizer over parameters without memory, whose step changes nothing of the optimizer.
+
+    Raises:
+        TypeError: it holds what cannot be copied so.
+    """
+    from torch.optim import optimizer as torch_optimizer
+
     from olla.pytorch.capture import optimizers
 
+    if torch_optimizer._global_optimizer_pre_hooks or torch_optimizer._global_optimizer_post_hooks:
+        raise TypeError("hooks of all optimizers would run")
     groups: list[dict[str, Any]] = []
     state: dict[torch.Tensor, dict[str, Any]] = {}  # what is there already: Adagrad makes it when it is built
     for group in optimizer.param_groups:
         given = [p for p in group["params"] if p.requires_grad]
         parameters = [_on_meta(p) for p in given]
         pairs = zip(parameters, given, strict=True)
-        state |= {q: _state_on_meta(optimizer.state[p]) for q, p in pairs if p in optimizer.state}
+        state |= {q: _copied(optimizer.state[p]) for q, p in pairs if p in optimizer.state}
         # Neither changes what is taken, and both may want tensors of a GPU.
-        groups.append(
-            {**group, "lr": 0.1, "params": parameters, **({"capturable": False} if "capturable" in group else {})}
-        )
+        simple = {"lr": 0.1, **({"capturable": False} if "capturable" in group else {})}
+        settings = {name: _copied(value) for name, value in group.items() if name not in (*simple, "params")}
+        groups.append({**settings, **simple, "params": parameters})
+    attributes = {name: value for name, value in vars(optimizer).items() if name not in _OF_TORCH}
     other = optimizers.stand_in(optimizer, groups, state)
+    other.__dict__.update(_copied(attributes))
+    other._optimizer_step_pre_hooks, other._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
     for group, settings in zip(other.param_groups, groups, strict=True):
         if "foreach" in settings:
             by_default = on_gpu and not settings.get("differentiable") and type(optimizer).__name__ not in _ONE_BY_ONE
             group["foreach"] = by_default if settings["foreach"] is None else settings["foreach"]
-    with contextlib.suppress(Exception):  # whatever a step over such tensors raises
-        _requests_of(other.step)
-        made = tuple(_state_bytes(other))
-        for group in groups:
-            for parameter in group["params"] if group.get("fused") else ():
-                parameter.grad = None
-        return Update(made, tuple(_requests_of(other.step)))
-    return None
+    return other
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy that shares nothing with a value; of tensors without memory, but for numbers on the CPU.
+
+    Raises:
+        TypeError: the value is neither plain data nor a tensor.
+    """
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        is_number = value.device.type == "cpu" and not value.shape
+        return value.clone() if is_number else torch.empty_like(value, device="meta")
+    if isinstance(value, Mapping):
+        return {name: _copied(item) for name, item in value.items()}
+    if isinstance(value, list | tuple | set):
+        return type(value)(map(_copied, value))
+    if value is None or isinstance(value, bool | int | float | complex | str | torch.dtype | torch.device):
+        return value
+    raise TypeError(f"a {type(value).__name__} cannot be copied")
 
 
 def with_update(captured: Captured, update: Update) -> Graph:
@@ -123,20 +166,6 @@ def _on_meta(parameter: torch.Tensor) -> torch.Tensor:
     found = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
     found.grad = torch.empty_like(found)
     return found
-
-
-def _state_on_meta(entries: dict[str, Any]) -> dict[str, Any]:
-    """Return a parameter's state without memory; numbers on the CPU keep their values."""
-    import torch
-
-    def stand_in(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return copy.copy(value)
-        if value.device.type == "cpu" and not value.shape:
-            return value.clone()
-        return torch.empty_like(value, device="meta")
-
-    return {name: stand_in(value) for name, value in entries.items()}
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer) -> list[int]:

@@ -89,6 +89,23 @@ def test_updates_that_ask_for_shapes_are_traced_for_each(kind: str) -> None:
     assert not optimizers.updates_are_elementwise(getattr(torch.optim, kind)([nn.Parameter(torch.ones(2, 2))]))
 
 
+def test_muon_is_captured_from_its_first_step_on() -> None:
+    torch.manual_seed(0)
+    nets = [nn.Sequential(nn.Linear(8, 16, bias=False), nn.GELU(), nn.Linear(16, 4, bias=False)) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    mine, theirs = (torch.optim.Muon(net.parameters(), lr=0.01) for net in nets)
+    step = olla.compile(nets[0], optimizer=mine, loss=square, on_unsupported="raise")
+    for _ in range(4):
+        batch = torch.randn(3, 8)
+        theirs.zero_grad()
+        loss = square(nets[1], batch)
+        loss.backward()
+        theirs.step()
+        assert torch.equal(step(batch), loss)
+    assert all(torch.equal(p, q) for p, q in zip(nets[0].parameters(), nets[1].parameters(), strict=True))
+    assert step.report().num_ordinary_steps == 0
+
+
 def test_a_subclass_may_update_as_it_likes() -> None:
     class Own(torch.optim.Adam):
         pass
