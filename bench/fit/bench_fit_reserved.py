@@ -63,7 +63,6 @@ CASES = [
     "whisper:2,4,8",
     "unet:1,2,4",
     "dlrm:512,1024,2048",
-    "lora:1,2,4",
 ]
 OPTIMIZERS = ["sgd", "adam", "adamw", "adafactor"]
 NUM_ITERATIONS = 3

@@ -3,10 +3,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
+#include <memory_resource>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "pages.hpp"
 #include "plan.hpp"
 
 namespace olla::replay {
@@ -45,7 +48,7 @@ class Recording {
   std::int64_t live(OpId op) const {
     return std::ranges::count_if(alive_, [&](const auto& block) { return allocations_[block.second].op == op; });
   }
-  std::vector<Allocation> take() { return std::move(allocations_); }
+  std::vector<Allocation> take() { return {allocations_.begin(), allocations_.end()}; }
 
   // Ops whose numbers rise, as those of a loop do: what op v asked for, and its removal.
   std::vector<Allocation> of(OpId op) const {
@@ -74,8 +77,10 @@ class Recording {
   OpId last_op_ = kNoOp;
   std::int32_t index_ = 0;
   std::int64_t made_ = 0;
-  std::vector<Allocation> allocations_;
-  std::unordered_map<const void*, std::size_t> alive_;
+  using Pool = std::pmr::unsynchronized_pool_resource;
+  std::unique_ptr<Pool> pool_ = std::make_unique<Pool>(pages());
+  std::pmr::vector<Allocation> allocations_{pool_.get()};
+  std::pmr::unordered_map<const void*, std::size_t> alive_{pool_.get()};
 };
 
 }  // namespace olla::replay
