@@ -1,10 +1,11 @@
-"""What torch's caching allocator reserves on a GPU for an ordinary loop: its rules, replayed without a device.
+"""Simulator of torch's CUDA caching allocator: the memory it reserves for an ordinary training loop.
 
-It takes memory from the driver in segments, cuts blocks out of them, and gives nothing back while the loop runs. So it
-reserves more than is in use at any time: free blocks that no request fits, and the rounding of segments.
+The allocator takes segments from the driver, splits blocks off them, and keeps the segments while the loop runs.
+Reserved memory exceeds the peak of allocated memory: by free blocks too small for the next request (fragmentation), and
+by the rounding of segments.
 
-Source: torch's `c10/core/AllocatorConfig.h` (sizes) and the documentation of `torch.cuda.memory`; the settings are
-those without `PYTORCH_ALLOC_CONF`.
+Source: torch's `c10/core/AllocatorConfig.h` (sizes) and the documentation of `torch.cuda.memory`, with the settings it
+has without `PYTORCH_ALLOC_CONF`.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ import numpy as np
 
 from olla.graph import Graph
 
-_ROUND = 512  # of every block
-_SMALL = 1 << 20  # the largest request that small segments serve; what is left of a large block is not cut off below it
+# The first five are torch's.
+_ROUND = 512  # block sizes are multiples of it
+_SMALL = 1 << 20  # up to here requests share small segments; a large block is split if more than this remains
 _SMALL_SEGMENT, _LARGE_SEGMENT = 2 << 20, 20 << 20
-_OWN_SEGMENT = 10 << 20  # from here on a segment is as large as its request,
+_OWN_SEGMENT = 10 << 20  # from here on a request that no free block fits gets a segment of its own size,
 _ROUND_SEGMENT = 2 << 20  # rounded up
-_ITERATIONS = 3  # state and gradients of the first one leave other gaps than those of the second; then nothing is new
-_NUMBER_BYTES = 8  # the learning rate and counts of steps: torch keeps them on the CPU
+_ITERATIONS = 3  # the first allocates the optimizer's state, so the second fragments otherwise; the third adds nothing
+_NUMBER_BYTES = 8  # learning rates and step counts, which torch keeps on the CPU
 
-Request = tuple[int, int]  # of a tensor and its bytes; where the bytes are -1 it is freed
+Request = tuple[int, int]  # a tensor's number and its bytes; -1 bytes free it
 
 
 def most_bytes(requests: Iterable[Request]) -> int:
@@ -98,9 +100,9 @@ class CachingAllocator:
         else:
             block = _Block(self.reserved_bytes, _segment_bytes(size), is_small)  # behind all others
             self.reserved_bytes += block.size
-        left = block.size - size
-        if left >= _ROUND if is_small else left > _SMALL:
-            rest = _Block(block.address + size, left, is_small, before=block, behind=block.behind)
+        remaining = block.size - size
+        if remaining >= (_ROUND if is_small else _SMALL + 1):
+            rest = _Block(block.address + size, remaining, is_small, before=block, behind=block.behind)
             if rest.behind is not None:
                 rest.behind.before = rest
             block.size, block.behind = size, rest
@@ -163,10 +165,10 @@ def _segment_bytes(size: int) -> int:
 
 
 def allocator_of_loop(graph: Graph, kept: Iterable[int], update: Iterable[Request] | None) -> CachingAllocator:
-    """Return torch's allocator as an ordinary loop on a GPU leaves it.
+    """Run the requests of an ordinary loop through torch's allocator, and return it.
 
-    Parameters and data come first, then iterations: tensors are freed after their last use, what is kept at the next
-    `zero_grad`, and the optimizer's state is made in the first step.
+    Parameters and data are allocated first. In each iteration tensors are freed after their last use, kept ones at the
+    next `zero_grad`; the first optimizer step allocates the state.
 
     Args:
         graph: the captured step, in program order.
@@ -200,7 +202,7 @@ def allocator_of_loop(graph: Graph, kept: Iterable[int], update: Iterable[Reques
 
 
 def _requests(graph: Graph, held: set[int], *, with_updates: bool) -> Iterable[tuple[bool, Request]]:
-    """Yield the requests of the ops in program order, each with whether its op is an update."""
+    """Yield (op is an update, request) in program order."""
     sizes, workspaces = graph.tensor_bytes.tolist(), graph.workspace_bytes.tolist()
     last = np.full(graph.num_tensors, -1)
     for lists in (graph.writes, graph.reads, graph.mutates):

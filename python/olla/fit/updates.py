@@ -1,4 +1,4 @@
-"""What the step of an optimizer takes: found out on the meta device, where tensors have no memory."""
+"""Memory of an optimizer's step, measured by a dry run of a copy on the meta device, where tensors have no storage."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _OF_TORCH = {
     "_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks", "_optimizer_load_state_dict_pre_hooks",
     "_optimizer_load_state_dict_post_hooks",
 }  # fmt: skip
-_ONE_BY_ONE = ("Adafactor", "Muon")  # of torch: all parameters together only where that is asked for
+_ONE_BY_ONE = ("Adafactor", "Muon")  # torch does not use foreach for these unless asked to
 
 
 @dataclass(frozen=True)
 class Update:
-    """The step of an optimizer.
+    """Memory of an optimizer's step.
 
     Attributes:
-        state_bytes: of every tensor that it keeps after its first step, in its order.
-        requests: of a later step, beside gradients and state.
+        state_bytes: size of each state tensor after the first step, in the order of allocation.
+        requests: allocations and frees of a later step, gradients and state apart.
     """
 
     state_bytes: tuple[int, ...]
@@ -40,19 +40,19 @@ class Update:
 
 
 def update_of(optimizer: torch.optim.Optimizer, *, on_gpu: bool) -> Update | None:
-    """Return what an optimizer takes, by letting a copy of it take two steps over parameters without memory.
+    """Measure an optimizer: a copy of it takes two steps over meta tensors.
 
-    On a GPU torch updates all parameters of a group together, unless `foreach=False` or `fused=True` says otherwise:
-    AdamW then has a temporary of the size of every parameter at once. On a CPU it does so where `foreach=True`; else
-    some temporaries of one parameter live on until the next one is updated. A fused step has none.
+    On a GPU torch updates all parameters of a group in one call (foreach) unless `foreach=False` or `fused=True`: AdamW
+    then holds a temporary of the size of every parameter at once. On a CPU it does so only with `foreach=True`; else
+    temporaries of one parameter live until the next one is updated. A fused step has no temporaries.
 
     Args:
-        optimizer: nothing of it is changed.
-        on_gpu: where it is to run.
+        optimizer: it is not changed.
+        on_gpu: whether the step will run on a GPU.
 
     Returns:
-        None where its step needs a closure or what it does not find on the meta device, and where a copy of it would
-        share objects with it that its step may change.
+        None if the step needs a closure or fails on meta tensors, or if the copy would share mutable objects with the
+        optimizer.
 
     Example:
         >>> import torch
@@ -75,10 +75,10 @@ def update_of(optimizer: torch.optim.Optimizer, *, on_gpu: bool) -> Update | Non
 
 
 def _without_memory(optimizer: torch.optim.Optimizer, *, on_gpu: bool) -> torch.optim.Optimizer:
-    """Return a copy of an optimizer over parameters without memory, whose step changes nothing of the optimizer.
+    """Return a copy of an optimizer over meta tensors; its step leaves the optimizer as it is.
 
     Raises:
-        TypeError: it holds what cannot be copied so.
+        TypeError: the optimizer holds objects that cannot be copied without risk.
     """
     from torch.optim import optimizer as torch_optimizer
 
@@ -109,7 +109,7 @@ def _without_memory(optimizer: torch.optim.Optimizer, *, on_gpu: bool) -> torch.
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy that shares nothing with a value; of tensors without memory, but for numbers on the CPU.
+    """Copy plain data deeply, with meta tensors in place of tensors; scalar tensors on the CPU keep their values.
 
     Raises:
         TypeError: the value is neither plain data nor a tensor.
@@ -129,11 +129,11 @@ def _copied(value: Any) -> Any:
 
 
 def with_update(captured: Captured, update: Update) -> Graph:
-    """Return the graph of a step that was captured without its optimizer, and one op behind it for the update.
+    """Append one op for the update to a step that was captured without its optimizer.
 
     Args:
-        captured: forward and backward, with gradients among its outputs.
-        update: of its optimizer.
+        captured: forward and backward, with the gradients among the outputs.
+        update: memory of the optimizer's step.
     """
     graph = captured.graph.to_dict()
     pairs = list(zip(captured.outputs, captured.graph.outputs.tolist(), strict=True))
@@ -169,13 +169,13 @@ def _on_meta(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer) -> list[int]:
-    """Return the sizes of the tensors in an optimizer's state; numbers that it keeps on the CPU are none of them."""
+    """Return the sizes of an optimizer's state tensors; step counts that it keeps on the CPU are left out."""
     found = [t for entries in optimizer.state.values() for t in entries.values() if _is_meta(t)]
     return [t.untyped_storage().nbytes() for t in found]
 
 
 def _requests_of(run: Callable[[], object]) -> list[Request]:
-    """Return when a function makes and frees new storages of the meta device."""
+    """Record the storages that a function allocates and frees on the meta device."""
     import torch
     from torch.multiprocessing.reductions import StorageWeakRef
     from torch.utils import _pytree as pytree
