@@ -9,7 +9,7 @@ import torch
 
 from olla.errors import CaptureError
 from olla.fit.caching import most_bytes
-from olla.fit.updates import update_of
+from olla.fit.updates import local, update_of
 
 
 @dataclass(frozen=True)
@@ -48,5 +48,5 @@ def held_by(optimizer: torch.optim.Optimizer | None, *, on_gpu: bool) -> Held:
             "needs off the budget"
         )
     present = [t for entries in optimizer.state.values() for t in entries.values() if isinstance(t, torch.Tensor)]
-    state = sum(t.nbytes for t in present) if present else sum(update.state_bytes)
+    state = sum(local(t).nbytes for t in present) if present else sum(update.state_bytes)
     return Held(state, most_bytes(update.requests))

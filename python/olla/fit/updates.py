@@ -47,7 +47,7 @@ def update_of(optimizer: torch.optim.Optimizer, *, on_gpu: bool) -> Update | Non
     temporaries of one parameter live until the next one is updated. A fused step has no temporaries.
 
     Args:
-        optimizer: it is not changed.
+        optimizer: it is not changed. Of sharded parameters this rank's part counts.
         on_gpu: whether the step will run on a GPU.
 
     Returns:
@@ -117,8 +117,9 @@ def _copied(value: Any) -> Any:
     import torch
 
     if isinstance(value, torch.Tensor):
-        is_number = value.device.type == "cpu" and not value.shape
-        return value.clone() if is_number else torch.empty_like(value, device="meta")
+        own = local(value)
+        is_number = own.device.type == "cpu" and not own.shape
+        return own.clone() if is_number else torch.empty_like(own, device="meta")
     if isinstance(value, Mapping):
         return {name: _copied(item) for name, item in value.items()}
     if isinstance(value, list | tuple | set):
@@ -160,10 +161,17 @@ def with_update(captured: Captured, update: Update) -> Graph:
     return Graph.from_dict(graph)
 
 
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the part of a distributed tensor that this rank holds; of any other the tensor itself."""
+    own: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return own
+
+
 def _on_meta(parameter: torch.Tensor) -> torch.Tensor:
     import torch
 
-    found = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
+    own = local(parameter)
+    found = torch.empty_strided(own.shape, own.stride(), dtype=own.dtype, device="meta")
     found.grad = torch.empty_like(found)
     return found
 
