@@ -1,4 +1,4 @@
-"""What can go wrong. Limits (time, gap) are statuses, not errors."""
+"""Exceptions that olla raises on purpose. Limits (time, gap) are statuses, not errors."""
 
 import traceback
 

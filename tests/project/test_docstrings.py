@@ -1,13 +1,16 @@
 """The examples in docstrings run and give what they show."""
 
+import ast
 import doctest
 import importlib
 import pkgutil
+from pathlib import Path
 
 import pytest
 
 import olla
 
+PACKAGE = Path(__file__).resolve().parents[2] / "python/olla"
 MODULES = [
     "olla",
     *(m.name for m in pkgutil.walk_packages(olla.__path__, "olla.") if not m.name.endswith(("__main__", "_core"))),
@@ -25,3 +28,9 @@ def test_examples_give_what_they_show(name: str) -> None:
         pytest.importorskip("accelerate")
     result = doctest.testmod(importlib.import_module(name))
     assert result.failed == 0
+
+
+def test_the_docstring_of_a_module_names_what_the_module_is() -> None:
+    words = ("What", "Whether", "Who", "Where", "How")  # a relative clause names nothing
+    texts = {path: ast.get_docstring(ast.parse(path.read_text())) or "" for path in PACKAGE.rglob("*.py")}
+    assert [str(path) for path, text in texts.items() if text.startswith(words)] == []

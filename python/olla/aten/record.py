@@ -1,4 +1,4 @@
-"""What olla made of the graphs of a model: what is planned, what is not and why, in figures."""
+"""Record of the graphs of a wrapped model: which are planned, which are not and why, with figures."""
 
 from __future__ import annotations
 

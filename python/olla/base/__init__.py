@@ -1,4 +1,4 @@
-"""What all folders may use: files, numbers as text, progress, rivals of a search."""
+"""Shared helpers of all folders: files, numbers as text, progress, rivals of a search."""
 
 from olla.base.progress import Progress, ended, watched
 from olla.base.text import cells, figures, human_bytes, parse_bytes, percent, plain, visible

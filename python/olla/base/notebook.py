@@ -1,4 +1,4 @@
-"""What a notebook shows of plans, graphs and reports: a small table and a picture."""
+"""HTML for notebooks: plans, graphs and reports as a small table with a picture."""
 
 from __future__ import annotations
 

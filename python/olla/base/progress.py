@@ -1,4 +1,4 @@
-"""How a long search tells its caller how far it is, and hears that it should end."""
+"""Progress of long searches: a callback that is told how far they are and may end them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be proved of a graph with losses in chunks; shares no code with what makes it.
+"""Checks of a graph with losses in chunks. They share no code with what makes it.
 
 Proved: outside of the losses, every op runs once, on the values it had before, and leaves the same. A loss reads what
 it read, its own tensors are read by nothing else, its chunks are complete, and each of its results is where the

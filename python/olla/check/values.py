@@ -1,4 +1,4 @@
-"""What the checks of rewritings share: values, known by what makes them, and the error."""
+"""Shared parts of the checks of rewritings: values, identified by the op that makes them, and the error."""
 
 from __future__ import annotations
 

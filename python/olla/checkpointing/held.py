@@ -1,4 +1,4 @@
-"""What an optimizer needs beside forward and backward."""
+"""Memory an optimizer needs beside forward and backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `olla.checkpoint` chose, as a table. Importing this does not import torch."""
+"""Table of the choice of `olla.checkpoint`. Importing this does not import torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether to put the losses of a step in chunks, before any search: they stay in them."""
+"""Decision whether the losses of a step are computed in chunks, taken before any search and kept by all of them."""
 
 from __future__ import annotations
 

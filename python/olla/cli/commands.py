@@ -1,4 +1,4 @@
-"""What the commands of `olla` do."""
+"""Implementation of the commands of `olla`."""
 
 from __future__ import annotations
 

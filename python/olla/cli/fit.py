@@ -1,4 +1,4 @@
-"""What `olla fit` does."""
+"""Implementation of `olla fit`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `olla plan` does with many graphs, or one."""
+"""Implementation of `olla plan`, for one graph or many."""
 
 from __future__ import annotations
 

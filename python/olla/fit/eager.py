@@ -1,4 +1,4 @@
-"""What an ordinary loop requests at once: the captured ops in program order, and what it frees later than a plan."""
+"""Peak memory of an ordinary loop: the captured ops in program order, with gradients kept until `zero_grad`."""
 
 from __future__ import annotations
 

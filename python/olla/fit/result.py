@@ -1,4 +1,4 @@
-"""What `olla.fit` answers: a row for every size, in it every way to run the step, what it needs and whether it fits."""
+"""Result of `olla.fit`: for every size and every way to run the step, its memory and whether that fits."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _ONE_BY_ONE = ("Adafactor", "Muon")  # torch does not use foreach for these unle
 
 
 @dataclass(frozen=True)
-class Update:
+class UpdateMemory:
     """Memory of an optimizer's step.
 
     Attributes:
@@ -39,7 +39,7 @@ class Update:
     requests: tuple[Request, ...]
 
 
-def update_of(optimizer: torch.optim.Optimizer, *, on_gpu: bool) -> Update | None:
+def update_of(optimizer: torch.optim.Optimizer, *, on_gpu: bool) -> UpdateMemory | None:
     """Measure an optimizer: a copy of it takes two steps over meta tensors.
 
     On a GPU torch updates all parameters of a group in one call (foreach) unless `foreach=False` or `fused=True`: AdamW
@@ -61,7 +61,7 @@ def update_of(optimizer: torch.optim.Optimizer, *, on_gpu: bool) -> Update | Non
         >>> [most_bytes(update_of(adamw, on_gpu=on_gpu).requests) for on_gpu in (True, False)]
         [120, 120]
         >>> update_of(fused, on_gpu=True)
-        Update(state_bytes=(40, 40, 40, 40, 40, 40), requests=())
+        UpdateMemory(state_bytes=(40, 40, 40, 40, 40, 40), requests=())
     """
     with contextlib.suppress(Exception):  # whatever a step over such tensors raises
         other = _without_memory(optimizer, on_gpu=on_gpu)
@@ -70,7 +70,7 @@ def update_of(optimizer: torch.optim.Optimizer, *, on_gpu: bool) -> Update | Non
         for group, given in zip(other.param_groups, optimizer.param_groups, strict=True):
             for parameter in group["params"] if given.get("fused") else ():
                 parameter.grad = None
-        return Update(made, tuple(_requests_of(other.step)))
+        return UpdateMemory(made, tuple(_requests_of(other.step)))
     return None
 
 
@@ -129,7 +129,7 @@ def _copied(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} cannot be copied")
 
 
-def with_update(captured: Captured, update: Update) -> Graph:
+def with_update(captured: Captured, update: UpdateMemory) -> Graph:
     """Append one op for the update to a step that was captured without its optimizer.
 
     Args:

@@ -1,4 +1,4 @@
-"""What a step costs on a device: seconds per op, measured or estimated, and the speed of the link to host memory."""
+"""Costs of a step on a device: seconds per op, measured or estimated, and the speed of the link to host memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the planner may do with an operator: overwrite an input with its result, run it again, and from what."""
+"""Operator rules: which input a result may overwrite, whether an op may be recomputed, and from which tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a graph file holds: a row of each tensor and of each op; what equals its default is left out.
+"""Rows of a graph file: one for each tensor and each op, without the entries that equal their default.
 
 Version 1 is for graphs whose ops do not communicate, version 2 for the others.
 """

@@ -1,4 +1,4 @@
-"""How long a step takes where some of its ops communicate: one stream that computes, one for each process group.
+"""Time of a step with collectives: one stream that computes, and one for each process group.
 
 A collective begins once the op that issues it has run and the one before it in its group has ended. It runs beside the
 ops that follow, until an op waits for it.

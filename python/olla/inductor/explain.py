@@ -1,4 +1,4 @@
-"""What olla does with a compiled step, beside what torch would have done: bytes and arithmetic, nothing is run."""
+"""Report on a compiled step: bytes and arithmetic of olla's choice beside torch's. Nothing is run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a caller says of an ONNX model's inputs, shapes and values, written into it; and what is open without."""
+"""Inputs of an ONNX model: shapes and values that the caller gives, written into it, and those still unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What GraphTrainer makes of the messages of FSDP: one for each layer, sent while another layer computes.
+"""Messages of FSDP under GraphTrainer: one for each layer, sent while another layer computes.
 
 Its `joint_transformer_block_bucketing_reordering_pass` gathers the parameters of a layer as one, right before those of
 the layer before are used, and copies them out where they are used first. The gradients of a layer are reduced as one

@@ -1,4 +1,4 @@
-"""Where everything lies: offsets for given lifetimes."""
+"""Layout: offsets in one arena for buffers with given lifetimes."""
 
 from olla._core import LayoutOptions, LayoutResult
 from olla.layout.layout import Layout, place, read_buffers, write_offsets

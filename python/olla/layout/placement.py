@@ -1,4 +1,4 @@
-"""What lies in the arena of an order, and where: buffers for the layout, offsets for the plan."""
+"""Contents of the arena for an order: the buffers of the layout problem, and the offsets of the plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a method of `olla.plan` is asked, and what it answers: a module each, with `solve(problem) -> Answer`."""
+"""Interface of the methods of `olla.plan`: one module each, with `solve(problem) -> Answer`."""
 
 from __future__ import annotations
 

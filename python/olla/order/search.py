@@ -1,4 +1,4 @@
-"""What the searching methods share: the best order and bound so far, the time they took, and what ended them."""
+"""Shared state of searches: the best order and bound so far, the time used, and the reason for the end."""
 
 from __future__ import annotations
 

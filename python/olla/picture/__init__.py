@@ -1,1 +1,1 @@
-"""Where memory goes, for the eye."""
+"""Pictures of where memory goes."""

@@ -1,4 +1,4 @@
-"""What lies in memory while a planned step runs: every block, when, and where."""
+"""Blocks of memory of a planned step: which tensor, from when to when, at which offset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a page shows: a step as it was given and as it runs, with every block of memory of both, and figures."""
+"""Data of a page: a step as given and as run, the memory blocks of both, and figures."""
 
 from __future__ import annotations
 

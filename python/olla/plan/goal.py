@@ -1,4 +1,4 @@
-"""What a caller asks for besides an order: the one goal among several, and whether to swap."""
+"""Goal of a plan: the least peak, a budget or a slowdown, and whether swaps are allowed."""
 
 from __future__ import annotations
 

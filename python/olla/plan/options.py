@@ -1,4 +1,4 @@
-"""What a caller of `olla.plan` can choose, and what can be planned."""
+"""Options of `olla.plan`, and the inputs it takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is live at the peak of a plan."""
+"""Tensors live at the peak of a plan."""
 
 from __future__ import annotations
 

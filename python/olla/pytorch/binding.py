@@ -1,4 +1,4 @@
-"""What a compiled step holds constant: the key of a batch, and the settings of an optimizer."""
+"""Constants of a compiled step: the key of a batch, and the settings of an optimizer."""
 
 from __future__ import annotations
 

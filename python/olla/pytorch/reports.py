@@ -1,4 +1,4 @@
-"""What became of a step, for its report and its page: its calls, the arena, its goal, its swaps."""
+"""Run-time statistics of a step, and its report: calls, arena, goal, swaps."""
 
 from __future__ import annotations
 

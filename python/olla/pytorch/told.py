@@ -1,4 +1,4 @@
-"""What a compiled step is made of, and what it tells of itself. Importing this does not import torch."""
+"""Public attributes and reports of a compiled step. Importing this does not import torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What memory costs in time, as a curve."""
+"""Curve of memory over added time."""
 
 from __future__ import annotations
 

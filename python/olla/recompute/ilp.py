@@ -1,4 +1,4 @@
-"""What not to keep, by integer program: the best for a base order, with a proof; see docs/model.md."""
+"""Recomputation by integer program: the best choice for a base order, with a proof; see docs/model.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is chosen, improved: a local search, the order of the rewritten graph as one more base, less time for a peak."""
+"""Improvement of a choice: local search, the order of the rewritten graph as one more base, less time for a peak."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to recompute, and what to write in place: drop values on base orders, improve the choice, order again."""
+"""Search for what to recompute and what to write in place: drop values on base orders, improve, order again."""
 
 from __future__ import annotations
 

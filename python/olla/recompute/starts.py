@@ -1,4 +1,4 @@
-"""What is chosen on several base orders: one table that every goal is looked up in, within the limits of a call."""
+"""Choices on several base orders: one table that every goal is looked up in, within the limits of a call."""
 
 from __future__ import annotations
 

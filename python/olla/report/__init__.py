@@ -1,1 +1,1 @@
-"""What a person sees while a search or a step runs, and after."""
+"""Output for people while a search or a step runs, and after it."""

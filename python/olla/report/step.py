@@ -1,4 +1,4 @@
-"""What a compiled step did, in figures."""
+"""Report of a compiled step."""
 
 from __future__ import annotations
 

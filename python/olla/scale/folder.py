@@ -1,4 +1,4 @@
-"""Where graphs are read and results are kept: a local folder, or any that fsspec reaches."""
+"""Storage of graphs and results: a local folder, or any that fsspec reaches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became of one graph and one goal, and a table of many."""
+"""Result of one graph and one goal, and the table of many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What no plan that recomputes and swaps can go below: bounds by cuts, less what a link can carry meanwhile.
+"""Lower bounds for plans that recompute and swap: bounds by cuts, less what a link can carry meanwhile.
 
 When an op t starts for the first time, what is needed later lies on the device, lies in host memory, or is made again.
 What lies in host memory was copied out before, and is copied in after. All that t needs has run by then once, nothing

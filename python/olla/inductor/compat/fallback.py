@@ -1,4 +1,4 @@
-"""Where a decision of olla's fails while a graph is compiled: torch's own stands, and one warning says why."""
+"""Fallback to torch: if a decision of olla fails while a graph is compiled, torch's stands, with one warning."""
 
 from __future__ import annotations
 

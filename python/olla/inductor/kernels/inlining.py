@@ -1,4 +1,4 @@
-"""What Inductor computes where it is read, rather than once in memory: on a GPU, as much as the planner expects."""
+"""Inlining in Inductor: values computed where they are read, not stored; on a GPU as many as the planner expects."""
 
 from __future__ import annotations
 

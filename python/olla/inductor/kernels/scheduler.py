@@ -1,4 +1,4 @@
-"""What the nodes and buffers of Inductor's scheduler are, as olla sees them."""
+"""Views of the nodes and buffers of Inductor's scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch's caching allocator takes from a GPU for a compiled step: one piece, not a piece per size.
+"""One segment of torch's caching allocator for a compiled step, in place of a segment for each size.
 
 Its blocks are parts of what it once took from the device for some request. Blocks of two such pieces never become one,
 so what a step frees in many sizes serves no larger request, and memory is taken anew though enough is free. Before

@@ -1,1 +1,1 @@
-"""What to save for backward and what to run again."""
+"""Choice of what forward saves for backward and what backward recomputes."""

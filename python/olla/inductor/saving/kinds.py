@@ -1,4 +1,4 @@
-"""What Inductor makes of one operator: a kernel of its own or part of others; what may run again."""
+"""Classes of operators in Inductor: a kernel of its own or fused with others, and whether it may be recomputed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits in host memory from forward to backward: chosen on a link's timeline, and written into the joint graph.
+"""Offloading to host memory between forward and backward: chosen on a link's timeline, written into the joint graph.
 
 Torch's own operators copy (`ao::offload`, `ao::reload`, `ao::wait_tensor`, torch 2.13): the copies run on a stream of
 their own. Where they start and where the step waits for them is decided here.

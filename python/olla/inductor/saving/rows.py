@@ -1,4 +1,4 @@
-"""How operators treat the rows of a loss: one by one, or summed up; where its rows lie in a tensor."""
+"""Row-wise operators of a loss: which treat rows one by one, which sum over them; where rows lie in a tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What forward is given and saves, saved as it is: Inductor would save a copy in the layout convolutions like."""
+"""Inputs of forward that are saved as they are, where Inductor would save a copy in the layout of convolutions."""
 
 from __future__ import annotations
 

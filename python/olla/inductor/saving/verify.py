@@ -1,4 +1,4 @@
-"""Whether a rewritten joint graph computes what the old one does, and whether its two halves fit together."""
+"""Checks that a rewritten joint graph computes the same as before, and that its two halves fit together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a partitioner made of a joint graph, in figures."""
+"""Figures of a partitioned joint graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a whole step saves for backward, and its updates behind the last reader of what they change."""
+"""Partition of a whole step: the tensors saved for backward, and each update behind the last reader of its tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one ATen operator does besides its result: what it changes, whether it draws random numbers, what it costs."""
+"""Effects and costs of one ATen operator: inputs it changes, random numbers, arithmetic and bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a capture replaces in the process while it lasts: one capture at a time, and everything is back after it."""
+"""Process-wide replacements of a capture: one capture at a time, everything restored after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a captured step takes: fake stand-ins while tracing, the user's own tensors when it runs."""
+"""Inputs of a captured step: fake tensors while it is traced, the user's tensors when it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step gives back: the structure that the loss function or the model returned, and gradients in ``.grad``."""
+"""Results of a step: the structure that the loss function or the model returned, and gradients in ``.grad``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a branch on the value of a tensor only checks it: one outcome does nothing but raise.
+"""Branches on tensor values that are checks: one outcome does nothing but raise.
 
 What an outcome leads to is read from the bytecode of the function that waits for it, path by path, and from the
 handlers of the functions that called it. Where that shows nothing, the value decides what is computed.

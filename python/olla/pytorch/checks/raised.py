@@ -1,4 +1,4 @@
-"""What a function would raise, from its source: the exception is made, not raised."""
+"""The exception that a function would raise, made from its source without raising it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loss function may read and Dynamo's guards do not see: a short list, each entry with a loop in tests/odd."""
+"""State that a loss may read and Dynamo's guards do not see: a short list, each entry with a loop in tests/odd."""
 
 from __future__ import annotations
 

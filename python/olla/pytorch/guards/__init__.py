@@ -1,1 +1,1 @@
-"""What a captured step reads from Python, compared at every call."""
+"""Guards: the Python state a captured step reads, compared at every call."""

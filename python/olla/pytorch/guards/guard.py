@@ -1,4 +1,4 @@
-"""Whether a captured step still is what the user's Python code would do: all it read is compared at every call."""
+"""Guard of a captured step: all it read from Python is compared at every call, and must be the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What objects are made of: their attributes, slots and parts, and whether they hold what Python code does not see."""
+"""Parts of objects for guards: attributes, slots, items; and whether an object has state that Python cannot see."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step reads from Python while it is captured, each place as it was before the step could read it.
+"""Python state that a step reads while it is captured, each place as it was before the step could read it.
 
 Code is watched as it is entered: a function is walked through when it is called for the first time, before it runs. Its
 globals, closure and defaults are reached by name; of an object, the attributes count that some code entered names. Data

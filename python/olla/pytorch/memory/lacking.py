@@ -1,4 +1,4 @@
-"""What to tell where a device has too little memory for a step: what it needs, what there is, and what would fit."""
+"""Message for a device with too little memory: what the step needs, what there is, and which goal would fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What iterations of a loop have in common: the same requests for memory, or as many of other sizes."""
+"""Common pattern of a loop's iterations: the same requests for memory, or as many of other sizes."""
 
 from __future__ import annotations
 

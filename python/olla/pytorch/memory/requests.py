@@ -1,4 +1,4 @@
-"""What every op of a step asks for, and how long it takes: recorded in one order, known for all."""
+"""Memory requests and times of every op of a step, recorded in one order and valid for all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a step that cannot be captured: whether another one may run in its place, and which."""
+"""Steps that cannot be captured: whether another way of running may take their place, and which."""
 
 from __future__ import annotations
 

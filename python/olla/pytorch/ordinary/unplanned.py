@@ -1,4 +1,4 @@
-"""What cannot be captured of a step: it runs as the ordinary one, or its update does."""
+"""Ordinary execution of what cannot be captured: the whole step, or its update."""
 
 from __future__ import annotations
 

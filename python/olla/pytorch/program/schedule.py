@@ -1,4 +1,4 @@
-"""What a program runs: the captured ops, or those of a rewriting, and the tensors each finds its values in."""
+"""Schedule of a program: the captured ops or those of a rewriting, and the tensors each one reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of a step tell each other before they run it: small objects, over a gloo group of their own.
+"""Agreement between the ranks of a step before they run it: small objects, over a gloo group of their own.
 
 Every rank takes part in every exchange. Waiting is bounded by the time-out of the step's group, and Ctrl-C ends it.
 """

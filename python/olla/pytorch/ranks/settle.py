@@ -1,4 +1,4 @@
-"""Where collectives of a CPU end, and let go of their tensors: a thread of the group may hold them beyond the wait."""
+"""End of collectives on a CPU: a thread of the group may hold their tensors beyond the wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the first of many ranks holds, and the collectives of its step: parameters gathered, gradients averaged.
+"""One of many ranks, simulated: the shards it holds and its collectives (parameters gathered, gradients averaged).
 
 Source: torch.distributed.fsdp.fully_shard (FSDP2), whose shards of dim 0 these are; that the collectives are operators
 of the step is the way of SimpleFSDP (arXiv 2411.00284).

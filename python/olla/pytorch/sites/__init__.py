@@ -1,1 +1,1 @@
-"""Where the ops of a step come from."""
+"""Origin of the ops of a step."""

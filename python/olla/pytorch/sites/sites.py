@@ -1,4 +1,4 @@
-"""Where the ops of a step come from: the module that computes them, and the line that asked for it."""
+"""Origin of the ops of a step: the module that computes them, and the source line that asked for it."""
 
 from __future__ import annotations
 
