@@ -46,13 +46,13 @@ CASES = ("resnet50 b32", "bert b32", "vit b32", "gpt2 b32, 512 tokens", "llama 1
 
 
 def _ranked(key: Callable[[Any], NDArray[Any]]) -> tuple[AbstractContextManager[Any]]:
-    begin = offload._Search.__init__
+    begin = offload._OffloadSearch.__init__
 
     def otherwise(search: Any, *given: Any) -> None:
         begin(search, *given)
         search.ranking = np.argsort(key(search), kind="stable").astype(np.int32)
 
-    return (mock.patch.object(offload._Search, "__init__", otherwise),)
+    return (mock.patch.object(offload._OffloadSearch, "__init__", otherwise),)
 
 
 def _greedy(search: Any, budget: int) -> Iterator[Any]:
@@ -70,7 +70,7 @@ ROWS: dict[str, tuple[AbstractContextManager[Any], ...]] = {
     "ranked by how long they are idle": _ranked(
         lambda search: search.begin[search.last + 1] - search.begin[search.next]
     ),
-    "the greedy of olla.swap": (mock.patch.object(offload._Search, "sets", _greedy),),
+    "the greedy of olla.swap": (mock.patch.object(offload._OffloadSearch, "sets", _greedy),),
     "six plans of the front, not 24": (mock.patch.object(saving, "_NUM_COPIED", 6),),
     "twelve plans of the front": (mock.patch.object(saving, "_NUM_COPIED", 12),),
     "48 plans of the front": (mock.patch.object(saving, "_NUM_COPIED", 48),),

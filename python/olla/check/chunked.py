@@ -61,7 +61,7 @@ def check_chunked(original: Graph, chunked: Chunked) -> None:
         fail("chunked_lengths", f"an origin is not below {original.num_ops}")
     inside = _regions(original, chunked)
     _check_tensors(original, graph, chunked, inside)
-    _Walk(original, chunked, inside).run()
+    _ChunkCheck(original, chunked, inside).run()
 
 
 def _regions(original: Graph, chunked: Chunked) -> list[set[int]]:
@@ -118,7 +118,7 @@ def _check_tensors(original: Graph, graph: Graph, chunked: Chunked, inside: list
         fail("chunked_tensors", "the chunked graph has other donated tensors than the original")
 
 
-class _Walk:
+class _ChunkCheck:
     """Both graphs in program order; a tensor holds a value, known by what makes it. Inside of loss j: -1 - j."""
 
     def __init__(self, original: Graph, chunked: Chunked, inside: list[set[int]]) -> None:

@@ -68,7 +68,7 @@ def _apply(before: Chunked, region: Region) -> Chunked | None:
     order = _order(Graph.from_dict(content), region)
     if order is None:
         return None
-    writer = _Writer(content, region, min(before.num_chunks, region.num_rows))
+    writer = _ChunkWriter(content, region, min(before.num_chunks, region.num_rows))
     rows, columns = [], []
     for i in order:
         if i == region.linear:
@@ -132,7 +132,7 @@ def _order(graph: Graph, region: Region) -> list[int] | None:
     return order
 
 
-class _Writer:
+class _ChunkWriter:
     """The rows of a graph file for one loss in chunks."""
 
     def __init__(self, content: dict[str, Any], region: Region, num_chunks: int) -> None:

@@ -104,7 +104,7 @@ def fit(
         raise ValueError(f"slowdowns are {list(slowdowns)}, expected different ones")
     if not 0 <= time_limit < math.inf:
         raise ValueError(f"time_limit is {time_limit}, expected a finite number of seconds from 0 on")
-    search = _Search(
+    search = _SizeSearch(
         make_step,
         parse_bytes(memory, "memory"),
         profile_of(device),
@@ -165,7 +165,7 @@ class _Stopped(Exception):
 
 
 @dataclass
-class _Search:
+class _SizeSearch:
     """The rows there are, and how one more is made."""
 
     make_step: Callable[[int], Any]

@@ -74,7 +74,7 @@ class OrderRecord:
 
 
 @dataclass(frozen=True)
-class _Planned:
+class _PlannedOrder:
     """Kernels, what is known of their buffers, and the plan of their order."""
 
     nodes: Sequence[Any]
@@ -174,16 +174,16 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
         segment.install()
         return ordered
 
-    def _plan(self, nodes: Sequence[Any], name: str) -> _Planned:
+    def _plan(self, nodes: Sequence[Any], name: str) -> _PlannedOrder:
         from olla.planner import plan
 
         scheduler.name_kernels(nodes)
         scheduler.prepare(nodes)
         storages = Storages(nodes)
         graph = storages.graph(name)
-        return _Planned(nodes, storages, graph, plan(graph, layout=False, time_limit=_TIME_LIMIT))
+        return _PlannedOrder(nodes, storages, graph, plan(graph, layout=False, time_limit=_TIME_LIMIT))
 
-    def _unfused(self, planned: _Planned, name: str) -> _Planned:
+    def _unfused(self, planned: _PlannedOrder, name: str) -> _PlannedOrder:
         """Take fusions back as long as that lowers the peak."""
         for _ in range(_MAX_ROUNDS):
             nodes = Unfusing(planned.ordered(), planned.storages).search()
@@ -195,7 +195,7 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
             planned = better
         return planned
 
-    def _fused_anew(self, given: _Planned, best: _Planned, name: str) -> _Planned:
+    def _fused_anew(self, given: _PlannedOrder, best: _PlannedOrder, name: str) -> _PlannedOrder:
         """Take all fusions back and fuse again what may be, where that lowers the peak by more than single ones do."""
         search = Unfusing(given.ordered(), given.storages)
         nodes = search.apart()

@@ -26,7 +26,7 @@ Key = tuple[int, int]  # the peak, and what lies above a threshold
 
 
 @dataclass
-class _State:
+class _KernelAssignment:
     """Which parts are one kernel, and when kernels run.
 
     Attributes:
@@ -58,7 +58,7 @@ class Unfusing:
     def __init__(self, fused: Sequence[Any], storages: Storages) -> None:
         self.fused = fused
         self.parts: Parts = parts_of(fused, storages)
-        self.state = _State(self.parts.kernel.copy(), list(range(len(fused))), list(range(len(fused))))
+        self.state = _KernelAssignment(self.parts.kernel.copy(), list(range(len(fused))), list(range(len(fused))))
         self.trials = 0
         self._floor = _LEAST_SHARE * self._peak()  # bytes that count
         self._kernels: dict[tuple[int, ...], Any] = {}
@@ -152,12 +152,12 @@ class Unfusing:
     def _peak(self) -> int:
         return int(self.parts.live_bytes(self.state.step()).max())
 
-    def _key(self, state: _State, threshold: int) -> Key:
+    def _key(self, state: _KernelAssignment, threshold: int) -> Key:
         self.trials += 1
         live = self.parts.live_bytes(state.step())
         return int(live.max()), int(np.maximum(live - threshold, 0).sum())
 
-    def _members(self, state: _State, kernel: int) -> list[int]:
+    def _members(self, state: _KernelAssignment, kernel: int) -> list[int]:
         return np.flatnonzero(state.kernel == kernel).tolist()
 
     def _kernel(self, members: Sequence[int], origin: int) -> Any:
@@ -170,7 +170,7 @@ class Unfusing:
             self._kernels[key] = whole if all_of_it else codegen.fused_again(nodes, whole)
         return self._kernels[key]
 
-    def _best_split(self) -> _State | None:
+    def _best_split(self) -> _KernelAssignment | None:
         """Return the best that one split makes of the present state; None where none lowers the peak."""
         state = self.state
         step = state.step()
@@ -219,7 +219,7 @@ class Unfusing:
             waiting += new
         return found
 
-    def _placements(self, step: Ints, early: list[int], late: list[int]) -> Iterator[_State]:
+    def _placements(self, step: Ints, early: list[int], late: list[int]) -> Iterator[_KernelAssignment]:
         """Yield a split with either part where the kernel was, as early or as late as it can be."""
         before, behind, state = self.parts.before, self.parts.behind, self.state
         origin = state.origin[int(state.kernel[early[0]])]
@@ -237,7 +237,7 @@ class Unfusing:
                 order.insert(then, new)
                 del order[here]
                 order.insert(first, old)
-                yield _State(kernel, order, [*state.origin, origin])
+                yield _KernelAssignment(kernel, order, [*state.origin, origin])
 
     def _fuse_again(self, peak: int) -> None:
         """Undo the splits that the peak does not need, the newest first."""
@@ -249,7 +249,7 @@ class Unfusing:
                     self.state = merged
                     break
 
-    def _merged(self, old: int, new: int, peak: int) -> _State | None:
+    def _merged(self, old: int, new: int, peak: int) -> _KernelAssignment | None:
         """Return the state with two kernels as one, if that can run and the peak stays."""
         step = self.state.step()
         members = sorted(self._members(self.state, old) + self._members(self.state, new))
@@ -266,7 +266,7 @@ class Unfusing:
             kernel[members] = old
             order = [k for k in self.state.order if k not in (old, new)]
             order.insert(place - sum(other < place for other in places), old)
-            merged = _State(kernel, order, self.state.origin)
+            merged = _KernelAssignment(kernel, order, self.state.origin)
             if self._key(merged, 0)[0] <= peak:
                 return merged
         return None

@@ -142,7 +142,7 @@ class Joint:
         return replace(self, rerun=rerun, rerun_seconds=seconds).evictor(), seconds
 
 
-class _Builder:
+class _JointBuilder:
     def __init__(self) -> None:
         self.tensor: dict[fx.Node, int] = {}
         self.bytes: list[int] = []
@@ -250,7 +250,7 @@ def build(graph: fx.Graph, info: Any, num_forward: int, device: DeviceProfile) -
     Complexity:
         O(nodes + edges).
     """
-    b = _Builder()
+    b = _JointBuilder()
     for node in graph.find_nodes(op="placeholder"):
         if compat.is_tensor_node(node) and not compat.is_tangent(node):
             b.add_tensor(node)
@@ -271,7 +271,7 @@ def build(graph: fx.Graph, info: Any, num_forward: int, device: DeviceProfile) -
 
 
 def _with_rules(
-    b: _Builder, outputs: list[int], results: set[int], split: int, late: NDArray[np.int32], device: DeviceProfile
+    b: _JointBuilder, outputs: list[int], results: set[int], split: int, late: NDArray[np.int32], device: DeviceProfile
 ) -> Joint:
     sizes = np.array(b.bytes, dtype=np.int64)
     fusion = np.array([Fusion.KERNEL if n is None else fusion_of(n) for n in b.nodes], dtype=np.uint8)

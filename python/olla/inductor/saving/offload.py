@@ -70,7 +70,7 @@ def offloaded(
     Complexity:
         O(runs + uses), and some hundred simulations of O(runs) each.
     """
-    search = _Search(joint, values, runs, host)
+    search = _OffloadSearch(joint, values, runs, host)
     best = None
     for blocks in search.sets(budget):
         for found in search.tried(blocks, budget, most_stall_seconds):
@@ -85,7 +85,7 @@ def _rank(found: Offload, budget: int) -> tuple[float, float, int]:
     return max(found.peak_bytes, budget), found.stall_seconds, found.host_bytes
 
 
-class _Search:
+class _OffloadSearch:
     """Sets of tensors that wait in host memory, for one plan; the arguments are those of `offloaded`."""
 
     def __init__(self, joint: Joint, values: Values, runs: Runs, host: Swapping) -> None:

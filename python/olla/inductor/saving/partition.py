@@ -40,7 +40,7 @@ class _Planned(NamedTuple):
     goal: Goal
     front: saving.Front
     choice: saving.Choice
-    judged: dict[bytes, _Divided]
+    judged: dict[bytes, _Partition]
 
     def within(self, budget: int) -> saving.Choice:
         """Choose once more, for a budget."""
@@ -48,7 +48,7 @@ class _Planned(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Divided:
+class _Partition:
     """A joint graph as it was rewritten, its two halves, and the choice that made them."""
 
     joint: fx.Graph
@@ -109,7 +109,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         self._tell_budget(divided.choice, on_cpu=compat.on_cpu(gm))
         return divided.forward, divided.backward
 
-    def _divide(self, given: Any, static_indices: Any, num_forward: int) -> _Divided | None:
+    def _divide(self, given: Any, static_indices: Any, num_forward: int) -> _Partition | None:
         """Divide a copy of a joint graph; None where it is one for torch."""
         given = with_calls_inlined(given)
         reason = compat.obstacle(given)
@@ -170,7 +170,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         fallback.warn(f"host_budget changes nothing in a compiled graph {why}", about="host_budget")
         return None
 
-    def _within(self, planned: _Planned, budget: int) -> _Divided:
+    def _within(self, planned: _Planned, budget: int) -> _Partition:
         """Return a division whose code fits the budget, else the one of least peak that was found.
 
         Inductor fuses otherwise than foreseen here and there. Where its code needs more than planned, the next plan is
@@ -188,7 +188,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
             choice = planned.within(target)
         return self._least(planned, budget)
 
-    def _least(self, planned: _Planned, budget: int) -> _Divided:
+    def _least(self, planned: _Planned, budget: int) -> _Partition:
         """Return a division of least peak as code, or the first that fits the budget; 0: one close to its plan.
 
         A plan that needs more than the least may need less as code. The plans tried do not depend on the budget, so
@@ -210,7 +210,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
                 found.append(self._measured(planned, alone))
         return min(found, key=lambda d: (max(d.choice.known_peak_bytes, budget), d.choice.added_seconds))
 
-    def _measured(self, planned: _Planned, choice: saving.Choice) -> _Divided:
+    def _measured(self, planned: _Planned, choice: saving.Choice) -> _Partition:
         """Divide a joint graph by a choice, and note what its code needs."""
         copies = choice.offload[:5] if choice.offload else ()
         key = b"".join(a.tobytes() for a in (choice.runs.op, choice.runs.value, *choice.runs.reads, *copies))
@@ -292,7 +292,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         Partitioner.__init__(self, **state)
 
 
-def _divided(planned: _Planned, choice: saving.Choice) -> _Divided:
+def _divided(planned: _Planned, choice: saving.Choice) -> _Partition:
     """Divide a joint graph by a choice; it can be divided by another one afterwards."""
     gm, num_forward = planned.module, planned.num_forward
     new = rebuild.rebuild(planned.graph, planned.model, choice.values, choice.runs, num_forward)
@@ -311,7 +311,7 @@ def _divided(planned: _Planned, choice: saving.Choice) -> _Divided:
     if new.drawn_again:
         names = {second.name: first.name for second, first in new.drawn_again.items()}
         forward, backward = compat.drawn_alike(gm, forward, backward, names, len(sizes))
-    return _Divided(new.graph, forward, backward, choice)
+    return _Partition(new.graph, forward, backward, choice)
 
 
 def asked_of(

@@ -59,7 +59,7 @@ class _Op:
 
 
 @dataclass
-class _Tensor:
+class _StorageTensor:
     kind: str
     name: str
     value: torch.Tensor | None  # keeps the storage, and with it its identity, alive; None: a Python number
@@ -69,7 +69,7 @@ class _Folder:
     def __init__(self, module: fx.GraphModule, inputs: Iterable[Input]) -> None:
         self.module = module
         self.inputs = list(inputs)
-        self.tensors: list[_Tensor] = []
+        self.tensors: list[_StorageTensor] = []
         self.ops: list[_Op] = []
         self.prologue: list[fx.Node] = []
         self.held: dict[fx.Node, tuple[int, ...]] = {}  # tensors a node's value lives in
@@ -156,7 +156,7 @@ class _Folder:
 
     def _new(self, kind: str, name: str, value: torch.Tensor | None) -> int:
         number = len(self.tensors)
-        self.tensors.append(_Tensor(kind, name, value))
+        self.tensors.append(_StorageTensor(kind, name, value))
         if value is not None:
             self._by_storage[storage_of(value)] = number
         return number
@@ -305,7 +305,7 @@ def _view_of(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
     return None
 
 
-def _nbytes(tensor: _Tensor) -> int:
+def _nbytes(tensor: _StorageTensor) -> int:
     size = 0 if tensor.value is None else tensor.value.untyped_storage().nbytes()
     if not isinstance(size, int):
         raise CaptureError(

@@ -74,7 +74,7 @@ def compile_program(
     """
     if schedule is None:
         schedule = OpSchedule(captured.graph, [Call(nodes) for nodes in captured.nodes])
-    writer = _Writer(captured, schedule, order)
+    writer = _StepWriter(captured, schedule, order)
     writer.source.constants |= {"note": note, "ended": ended, "settled": settled, "uses": uses, "compact": compact}
     writer.source.constants |= {name: getattr(allocator, name, None) for name in ("begin", "end", "live")}
     if copies is not None:
@@ -88,7 +88,7 @@ def compile_program(
     return writer.compile()
 
 
-class _Writer:
+class _StepWriter:
     """The lines of the function, and the operators and constants they name.
 
     A value goes by its node and the tensors it lives in: where ops run again, a node has several at once.
