@@ -15,7 +15,7 @@ from olla.graph import Graph
 if TYPE_CHECKING:
     import torch
 
-    from olla.pytorch.capture.capture import Captured
+    from olla.pytorch.capture import Captured
 
 
 _OF_TORCH = {
