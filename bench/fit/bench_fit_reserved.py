@@ -83,8 +83,6 @@ def make(name: str, batch: int, length: int | None, optimizer: str, device: str)
         else:
             sizes = {"width": 512, "layers": 6, "batch": batch, "length": length or 128}
             example = models.Example(*families.family(name, checkpointed=False, **sizes), families.loss_of)
-        if optimizer == "adafactor":
-            return example.model, example.batch, torch.optim.Adafactor(example.model.parameters()), example.loss
         return example.model, example.batch, models.optimizer(optimizer, example.model), example.loss
 
 

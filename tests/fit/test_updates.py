@@ -138,6 +138,16 @@ def test_a_step_captured_without_its_optimizer_needs_as_much(kind: str, on_gpu: 
     assert eager_peak(behind, update.requests) == eager_peak(whole, update.requests) - numbers
 
 
+def test_parameters_that_are_not_trained_are_not_updated() -> None:
+    net = model()
+    net[0].weight.requires_grad_(False)
+    update = update_of(torch.optim.Adafactor([p for p in net.parameters() if p.requires_grad]), on_gpu=True)
+    assert update is not None
+    graph = with_update(olla.capture(net, torch.ones(8, 64), loss=loss), update)
+    changed = {graph.tensor_names[int(t)] for t in graph.mutates.of(graph.num_ops - 1)}
+    assert {"0.bias", "2.weight", "2.bias"} == {name for name in changed if not name.startswith("state")}
+
+
 @pytest.mark.parametrize("kind", ["adafactor", "own"])
 def test_sizes_of_a_step_whose_update_cannot_be_captured(kind: str) -> None:
     def make_step(n: int) -> tuple[Any, ...]:

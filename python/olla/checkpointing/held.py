@@ -9,7 +9,8 @@ import torch
 
 from olla.errors import CaptureError
 from olla.fit.caching import most_bytes
-from olla.fit.updates import local, update_of
+from olla.fit.updates import update_of
+from olla.pytorch.sharded.fully import local
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,8 @@ if TYPE_CHECKING:
     from olla.pytorch.capture import Captured
 
 
-_OF_TORCH = {
-    "defaults", "state", "param_groups", "step", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks",
-    "_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks", "_optimizer_load_state_dict_pre_hooks",
-    "_optimizer_load_state_dict_post_hooks",
-}  # fmt: skip
+_OF_TORCH = ("defaults", "state", "param_groups", "step", "_optimizer_")  # beginnings of names; the last are hooks
+_GRADIENT = "gradient of "  # in front of a parameter's name, among the outputs of a step
 _ONE_BY_ONE = ("Adafactor", "Muon")  # torch does not use foreach for these unless asked to
 
 
@@ -65,7 +62,7 @@ def update_of(optimizer: torch.optim.Optimizer, *, on_gpu: bool) -> UpdateMemory
     """
     with contextlib.suppress(Exception):  # whatever a step over such tensors raises
         other = _without_memory(optimizer, on_gpu=on_gpu)
-        _requests_of(other.step)
+        _requests_of(other.step, are_recorded=False)
         made = tuple(_state_bytes(other))
         for group, given in zip(other.param_groups, optimizer.param_groups, strict=True):
             for parameter in group["params"] if given.get("fused") else ():
@@ -97,7 +94,7 @@ def _without_memory(optimizer: torch.optim.Optimizer, *, on_gpu: bool) -> torch.
         simple = {"lr": 0.1, **({"capturable": False} if "capturable" in group else {})}
         settings = {name: _copied(value) for name, value in group.items() if name not in (*simple, "params")}
         groups.append({**settings, **simple, "params": parameters})
-    attributes = {name: value for name, value in vars(optimizer).items() if name not in _OF_TORCH}
+    attributes = {name: value for name, value in vars(optimizer).items() if not name.startswith(_OF_TORCH)}
     other = optimizers.stand_in(optimizer, groups, state)
     other.__dict__.update(_copied(attributes))
     other._optimizer_step_pre_hooks, other._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
@@ -116,10 +113,11 @@ def _copied(value: Any) -> Any:
     """
     import torch
 
+    from olla.pytorch.capture import optimizers
+
     if isinstance(value, torch.Tensor):
-        own = local(value)
-        is_number = own.device.type == "cpu" and not own.shape
-        return own.clone() if is_number else torch.empty_like(own, device="meta")
+        is_number = value.device.type == "cpu" and not value.shape
+        return value.clone() if is_number else optimizers.without_memory(value)
     if isinstance(value, Mapping):
         return {name: _copied(item) for name, item in value.items()}
     if isinstance(value, list | tuple | set):
@@ -138,8 +136,9 @@ def with_update(captured: Captured, update: UpdateMemory) -> Graph:
     """
     graph = captured.graph.to_dict()
     pairs = list(zip(captured.outputs, captured.graph.outputs.tolist(), strict=True))
-    gradients = sorted({t for name, t in pairs if name.startswith("gradient of ")})
-    parameters = [t for t, kind in enumerate(captured.graph.tensor_kinds) if kind == "parameter"]
+    gradients = sorted({t for name, t in pairs if name.startswith(_GRADIENT)})
+    trained = {name.removeprefix(_GRADIENT) for name, _ in pairs if name.startswith(_GRADIENT)}
+    parameters = [t for t, name in enumerate(captured.graph.tensor_names) if name in trained]
     first = len(graph["tensors"])
     graph["tensors"] += [
         {"bytes": num_bytes, "kind": "optimizer_state", "name": f"state {i}"}
@@ -161,17 +160,12 @@ def with_update(captured: Captured, update: UpdateMemory) -> Graph:
     return Graph.from_dict(graph)
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the part of a distributed tensor that this rank holds; of any other the tensor itself."""
-    own: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return own
-
-
 def _on_meta(parameter: torch.Tensor) -> torch.Tensor:
     import torch
 
-    own = local(parameter)
-    found = torch.empty_strided(own.shape, own.stride(), dtype=own.dtype, device="meta")
+    from olla.pytorch.capture import optimizers
+
+    found = optimizers.without_memory(parameter)
     found.grad = torch.empty_like(found)
     return found
 
@@ -182,8 +176,11 @@ def _state_bytes(optimizer: torch.optim.Optimizer) -> list[int]:
     return [t.untyped_storage().nbytes() for t in found]
 
 
-def _requests_of(run: Callable[[], object]) -> list[Request]:
-    """Record the storages that a function allocates and frees on the meta device."""
+def _requests_of(run: Callable[[], object], *, are_recorded: bool = True) -> list[Request]:
+    """Run a function over meta tensors, and record the storages that it allocates and frees.
+
+    Without recording it may keep many: each operator looks at all that are alive.
+    """
     import torch
     from torch.multiprocessing.reductions import StorageWeakRef
     from torch.utils import _pytree as pytree
@@ -202,9 +199,11 @@ def _requests_of(run: Callable[[], object]) -> list[Request]:
 
     class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            free_expired()
             if func is torch.ops.aten._local_scalar_dense.default and _is_meta(args[0]):
                 return torch.ones((), dtype=args[0].dtype).item()  # Adafactor reads norms: sizes are the same for all
+            if not are_recorded:
+                return func(*args, **(kwargs or {}))
+            free_expired()
             given.update({storage_of(t) for t in pytree.tree_leaves((args, kwargs)) if _is_meta(t)} - alive.keys())
             result = func(*args, **(kwargs or {}))
             for tensor in pytree.tree_leaves(result):

@@ -268,11 +268,13 @@ def loss(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def optimizer(name: str, model: torch.nn.Module, *, fused: bool = False) -> torch.optim.Optimizer:
-    """Make an optimizer over all parameters: "sgd", "momentum", "adam" or "adamw"; in one kernel if fused."""
+    """Make an optimizer over all parameters: sgd, momentum, adam, adamw or adafactor; in one kernel if fused."""
     given = {"fused": True} if fused else {}
     if name in ("sgd", "momentum"):
         return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9 if name == "momentum" else 0.0, **given)
-    return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name](model.parameters(), lr=1e-3, **given)
+    kinds: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "adafactor": torch.optim.Adafactor}
+    found: torch.optim.Optimizer = kinds[name](model.parameters(), lr=1e-3, **given)
+    return found
 
 
 def device_bytes(values: Iterable[Any]) -> int:

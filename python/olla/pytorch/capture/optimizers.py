@@ -12,6 +12,7 @@ import torch
 from torch.optim import optimizer as torch_optimizer
 
 from olla.errors import FIRST_STEP, CaptureError
+from olla.pytorch.sharded.fully import local
 
 State = dict[str, Any]
 _ELEMENTWISE = ("Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "NAdam", "RMSprop", "SGD")
@@ -282,6 +283,12 @@ def stand_in(
     copy.param_groups = [one_by_one(group) for group in groups]
     copy.state = collections.defaultdict(dict, state)
     return copy
+
+
+def without_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a meta tensor like this rank's part of a tensor."""
+    own = local(tensor)
+    return torch.empty_strided(own.shape, own.stride(), dtype=own.dtype, device="meta")
 
 
 def one_by_one(group: State) -> State:
