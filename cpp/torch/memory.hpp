@@ -60,19 +60,17 @@ class Memory : public ThreadWindows {
   // stop_recording().
   void activate(Plan plan, bool recording = false) {
     plan.check(arenas_.alignment());
-    Session& s = open("activate", {.recording = recording});
-    Arena* arena = nullptr;
+    Session& s = open("activate", {.recording = recording, .patience = patience_});
     try {
       const std::int64_t place = arenas_.place();
       std::unique_lock lock(mutex_);
-      arena = arenas_.find(plan.arena_bytes, place, lock);
+      s.arena = arenas_.find(plan.arena_bytes, place, lock);
     } catch (...) {
       const std::lock_guard lock(mutex_);
       leave();
       throw;
     }
     const std::lock_guard lock(mutex_);  // other threads may free blocks of a kept arena
-    s.arena = arena;
     s.num_ops = plan.num_ops();
     s.plan = std::move(plan);
     s.counters.peak_bytes = s.counters.total_peak_bytes = s.arena->slots.used_bytes();
@@ -81,7 +79,9 @@ class Memory : public ThreadWindows {
   // The arena goes back when its last block is freed; a kept one stays for the next table that fits in, until release().
   Counters deactivate(bool keep) {
     if (session_ == nullptr || session_->recording) throw StateError("deactivate: this thread has no active table");
-    return std::move(quit(keep ? Arena::kKept : Arena::kRetired)->counters);
+    const std::unique_ptr<Session> left = quit(keep ? Arena::kKept : Arena::kRetired);
+    patience_ = left->patience > 0 ? kPatience : kLittlePatience;
+    return std::move(left->counters);
   }
 
   // Begins a loop, whose iterations are recorded, and planned too once plan_loop() says how. Steps inside it suspend it. A shared
@@ -133,20 +133,18 @@ class Memory : public ThreadWindows {
 
   // What the window of the last iteration followed and found in the arena.
   std::pair<OpId, std::vector<Slots::Held>> loop_row() {
-    const Session& s = loop("loop_row");
     const std::lock_guard lock(mutex_);
+    const Session& s = loop("loop_row");
     return {s.row, s.held};
   }
 
   std::vector<Recording::Allocation> iteration(OpId number) {
-    const Session& s = loop("iteration");
     const std::lock_guard lock(mutex_);
-    return s.recorded.of(number);
+    return loop("iteration").recorded.of(number);
   }
   void forget(OpId number) {
-    Session& s = loop("forget");
     const std::lock_guard lock(mutex_);
-    s.recorded.forget(number);
+    loop("forget").recorded.forget(number);
   }
 
   // Ends the loop of this thread, and a step that it was left in; nothing happens where there is none.
@@ -224,7 +222,7 @@ class Memory : public ThreadWindows {
     if (s != nullptr && s->op != kNoOp && s->recording) s->recorded.allocated(block, s->op, bytes);
   }
 
-  // How many blocks that an op of this thread's step asked for are in use, of those that are recorded or in the arena.
+  // How many blocks in use an op of this thread's step asked for, of those that are recorded or in the arena.
   std::int64_t live(OpId op) {
     if (session_ == nullptr || session_->is_loop) return 0;
     const std::lock_guard lock(mutex_);
@@ -278,10 +276,8 @@ class Memory : public ThreadWindows {
   std::unique_ptr<Session> quit(decltype(Arena::state) state) {
     std::unique_lock lock(mutex_);
     std::unique_ptr<Session> s = leave();
-    if (s->arena != nullptr) {
-      s->arena->state = state;
-      arenas_.give_back(lock);
-    }
+    if (s->arena != nullptr) s->arena->state = state;
+    arenas_.give_back(lock);
     return s;
   }
 
@@ -363,17 +359,20 @@ class Memory : public ThreadWindows {
     return arena != nullptr && s->op != kNoOp;
   }
 
-  // A place may be occupied by what another thread is about to free (those of gloo hold what was sent a moment beyond the wait), or
-  // by what another stream still uses.
+  // What another thread is about to free (those of gloo hold what was sent a moment beyond the wait), or another stream still uses,
+  // may occupy the place, or make the arena hold more at once than planned.
   bool take(Session& s, Offset offset, Bytes bytes, Bytes charge, std::unique_lock<std::mutex>& lock) {
-    while (!s.arena->slots.take(offset, bytes, charge, s.row)) {
-      if (s.is_loop || s.patience-- <= 0) return false;
+    Slots& slots = s.arena->slots;
+    for (;; --s.patience) {
+      const bool can_wait = !s.is_loop && s.patience > 0;
+      const bool holds_more = slots.used_bytes() + charge > s.plan.load;
+      if (!(can_wait && holds_more) && slots.take(offset, bytes, charge, s.row)) return true;
+      if (!can_wait) return false;
       lock.unlock();
       std::this_thread::sleep_for(kPause);
       arenas_.poll();
       lock.lock();
     }
-    return true;
   }
 
   static void count_peak(Session& s) {
@@ -390,6 +389,7 @@ class Memory : public ThreadWindows {
   }
 
   inline static thread_local AtThreadExit at_thread_exit_;
+  inline static thread_local int patience_ = kPatience;  // of the next step
 
   std::mutex mutex_;  // guards what other threads touch: arenas, slots, recordings, the shared session
   Arenas arenas_;

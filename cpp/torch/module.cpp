@@ -8,6 +8,7 @@
 #include <cstring>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "allocator.hpp"
@@ -94,14 +95,17 @@ struct Numbers {
 };
 
 PyObject* activate(PyObject*, PyObject* args) {
-  long long arena_bytes = 0, alignment = 0;
+  long long arena_bytes = 0, alignment = 0, load = 0;
   int recording = 0;
   Numbers first, bytes, offset;
-  if (!PyArg_ParseTuple(args, "LLy*y*y*p", &arena_bytes, &alignment, &first.buffer, &bytes.buffer, &offset.buffer, &recording))
+  if (!PyArg_ParseTuple(args, "LLy*y*y*Lp", &arena_bytes, &alignment, &first.buffer, &bytes.buffer, &offset.buffer, &load,
+                        &recording))
     return nullptr;
   return guarded([&] {
     install();
-    memory().activate({arena_bytes, alignment, first.copied(), bytes.copied(), offset.copied(), {}}, recording != 0);
+    Plan plan{arena_bytes, alignment, first.copied(), bytes.copied(), offset.copied()};
+    if (load >= 0) plan.load = load;
+    memory().activate(std::move(plan), recording != 0);
   });
 }
 
@@ -185,7 +189,7 @@ PyMethodDef methods[] = {
     {"end", plain<&Memory::end>, METH_NOARGS, "Close the window of this thread, if one is open."},
     {"live", live, METH_O, "Return how many blocks that an op asked for are in use."},
     {"stop_recording", stop_recording, METH_NOARGS, "Return int64 rows of op, index, bytes, freed in, freed at, address."},
-    {"activate", activate, METH_VARARGS, "activate(arena_bytes, alignment, first, bytes, offset, recording)"},
+    {"activate", activate, METH_VARARGS, "activate(arena_bytes, alignment, first, bytes, offset, load, recording)"},
     {"deactivate", deactivate, METH_VARARGS,
      "deactivate(keep) -> hits, misses, missed, peak, high water, list of misses, requested, hit bytes"},
     {"abandon", plain<&Memory::abandon>, METH_NOARGS, "End the step that this thread has open, if any."},

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -15,7 +16,8 @@ using Bytes = std::int64_t;
 using Offset = std::int64_t;  // first byte of a block in the arena
 
 inline constexpr OpId kNoOp = -1;
-inline constexpr Offset kNotInArena = -1;        // planned to come from the default allocator
+inline constexpr Offset kNotInArena = -1;  // planned to come from the default allocator
+inline constexpr Bytes kUnknownLoad = std::numeric_limits<Bytes>::max();
 inline constexpr std::size_t kMaxMisses = 1000;  // misses kept one by one; all are counted
 
 // Requests of op v are [first[v], first[v + 1]); requests of no bytes do not count. The plan of a loop has one op for each kind of
@@ -28,6 +30,7 @@ struct Plan {
   std::vector<Offset> offset;       // of each request, kNotInArena where the default allocator answers
   std::vector<Bytes> held{};        // of a loop: what is in use of the arena when the first request of op v comes
   std::vector<Bytes> least{};       // of a loop: request k may be as small as least[k]; empty: all are as large as bytes[k]
+  Bytes load = kUnknownLoad;        // of a step: most bytes of the arena in use at once
 
   // Whether the size of a request differs from one iteration to another, and whether one of this size may take its place.
   bool varies(std::int64_t k) const { return !least.empty() && least[k] < bytes[k]; }

@@ -23,7 +23,9 @@ namespace olla::replay {
 
 inline constexpr std::int64_t kMaxSkipped = 1000;  // planned requests that a sequence may leave out at once
 inline constexpr std::chrono::microseconds kPause{50};
-inline constexpr int kPatience = 100;       // pauses of a step: 5 ms in all
+// Pauses of a step, each of about 100 us with what the system adds. On a busy machine, a thread of gloo that lost its core kept
+// what it had sent for 3 ms once in 300 collectives. The steps after one that waited in vain have little patience.
+inline constexpr int kPatience = 1000, kLittlePatience = 50;
 inline constexpr std::size_t kContext = 4;  // latest sizes that tell where a sequence goes on
 
 // The call does not fit the state: a window inside a window, a second table, another thread.
@@ -47,7 +49,7 @@ struct Session {
   OpId op = kNoOp;                       // whose window is open; of a loop the number of the iteration
   OpId row = kNoOp;                      // the op of the plan that the window follows; kNoOp: no request of a loop has told so far
   std::int32_t index = 0;                // of its next request
-  int patience = kPatience;              // pauses that are left to wait for places that are occupied
+  int patience = 0;                      // pauses that are left to wait for blocks that other threads or streams free late
   Bytes outlasting = 0;                  // of a step: asked for so far of what outlives it, from the default allocator
   std::int64_t next = 0;                 // first planned request that has not been passed
   bool exact = true;                     // all requests of the window came as planned for `row` so far

@@ -252,7 +252,7 @@ class Runner:
         try:
             if self._graphed is not None:
                 replay.release()  # the arena of a CUDA graph is its own
-            replay.activate(arranged.table)
+            replay.activate(arranged.table, load_bytes=arranged.load_bytes)
             if check.is_open:
                 check.begin()
             results = self.program(values)

@@ -158,7 +158,7 @@ class Replay:
         op, index, num_bytes, freed_in, *others = (np.ascontiguousarray(column) for column in columns)
         return Allocations(op.astype(np.int32), index.astype(np.int32), num_bytes, freed_in.astype(np.int32), *others)
 
-    def activate(self, table: Table, *, recording: bool = False) -> None:
+    def activate(self, table: Table, *, recording: bool = False, load_bytes: int = -1) -> None:
         """Take the arena from the default allocator, and answer the requests of this thread's windows from it.
 
         A request takes the first planned place of its size that the op has not passed, so that one request more or
@@ -168,6 +168,8 @@ class Replay:
             table: copied.
             recording: whether every request is recorded too; then stop_recording() ends the table, and its arena goes
                 back.
+            load_bytes: most bytes of the arena that are in use at once by plan; -1: not known. A request that would
+                make it more waits for a moment: other threads may free late.
 
         Raises:
             ReplayError: the table does not hold together, this thread already records or has an active table, or a CPU
@@ -177,7 +179,7 @@ class Replay:
         Complexity:
             O(m) here, O(log blocks in use) for each request and each tensor that is freed.
         """
-        self._module.activate(table.arena_bytes, table.alignment, *_arrays(table), recording)
+        self._module.activate(table.arena_bytes, table.alignment, *_arrays(table), load_bytes, recording)
 
     def deactivate(self, *, keep_arena: bool = False) -> Counters:
         """End the table, and the window where one is open. Tensors in the arena stay readable.
