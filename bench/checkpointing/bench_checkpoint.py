@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 
 import olla
 from bench.support.harness import Report
-from olla.checkpointing.regions import Region
-from olla.checkpointing.trace import Step
+from olla.checkpointing.regions import ModuleRegion
+from olla.checkpointing.trace import TrainingStep
 from olla.graph import PROFILES
 from tests.support.pytorch import compile_cases, models
 
@@ -142,13 +142,13 @@ def measure(case: str, time_limit: float) -> list[list[Any]]:
     torch.manual_seed(0)
     example = CASES[case]()
     is_real = case == "lstm"
-    step = Step(example.model, example.batch, example.loss, PROFILES["a100"], is_real=is_real)
+    step = TrainingStep(example.model, example.batch, example.loss, PROFILES["a100"], is_real=is_real)
     traced = step.trace()
     base = step.measure({})
     held = [*example.model.parameters(), *example.model.buffers()]
     static = sum(t.nbytes * (2 if t.requires_grad else 1) for t in held)
     blocks = blocks_of(example.model, {call.module for call in traced.calls})
-    ruled = {rule: step.measure({n: Region() for n in names}) for rule, names in rules_of(blocks).items()}
+    ruled = {rule: step.measure({n: ModuleRegion() for n in names}) for rule, names in rules_of(blocks).items()}
     rows: list[list[Any]] = []
     for share in SLOWDOWNS:
         within = {rule: m for rule, m in ruled.items() if m.seconds - base.seconds <= share * base.seconds}

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 
 import olla
 from bench.support.harness import Report
-from olla.checkpointing.regions import Region, apply, remove
+from olla.checkpointing.regions import ModuleRegion, apply, remove
 from tests.support.pytorch import compile_cases
 
 CASES = ["bert b32", "vit b32", "gpt2 b8, 1024 tokens", "llama 1B b4", "resnet50 b32", "convnext b32"]
@@ -101,7 +101,7 @@ def per_operator(num_rounds: int) -> float:
     found = []
     for _ in range(num_rounds * 10):
         took = []
-        for region in (Region(), Region(frozenset({("aten.mul.Tensor", 3)}))):
+        for region in (ModuleRegion(), ModuleRegion(frozenset({("aten.mul.Tensor", 3)}))):
             apply(model, region)
             model(x).sum().backward()
             took.append(processor_seconds(lambda: model(x).sum().backward()))

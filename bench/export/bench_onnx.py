@@ -31,7 +31,7 @@ import olla
 from bench.support.harness import Cell, Report
 from olla.errors import OllaError
 from olla.integrations.onnx_folding import folded
-from olla.integrations.onnx_inputs import Given, close
+from olla.integrations.onnx_inputs import KnownInputs, close
 
 # Import name -> name on PyPI.
 PACKAGES = {
@@ -126,7 +126,7 @@ def compared(path: Path, graph: olla.Graph, said: Open) -> tuple[int, list[str]]
     if not {graph.tensor_names[t] for t in graph.writes.item} <= tensors_of(
         model
     ):  # branches were taken: so they are here, weights included
-        close(model, {tensor.name: 0 for tensor in model.graph.initializer}, Given(said.shapes, said.values))
+        close(model, {tensor.name: 0 for tensor in model.graph.initializer}, KnownInputs(said.shapes, said.values))
         model, _ = folded(model)
     wanted = [key for key in graph.tensor_names if key in tensors_of(model)]
     results = results_of(model, wanted, {key: value for key, value in feed.items() if key not in said.values})

@@ -30,7 +30,7 @@ from olla.graph import PROFILES, DeviceProfile
 from olla.inductor.compat.compat import config
 from olla.inductor.saving import saving
 from olla.inductor.saving.joint import Joint
-from olla.inductor.saving.saving import EVERYTHING, Again, Choice
+from olla.inductor.saving.saving import EVERYTHING, Again, SavedChoice
 from olla.inductor.settings import patches
 from olla.inductor.simulate.step import replay
 from olla.plan import Goal
@@ -49,7 +49,7 @@ def joint_of(case: str, size: str, device: str | DeviceProfile) -> Joint:
     """Return the planner's model of a case's joint graph, weighed for a device."""
     found: list[Joint] = []
 
-    def keep(front: saving.Front, goal: Goal) -> Choice:
+    def keep(front: saving.Front, goal: Goal) -> SavedChoice:
         found.append(front.joint)
         raise Captured
 
@@ -151,7 +151,7 @@ def outcomes(joint: Joint, ends: tuple[int, int]) -> dict[str, Outcome]:
     return found
 
 
-def _check(joint: Joint, asked: Asked, goal: Goal, choice: Choice) -> None:
+def _check(joint: Joint, asked: Asked, goal: Goal, choice: SavedChoice) -> None:
     """Raise SystemExit where a choice is below its bound, or runs more again than was asked for."""
     limits = {
         "flops": (choice.recomputed_flops, asked.again.flops * float(joint.flops.sum())),

@@ -50,7 +50,7 @@ from olla.inductor.compat.compat import config
 from olla.inductor.saving.partition import Partitioner
 from olla.inductor.settings import patches
 from olla.inductor.simulate.split import Split
-from olla.inductor.simulate.step import Replay, replay
+from olla.inductor.simulate.step import SimulatedStep, replay
 from tests.support.pytorch import compile_cases
 
 SWEEP = ("1.0", "0.5", "0.9", "0.3", "0.7", "0.1", "0.8", "0.6", "0.4", "0.2")
@@ -152,7 +152,7 @@ class Case:
                     raise _Known
 
         with self.configured(setting, state_bytes):
-            run: Peaks | Replay
+            run: Peaks | SimulatedStep
             try:
                 if self.device == "cuda":
                     run = measure(self.name, self.size, watch, eager=setting == "eager")
@@ -165,7 +165,7 @@ class Case:
                 result = {key: value for key, value in known.items() if key not in same}
                 result |= {"copy_of": seen[-1].digest, "digests": [], "partition_seconds": seen[-1].seconds}
                 return result | self._planned(state_bytes)
-        if "eager" not in self.found and isinstance(run, Replay):
+        if "eager" not in self.found and isinstance(run, SimulatedStep):
             self.found["eager"] = {"peak_bytes": run.eager_peak_bytes, "stamp": self._stamp("eager")}
         return _record(run) | self._planned(state_bytes)
 
@@ -286,7 +286,7 @@ def _code(stamp: str) -> list[str]:
     return stamp.split(" ")[:2]
 
 
-def _record(run: Replay | Peaks) -> dict[str, Any]:
+def _record(run: SimulatedStep | Peaks) -> dict[str, Any]:
     reserved = {"reserved_bytes": run.reserved_bytes} if isinstance(run, Peaks) else {}
     return reserved | {
         "peak_bytes": run.peak_bytes,

@@ -47,7 +47,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 import olla.inductor
 from bench.inductor.bench_compile import MEBI, Case
 from bench.support.harness import REPOSITORY, Cell, Report
-from olla.inductor.saving.saving import Choice
+from olla.inductor.saving.saving import SavedChoice
 from tests.support.pytorch import compile_cases
 from tests.support.pytorch.compiled import MANY_STEPS, Compiled, compare, fresh_batches, spread
 
@@ -93,7 +93,7 @@ class Kept:
 
 
 @contextlib.contextmanager
-def enabled(made: list[Choice], **goal: Any) -> Iterator[None]:
+def enabled(made: list[SavedChoice], **goal: Any) -> Iterator[None]:
     """Let olla decide in a block, and tell what it chose."""
     with olla.inductor.enable(**goal):
         torch._inductor.config.custom_partitioner_fn.choices = made
@@ -110,7 +110,7 @@ def check(case: str, goals: Sequence[str], kept: Kept) -> None:
     example, _ = compile_cases.build(case, "tiny")
     optimizer = functools.partial(compile_cases.optimizer, case)
     batches = list(fresh_batches(example.batch, NUM_STEPS))
-    made: list[Choice] = []
+    made: list[SavedChoice] = []
     ulp = spread(example, optimizer, batches)
     for goal in missing:
         asked = GOALS[goal] or {"budget": _half_way(kept.found["least"])}

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 
 from bench.inductor.bench_compile import DECIDING
 from bench.support.harness import REPOSITORY, Cell, Report, digest
-from olla.inductor.simulate.step import Replay, replay, sweep
+from olla.inductor.simulate.step import SimulatedStep, replay, sweep
 from tests.support.pytorch.programs import families
 
 FAMILIES = ["llama", "mistral", "gemma3_text", "qwen3", "gpt2", "bert", "vit", "whisper"]
@@ -56,7 +56,7 @@ def measure(name: str, checkpointed: bool, sizes: dict[str, int]) -> dict[str, A
     }
 
 
-def _record(run: Replay) -> dict[str, float]:
+def _record(run: SimulatedStep) -> dict[str, float]:
     return {"peak_bytes": run.peak_bytes, "again": run.recomputed_flops / run.flops}
 
 

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 import olla.inductor
 from bench.support.harness import Cell, Report
 from olla.inductor.kernels import order
-from olla.inductor.simulate.step import Replay, replay
+from olla.inductor.simulate.step import SimulatedStep, replay
 from tests.support.pytorch import compile_cases
 
 COLUMNS = ["model", "kernels of backward", "with all fusions, MiB", "planned, MiB", "bound, MiB", "fusions taken back"]
@@ -32,7 +32,7 @@ MEBI = 2**20
 MOST_RECOMPUTED = 0.05
 
 
-def replayed(case: str, size: str) -> Replay:
+def replayed(case: str, size: str) -> SimulatedStep:
     """Replay a step, after which the records hold its graphs alone."""
     example, _ = compile_cases.build(case, size)
     order.forget()
@@ -40,7 +40,7 @@ def replayed(case: str, size: str) -> Replay:
         return replay(example.model, example.batch, example.loss)
 
 
-def num_allocations(run: Replay) -> int:
+def num_allocations(run: SimulatedStep) -> int:
     """Count the allocations in the generated wrappers."""
     return sum(len(re.findall(r"= empty_strided_", source)) for source in run.sources)
 

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, 
 from bench.inductor.cuda_peaks import give_back
 from bench.support.harness import Report
 from olla.inductor.compat import compat
-from olla.inductor.saving.saving import Choice
+from olla.inductor.saving.saving import SavedChoice
 from olla.inductor.settings import patches
 from tests.support.pytorch import models, standing
 
@@ -54,7 +54,7 @@ class Step(NamedTuple):
 
     peak_bytes: int
     host_bytes: int
-    choice: Choice
+    choice: SavedChoice
 
 
 @contextlib.contextmanager
@@ -74,7 +74,7 @@ def measure(case: str, **goal: Any) -> Step:
     torch._C._host_emptyCache()
     name, batch_size, length = CASES[case]
     example = models.build(name, batch_size, length=length, device="cuda")
-    settings, choices = patches(**goal), list[Choice]()
+    settings, choices = patches(**goal), list[SavedChoice]()
     settings["custom_partitioner_fn"].choices = choices
     with compiling(settings):
         step = torch.compile(lambda model, batch: example.loss(model, batch))
@@ -117,7 +117,7 @@ class Case:
         for share in BELOW:
             self._row(f"{share:.0%} below the least", budget=int((1 - share) * lowest), host_budget=HOST)
 
-    def _row(self, what: str, **goal: Any) -> Choice:
+    def _row(self, what: str, **goal: Any) -> SavedChoice:
         step = measure(self.name, **goal)
         choice, copies = step.choice, step.choice.offload
         if "host_budget" not in goal:

@@ -39,7 +39,7 @@ from bench.support.harness import Report
 from olla import _core
 from olla.graph import profile_of
 from olla.integrations import torchtitan as ours
-from olla.integrations.torchtitan_program import Program
+from olla.integrations.torchtitan_program import GraphTrainerProgram
 from olla.plan import asked
 from tests.support.ranks.titan import Traced, fake_ranks
 
@@ -70,7 +70,7 @@ class Rivals:
         self._step = Traced(registry(size, attn_backend="sdpa").model, shard, ranks, batch)
         self._module = self._step.module
         ours.name_sums(self._module)
-        self._program = Program(olla.from_fx(self._module), self._module, profile_of("a100"))
+        self._program = GraphTrainerProgram(olla.from_fx(self._module), self._module, profile_of("a100"))
         self._name, self._page = name, page
         self.is_above = 0
 

@@ -41,7 +41,7 @@ class Run:
     seconds: float
 
 
-def order_alone(core: _core.Graph, time_limit: float) -> Run:
+def order_alone(core: _core.CoreGraph, time_limit: float) -> Run:
     """Solve the order program; the bytes are the peak's."""
     found, timing = measure(lambda: order_ilp(core, time_limit=time_limit))
     assert _core.profile(core, found.order).peak_bytes == found.peak_bytes
@@ -50,7 +50,7 @@ def order_alone(core: _core.Graph, time_limit: float) -> Run:
     )
 
 
-def joint_alone(core: _core.Graph, alignment: int, time_limit: float) -> Run:
+def joint_alone(core: _core.CoreGraph, alignment: int, time_limit: float) -> Run:
     """Solve the joint program; the bytes are the arena's."""
     arena = _core.arena_graph(core, alignment)
     start = nearest_order(arena, np.arange(arena.num_ops, dtype=np.int32))

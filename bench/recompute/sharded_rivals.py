@@ -65,7 +65,7 @@ def fixed(graph: olla.Graph, allowed: Rules, device: DeviceProfile, keeps: Calla
 
 
 def _dropped(
-    graph: olla.Graph, search: _core.RecomputeSearch, order: NDArray[np.int32], keeps: Callable[[str], bool] | None
+    graph: olla.Graph, search: _core.CoreRecomputeSearch, order: NDArray[np.int32], keeps: Callable[[str], bool] | None
 ) -> tuple[list[int], list[int]]:
     """Return the values that forward does not keep, and the last steps of forward that use them."""
     place = np.argsort(order)

@@ -16,7 +16,7 @@ std::vector<Edge> edges(const Array<OpId>& before, const Array<OpId>& after) {
 }  // namespace
 
 void bind_graph(nb::module_& m) {
-  nb::class_<Graph>(m, "Graph", "Dataflow graph of a training step; see olla.Graph.")
+  nb::class_<Graph>(m, "CoreGraph", "Dataflow graph of a training step; see olla.Graph.")
       .def(
           "__init__",
           [](Graph* self, Array<Bytes> tensor_bytes, Array<std::uint8_t> donated, const Lists& reads, const Lists& writes,

@@ -18,7 +18,7 @@ std::vector<T> copy_if(const std::optional<Array<T>>& array) {
 }
 
 void bind_rules(nb::module_& m) {
-  nb::class_<Rules>(m, "Rules", "What may be done with each op, and what it costs; see cpp/olla/graph/values.hpp.")
+  nb::class_<Rules>(m, "CoreRules", "What may be done with each op, and what it costs; see cpp/olla/graph/values.hpp.")
       .def(
           "__init__",
           [](Rules* self, Array<double> seconds, Array<std::uint8_t> rerun, Array<double> rerun_seconds, const Lists& rerun_reads,
@@ -50,7 +50,7 @@ void bind_answers(nb::module_& m) {
       .def_prop_ro("overwrites", lists<const Values>(&Values::overwrites))
       .def_prop_ro("makes", lists<const Values>(&Values::makes))
       .def_prop_ro("rerun_makes", lists<const Values>(&Values::rerun_makes));
-  nb::class_<Curve>(m, "Curve", "The state after every step of the greedy.")
+  nb::class_<Curve>(m, "GreedyCurve", "The state after every step of the greedy.")
       .def_prop_ro("peak_bytes", column(&Curve::points, &Point::peak), kOwned)
       .def_prop_ro("added_seconds", column(&Curve::points, &Point::added_seconds), kOwned)
       .def_prop_ro("num_decisions", column(&Curve::points, &Point::num_decisions), kOwned, "In force.");
@@ -93,7 +93,7 @@ void bind_recompute(nb::module_& m) {
       "other one is a proven bound.")
       .def(nb::init<bool, Bytes, double>(), nb::kw_only(), "least_time"_a, "peak"_a, "added_seconds"_a);
   bind_answers(m);
-  nb::class_<RecomputeSearch>(m, "RecomputeSearch", "Which values not to keep, on top of a base order; see olla.recompute.")
+  nb::class_<RecomputeSearch>(m, "CoreRecomputeSearch", "Which values not to keep, on top of a base order; see olla.recompute.")
       .def(
           "__init__",
           [](RecomputeSearch* self, const Graph& graph, Array<OpId> order, const Rules& rules) {

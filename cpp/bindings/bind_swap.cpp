@@ -37,7 +37,7 @@ std::vector<std::int32_t> valid(const SwapSearch& self, const Array<std::int32_t
 }  // namespace
 
 void bind_swap(nb::module_& m) {
-  nb::class_<Timeline>(m, "Timeline", "When swaps run beside ops, in seconds; see cpp/olla/swap/timeline.hpp.")
+  nb::class_<Timeline>(m, "SwapTimeline", "When swaps run beside ops, in seconds; see cpp/olla/swap/timeline.hpp.")
       .def_prop_ro("start", array<Timeline>(&Timeline::start), "float64[steps]: of the op of step s.")
       .def_prop_ro("out_start", array<Timeline>(&Timeline::out_start), "float64[swaps], like all that follow but the figures.")
       .def_prop_ro("out_end", array<Timeline>(&Timeline::out_end))
@@ -55,7 +55,7 @@ void bind_swap(nb::module_& m) {
       .def_prop_ro("issue", column(&SwapChoice::swaps, &Swap::issue), kOwned)
       .def_prop_ro("next", column(&SwapChoice::swaps, &Swap::next), kOwned)
       .def_ro("timeline", &SwapChoice::timeline);
-  nb::class_<Link>(m, "Link", "How fast copies are, each way; see olla.Link.")
+  nb::class_<Link>(m, "CoreLink", "How fast copies are, each way; see olla.Link.")
       .def(nb::init<double, double, double, double>(), nb::kw_only(), "out_bytes_per_second"_a, "out_latency_seconds"_a,
            "in_bytes_per_second"_a, "in_latency_seconds"_a);
   nb::class_<IdleBlocks>(m, "IdleBlocks", "Gaps between two uses of a tensor.")
@@ -81,7 +81,7 @@ void bind_swap(nb::module_& m) {
       },
       "graph"_a, "order"_a.noconvert(), "min_bytes"_a, "lasting"_a.noconvert(),
       "Every gap between two uses, in steps of the order; of what lasts, also the one to the next step.");
-  nb::class_<SwapSearch>(m, "SwapSearch", "Which idle blocks to copy to host memory; see olla.swap.")
+  nb::class_<SwapSearch>(m, "CoreSwapSearch", "Which idle blocks to copy to host memory; see olla.swap.")
       .def(
           "__init__",
           [](SwapSearch* self, Array<Bytes> live, Array<double> seconds, const IdleBlocks& idle, const Link& link,

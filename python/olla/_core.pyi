@@ -16,18 +16,18 @@ class Limits:
 
     def __init__(self, *, time_limit: float, max_work: int | None, progress: object | None) -> None: ...
 
-def check(graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], workspace_offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], alignment: int, figures: dict[str, int], before: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], after: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], given: Graph | None) -> None:
+def check(graph: CoreGraph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], workspace_offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], alignment: int, figures: dict[str, int], before: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], after: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], given: CoreGraph | None) -> None:
     """
     Raise PlanError with the broken rule unless the plan is valid: order, offsets (-1: not in the arena), workspace offsets, alignment, the figures it reports, and the extra precedences before[i] -> after[i]. Its program_peak_bytes are of the graph `given`; None: they are not checked.
     """
 
-class Graph:
+class CoreGraph:
     """Dataflow graph of a training step; see olla.Graph."""
 
     def __init__(self, *, tensor_bytes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], donated: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], reads: tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], writes: tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], mutates: tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], after: tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], workspace_bytes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], random: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], outputs: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
         """Lists as (offset, item)."""
 
-    def constrained(self, before: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], after: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Graph:
+    def constrained(self, before: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], after: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> CoreGraph:
         """The same graph with precedences before[i] -> after[i] added."""
 
     @property
@@ -75,15 +75,15 @@ class Profile:
     def peak_step(self) -> int:
         """The first step with the most."""
 
-def profile(graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Profile:
+def profile(graph: CoreGraph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Profile:
     """Lifetimes and memory under an order; see cpp/olla/graph/profile.hpp."""
 
-def nearest_order(graph: Graph, wanted: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]:
+def nearest_order(graph: CoreGraph, wanted: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]:
     """
     int32[ops]: the valid order that runs, at every step, the ready op that comes first in wanted, a permutation of the ops.
     """
 
-def spans(graph: Graph) -> tuple[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]]:
+def spans(graph: CoreGraph) -> tuple[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]]:
     """(earliest, latest) step of every op when one op runs per step."""
 
 class IlpFigures:
@@ -321,7 +321,7 @@ def solve_mip(cost: Annotated[NDArray[numpy.float64], dict(shape=(None,), order=
     Minimise cost x, row_lower <= A x <= row_upper, lower <= x <= upper, with A by rows. start: a value per column, or empty.
     """
 
-def order_ilp(graph: Graph, start: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], lower_bound: int, reduce: bool, solver: Solver) -> OrderIlpResult:
+def order_ilp(graph: CoreGraph, start: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], lower_bound: int, reduce: bool, solver: Solver) -> OrderIlpResult:
     """
     The order of least peak by OLLA's lifetime program; see olla.ilp.order_ilp. reduce=False leaves every op at every step of its span.
     """
@@ -331,17 +331,17 @@ def address_ilp(lower: Annotated[NDArray[numpy.int64], dict(shape=(None,), order
     The layout of least height by OLLA's address program; see olla.ilp.address_ilp.
     """
 
-def arena_graph(graph: Graph, alignment: int) -> Graph:
+def arena_graph(graph: CoreGraph, alignment: int) -> CoreGraph:
     """
     The graph whose peaks are the loads of the arena: tensors no op writes have no bytes, all other sizes are rounded up.
     """
 
-def joint_ilp(arena: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], workspace_offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], lower_bound: int, solver: Solver) -> JointIlpResult:
+def joint_ilp(arena: CoreGraph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], workspace_offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], lower_bound: int, solver: Solver) -> JointIlpResult:
     """
     The order and layout of the smallest arena by OLLA's joint program; see olla.ilp.joint_ilp.
     """
 
-def recompute_ilp(search: RecomputeSearch, target: RecomputeTarget, solver: Solver) -> RecomputeIlpResult:
+def recompute_ilp(search: CoreRecomputeSearch, target: RecomputeTarget, solver: Solver) -> RecomputeIlpResult:
     """
     Put the best decisions for the base order in force, by integer program; see olla.recompute.ilp.
     """
@@ -422,26 +422,26 @@ class OrderResult:
     def cancelled(self) -> bool:
         """Whether the progress callback, or Ctrl-C, ended the search."""
 
-def order(graph: Graph, starts: Sequence[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], seed: int, limits: Limits) -> OrderResult:
+def order(graph: CoreGraph, starts: Sequence[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]], seed: int, limits: Limits) -> OrderResult:
     """
     The best order found from the given ones, and its proof. Work: ops of the windows cut, and nodes of the networks at every phase of their flows.
     """
 
-def lower_bound(graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], max_cuts: int, time_limit: float, progress: object | None) -> tuple[int, bool]:
+def lower_bound(graph: CoreGraph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], max_cuts: int, time_limit: float, progress: object | None) -> tuple[int, bool]:
     """
     (bound, cancelled): no order needs less than bound, from the cuts of at most max_cuts ops of one order.
     """
 
-def least_peak_order(graph: Graph) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]:
+def least_peak_order(graph: CoreGraph) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]:
     """Inductor's list schedule: least peak memory first."""
 
-def breadth_first_order(graph: Graph) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]:
+def breadth_first_order(graph: CoreGraph) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]:
     """Inductor's list schedule: first in, first out."""
 
-def depth_first_order(graph: Graph) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]:
+def depth_first_order(graph: CoreGraph) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]:
     """Inductor's list schedule: what an op needs right before it."""
 
-class Rules:
+class CoreRules:
     """
     What may be done with each op, and what it costs; see cpp/olla/graph/values.hpp.
     """
@@ -481,7 +481,7 @@ class Values:
     @property
     def rerun_makes(self) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', writable=False)]]: ...
 
-class Curve:
+class GreedyCurve:
     """The state after every step of the greedy."""
 
     @property
@@ -588,10 +588,10 @@ class Rewritten:
     def tensor_origin(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]:
         """int32[tensors]: the original tensor that it holds first."""
 
-class RecomputeSearch:
+class CoreRecomputeSearch:
     """Which values not to keep, on top of a base order; see olla.recompute."""
 
-    def __init__(self, graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], rules: Rules) -> None: ...
+    def __init__(self, graph: CoreGraph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], rules: CoreRules) -> None: ...
 
     def run(self, peak: int, added_seconds: float, limits: Limits) -> bool:
         """
@@ -608,10 +608,10 @@ class RecomputeSearch:
         Take drops back, dearest first, where the peak stays between the limits and no time is added.
         """
 
-    def curve(self) -> Curve:
+    def curve(self) -> GreedyCurve:
         """The state after every step of the greedy."""
 
-    def front(self) -> Curve:
+    def front(self) -> GreedyCurve:
         """
         All choices that were simulated and that no other one is better than; rising peaks.
         """
@@ -664,7 +664,7 @@ class RecomputeSearch:
     @property
     def added_seconds(self) -> float: ...
 
-class Timeline:
+class SwapTimeline:
     """When swaps run beside ops, in seconds; see cpp/olla/swap/timeline.hpp."""
 
     @property
@@ -720,9 +720,9 @@ class SwapChoice:
     def next(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]: ...
 
     @property
-    def timeline(self) -> Timeline: ...
+    def timeline(self) -> SwapTimeline: ...
 
-class Link:
+class CoreLink:
     """How fast copies are, each way; see olla.Link."""
 
     def __init__(self, *, out_bytes_per_second: float, out_latency_seconds: float, in_bytes_per_second: float, in_latency_seconds: float) -> None: ...
@@ -748,15 +748,15 @@ class IdleBlocks:
     def next(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]:
         """int32[blocks]: that of its use after; next <= last: in the next step."""
 
-def idle_blocks(graph: Graph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], min_bytes: int, lasting: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> IdleBlocks:
+def idle_blocks(graph: CoreGraph, order: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], min_bytes: int, lasting: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> IdleBlocks:
     """
     Every gap between two uses, in steps of the order; of what lasts, also the one to the next step.
     """
 
-class SwapSearch:
+class CoreSwapSearch:
     """Which idle blocks to copy to host memory; see olla.swap."""
 
-    def __init__(self, *, live: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], blocks: IdleBlocks, link: Link, host_bytes: int) -> None: ...
+    def __init__(self, *, live: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], blocks: IdleBlocks, link: CoreLink, host_bytes: int) -> None: ...
 
     def evaluate(self, blocks: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], limit: int, stalls: bool, by_last: bool) -> SwapChoice:
         """Of these blocks, those that fit."""

@@ -13,8 +13,8 @@ from torch import nn  # noqa: E402
 
 import olla  # noqa: E402
 from olla.checkpointing.first_batch import AtFirstBatch  # noqa: E402
-from olla.checkpointing.regions import Region, checkpointed  # noqa: E402
-from olla.checkpointing.trace import Step  # noqa: E402
+from olla.checkpointing.regions import ModuleRegion, checkpointed  # noqa: E402
+from olla.checkpointing.trace import TrainingStep  # noqa: E402
 from olla.errors import BudgetError, CaptureError  # noqa: E402
 from olla.graph import PROFILES  # noqa: E402
 from tests.checkpointing.blocks import Residual, conv, mlp, outcome, same, square  # noqa: E402
@@ -29,7 +29,7 @@ def blocks(number: int = 6, width: int = 32) -> tuple[nn.Module, torch.Tensor]:
     return Residual(*(mlp(width) for _ in range(number))), torch.randn(512, width)
 
 
-def chosen_in(model: nn.Module) -> dict[str, Region]:
+def chosen_in(model: nn.Module) -> dict[str, ModuleRegion]:
     """Return what is checkpointed in a model."""
     found = ((name, checkpointed(module)) for name, module in model.named_modules())
     return {name: region for name, region in found if region is not None}
@@ -40,7 +40,7 @@ def test_a_slowdown_is_kept_and_measured(share: float) -> None:
     model, x = blocks()
     before = outcome(model, x)
     found = olla.checkpoint(model, x, max_slowdown=share, plan_for="a100")
-    step = Step(model, x, None, DEVICE)
+    step = TrainingStep(model, x, None, DEVICE)
     regions = chosen_in(model)
     assert set(regions) == set(found.modules)
     assert found.added_seconds <= share * found.base_seconds
@@ -55,14 +55,14 @@ def test_a_slowdown_is_kept_and_measured(share: float) -> None:
 @pytest.mark.parametrize("share", [0.1, 0.2, 0.3])
 def test_no_other_choice_of_blocks_needs_less(share: float) -> None:
     model, x = blocks(5)
-    step = Step(model, x, square, DEVICE)
+    step = TrainingStep(model, x, square, DEVICE)
     base = step.measure({})
     found = olla.checkpoint(model, x, loss=square, max_slowdown=share, plan_for="a100", selective=False)
     olla.checkpoint.remove(model)
     names = [f"blocks.{i}" for i in range(5)]
     for number in range(6):
         for some in itertools.combinations(names, number):
-            other = step.measure(dict.fromkeys(some, Region()))
+            other = step.measure(dict.fromkeys(some, ModuleRegion()))
             if other.seconds - base.seconds <= share * base.seconds:
                 assert found.peak_bytes <= other.peak_bytes * 1.0001
 

@@ -11,8 +11,8 @@ from torch import nn  # noqa: E402
 from bench.support.requested import requested  # noqa: E402
 from olla.checkpointing.candidates import candidates  # noqa: E402
 from olla.checkpointing.model import Model  # noqa: E402
-from olla.checkpointing.regions import Region, apply, remove  # noqa: E402
-from olla.checkpointing.trace import Step  # noqa: E402
+from olla.checkpointing.regions import ModuleRegion, apply, remove  # noqa: E402
+from olla.checkpointing.trace import TrainingStep  # noqa: E402
 from olla.graph import PROFILES  # noqa: E402
 from tests.checkpointing.blocks import Residual, conv, mlp, square  # noqa: E402
 from tests.support.pytorch import models  # noqa: E402
@@ -39,7 +39,7 @@ def test_peaks_are_those_of_torchs_allocator(name: str, share: float) -> None:
     else:
         example = models.build(name, 2, tiny=True, device="cpu")
         model, batch, loss = example.model, example.batch, example.loss
-    step = Step(model, batch, loss, DEVICE)
+    step = TrainingStep(model, batch, loss, DEVICE)
     base = step.measure({})
     found, _ = candidates(step.trace(), selective=True)
     plan = Model(step.trace(), found)
@@ -63,9 +63,9 @@ def test_a_model_stays_as_it_was_while_it_is_measured() -> None:
     before = [t.clone() for t in (*model.parameters(), *model.buffers())]
     state = torch.get_rng_state()
     for is_real in (False, True):
-        step = Step(model, x, square, DEVICE, is_real)
+        step = TrainingStep(model, x, square, DEVICE, is_real)
         step.trace()
-        step.measure({"blocks.0": Region()})
+        step.measure({"blocks.0": ModuleRegion()})
     assert all(map(torch.equal, before, (*model.parameters(), *model.buffers())))
     assert all(torch.equal(p.grad, torch.ones_like(p)) for p in model.parameters() if p.grad is not None)
     assert torch.equal(state, torch.get_rng_state())
@@ -74,7 +74,7 @@ def test_a_model_stays_as_it_was_while_it_is_measured() -> None:
 
 def test_fake_and_real_steps_measure_the_same() -> None:
     model, x = Residual(*(mlp() for _ in range(4))), torch.randn(64, 32)
-    regions = {"blocks.1": Region(), "blocks.2": Region(frozenset({("aten.addmm.default", 2)}))}
-    fake, real = (Step(model, x, square, DEVICE, is_real).measure(regions) for is_real in (False, True))
+    regions = {"blocks.1": ModuleRegion(), "blocks.2": ModuleRegion(frozenset({("aten.addmm.default", 2)}))}
+    fake, real = (TrainingStep(model, x, square, DEVICE, is_real).measure(regions) for is_real in (False, True))
     assert fake.peak_bytes == real.peak_bytes
     assert fake.seconds == pytest.approx(real.seconds)

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from olla.checkpointing.regions import Region, apply, checkpointed, remove  # noqa: E402
+from olla.checkpointing.regions import ModuleRegion, apply, checkpointed, remove  # noqa: E402
 from tests.checkpointing.blocks import Residual, conv, mlp, outcome, same, square  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -23,7 +23,7 @@ def test_results_are_those_of_the_module_as_it_was(saved: frozenset[tuple[str, i
     model, x = Residual(*(mlp() for _ in range(3))), torch.randn(16, 32)
     before = outcome(model, x)
     for block in model.blocks:
-        apply(block, Region(saved))
+        apply(block, ModuleRegion(saved))
     assert same(before, outcome(model, x))
 
 
@@ -31,7 +31,7 @@ def test_running_statistics_are_updated_once() -> None:
     model, x = Residual(conv(), conv()), torch.randn(2, 8, 6, 6)
     before = outcome(model, x)
     for block in model.blocks:
-        apply(block, Region(buffers=("1.running_mean", "1.running_var", "1.num_batches_tracked")))
+        apply(block, ModuleRegion(buffers=("1.running_mean", "1.running_var", "1.num_batches_tracked")))
     assert same(before, outcome(model, x))
 
 
@@ -49,13 +49,13 @@ def test_a_recomputation_finds_buffers_as_they_were() -> None:
     model, x = Residual(Counting(), Counting()), torch.randn(4, 8)
     before = outcome(model, x)
     for block in model.blocks:
-        apply(block, Region(buffers=("count",)))
+        apply(block, ModuleRegion(buffers=("count",)))
     assert same(before, outcome(model, x))
 
 
 def test_backward_may_run_twice_where_nothing_is_saved() -> None:
     model, x = Residual(mlp(), mlp()), torch.randn(16, 32)
-    apply(model.blocks[0], Region())
+    apply(model.blocks[0], ModuleRegion())
     loss = square(model, x)
     loss.backward(retain_graph=True)
     first = [p.grad.clone() for p in model.parameters() if p.grad is not None]
@@ -76,18 +76,20 @@ def test_an_unknown_batch_has_all_recomputed_and_is_right() -> None:
 
     model = Residual(Longer())
     before = outcome(model, torch.ones(8, 32))
-    apply(model.blocks[0], Region(frozenset({("aten.addmm.default", 1), ("aten.exp.default", 3)})))  # of a short batch
+    apply(
+        model.blocks[0], ModuleRegion(frozenset({("aten.addmm.default", 1), ("aten.exp.default", 3)}))
+    )  # of a short batch
     assert same(before, outcome(model, torch.ones(8, 32)))
 
 
 def test_class_state_and_copies_stay_and_removing_undoes() -> None:
     model = mlp()
     keys, kind = list(model.state_dict()), type(model)
-    apply(model, Region(SAVED))
+    apply(model, ModuleRegion(SAVED))
     assert type(model) is kind
     assert list(model.state_dict()) == keys
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert checkpointed(copied) == Region(SAVED)
+        assert checkpointed(copied) == ModuleRegion(SAVED)
         assert vars(copied)["forward"].args[0] is copied
     assert remove(model)
     assert not remove(model)
@@ -103,7 +105,7 @@ def test_a_forward_that_was_replaced_before_is_called_and_comes_back() -> None:
 
     kind = type(model)
     model.forward = own  # type: ignore[method-assign]
-    apply(model, Region())
+    apply(model, ModuleRegion())
     model(torch.ones(4, 32)).sum().backward()
     assert calls == [4, 4]
     remove(model)
@@ -112,7 +114,7 @@ def test_a_forward_that_was_replaced_before_is_called_and_comes_back() -> None:
 
 def test_nothing_is_checkpointed_where_no_gradients_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     model = mlp()
-    apply(model, Region())
+    apply(model, ModuleRegion())
 
     def never(*_: object, **__: object) -> None:
         raise AssertionError("checkpointed")
@@ -135,7 +137,7 @@ def test_arguments_may_have_the_names_of_checkpoints_own() -> None:
 
     model, x = Named(), torch.randn(4, 8)
     expected = model(x, use_reentrant=0.5, context_fn=x)
-    apply(model, Region())
+    apply(model, ModuleRegion())
     assert torch.equal(model(x, use_reentrant=0.5, context_fn=x), expected)
 
 
@@ -152,7 +154,7 @@ def test_caches_of_keys_and_values_are_left_out() -> None:
     before = outcome(model, tokens, loss)
     model.config.use_cache = True
     for block in model.transformer.h:
-        apply(block, Region(SAVED))
+        apply(block, ModuleRegion(SAVED))
     assert same(before, outcome(model, tokens, loss))
 
 
@@ -166,7 +168,7 @@ def test_a_compiled_model_computes_the_same(kind: Any, is_selective: bool) -> No
     buffers = ("1.running_mean", "1.running_var", "1.num_batches_tracked") if kind is conv else ()
     saved = frozenset({("aten.addmm.default", 2), ("aten.convolution.default", 0)}) if is_selective else frozenset()
     for block in ours.blocks:
-        apply(block, Region(saved, buffers))
+        apply(block, ModuleRegion(saved, buffers))
     found = []
     for model in (theirs, ours):
         torch.compiler.reset()

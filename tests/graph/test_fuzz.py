@@ -151,10 +151,10 @@ def test_the_core_takes_no_other_dtype_shape_or_stride() -> None:
                 _graph_of([*good[:i], bad, *good[i + 1 :]])
 
 
-def _graph_of(columns: list[Any]) -> _core.Graph:
+def _graph_of(columns: list[Any]) -> _core.CoreGraph:
     tensor_bytes, donated, *lists, workspace_bytes, random, outputs = columns
     reads, writes, mutates, after = zip(lists[::2], lists[1::2], strict=True)
-    return _core.Graph(
+    return _core.CoreGraph(
         tensor_bytes=tensor_bytes,
         donated=donated,
         reads=reads,

@@ -64,7 +64,7 @@ def joint_of(model: nn.Module, x: torch.Tensor, monkeypatch: pytest.MonkeyPatch)
     seen: list[Joint] = []
     choose = saving.Front.choose
 
-    def watch(front: saving.Front, goal: Goal, **options: Any) -> saving.Choice:
+    def watch(front: saving.Front, goal: Goal, **options: Any) -> saving.SavedChoice:
         seen.append(front.joint)
         return choose(front, goal, **options)
 
@@ -234,7 +234,7 @@ def test_autocast_trains_the_same() -> None:
 def test_less_budget_and_more_time_never_raise_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     joint = joint_of(blocks(4), torch.randn(512, 32), monkeypatch)
 
-    def choice(**goal: Any) -> saving.Choice:
+    def choice(**goal: Any) -> saving.SavedChoice:
         options = {"budget": None, "max_slowdown": None, "minimise": None} | goal
         asked = Goal.of(**options, device="cpu", in_place=True, recompute=True)
         assert asked is not None

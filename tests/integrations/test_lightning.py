@@ -243,6 +243,39 @@ def test_a_goal_checkpoints_the_network(goal: dict[str, Any], options: dict[str,
     assert all("forward" not in vars(module) for module in ours.modules())
 
 
+@pytest.mark.parametrize("goal", [{}, {"max_slowdown": 0.3}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2}, {"precision": "bf16-mixed"}], ids=str)
+def test_a_wrapped_network_trains_as_it_is(goal: dict[str, Any], options: dict[str, Any]) -> None:
+    theirs, ours, callback = Module(), Module(), OllaCallback(how="aten", **goal)
+    _, events, expected = trained(theirs, max_epochs=2, **options)
+    _, seen, found = trained(ours, callback, max_epochs=2, **options)
+    assert ours.losses == theirs.losses
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert seen == events
+    assert callback.report().graphs
+    assert ours.model._compiled_call_impl is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"how": "pool", "budget": "1GB"}, "how='pool' leaves budget without effect"),
+        ({"how": "checkpoint"}, "how='checkpoint' needs a goal"),
+        ({"how": "zero"}, "how is 'zero', expected one of checkpoint, aten, inductor, pool"),
+    ],
+)
+def test_a_way_and_a_goal_that_do_not_go_together_are_refused(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        OllaCallback(**arguments)
+
+
+def test_a_sequence_of_layers_that_torch_compile_passes_over_is_named() -> None:
+    module = Module()
+    module.model = torch.nn.Sequential(*module.model)
+    with pytest.warns(UserWarning, match=r"passes over a bare torch.nn.Sequential.* how='aten'"):
+        trained(module, OllaCallback(how="inductor"), max_epochs=1)
+
+
 def test_a_module_with_several_networks_is_asked_which_one() -> None:
     class Several(Module):
         def __init__(self) -> None:
@@ -254,15 +287,18 @@ def test_a_module_with_several_networks_is_asked_which_one() -> None:
     trained(Several(), OllaCallback(max_slowdown=0.3, network="model"))
 
 
-def test_a_goal_compiles_the_model_with_plans() -> None:
+@pytest.mark.parametrize("by_callback", [False, True])
+def test_a_goal_compiles_the_model_with_plans(by_callback: bool) -> None:
     theirs, ours = Module(), Module()
     for module in (theirs, ours):
         module.model[2].p = 0.0  # torch.compile draws other masks
     trained(theirs, num_rows=16, max_epochs=1)
     before = len(order.records())
     torch.compiler.reset()
-    ours.model.compile(backend="olla", options={"max_slowdown": 0.05})
+    callbacks = [OllaCallback(max_slowdown=0.05, how="inductor")] if by_callback else []
+    if not by_callback:
+        ours.model.compile(backend="olla", options={"max_slowdown": 0.05})
     with torch._inductor.config.patch(force_disable_caches=True):
-        trained(ours, num_rows=16, max_epochs=1, limit_val_batches=0, num_sanity_val_steps=0)
+        trained(ours, *callbacks, num_rows=16, max_epochs=1, limit_val_batches=0, num_sanity_val_steps=0)
     assert len(order.records()) > before
     assert ours.losses == pytest.approx(theirs.losses, rel=1e-4)

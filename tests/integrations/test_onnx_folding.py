@@ -14,7 +14,7 @@ import olla
 from olla.cli import main
 from olla.errors import CaptureError
 from olla.integrations.onnx_folding import folded
-from olla.integrations.onnx_inputs import Given, close
+from olla.integrations.onnx_inputs import KnownInputs, close
 
 onnx = pytest.importorskip("onnx", reason="pip install onnx: models are read with it")
 reference = pytest.importorskip("onnx.reference")
@@ -112,7 +112,7 @@ def assert_sizes_are_those_of_a_run(graph: olla.Graph, model: Any, values: dict[
     """Compare the bytes of all tensors, and the outputs of the folded model with those of the given one."""
     expected = reference.ReferenceEvaluator(model).run(None, FEED | (values or {}))
     outputs = [value.name for value in model.graph.output]
-    close(model, {tensor.name: 0 for tensor in model.graph.initializer}, Given({}, values or {}))
+    close(model, {tensor.name: 0 for tensor in model.graph.initializer}, KnownInputs({}, values or {}))
     model, _ = folded(model)
     made = {key for node in model.graph.node for key in node.output}
     wanted = [key for key in graph.tensor_names if key in made]

@@ -18,7 +18,7 @@ from olla.errors import BudgetError  # noqa: E402
 from olla.graph import profile_of  # noqa: E402
 from olla.integrations import torchtitan as ours  # noqa: E402
 from olla.integrations.torchtitan_messages import Messages, Run  # noqa: E402
-from olla.integrations.torchtitan_program import Program  # noqa: E402
+from olla.integrations.torchtitan_program import GraphTrainerProgram  # noqa: E402
 from olla.plan import asked  # noqa: E402
 from tests.support.ranks.processes import Raised, ranks  # noqa: E402
 from tests.support.ranks.sharded_step import ShardedStep, recomputed  # noqa: E402
@@ -38,14 +38,14 @@ def group() -> Iterator[str]:
     torch.distributed.destroy_process_group()
 
 
-def chosen(module: Any, **goal: Any) -> ours.Choice:
+def chosen(module: Any, **goal: Any) -> ours.PolicyChoice:
     found, _ = asked(in_place=False, device="a100", **goal)
     assert found is not None
     return ours.choose(module, found, sends_ahead=False)
 
 
-def program_of(module: Any) -> Program:
-    return Program(olla.from_fx(module), module, profile_of("a100"), sends_ahead=False)
+def program_of(module: Any) -> GraphTrainerProgram:
+    return GraphTrainerProgram(olla.from_fx(module), module, profile_of("a100"), sends_ahead=False)
 
 
 def peak_bytes(module: Any) -> int:
@@ -75,7 +75,7 @@ def test_every_set_of_ops_is_judged_as_it_comes_out(group: str) -> None:
         module = copy.deepcopy(step)
         names = program.names_of(ops)
         every = frozenset(program.names_of(range(program.graph.num_ops)))
-        ours.tag(module, ours.Choice(every, names, 0, 0, 0.0, 1.0))
+        ours.tag(module, ours.PolicyChoice(every, names, 0, 0, 0.0, 1.0))
         assert peak_bytes(recomputed(module)) == program.judged(ops).peak_bytes
 
 

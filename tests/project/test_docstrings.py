@@ -34,3 +34,12 @@ def test_the_docstring_of_a_module_names_what_the_module_is() -> None:
     words = ("What", "Whether", "Who", "Where", "How")  # a relative clause names nothing
     texts = {path: ast.get_docstring(ast.parse(path.read_text())) or "" for path in PACKAGE.rglob("*.py")}
     assert [str(path) for path, text in texts.items() if text.startswith(words)] == []
+
+
+def test_no_class_of_the_package_and_its_bindings_has_the_name_of_another() -> None:
+    places: dict[str, list[str]] = {}
+    for path in sorted([*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyi")]):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(path.relative_to(PACKAGE).as_posix())
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

@@ -134,7 +134,7 @@ def tiny(draw: st.DrawFn, max_ops: int = 6, updates: bool = False) -> tuple[Grap
     return builder.build(), Permissions(seconds, again, in_place)
 
 
-def evictor(graph: Graph, allowed: Permissions, order: NDArray[np.int32] | None = None) -> _core.RecomputeSearch:
+def evictor(graph: Graph, allowed: Permissions, order: NDArray[np.int32] | None = None) -> _core.CoreRecomputeSearch:
     """The searches of the core on an order; default: the program's."""
     seconds = np.array(allowed.seconds, dtype=np.float64)
     rules = Rules(

@@ -15,7 +15,7 @@ from olla.aten.partition import AtenPartitioner
 from olla.aten.program import Program, compile_program
 from olla.aten.record import GraphRecord, WrapReport
 from olla.aten.refused import refused
-from olla.aten.second import Given, attach, changed_inputs, watch
+from olla.aten.second import CallInputs, attach, changed_inputs, watch
 from olla.graph import DeviceProfile
 from olla.inductor.compat import dynamo
 from olla.plan import Goal
@@ -193,7 +193,7 @@ class _Compiled:
             self._others = [i for i, a in enumerate(args) if not isinstance(a, torch.nn.Parameter)]
         if self._is_twice or (self._is_twice is None and any(_is_free(args[i]) for i in self._others)):
             return self._as_it_is(args)
-        given = Given(self._module, args, self._others, self._draws, self._differentiated)
+        given = CallInputs(self._module, args, self._others, self._draws, self._differentiated)
         outputs = self.program(*args)
         attach(outputs, given)
         return outputs

@@ -13,7 +13,7 @@ from olla.aten.joint import BETWEEN, JointStep
 from olla.inductor.compat import compat
 from olla.pytorch.capture.costs import results_of
 from olla.pytorch.capture.generator import Source, state_of
-from olla.pytorch.program.schedule import Call, OpSchedule
+from olla.pytorch.program.schedule import OpSchedule, ScheduledOp
 from olla.pytorch.program.variants import drawn_from, dropout_again, is_dropout, mask_of
 
 OVER = "olla_over"  # in the notes of a node: the place, among its inputs, of the one that its result takes over
@@ -95,7 +95,7 @@ class _Divider:
             self.saved[new] = None
         return new
 
-    def _run(self, call: Call) -> None:
+    def _run(self, call: ScheduledOp) -> None:
         kernel, *followers = call.nodes
         if call.draw >= 0 and not call.replay:
             source = drawn_from(self.joint.captured.module, kernel)

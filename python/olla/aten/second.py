@@ -16,7 +16,7 @@ from olla.pytorch.capture.generator import set_state, state_of
 _DEVICES = ("cpu", "cuda")
 
 
-class Given:
+class CallInputs:
     """What a graph was called with: enough to run it again, as it was, when its backward is to be differentiated.
 
     What is no leaf of autograd is not kept alive for it: nothing lives longer than without this.
@@ -103,7 +103,7 @@ def _keeps_statistics(user: fx.Node) -> bool:
     return "batch_norm" in name or (name == "add_" and not user.users)
 
 
-def attach(outputs: Any, given: Given) -> None:
+def attach(outputs: Any, given: CallInputs) -> None:
     """Let the backward of a call of a compiled graph be differentiated.
 
     Args:
@@ -129,7 +129,7 @@ def watch(outputs: Any, call: Callable[[], None]) -> None:
 
 def _double_backward(ctx: Any, tangents: Sequence[Any], results: Sequence[int]) -> tuple[Any, ...] | None:
     """Return gradients that can be differentiated; None where torch's error has to say that there are none."""
-    given: Given | None = getattr(ctx, "olla_given", None)
+    given: CallInputs | None = getattr(ctx, "olla_given", None)
     return None if given is None else given.gradients(ctx.needs_input_grad, results, tangents)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 Progress = Callable[[str, float, int, int], bool | None]  # (stage, seconds, value, bound); False ends the search
 
 
-class Watched:
+class RememberingProgress:
     """A progress callback that remembers what it answered: who ends one search ends all that follow.
 
     Attributes:
@@ -35,9 +35,9 @@ class Watched:
 
 def watched(progress: Progress | None) -> Progress | None:
     """Return the callback so that `olla.base.rivals` knows its errors."""
-    return progress if progress is None or isinstance(progress, Watched) else Watched(progress)
+    return progress if progress is None or isinstance(progress, RememberingProgress) else RememberingProgress(progress)
 
 
 def ended(progress: Progress | None) -> bool:
     """Return whether a watched callback has ended a search."""
-    return isinstance(progress, Watched) and progress.ended
+    return isinstance(progress, RememberingProgress) and progress.ended

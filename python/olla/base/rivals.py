@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from olla.base.progress import Progress, Watched
+from olla.base.progress import Progress, RememberingProgress
 
 if TYPE_CHECKING:
     from olla import _core
@@ -26,7 +26,7 @@ Order = NDArray[np.int32]
 
 def failure(error: Exception, progress: Progress | None = None) -> str:
     """Say in one line how something failed; raise the error where the progress callback raised it."""
-    if isinstance(progress, Watched) and progress.error is error:
+    if isinstance(progress, RememberingProgress) and progress.error is error:
         raise error
     return f"it failed with {type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
@@ -54,7 +54,7 @@ def optional(what: str, notes: list[str], progress: Progress | None = None) -> I
         failed.append(error)
 
 
-def valid(core: _core.Graph, found: object) -> Order | None:
+def valid(core: _core.CoreGraph, found: object) -> Order | None:
     """Return what a heuristic found as an order of the graph's ops; None where it is none. O(ops + dependencies)."""
     order = np.ascontiguousarray(found)
     if order.ndim != 1 or (order.size and order.dtype.kind not in "iu"):
@@ -63,7 +63,7 @@ def valid(core: _core.Graph, found: object) -> Order | None:
     return order if core.is_order(order) else None
 
 
-def orders(core: _core.Graph, schedules: Mapping[str, Callable[[], Any]], notes: list[str]) -> dict[str, Order]:
+def orders(core: _core.CoreGraph, schedules: Mapping[str, Callable[[], Any]], notes: list[str]) -> dict[str, Order]:
     """Run heuristics for orders; leave out those that fail or return no valid order.
 
     Args:

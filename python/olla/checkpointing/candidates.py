@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla.checkpointing.regions import SaveKey
-from olla.checkpointing.trace import GIVEN, Call, Storage, Traced
+from olla.checkpointing.trace import GIVEN, ModuleCall, StepTrace, Storage
 
 # Of all saved bytes: modules that save less are no candidates. With 0.002 the program of a LoRA llama takes five times
 # as long for a peak that is 0.7 % lower; with 0.01, GPT-2's peak is the same.
@@ -41,7 +41,7 @@ class Candidate:
     """
 
     name: str
-    calls: list[Call]
+    calls: list[ModuleCall]
     again_at: list[int]
     done_at: list[int]
     stops: list[int]
@@ -89,14 +89,14 @@ class Chains:
         return set(self._of)
 
 
-def candidates(traced: Traced, selective: bool) -> tuple[list[Candidate], dict[str, str]]:
+def candidates(traced: StepTrace, selective: bool) -> tuple[list[Candidate], dict[str, str]]:
     """Return the modules that may be checkpointed, those that save most first; and why others may not.
 
     Args:
         traced: the step.
         selective: whether operators inside of them may be saved.
     """
-    by_module: dict[str, list[Call]] = collections.defaultdict(list)
+    by_module: dict[str, list[ModuleCall]] = collections.defaultdict(list)
     for call in traced.calls:
         if call.end > call.begin + 1:
             by_module[call.module].append(call)
@@ -130,7 +130,12 @@ def candidates(traced: Traced, selective: bool) -> tuple[list[Candidate], dict[s
 
 
 def _candidate(
-    traced: Traced, name: str, calls: list[Call], packs: Int64, changes: list[tuple[int, Storage]], num_bytes: int
+    traced: StepTrace,
+    name: str,
+    calls: list[ModuleCall],
+    packs: Int64,
+    changes: list[tuple[int, Storage]],
+    num_bytes: int,
 ) -> Candidate | str:
     """Return a module as a candidate, or why it is none."""
     if any(a.end > b.begin for a, b in pairwise(calls)):
@@ -149,7 +154,7 @@ def _candidate(
     return Candidate(name, calls, [*map(min, asked_at)], [*map(max, asked_at)], stops, buffers, num_bytes, seconds)
 
 
-def _changed_buffers(name: str, calls: list[Call], changes: list[tuple[int, Storage]]) -> tuple[str, ...] | None:
+def _changed_buffers(name: str, calls: list[ModuleCall], changes: list[tuple[int, Storage]]) -> tuple[str, ...] | None:
     """Return names of the buffers of a module that it changes; None: it changes something else that it did not make."""
     buffers = set()
     for at, storage in changes:
@@ -161,7 +166,7 @@ def _changed_buffers(name: str, calls: list[Call], changes: list[tuple[int, Stor
     return tuple(sorted(buffers))
 
 
-def _has_outdated_inputs(traced: Traced, calls: list[Call]) -> bool:
+def _has_outdated_inputs(traced: StepTrace, calls: list[ModuleCall]) -> bool:
     """Whether a module takes something that others change behind that: it would recompute from the changed one."""
     for storage in traced.storages:
         others = [at for at in storage.changed_at if not any(call.begin <= at < call.end for call in calls)]
@@ -172,7 +177,7 @@ def _has_outdated_inputs(traced: Traced, calls: list[Call]) -> bool:
     return False
 
 
-def _groups(traced: Traced, candidate: Candidate) -> list[Group]:
+def _groups(traced: StepTrace, candidate: Candidate) -> list[Group]:
     """Return operators whose results may be saved, those of one kind and size together, where that can save time."""
     kinds: dict[tuple[str, int, float], Group] = {}
     for call, stop in zip(candidate.calls, candidate.stops, strict=True):

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from olla.checkpointing.held import Held
     from olla.checkpointing.memory import Memory
-    from olla.checkpointing.model import Choice, Model
-    from olla.checkpointing.regions import Region
-    from olla.checkpointing.trace import Step, Traced
+    from olla.checkpointing.model import CheckpointChoice, Model
+    from olla.checkpointing.regions import ModuleRegion
+    from olla.checkpointing.trace import StepTrace, TrainingStep
 
 _MOST_TRIES = 5  # of choices that miss the goal once they are measured
 _TIE = 1e-4  # of the peak: of choices that need about as much, the one of least time
@@ -157,8 +157,8 @@ checkpoint.remove = remove  # type: ignore[attr-defined]
 class Found(NamedTuple):
     """A choice, what it means for modules, and what was measured of it."""
 
-    choice: Choice
-    regions: dict[str, Region]
+    choice: CheckpointChoice
+    regions: dict[str, ModuleRegion]
     memory: Memory
 
 
@@ -171,7 +171,7 @@ class _Search:
             asked for.
     """
 
-    def __init__(self, step: Step, model: Model, goal: Goal, held: Held, time_limit: float, seed: int) -> None:
+    def __init__(self, step: TrainingStep, model: Model, goal: Goal, held: Held, time_limit: float, seed: int) -> None:
         self._step, self._model, self._goal, self._held, self._seed = step, model, goal, held, seed
         self._end = time.perf_counter() + time_limit
         self.base = step.measure({})
@@ -254,30 +254,30 @@ class _Search:
             rule="budget",
         )
 
-    def _solve(self, most_seconds: float = math.inf, most_bytes: float | None = None) -> Choice:
+    def _solve(self, most_seconds: float = math.inf, most_bytes: float | None = None) -> CheckpointChoice:
         """Return what the program chooses; where it has no answer in time, that nothing is checkpointed."""
         limit = max(_LEAST_SECONDS, (self._end - time.perf_counter()) / 2)
         choice = self._model.solve(most_seconds=most_seconds, most_bytes=most_bytes, time_limit=limit, seed=self._seed)
         return self._model.choice({}) if choice is None else choice
 
-    def _measured(self, choice: Choice) -> Found:
+    def _measured(self, choice: CheckpointChoice) -> Found:
         regions = self._model.regions(choice)
         return Found(choice, regions, self._step.measure(regions) if regions else self.base)
 
-    def of_regions(self, regions: dict[str, Region]) -> Found:
+    def of_regions(self, regions: dict[str, ModuleRegion]) -> Found:
         """Return what another rank has chosen, as it is measured here."""
         return Found(self._model.choice_of(regions), regions, self._step.measure(regions) if regions else self.base)
 
 
-def _traced(model: torch.nn.Module, batch: Any, loss: Any, device: DeviceProfile) -> tuple[Step, Traced]:
+def _traced(model: torch.nn.Module, batch: Any, loss: Any, device: DeviceProfile) -> tuple[TrainingStep, StepTrace]:
     """Trace a step on fake tensors; where its forward pass asks for values, on the model's own.
 
     Raises:
         Exception: whatever the forward or backward pass raises on the model's own tensors.
     """
-    from olla.checkpointing.trace import Step
+    from olla.checkpointing.trace import TrainingStep
 
-    step = Step(model, batch, loss, device)
+    step = TrainingStep(model, batch, loss, device)
     handled = sys.exception()
     is_meta = any(p.device.type == "meta" for p in model.parameters())
     try:
@@ -288,7 +288,7 @@ def _traced(model: torch.nn.Module, batch: Any, loss: Any, device: DeviceProfile
         if is_meta:
             raise
         free_frames(error, handled)
-    step = Step(model, batch, loss, device, is_real=True)
+    step = TrainingStep(model, batch, loss, device, is_real=True)
     return step, step.trace()
 
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from olla._core import solve_mip
 from olla.checkpointing.candidates import Candidate, Chains
-from olla.checkpointing.regions import Region, SaveKey
-from olla.checkpointing.trace import GIVEN, Storage, Traced
+from olla.checkpointing.regions import ModuleRegion, SaveKey
+from olla.checkpointing.trace import GIVEN, StepTrace, Storage
 from olla.ilp import solver
 
 _TIME_WEIGHT = 1e-4  # of all seconds, against the peak: of choices of one peak, the one that takes less time
@@ -20,7 +20,7 @@ Float64 = NDArray[np.float64]
 
 
 @dataclass(eq=False)
-class Choice:
+class CheckpointChoice:
     """What to checkpoint.
 
     Attributes:
@@ -43,7 +43,7 @@ class Model:
     for every storage that several modules share whether it is kept from forward to backward.
     """
 
-    def __init__(self, traced: Traced, candidates: list[Candidate]) -> None:
+    def __init__(self, traced: StepTrace, candidates: list[Candidate]) -> None:
         self._traced, self.candidates = traced, candidates
         self._num_forward = len(traced.operators)
         self._chains = Chains(candidates, self._num_forward)
@@ -168,10 +168,10 @@ class Model:
             if len(modules) > 1:
                 self._rows.append((dict.fromkeys(modules, -1.0), -1.0))
 
-    def choice(self, saved: dict[int, list[int]]) -> Choice:
+    def choice(self, saved: dict[int, list[int]]) -> CheckpointChoice:
         """Return a choice with its peak and seconds."""
         x = self._columns(saved)
-        return Choice(saved, float((self.constant + self.bytes @ x).max()), float(self.seconds @ x))
+        return CheckpointChoice(saved, float((self.constant + self.bytes @ x).max()), float(self.seconds @ x))
 
     def _columns(self, saved: dict[int, list[int]]) -> Float64:
         """Return the value of every column."""
@@ -185,7 +185,7 @@ class Model:
                 x[last] = max(x[last], least - sum(value * x[c] for c, value in row.items() if c != last))
         return x
 
-    def by_hand(self) -> list[Choice]:
+    def by_hand(self) -> list[CheckpointChoice]:
         """Return what people choose by hand: every n-th module of lists of modules."""
         lists: dict[str, list[tuple[int, int]]] = {}
         for i, candidate in enumerate(self.candidates):
@@ -207,16 +207,16 @@ class Model:
         best = min(known, key=lambda c: c.peak_bytes if most_bytes is None else c.seconds)
         return np.append(self._columns(best.saved), best.peak_bytes / self._scale)
 
-    def regions(self, choice: Choice) -> dict[str, Region]:
+    def regions(self, choice: CheckpointChoice) -> dict[str, ModuleRegion]:
         """Return how the chosen modules are to be checkpointed."""
         found = {}
         for i, groups in choice.saved.items():
             candidate = self.candidates[i]
             saved = frozenset[SaveKey]().union(*(candidate.groups[g].keys for g in groups))
-            found[candidate.name] = Region(saved, candidate.buffers)
+            found[candidate.name] = ModuleRegion(saved, candidate.buffers)
         return found
 
-    def choice_of(self, regions: dict[str, Region]) -> Choice:
+    def choice_of(self, regions: dict[str, ModuleRegion]) -> CheckpointChoice:
         """Return the choice that regions come from, as far as there are such candidates here."""
         saved = {
             i: [g for g, group in enumerate(candidate.groups) if group.keys <= regions[candidate.name].saved]
@@ -225,7 +225,9 @@ class Model:
         }
         return self.choice(saved)
 
-    def solve(self, *, most_seconds: float, most_bytes: float | None, time_limit: float, seed: int) -> Choice | None:
+    def solve(
+        self, *, most_seconds: float, most_bytes: float | None, time_limit: float, seed: int
+    ) -> CheckpointChoice | None:
         """Return the choice of least peak within seconds, or of least seconds within bytes; None: none was found.
 
         Args:

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch.distributed as dist
 
-from olla.checkpointing.regions import Region
+from olla.checkpointing.regions import ModuleRegion
 from olla.errors import BudgetError
 
 
@@ -19,7 +19,7 @@ class Chosen(Protocol):
     """What a search has found."""
 
     @property
-    def regions(self) -> dict[str, Region]:
+    def regions(self) -> dict[str, ModuleRegion]:
         """How each module is checkpointed, by name."""
 
 
@@ -32,7 +32,7 @@ def train_together() -> bool:
     return not is_alone and dist.get_backend() != "fake"
 
 
-def of_first_rank(search: Callable[[], Found], of_regions: Callable[[dict[str, Region]], Found]) -> Found:
+def of_first_rank(search: Callable[[], Found], of_regions: Callable[[dict[str, ModuleRegion]], Found]) -> Found:
     """Return what a search finds; where several processes train, what that of the first one finds.
 
     Args:

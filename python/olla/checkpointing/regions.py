@@ -20,7 +20,7 @@ _BATCH_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d
 
 
 @dataclass(frozen=True)
-class Region:
+class ModuleRegion:
     """How one module is checkpointed.
 
     Attributes:
@@ -32,16 +32,16 @@ class Region:
     buffers: tuple[str, ...] = ()
 
 
-def checkpointed(module: torch.nn.Module) -> Region | None:
+def checkpointed(module: torch.nn.Module) -> ModuleRegion | None:
     """Return how a module is checkpointed; None: it is not."""
     forward = vars(module).get("forward")
     if isinstance(forward, functools.partial) and forward.func is _run:
-        region: Region = forward.args[1]
+        region: ModuleRegion = forward.args[1]
         return region
     return None
 
 
-def apply(module: torch.nn.Module, region: Region) -> None:
+def apply(module: torch.nn.Module, region: ModuleRegion) -> None:
     """Checkpoint a module from now on."""
     remove(module)
     replaced: Forward | None = vars(module).get("forward")
@@ -58,7 +58,7 @@ def remove(module: torch.nn.Module) -> bool:
     return True
 
 
-def _run(module: torch.nn.Module, region: Region, replaced: Forward | None, /, *args: Any, **kwargs: Any) -> Any:
+def _run(module: torch.nn.Module, region: ModuleRegion, replaced: Forward | None, /, *args: Any, **kwargs: Any) -> Any:
     """Call the forward of a module, checkpointed where gradients are recorded.
 
     Args:
@@ -95,7 +95,7 @@ def _is_cache(value: object) -> bool:
 
 
 def _contexts(module: torch.nn.Module, saved: frozenset[SaveKey], buffers: tuple[str, ...]) -> tuple[Any, Any]:
-    """Return the contexts of one call and of its recomputation; for the arguments see `Region`."""
+    """Return the contexts of one call and of its recomputation; for the arguments see `ModuleRegion`."""
     call: Any = contextlib.nullcontext()
     again: Any = contextlib.nullcontext()
     if saved:

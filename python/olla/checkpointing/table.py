@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
-class Row:
+class ModuleRow:
     """A module.
 
     Attributes:
@@ -64,7 +64,7 @@ class Checkpoints:
 
     name: str
     modules: dict[str, tuple[tuple[str, int], ...]]
-    rows: tuple[Row, ...]
+    rows: tuple[ModuleRow, ...]
     eager_peak_bytes: int
     peak_bytes: int
     needed_bytes: int
@@ -132,7 +132,7 @@ class Checkpoints:
 
 def rows_of(
     model: Any, candidates: list[Candidate], saved: dict[int, list[int]], reasons: dict[str, str]
-) -> tuple[Row, ...]:
+) -> tuple[ModuleRow, ...]:
     """Return a row for every module that was looked at.
 
     Args:
@@ -157,7 +157,7 @@ def rows_of(
         else:
             why = "others free more for their time, or are enough"
         rows.append(
-            Row(
+            ModuleRow(
                 candidate.name,
                 kinds[candidate.name],
                 candidate.num_bytes,
@@ -168,13 +168,13 @@ def rows_of(
                 why,
             )
         )
-    rows += [Row(name, kinds[name], 0, 0.0, False, 0, 0.0, why) for name, why in reasons.items()]
+    rows += [ModuleRow(name, kinds[name], 0, 0.0, False, 0, 0.0, why) for name, why in reasons.items()]
     return tuple(rows)
 
 
-def _merged(rows: tuple[Row, ...]) -> list[tuple[str, Row, int]]:
+def _merged(rows: tuple[ModuleRow, ...]) -> list[tuple[str, ModuleRow, int]]:
     """Return rows to print: label, one row, and how many are alike but for the numbers in their names."""
-    alike: dict[Any, list[Row]] = {}
+    alike: dict[Any, list[ModuleRow]] = {}
     for row in rows:
         reason = _NUMBER.sub("#", row.reason) if row.reason.startswith("is part of") else row.reason
         key = (_NUMBER.sub("#", row.name), row.kind, row.num_bytes, row.saved_bytes, row.is_checkpointed, reason)

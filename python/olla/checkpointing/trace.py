@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import SAC_IGNORED_OPS
 
 from olla.checkpointing.memory import Memory
-from olla.checkpointing.regions import Region, apply, remove, without_caches
+from olla.checkpointing.regions import ModuleRegion, apply, remove, without_caches
 from olla.graph import DeviceProfile
 from olla.pytorch.capture.costs import storage_of
 from olla.pytorch.ordinary.loop import first_of, inference
@@ -52,7 +52,7 @@ class Storage:
 
 
 @dataclass(eq=False)
-class Call:
+class ModuleCall:
     """One call of a module: operators from `begin` to `end`, the latter not included."""
 
     module: str
@@ -61,7 +61,7 @@ class Call:
 
 
 @dataclass(eq=False)
-class Traced:
+class StepTrace:
     """What one step does.
 
     Attributes:
@@ -78,7 +78,7 @@ class Traced:
     operators: list[tuple[str, float, bool]] = field(default_factory=list)
     made: list[list[Storage]] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ModuleCall] = field(default_factory=list)
     unpacked_at: dict[int, int] = field(default_factory=dict)
     other_bytes: list[int] = field(default_factory=list)
     live_bytes: list[int] = field(default_factory=list)
@@ -89,7 +89,7 @@ class _Trace(Memory):  # type: ignore[no-untyped-call]
 
     def __init__(self, device: DeviceProfile) -> None:
         super().__init__(device)
-        self.found = Traced()
+        self.found = StepTrace()
         self._storages: dict[int, Storage] = {}  # those that are alive, by key
         self._forward_bytes = 0  # of storages of the forward pass that are alive
         self.is_forward = True
@@ -146,7 +146,7 @@ class _Trace(Memory):  # type: ignore[no-untyped-call]
         return tensor  # type: ignore[no-any-return]
 
 
-class Step:
+class TrainingStep:
     """A forward and backward pass of a model, on fake tensors or on real ones; the model stays as it is.
 
     Args:
@@ -181,10 +181,10 @@ class Step:
             local: torch.Tensor = tensor.to_local()  # type: ignore[attr-defined]
             return torch.empty(tensor.shape, dtype=local.dtype, device=local.device, requires_grad=tensor.requires_grad)
 
-    def trace(self) -> Traced:
+    def trace(self) -> StepTrace:
         """Run it as it is, and return what it does."""
         memory = _Trace(self._device)
-        calls: list[Call] = []
+        calls: list[ModuleCall] = []
 
         def recorded(forward: Any, name: str, *args: Any, **kwargs: Any) -> Any:
             begin = memory.num_ops
@@ -193,7 +193,7 @@ class Step:
             result = forward(*args, **kwargs)
             memory.mark()
             if torch.is_grad_enabled():
-                calls.append(Call(name, begin, memory.num_ops))
+                calls.append(ModuleCall(name, begin, memory.num_ops))
             return result
 
         def forward() -> list[torch.Tensor]:
@@ -207,7 +207,7 @@ class Step:
         memory.found.calls = calls
         return memory.found
 
-    def measure(self, regions: dict[str, Region]) -> Memory:
+    def measure(self, regions: dict[str, ModuleRegion]) -> Memory:
         """Run it with modules checkpointed; return the peak and the seconds that it takes."""
         modules = [(self._model.get_submodule(name), region) for name, region in regions.items()]
         memory = Memory(self._device)

@@ -1,11 +1,11 @@
 """Large losses in chunks of rows."""
 
-from olla.chunk.losses import Region
+from olla.chunk.losses import LossRegion
 from olla.chunk.rewrite import chunked
 from olla.chunk.search import chunk
 
 __all__ = [
-    "Region",
+    "LossRegion",
     "chunk",
     "chunked",
 ]

@@ -15,7 +15,7 @@ OPS = ("linear", "log_softmax", "loss", "loss_grad", "logits_grad", "input_grad"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Region:
+class LossRegion:
     """One linear layer with its cross-entropy and their backward: ops and tensors of a graph; -1: there is none."""
 
     linear: int
@@ -38,7 +38,7 @@ class Region:
         return sorted(v for name in OPS if (v := getattr(self, name)) != NONE)
 
 
-def regions(graph: Graph) -> list[Region]:
+def regions(graph: Graph) -> list[LossRegion]:
     """Return the losses of a graph that can be chunked, in program order.
 
     Complexity:
@@ -55,7 +55,7 @@ def regions(graph: Graph) -> list[Region]:
     return [region for region in found if region is not None and not named & set(region.ops)]
 
 
-def _region(graph: Graph, log_softmax: int, targets: list[str], users: list[list[int]]) -> Region | None:
+def _region(graph: Graph, log_softmax: int, targets: list[str], users: list[list[int]]) -> LossRegion | None:
     """Return the region around a log_softmax, or None where its tensors are used in other ways as well."""
 
     def reads(v: int) -> set[int]:
@@ -96,7 +96,7 @@ def _region(graph: Graph, log_softmax: int, targets: list[str], users: list[list
     if kinds is None:
         return None
     rows = graph.shapes[linear][0] if len(graph.shapes[linear]) == 2 else 0
-    return Region(
+    return LossRegion(
         linear=linear,
         log_softmax=log_softmax,
         loss=loss,

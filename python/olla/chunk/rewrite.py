@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from olla import _core
-from olla.chunk.losses import NONE, OPS, Region, regions
+from olla.chunk.losses import NONE, OPS, LossRegion, regions
 from olla.graph import Graph, Lists, operator
 from olla.plan import Chunked
 from olla.plan.chunks import Part
@@ -28,7 +28,7 @@ SHAPE_ONLY = frozenset({"aten.ones_like", "aten.zeros_like", "aten.full_like"}) 
 _RUNS = {"COUNT": "", "ROWS": "", "MEAN": "", "PROBS": "aten.exp.default", "LOGITS_GRAD": "aten.scatter_add_.default"}
 
 
-def chunked(graph: Graph, num_chunks: int, suits: Callable[[Region], bool] | None = None) -> Chunked:
+def chunked(graph: Graph, num_chunks: int, suits: Callable[[LossRegion], bool] | None = None) -> Chunked:
     """Return the graph with its large losses in chunks.
 
     Args:
@@ -58,7 +58,7 @@ def chunked(graph: Graph, num_chunks: int, suits: Callable[[Region], bool] | Non
     return found
 
 
-def _apply(before: Chunked, region: Region) -> Chunked | None:
+def _apply(before: Chunked, region: LossRegion) -> Chunked | None:
     """Chunk one more loss, whose ids are those of the original; None where its scale depends on the loss itself."""
     place = {int(v): i for i, v in enumerate(before.origin) if before.part[i] == Part.WHOLE}
     region = replace(region, **{name: place.get(getattr(region, name), NONE) for name in OPS})
@@ -99,7 +99,7 @@ def _chunked(graph: Graph, num_chunks: int, columns: Iterable[Sequence[Any]]) ->
     )
 
 
-def _free_of_the_loss(graph: Graph, region: Region, rows: list[dict[str, Any]]) -> None:
+def _free_of_the_loss(graph: Graph, region: LossRegion, rows: list[dict[str, Any]]) -> None:
     """Take away what the scale's ancestors read for its shape only: the loss, which is not known yet."""
     pending, seen = [region.scale], set()
     while pending:
@@ -113,7 +113,7 @@ def _free_of_the_loss(graph: Graph, region: Region, rows: list[dict[str, Any]]) 
             pending += graph.reads.of(v).tolist()
 
 
-def _order(graph: Graph, region: Region) -> list[int] | None:
+def _order(graph: Graph, region: LossRegion) -> list[int] | None:
     """Return the ops in program order as far as possible, the region at its first op; None: it waits for itself."""
     ops, sorter = set(region.ops), TopologicalSorter[int]()
     node = [region.linear if v in ops else v for v in range(graph.num_ops)]
@@ -135,7 +135,7 @@ def _order(graph: Graph, region: Region) -> list[int] | None:
 class _ChunkWriter:
     """The rows of a graph file for one loss in chunks."""
 
-    def __init__(self, content: dict[str, Any], region: Region, num_chunks: int) -> None:
+    def __init__(self, content: dict[str, Any], region: LossRegion, num_chunks: int) -> None:
         self.tensors: list[dict[str, Any]] = content["tensors"]
         self.ops: list[dict[str, Any]] = content["ops"]
         self.region = region

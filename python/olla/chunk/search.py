@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from olla.base import Progress
-from olla.chunk.losses import Region
+from olla.chunk.losses import LossRegion
 from olla.chunk.rewrite import chunked
 from olla.graph import Graph
 from olla.pipeline import find_order
@@ -20,7 +20,7 @@ def chunk(
     options: Options,
     goal: Goal,
     progress: Progress | None,
-    suits: Callable[[Region], bool] | None = None,
+    suits: Callable[[LossRegion], bool] | None = None,
 ) -> tuple[Chunked, int] | str:
     """Put the losses of a step in chunks, or say why that does not serve the goal.
 

@@ -17,7 +17,7 @@ from olla.errors import BudgetError, CaptureError, OllaError
 from olla.fit import eager
 from olla.fit.caching import Request
 from olla.fit.largest import next_size
-from olla.fit.result import Fit, Row, Way
+from olla.fit.result import Fit, SizeRow, Way
 from olla.fit.updates import update_of, with_update
 from olla.graph import DeviceProfile, Graph, profile_of, rules
 from olla.plan import Plan
@@ -176,7 +176,7 @@ class _SizeSearch:
     ranks: Mapping[str, Any]
     options: Mapping[str, Any]
     goals: Mapping[str, Mapping[str, Any]]
-    rows: dict[int, Row] = field(default_factory=dict)
+    rows: dict[int, SizeRow] = field(default_factory=dict)
     is_stopped: bool = False
     start: float = field(default_factory=time.perf_counter)
 
@@ -203,7 +203,7 @@ class _SizeSearch:
             self.is_stopped = True
         if graph is not None and ways:
             seconds = {"capture": middle - start, "plan": time.perf_counter() - middle}
-            self.rows[n] = Row(
+            self.rows[n] = SizeRow(
                 n=n,
                 graph_name=graph.name,
                 num_ops=graph.num_ops,

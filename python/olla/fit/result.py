@@ -49,7 +49,7 @@ class Way:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class SizeRow:
     """The step of one size.
 
     Attributes:
@@ -108,7 +108,7 @@ class Fit:
     memory_bytes: int
     device: str
     names: Sequence[str]
-    rows: Sequence[Row]
+    rows: Sequence[SizeRow]
     exact: str = ""
     world_size: int = 1
     parallel: str = ""

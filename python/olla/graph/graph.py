@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from olla._core import Graph as CoreGraph
-from olla._core import profile
+from olla._core import CoreGraph, profile
 from olla.base import files, human_bytes, notebook
 from olla.errors import GraphError
 from olla.graph import columns, rows

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from olla._core import RecomputeSearch
-from olla._core import Rules as CoreRules
+from olla._core import CoreRecomputeSearch, CoreRules
 from olla.graph.collectives import gathers, under_way
 from olla.graph.columns import Lists, lists_of
 from olla.graph.timeline import collective_seconds
@@ -47,7 +46,7 @@ class Rules(NamedTuple):
     rerun_reads: Lists
     in_place: NDArray[np.uint8]
 
-    def evictor(self, graph: Graph, order: NDArray[np.int32]) -> RecomputeSearch:
+    def evictor(self, graph: Graph, order: NDArray[np.int32]) -> CoreRecomputeSearch:
         """Return a search over what not to keep, on an order of the graph that the rules are of."""
         rules = CoreRules(
             seconds=self.seconds,
@@ -62,7 +61,7 @@ class Rules(NamedTuple):
             reduced_in_place=False,
             split=0,
         )
-        return RecomputeSearch(graph.core, order, rules)
+        return CoreRecomputeSearch(graph.core, order, rules)
 
 
 def draws_numbers(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -13,7 +13,7 @@ from olla.errors import PlanError
 from olla.graph.columns import Lists, lists_of
 
 if TYPE_CHECKING:
-    from olla._core import Graph as CoreGraph
+    from olla._core import CoreGraph
     from olla.graph.graph import Graph
 
 Ids = NDArray[np.int32]

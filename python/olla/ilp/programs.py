@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from olla._core import AddressIlpResult, Graph, JointIlpResult, OrderIlpResult
+from olla._core import AddressIlpResult, CoreGraph, JointIlpResult, OrderIlpResult
 from olla._core import address_ilp as run_address_ilp
 from olla._core import joint_ilp as run_joint_ilp
 from olla._core import order_ilp as run_order_ilp
@@ -13,7 +13,7 @@ from olla.ilp.highs import solver
 
 
 def order_ilp(
-    graph: Graph,
+    graph: CoreGraph,
     start: npt.NDArray[np.int32] | None = None,
     *,
     lower_bound_bytes: int = 0,
@@ -55,7 +55,7 @@ def order_ilp(
         >>> import numpy as np
         >>> none = np.zeros(3, np.int64), np.zeros(0, np.int32)
         >>> writes = np.array([0, 1, 2], np.int64), np.array([0, 1], np.int32)
-        >>> graph = Graph(  # two ops that write 4 and 6 bytes for nobody
+        >>> graph = CoreGraph(  # two ops that write 4 and 6 bytes for nobody
         ...     tensor_bytes=np.array([4, 6], np.int64), donated=np.zeros(2, np.uint8),
         ...     reads=none, writes=writes, mutates=none, after=none,
         ...     workspace_bytes=np.zeros(2, np.int64), random=np.zeros(2, np.uint8), outputs=np.zeros(0, np.int32))
@@ -124,7 +124,7 @@ def address_ilp(
 
 
 def joint_ilp(
-    arena: Graph,
+    arena: CoreGraph,
     order: npt.NDArray[np.int32],
     *,
     offsets: npt.NDArray[np.int64] | None = None,

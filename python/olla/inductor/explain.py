@@ -12,10 +12,10 @@ from olla.base import human_bytes, percent, plain
 from olla.graph import DeviceProfile
 from olla.inductor.compat import compat
 from olla.inductor.saving.partition import Partitioner
-from olla.inductor.saving.saving import Choice
+from olla.inductor.saving.saving import SavedChoice
 from olla.inductor.settings import patches
 from olla.inductor.simulate.split import Split
-from olla.inductor.simulate.step import Replay, replay, sweep
+from olla.inductor.simulate.step import SimulatedStep, replay, sweep
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,11 +35,11 @@ class Explanation:
         best: the replayed step with that budget.
     """
 
-    ours: Replay
-    choices: list[Choice | None]
-    default: Replay
+    ours: SimulatedStep
+    choices: list[SavedChoice | None]
+    default: SimulatedStep
     best_share: float
-    best: Replay
+    best: SimulatedStep
 
     def __str__(self) -> str:
         """Return the two tables a person wants: the graphs, and the step under olla and under torch."""
@@ -123,9 +123,9 @@ def explain(
         budget, max_slowdown, minimise, device, max_recomputed, chunked_loss=chunked_loss, host_budget=host_budget
     )
     partitioner: Partitioner = settings["custom_partitioner_fn"]
-    made: list[Choice] = []
+    made: list[SavedChoice] = []
     partitioner.choices = made
-    choices: list[Choice | None] = []
+    choices: list[SavedChoice | None] = []
 
     def watch(_: Split) -> None:
         choices.append(made.pop() if made else None)
@@ -149,7 +149,7 @@ def _split(split: Split) -> tuple[str, ...]:
     return f"{split.num_ops:,}", f"{split.num_saved:,}", human_bytes(split.saved_bytes), *again
 
 
-def _planned(choice: Choice | None) -> tuple[str, ...]:
+def _planned(choice: SavedChoice | None) -> tuple[str, ...]:
     if choice is None:
         return "left to torch", "", ""
     figures = (choice.peak_bytes, choice.saved_peak_bytes, choice.lower_bound_bytes)

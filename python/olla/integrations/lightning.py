@@ -12,7 +12,11 @@ try:
 except ModuleNotFoundError as error:
     raise missing(str(error.name), "lightning") from error
 
+import torch
+
+from olla.aten.wrap import report_of, wrap
 from olla.checkpointing.first_batch import AtFirstBatch
+from olla.checkpointing.ways import How, require_goal
 from olla.errors import CaptureError
 from olla.pytorch.compile import compile as compile_step
 from olla.pytorch.pool import Pool, PoolReport, pool
@@ -20,25 +24,31 @@ from olla.pytorch.step import Step
 from olla.report.step import StepReport
 
 if TYPE_CHECKING:
+    from olla.aten.record import WrapReport
     from olla.checkpointing.table import Checkpoints
 
 
-class OllaCallback(pl.Callback):  # type: ignore[misc]
+class OllaLightningCallback(pl.Callback):  # type: ignore[misc]
     """Plan the memory of a Trainer, which stays as it is: ``Trainer(..., callbacks=[OllaCallback()])``.
 
-    Without a goal the training runs in ``olla.pool``: every allocation at its planned address. An iteration of the pool
-    ends with an update; a whole validation is one, too. With a goal ``olla.checkpoint`` chooses which modules are
-    checkpointed when the first batch comes, and again where a larger one does.
+    It is imported as ``OllaCallback``, the name that callbacks of olla have in every trainer.
 
     Args:
-        budget: bytes, or text such as ``"16GB"``, with the optimizer's state and its step.
+        budget: bytes, or text such as ``"16GB"``.
         max_slowdown: least peak for this share of added time.
         minimise: ``"peak"``: least peak at whatever time.
-        network: with a goal, the name of the module inside of the LightningModule that ``training_step`` calls; by
-            default the only one that has parameters.
+        how: "pool": the training runs in ``olla.pool``, every allocation at its planned address; it takes no goal. An
+            iteration of the pool ends with an update; a whole validation is one, too. "checkpoint": ``olla.checkpoint``
+            chooses which modules are checkpointed when the first batch comes, and again where a larger one does; a
+            budget counts the optimizer, too. "aten": ``olla.wrap`` plans forward and backward on torch's own kernels.
+            "inductor": the backend "olla" of torch.compile chooses what is saved for backward. None: with a goal,
+            "checkpoint", and without, "pool".
+        network: for all but "pool", the name of the module inside of the LightningModule that ``training_step`` calls;
+            by default the only one that has parameters.
 
     Raises:
-        ValueError: when training begins: there is a goal, and several modules have parameters.
+        ValueError: how is unknown, or does not go with a goal, or with none; when training begins: several modules
+            have parameters, and none is named.
 
     Example:
         >>> callback = OllaCallback()  # Trainer(..., callbacks=[callback]).fit(module)
@@ -52,36 +62,51 @@ class OllaCallback(pl.Callback):  # type: ignore[misc]
         budget: int | str | None = None,
         max_slowdown: float | None = None,
         minimise: Literal["peak"] | None = None,
+        how: How | None = None,
         network: str | None = None,
     ) -> None:
         given = {"budget": budget, "max_slowdown": max_slowdown, "minimise": minimise}
         self._goal: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        self._how = how or ("checkpoint" if self._goal else "pool")
+        require_goal(self._how, self._goal)
         self._network = network
         self._checkpoints: AtFirstBatch | None = None
-        self._chosen: Checkpoints | None = None
+        self._wrapped: Any = None
+        self._report: Checkpoints | WrapReport | None = None
         self._pool: Pool | None = None
         self._is_inside = False
         self._num_updates = 0
 
-    def report(self) -> PoolReport | Checkpoints | None:
-        """Return what the pool did in the latest training, or what is checkpointed; None: nothing yet."""
-        if self._goal:
-            return self._chosen
+    def report(self) -> PoolReport | Checkpoints | WrapReport | None:
+        """Return what was done in the latest training: of "pool", "checkpoint" and "aten"; None: nothing yet."""
+        if self._how != "pool":
+            return self._report
         return None if self._pool is None else self._pool.report()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Enter the pool, or wait for the first batch; the sanity check is over then."""
+        """Enter the pool, or prepare the network for its first batch; the sanity check is over then."""
         self._leave()
-        if self._goal:
+        if self._how == "pool":
+            entered = pool(trainer.strategy.root_device)
+            entered.__enter__()
+            self._pool, self._is_inside, self._num_updates = entered, True, trainer.global_step
+            return
+        network = pl_module.get_submodule(self._network or _only_network(pl_module))
+        if self._how == "checkpoint":
             options = dict(self._goal)
             if "budget" in options and len(trainer.optimizers) == 1:
                 options["optimizer"] = getattr(trainer.optimizers[0], "optimizer", trainer.optimizers[0])
-            network = pl_module.get_submodule(self._network or _only_network(pl_module))
             self._checkpoints = AtFirstBatch(network, options, self._tell)
-            return
-        entered = pool(trainer.strategy.root_device)
-        entered.__enter__()
-        self._pool, self._is_inside, self._num_updates = entered, True, trainer.global_step
+        elif self._how == "aten":
+            self._wrapped = wrap(network, **self._goal)
+            self._report = report_of(network)
+        else:
+            if type(network).forward is torch.nn.Sequential.forward:
+                pl.utilities.rank_zero_warn(
+                    "olla: torch.compile passes over a bare torch.nn.Sequential, so nothing is planned of it: put it "
+                    "into a module with a forward of its own, or take how='aten' or how='checkpoint'"
+                )
+            network.compile(backend="olla", options=self._goal)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         """End an iteration: micro-batches of one update are one."""
@@ -90,7 +115,7 @@ class OllaCallback(pl.Callback):  # type: ignore[misc]
             self._step()
 
     def _tell(self, chosen: Checkpoints) -> None:
-        self._chosen = chosen
+        self._report = chosen
         pl.utilities.rank_zero_info("olla: %s", "; ".join(chosen.summary))
 
     def _step(self, *_: Any) -> None:
@@ -103,11 +128,17 @@ class OllaCallback(pl.Callback):  # type: ignore[misc]
         if self._checkpoints is not None:
             self._checkpoints.close()
             self._checkpoints = None
+        if self._wrapped is not None:
+            self._wrapped._compiled_call_impl = None
+            self._wrapped = None
         if self._is_inside and self._pool is not None:
             self._is_inside = False
             self._pool.__exit__(None, None, None)
 
     on_train_end = on_exception = _leave
+
+
+OllaCallback = OllaLightningCallback
 
 
 def _only_network(module: Any) -> str:

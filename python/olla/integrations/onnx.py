@@ -13,7 +13,7 @@ from olla.errors import CaptureError, GraphError
 from olla.graph import Graph
 from olla.graph.graph import Builder
 from olla.integrations import onnx_folding
-from olla.integrations.onnx_inputs import Given, close, dims, is_known, settable, text
+from olla.integrations.onnx_inputs import KnownInputs, close, dims, is_known, settable, text
 from olla.integrations.onnx_inputs import num_bytes as num_bytes_of
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def from_onnx(
         (['onnx.MatMul', 'onnx.Relu'], 192, 256)
     """
     _require_onnx()
-    given = Given(shapes or {}, values or {})
+    given = KnownInputs(shapes or {}, values or {})
     if isinstance(model, str | os.PathLike):
         path = Path(model)
         with files.naming(str(path)):
@@ -145,7 +145,7 @@ def _skeleton(model: onnx.ModelProto, folder: Path | None) -> tuple[onnx.ModelPr
     return skeleton, parameters
 
 
-def _graph(model: onnx.ModelProto, parameters: Mapping[str, int], given: Given, name: str) -> Graph:
+def _graph(model: onnx.ModelProto, parameters: Mapping[str, int], given: KnownInputs, name: str) -> Graph:
     """Return the graph of a skeleton, whose `parameters` are those of its inputs that have values, and their bytes."""
     close(model, parameters, given)
     known, constants = {**_sizes(model.graph.initializer), **parameters}, set(given.values)

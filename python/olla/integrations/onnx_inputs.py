@@ -18,14 +18,14 @@ _BITS = {"FLOAT": 32, "DOUBLE": 64, "BOOL": 8}
 _FEW_ELEMENTS = 64  # of an input that a shape or a branch may depend on: a rate, a mode, sizes
 
 
-class Given(NamedTuple):
+class KnownInputs(NamedTuple):
     """What the caller says of inputs, by name."""
 
     shapes: Mapping[str, Sequence[int]]
     values: Mapping[str, Any]
 
 
-def close(model: onnx.ModelProto, parameters: Mapping[str, int], given: Given) -> None:
+def close(model: onnx.ModelProto, parameters: Mapping[str, int], given: KnownInputs) -> None:
     """Write what the caller says into the model, and refuse what stays open: `values` become initializers.
 
     Args:
@@ -38,7 +38,7 @@ def close(model: onnx.ModelProto, parameters: Mapping[str, int], given: Given) -
         ValueError: a shape or a value does not belong to an input, or contradicts it.
     """
     inputs = {value.name: value for value in model.graph.input if value.name not in parameters}
-    for what, by_name in zip(Given._fields, given, strict=True):
+    for what, by_name in zip(KnownInputs._fields, given, strict=True):
         if unknown := by_name.keys() - inputs.keys():
             known = ", ".join(inputs) or "none"
             raise ValueError(f"{what} names {min(unknown)!r}, which is no input of the model: it has {known}")

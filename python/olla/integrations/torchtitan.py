@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 from olla.base import human_bytes, percent
 from olla.errors import BudgetError
 from olla.graph import DeviceProfile
-from olla.integrations.torchtitan_program import HEADS, Judged, Program, first_backward, is_backward, module_name
+from olla.integrations.torchtitan_program import (
+    HEADS,
+    GraphTrainerProgram,
+    Judged,
+    first_backward,
+    is_backward,
+    module_name,
+)
 from olla.plan import Goal, asked
 
 if TYPE_CHECKING:
@@ -25,7 +32,7 @@ _SENDS_AHEAD = "joint_transformer_block_bucketing_reordering_pass"
 
 
 @dataclass(frozen=True)
-class Choice:
+class PolicyChoice:
     """What a policy chose for one graph; bytes and seconds are of the graph that GraphTrainer makes of it.
 
     Attributes:
@@ -88,7 +95,7 @@ def _goal(budget: Any, max_slowdown: Any, minimise: Any, device: Any) -> Goal:
     return goal
 
 
-def choose(module: fx.GraphModule, goal: Goal, *, sends_ahead: bool = True) -> Choice:
+def choose(module: fx.GraphModule, goal: Goal, *, sends_ahead: bool = True) -> PolicyChoice:
     """Choose what backward recomputes in a graph of forward, loss and backward; the graph stays as it is.
 
     Every candidate is judged in the program GraphTrainer makes of it: each recomputed node runs once more, right before
@@ -110,7 +117,7 @@ def choose(module: fx.GraphModule, goal: Goal, *, sends_ahead: bool = True) -> C
     from olla.pytorch.ranks.group import ranks_of
 
     graph = from_fx(module)
-    program = Program(graph, module, goal.device, sends_ahead=sends_ahead)
+    program = GraphTrainerProgram(graph, module, goal.device, sends_ahead=sends_ahead)
     ranks = ranks_of(group for group in graph.groups if group)
     best = _best(program, goal) if ranks is None else _best_of_ranks(ranks, graph, program, goal)
     saved, names = program.judged(frozenset()), program.names_of(best.ops)
@@ -120,10 +127,10 @@ def choose(module: fx.GraphModule, goal: Goal, *, sends_ahead: bool = True) -> C
         percent(best.added_seconds / program.base_seconds if program.base_seconds else 0.0),
     )
     ops = frozenset(program.names_of(range(program.graph.num_ops)))
-    return Choice(ops, names, best.peak_bytes, saved.peak_bytes, best.added_seconds, program.base_seconds)
+    return PolicyChoice(ops, names, best.peak_bytes, saved.peak_bytes, best.added_seconds, program.base_seconds)
 
 
-def _best(program: Program, goal: Goal) -> Judged:
+def _best(program: GraphTrainerProgram, goal: Goal) -> Judged:
     budget = goal.budget_bytes
     if budget is None:
         most = math.inf if goal.max_slowdown is None else goal.max_slowdown * program.base_seconds * (1 + 1e-12)
@@ -139,7 +146,7 @@ def _best(program: Program, goal: Goal) -> Judged:
     return program.without(best, budget)
 
 
-def _best_of_ranks(ranks: Ranks, graph: Graph, program: Program, goal: Goal) -> Judged:
+def _best_of_ranks(ranks: Ranks, graph: Graph, program: GraphTrainerProgram, goal: Goal) -> Judged:
     """Return the choice of the first rank that has the same operators; shapes may differ, as uneven shards do.
 
     Ranks with another choice would communicate in another order, and wait for each other for ever.
@@ -176,7 +183,7 @@ def name_sums(module: fx.GraphModule) -> None:
                 node.meta["custom"] = {**node.meta["custom"], "module_fqn": others[0]}
 
 
-def tag(module: fx.GraphModule, choice: Choice) -> None:
+def tag(module: fx.GraphModule, choice: PolicyChoice) -> None:
     """Mark the nodes of forward for GraphTrainer's passes: what is recomputed, what is saved; views run again."""
     import operator
 

@@ -54,7 +54,7 @@ class _Way(NamedTuple):
     ends: list[int]
 
 
-class Program:
+class GraphTrainerProgram:
     """A traced step, and what becomes of it when ops of forward are recomputed in backward.
 
     Args:

@@ -17,6 +17,7 @@ except ModuleNotFoundError as error:
 
 from olla.aten.wrap import report_of, wrap
 from olla.checkpointing.first_batch import AtFirstBatch
+from olla.checkpointing.ways import How, require_goal
 from olla.errors import CaptureError
 from olla.pytorch.compile import compile as compile_step
 from olla.pytorch.pool import Pool, PoolReport, pool
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from olla.pytorch.step import Step
     from olla.report.step import StepReport
 
-_WAYS = ("checkpoint", "aten", "inductor", "pool")
 _logger = transformers.utils.logging.get_logger(__name__)
 _inside = threading.local()  # .pool: of the training that this thread is in, or that an exception ended
 
@@ -68,7 +68,7 @@ class OllaCallback(transformers.TrainerCallback):
         budget: int | str | None = None,
         max_slowdown: float | None = None,
         minimise: Literal["peak"] | None = None,
-        how: Literal["checkpoint", "aten", "inductor", "pool"] | None = None,
+        how: How | None = None,
         chunked_loss: int | Literal["auto"] | None = None,
         host_budget: int | str | None = None,
         loss_only: bool | None = None,
@@ -77,7 +77,7 @@ class OllaCallback(transformers.TrainerCallback):
         given |= {"chunked_loss": chunked_loss, "host_budget": host_budget}
         self._goal: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         self._how = how or ("inductor" if self._goal else "pool")
-        _require_goal(self._how, self._goal)
+        require_goal(self._how, self._goal)
         self._loss_only = chunked_loss is not None if loss_only is None else loss_only
         self._pool: Pool | None = None
         self._checkpoints: AtFirstBatch | None = None
@@ -157,20 +157,6 @@ class OllaCallback(transformers.TrainerCallback):
             entered.step()
 
     on_step_end = on_substep_end = on_prediction_step = on_evaluate = on_save = _step
-
-
-def _require_goal(how: str, goal: dict[str, Any]) -> None:
-    """Refuse goals that a way takes no notice of, and a way that needs one."""
-    if how not in _WAYS:
-        raise ValueError(f"how is {how!r}, expected one of {', '.join(_WAYS)}")
-    if how == "pool" and goal:
-        raise ValueError(f"how='pool' leaves {', '.join(goal)} without effect: a pool takes no goal; leave one out")
-    for name in {"chunked_loss", "host_budget"} & goal.keys() if how != "inductor" else ():
-        raise ValueError(f"{name} is for how='inductor', not {how!r}: leave one out")
-    if "host_budget" in goal and not {"budget", "max_slowdown", "minimise"} & goal.keys():
-        raise ValueError("host_budget is for a goal: give budget, max_slowdown or minimise too")
-    if how == "checkpoint" and not goal:
-        raise ValueError("how='checkpoint' needs a goal: give budget, max_slowdown or minimise")
 
 
 class _LossOnly:

@@ -36,7 +36,7 @@ class ArenaBuffers:
         size: int64[k + l], bytes, rounded up to the alignment.
     """
 
-    def __init__(self, graph: Graph, core: _core.Graph, order: NDArray[np.int32], alignment: int) -> None:
+    def __init__(self, graph: Graph, core: _core.CoreGraph, order: NDArray[np.int32], alignment: int) -> None:
         lives = _core.profile(core, order)
         step = np.argsort(order)
         self._graph = graph

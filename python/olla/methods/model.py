@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from olla._core import Graph as CoreGraph
+from olla._core import CoreGraph
 from olla.graph import Graph, nearest_order
 from olla.layout import ArenaBuffers, Placement
 from olla.methods.addresses import solve_addresses

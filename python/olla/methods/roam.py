@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olla import _core
-from olla._core import Graph as CoreGraph
-from olla._core import Limits, profile
+from olla._core import CoreGraph, Limits, profile
 from olla._core import order as best_order
 from olla.graph import Graph
 from olla.graph.columns import lists_of

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from olla._core import Graph as CoreGraph
+from olla._core import CoreGraph
 from olla.graph import Lists
 from olla.layout import live_bytes
 from olla.order.base_orders import bytes_per_op, freed_bytes

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from olla._core import Graph as CoreGraph
-from olla._core import breadth_first_order, depth_first_order, least_peak_order
+from olla._core import CoreGraph, breadth_first_order, depth_first_order, least_peak_order
 from olla.base import rivals
 from olla.graph import Lists
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from olla._core import Graph as CoreGraph
+    from olla._core import CoreGraph
     from olla.base import Progress
     from olla.graph import Graph
     from olla.layout import Placement

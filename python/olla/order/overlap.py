@@ -13,7 +13,7 @@ from olla.graph.collectives import WAIT
 from olla.graph.timeline import issued_by
 
 if TYPE_CHECKING:
-    from olla._core import Graph as CoreGraph
+    from olla._core import CoreGraph
     from olla.graph import DeviceProfile
 
 Order = NDArray[np.int32]

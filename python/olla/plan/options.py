@@ -60,7 +60,7 @@ class Options:
         }
 
 
-class Captured(Protocol):
+class HasGraph(Protocol):
     """Anything that carries the graph of a training step."""
 
     @property
@@ -68,7 +68,7 @@ class Captured(Protocol):
         """The graph of the whole step."""
 
 
-Source = Graph | str | os.PathLike[str] | Captured
+Source = Graph | str | os.PathLike[str] | HasGraph
 
 
 def graph_of(source: Source) -> Graph:

@@ -17,9 +17,9 @@ from olla.pytorch.capture.exclusive import between
 from olla.pytorch.capture.inputs import InputBinding
 from olla.pytorch.capture.results import Gradients
 from olla.pytorch.checks import failures
-from olla.pytorch.guards.facts import Call
+from olla.pytorch.guards.facts import StepCall
 from olla.pytorch.guards.guard import Guard, TensorFacts, Wholes
-from olla.pytorch.guards.places import Holds, Watched
+from olla.pytorch.guards.places import Holds, WatchedContainer
 from olla.pytorch.guards.values import equal
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Capture:
     runner: Runner
     number: int = 0
 
-    def __init__(self, captured: Captured, call: Call, inputs: InputBinding) -> None:
+    def __init__(self, captured: Captured, call: StepCall, inputs: InputBinding) -> None:
         assert captured.reads is not None
         self.key, leaves = call.key, call.leaves
         self.left = captured.left
@@ -74,7 +74,7 @@ class Capture:
         self._keep(values)
         failures.check_memory(_changed(captured, values))
 
-    def values(self, call: Call) -> tuple[list[torch.Tensor], str]:
+    def values(self, call: StepCall) -> tuple[list[torch.Tensor], str]:
         """Return the tensors the step takes for a call with this key; or, in words, why it is not right any more.
 
         Complexity: O(what the step read and takes).
@@ -129,7 +129,7 @@ class Capture:
         replaced = [(old, t) for old, t in zip(self._first, values, strict=False) if old is not t]
         if any(not equal(_attributes(old), _attributes(new)) for old, new in replaced):
             return "a parameter or buffer was replaced by one with other attributes"
-        self._replaced = Wholes([Watched.of(vars(new), Holds.ATTRIBUTES, "") for _, new in replaced])
+        self._replaced = Wholes([WatchedContainer.of(vars(new), Holds.ATTRIBUTES, "") for _, new in replaced])
         state = [values[i] for i in self._states]
         if not all(isinstance(t, torch.Tensor) for t in state):
             return "the optimizer's state holds something else than tensors"
@@ -160,7 +160,7 @@ class Captures:
         """The one that was used last."""
         return self._captures[-1] if self._captures else None
 
-    def find(self, call: Call) -> tuple[Capture | None, list[torch.Tensor], str]:
+    def find(self, call: StepCall) -> tuple[Capture | None, list[torch.Tensor], str]:
         """Return the capture that is right for a call, with its values, or why none is."""
         reason = ""
         for capture in reversed(self._captures):

@@ -16,7 +16,7 @@ from olla.plan import Goal
 from olla.pytorch.capture import Captured
 from olla.pytorch.captures import Capture
 from olla.pytorch.dynamo.follow import begin
-from olla.pytorch.guards.facts import Call
+from olla.pytorch.guards.facts import StepCall
 from olla.pytorch.memory import arrange
 from olla.pytorch.runner import in_plain_modes
 from olla.pytorch.step import Step
@@ -141,13 +141,13 @@ class LoweredStep(Step):
         runner: Any = capture.runner
         return runner.run_separate(batch) if runner.separate is not None else super()._result(capture, values, batch)
 
-    def _captured(self, call: Call) -> Captured:
+    def _captured(self, call: StepCall) -> Captured:
         captured = super()._captured(call)
         if captured.graph.communicates.any():
             raise ReplayError('the step has collectives, which kernels="inductor" does not keep: use kernels="torch"')
         return captured
 
-    def _prepare(self, call: Call) -> Capture:
+    def _prepare(self, call: StepCall) -> Capture:
         begin()  # a step that was captured before would be captured again for it: its guard sees other functions
         with ProgressLine(f"compiling {type(self._model).__name__}"):
             made, captured = self._capture(call)

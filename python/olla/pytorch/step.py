@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from olla.pytorch.captures import Capture
-    from olla.pytorch.guards.facts import Call
+    from olla.pytorch.guards.facts import StepCall
     from olla.pytorch.memory.replay import Replay
     from olla.pytorch.ranks.group import Ranks
 
@@ -130,7 +130,7 @@ class Step(Told):
             warnings.warn(_CROWDED.format(self._cache_size, self._crowded), stacklevel=3)
         return result
 
-    def _run_call(self, call: Call) -> Any:
+    def _run_call(self, call: StepCall) -> Any:
         if (follower := self._follower) is not None and follower.takes(call):
             result = follower.run(call)
             if result is not follower.NOT_TAKEN:
@@ -160,14 +160,14 @@ class Step(Told):
         if found is not None:
             self._captures.use(found[0])
 
-    def _call(self, batch: Any) -> Call:
+    def _call(self, batch: Any) -> StepCall:
         from olla.pytorch.binding import batch_key, flatten
-        from olla.pytorch.guards.facts import Call
+        from olla.pytorch.guards.facts import StepCall
 
         leaves, spec = flatten(batch)
-        return Call(batch, batch_key(leaves, spec, self._device.type), leaves, self._loss)
+        return StepCall(batch, batch_key(leaves, spec, self._device.type), leaves, self._loss)
 
-    def find(self, call: Call) -> tuple[Capture, list[torch.Tensor], str] | Exception | None:
+    def find(self, call: StepCall) -> tuple[Capture, list[torch.Tensor], str] | Exception | None:
         """Return the capture for a call, with the tensors that it takes and why it was made; or why there is none.
 
         None: that is known from an earlier call.
@@ -204,7 +204,7 @@ class Step(Told):
     def _result(self, capture: Capture, values: list[torch.Tensor], batch: Any) -> Any:
         return capture.run(values, self._model, self._ranks)
 
-    def _captured(self, call: Call) -> Captured:
+    def _captured(self, call: StepCall) -> Captured:
         if len(self.optimizers) > 1:
             raise CaptureError(
                 f"the step has {len(self.optimizers)} optimizers, and the update of one is captured: give it one "
@@ -222,7 +222,7 @@ class Step(Told):
         captured.structure.check()
         return captured
 
-    def _prepare(self, call: Call) -> Capture:
+    def _prepare(self, call: StepCall) -> Capture:
         from olla.pytorch.cache import Place, find
         from olla.pytorch.planned import prepared
         from olla.pytorch.planner import Planner
@@ -249,7 +249,7 @@ class Step(Told):
         )
         return made
 
-    def _capture(self, call: Call) -> tuple[Capture, Captured]:
+    def _capture(self, call: StepCall) -> tuple[Capture, Captured]:
         from olla.pytorch.capture.exclusive import between
         from olla.pytorch.capture.inputs import InputBinding
         from olla.pytorch.capture.optimizers import kept_on_error

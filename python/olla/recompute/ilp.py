@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from olla._core import RecomputeIlpResult, RecomputeSearch, RecomputeTarget, recompute_ilp
+from olla._core import CoreRecomputeSearch, RecomputeIlpResult, RecomputeTarget, recompute_ilp
 from olla.base import Progress
 from olla.ilp import solver
 
@@ -20,7 +20,7 @@ def proof(found: RecomputeIlpResult, least_time: bool) -> str:
 
 
 def solve_choice(
-    evictor: RecomputeSearch,
+    evictor: CoreRecomputeSearch,
     *,
     peak_bytes: int,
     added_seconds: float | None = None,

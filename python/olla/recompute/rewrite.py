@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from olla._core import RecomputeSearch
+from olla._core import CoreRecomputeSearch
 from olla.graph import Graph, Lists, Rerun, Rules
 from olla.graph.collectives import WAIT
 from olla.graph.columns import lists_of
@@ -27,7 +27,7 @@ def _one_after_the_other(after: Lists, collectives: list[str], groups: list[str]
     return lists_of(lists)
 
 
-def recomputed_graph(graph: Graph, rules: Rules, search: RecomputeSearch) -> Recomputed:
+def recomputed_graph(graph: Graph, rules: Rules, search: CoreRecomputeSearch) -> Recomputed:
     """Return the graph that the decisions of a search make.
 
     Args:

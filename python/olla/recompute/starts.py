@@ -32,7 +32,7 @@ class Start(NamedTuple):
     """A base order, and what is chosen on it."""
 
     order: NDArray[np.int32]
-    evictor: _core.RecomputeSearch
+    evictor: _core.CoreRecomputeSearch
 
 
 def target(peak_bytes: int, added_seconds: float | None) -> _core.RecomputeTarget:
@@ -75,7 +75,7 @@ class Starts:
         return self.starts[0].order
 
     @property
-    def evictor(self) -> _core.RecomputeSearch:
+    def evictor(self) -> _core.CoreRecomputeSearch:
         """What is chosen on it."""
         return self.starts[0].evictor
 

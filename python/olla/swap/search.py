@@ -58,11 +58,11 @@ class SwapSearch:
         self.blocks = _core.IdleBlocks(
             tensor=tensor, num_bytes=self.num_bytes, made=made[free], last=idle.last[free], next=idle.next[free]
         )
-        self._core = _core.SwapSearch(
+        self._core = _core.CoreSwapSearch(
             live=self.live,
             seconds=self.seconds,
             blocks=self.blocks,
-            link=_core.Link(**vars(link)),
+            link=_core.CoreLink(**vars(link)),
             host_bytes=_NO_LIMIT if host_bytes is None else host_bytes,
         )
         self.base_seconds = float(self.seconds.sum())

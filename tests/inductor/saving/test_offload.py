@@ -79,10 +79,10 @@ class Seen:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.fronts: list[saving.Front] = []
-        self.choices: list[saving.Choice] = []
+        self.choices: list[saving.SavedChoice] = []
         choose = saving.Front.choose
 
-        def watch(front: saving.Front, goal: Goal, **options: Any) -> saving.Choice:
+        def watch(front: saving.Front, goal: Goal, **options: Any) -> saving.SavedChoice:
             self.fronts.append(front)
             self.choices.append(choose(front, goal, **options))
             return self.choices[-1]
@@ -211,7 +211,7 @@ def test_the_figures_are_those_of_a_step_simulated_by_hand(name: str, fronts: An
     assert max(stalls) > 0
 
 
-def simulated(joint: Joint, choice: saving.Choice, link: Link) -> tuple[int, float]:
+def simulated(joint: Joint, choice: saving.SavedChoice, link: Link) -> tuple[int, float]:
     """Run a step run by run, with one stream for copies; return its peak and how long it waits."""
     copies, runs = choice.offload, choice.runs
     assert copies is not None

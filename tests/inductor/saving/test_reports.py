@@ -9,7 +9,7 @@ import pytest
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from olla.inductor.simulate.step import Replay, replay, sweep
+from olla.inductor.simulate.step import SimulatedStep, replay, sweep
 from tests.support.pytorch.compiling import fresh, square, untold  # noqa: F401
 from tests.support.pytorch.steps import nn, torch
 
@@ -100,7 +100,7 @@ _RISING = pytest.mark.xfail(reason="of six the code for 20 % needs more than tha
 def test_small_convolutions_behind_dropout_save_about_what_training_all_does(number: int) -> None:
     """See peft#2196."""
 
-    def found(small: bool, share: float) -> Replay:
+    def found(small: bool, share: float) -> SimulatedStep:
         model = nn.Sequential(nn.Conv2d(16, 16, 1), *(Adapted(small=small) for _ in range(number)))
         return replay(model, torch.randn(4, 16, 32, 32), square, backend="olla", options={"max_slowdown": share})
 

@@ -20,7 +20,7 @@ from olla.inductor.saving.joint import Joint
 from olla.inductor.saving.kinds import Fusion, is_drawn, is_truth
 from olla.inductor.saving.saving import Again
 from olla.inductor.settings import patches
-from olla.inductor.simulate.step import Replay, replay, sweep
+from olla.inductor.simulate.step import SimulatedStep, replay, sweep
 from olla.plan import Goal
 from tests.support.pytorch.compiling import fresh  # noqa: F401
 from tests.support.pytorch.steps import nn, torch
@@ -62,14 +62,14 @@ class Seen:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.joints: list[Joint] = []
-        self.choices: list[saving.Choice] = []
+        self.choices: list[saving.SavedChoice] = []
         begin, choose = saving.Front.__init__, saving.Front.choose
 
         def watch(front: saving.Front, joint: Joint, *others: Any) -> None:
             self.joints.append(joint)
             begin(front, joint, *others)
 
-        def chosen(front: saving.Front, goal: Goal, **options: Any) -> saving.Choice:
+        def chosen(front: saving.Front, goal: Goal, **options: Any) -> saving.SavedChoice:
             self.choices.append(choose(front, goal, **options))
             return self.choices[-1]
 
@@ -77,7 +77,7 @@ class Seen:
         monkeypatch.setattr(saving.Front, "choose", chosen)
 
 
-def replayed(**goal: Any) -> Replay:
+def replayed(**goal: Any) -> SimulatedStep:
     with olla.inductor.enable(**goal):
         return replay(*example(), loss)
 

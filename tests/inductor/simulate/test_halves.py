@@ -21,7 +21,7 @@ from tests.support.pytorch.steps import torch
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")]
 
 
-def chosen(foresee: Callable[..., int | None] | None = None, **goal: Any) -> tuple[saving.Choice, int]:
+def chosen(foresee: Callable[..., int | None] | None = None, **goal: Any) -> tuple[saving.SavedChoice, int]:
     """What was chosen for a small network, and what the replayed step needs."""
     settings = patches(**goal)
     given: Partitioner = settings["custom_partitioner_fn"]

@@ -18,7 +18,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Parts:
+class KernelParts:
     """What a graph's kernels consist of.
 
     Attributes:
@@ -66,7 +66,7 @@ class Parts:
         return first, last, np.where(self.inner & (first == last), 0, self.graph.tensor_bytes)
 
 
-def parts_of(fused: Sequence[Any], storages: Storages) -> Parts:
+def parts_of(fused: Sequence[Any], storages: Storages) -> KernelParts:
     """Take the kernels of a graph apart.
 
     Args:
@@ -105,7 +105,7 @@ def parts_of(fused: Sequence[Any], storages: Storages) -> Parts:
             inner[tensor] = inductor.is_inside(fused[kernel[int(writer[tensor])]], buffer)
     kept = np.zeros(graph.num_tensors, dtype=bool)
     kept[graph.outputs] = True
-    return Parts(
+    return KernelParts(
         nodes=nodes,
         kernel=np.array(kernel, dtype=np.int64),
         movable=np.array(movable, dtype=bool),

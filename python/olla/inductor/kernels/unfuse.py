@@ -15,7 +15,7 @@ import numpy as np
 
 from olla.inductor.compat import codegen
 from olla.inductor.kernels.fused import Storages
-from olla.inductor.kernels.parts import Ints, Parts, parts_of
+from olla.inductor.kernels.parts import Ints, KernelParts, parts_of
 
 _MAX_TRIALS = 3000  # whose memory is computed, per graph
 _LEAST_SHARE = 1e-3  # of the peak, that is looked at
@@ -57,7 +57,7 @@ class Unfusing:
 
     def __init__(self, fused: Sequence[Any], storages: Storages) -> None:
         self.fused = fused
-        self.parts: Parts = parts_of(fused, storages)
+        self.parts: KernelParts = parts_of(fused, storages)
         self.state = _KernelAssignment(self.parts.kernel.copy(), list(range(len(fused))), list(range(len(fused))))
         self.trials = 0
         self._floor = _LEAST_SHARE * self._peak()  # bytes that count

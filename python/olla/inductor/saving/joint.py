@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import fx
 
-from olla._core import RecomputeSearch, Rules
+from olla._core import CoreRecomputeSearch, CoreRules
 from olla.graph import DeviceProfile, Graph, Rerun
 from olla.inductor.compat import compat
 from olla.inductor.saving.emission import goes_on
@@ -75,10 +75,10 @@ class Joint:
         """Estimated seconds of forward and backward with everything saved."""
         return float(self.seconds.sum())
 
-    def evictor(self) -> RecomputeSearch:
+    def evictor(self) -> CoreRecomputeSearch:
         """Return a search over what to save and what to run again."""
         num_ops = len(self.nodes)
-        rules = Rules(
+        rules = CoreRules(
             seconds=self.seconds,
             rerun=self.rerun,
             rerun_seconds=self.rerun_seconds,
@@ -92,7 +92,7 @@ class Joint:
             reduced_in_place=self.reduced_in_place,
             split=self.split,
         )
-        return RecomputeSearch(self.graph.core, np.arange(num_ops, dtype=np.int32), rules)
+        return CoreRecomputeSearch(self.graph.core, np.arange(num_ops, dtype=np.int32), rules)
 
     def without_products(self, most: float = 0.0) -> Joint:
         """Return the same with no matrix product, convolution or attention that may run again, unless it has to.
@@ -117,7 +117,7 @@ class Joint:
             draw_seconds=np.zeros_like(self.draw_seconds),
         )
 
-    def starting(self) -> list[RecomputeSearch]:
+    def starting(self) -> list[CoreRecomputeSearch]:
         """Return searches for minimum cuts at which the greedy may start.
 
         In the first, what a pointwise operator makes counts twice: to be saved it is written beside what it was made
@@ -128,7 +128,7 @@ class Joint:
         twice, *dear = [replace(self, graph=graph).evictor() for graph in self.start_graphs]
         return [twice, replace(self, rerun_seconds=free).evictor(), *dear]
 
-    def bounding(self) -> tuple[RecomputeSearch, NDArray[np.float64]]:
+    def bounding(self) -> tuple[CoreRecomputeSearch, NDArray[np.float64]]:
         """Return a search whose lower bounds hold for fused code, and the seconds it counts per op that runs again.
 
         Whoever reads a pointwise result may compute it from what that was made from: it need not be in memory, for

@@ -105,11 +105,11 @@ class _OffloadSearch:
         area = np.where(idle > 0, idle * sizes, idle / np.maximum(sizes, 1))
         self.last, self.next = last, following
         self.ranking = np.argsort(-area, kind="stable").astype(np.int32)
-        self.core = _core.SwapSearch(
+        self.core = _core.CoreSwapSearch(
             live=self.live,
             seconds=seconds,
             blocks=_core.IdleBlocks(tensor=copies, num_bytes=sizes, made=made, last=last, next=following),
-            link=_core.Link(**vars(link)),
+            link=_core.CoreLink(**vars(link)),
             host_bytes=_NO_LIMIT,
         )
 

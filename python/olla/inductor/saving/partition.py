@@ -39,10 +39,10 @@ class _Planned(NamedTuple):
     model: joint.Joint
     goal: Goal
     front: saving.Front
-    choice: saving.Choice
+    choice: saving.SavedChoice
     judged: dict[bytes, _Partition]
 
-    def within(self, budget: int) -> saving.Choice:
+    def within(self, budget: int) -> saving.SavedChoice:
         """Choose once more, for a budget."""
         return self.front.choose(dataclasses.replace(self.goal, budget_bytes=budget, minimise=None))
 
@@ -54,7 +54,7 @@ class _Partition:
     joint: fx.Graph
     forward: fx.GraphModule
     backward: fx.GraphModule
-    choice: saving.Choice
+    choice: saving.SavedChoice
 
 
 @dataclass(eq=False, repr=False)
@@ -85,7 +85,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
     chunked_loss: int | str | None = None
     segment: bool = True
     swapping: Swapping | None = None
-    choices: list[saving.Choice] | None = field(default=None, init=False)
+    choices: list[saving.SavedChoice] | None = field(default=None, init=False)
     cacheable: bool = field(default=True, init=False)
     planning_seconds: float = field(default=0.0, init=False)
 
@@ -210,7 +210,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
                 found.append(self._measured(planned, alone))
         return min(found, key=lambda d: (max(d.choice.known_peak_bytes, budget), d.choice.added_seconds))
 
-    def _measured(self, planned: _Planned, choice: saving.Choice) -> _Partition:
+    def _measured(self, planned: _Planned, choice: saving.SavedChoice) -> _Partition:
         """Divide a joint graph by a choice, and note what its code needs."""
         copies = choice.offload[:5] if choice.offload else ()
         key = b"".join(a.tobytes() for a in (choice.runs.op, choice.runs.value, *choice.runs.reads, *copies))
@@ -255,7 +255,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         enough = budget is not None and whole.choice.peak_bytes <= budget
         return whole if enough or whole.choice.peak_bytes <= in_chunks.choice.peak_bytes else in_chunks
 
-    def _tell_budget(self, choice: saving.Choice, *, on_cpu: bool) -> None:
+    def _tell_budget(self, choice: saving.SavedChoice, *, on_cpu: bool) -> None:
         """Warn where no plan fits the budget: what was found instead."""
         budget, needed = self.goal.budget_bytes if self.goal else None, choice.known_peak_bytes
         if budget is None or needed <= budget:
@@ -292,7 +292,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         Partitioner.__init__(self, **state)
 
 
-def _divided(planned: _Planned, choice: saving.Choice) -> _Partition:
+def _divided(planned: _Planned, choice: saving.SavedChoice) -> _Partition:
     """Divide a joint graph by a choice; it can be divided by another one afterwards."""
     gm, num_forward = planned.module, planned.num_forward
     new = rebuild.rebuild(planned.graph, planned.model, choice.values, choice.runs, num_forward)

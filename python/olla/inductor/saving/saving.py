@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from olla._core import Limits, RecomputeSearch, Runs, Values
+from olla._core import CoreRecomputeSearch, Limits, Runs, Values
 from olla.inductor.saving.joint import Joint
 from olla.inductor.saving.kinds import Fusion
 from olla.inductor.saving.offload import Offload, offloaded
@@ -46,7 +46,7 @@ class Again(NamedTuple):
     flops: float = math.inf
     seconds: float = math.inf
 
-    def allows(self, joint: Joint, evictor: RecomputeSearch) -> bool:
+    def allows(self, joint: Joint, evictor: CoreRecomputeSearch) -> bool:
         """Return whether the plan in force runs no more of them again."""
         op, product_seconds = evictor.runs().op, np.where(joint.flops > 0, joint.seconds, 0.0)
         most_flops, most_seconds = _most(self.flops, joint.flops.sum()), _most(self.seconds, joint.step_seconds)
@@ -66,7 +66,7 @@ def _again(amounts: NDArray[Any], op: NDArray[np.int32]) -> float:
 
 
 @dataclass(frozen=True)
-class Choice:
+class SavedChoice:
     """What was chosen, as the planner sees it.
 
     Attributes:
@@ -152,7 +152,7 @@ class Front:
         by_traffic = self.joint.by_traffic()
         return _points(by_traffic, by_traffic.evictor()) if by_traffic is not self.joint else []
 
-    def choose(self, goal: Goal, *, copies: bool = True) -> Choice:
+    def choose(self, goal: Goal, *, copies: bool = True) -> SavedChoice:
         """Return the best plan for a goal, with copies or without; where none fits a budget, the one of least peak."""
         points = self._usual
         fits = goal.budget_bytes is None or any(point.peak <= goal.budget_bytes for point in points)
@@ -163,11 +163,11 @@ class Front:
         alone = self._choice(None)
         return alone if self.host is None or not copies else self._beside_copies(points, alone, goal)
 
-    def _choice(self, offload: Offload | None) -> Choice:
+    def _choice(self, offload: Offload | None) -> SavedChoice:
         """Return the plan in force, with what waits in host memory meanwhile."""
         runs, first = self.evictor.runs(), self._usual[0]
         stall = 0.0 if offload is None else offload.stall_seconds
-        return Choice(
+        return SavedChoice(
             peak_bytes=self.evictor.peak if offload is None else offload.peak_bytes,
             added_seconds=self.evictor.added_seconds - first.added + stall,
             step_seconds=self.joint.step_seconds,
@@ -180,7 +180,7 @@ class Front:
             offload=offload,
         )
 
-    def _beside_copies(self, points: list[_Point], alone: Choice, goal: Goal) -> Choice:
+    def _beside_copies(self, points: list[_Point], alone: SavedChoice, goal: Goal) -> SavedChoice:
         """Return the best plan for a goal in which tensors may wait in host memory; the given one is without."""
         budget = goal.budget_bytes or 0
         slowdown = _MOST_STALL if goal.max_slowdown is None else goal.max_slowdown
@@ -191,7 +191,7 @@ class Front:
         least = self._with_copies(points, found, 0, most) if budget else found
         return self._with_copies(points, least, int(least.peak_bytes * _NO_MATTER), most)
 
-    def _with_copies(self, points: list[_Point], best: Choice, budget: int, most_seconds: float) -> Choice:
+    def _with_copies(self, points: list[_Point], best: SavedChoice, budget: int, most_seconds: float) -> SavedChoice:
         """Return a better plan than the given one for a budget; 0: for the least peak.
 
         What runs again and what is copied are chosen together: the copies of every plan on the front, and of these
@@ -199,7 +199,7 @@ class Front:
         """
         assert self.host is not None
 
-        def rank(choice: Choice) -> tuple[float, float]:
+        def rank(choice: SavedChoice) -> tuple[float, float]:
             return max(choice.peak_bytes, budget), choice.added_seconds
 
         for point in _spread(points, budget):
@@ -215,7 +215,7 @@ class Front:
         return best
 
 
-def choose(joint: Joint, goal: Goal, again: Again = EVERYTHING) -> Choice:
+def choose(joint: Joint, goal: Goal, again: Again = EVERYTHING) -> SavedChoice:
     """Return the best plan for a goal, without copies to host memory; see `Front`."""
     return Front(joint, again).choose(goal)
 
@@ -288,7 +288,7 @@ def _lower_bound(joint: Joint, runs: Runs) -> int:
     return max(int(bounds.max()), joint.graph.resident_bytes)
 
 
-def _pick(points: list[_Point], joint: Joint, evictor: RecomputeSearch, goal: Goal, again: Again) -> _Point:
+def _pick(points: list[_Point], joint: Joint, evictor: CoreRecomputeSearch, goal: Goal, again: Again) -> _Point:
     """Return the first plan, in the order of preference that the goal means, which runs no more again."""
     by_peak = sorted(points, key=lambda p: (p.peak, p.added))
     order = by_peak
@@ -305,7 +305,7 @@ def _pick(points: list[_Point], joint: Joint, evictor: RecomputeSearch, goal: Go
     return points[0]
 
 
-def _clear(best: _Point, points: list[_Point], joint: Joint, evictor: RecomputeSearch, again: Again) -> None:
+def _clear(best: _Point, points: list[_Point], joint: Joint, evictor: CoreRecomputeSearch, again: Again) -> None:
     """Put a plan in force without the drops that a start brought along and that do not lower its peak.
 
     The peak may fall thereby, not below that of the plan which the next lower budget takes.
@@ -317,7 +317,7 @@ def _clear(best: _Point, points: list[_Point], joint: Joint, evictor: RecomputeS
         evictor.reset(best.values, best.steps)
 
 
-def _points(joint: Joint, evictor: RecomputeSearch) -> list[_Point]:
+def _points(joint: Joint, evictor: CoreRecomputeSearch) -> list[_Point]:
     """Return the plans on the greedy's curves from every start: forward's values kept, minimum cuts.
 
     The first is the one that keeps what the joint graph has forward make.
@@ -342,7 +342,7 @@ def _guard(joint: Joint, seconds: float) -> float:
     return _NO_LIMIT if joint.communicates else seconds
 
 
-def _curve(evictor: RecomputeSearch, max_work: int, seconds: float) -> list[_Point]:
+def _curve(evictor: CoreRecomputeSearch, max_work: int, seconds: float) -> list[_Point]:
     """Return the plans on the greedy's way from the drops in force."""
     evictor.run(0, _UNLIMITED, Limits(time_limit=seconds, max_work=max_work, progress=None))
     curve, decisions = evictor.curve(), evictor.decisions()
@@ -354,7 +354,7 @@ def _curve(evictor: RecomputeSearch, max_work: int, seconds: float) -> list[_Poi
     ]
 
 
-def _made_late(joint: Joint, evictor: RecomputeSearch) -> NDArray[np.int32]:
+def _made_late(joint: Joint, evictor: CoreRecomputeSearch) -> NDArray[np.int32]:
     """Return the values that backward makes itself though forward could: no start saves them for nothing."""
     offset, made = evictor.values.makes
     return np.concatenate([made[:0], *(made[offset[op] : offset[op + 1]] for op in joint.late)])

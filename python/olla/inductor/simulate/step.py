@@ -26,7 +26,7 @@ Watch = Callable[[Split], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replay(Splits):
+class SimulatedStep(Splits):
     """What one training step, forward and backward, needs as it is compiled.
 
     Attributes:
@@ -57,7 +57,7 @@ def replay(
     state_bytes: int = 0,
     watch: Watch | None = None,
     kernels: bool = False,
-) -> Replay:
+) -> SimulatedStep:
     """Compile a training step as torch.compile would now, and run the generated wrappers on fake tensors.
 
     All of torch.compile's own settings and those of `olla.inductor.enable` count. Kernels are generated, neither
@@ -119,7 +119,7 @@ def replay(
             _run(step, loss, twin, data)
     if len(sources) != num_wrappers:
         raise CaptureError("the step compiles anew at its second run: what it does must not depend on the run")
-    return Replay(
+    return SimulatedStep(
         peak_bytes=live.peak_bytes + state_bytes,
         eager_peak_bytes=eager_peak_bytes + state_bytes,
         resident_bytes=resident_bytes + state_bytes,
@@ -136,7 +136,7 @@ class _Known(Exception):
 
 def sweep(
     model: torch.nn.Module, batch: Any, loss: Loss, shares: Iterable[float], *, state_bytes: int = 0
-) -> dict[float, Replay]:
+) -> dict[float, SimulatedStep]:
     """Replay a step under torch's own partitioner, for several values of its ``activation_memory_budget``.
 
     Args:
@@ -153,12 +153,12 @@ def sweep(
         >>> sorted(found)
         [0.5, 1.0]
     """
-    by_digest: dict[str, Replay] = {}
-    found: dict[float, Replay] = {}
+    by_digest: dict[str, SimulatedStep] = {}
+    found: dict[float, SimulatedStep] = {}
     for share in shares:
-        known: list[Replay] = []
+        known: list[SimulatedStep] = []
 
-        def watch(split: Split, known: list[Replay] = known) -> None:
+        def watch(split: Split, known: list[SimulatedStep] = known) -> None:
             if split.digest in by_digest:
                 known.append(by_digest[split.digest])
                 raise _Known

@@ -25,7 +25,7 @@ _MOST_PLANNED = 0.95  # of what separate graphs need: the code of one graph need
 
 
 @dataclass
-class Update:
+class UpdateGroup:
     """What changes some parameters, and their state, by the same gradients.
 
     Attributes:
@@ -119,7 +119,7 @@ class Whole(compat.CustomGraphPass):  # type: ignore[misc]
         rebuilt = rebuild.rebuild(part.graph, model, choice.values, choice.runs, part.meta["num_forward"])
         _replace(graph, _assembled(step, rebuilt, updates, names, order))
 
-    def _chosen(self, part: fx.GraphModule, apart: int) -> tuple[joint.Joint, saving.Choice]:
+    def _chosen(self, part: fx.GraphModule, apart: int) -> tuple[joint.Joint, saving.SavedChoice]:
         """Return a model of forward and backward, and what they save and run again.
 
         Args:
@@ -159,7 +159,7 @@ def _without_sinks(part: fx.GraphModule) -> fx.GraphModule:
     return gm
 
 
-def _updates(graph: fx.Graph, kinds: dict[fx.Node, str]) -> tuple[list[Update], list[fx.Node], set[fx.Node]]:
+def _updates(graph: fx.Graph, kinds: dict[fx.Node, str]) -> tuple[list[UpdateGroup], list[fx.Node], set[fx.Node]]:
     """Return the updates of a graph, its other operators, and all that depends on the tangent."""
     behind = {node for node, kind in kinds.items() if kind == "tangent"}
     inside = {node for node, kind in kinds.items() if kind in _OF_UPDATES}
@@ -172,13 +172,13 @@ def _updates(graph: fx.Graph, kinds: dict[fx.Node, str]) -> tuple[list[Update], 
             inside.add(node)
     output = graph.output_node()
     nodes = [node for node in graph.nodes if node.op == "call_function"]
-    by_taken: dict[tuple[fx.Node, ...], Update] = {}
+    by_taken: dict[tuple[fx.Node, ...], UpdateGroup] = {}
     for node in nodes:
         if node not in inside or not compat.changes_inputs(node):
             continue
         own, taken = _makers(node, inside)
         target: Any = node.args[0]
-        update = by_taken.setdefault(tuple(n for n in taken if n in behind), Update([]))
+        update = by_taken.setdefault(tuple(n for n in taken if n in behind), UpdateGroup([]))
         update.add(taken, own, [target])
     rest = [node for node in nodes if node not in inside]
     if any(n in inside and n.op == "call_function" for n in output.all_input_nodes):
@@ -191,7 +191,7 @@ def _updates(graph: fx.Graph, kinds: dict[fx.Node, str]) -> tuple[list[Update], 
     return [*_merged(list(by_taken.values())), *([late] if late else [])], rest, behind
 
 
-def _merged(updates: list[Update]) -> list[Update]:
+def _merged(updates: list[UpdateGroup]) -> list[UpdateGroup]:
     """Put updates together of which one reads what another one changes: all that is read comes before all changes."""
     changed_by = {target: i for i, update in enumerate(updates) for target in update.targets}
     group = list(range(len(updates)))  # the first update of those it is put together with, by way of others
@@ -228,7 +228,7 @@ def _makers(last: fx.Node, inside: set[fx.Node]) -> tuple[list[fx.Node], list[fx
 
 
 def _without_updates(
-    graph: fx.Graph, updates: Sequence[Update], rest: Sequence[fx.Node], behind: set[fx.Node], kinds: Sequence[str]
+    graph: fx.Graph, updates: Sequence[UpdateGroup], rest: Sequence[fx.Node], behind: set[fx.Node], kinds: Sequence[str]
 ) -> tuple[fx.GraphModule, dict[str, fx.Node], list[int]]:
     """Return forward and backward, where one operator per update takes what it needs as soon as that is there.
 
@@ -282,7 +282,7 @@ def _sink(part: fx.Graph, number: int, taken: list[fx.Node]) -> None:
 def _assembled(
     step: fx.Graph,
     rebuilt: rebuild.Rebuilt,
-    updates: Sequence[Update],
+    updates: Sequence[UpdateGroup],
     names: dict[str, fx.Node],
     order: Sequence[int],
 ) -> fx.Graph:
@@ -300,7 +300,7 @@ def _assembled(
     env: dict[fx.Node, fx.Node] = {}
     kept: dict[fx.Node, fx.Node] = {}
     left = collections.Counter(names[str(r.target)] for n in rebuilt.graph.nodes for r in _read_inputs(n))
-    waiting: list[tuple[Update, dict[fx.Node, fx.Node]]] = []
+    waiting: list[tuple[UpdateGroup, dict[fx.Node, fx.Node]]] = []
     for node in rebuilt.graph.nodes:
         if node.op == "placeholder":
             env[node] = new[names[str(node.target)]]

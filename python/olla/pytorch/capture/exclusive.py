@@ -107,7 +107,7 @@ class InterruptedMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
-class Capture:
+class ExclusiveCapture:
     """A capture that is under way, and no other beside it.
 
     Attributes:
@@ -144,18 +144,18 @@ class Capture:
 
 
 @contextlib.contextmanager
-def capture() -> Iterator[Capture]:
+def capture() -> Iterator[ExclusiveCapture]:
     """Wait until no other thread captures, nor has Dynamo compile; inside, signals wait for ``check``."""
     dynamo: Any = sys.modules.get("torch._dynamo.convert_frame")
     with _lock, contextlib.nullcontext() if dynamo is None else dynamo.compile_lock, deferred() as check:
-        found = Capture(check)
+        found = ExclusiveCapture(check)
         try:
             yield found
         finally:
             found.is_over, found.mode = True, None
 
 
-def unwatched_operators(capture: Capture, note: Callable[[], None]) -> AbstractContextManager[None]:
+def unwatched_operators(capture: ExclusiveCapture, note: Callable[[], None]) -> AbstractContextManager[None]:
     """Record operators without asking modes for functions of torch, and without watching which code is entered.
 
     In a backward pass both are on, and torch's own Python behind each operator calls hundreds of functions.
@@ -180,7 +180,7 @@ def unwatched_operators(capture: Capture, note: Callable[[], None]) -> AbstractC
     return capture.replaced(ProxyTorchDispatchMode, "__torch_dispatch__", record_unwatched)
 
 
-def checkpoints(capture: Capture) -> AbstractContextManager[None]:
+def checkpoints(capture: ExclusiveCapture) -> AbstractContextManager[None]:
     """Let selective activation checkpointing save and recompute, which only marks nodes where it sees a trace."""
     if not hasattr(checkpoint, "_is_compiling"):
         return contextlib.nullcontext()
@@ -265,7 +265,7 @@ def clear_fake_caches() -> None:
 
 
 @contextlib.contextmanager
-def released(capture: Capture) -> Iterator[None]:
+def released(capture: ExclusiveCapture) -> Iterator[None]:
     """Let go, at the end of a trace, of what operators have saved of their results for a backward pass that never came.
 
     Since torch 2.14 that is an alias of the result on stand-ins, which leads back to the operator: a cycle that the

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from olla.errors import CaptureError
-from olla.pytorch.capture.exclusive import Capture
+from olla.pytorch.capture.exclusive import ExclusiveCapture
 
 Source = str | torch.Generator  # of random numbers: a device, whose default generator it is, or the user's own
 _TAGS = (torch.Tag.nondeterministic_seeded,)  # they keep their place among the operators that draw numbers
@@ -54,7 +54,7 @@ for _operator in _OPERATORS:
 
 
 @contextlib.contextmanager
-def traced(capture: Capture) -> Iterator[None]:
+def traced(capture: ExclusiveCapture) -> Iterator[None]:
     """Let a step under trace read and set the state of torch's generators, and refuse what could not be repeated.
 
     Raises:

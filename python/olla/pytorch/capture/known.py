@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from olla.pytorch.capture import costs
-from olla.pytorch.capture.exclusive import Capture
+from olla.pytorch.capture.exclusive import ExclusiveCapture
 
 READS = frozenset({torch.Tensor.__bool__, torch.Tensor.item, torch.Tensor.__int__, torch.Tensor.__float__})
 _MOST_OPS = 100
@@ -93,7 +93,7 @@ def _is_quick(node: fx.Node) -> bool:
     return is_small and (is_sure or node.target is operator.getitem)
 
 
-def told_to_transformers(capture: Capture) -> contextlib.AbstractContextManager[None]:
+def told_to_transformers(capture: ExclusiveCapture) -> contextlib.AbstractContextManager[None]:
     """Let transformers look at masks and positions whose values are known; it looks at no fake tensor otherwise."""
     masks: Any = sys.modules.get("transformers.masking_utils")
     original = getattr(masks, "is_tracing", None)

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from olla.errors import CaptureError
 from olla.pytorch.capture import known, recurrent
-from olla.pytorch.capture.exclusive import Capture, replaced
+from olla.pytorch.capture.exclusive import ExclusiveCapture, replaced
 from olla.pytorch.guards.modes import kernel_modes
 from olla.pytorch.guards.reads import Reads
 
@@ -198,7 +198,7 @@ class Lent(TorchFunctionMode):
         return func(*args, **kwargs)
 
     @contextlib.contextmanager
-    def in_functions(self, capture: Capture) -> Iterator[None]:
+    def in_functions(self, capture: ExclusiveCapture) -> Iterator[None]:
         """Put stand-ins into what asks no mode (scripted and autograd functions, torch.func); enter it in backward."""
         with contextlib.ExitStack() as stack:
             for module, name in _UNASKED:
@@ -216,7 +216,7 @@ class Lent(TorchFunctionMode):
             stack.enter_context(capture.replaced(torch.utils.dlpack, "to_dlpack", torch.Tensor.__dlpack__))
             yield
 
-    def _apply(self, capture: Capture) -> property:
+    def _apply(self, capture: ExclusiveCapture) -> property:
         """Return what finds the apply of a class of autograd functions.
 
         Since torch 2.14 torch's own is C that calls nothing which could be replaced. It stands in a class whose

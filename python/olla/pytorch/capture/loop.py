@@ -14,7 +14,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from olla.errors import CaptureError
 from olla.pytorch.capture import optimizers
-from olla.pytorch.capture.exclusive import Capture, replaced
+from olla.pytorch.capture.exclusive import ExclusiveCapture, replaced
 from olla.pytorch.capture.lent import Leaves, is_plain
 from olla.pytorch.capture.results import Gradients
 from olla.pytorch.capture.updates import Updates
@@ -83,7 +83,7 @@ class Loop:
     _own: frozenset[str]  # parameters that the optimizer updates
     _updates: Updates | None  # traces those of the optimizer; None: there is no optimizer
     _mark: Callable[[str], None]  # called with a kind for all nodes recorded since its last call
-    _capture: Capture  # that runs the body
+    _capture: ExclusiveCapture  # that runs the body
     _is_ordinary: bool  # the body is not the user's own: it begins with optimizer.zero_grad()
     _keeps_used: bool  # gradients are left that the optimizer has used
     _parallel: DataParallel | None = None  # reduces gradients over ranks; None: nothing does

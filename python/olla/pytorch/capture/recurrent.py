@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 
-from olla.pytorch.capture.exclusive import Capture
+from olla.pytorch.capture.exclusive import ExclusiveCapture
 
 _here = threading.local()  # .in_lstm: whether an LSTM is traced on this thread
 
 
-def plain_recurrent_layers(capture: Capture) -> AbstractContextManager[None]:
+def plain_recurrent_layers(capture: ExclusiveCapture) -> AbstractContextManager[None]:
     """Let what torch has of LSTMs in Python believe that oneDNN is off; its kernel asks for all threads."""
     enabled = torch._C._get_mkldnn_enabled
     return capture.replaced(torch._C, "_get_mkldnn_enabled", lambda: enabled() and not getattr(_here, "in_lstm", False))

@@ -29,7 +29,7 @@ from olla.pytorch.guards.reads import Reads
 from olla.pytorch.ranks.reduced import DataParallel, Left
 from olla.pytorch.ranks.wrapped import ATTRIBUTES, is_wrapped
 from olla.pytorch.sharded.fully import is_sharded, local
-from olla.pytorch.sharded.ranks import Ranks, settle
+from olla.pytorch.sharded.ranks import ShardedRanks, settle
 from olla.pytorch.sites.sites import Sites
 
 _Tensors = tuple[torch.Tensor, ...]
@@ -57,14 +57,14 @@ class Traced:
 class _Step:
     """Everything the traced function needs, by name, beside its tensors."""
 
-    capture: exclusive.Capture
+    capture: exclusive.ExclusiveCapture
     model: torch.nn.Module
     body: Body | None  # None: inference
     is_ordinary: bool  # the body is not the user's own
     optimizer: torch.optim.Optimizer | None
     batch: list[Any]  # leaves; tensors among them are replaced by inputs
     batch_spec: pytree.TreeSpec
-    ranks: Ranks | None  # that share the step, where that is not for the user's own code to say
+    ranks: ShardedRanks | None  # that share the step, where that is not for the user's own code to say
     keep_gradients: bool
     is_graph: bool  # the loss is a graph of Dynamo's
     inputs: list[Input] = field(default_factory=list)
@@ -91,7 +91,7 @@ class _Step:
 
 
 def trace(
-    capture: exclusive.Capture,
+    capture: exclusive.ExclusiveCapture,
     model: torch.nn.Module,
     batch: Any,
     loss: Loss | None,
@@ -99,7 +99,7 @@ def trace(
     device: torch.device | None,
     body: Body | None,
     run_checks: bool,
-    ranks: Ranks | None,
+    ranks: ShardedRanks | None,
     keep_gradients: bool = False,
     adds_up: bool = False,
 ) -> Traced:

@@ -19,7 +19,7 @@ TEMPLATE = "olla_template"  # key of node.meta: number of the update that the no
 
 
 @dataclass
-class Update:
+class ParameterUpdate:
     """The update of one parameter: what it works on, and which one has its operators."""
 
     nodes: list[str]  # names of those that stand for the parameter, its state and its gradient when it is updated
@@ -48,7 +48,7 @@ class Updates:
     _tensors: Sequence[torch.Tensor]
     names: InitVar[dict[int, str]]
     _mark: Callable[[int], None]
-    made: list[Update] = field(default_factory=list, init=False)
+    made: list[ParameterUpdate] = field(default_factory=list, init=False)
     gradients: list[torch.Tensor] = field(default_factory=list, init=False)
 
     def __post_init__(self, names: dict[int, str]) -> None:
@@ -86,7 +86,7 @@ class Updates:
                 used = [*(self._tensors[p] for p in positions), gradients[name]]
                 key = signature(number, used, entries, any_shape)
                 template = templates.setdefault(key, len(self.made))
-                self.made.append(Update([_node_name(t) for t in used], template))
+                self.made.append(ParameterUpdate([_node_name(t) for t in used], template))
                 self.gradients.append(gradients[name])
                 if template == len(self.made) - 1:
                     self._run([(group, [positions])])
@@ -118,7 +118,7 @@ def signature(group: int, tensors: list[torch.Tensor], entries: list[str], any_s
     return (group, layout, tuple(entries))
 
 
-def copy_updates(module: fx.GraphModule, updates: list[Update], num_outputs: int) -> None:
+def copy_updates(module: fx.GraphModule, updates: list[ParameterUpdate], num_outputs: int) -> None:
     """Give every parameter its update, in the optimizer's order.
 
     Args:

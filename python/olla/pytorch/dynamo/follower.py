@@ -16,19 +16,19 @@ from olla.pytorch.capture.inputs import batch_names, plain_batch
 from olla.pytorch.capture.loop import GraphLoss
 from olla.pytorch.dynamo.follow import Followed
 from olla.pytorch.dynamo.graph import LossGraph, NotFollowed
-from olla.pytorch.guards.facts import Call, leaf_facts
+from olla.pytorch.guards.facts import StepCall, leaf_facts
 
 _Key = tuple[Any, ...]
 
 
-class Runs(Protocol):
+class RunnableStep(Protocol):
     """A step that captures and runs what it is called for."""
 
     @property
     def model(self) -> torch.nn.Module:
         """Its model."""
 
-    def find(self, call: Call) -> Any:
+    def find(self, call: StepCall) -> Any:
         """Return a capture, what it takes and why it was made; an exception, or None, where there is none."""
 
     def run_found(self, *found: Any) -> Any:
@@ -63,7 +63,7 @@ class Follower:
 
     NOT_TAKEN = object()
 
-    def __init__(self, step: Runs, loss: Callable[[Any, Any], Any], most_graphs: int) -> None:
+    def __init__(self, step: RunnableStep, loss: Callable[[Any, Any], Any], most_graphs: int) -> None:
         own = weakref.ref(self)
 
         def run(graph: LossGraph, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -71,10 +71,10 @@ class Follower:
             assert follower is not None
             return follower._run_graph(graph, inputs)
 
-        self._step: Runs = weakref.proxy(step)
+        self._step: RunnableStep = weakref.proxy(step)
         self._most_graphs = most_graphs
         self._followed = Followed(step.model, loss, run, most_graphs)
-        self._call: Call | None = None  # that runs
+        self._call: StepCall | None = None  # that runs
         self._only_prepares = False
         self._is_lazy = True  # some parameters have no shape yet, as far as is known
         self._places: dict[int, _Places] = {}  # by the number of a graph
@@ -91,14 +91,14 @@ class Follower:
         self._lost.clear()
         self.reason, self.refusal = "", None
 
-    def takes(self, call: Call) -> bool:
+    def takes(self, call: StepCall) -> bool:
         """Whether a call may run here."""
         self._is_lazy = self._is_lazy and any(is_lazy(p) for p in self._step.model.parameters())
         if self._is_lazy or call.key in self._lost:
             return False
         return not any(isinstance(leaf, np.generic) for leaf in call.leaves)  # their kind counts
 
-    def run(self, call: Call, only_prepares: bool = False) -> Any:
+    def run(self, call: StepCall, only_prepares: bool = False) -> Any:
         """Run the step, and return what the loss function returns; NOT_TAKEN where it is to be captured in another way.
 
         Args:
@@ -142,7 +142,7 @@ class Follower:
         _, _, modes = call.key
         key = (graph.number, leaf_facts(leaves), modes, [id(inputs[i]) for i in places.fixed])
         loss = GraphLoss(graph.run, inputs, places.names)
-        found = step.find(Call(leaves, key, leaves, loss, own, graph.change))
+        found = step.find(StepCall(leaves, key, leaves, loss, own, graph.change))
         if not isinstance(found, tuple):
             raise _Refused from found
         if self._only_prepares:
@@ -165,7 +165,7 @@ class _Places:
         fixed: positions of tensors beside the model that get gradients, and have to stay the same objects.
     """
 
-    def __init__(self, model: torch.nn.Module, graph: LossGraph, inputs: Sequence[Any], call: Call) -> None:
+    def __init__(self, model: torch.nn.Module, graph: LossGraph, inputs: Sequence[Any], call: StepCall) -> None:
         own = {id(t) for t in (*model.parameters(), *model.buffers())}
         of_batch = {id(leaf): name for leaf, name in zip(call.leaves, batch_names(call.batch), strict=True)}
         self.passed: list[int] = []

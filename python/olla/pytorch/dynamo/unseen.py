@@ -18,7 +18,7 @@ from olla.pytorch.dynamo.graph import NotFollowed
 from olla.pytorch.guards.guard import Wholes
 from olla.pytorch.guards.inside import attributes_of_class
 from olla.pytorch.guards.modes import ATTENTION_KERNELS
-from olla.pytorch.guards.places import Holds, Watched
+from olla.pytorch.guards.places import Holds, WatchedContainer
 from olla.pytorch.guards.values import same
 
 _COMPARED = ("CONSTANT_MATCH", "EQUALS_MATCH", "SEQUENCE_LENGTH", "DICT_KEYS_MATCH", "ID_MATCH")
@@ -56,7 +56,7 @@ class Environment:
         tables += [os.environ._data]  # type: ignore[attr-defined]
         if with_hooks:
             tables += [table for m in model.modules() for name, table in vars(m).items() if name.endswith(_HOOKS)]
-        self._wholes = Wholes([Watched.of(table, Holds.ATTRIBUTES, "") for table in tables])
+        self._wholes = Wholes([WatchedContainer.of(table, Holds.ATTRIBUTES, "") for table in tables])
 
     def has_changed(self) -> bool:
         """Whether one of them is other than it was; numbers and other data of classes are Dynamo's.

@@ -12,7 +12,7 @@ from olla.pytorch.guards.values import same
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class StepCall:
     """One call of a step, as far as a capture depends on it.
 
     Attributes:

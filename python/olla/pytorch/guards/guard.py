@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from olla._core import first_changed, first_other, same_kinds
 from olla.pytorch.guards.inside import hooks_of
-from olla.pytorch.guards.places import Holds, Watched
+from olla.pytorch.guards.places import Holds, WatchedContainer
 from olla.pytorch.guards.reads import Reads
 from olla.pytorch.guards.values import MISSING
 
@@ -32,7 +32,7 @@ class Guard:
 
     def __init__(self, reads: Reads, inputs: Sequence[torch.Tensor]) -> None:
         self._counts = reads.names.counts
-        self._places = (Wholes(reads.places.watched), Parts(reads.places.watched))
+        self._places = (Wholes(reads.places.watched), WatchedDicts(reads.places.watched))
         self._probes = reads.places.probes
         self._ties = self._tied()
         self._objects = [thing for thing, _ in reads.objects]
@@ -96,7 +96,7 @@ class Wholes:
         watched: dicts first; each keeps the objects whose ids are compared.
     """
 
-    def __init__(self, watched: Sequence[Watched]) -> None:
+    def __init__(self, watched: Sequence[WatchedContainer]) -> None:
         wholes = [w for w in watched if isinstance(w.expected, tuple)]
         self.watched = sorted(wholes, key=lambda w: isinstance(w.container, list))
         self._containers = [w.container for w in self.watched]
@@ -123,10 +123,10 @@ class Wholes:
             self._number()
 
 
-class Parts:
+class WatchedDicts:
     """The dicts of which some entries are compared, such as the globals of a module."""
 
-    def __init__(self, watched: Sequence[Watched]) -> None:
+    def __init__(self, watched: Sequence[WatchedContainer]) -> None:
         self.watched = [w for w in watched if isinstance(w.expected, dict)]
         self._dicts = [w.container for w in self.watched]
         self._expected = [w.expected for w in self.watched]

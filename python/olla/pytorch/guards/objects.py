@@ -21,7 +21,7 @@ from olla.pytorch.guards import clocks, inside
 from olla.pytorch.guards.code import is_foundation, module_origin
 from olla.pytorch.guards.generators import Generators
 from olla.pytorch.guards.names import HOOK_TABLES, INNER_TABLES, Names
-from olla.pytorch.guards.places import Holds, Places, Watched, cell_writer, reader
+from olla.pytorch.guards.places import Holds, Places, WatchedContainer, cell_writer, reader
 from olla.pytorch.guards.values import closed_state, closed_writer, is_plain
 
 _FUNCTION_PARTS = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__", "__dict__")
@@ -249,7 +249,7 @@ class Objects:
     def _optimizer(self, optimizer: torch.optim.Optimizer, path: str) -> None:
         attributes = vars(optimizer)
         kept = {k: v for k, v in attributes.items() if k not in _OPTIMIZER_APART}
-        self.places.watched.append(Watched(attributes, kept, Holds.ATTRIBUTES, path))
+        self.places.watched.append(WatchedContainer(attributes, kept, Holds.ATTRIBUTES, path))
         for name, value in kept.items():
             if name in HOOK_TABLES:
                 self.places.watch_data(value, Holds.HOOKS, f"{path}.{name}")

@@ -30,7 +30,7 @@ class Holds(Enum):
 
 
 @dataclass(slots=True)
-class Watched:
+class WatchedContainer:
     """A container and what it held."""
 
     container: dict[Any, Any] | list[Any]
@@ -41,7 +41,9 @@ class Watched:
     owner: str = "user"  # the origin of the code that it belongs to; "class" for the attributes of a class
 
     @classmethod
-    def of(cls, container: dict[Any, Any] | list[Any], holds: Holds, path: str, owner: str = "user") -> Watched:
+    def of(
+        cls, container: dict[Any, Any] | list[Any], holds: Holds, path: str, owner: str = "user"
+    ) -> WatchedContainer:
         """Return a container with what it holds now."""
         return cls(container, contents(container), holds, path, owner)
 
@@ -206,16 +208,16 @@ class Places:
     """
 
     def __init__(self, names: Names) -> None:
-        self.watched: list[Watched] = []
+        self.watched: list[WatchedContainer] = []
         self.probes: list[Probe] = []
         self.lost = ""  # what undo could not put back, in words
         self._names = names
-        self._keys: dict[int, Watched] = {}  # of scopes and classes
+        self._keys: dict[int, WatchedContainer] = {}  # of scopes and classes
         self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # tensors, with what they held
 
     def watch(self, container: dict[Any, Any] | list[Any], holds: Holds, path: str, owner: str = "user") -> None:
-        """Note what a container holds; for the arguments see `Watched`."""
-        self.watched.append(Watched.of(container, holds, path, owner))
+        """Note what a container holds; for the arguments see `WatchedContainer`."""
+        self.watched.append(WatchedContainer.of(container, holds, path, owner))
 
     def watch_data(self, container: dict[Any, Any] | list[Any], holds: Holds, path: str) -> None:
         """Note what a container of the user holds, and in which order."""
@@ -236,7 +238,7 @@ class Places:
         watched = self._keys.get(id(scope))
         if watched is None:
             owner = module_origin(str(scope.get("__name__", scope.get("__module__", ""))))
-            watched = self._keys[id(scope)] = Watched(scope, {}, Holds.NAMES, path, owner)
+            watched = self._keys[id(scope)] = WatchedContainer(scope, {}, Holds.NAMES, path, owner)
             self.watched.append(watched)
         assert isinstance(watched.expected, dict)
         watched.expected.setdefault(name, scope.get(name, MISSING))
@@ -259,7 +261,7 @@ class Places:
             if (what := probe.change()) and not is_constant(probe.read()):
                 raise _changed_itself(what)
 
-    def _check(self, watched: Watched, first_use: FirstUse, is_constant: Callable[[Any], bool]) -> None:
+    def _check(self, watched: WatchedContainer, first_use: FirstUse, is_constant: Callable[[Any], bool]) -> None:
         # A trace replaces functions of torch.
         if watched.owner in ("torch", "stdlib", "library") or watched.holds is Holds.INPUTS:
             return

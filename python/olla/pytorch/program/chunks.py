@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from olla.chunk import Region
+from olla.chunk import LossRegion
 from olla.chunk.losses import NONE, regions
 from olla.chunk.rewrite import SHAPE_ONLY
 from olla.graph import operators
@@ -26,7 +26,7 @@ _FILLS = {"aten.ones_like": 1, "aten.zeros_like": 0}
 _aten = torch.ops.aten
 
 
-def suits(captured: Captured, region: Region) -> bool:
+def suits(captured: Captured, region: LossRegion) -> bool:
     """Whether the operators of a loss do row by row what the graph makes believe: nothing is transposed or weighted."""
     first = _kernels(captured, region)
     linear, softmax, loss, back = first["linear"], first["log_softmax"], first["loss"], first["logits_grad"]
@@ -68,7 +68,7 @@ def with_chunks(captured: Captured, chunks: Chunked) -> Captured:
 _OPS = ("linear", "log_softmax", "loss", "loss_grad", "logits_grad", "input_grad", "weight_grad", "bias_grad")
 
 
-def _kernels(captured: Captured, region: Region) -> dict[str, Any]:
+def _kernels(captured: Captured, region: LossRegion) -> dict[str, Any]:
     """Return the operators of a loss by their part in it."""
     return {name: captured.nodes[v][0] for name, v in vars(region).items() if name in _OPS and v != NONE}
 
@@ -77,7 +77,7 @@ def _is_whole(value: Any, shape: torch.Size) -> bool:
     return bool(value.shape == shape and value.is_contiguous() and value.storage_offset() == 0)
 
 
-def _is_alone(captured: Captured, region: Region) -> bool:
+def _is_alone(captured: Captured, region: LossRegion) -> bool:
     """Whether nothing outside a loss takes a value inside: views count, which a graph does not know."""
     kept = {region.loss, region.input_grad, region.weight_grad, region.bias_grad}
     own = {node for v in region.ops for node in captured.nodes[v]}
@@ -160,7 +160,7 @@ class _Builder:
 class _Loss:
     """Writes the ops of one loss."""
 
-    def __init__(self, builder: _Builder, region: Region, number: int) -> None:
+    def __init__(self, builder: _Builder, region: LossRegion, number: int) -> None:
         self.builder, self.region = builder, region
         captured, chunks = builder.captured, builder.chunks
         num_chunks = int(chunks.chunk[chunks.loss == number].max()) + 1

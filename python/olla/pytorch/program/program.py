@@ -17,7 +17,7 @@ from olla.pytorch.memory.copies import Copies, Outline
 from olla.pytorch.memory.replay import Replay
 from olla.pytorch.memory.requests import Recorder, last_steps
 from olla.pytorch.program.compact import compact, may_be_loose
-from olla.pytorch.program.schedule import Call, OpSchedule
+from olla.pytorch.program.schedule import OpSchedule, ScheduledOp
 from olla.pytorch.program.source import PythonSource
 from olla.pytorch.program.swapped import Transfers
 from olla.pytorch.program.talk import Talk
@@ -73,7 +73,7 @@ def compile_program(
         True
     """
     if schedule is None:
-        schedule = OpSchedule(captured.graph, [Call(nodes) for nodes in captured.nodes])
+        schedule = OpSchedule(captured.graph, [ScheduledOp(nodes) for nodes in captured.nodes])
     writer = _StepWriter(captured, schedule, order)
     writer.source.constants |= {"note": note, "ended": ended, "settled": settled, "uses": uses, "compact": compact}
     writer.source.constants |= {name: getattr(allocator, name, None) for name in ("begin", "end", "live")}
@@ -195,7 +195,7 @@ class _StepWriter:
         keys = self._in_tensor.get(tensor, ())
         return [key for key in keys if key in self._names and isinstance(key[0].meta.get("val"), torch.Tensor)]
 
-    def _note(self, op: int, call: Call) -> None:
+    def _note(self, op: int, call: ScheduledOp) -> None:
         written = set(self.schedule.graph.writes.of(op).tolist())
         for node in call.nodes:
             lives_in = self._tensors(node)
@@ -208,7 +208,7 @@ class _StepWriter:
         for node in nodes:
             self._write(node, _kernel(node.target), node.args, node.kwargs)
 
-    def _write_kernel(self, call: Call) -> None:
+    def _write_kernel(self, call: ScheduledOp) -> None:
         kernel = call.nodes[0]
         if call.over >= 0:
             self._write_over(kernel, call.over)

@@ -13,7 +13,7 @@ from olla.pytorch.capture import Captured
 from olla.pytorch.program.swapped import Transfers, transfers
 
 
-class Call(NamedTuple):
+class ScheduledOp(NamedTuple):
     """One op of the graph that runs.
 
     Attributes:
@@ -45,7 +45,7 @@ class OpSchedule(NamedTuple):
     """
 
     graph: Graph
-    calls: Sequence[Call]
+    calls: Sequence[ScheduledOp]
     outputs: Mapping[int, int] | None = None
     transfers: Transfers | None = None
 
@@ -57,7 +57,7 @@ def op_schedule(captured: Captured, plan: Plan) -> OpSchedule:
 
     Complexity: O(ops + uses).
     """
-    found = OpSchedule(captured.graph, [Call(nodes) for nodes in captured.nodes])
+    found = OpSchedule(captured.graph, [ScheduledOp(nodes) for nodes in captured.nodes])
     if plan.recomputed is not None:
         found = _recomputing(captured, plan.recomputed)
     return found if plan.swapped is None else _swapping(found, plan.swapped)
@@ -86,7 +86,7 @@ def _recomputing(captured: Captured, plan: Recomputed) -> OpSchedule:
             nodes = (nodes[0], *(n for n in nodes[1:] if set(captured.tensors[n]) == {written[0]}))
         replay = bool(replays[i])
         draw = v if v in drawn and (replay or plan.rerun[i] == Rerun.NEVER) else -1
-        calls.append(Call(nodes, place, again, over, draw, replay))
+        calls.append(ScheduledOp(nodes, place, again, over, draw, replay))
     outputs = dict(zip(original.outputs.tolist(), graph.outputs.tolist(), strict=True))
     return OpSchedule(graph, calls, outputs)
 
@@ -97,7 +97,7 @@ def _swapping(below: OpSchedule, plan: Swapped) -> OpSchedule:
     calls = []
     for i, v in enumerate(plan.origin.tolist()):
         if v < 0:
-            calls.append(Call(()))
+            calls.append(ScheduledOp(()))
             continue
         place = {t: t for t in original.writes.of(v).tolist()}
         for before, now in ((original.reads, graph.reads), (original.mutates, graph.mutates)):

@@ -23,7 +23,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _OF_PLAN = ("graph_digest", "source_digest", "order", "before", "after", "rewrites")  # what decides how a step runs
 
 
-class Planner(Protocol):
+class GoalPlanner(Protocol):
     """What plans a step towards a goal, as far as ranks have to know."""
 
     is_measured: bool
@@ -176,7 +176,7 @@ class Agreement:
             return make(search=self._ranks is None)
         return plan_together(self._ranks, None, graph, lambda: make(search=True), lambda found: None)
 
-    def replan(self, needed_bytes: int, planner: Planner, make: Callable[[int], Plan | None]) -> Plan | None:
+    def replan(self, needed_bytes: int, planner: GoalPlanner, make: Callable[[int], Plan | None]) -> Plan | None:
         """Return a tighter plan, or None; `planner.is_measured` is afterwards what it is on the first rank.
 
         Args:

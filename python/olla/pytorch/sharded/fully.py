@@ -14,7 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from olla.errors import CaptureError
 
 if TYPE_CHECKING:
-    from olla.pytorch.sharded.ranks import Precision, Ranks
+    from olla.pytorch.sharded.ranks import Precision, ShardedRanks
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
@@ -72,7 +72,7 @@ def _with_padding(tensor: Any, shard: torch.Tensor, rows: int) -> torch.Tensor:
     return whole
 
 
-def ranks_of_model(model: torch.nn.Module, is_ordinary: bool, is_elementwise: bool) -> Ranks | None:
+def ranks_of_model(model: torch.nn.Module, is_ordinary: bool, is_elementwise: bool) -> ShardedRanks | None:
     """Return the ranks that hold the shards of a model; None where it is in none.
 
     Args:
@@ -87,7 +87,7 @@ def ranks_of_model(model: torch.nn.Module, is_ordinary: bool, is_elementwise: bo
         return None
     from torch.distributed.tensor import DTensor, Shard
 
-    from olla.pytorch.sharded.ranks import Ranks
+    from olla.pytorch.sharded.ranks import ShardedRanks
 
     states = _states(model)
     for state in states:
@@ -115,7 +115,7 @@ def ranks_of_model(model: torch.nn.Module, is_ordinary: bool, is_elementwise: bo
         if tuple(parameter.placements) != (Shard(0),):
             raise CaptureError(f"{name} is sharded as {parameter.placements}, expected shards of dim 0: leave "
                                "shard_placement_fn out")  # fmt: skip
-    return Ranks("fsdp", mesh.size(), str(mesh.get_group().group_name), _precisions(states, sharded))
+    return ShardedRanks("fsdp", mesh.size(), str(mesh.get_group().group_name), _precisions(states, sharded))
 
 
 def _precisions(states: list[Any], sharded: dict[str, Any]) -> dict[str, Precision]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from olla.errors import CaptureError
 
 if TYPE_CHECKING:
-    from olla.pytorch.sharded.ranks import Ranks
+    from olla.pytorch.sharded.ranks import ShardedRanks
 
 PARALLEL = ("fsdp", "ddp")
 
@@ -40,7 +40,7 @@ def require_parallel(world_size: Any, parallel: Any, step: Any) -> None:
 
 
 @contextlib.contextmanager
-def ranks_of(world_size: int | None, parallel: str | None) -> Iterator[Ranks | None]:
+def ranks_of(world_size: int | None, parallel: str | None) -> Iterator[ShardedRanks | None]:
     """Yield the ranks of a step, this process as the first; None where it has none of its own.
 
     While the context lasts they are the default process group.
@@ -53,7 +53,7 @@ def ranks_of(world_size: int | None, parallel: str | None) -> Iterator[Ranks | N
         return
     import torch.distributed as dist
 
-    from olla.pytorch.sharded.ranks import Ranks
+    from olla.pytorch.sharded.ranks import ShardedRanks
 
     if not dist.is_available():
         raise CaptureError(
@@ -70,6 +70,6 @@ def ranks_of(world_size: int | None, parallel: str | None) -> Iterator[Ranks | N
     dist.init_process_group(backend="fake", store=FakeStore(), rank=0, world_size=world_size)
     try:
         world: Any = dist.group.WORLD
-        yield Ranks(parallel, world_size, str(world.group_name))
+        yield ShardedRanks(parallel, world_size, str(world.group_name))
     finally:
         dist.destroy_process_group()

@@ -34,7 +34,7 @@ class Precision(NamedTuple):
     averaged: torch.dtype | None = None
 
 
-class Ranks:
+class ShardedRanks:
     """The ranks of a captured step.
 
     Args:
@@ -114,7 +114,7 @@ class _Gather(torch.autograd.Function):
     """A shard -> the parameter; backward: the gradient of the parameter -> the average of that of the shard."""
 
     @staticmethod
-    def forward(ctx: Any, shard: torch.Tensor, rows: int, ranks: Ranks, precision: Precision) -> torch.Tensor:
+    def forward(ctx: Any, shard: torch.Tensor, rows: int, ranks: ShardedRanks, precision: Precision) -> torch.Tensor:
         ctx.rows, ctx.ranks, ctx.averaged, ctx.dtype = rows, ranks, precision.averaged, shard.dtype
         with _marked(_GATHERS):
             shard = shard.to(precision.gathered or shard.dtype)
