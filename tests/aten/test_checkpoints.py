@@ -59,6 +59,20 @@ def test_checkpointed_blocks_train_the_same(reentrant: bool, goal: str) -> None:
     assert report.planned[0].num_again >= 3 * 5
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_blocks_draw_the_same_where_the_input_gets_a_gradient(reentrant: bool) -> None:
+    def gradients(model: Any) -> list[Any]:
+        found = []
+        for _ in range(3):  # the first call runs as it is: its gradients might be differentiated
+            x = torch.randn(32, 16, requires_grad=True)
+            model(x).square().mean().backward()
+            found += [x.grad, *(p.grad for p in model.parameters())]
+            model.zero_grad()
+        return found
+
+    assert_same(functools.partial(Chain, use_reentrant=reentrant), gradients, {})
+
+
 def policy(_: Any, target: Any, *__: Any, **___: Any) -> CheckpointPolicy:
     is_product = target in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
     return CheckpointPolicy.MUST_SAVE if is_product else CheckpointPolicy.PREFER_RECOMPUTE

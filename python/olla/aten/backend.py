@@ -20,6 +20,7 @@ from olla.graph import DeviceProfile
 from olla.inductor.compat import dynamo
 from olla.plan import Goal
 from olla.pytorch.capture.costs import is_random
+from olla.pytorch.dynamo.captured import as_captured
 from olla.pytorch.dynamo.graph import NotFollowed
 from olla.pytorch.dynamo.unseen import Probes
 
@@ -174,7 +175,7 @@ class _Compiled:
 
     def __init__(self, module: fx.GraphModule, backend: Backend) -> None:
         self.program: Callable[..., Any] | None = None
-        self._module = module
+        self._module = as_captured(module)
         self._backend = backend
         self._draws = False
         self._is_twice: bool | None = None  # whether gradients are differentiated; None: nothing is known yet

@@ -12,6 +12,7 @@ from torch import fx
 
 from olla.inductor.compat import dynamo
 from olla.pytorch.capture.generator import set_state, state_of
+from olla.pytorch.dynamo.captured import AsCaptured
 
 _DEVICES = ("cpu", "cuda")
 
@@ -31,7 +32,7 @@ class CallInputs:
 
     def __init__(
         self,
-        module: fx.GraphModule,
+        module: fx.GraphModule | AsCaptured,
         args: Sequence[Any],
         others: Sequence[int],
         draws: bool,
@@ -92,7 +93,7 @@ class CallInputs:
                 set_state(state, device)
 
 
-def changed_inputs(module: fx.GraphModule) -> set[int]:
+def changed_inputs(module: fx.GraphModule | AsCaptured) -> set[int]:
     """Return the positions of inputs that are statistics of batch norms, which the graph changes."""
     given = module.graph.find_nodes(op="placeholder")
     return {i for i, node in enumerate(given) if node.users and all(map(_keeps_statistics, node.users))}

@@ -108,11 +108,19 @@ def native_kernels() -> Iterator[None]:
 def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     """Drop as eager training does: by an operator that keeps a mask, but for half precision on a CPU.
 
-    There it multiplies by numbers that are rounded to that precision; in full precision the two are the same.
+    There it multiplies by numbers that are rounded to that precision; in full precision the two are the same. They are
+    drawn in the order in which they lie in memory; what functionalization makes of that draws in the order of the
+    dimensions.
     """
     if x.device.type == "cpu" and x.dtype in (torch.float16, torch.bfloat16):
         key = torch._C.DispatchKey.CompositeImplicitAutograd
-        return torch.ops.aten.dropout.default._op_dk(key, x, p, train)  # type: ignore[no-any-return]
+        strides = torch.empty_like(x).stride()
+        order = sorted(range(x.dim()), key=lambda i: -strides[i])
+        is_in_order = order == list(range(x.dim()))
+        inverse = sorted(range(x.dim()), key=order.__getitem__)
+        y = x if is_in_order else x.permute(order)
+        dropped: torch.Tensor = torch.ops.aten.dropout.default._op_dk(key, y, p, train)
+        return dropped if is_in_order else dropped.permute(inverse)
     return torch.native_dropout(x, p, train)[0] if train and p else x.clone()
 
 
