@@ -97,9 +97,14 @@ def native_kernels() -> Iterator[None]:
         op._dispatch_cache.clear()
         taken.append((op, found))
     dropout.py_kernels.update(dict.fromkeys(taken[-1][1], _dropout))
+    bernoulli = torch.ops.aten.bernoulli_.float
+    bernoulli.py_kernels[torch._C.DispatchKey.Autograd] = _bernoulli
+    bernoulli._dispatch_cache.clear()
     try:
         yield
     finally:
+        del bernoulli.py_kernels[torch._C.DispatchKey.Autograd]
+        bernoulli._dispatch_cache.clear()
         for op, found in taken:
             op.py_kernels.update(found)
             op._dispatch_cache.clear()
@@ -108,20 +113,25 @@ def native_kernels() -> Iterator[None]:
 def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     """Drop as eager training does: by an operator that keeps a mask, but for half precision on a CPU.
 
-    There it multiplies by numbers that are rounded to that precision; in full precision the two are the same. They are
-    drawn in the order in which they lie in memory; what functionalization makes of that draws in the order of the
-    dimensions.
+    There it multiplies by numbers that are rounded to that precision; in full precision the two are the same.
     """
     if x.device.type == "cpu" and x.dtype in (torch.float16, torch.bfloat16):
         key = torch._C.DispatchKey.CompositeImplicitAutograd
-        strides = torch.empty_like(x).stride()
-        order = sorted(range(x.dim()), key=lambda i: -strides[i])
-        is_in_order = order == list(range(x.dim()))
-        inverse = sorted(range(x.dim()), key=order.__getitem__)
-        y = x if is_in_order else x.permute(order)
-        dropped: torch.Tensor = torch.ops.aten.dropout.default._op_dk(key, y, p, train)
-        return dropped if is_in_order else dropped.permute(inverse)
+        return torch.ops.aten.dropout.default._op_dk(key, x, p, train)  # type: ignore[no-any-return]
     return torch.native_dropout(x, p, train)[0] if train and p else x.clone()
+
+
+def _bernoulli(x: torch.Tensor, p: float = 0.5, generator: torch.Generator | None = None) -> torch.Tensor:
+    """Draw in the order in which numbers lie in memory, as the operator does that functionalization replaces.
+
+    What it puts in its place draws in the order of the dimensions.
+    """
+    order = sorted(range(x.dim()), key=lambda i: -x.stride(i))
+    if order == list(range(x.dim())):
+        key = getattr(torch._C.DispatchKey, f"Autograd{x.device.type.upper()}")
+        return torch.ops.aten.bernoulli_.float._op_dk(key, x, p, generator=generator)  # type: ignore[no-any-return]
+    torch.ops.aten.bernoulli_.float(x.permute(order), p, generator=generator)
+    return x
 
 
 @functools.cache
