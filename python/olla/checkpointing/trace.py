@@ -15,6 +15,7 @@ from torch.utils.checkpoint import SAC_IGNORED_OPS
 
 from olla.checkpointing.memory import Memory
 from olla.checkpointing.regions import ModuleRegion, apply, remove, without_caches
+from olla.checkpointing.unchanged import unchanged
 from olla.graph import DeviceProfile
 from olla.pytorch.capture.costs import storage_of
 from olla.pytorch.ordinary.loop import first_of, inference
@@ -149,6 +150,8 @@ class _Trace(Memory):  # type: ignore[no-untyped-call]
 class TrainingStep:
     """A forward and backward pass of a model, on fake tensors or on real ones; the model stays as it is.
 
+    So does what Python code of its modules notes in their attributes, and in lists and the like that these hold.
+
     Args:
         model: of the step.
         batch: see `olla.checkpoint`.
@@ -234,7 +237,8 @@ class TrainingStep:
         for tensor in self._tensors.values():
             tensor.grad = None
         leaves = [("", leaf) for leaf in pytree.tree_leaves(self._batch) if isinstance(leaf, torch.Tensor)]
-        with torch.random.fork_rng(), torch.enable_grad(), idle_hooks(self._model), self._fake, memory:
+        kept = unchanged(self._model, [leaf for _, leaf in leaves])
+        with kept, torch.random.fork_rng(), torch.enable_grad(), idle_hooks(self._model), self._fake, memory:
             memory.given([*self._tensors.items(), *leaves])
             whole = _Whole(self._model, forward_backward)
             torch.func.functional_call(whole, {f"model.{name}": t for name, t in self._tensors.items()}, ())

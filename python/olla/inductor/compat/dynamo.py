@@ -126,7 +126,8 @@ def _bernoulli(x: torch.Tensor, p: float = 0.5, generator: torch.Generator | Non
 
     What it puts in its place draws in the order of the dimensions.
     """
-    order = sorted(range(x.dim()), key=lambda i: -x.stride(i))
+    strides = x.stride()
+    order = sorted(range(x.dim()), key=lambda i: -strides[i])
     if order == list(range(x.dim())):
         key = getattr(torch._C.DispatchKey, f"Autograd{x.device.type.upper()}")
         return torch.ops.aten.bernoulli_.float._op_dk(key, x, p, generator=generator)  # type: ignore[no-any-return]
