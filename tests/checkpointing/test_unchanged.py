@@ -1,10 +1,12 @@
-"""What the Python code of a model notes in its modules is the loop's own: trying a step leaves nothing there."""
+"""Trying a step leaves nothing behind: no notes in modules, no numbers drawn; and takes gradients that are sparse."""
 
 from __future__ import annotations
 
 import collections
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 
 import olla
@@ -83,3 +85,48 @@ def test_a_model_that_counts_trains_as_it_is(asks: bool) -> None:
             losses[-1].append(loss.item())
         losses[-1] += [float(norm) for norm in model.history] + [model.scale, *model.counts.values()]
     assert losses[0] == losses[1]
+
+
+class Sampled(nn.Module):
+    """A decoder that feeds itself at random, by three generators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.cell, self.out = nn.Embedding(12, 16), nn.LSTMCell(16, 16), nn.Linear(16, 12)
+
+    def forward(self, tokens: Any) -> Any:
+        token, state, found = tokens[:, 0], None, []
+        for i in range(1, tokens.shape[1]):
+            state = self.cell(self.table(token), state)
+            found.append(self.out(state[0]))
+            is_given = random.random() < 0.5 or np.random.rand() < 0.2  # noqa: NPY002
+            token = tokens[:, i] if is_given else torch.multinomial(found[-1].softmax(1), 1)[:, 0]
+        return torch.stack(found, 1)
+
+
+def test_a_step_that_is_tried_draws_no_numbers_of_the_loop() -> None:
+    def draws() -> tuple[float, float, float]:
+        return random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002
+
+    found = []
+    for plans in (False, True):
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        torch.manual_seed(0)
+        model = Sampled()
+        if plans:
+            olla.checkpoint(model, torch.zeros(3, 6, dtype=torch.long), minimise="peak")
+        found.append(draws())
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_sparse_gradients_of_embeddings_are_counted(mode: str) -> None:
+    torch.manual_seed(0)
+    table = nn.EmbeddingBag(5000, 16, mode=mode, sparse=True)
+    model = nn.Sequential(table, nn.Linear(16, 4))
+    chosen = olla.checkpoint(model, torch.randint(5000, (64, 4)), minimise="peak")
+    resident = sum(p.nbytes for p in model.parameters())
+    assert resident < chosen.eager_peak_bytes < resident + table.weight.nbytes // 2  # a dense gradient would be larger
+    model(torch.randint(5000, (64, 4))).sum().backward()
+    assert table.weight.grad.is_sparse

@@ -73,8 +73,7 @@ class Memory(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        arguments = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        results = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        arguments, results = dense_parts((args, kwargs)), dense_parts(result)
         used = [storage_of(t) for t in arguments]
         known = set(used)
         made = self.add(t for t in results if storage_of(t) not in known)
@@ -121,4 +120,14 @@ def changed_by(func: Any, args: Any, kwargs: Any) -> list[int]:
             changed.append(args[position] if position < len(args) else kwargs.get(argument.name))
     if schema.name in UNDECLARED:
         changed += [args[position] for position in UNDECLARED[schema.name] if position < len(args)]
-    return [storage_of(leaf) for leaf in pytree.tree_leaves(changed) if isinstance(leaf, torch.Tensor)]
+    return [storage_of(part) for part in dense_parts(changed)]
+
+
+def dense_parts(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors in a tree; of a sparse one its indices and values, which are what takes memory."""
+    found: list[torch.Tensor] = []
+    for leaf in pytree.tree_leaves(tree):
+        if not isinstance(leaf, torch.Tensor):
+            continue
+        found += [leaf._indices(), leaf._values()] if leaf.layout == torch.sparse_coo else [leaf]
+    return found
