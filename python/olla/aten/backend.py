@@ -24,6 +24,9 @@ from olla.pytorch.dynamo.captured import as_captured
 from olla.pytorch.dynamo.graph import NotFollowed
 from olla.pytorch.dynamo.unseen import Probes
 
+# In so many calls code is planned for tensors of the same kinds. With a counter every call is another one, and a plan
+# may take minutes; the modes that a model changes between are few.
+_MOST_ALIKE = 5
 SETTINGS = {  # of Dynamo, during calls of what is wrapped
     "skip_nnmodule_hook_guards": False,  # hooks that come later are seen
     "recompile_limit": 64,  # then code runs as it is
@@ -86,11 +89,14 @@ class Backend:
         num_graphs: that Dynamo has captured so far.
         probes: by the code that they belong to, what Dynamo's guards do not see of what that code has read.
         suppressed: notes Dynamo's errors that are suppressed while it is entered.
+        call: the number of the call that runs, where calls are counted.
     """
 
     def __init__(self, partition: AtenPartitioner, report: WrapReport) -> None:
         self.num_runs = 0
         self.num_graphs = 0
+        self.call = 0
+        self._alike: dict[tuple[Any, ...], set[int]] = {}
         self.probes: dict[types.CodeType, list[Probes]] = {}
         self.suppressed = dynamo.Suppressed(self.note_line)
         self._partition = partition
@@ -101,7 +107,7 @@ class Backend:
         self.num_graphs += 1
         self._note_break(module)
         num_graphs = len(self._report.graphs)
-        if reason := self._note_probes() or refused(module, inputs):
+        if reason := self._note_probes() or refused(module, inputs) or self._note_alike(inputs):
             self._report.graphs.append(GraphRecord(reason=reason))
             raise dynamo.skip_frame(reason)
         graph = _Compiled(module, self)
@@ -130,6 +136,17 @@ class Backend:
         except NotFollowed as error:
             return str(error)
         return ""
+
+    def _note_alike(self, inputs: Any) -> str:
+        """Return why code is planned no more that was planned for tensors of the same kinds in several calls; or ""."""
+        code, scope = dynamo.frame()
+        kinds = [(t.shape, t.dtype, t.requires_grad) if isinstance(t, torch.Tensor) else type(t) for t in inputs]
+        key = (code, id(scope["L"].get("self")), torch.is_grad_enabled(), *kinds)
+        calls = self._alike.setdefault(key, set())
+        calls.add(self.call)
+        if len(calls) <= _MOST_ALIKE:
+            return ""
+        return "a value that it reads in Python has often been another one; what it calls is planned on its own"
 
     def _note_break(self, module: Any) -> None:
         reason = getattr(module, "compile_subgraph_reason", None)

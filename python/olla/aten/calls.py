@@ -71,6 +71,7 @@ class Calls:
         """Return the result of a call, and whether a planned graph has run in it."""
         backend, compiled = self._planned()
         self._partition.saved_before = 0
+        backend.call = self._report.num_calls
         num_runs, num_graphs, reasons = backend.num_runs, backend.num_graphs, dynamo.reasons()
         change_back = self._change_settings()
         say_eager(1)
