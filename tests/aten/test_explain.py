@@ -56,3 +56,22 @@ def test_a_loss_is_part_of_the_graph_where_it_is_given() -> None:
     wrapped = olla.wrap(nn.Linear(6, 3))
     wrapped(torch.randn(4, 6)).sum().backward()
     assert olla.report_of(wrapped).graphs[0].peak_bytes == alone.graphs[0].peak_bytes
+
+
+def test_a_graph_that_only_views_what_it_is_given_is_said_to_need_no_plan() -> None:
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.weight, self.last = nn.Linear(8, 8), nn.Parameter(torch.ones(8, 1, 4)), nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            x = self.first(x)
+            torch._dynamo.graph_break()
+            (a, b), weight = x.chunk(2, 1), self.weight.squeeze(1)
+            torch._dynamo.graph_break()
+            return self.last(a) * b + weight.sum()
+
+    model = olla.wrap(Halves(), time_limit=0.2)
+    model(torch.randn(3, 8)).sum().backward()
+    reasons = [graph.reason for graph in olla.report_of(model).graphs]
+    assert reasons == ["", "there is nothing to plan: forward returns views of what it is given", ""]

@@ -84,3 +84,28 @@ def test_what_others_compile_is_as_before() -> None:
     olla.wrap(lambda x: resize(x), max_slowdown=0.5)(x).sum().backward()
     torch.compile(lambda x: resize(x), backend=aot_autograd(fw_compiler=compiler, bw_compiler=compiler))(x)
     assert found[0] == 0
+
+
+@pytest.mark.parametrize("cell", [nn.GRUCell, nn.LSTMCell, nn.RNNCell])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_cells_of_recurrent_layers(cell: Any, bias: bool, dtype: Any) -> None:
+    def gradients(wraps: bool) -> list[Any]:
+        torch.manual_seed(0)
+        step = cell(6, 13, bias=bias, dtype=dtype)
+
+        def unrolled(x: Any) -> Any:
+            state: Any = x.new_zeros(x.shape[1], 13)
+            state = (state, state) if cell is nn.LSTMCell else state
+            found = []
+            for row in x:
+                state = step(row, state)
+                found.append(state[0] if cell is nn.LSTMCell else state)
+            return torch.stack(found)
+
+        called = olla.wrap(unrolled, time_limit=0.2) if wraps else unrolled
+        found = called(torch.randn(5, 3, 6, dtype=dtype))
+        found.square().sum().backward()
+        return [found.detach(), *(p.grad for p in step.parameters())]
+
+    assert all(same(a, b) for a, b in zip(gradients(False), gradients(True), strict=True))

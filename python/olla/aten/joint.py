@@ -174,6 +174,8 @@ def obstacle(module: fx.GraphModule) -> str:
     """Return why a graph is left to torch's partitioner; empty where olla can plan it."""
     if reason := compat.obstacle(module, holds_graphs=False):
         return reason
+    if not _makes_something(module.graph):
+        return "there is nothing to plan: forward returns views of what it is given"
     for node in module.graph.nodes:
         if node.op == "placeholder" and not compat.is_tensor_node(node):
             return f"its input {node.name} is no tensor: sizes of batches vary, see torch.compile(dynamic=False)"
@@ -191,6 +193,17 @@ def obstacle(module: fx.GraphModule) -> str:
         ):
             return f"{node.target} has an effect beside its result"
     return ""
+
+
+def _makes_something(graph: fx.Graph) -> bool:
+    """Whether forward has an operator that is no view."""
+    behind: set[fx.Node] = set()
+    for node in graph.nodes:
+        if compat.is_tangent(node) or any(n in behind for n in node.all_input_nodes):
+            behind.add(node)
+        elif node.op == "call_function" and node.target is not operator.getitem and not is_view(node):
+            return True
+    return False
 
 
 def _is_symbolic(value: torch.Tensor) -> bool:

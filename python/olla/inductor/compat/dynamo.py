@@ -98,13 +98,19 @@ def native_kernels() -> Iterator[None]:
         taken.append((op, found))
     dropout.py_kernels.update(dict.fromkeys(taken[-1][1], _dropout))
     bernoulli = torch.ops.aten.bernoulli_.float
-    bernoulli.py_kernels[torch._C.DispatchKey.Autograd] = _bernoulli
-    bernoulli._dispatch_cache.clear()
+    written: list[tuple[Any, Any, Callable[..., Any]]] = [
+        (bernoulli, keys[0], _bernoulli),
+        (torch.ops.aten.gru_cell.default, keys[1], _gru_cell),
+    ]
+    for op, key, kernel in written:
+        op.py_kernels[key] = kernel
+        op._dispatch_cache.clear()
     try:
         yield
     finally:
-        del bernoulli.py_kernels[torch._C.DispatchKey.Autograd]
-        bernoulli._dispatch_cache.clear()
+        for op, key, _ in written:
+            del op.py_kernels[key]
+            op._dispatch_cache.clear()
         for op, found in taken:
             op.py_kernels.update(found)
             op._dispatch_cache.clear()
@@ -133,6 +139,24 @@ def _bernoulli(x: torch.Tensor, p: float = 0.5, generator: torch.Generator | Non
         return torch.ops.aten.bernoulli_.float._op_dk(key, x, p, generator=generator)  # type: ignore[no-any-return]
     torch.ops.aten.bernoulli_.float(x.permute(order), p, generator=generator)
     return x
+
+
+def _gru_cell(x: torch.Tensor, state: torch.Tensor, *weights: torch.Tensor | None) -> torch.Tensor:
+    """Compute as the operator does on a CPU: gates row by row, as they lie in one tensor of all three.
+
+    It adds in place; of what functionalization makes of that, sigmoid would go through a tensor of one gate alone, and
+    round in another way at the ends of rows.
+    """
+    if x.device.type != "cpu":
+        key = torch._C.DispatchKey.CompositeImplicitAutograd
+        return torch.ops.aten.gru_cell.default._op_dk(key, x, state, *weights)  # type: ignore[no-any-return]
+    of_x, of_state, bias, bias_of_state = (*weights, None, None)[:4]
+    of_input = torch.nn.functional.linear(x, of_x, bias)  # type: ignore[arg-type]
+    of_hidden = torch.nn.functional.linear(state, of_state, bias_of_state)  # type: ignore[arg-type]
+    gates = (of_hidden + of_input).unsafe_chunk(3, 1)
+    reset, update = gates[0].sigmoid(), gates[1].sigmoid()
+    new = (of_input.unsafe_chunk(3, 1)[2] + of_hidden.unsafe_chunk(3, 1)[2] * reset).tanh()
+    return (state - new) * update + new
 
 
 @functools.cache
