@@ -87,6 +87,21 @@ def test_a_model_that_counts_trains_as_it_is(asks: bool) -> None:
     assert losses[0] == losses[1]
 
 
+def test_notes_of_the_first_and_the_last_of_many_modules_are_undone() -> None:
+    class Noting(nn.Linear):
+        def forward(self, x: Any) -> Any:
+            self.seen.append(x.detach())
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    first, last = Noting(4, 4), Noting(4, 4)
+    first.seen, last.seen = [], []
+    olla.checkpoint(
+        nn.Sequential(first, *(nn.Identity() for _ in range(1500)), last), torch.randn(2, 4), minimise="peak"
+    )
+    assert (first.seen, last.seen) == ([], [])
+
+
 class Sampled(nn.Module):
     """A decoder that feeds itself at random, by three generators."""
 
@@ -116,6 +131,7 @@ def test_a_step_that_is_tried_draws_no_numbers_of_the_loop() -> None:
         model = Sampled()
         if plans:
             olla.checkpoint(model, torch.zeros(3, 6, dtype=torch.long), minimise="peak")
+            olla.explain(model, torch.zeros(3, 6, dtype=torch.long), time_limit=0.1)
         found.append(draws())
     assert found[0] == found[1]
 

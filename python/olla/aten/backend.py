@@ -140,13 +140,15 @@ class Backend:
     def _note_alike(self, inputs: Any) -> str:
         """Return why code is planned no more that was planned for tensors of the same kinds in several calls; or ""."""
         code, scope = dynamo.frame()
-        kinds = [(t.shape, t.dtype, t.requires_grad) if isinstance(t, torch.Tensor) else type(t) for t in inputs]
+        kinds = [
+            (t.shape, t.dtype, t.device, t.requires_grad) if isinstance(t, torch.Tensor) else type(t) for t in inputs
+        ]
         key = (code, id(scope["L"].get("self")), torch.is_grad_enabled(), *kinds)
         calls = self._alike.setdefault(key, set())
         calls.add(self.call)
         if len(calls) <= _MOST_ALIKE:
             return ""
-        return "a value that it reads in Python has often been another one; what it calls is planned on its own"
+        return "a value that it reads in Python keeps changing: modules of your own in it are planned instead"
 
     def _note_break(self, module: Any) -> None:
         reason = getattr(module, "compile_subgraph_reason", None)

@@ -120,13 +120,14 @@ def explain(
     """
     import torch
 
+    from olla.pytorch.capture.generator import undrawn
     from olla.pytorch.ordinary.loop import inference
 
     call, report = _planned(loss or model, budget, max_slowdown, minimise, plan_for, time_limit, False)
     report.name = type(model).__name__
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     try:
-        with torch.random.fork_rng(), torch.enable_grad():
+        with undrawn(), torch.enable_grad():
             if loss is not None:
                 call(model, batch)
             else:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
@@ -20,6 +18,7 @@ from olla.checkpointing.regions import ModuleRegion, apply, remove, without_cach
 from olla.checkpointing.unchanged import unchanged
 from olla.graph import DeviceProfile
 from olla.pytorch.capture.costs import storage_of
+from olla.pytorch.capture.generator import undrawn
 from olla.pytorch.ordinary.loop import first_of, inference
 from olla.pytorch.sharded.fully import idle_hooks, is_sharded
 
@@ -240,25 +239,13 @@ class TrainingStep:
             tensor.grad = None
         leaves = [("", leaf) for leaf in pytree.tree_leaves(self._batch) if isinstance(leaf, torch.Tensor)]
         kept = unchanged(self._model, [leaf for _, leaf in leaves])
-        with kept, _same_draws(), torch.enable_grad(), idle_hooks(self._model), self._fake, memory:
+        with kept, undrawn(), torch.enable_grad(), idle_hooks(self._model), self._fake, memory:
             memory.given([*self._tensors.items(), *leaves])
             whole = _Whole(self._model, forward_backward)
             torch.func.functional_call(whole, {f"model.{name}": t for name, t in self._tensors.items()}, ())
         torch.clear_autocast_cache()  # of an autocast around this call: it would keep what was cast here
         for tensor in self._tensors.values():
             tensor.grad = None
-
-
-@contextlib.contextmanager
-def _same_draws() -> Iterator[None]:
-    """Let what is drawn at random be no loss to the loop: of torch, of Python and of numpy."""
-    states = random.getstate(), np.random.get_state()  # noqa: NPY002 - those that code of a model may draw from
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:

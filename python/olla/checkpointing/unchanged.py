@@ -20,6 +20,7 @@ _CONTAINERS = {
     collections.defaultdict,
     collections.Counter,
 }
+_OF_MODULES = frozenset(vars(torch.nn.Module()))
 _MOST_CONTAINERS = 10_000  # what holds more than these is data, which a forward pass only reads
 
 
@@ -40,32 +41,30 @@ def unchanged(model: torch.nn.Module, leaves: list[Any]) -> Iterator[None]:
             yield
     finally:
         for held, before in saved:
-            if len(held) != len(before) or any(a is not b for a, b in zip(_items(held), _items(before), strict=True)):
+            if _held(held) != _held(before):
                 held.clear()
                 held.update(before) if hasattr(held, "update") else held.extend(before)
 
 
 def _containers(model: torch.nn.Module) -> list[Any]:
-    """Return the containers in attributes of modules, and those inside of them."""
+    """Return the containers in attributes of modules, and those inside of them; not the tables of Module itself."""
     found: list[Any] = []
     known: set[int] = set()
-    waiting = [value for module in model.modules() for value in vars(module).values()]
-    while waiting and len(found) < _MOST_CONTAINERS:
-        value = waiting.pop()
+    values = [value for m in model.modules() for name, value in vars(m).items() if name not in _OF_MODULES]
+    for value in values:  # which grows: those nearest to the modules come first
         if type(value) not in {*_CONTAINERS, tuple} or id(value) in known:
             continue
+        if len(found) == _MOST_CONTAINERS:
+            break
         known.add(id(value))
         if type(value) is not tuple:
             found.append(value)
-        waiting += value.values() if isinstance(value, dict) else value
+        values += value.values() if isinstance(value, dict) else value
     return found
 
 
-def _items(held: Any) -> Iterator[Any]:
-    """Return what a container holds, keys of a dict included."""
-    if isinstance(held, dict):
-        for key, value in held.items():
-            yield key
-            yield value
-    else:
-        yield from held
+def _held(container: Any) -> list[int]:
+    """Return what tells which objects a container holds, keys of a dict included; a set has no order."""
+    if isinstance(container, dict):
+        return [id(x) for item in container.items() for x in item]
+    return sorted(map(id, container)) if isinstance(container, set) else [*map(id, container)]

@@ -90,28 +90,22 @@ def native_kernels() -> Iterator[None]:
     What is written there rounds in another way, and keeps what the operator does not.
     """
     keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
-    dropout = torch.ops.aten.dropout.default
-    taken = []
-    for op in [*_written_in_python(), dropout]:
-        found = {key: op.py_kernels.pop(key) for key in keys if key in op.py_kernels}
-        op._dispatch_cache.clear()
-        taken.append((op, found))
-    dropout.py_kernels.update(dict.fromkeys(taken[-1][1], _dropout))
-    bernoulli = torch.ops.aten.bernoulli_.float
-    written: list[tuple[Any, Any, Callable[..., Any]]] = [
-        (bernoulli, keys[0], _bernoulli),
-        (torch.ops.aten.gru_cell.default, keys[1], _gru_cell),
-    ]
-    for op, key, kernel in written:
-        op.py_kernels[key] = kernel
+    ours: dict[Any, dict[Any, Callable[..., Any]]] = {
+        torch.ops.aten.dropout.default: dict.fromkeys(keys, _dropout),
+        torch.ops.aten.bernoulli_.float: {keys[0]: _bernoulli},
+        torch.ops.aten.gru_cell.default: {keys[1]: _gru_cell},
+    }
+    before = {}
+    for op in [*_written_in_python(), *ours]:
+        before[op] = {key: op.py_kernels.pop(key) for key in keys if key in op.py_kernels}
+        op.py_kernels.update(ours.get(op, {}))
         op._dispatch_cache.clear()
     try:
         yield
     finally:
-        for op, key, _ in written:
-            del op.py_kernels[key]
-            op._dispatch_cache.clear()
-        for op, found in taken:
+        for op, found in before.items():
+            for key in ours.get(op, {}):
+                del op.py_kernels[key]
             op.py_kernels.update(found)
             op._dispatch_cache.clear()
 

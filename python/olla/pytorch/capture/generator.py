@@ -43,6 +43,18 @@ def set_state(state: torch.Tensor, source: Source) -> None:
         torch.cuda.set_rng_state(state, source)
 
 
+@contextlib.contextmanager
+def undrawn() -> Iterator[None]:
+    """Put the states of generators back that code of a model may draw from: torch's, Python's and numpy's."""
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+
+
 # A state is bytes on the CPU, whatever the device of its generator.
 _library.impl("rng_state", state_of, "CompositeExplicitAutograd")
 _library.impl("set_rng_state", set_state, "CompositeExplicitAutograd")
