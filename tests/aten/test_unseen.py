@@ -84,6 +84,33 @@ def test_other_kernels_of_attention_get_a_plan_of_their_own_and_keep_it() -> Non
     assert len(olla.report_of(model).planned) == 2
 
 
+class Doubled(torch.overrides.TorchFunctionMode):
+    """Doubles what relu returns."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        return result * 2 if function is torch.nn.functional.relu else result
+
+
+def test_what_runs_in_a_mode_of_functions_runs_as_it_is() -> None:
+    model, x = nn.Linear(4, 4), torch.randn(8, 4)
+
+    def loss(model: Any, x: Any) -> Any:
+        found = []
+        for _ in range(2):  # Dynamo takes nothing of a loop with a break in it, but may follow the mode by itself
+            found.append(nn.functional.relu(model(x)).square().mean())
+            if found[-1] < 0:
+                break
+        return sum(found)
+
+    wrapped = olla.wrap(loss, time_limit=0.1)
+    assert torch.equal(wrapped(model, x), loss(model, x))
+    for _ in range(3):
+        with Doubled():
+            assert torch.equal(wrapped(model, x), loss(model, x))
+    assert olla.report_of(wrapped).num_unplanned_calls == 4
+
+
 def test_a_layer_without_shape_runs_as_it_is_until_it_has_one() -> None:
     model = olla.wrap(nn.Sequential(nn.LazyLinear(4), nn.Tanh()), time_limit=0.1)
     for _ in range(3):

@@ -23,6 +23,8 @@ from tests.odd.loops import REGISTER, Loop, Odd, be_process, cleanup
 from tests.support.pytorch.steps import printed_by_two_processes, torch
 
 TIME_LIMIT = 0.05
+# In a wrapped loss, and in pieces of a step that is refused: see docs/wrap.md.
+UNSEEN = ("generator_returned", "number_behind_an_attribute_of_a_metaclass")
 MODES: dict[str, dict[str, Any]] = {
     "plain": {},
     "peak": {"minimise": "peak"},
@@ -30,7 +32,6 @@ MODES: dict[str, dict[str, Any]] = {
     "run": {"on_unsupported": "warn"},
 }
 WRAPPED = ("wrap", "loss")  # olla.wrap around the model, or around the function that gives the loss
-UNSEEN = ("generator_returned", "number_behind_an_attribute_of_a_metaclass")  # in a wrapped loss: see docs/wrap.md
 CLASSES = ("equal", "rounding", "error", "WRONG", "RAW")
 UNSEEN_BY_STEPS = ("number_behind_an_attribute_of_a_metaclass",)  # see docs/step.md
 MIN_REMEDY = 60  # characters; less says what is wrong at most

@@ -51,7 +51,7 @@ PYTORCH = {
     "pytorch.dynamo": "pytorch.capture pytorch.guards pytorch.sites",
     "pytorch.memory": "base graph plan layout planner recompute",
     "pytorch.lengths": "",
-    "pytorch.ordinary": "report",
+    "pytorch.ordinary": "plan report",
     "pytorch.program": "graph plan layout chunk pytorch.checks pytorch.capture pytorch.ranks pytorch.memory",
 }
 INDUCTOR = {
@@ -62,13 +62,13 @@ INDUCTOR = {
     "inductor.whole": "graph plan inductor.compat inductor.saving inductor.kernels inductor.simulate pytorch.capture",
 }
 ATEN = {
-    "aten": "base graph plan planner inductor.compat inductor.saving pytorch pytorch.capture pytorch.dynamo "
+    "aten": "base graph plan planner inductor.compat inductor.saving pytorch.capture pytorch.dynamo "
     "pytorch.memory pytorch.ordinary pytorch.program",
 }
 MAY_IMPORT = {
     **PLANNING,
     **PYTORCH,
-    "pytorch": " ".join(["base graph plan layout check picture planner report inductor.whole", *PYTORCH]),
+    "pytorch": " ".join(["base graph plan layout check picture planner report inductor.whole aten", *PYTORCH]),
     **INDUCTOR,
     "inductor": " ".join(["base graph plan planner aten", *INDUCTOR]),
     **ATEN,

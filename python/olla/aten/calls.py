@@ -19,7 +19,7 @@ from olla.aten.record import WrapReport
 from olla.inductor.compat import dynamo
 from olla.pytorch.capture.exclusive import Silence
 from olla.pytorch.dynamo.follow import begin, say_eager
-from olla.pytorch.dynamo.unseen import Environment, attention_kernels
+from olla.pytorch.dynamo.unseen import Environment, attention_kernels, has_function_modes
 
 
 class Calls:
@@ -56,7 +56,12 @@ class Calls:
         Complexity: beside Dynamo's guards O(values passed + classes of the modules passed).
         """
         modules = [self._model] if self._model is not None else _modules(self._plain, (*args, *kwargs.values()))
-        if dynamo.has_global_hooks() or any(map(self._is_lazy, modules)) or _has_scalars((args, kwargs)):
+        if (
+            dynamo.has_global_hooks()
+            or has_function_modes()
+            or any(map(self._is_lazy, modules))
+            or _has_scalars((args, kwargs))
+        ):
             result, is_planned = self._plain(*args, **kwargs), False
         else:
             if self._has_changed(modules, args, kwargs):

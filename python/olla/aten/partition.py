@@ -21,7 +21,6 @@ from olla.graph import DeviceProfile, Rerun, Rules, profile_of
 from olla.inductor.compat import compat, fallback
 from olla.plan import Goal, Options, Plan, Request
 from olla.pytorch.memory import arrange
-from olla.pytorch.planner import device_type
 from olla.pytorch.program.schedule import op_schedule
 from olla.pytorch.program.variants import restrict_rules
 
@@ -98,7 +97,7 @@ class AtenPartitioner:
         return halves, found
 
     def _plan(self, joint: JointStep) -> Plan:
-        device = device_type(joint.captured)
+        device = joint.captured.device_type
         profile = profile_of(self.device or ("cpu" if device == "cpu" else "a100"))
         goal = dataclasses.replace(self.goal, device=profile)
         if goal.budget_bytes is not None:
@@ -128,6 +127,12 @@ class AtenPartitioner:
         own = {"parameter": 2, "buffer": 1, "input": 0}  # of a parameter its gradient too
         known: int = sum(own[entry.kind] * node.meta["val"].untyped_storage().nbytes() for entry, node in inputs)
         return max(self.model_bytes - known, 0) + self.saved_before
+
+
+def model_bytes(model: Any) -> int:
+    """Return the bytes of parameters, twice for those that get gradients, and of buffers."""
+    held = {id(p): p.nbytes * (2 if p.requires_grad else 1) for p in model.parameters()}
+    return sum((held | {id(b): b.nbytes for b in model.buffers()}).values())
 
 
 def _num_ops(module: fx.GraphModule) -> int:

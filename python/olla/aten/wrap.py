@@ -153,6 +153,7 @@ def _planned(
 
     from olla.aten.backend import partitioner
     from olla.aten.calls import Calls
+    from olla.aten.partition import model_bytes
 
     is_module = isinstance(model, torch.nn.Module)
     if not is_module and not callable(model):
@@ -161,7 +162,7 @@ def _planned(
     partition = partitioner(budget, max_slowdown, minimise, plan_for, time_limit)
     partition.graphs = report.graphs
     if is_module:
-        partition.model_bytes = _model_bytes(model)
+        partition.model_bytes = model_bytes(model)
     calls = Calls(model, partition, report, dynamic)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -186,9 +187,3 @@ def report_of(model: Callable[..., Any]) -> WrapReport:
     if model not in _wrapped:
         raise ValueError(f"this {type(model).__name__} is not wrapped: call olla.wrap(model, ...) first")
     return _wrapped[model]
-
-
-def _model_bytes(model: Any) -> int:
-    """Return the bytes of parameters, twice for those that get gradients, and of buffers."""
-    held = {id(p): p.nbytes * (2 if p.requires_grad else 1) for p in model.parameters()}
-    return sum((held | {id(b): b.nbytes for b in model.buffers()}).values())

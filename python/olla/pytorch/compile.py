@@ -119,8 +119,8 @@ def compile(
         keep_gradients: whether gradients that the optimizer has used stay in ``.grad`` until the next step, to be
             logged, for example; they need their memory as in an ordinary loop. Without, ``.grad`` is None behind a
             step, and each gradient's memory is free right after its update.
-        on_unsupported: what becomes of a step that cannot be captured or planned: "warn", it runs as the ordinary one,
-            or with a ``loss`` as planned forward and backward passes and the optimizer's own step, with one warning
+        on_unsupported: what becomes of a step that cannot be captured or planned: "warn", it runs as the ordinary one
+            with its forward and backward passes planned, in pieces where they are no single graph, with one warning
             that says why, and is counted in the report; "raise", a CaptureError.
 
     Returns:

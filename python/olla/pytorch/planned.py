@@ -20,7 +20,7 @@ from olla.pytorch.memory.copies import Copies, HostMemory
 from olla.pytorch.memory.lacking import Needs, lacking_note
 from olla.pytorch.memory.replay import Replay, alignment_of
 from olla.pytorch.memory.requests import Recorder
-from olla.pytorch.planner import Planner, captured_costs, device_type
+from olla.pytorch.planner import Planner, captured_costs
 from olla.pytorch.program.program import Program, compile_program
 from olla.pytorch.program.schedule import OpSchedule, op_schedule
 from olla.pytorch.ranks.agreement import Agreement, plan_together
@@ -45,7 +45,7 @@ class PlannedStep:
     """
 
     def __init__(self, captured: Captured, plan: Plan, host: HostMemory | None) -> None:
-        self.device = device_type(captured)
+        self.device = captured.device_type
         self.alignment = alignment_of(self.device)
         self.copies: Copies | None = None
         self._captured = captured

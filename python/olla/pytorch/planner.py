@@ -8,7 +8,6 @@ import functools
 from typing import Any
 
 import numpy as np
-import torch
 
 from olla import _core, planner
 from olla.base import Progress
@@ -44,7 +43,7 @@ class Planner:
         self, captured: Captured, goal: Goal, options: dict[str, Any], swapping: Swapping | None, *, replays: bool
     ) -> None:
         self._captured = captured  # with its losses in chunks once a plan has them
-        self._device = device_type(captured)
+        self._device = captured.device_type
         self.goal = goal
         self.replays = replays
         self.swapping = swapping
@@ -206,12 +205,6 @@ class Planner:
             fewer = dataclasses.replace(swapping, host_bytes=host_bytes)
             found = planner.run(dataclasses.replace(request, swapping=fewer))
         return found
-
-
-def device_type(captured: Captured) -> str:
-    """Return where the step runs: a learning rate is on the CPU everywhere."""
-    nodes = (n for n in captured.module.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor))
-    return next((n.meta["val"].device.type for n in nodes if n.meta["val"].device.type != "cpu"), "cpu")
 
 
 def rewrites_of(found: Plan) -> list[Rewrite]:

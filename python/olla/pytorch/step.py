@@ -8,7 +8,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +16,13 @@ from olla.errors import CaptureError, ReplayError
 from olla.pytorch.capture import Captured, require_choice
 from olla.pytorch.capture.capture import capture
 from olla.pytorch.ordinary.calls import called
-from olla.pytorch.ordinary.refusals import must_be_planned, without_update
+from olla.pytorch.ordinary.refusals import goal_of_gradients, must_be_planned, without_update
 from olla.pytorch.told import Told
 
 if TYPE_CHECKING:
     import torch
 
+    from olla.aten.pieces import Pieces
     from olla.pytorch.captures import Capture
     from olla.pytorch.guards.facts import StepCall
     from olla.pytorch.memory.replay import Replay
@@ -67,10 +68,12 @@ class Step(Told):
         self._host = HostMemory(self._device.type)
         self._captures = Captures(self._cache_size)
         self._follower = None  # takes the calls that Dynamo can follow
-        if self._loss is not None and type(self) is Step and _is_alone(self._model):
-            with contextlib.suppress(ImportError):  # it needs private names of torch
-                from olla.pytorch.dynamo.follower import Follower
+        with contextlib.suppress(ImportError):  # it needs private names of torch
+            from olla.pytorch.dynamo.follow import leave_alone
+            from olla.pytorch.dynamo.follower import Follower
 
+            leave_alone(Step.__call__)
+            if self._loss is not None and type(self) is Step and _is_alone(self._model):
                 self._follower = Follower(self, self._loss, most_graphs=2 * self._cache_size)
         self._ranks: Ranks | None = None  # that run the step together, once it is known that it communicates
         self._num_agreed = 0
@@ -137,9 +140,7 @@ class Step(Told):
                 return result
         found = self.find(call)
         if isinstance(found, Exception):
-            splits = self._loss is not None and self.optimizers and not self._keep_gradients and type(self) is Step
-            make_inner = functools.partial(without_update, self) if splits else None
-            return self._unplanned.refuse(found, call.key, call.batch, make_inner)
+            return self._unplanned.refuse(found, call.key, call.batch, *_other_ways(self))
         if found is None:
             return self._unplanned.run(call.key, call.batch)
         return self.run_found(*found, call.batch)
@@ -282,6 +283,20 @@ class Step(Told):
             if self._replay is not None:
                 weakref.finalize(self, self._replay.release).atexit = False
         return self._replay, self._note
+
+
+def _other_ways(step: Step) -> tuple[Callable[[], Step] | None, Callable[[], Pieces] | None]:
+    """Return what makes a step without its update, and what makes planned pieces of a step; None: that is no way."""
+
+    def pieces() -> Pieces:
+        from olla.aten.pieces import Pieces
+
+        return Pieces(step.model, step.loss, goal_of_gradients(step), step._options["time_limit"])
+
+    if type(step) is not Step or (step.loss is None and step._body is None):  # other kernels; inference
+        return None, None
+    splits = step.loss is not None and step.optimizers and not step._keep_gradients
+    return functools.partial(without_update, step) if splits else None, pieces
 
 
 def _is_alone(model: torch.nn.Module) -> bool:

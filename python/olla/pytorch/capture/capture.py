@@ -61,6 +61,15 @@ class Captured:
     def __repr__(self) -> str:
         return f"Captured({self.graph.name!r}: {self.graph.num_ops} ops, {self.graph.num_tensors} tensors)"
 
+    @property
+    def device_type(self) -> str:
+        """Where the step runs, "cuda" for example; a learning rate is on the CPU everywhere."""
+        import torch
+
+        values = (node.meta.get("val") for node in self.module.graph.nodes)
+        kinds = (value.device.type for value in values if isinstance(value, torch.Tensor))
+        return next((kind for kind in kinds if kind != "cpu"), "cpu")
+
 
 def capture(
     model: torch.nn.Module,

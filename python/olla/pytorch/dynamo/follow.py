@@ -20,17 +20,21 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
+from torch._C._dynamo.eval_frame import (
+    _debug_get_cache_entry_list,
+    _FrameAction,
+    _FrameExecStrategy,
+    reset_code,
+    set_code_exec_strategy,
+)
 from torch._dynamo import config
 from torch._dynamo.eval_frame import cached_backends
 from torch._dynamo.utils import get_metrics_context
 from torch.nn.modules.module import _has_any_global_hook
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
 
 from olla.pytorch.capture.exclusive import Silence, bound_memos, last_memo
 from olla.pytorch.dynamo.graph import LossGraph, NotFollowed, readable, require_plain, signature, the_loss
-from olla.pytorch.dynamo.unseen import Environment, Probes, require_known
+from olla.pytorch.dynamo.unseen import Environment, Probes, has_function_modes, require_known
 
 _SETTINGS = {
     "skip_nnmodule_hook_guards": True,  # `Environment` compares hooks in a tenth of the time
@@ -120,7 +124,7 @@ class Followed:
         """
         if _has_any_global_hook():  # type: ignore[no-untyped-call]
             raise NotFollowed("hooks on all modules are registered")
-        if any(not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack()):  # type: ignore[no-untyped-call]
+        if has_function_modes():
             raise NotFollowed("a TorchFunctionMode is active, of whose attributes nothing is known")
         if self._environment.has_changed():
             self.forget()
@@ -187,6 +191,13 @@ def begin() -> None:
         return x.neg() if torch.compiler.is_compiling() else x
 
     torch.compile(asks, backend="eager")(torch.ones(()))
+
+
+@functools.cache
+def leave_alone(function: Any) -> None:
+    """Let Dynamo follow neither a function nor what it calls: as torch.compiler.disable, without a frame around it."""
+    function._torchdynamo_disable = True
+    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
 
 
 def say_eager(more: int) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import TracingContext
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from olla.pytorch.dynamo.graph import NotFollowed
 from olla.pytorch.guards.guard import Wholes
@@ -30,6 +32,15 @@ _Scope = Mapping[str, Any]
 def attention_kernels() -> tuple[bool, ...]:
     """Return which kernels scaled_dot_product_attention may use."""
     return tuple([read() for read in _attention_readers()])
+
+
+def has_function_modes() -> bool:
+    """Whether a TorchFunctionMode is active other than that of a default device.
+
+    Dynamo follows the methods of a mode by themselves where it does not follow what is called, and takes one function
+    of torch's for another one there.
+    """
+    return any(not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())  # type: ignore[no-untyped-call]
 
 
 @functools.cache

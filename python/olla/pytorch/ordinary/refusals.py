@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from olla.errors import BudgetError, CaptureError, ReplayError
+from olla.plan import Goal
 
 
 def must_be_planned(error: Exception, is_alone: bool) -> bool:
@@ -19,10 +20,16 @@ def must_be_planned(error: Exception, is_alone: bool) -> bool:
 
 def without_update(step: Any) -> Any:
     """Return a step that leaves gradients in ``.grad``; what the optimizers hold is no part of its budget."""
-    goal = step._goal
-    if goal is not None and goal.budget_bytes is not None:
-        states = (t for o in step.optimizers for state in o.state.values() for t in state.values())
-        held = sum(t.nbytes for t in states if hasattr(t, "nbytes"))
-        goal = dataclasses.replace(goal, budget_bytes=max(goal.budget_bytes - held, 1))
     given = {f.name: getattr(step, f.name) for f in dataclasses.fields(step) if f.init}
-    return type(step)(**given | {"_optimizer": None, "_goal": goal, "_on_unsupported": "raise", "_padding": None})
+    own = {"_optimizer": None, "_goal": goal_of_gradients(step), "_on_unsupported": "raise", "_padding": None}
+    return type(step)(**given | own)
+
+
+def goal_of_gradients(step: Any) -> Goal | None:
+    """Return the goal of a step for its forward and backward passes: a budget without what the optimizers hold."""
+    goal: Goal | None = step._goal
+    if goal is None or goal.budget_bytes is None:
+        return goal
+    states = (t for o in step.optimizers for state in o.state.values() for t in state.values())
+    held = sum(t.nbytes for t in states if hasattr(t, "nbytes"))
+    return dataclasses.replace(goal, budget_bytes=max(goal.budget_bytes - held, 1))

@@ -1,7 +1,8 @@
-"""Ordinary execution of what cannot be captured: the whole step, or its update."""
+"""What runs of a step that cannot be captured: its planned passes, its planned pieces, or all of it as it is."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -30,6 +31,21 @@ class Inner(Protocol):
         """Run it."""
 
 
+class Pieces(Protocol):
+    """Plans the graphs that a loss function, or the body of a loop, is made of."""
+
+    @property
+    def loss(self) -> Callable[[Any, Any], Any] | None:
+        """The loss function as planned; None: there is a body."""
+
+    @property
+    def note(self) -> str:
+        """What is planned; empty: nothing."""
+
+    def running(self) -> contextlib.AbstractContextManager[None]:
+        """Run a body inside of this."""
+
+
 def refusal(error: Exception) -> CaptureError:
     """Return what stops a capture as a CaptureError; whatever else it was, torch or the user's objects raised it."""
     if isinstance(error, CaptureError):
@@ -53,8 +69,9 @@ class Unplanned:
         size: how many kinds of batches may be refused; all that come later are not tried at all.
 
     Attributes:
-        num_steps: calls that ran as the ordinary step.
-        inner: plans forward and backward where the update cannot be captured; None: nothing is planned.
+        num_steps: calls that ran as the ordinary step, planned in pieces or not at all.
+        inner: plans forward and backward where the update cannot be captured; None: there is no such step.
+        pieces: plans what is no single graph; None: nothing is planned in pieces.
     """
 
     model: torch.nn.Module
@@ -65,6 +82,7 @@ class Unplanned:
     size: int
     num_steps: int = field(default=0, init=False)
     inner: Any = field(default=None, init=False)
+    pieces: Any = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         if self.way not in WAYS:
@@ -73,7 +91,7 @@ class Unplanned:
 
     def forget(self) -> None:
         """Try again to capture what was refused."""
-        self.inner = None
+        self.inner = self.pieces = None
         self._keys: list[_Key] = []  # of batches that were refused
         self._inner_keys: list[_Key] = []  # of those, the ones whose forward and backward are planned
         self._reasons: list[str] = []
@@ -83,7 +101,14 @@ class Unplanned:
         """Whether a batch with this key is known to be refused."""
         return key in self._keys or len(self._keys) >= self.size
 
-    def refuse(self, error: Exception, key: _Key, batch: Any, make_inner: Callable[[], Inner] | None = None) -> Any:
+    def refuse(
+        self,
+        error: Exception,
+        key: _Key,
+        batch: Any,
+        make_inner: Callable[[], Inner] | None = None,
+        make_pieces: Callable[[], Pieces] | None = None,
+    ) -> Any:
         """Run a step that cannot be captured, and say so once.
 
         Args:
@@ -91,6 +116,7 @@ class Unplanned:
             key: of the batch.
             batch: the batch.
             make_inner: makes a step that plans forward and backward, and leaves gradients; None: there is no such step.
+            make_pieces: makes what plans the pieces that are left then; None: nothing can.
 
         Raises:
             CaptureError: that is what the user asked for, or the ordinary step would fail as well.
@@ -105,6 +131,8 @@ class Unplanned:
             self._had_first = True
             return self.run(key, batch)
         is_split = make_inner is not None and self._splits(batch, make_inner)
+        if not is_split and self.pieces is None and make_pieces is not None:
+            self.pieces = make_pieces()
         self._keys.append(key)
         if is_split:
             self._inner_keys.append(key)
@@ -115,9 +143,13 @@ class Unplanned:
             raised.add_note(f"Before it ran as the ordinary step, it could not be captured: {found}")
             raise
         if not self._reasons:
-            what = "is planned without its update, which runs as it is"
+            what = "runs as the ordinary one, unplanned"
+            if is_split:
+                what = "is planned without its update, which runs as it is"
+            elif self.pieces is not None and self.pieces.note:
+                what = "runs as the ordinary one, planned in pieces"
             warnings.warn(
-                f"the step {what if is_split else 'runs as the ordinary one, unplanned'}: {str(found).rstrip('.')}. "
+                f"the step {what}: {str(found).rstrip('.')}. "
                 "After a change, step.recapture() tries again; on_unsupported='raise' makes this an error.",
                 stacklevel=5,
             )
@@ -151,7 +183,10 @@ class Unplanned:
             return found[0]
         self.num_steps += 1
         with calls.unplanned():
-            return run_step(self.model, self.optimizers, self.loss, self.body, batch)
+            if self.pieces is None or key not in self._keys:
+                return run_step(self.model, self.optimizers, self.loss, self.body, batch)
+            with self.pieces.running():
+                return run_step(self.model, self.optimizers, self.pieces.loss, self.body, batch)
 
     @property
     def note(self) -> str:
@@ -159,7 +194,9 @@ class Unplanned:
         if not self._reasons:
             return ""
         reasons = " ".join(self._reasons[:_MAX_REASONS])
-        return f"{self.num_steps} steps ran as the ordinary one, unplanned. What could not be captured: {reasons}"
+        pieces = self.pieces.note if self.pieces is not None else ""
+        how = f"planned in pieces: {pieces}" if pieces else "unplanned."
+        return f"{self.num_steps} steps ran as the ordinary one, {how} What could not be captured: {reasons}"
 
     def report(self) -> StepReport:
         """Return the report of a step of which nothing was planned."""
