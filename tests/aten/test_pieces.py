@@ -91,9 +91,9 @@ def two(model: Any) -> Any:
     return [torch.optim.Adam(model.generator.parameters()), torch.optim.SGD(model.judge.parameters(), 0.1)]
 
 
-def ordinary(model: Any, optimizer: Any, x: Any) -> Any:
+def ordinary(model: Any, optimizer: Any, x: Any, of: Callable[[Any, Any], Any] = square) -> Any:
     optimizer.zero_grad()
-    loss = square(model, x)
+    loss = of(model, x)
     loss.backward()
     optimizer.step()
     return loss.detach()
@@ -193,9 +193,34 @@ def test_what_has_no_graph_runs_as_it_is() -> None:
     model = nn.LSTM(4, 4)
     loss = lambda m, x: m(x)[0].square().mean() * (2 if x.mean() > 0 else 1)  # noqa: E731
     step = olla.compile(model, optimizer=adamw(model), loss=loss, disk_cache=False, time_limit=0.2)
-    with pytest.warns(UserWarning, match="as the ordinary one"):
+    with pytest.warns(UserWarning, match="planned in pieces where that can be done"):
         step(torch.randn(3, 2, 4))
-    assert "could not be captured" in step.report().note
+    step(torch.randn(3, 2, 4))
+    assert "2 steps ran as the ordinary one, unplanned" in step.report().note
+
+
+def until_small(model: Any, x: Any) -> Any:
+    for _ in range(3):  # Dynamo leaves a function that leaves a loop by a value
+        loss = square(model, x)
+        if loss < 1:
+            break
+    return loss
+
+
+def test_a_loss_of_which_dynamo_follows_nothing_has_its_model_planned() -> None:
+    def losses(planned: bool) -> list[Any]:
+        torch.manual_seed(0)
+        model = mlp(16, 64, 64, 4)
+        optimizer = adamw(model)
+        step: Any = lambda x: ordinary(model, optimizer, x, until_small)  # noqa: E731
+        if planned:
+            step = olla.compile(model, optimizer=optimizer, loss=until_small, disk_cache=False, time_limit=0.2)
+        with contextlib.nullcontext() if not planned else one_warning():
+            found = [step(torch.randn(8, 16)) for _ in range(NUM_STEPS)]
+        assert not planned or "1 graphs of forward and backward are planned" in step.report().note
+        return found
+
+    assert all(map(same, losses(False), losses(True)))
 
 
 def test_so_many_kinds_of_batches_are_planned_and_no_more() -> None:

@@ -6,8 +6,12 @@ import collections
 import contextlib
 import copy
 import functools
+import io
+import itertools
+import queue
 import random
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -507,6 +511,7 @@ def of_an_array() -> Any:
         lambda: drawn_from(iter([1.0, 2.0, 3.0, 4.0, 5.0])),
         lambda: drawn_by(lambda: random.Random(3)),
         lambda: drawn_by(lambda: numpy.random.RandomState(3)),
+        lambda: drawn_by(lambda: numpy.random.default_rng(3)),
         lambda: remembering(set(), lambda s: s.add(len(s))),
         lambda: remembering(collections.deque(maxlen=3), lambda d: d.append(1)),
         lambda: remembering([], lambda held: held.append(1)),
@@ -529,10 +534,79 @@ def test_python_state_that_a_capture_has_moved_is_put_back_before_the_ordinary_s
     assert same(*seen)
 
 
+def test_a_body_with_a_scaler_of_gradients_is_followed_from_the_first_step_on() -> None:
+    seen: list[list[Any]] = [[], []]
+    for planned in (0, 1):
+        model, scaler = net(), torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+        def body(model: Any, optimizer: Any, x: Any, scaler: Any = scaler) -> Any:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                loss = square(model, x).float()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            return loss.detach()
+
+        step: Any = functools.partial(body, model, optimizer)
+        if planned:
+            step = olla.compile(model, optimizer=optimizer, step=body, disk_cache=False)
+        torch.manual_seed(7)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for _ in range(NUM_STEPS):
+                seen[planned] += [
+                    step(torch.randn(4, 6)),
+                    *state_of(model, optimizer),
+                    torch.tensor(scaler.get_scale()),
+                ]
+    assert same(*seen)
+
+
+ONE_WAY: dict[str, Callable[[], Any]] = {
+    "generator": lambda: (float(i) for i in range(1, 9)),
+    "count": lambda: itertools.count(1),
+    "cycle": lambda: itertools.cycle([1, 2, 3]),
+    "map": lambda: map(float, range(1, 9)),
+    "enumerate": lambda: map(sum, enumerate(range(1, 9))),
+    "loader": lambda: map(torch.Tensor.item, iter(torch.utils.data.DataLoader(range(1, 9)))),
+    "file": lambda: map(float, io.StringIO("1\n2\n3\n4\n5\n6\n7\n")),
+}
+
+
+@pytest.mark.parametrize("what", ["loss", "step"])
+@pytest.mark.parametrize("kind", ONE_WAY)
+def test_a_capture_takes_nothing_from_an_iterator(kind: str, what: str) -> None:
+    seen: list[list[Any]] = [[], []]
+    for planned in (0, 1):
+        model, numbers = net(), ONE_WAY[kind]()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+
+        def loss(model: Any, x: Any, numbers: Any = numbers) -> Any:
+            return square(model, x) * next(numbers)
+
+        def body(model: Any, optimizer: Any, x: Any, loss: Any = loss) -> Any:
+            return ordinary(model, optimizer, loss, x)
+
+        step: Any = functools.partial(ordinary, model, optimizer, loss)
+        if planned:
+            given: dict[str, Any] = {"loss": loss} if what == "loss" else {"step": body}
+            step = olla.compile(model, optimizer=optimizer, disk_cache=False, **given)
+        torch.manual_seed(7)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            seen[planned] = [step(torch.ones(2, 6)).detach().clone() for _ in range(4)] + [next(numbers)]
+    assert same(*seen)
+
+
 def test_where_it_cannot_be_put_back_the_step_is_refused_and_says_so() -> None:
-    numbers = (float(i) for i in range(9))
+    numbers: queue.SimpleQueue[float] = queue.SimpleQueue()
+    for i in range(9):
+        numbers.put(float(i))
     model = net()
-    step = olla.compile(model, loss=lambda m, x: square(m, x) * next(numbers), disk_cache=False)
+    body = lambda m, optimizer, x: ordinary(m, optimizer, square, x * numbers.get())  # noqa: E731
+    step = olla.compile(model, optimizer=torch.optim.SGD(model.parameters()), step=body, disk_cache=False)
     with pytest.raises(olla.CaptureError, match=r"The ordinary step does not run in its place.*cannot be put back"):
         step(torch.ones(2, 6))
 

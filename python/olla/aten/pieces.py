@@ -38,8 +38,18 @@ class Pieces:
         kept = goal or Goal(max_slowdown=0.0, device=profile_of("cpu"))
         device = None if goal is None else goal.device  # without a goal, the one that the model is on
         self._partition = AtenPartitioner(kept, device, time_limit, model_bytes(model), self.report.graphs)
-        self._calls = {} if loss is not None else {module: self._planned(module) for module in _called_modules(model)}
-        self.loss = None if loss is None else functools.wraps(loss)(self._planned(loss))
+        self._model, self._given = model, loss
+        self._calls: dict[torch.nn.Module, Callable[..., Any]] = {}
+        self.loss = loss
+        if loss is None:
+            self.plan_models()
+        else:
+            self.loss = functools.wraps(loss)(self._planned(loss))
+
+    def plan_models(self) -> None:
+        """Leave the loss function alone, of which Dynamo follows nothing, and plan what the models do that it calls."""
+        self.loss = self._given
+        self._calls = {module: self._planned(module) for module in _called_modules(self._model)}
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

@@ -7,6 +7,8 @@ import copy
 import gc
 import logging
 import random
+import subprocess
+import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -293,6 +295,21 @@ def test_a_copy_of_what_runs_is_another_step() -> None:
         torch.manual_seed(2)
         found.append(step(rows()))
     assert torch.equal(*found)
+
+
+def test_steps_are_followed_after_one_that_was_made_while_torch_compile_was_switched_off() -> None:
+    child = """
+import torch, olla
+loss = lambda model, x: model(x).square().mean()
+def step():
+    made = olla.compile(torch.nn.Linear(4, 4), loss=loss, disk_cache=False, arena=False)
+    made(torch.ones(2, 4))
+    return made.report().note
+with torch.compiler.set_stance("force_eager"):
+    assert "switched off" in step()
+assert "Dynamo" not in step()
+"""
+    subprocess.run([sys.executable, "-c", child], check=True)
 
 
 def test_clocks_are_not_frozen_and_the_warning_is_where_the_step_is_called() -> None:

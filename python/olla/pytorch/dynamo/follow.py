@@ -184,13 +184,17 @@ def _captures(asked: Callable[[], bool]) -> Callable[[], bool]:
 
 @functools.cache
 def begin() -> None:
-    """Let Dynamo make its tables and change torch's classes now, as it does when something is compiled first."""
+    """Let Dynamo make its tables and change torch's classes now, as it does when something is compiled first.
+
+    Where torch.compile is switched off just now, too: tables made while `say_eager` answers lack torch's own functions.
+    """
     torch.compiler.allow_in_graph(the_loss)  # type: ignore[no-untyped-call]
 
     def asks(x: torch.Tensor) -> torch.Tensor:
         return x.neg() if torch.compiler.is_compiling() else x
 
-    torch.compile(asks, backend="eager")(torch.ones(()))
+    with torch.compiler.set_stance("default"):
+        torch.compile(asks, backend="eager")(torch.ones(()))
 
 
 @functools.cache

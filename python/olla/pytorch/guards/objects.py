@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from olla.errors import CaptureError
 from olla.pytorch.guards import clocks, inside
 from olla.pytorch.guards.code import is_foundation, module_origin
 from olla.pytorch.guards.generators import Generators
 from olla.pytorch.guards.names import HOOK_TABLES, INNER_TABLES, Names
 from olla.pytorch.guards.places import Holds, Places, WatchedContainer, cell_writer, reader
-from olla.pytorch.guards.values import closed_state, closed_writer, is_plain
+from olla.pytorch.guards.values import closed_state, closed_writer, is_one_way, is_plain
 
 _FUNCTION_PARTS = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__", "__dict__")
 # Of an optimizer: olla.pytorch.binding compares its settings, its state is input, the rest are marks of schedulers.
@@ -209,6 +210,11 @@ class Objects:
         elif isinstance(value, tuple | frozenset):
             self._all(value, path)
         elif inside.is_closed(kind):
+            if is_one_way(value):  # here and now: nothing has been taken from it
+                raise CaptureError(
+                    f"the step reads {path}, a {kind.__name__}, which gives another value at every use, and that would "
+                    "be frozen into the captured step. Take the value before the step, and pass it in with the batch."
+                )
             state = closed_state(value)
             if state is not None:
                 self.places.probe(state, path, closed_writer(value, state))

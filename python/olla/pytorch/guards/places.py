@@ -283,10 +283,10 @@ class Places:
     def undo(self) -> None:
         """Put back what lists, dicts, objects, variables and tensors held."""
         for watched in self.watched:
-            if watched.owner in ("installed", "class", "library"):
+            if watched.owner in ("installed", "class"):
                 watched.renew()  # a library has filled its caches
-            elif watched.owner == "user" and watched.holds is not Holds.INPUTS:
-                watched.undo()
+            elif watched.owner in ("user", "library") and watched.holds is not Holds.INPUTS:
+                watched.undo()  # of torch's objects too: what a GradScaler made is a stand-in
         for probe in self.probes:
             probe.undo()
             self.lost = self.lost or probe.change()

@@ -39,6 +39,8 @@ _BESIDE = (
     types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType, types.CodeType,
     types.FrameType, types.GenericAlias, types.UnionType, torch.Generator, torch.Stream, torch.Event, *_LOCKS,
 )  # fmt: skip
+_ITEMS: tuple[Any, ...] = ([], (), "", b"", bytearray(), range(0), range(1 << 64), reversed([]))
+_ITERATORS = tuple(type(iter(items)) for items in _ITEMS)  # whose place can be set
 _C_DATA = ctypes.Structure.__mro__[1]  # of all objects of ctypes
 _MAX_ARRAY_BYTES = 2**26
 
@@ -93,6 +95,11 @@ def equal(old: Any, new: Any) -> bool:
     return same(old, new)
 
 
+def is_one_way(value: Any) -> bool:
+    """Whether an object gives another value at every use and cannot be given its state back, as a generator."""
+    return hasattr(type(value), "__next__") and not isinstance(value, _ITERATORS) and not hasattr(type(value), "seek")
+
+
 def closed_state(value: Any) -> Callable[[], Any] | None:
     """Return a function that reads the state of an object whose inside Python code cannot see; None: it has none.
 
@@ -114,8 +121,6 @@ def closed_state(value: Any) -> Callable[[], Any] | None:
     try:
         pickled()
     except Exception:
-        if hasattr(type(value), "__next__"):
-            raise ValueError(f"a {type(value).__name__}, which gives another value at every use") from None
         return None
     return pickled
 
@@ -135,6 +140,10 @@ def closed_writer(value: Any, read: Callable[[], Any]) -> Callable[[Any], None]:
                 value.extend(state)
             elif isinstance(value, np.ndarray):
                 value[...] = np.frombuffer(state[2], value.dtype).reshape(value.shape)
+            elif isinstance(value, np.random.Generator):
+                value.bit_generator.state = pickle.loads(state).bit_generator.state
+            elif isinstance(state, int) and hasattr(value, "seek"):
+                value.seek(state)
             elif isinstance(state, bytes):
                 value.__setstate__(pickle.loads(state).__reduce_ex__(4)[2])
 

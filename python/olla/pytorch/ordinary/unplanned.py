@@ -1,4 +1,4 @@
-"""What runs of a step that cannot be captured: its planned passes, its planned pieces, or all of it as it is."""
+"""Running a step that cannot be captured: its planned passes, its planned pieces, or all of it as it is."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Inner(Protocol):
         """Run it."""
 
 
-class Pieces(Protocol):
+class PlannedPieces(Protocol):
     """Plans the graphs that a loss function, or the body of a loop, is made of."""
 
     @property
@@ -41,6 +41,9 @@ class Pieces(Protocol):
     @property
     def note(self) -> str:
         """What is planned; empty: nothing."""
+
+    def plan_models(self) -> None:
+        """Plan what the models do that the loss function calls, in place of that."""
 
     def running(self) -> contextlib.AbstractContextManager[None]:
         """Run a body inside of this."""
@@ -107,7 +110,7 @@ class Unplanned:
         key: _Key,
         batch: Any,
         make_inner: Callable[[], Inner] | None = None,
-        make_pieces: Callable[[], Pieces] | None = None,
+        make_pieces: Callable[[], PlannedPieces] | None = None,
     ) -> Any:
         """Run a step that cannot be captured, and say so once.
 
@@ -142,12 +145,15 @@ class Unplanned:
             self._keys.remove(key)
             raised.add_note(f"Before it ran as the ordinary step, it could not be captured: {found}")
             raise
+        if self.pieces is not None and not self.pieces.note:
+            self.pieces.plan_models()  # from the next step on
         if not self._reasons:
             what = "runs as the ordinary one, unplanned"
             if is_split:
                 what = "is planned without its update, which runs as it is"
-            elif self.pieces is not None and self.pieces.note:
+            elif self.pieces is not None:
                 what = "runs as the ordinary one, planned in pieces"
+                what += "" if self.pieces.note else " where that can be done"
             warnings.warn(
                 f"the step {what}: {str(found).rstrip('.')}. "
                 "After a change, step.recapture() tries again; on_unsupported='raise' makes this an error.",
