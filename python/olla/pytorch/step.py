@@ -68,12 +68,12 @@ class Step(Told):
         self._host = HostMemory(self._device.type)
         self._captures = Captures(self._cache_size)
         self._follower = None  # takes the calls that Dynamo can follow
-        with contextlib.suppress(ImportError):  # it needs private names of torch
-            from olla.pytorch.dynamo.follow import leave_alone
-            from olla.pytorch.dynamo.follower import Follower
+        if self._loss is not None and type(self) is Step and _is_alone(self._model):
+            with contextlib.suppress(ImportError):  # it needs private names of torch
+                from olla.pytorch.dynamo.follow import leave_alone
+                from olla.pytorch.dynamo.follower import Follower
 
-            leave_alone(Step.__call__)
-            if self._loss is not None and type(self) is Step and _is_alone(self._model):
+                leave_alone(Step.__call__)
                 self._follower = Follower(self, self._loss, most_graphs=2 * self._cache_size)
         self._ranks: Ranks | None = None  # that run the step together, once it is known that it communicates
         self._num_agreed = 0

@@ -145,7 +145,7 @@ class Unplanned:
             self._keys.remove(key)
             raised.add_note(f"Before it ran as the ordinary step, it could not be captured: {found}")
             raise
-        if self.pieces is not None and not self.pieces.note:
+        if self.pieces is not None and not self.pieces.note and self.pieces.loss is not self.loss:
             self.pieces.plan_models()  # from the next step on
         if not self._reasons:
             what = "runs as the ordinary one, unplanned"
