@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import copy
 import functools
-import io
-import itertools
-import queue
 import random
 import warnings
-from collections.abc import Callable
 from typing import Any
 
-import numpy
 import pytest
 
 import olla
-from tests.support.pytorch.steps import nn, torch
+from tests.pytorch.ordinary import net, ordinary, same, state_of
+from tests.support.pytorch.steps import nn, square, torch
 
 pytestmark = [
     pytest.mark.torch,
@@ -26,15 +21,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True to a scalar:UserWarning"),
 ]
 NUM_STEPS = 5
-
-
-def net() -> Any:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3))
-
-
-def square(model: Any, x: Any) -> Any:
-    return model(x).square().mean()
 
 
 class Counting(torch.optim.Optimizer):
@@ -131,39 +117,6 @@ OPTIMIZERS = [
     Counting, Orthogonal, Replacing, Branching, with_hooks, with_dampening, lbfgs, two, torch.optim.ASGD,
     torch.optim.RAdam, torch.optim.Adafactor,
 ]  # fmt: skip
-
-
-def state_of(model: Any, optimizer: Any) -> list[Any]:
-    """Everything that a step may change."""
-    optimizers = optimizer if isinstance(optimizer, list) else [optimizer]
-    states = [
-        s for o in optimizers for p in (p for g in o.param_groups for p in g["params"]) for s in [o.state.get(p, {})]
-    ]
-    values = [v for state in states for v in state.values()]
-    return [t.clone() if isinstance(t, torch.Tensor) else copy.copy(t) for t in (*model.state_dict().values(), *values)]
-
-
-def same(left: list[Any], right: list[Any]) -> bool:
-    pairs = zip(left, right, strict=True)
-    return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else str(a) == str(b) for a, b in pairs)
-
-
-def ordinary(model: Any, optimizer: Any, loss: Any, batch: Any) -> Any:
-    optimizers = optimizer if isinstance(optimizer, list) else [optimizer]
-
-    def closure() -> Any:
-        for o in optimizers:
-            o.zero_grad()
-        found = loss(model, batch)
-        found.backward()
-        return found
-
-    if isinstance(optimizers[0], torch.optim.LBFGS):
-        return optimizers[0].step(closure)
-    found = closure()
-    for o in optimizers:
-        o.step()
-    return found
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS, ids=lambda make: make.__name__)
@@ -421,39 +374,6 @@ def test_a_step_may_be_called_by_the_loss_of_an_ordinary_one_and_not_by_itself()
         again(torch.ones(2, 6))
 
 
-@functools.lru_cache
-def causal(n: int) -> Any:
-    return torch.tril(torch.ones(n, n))
-
-
-@functools.cache
-def tables(n: int) -> Any:
-    return {"rows": [torch.arange(n)], "n": n}
-
-
-@functools.cache
-def names(n: int) -> Any:
-    return str(n)
-
-
-@pytest.mark.parametrize(("stance", "num_cached"), [("default", 0), ("force_eager", 1)])
-def test_caches_that_a_capture_fills_hold_no_fake_tensors(stance: str, num_cached: int) -> None:
-    """Dynamo follows a cached function and leaves its cache alone; else the loss is traced by running it."""
-
-    def loss(model: Any, x: Any) -> Any:
-        return (causal(6) * x).square().mean() * model(x).mean() + tables(3)["rows"][0].sum() + len(names(6))
-
-    for cached in (causal, tables, names):
-        cached.cache_clear()
-    model = net()
-    step = olla.compile(model, optimizer=torch.optim.SGD(model.parameters()), loss=loss, disk_cache=False)
-    with torch.compiler.set_stance(stance):
-        step(torch.ones(6, 6))
-    assert names.cache_info().currsize == num_cached
-    assert type(causal(6)) is type(tables(3)["rows"][0]) is torch.Tensor
-    assert loss(model, torch.ones(6, 6)).isfinite()
-
-
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
 def test_torch_func_inside_the_loss_is_captured(optimizer: Any) -> None:
     def loss(model: Any, x: Any) -> Any:
@@ -476,139 +396,6 @@ def test_torch_func_inside_the_loss_is_captured(optimizer: Any) -> None:
 def test_an_unknown_way_is_refused_with_its_value() -> None:
     with pytest.raises(ValueError, match="on_unsupported is 'ignore', expected 'warn' or 'raise'"):
         olla.compile(net(), on_unsupported="ignore")
-
-
-def drawn_from(numbers: Any) -> Any:
-    return lambda model, x: square(model, x) * float(next(numbers))
-
-
-def drawn_by(make: Any) -> Any:
-    source = make()
-    return lambda model, x: square(model, x) * source.random()
-
-
-def remembering(place: Any, add: Any) -> Any:
-    def loss(model: Any, x: Any) -> Any:
-        add(place)
-        return square(model, x) * len(place)
-
-    return loss
-
-
-def of_an_array() -> Any:
-    counts = numpy.ones(3)
-
-    def loss(model: Any, x: Any) -> Any:
-        counts[0] += 1
-        return square(model, x) * float(counts[0])
-
-    return loss
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: drawn_from(iter([1.0, 2.0, 3.0, 4.0, 5.0])),
-        lambda: drawn_by(lambda: random.Random(3)),
-        lambda: drawn_by(lambda: numpy.random.RandomState(3)),
-        lambda: drawn_by(lambda: numpy.random.default_rng(3)),
-        lambda: remembering(set(), lambda s: s.add(len(s))),
-        lambda: remembering(collections.deque(maxlen=3), lambda d: d.append(1)),
-        lambda: remembering([], lambda held: held.append(1)),
-        lambda: remembering({}, lambda d: d.update({len(d): 1})),
-        of_an_array,
-    ],
-)
-def test_python_state_that_a_capture_has_moved_is_put_back_before_the_ordinary_step(make: Any) -> None:
-    seen: list[list[Any]] = [[], []]
-    for planned in (0, 1):
-        model, loss = net(), make()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
-        step: Any = functools.partial(ordinary, model, optimizer, loss)
-        if planned:
-            step = olla.compile(model, optimizer=optimizer, loss=loss, disk_cache=False)
-        torch.manual_seed(7)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            seen[planned] = [step(torch.ones(2, 6)).detach().clone() for _ in range(4)]
-    assert same(*seen)
-
-
-def test_a_body_with_a_scaler_of_gradients_is_followed_from_the_first_step_on() -> None:
-    seen: list[list[Any]] = [[], []]
-    for planned in (0, 1):
-        model, scaler = net(), torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=2)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-
-        def body(model: Any, optimizer: Any, x: Any, scaler: Any = scaler) -> Any:
-            optimizer.zero_grad()
-            with torch.autocast("cpu", torch.float16):
-                loss = square(model, x).float()
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            return loss.detach()
-
-        step: Any = functools.partial(body, model, optimizer)
-        if planned:
-            step = olla.compile(model, optimizer=optimizer, step=body, disk_cache=False)
-        torch.manual_seed(7)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for _ in range(NUM_STEPS):
-                seen[planned] += [
-                    step(torch.randn(4, 6)),
-                    *state_of(model, optimizer),
-                    torch.tensor(scaler.get_scale()),
-                ]
-    assert same(*seen)
-
-
-ONE_WAY: dict[str, Callable[[], Any]] = {
-    "generator": lambda: (float(i) for i in range(1, 9)),
-    "count": lambda: itertools.count(1),
-    "cycle": lambda: itertools.cycle([1, 2, 3]),
-    "map": lambda: map(float, range(1, 9)),
-    "enumerate": lambda: map(sum, enumerate(range(1, 9))),
-    "loader": lambda: map(torch.Tensor.item, iter(torch.utils.data.DataLoader(range(1, 9)))),
-    "file": lambda: map(float, io.StringIO("1\n2\n3\n4\n5\n6\n7\n")),
-}
-
-
-@pytest.mark.parametrize("what", ["loss", "step"])
-@pytest.mark.parametrize("kind", ONE_WAY)
-def test_a_capture_takes_nothing_from_an_iterator(kind: str, what: str) -> None:
-    seen: list[list[Any]] = [[], []]
-    for planned in (0, 1):
-        model, numbers = net(), ONE_WAY[kind]()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
-
-        def loss(model: Any, x: Any, numbers: Any = numbers) -> Any:
-            return square(model, x) * next(numbers)
-
-        def body(model: Any, optimizer: Any, x: Any, loss: Any = loss) -> Any:
-            return ordinary(model, optimizer, loss, x)
-
-        step: Any = functools.partial(ordinary, model, optimizer, loss)
-        if planned:
-            given: dict[str, Any] = {"loss": loss} if what == "loss" else {"step": body}
-            step = olla.compile(model, optimizer=optimizer, disk_cache=False, **given)
-        torch.manual_seed(7)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            seen[planned] = [step(torch.ones(2, 6)).detach().clone() for _ in range(4)] + [next(numbers)]
-    assert same(*seen)
-
-
-def test_where_it_cannot_be_put_back_the_step_is_refused_and_says_so() -> None:
-    numbers: queue.SimpleQueue[float] = queue.SimpleQueue()
-    for i in range(9):
-        numbers.put(float(i))
-    model = net()
-    body = lambda m, optimizer, x: ordinary(m, optimizer, square, x * numbers.get())  # noqa: E731
-    step = olla.compile(model, optimizer=torch.optim.SGD(model.parameters()), step=body, disk_cache=False)
-    with pytest.raises(olla.CaptureError, match=r"The ordinary step does not run in its place.*cannot be put back"):
-        step(torch.ones(2, 6))
 
 
 def test_a_window_that_is_placed_by_the_offset_of_the_batch_is_followed() -> None:

@@ -51,10 +51,7 @@ def partitioner(
         BudgetError: the budget is no number of bytes.
         ValueError: two goals are given, or one is out of its range.
     """
-    if budget is None and max_slowdown is None and minimise is None:
-        max_slowdown = 0.0
     goal = Goal.of(budget, max_slowdown, minimise, "a100" if device is None else device, True, True)
-    assert goal is not None
     return AtenPartitioner(goal, device=device, time_limit=time_limit)
 
 

@@ -25,6 +25,7 @@ from olla.pytorch.program.schedule import op_schedule
 from olla.pytorch.program.variants import restrict_rules
 
 _log = logging.getLogger(__name__)
+_ORDER = Goal(max_slowdown=0.0, device=profile_of("cpu"))  # no time is added
 _LEFT = "olla leaves a graph to torch's own partitioner, and its operators run in the order of the program"
 
 
@@ -36,7 +37,7 @@ class AtenPartitioner:
     away, and what graphs before it have saved by then.
 
     Args:
-        goal: what is asked for.
+        goal: what is asked for; None: nothing is recomputed.
         device: what seconds are estimated for; None: it follows the graph's device.
         time_limit: seconds for the plan of one graph.
         model_bytes: of parameters, their gradients and buffers of the whole model; 0: those of the graph alone.
@@ -46,7 +47,7 @@ class AtenPartitioner:
         saved_before: bytes that the graphs of this call of the model have saved that were compiled before.
     """
 
-    goal: Goal
+    goal: Goal | None
     device: DeviceProfile | str | None = None
     time_limit: float = 15.0
     model_bytes: int = 0
@@ -99,7 +100,8 @@ class AtenPartitioner:
     def _plan(self, joint: JointStep) -> Plan:
         device = joint.captured.device_type
         profile = profile_of(self.device or ("cpu" if device == "cpu" else "a100"))
-        goal = dataclasses.replace(self.goal, device=profile)
+        asked = self.goal or _ORDER
+        goal = dataclasses.replace(asked, device=profile)
         if goal.budget_bytes is not None:
             goal = dataclasses.replace(goal, budget_bytes=max(goal.budget_bytes - self._elsewhere(joint), 1))
         request = Request(
@@ -113,10 +115,10 @@ class AtenPartitioner:
         except BudgetError as error:
             goal = dataclasses.replace(goal, budget_bytes=None, minimise="peak")
             found = planner.run(dataclasses.replace(request, goal=goal))
-            budget = self.goal.budget_bytes
+            least = found.peak_bytes + self._elsewhere(joint)
             fallback.warn(
-                f"olla found no way to fit forward and backward into budget={budget} bytes: the least found is "
-                f"{found.peak_bytes + self._elsewhere(joint)} bytes, with parameters, inputs and gradients, and is "
+                f"olla found no way to fit forward and backward into budget={asked.budget_bytes} bytes: the least "
+                f"found is {least} bytes, with parameters, inputs and gradients, and is "
                 f"used ({error}). Ask for a budget of that, or take a smaller batch"
             )
             return found

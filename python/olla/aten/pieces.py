@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +12,6 @@ from olla.aten.calls import Calls
 from olla.aten.partition import AtenPartitioner, model_bytes
 from olla.aten.record import WrapReport
 from olla.base import human_bytes
-from olla.graph import profile_of
 from olla.plan import Goal
 
 
@@ -35,16 +33,15 @@ class Pieces:
         self, model: torch.nn.Module, loss: Callable[[Any, Any], Any] | None, goal: Goal | None, time_limit: float
     ) -> None:
         self.report = WrapReport(name=type(model).__name__)
-        kept = goal or Goal(max_slowdown=0.0, device=profile_of("cpu"))
         device = None if goal is None else goal.device  # without a goal, the one that the model is on
-        self._partition = AtenPartitioner(kept, device, time_limit, model_bytes(model), self.report.graphs)
+        self._partition = AtenPartitioner(goal, device, time_limit, model_bytes(model), self.report.graphs)
         self._model, self._given = model, loss
-        self._calls: dict[torch.nn.Module, Callable[..., Any]] = {}
+        self._calls: dict[torch.nn.Module, Calls] = {}
         self.loss = loss
         if loss is None:
             self.plan_models()
         else:
-            self.loss = functools.wraps(loss)(self._planned(loss))
+            self.loss = self._planned(loss)
 
     def plan_models(self) -> None:
         """Leave the loss function alone, of which Dynamo follows nothing, and plan what the models do that it calls."""
@@ -75,13 +72,8 @@ class Pieces:
         breaks = "".join(f" Graph break: {line}." for line in self.report.breaks[:3])
         return f"{len(planned)} graphs of forward and backward are planned{left}; the largest takes {sizes}.{breaks}"
 
-    def _planned(self, given: Callable[..., Any]) -> Callable[..., Any]:
-        calls = Calls(given, self._partition, self.report, dynamic=False)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return calls(*args, **kwargs)
-
-        return call
+    def _planned(self, given: Callable[..., Any]) -> Calls:
+        return Calls(given, self._partition, self.report, dynamic=False)
 
 
 def _called_modules(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -70,6 +70,14 @@ class Objects:
         self._entered: dict[int, types.CodeType] = {}
         self._elsewhere: list[types.FunctionType] = []  # what may run on other threads
 
+    def require_comparable(self) -> None:
+        """Raise a CaptureError for what can be neither compared nor repeated."""
+        if self.problems:
+            raise CaptureError(
+                f"the step reads {self.problems[0]}, which would be frozen into the captured step. Read it before the "
+                "step, and pass it in with the batch, as a tensor."
+            )
+
     def _learn(self, names: Iterable[str]) -> None:
         """Let attributes of these names count."""
         for read, path in self.names.learn(names):
@@ -210,11 +218,9 @@ class Objects:
         elif isinstance(value, tuple | frozenset):
             self._all(value, path)
         elif inside.is_closed(kind):
-            if is_one_way(value):  # here and now: nothing has been taken from it
-                raise CaptureError(
-                    f"the step reads {path}, a {kind.__name__}, which gives another value at every use, and that would "
-                    "be frozen into the captured step. Take the value before the step, and pass it in with the batch."
-                )
+            if is_one_way(value):
+                self.problems.append(f"{path}, a {kind.__name__}, which gives another value at every use")
+                self.require_comparable()  # here and now: nothing has been taken from it
             state = closed_state(value)
             if state is not None:
                 self.places.probe(state, path, closed_writer(value, state))

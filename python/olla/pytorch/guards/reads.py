@@ -106,11 +106,7 @@ class Reads(Objects):
 
         ``is_constant``: whether a value that the step made is the same in every step.
         """
-        if self.problems:
-            raise CaptureError(
-                f"the step reads {self.problems[0]}, which would be frozen into the captured step. Read it before the "
-                "step, and pass it in with the batch, as a tensor."
-            )
+        self.require_comparable()  # code of the user's may have caught the error that said so before
         self.generators.check()
         self.places.check(self._first_use, is_constant)
 

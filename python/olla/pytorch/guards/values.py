@@ -178,7 +178,14 @@ def _file_state(file: Any) -> Callable[[], Any] | None:
             return None
     except ValueError:  # closed
         return None
-    return lambda: None if file.closed else file.tell()
+
+    def place() -> int | None:
+        try:
+            return None if file.closed else file.tell()
+        except OSError:  # of a text file whose lines are taken by next() that is not known
+            return -1
+
+    return place
 
 
 # Kind of a closed object -> what makes the function that reads its state.
