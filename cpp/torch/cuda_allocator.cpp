@@ -85,17 +85,30 @@ class PlanningAllocator final : public ForwardingAllocator {
   using ForwardingAllocator::ForwardingAllocator;
 
   c10::DataPtr allocate(size_t num_bytes) override {
-    if (!Memory::inside() || num_bytes == 0 || memory().elsewhere()) return inner_.allocate(num_bytes);
     const auto bytes = static_cast<Bytes>(num_bytes);
+    if (!Memory::inside() || num_bytes == 0 || memory().elsewhere()) {
+      Memory::count_given(bytes);
+      return inner_.allocate(num_bytes);
+    }
     quarantine().poll();
     if (void* const block = memory().at_place() ? memory().planned(bytes) : memory().refuse(bytes, "stream"))
       return {block, block, &free_block, c10::Device(c10::DeviceType::CUDA, c10::cuda::current_device())};
+    Memory::count_given(bytes);
     c10::DataPtr block = inner_.allocate(num_bytes);
     if (Memory::recording()) {
       const bool seen = block.get() == block.get_context() && block.compare_exchange_deleter(inner_.raw_deleter(), &free_block);
       memory().record(seen ? block.get() : nullptr, bytes);
     }
     return block;
+  }
+
+  void* raw_alloc(size_t num_bytes) override {
+    Memory::count_given(static_cast<Bytes>(num_bytes));
+    return inner_.raw_alloc(num_bytes);
+  }
+  void* raw_alloc_with_stream(size_t num_bytes, cudaStream_t stream) override {
+    Memory::count_given(static_cast<Bytes>(num_bytes));
+    return inner_.raw_alloc_with_stream(num_bytes, stream);
   }
 
   // The native one outside windows: others compare it with the deleters of native blocks.

@@ -119,9 +119,9 @@ PyObject* tuple_of(const Counters& counters) {
     if (!added) return Py_DECREF(misses), nullptr;
   }
   const auto number = [](std::int64_t value) { return static_cast<long long>(value); };
-  return Py_BuildValue("(LLLLLNLLL)", number(counters.num_hits), number(counters.num_misses), number(counters.missed_bytes),
+  return Py_BuildValue("(LLLLLNLLLL)", number(counters.num_hits), number(counters.num_misses), number(counters.missed_bytes),
                        number(counters.peak_bytes), number(counters.high_water_bytes), misses, number(counters.requested_bytes),
-                       number(counters.hit_bytes), number(counters.total_peak_bytes));
+                       number(counters.hit_bytes), number(counters.total_peak_bytes), number(counters.given_bytes));
 }
 
 PyObject* deactivate(PyObject*, PyObject* args) {
@@ -191,7 +191,7 @@ PyMethodDef methods[] = {
     {"stop_recording", stop_recording, METH_NOARGS, "Return int64 rows of op, index, bytes, freed in, freed at, address."},
     {"activate", activate, METH_VARARGS, "activate(arena_bytes, alignment, first, bytes, offset, load, recording)"},
     {"deactivate", deactivate, METH_VARARGS,
-     "deactivate(keep) -> hits, misses, missed, peak, high water, list of misses, requested, hit bytes"},
+     "deactivate(keep) -> hits, misses, missed, peak, high water, list of misses, requested, hit, total peak, given bytes"},
     {"abandon", plain<&Memory::abandon>, METH_NOARGS, "End the step that this thread has open, if any."},
     {"release", plain<&Memory::release>, METH_NOARGS, "Give kept arenas back."},
     {"open_loop", open_loop, METH_O, "open_loop(shared)"},

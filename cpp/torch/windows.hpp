@@ -21,6 +21,11 @@ class ThreadWindows {
     return session_ != nullptr ? session_->op != kNoOp && session_->recording : shared_windows_.load() != 0;
   }
 
+  // Counts what this thread's step asked the default allocator for, in windows and between them.
+  static void count_given(Bytes bytes) {
+    if (session_ != nullptr && !session_->is_loop) session_->counters.given_bytes += bytes;
+  }
+
  protected:
   // Whether the window that is open for this thread is of another device than it works on now.
   static bool is_of_another(std::size_t device) {

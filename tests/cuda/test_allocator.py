@@ -56,7 +56,7 @@ def test_tensors_are_at_their_planned_addresses_and_results_are_the_same(device:
     replay.end()
     assert (offset(replay, y), offset(replay, z)) == (8192, 0)
     del y
-    assert replay.deactivate() == (2, 0, 0, 16384, 16384, [], 16384, 16384, 16384)
+    assert replay.deactivate() == (2, 0, 0, 16384, 16384, [], 16384, 16384, 16384, 0)
     assert torch.equal(z, expected)
 
 

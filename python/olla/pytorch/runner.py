@@ -253,8 +253,6 @@ class Runner:
             if self._graphed is not None:
                 replay.release()  # the arena of a CUDA graph is its own
             replay.activate(arranged.table, load_bytes=arranged.load_bytes)
-            if check.is_open:
-                check.begin()
             results = self.program(values)
             counters = replay.deactivate(keep_arena=self._graphed is None)
         except BaseException as error:

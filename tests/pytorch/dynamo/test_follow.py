@@ -9,6 +9,7 @@ import logging
 import random
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -345,3 +346,28 @@ def test_whether_a_cuda_graph_is_captured_is_still_asked(monkeypatch: pytest.Mon
     finally:
         follow.say_eager(-1)
     assert torch.cuda.is_current_stream_capturing == answers.pop
+
+
+def test_threads_wait_until_dynamo_has_its_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[threading.Thread] = []
+    compiled = torch.compile
+
+    def slow(*args: Any, **options: Any) -> Any:
+        time.sleep(0.3)
+        made.append(threading.current_thread())
+        return compiled(*args, **options)
+
+    monkeypatch.setattr(torch, "compile", slow)
+    follow._begin.cache_clear()
+    seen: list[int] = []
+
+    def begin() -> None:
+        follow.begin()
+        seen.append(len(made))
+
+    threads = [threading.Thread(target=begin) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [1, 1, 1]

@@ -57,6 +57,7 @@ _OUTSIDE = re.compile(
 _is_compiling = torch.compiler.is_compiling
 _COLLECTS = "transformers.utils.output_capturing"
 _lock = threading.Lock()
+_lock_of_begin = threading.RLock()
 _num_calls = 0  # of steps that are followed just now, on all threads
 _answers: list[tuple[Any, str, Any]] = []  # functions that are replaced meanwhile: owner, name, the function
 _Function = Callable[[Any, Any], Any]
@@ -182,12 +183,18 @@ def _captures(asked: Callable[[], bool]) -> Callable[[], bool]:
     return answer
 
 
-@functools.cache
 def begin() -> None:
     """Let Dynamo make its tables and change torch's classes now, as it does when something is compiled first.
 
     Where torch.compile is switched off just now, too: tables made while `say_eager` answers lack torch's own functions.
+    So no thread goes on before the first one is through.
     """
+    with _lock_of_begin:
+        _begin()
+
+
+@functools.cache
+def _begin() -> None:
     torch.compiler.allow_in_graph(the_loss)  # type: ignore[no-untyped-call]
 
     def asks(x: torch.Tensor) -> torch.Tensor:
