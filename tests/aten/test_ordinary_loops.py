@@ -329,6 +329,21 @@ def test_a_graph_that_is_kept_can_be_gone_through_twice() -> None:
         assert_same(lambda: mlp(nn.ReLU(inplace=True), nn.Dropout(0.1), nn.Sigmoid()), loop, goal)
 
 
+def test_a_graph_may_be_kept_after_others_were_not() -> None:
+    def loop(model: Any) -> list[Any]:
+        losses = []
+        for i in range(3):
+            loss = entropy(model, rows(i))
+            loss.backward(retain_graph=i == 1)
+            if i == 1:
+                loss.backward()
+            losses.append(loss.detach())
+        return losses
+
+    for goal in GOALS.values():
+        assert_same(lambda: mlp(nn.Dropout(0.1), nn.Sigmoid()), loop, goal)
+
+
 def test_several_forwards_may_come_before_their_backwards() -> None:
     def loop(model: Any) -> list[Any]:
         losses = [entropy(model, rows(i)) for i in range(3)]

@@ -130,6 +130,12 @@ def test_what_is_asked_for_is_checked() -> None:
         olla.checkpoint(model, x, budget="much")
 
 
+def test_a_model_that_is_not_trained_is_refused() -> None:
+    model = torch.nn.Linear(4, 4).requires_grad_(False)
+    with pytest.raises(CaptureError, match="nothing that Linear returns needs a gradient"):
+        olla.checkpoint(model, torch.ones(2, 4), minimise="peak")
+
+
 def test_a_model_that_checkpoints_itself_is_refused() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=97, bos_token_id=0, eos_token_id=0)

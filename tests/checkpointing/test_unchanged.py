@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import random
 from typing import Any
 
@@ -100,6 +101,51 @@ def test_notes_of_the_first_and_the_last_of_many_modules_are_undone() -> None:
         nn.Sequential(first, *(nn.Identity() for _ in range(1500)), last), torch.randn(2, 4), minimise="peak"
     )
     assert (first.seen, last.seen) == ([], [])
+
+
+class Recorder:
+    """An object of the user's own, with a hook."""
+
+    def __init__(self) -> None:
+        self.calls, self.results = 0, {}
+
+    def note(self, module: Any, args: Any, result: Any) -> None:
+        self.calls += 1
+        self.results.setdefault(type(module).__name__, []).append(result.detach())
+
+
+LATEST: list[Any] = []
+num_losses = 0
+
+
+def keep(value: Any) -> None:
+    LATEST.append(value)
+
+
+def counted_loss(model: Any, x: Any) -> Any:
+    global num_losses
+    num_losses += 1
+    loss = model(x).square().mean()
+    keep(loss.detach())
+    return loss
+
+
+def test_what_hooks_and_losses_note_elsewhere_is_undone() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    recorder, inside, count = Recorder(), [], 0
+
+    def hook(module: Any, args: Any) -> None:
+        nonlocal count
+        count += 1
+        inside.append(args[0])
+
+    model[0].register_forward_hook(recorder.note)
+    model[2].register_forward_hook(functools.partial(Recorder.note, recorder))
+    model[2].register_forward_pre_hook(hook)
+    olla.checkpoint(model, torch.randn(2, 4), minimise="peak", loss=counted_loss)
+    assert (recorder.calls, recorder.results, inside, count, LATEST, num_losses) == (0, {}, [], 0, [], 0)
+    counted_loss(model, torch.randn(2, 4)).backward()
+    assert (recorder.calls, len(inside), count, len(LATEST), num_losses) == (2, 1, 1, 1, 1)
 
 
 class Sampled(nn.Module):

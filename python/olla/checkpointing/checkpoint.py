@@ -84,7 +84,7 @@ def checkpoint(
 
     Raises:
         BudgetError: no choice fits the budget; the message says what the least one needs.
-        CaptureError: the model checkpoints modules itself, or its forward pass fails.
+        CaptureError: the model checkpoints modules itself, its forward pass fails, or nothing in it is trained.
         ValueError: no goal is given, or more than one, or one is out of its range.
 
     Example:

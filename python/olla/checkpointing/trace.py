@@ -16,6 +16,7 @@ from torch.utils.checkpoint import SAC_IGNORED_OPS
 from olla.checkpointing.memory import Memory
 from olla.checkpointing.regions import ModuleRegion, apply, remove, without_caches
 from olla.checkpointing.unchanged import unchanged
+from olla.errors import CaptureError
 from olla.graph import DeviceProfile
 from olla.pytorch.capture.costs import storage_of
 from olla.pytorch.capture.generator import undrawn
@@ -232,13 +233,19 @@ class TrainingStep:
     def _run(self, memory: Memory, forward: Callable[[], list[torch.Tensor]]) -> None:
         def forward_backward() -> None:
             losses = forward()
+            if not losses:
+                kind = type(self._model).__name__
+                raise CaptureError(
+                    f"nothing that {kind} returns needs a gradient, so backward saves nothing that checkpoints could "
+                    "free: leave a model out that is not trained, or call requires_grad_() on what is"
+                )
             gradients = [None if loss.numel() == 1 else torch.ones_like(loss) for loss in losses]
             torch.autograd.backward(losses, gradients)
 
         for tensor in self._tensors.values():
             tensor.grad = None
         leaves = [("", leaf) for leaf in pytree.tree_leaves(self._batch) if isinstance(leaf, torch.Tensor)]
-        kept = unchanged(self._model, [leaf for _, leaf in leaves])
+        kept = unchanged(self._model, [leaf for _, leaf in leaves], self._loss)
         with kept, undrawn(), torch.enable_grad(), idle_hooks(self._model), self._fake, memory:
             memory.given([*self._tensors.items(), *leaves])
             whole = _Whole(self._model, forward_backward)

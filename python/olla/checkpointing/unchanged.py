@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from olla.checkpointing.reached import Reached, forwards_of, hooks_of
 from olla.pytorch.capture import exclusive
 
 _CONTAINERS = {
@@ -21,23 +22,27 @@ _CONTAINERS = {
     collections.Counter,
 }
 _OF_MODULES = frozenset(vars(torch.nn.Module()))
-_MOST_CONTAINERS = 10_000  # what holds more than these is data, which a forward pass only reads
+_MOST_CONTAINERS = 10_000  # what holds more than these is data, in which a forward pass only reads
 
 
 @contextlib.contextmanager
-def unchanged(model: torch.nn.Module, leaves: list[Any]) -> Iterator[None]:
-    """Undo what a forward pass does to the attributes of modules, and to lists, dicts, sets and deques in them.
+def unchanged(model: torch.nn.Module, leaves: list[Any], loss: Any = None) -> Iterator[None]:
+    """Undo what a step does to the attributes of modules, and to lists, dicts, sets and deques in them.
 
     A step on fake tensors would leave these in histories and caches, and counters would be ahead of the loop's own.
-    What other objects hold is not looked at.
+    Hooks, losses and forward functions have more than that at hand: variables around them, globals, and objects of
+    classes of their own package; these are put back, too. What objects of other packages hold is not looked at.
 
     Args:
         model: that is tried.
         leaves: of its batch, which may get attributes, too.
+        loss: the function that is called with the model, if any.
     """
-    saved = [(held, held.copy()) for held in _containers(model)]
+    functions = [*hooks_of(model), *forwards_of(model), *([] if loss is None else [loss])]
+    reached = Reached(functions)
+    saved = [(held, held.copy()) for held in _containers(model, reached.values)]
     try:
-        with exclusive.unchanged(model, leaves):
+        with exclusive.unchanged(model, leaves), reached.kept():
             yield
     finally:
         for held, before in saved:
@@ -46,11 +51,14 @@ def unchanged(model: torch.nn.Module, leaves: list[Any]) -> Iterator[None]:
                 held.update(before) if hasattr(held, "update") else held.extend(before)
 
 
-def _containers(model: torch.nn.Module) -> list[Any]:
-    """Return the containers in attributes of modules, and those inside of them; not the tables of Module itself."""
+def _containers(model: torch.nn.Module, others: list[Any]) -> list[Any]:
+    """Return the containers in attributes of modules and among other values, and those inside of them.
+
+    The tables of Module itself are not among them.
+    """
     found: list[Any] = []
     known: set[int] = set()
-    values = [value for m in model.modules() for name, value in vars(m).items() if name not in _OF_MODULES]
+    values = [value for m in model.modules() for name, value in vars(m).items() if name not in _OF_MODULES] + others
     for value in values:  # which grows: those nearest to the modules come first
         if type(value) not in {*_CONTAINERS, tuple} or id(value) in known:
             continue
@@ -59,7 +67,8 @@ def _containers(model: torch.nn.Module) -> list[Any]:
         known.add(id(value))
         if type(value) is not tuple:
             found.append(value)
-        values += value.values() if isinstance(value, dict) else value
+        if len(value) <= _MOST_CONTAINERS:
+            values += value.values() if isinstance(value, dict) else value
     return found
 
 

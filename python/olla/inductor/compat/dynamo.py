@@ -9,6 +9,7 @@ import re
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -18,6 +19,7 @@ has_global_hooks: Any = compat.private("torch.nn.modules.module", "_has_any_glob
 config: Any = compat.private("torch._dynamo", "config")
 skip_frame: Any = compat.private("torch._dynamo.exc", "SkipFrame")  # Dynamo runs the Python it has captured as it is
 restarts: Any = compat.private("torch._dynamo.exc", "TensorifyScalarRestartAnalysis")  # no failure: Dynamo begins again
+graph_compile: Any = compat.private("torch._functorch._aot_autograd", "graph_compile")
 _CONTEXT = re.compile(r"Developer debug context: (.+)")  # of what Dynamo says that it cannot follow
 
 # Of these torch has versions in Python, which AOTAutograd takes even where nothing is to be decomposed.
@@ -249,11 +251,14 @@ def compile_aten(
         decompositions={},
     )
     is_symbolic = any(isinstance(value, torch.SymInt) for value in inputs)  # native kernels would fix the sizes
-    # What is donated may not be kept for a second backward; olla's programs copy what they write over.
-    patches: dict[str, Any] = {"donated_buffer": False}
+    patches: dict[str, Any] = {"donated_buffer": True}
     if hasattr(compat.functorch_config, "backward_pass_autocast"):
         patches["backward_pass_autocast"] = "off"  # backward() is to be called outside of it, as torch says
+    # What is donated may not be kept for a second backward; olla's programs copy what they write over. With the setting
+    # that donates nothing, torch does not know what was, and refuses to keep a graph once a backward has not kept it.
+    nothing_donated = mock.patch.object(graph_compile, "collect_bw_donated_buffer_idxs", return_value=[])
     with (
+        nothing_donated,
         compat.functorch_config.patch(patches),
         contextlib.nullcontext() if is_symbolic else native_kernels(),
     ):
