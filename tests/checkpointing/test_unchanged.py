@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import olla
+from olla.checkpointing.regions import ModuleRegion, apply, checkpointed
 from tests.support.pytorch.steps import nn, torch
 
 pytestmark = pytest.mark.torch
@@ -146,6 +147,62 @@ def test_what_hooks_and_losses_note_elsewhere_is_undone() -> None:
     assert (recorder.calls, recorder.results, inside, count, LATEST, num_losses) == (0, {}, [], 0, [], 0)
     counted_loss(model, torch.randn(2, 4)).backward()
     assert (recorder.calls, len(inside), count, len(LATEST), num_losses) == (2, 1, 1, 1, 1)
+
+
+class Annealed(nn.Module):
+    """Scales by what it has counted, and keeps a history that it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 64), nn.Linear(64, 16)
+        self.num_calls, self.history = 0, [0.0]
+
+    def forward(self, x: Any) -> Any:
+        self.num_calls += 1
+        self.history.append(float(x.detach().mean()))
+        hidden = nn.functional.dropout(nn.functional.gelu(self.first(x)), 0.1)
+        return x + self.second(hidden) / self.num_calls + self.history[-2]
+
+
+@pytest.mark.parametrize("saved", [frozenset(), frozenset({("aten.addmm.default", 0)})])
+def test_what_python_notes_in_checkpointed_modules_is_noted_once(saved: frozenset[tuple[str, int]]) -> None:
+    def trained(checkpointed: bool) -> list[Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(Annealed() for _ in range(4)))
+        recorder, inside, noted = Recorder(), [], 0
+
+        def hook(module: Any, args: Any, result: Any) -> Any:
+            nonlocal noted
+            noted += 1
+            inside.append(result.detach())
+            return result * noted
+
+        model[1].first.register_forward_hook(recorder.note)
+        model[2].second.register_forward_hook(hook)
+        if checkpointed:
+            regions = {name: ModuleRegion(saved, noting=("",)) for name in ("0", "1", "2")}
+            for name, region in regions.items():
+                apply(model.get_submodule(name), region)
+        optimizer, losses = torch.optim.SGD(model.parameters(), 0.1), []
+        for i in range(3):
+            loss = model(torch.randn(8, 16, generator=torch.Generator().manual_seed(i))).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        notes = [recorder.calls, len(recorder.results["Linear"]), len(inside), noted]
+        return [losses, notes, [(m.num_calls, m.history) for m in model]]
+
+    assert trained(True) == trained(False)
+
+
+def test_modules_that_note_something_are_found() -> None:
+    model = nn.Sequential(*(Annealed() for _ in range(4)), nn.Linear(16, 16))
+    found = olla.checkpoint(model, torch.randn(64, 16), minimise="peak")
+    regions = {name: checkpointed(model.get_submodule(name)) for name in found.modules}
+    assert regions
+    assert all(region.noting == ("",) for region in regions.values()), regions
+    assert [m.num_calls for m in model[:4]] == [0] * 4
 
 
 class Sampled(nn.Module):

@@ -35,6 +35,7 @@ class Candidate:
         done_at: of every call, when backward asks for the last of it.
         stops: of every call, the operator at which its recomputation ends.
         buffers: names of its buffers that its calls change.
+        noting: names of its parts, "" for itself, whose Python attributes its calls change.
         num_bytes: that its calls save for backward.
         seconds: of all recomputations.
         groups: operators that may be saved together.
@@ -46,6 +47,7 @@ class Candidate:
     done_at: list[int]
     stops: list[int]
     buffers: tuple[str, ...]
+    noting: tuple[str, ...]
     num_bytes: int
     seconds: float
     groups: list[Group] = field(default_factory=list)
@@ -151,7 +153,9 @@ def _candidate(
         return "backward does not ask for what it saves"
     stops = [int(own.max()) for own in inside]
     seconds = sum(op[1] for c, stop in zip(calls, stops, strict=True) for op in traced.operators[c.begin : stop])
-    return Candidate(name, calls, [*map(min, asked_at)], [*map(max, asked_at)], stops, buffers, num_bytes, seconds)
+    noting = tuple(sorted(n[len(name) + 1 :] for n in traced.noting if f"{n}.".startswith(f"{name}.")))
+    again_at, done_at = [*map(min, asked_at)], [*map(max, asked_at)]
+    return Candidate(name, calls, again_at, done_at, stops, buffers, noting, num_bytes, seconds)
 
 
 def _changed_buffers(name: str, calls: list[ModuleCall], changes: list[tuple[int, Storage]]) -> tuple[str, ...] | None:

@@ -213,7 +213,7 @@ class Model:
         for i, groups in choice.saved.items():
             candidate = self.candidates[i]
             saved = frozenset[SaveKey]().union(*(candidate.groups[g].keys for g in groups))
-            found[candidate.name] = ModuleRegion(saved, candidate.buffers)
+            found[candidate.name] = ModuleRegion(saved, candidate.buffers, candidate.noting)
         return found
 
     def choice_of(self, regions: dict[str, ModuleRegion]) -> CheckpointChoice:

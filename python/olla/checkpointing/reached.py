@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -41,18 +40,14 @@ class Reached:
             self._package = _package(function)
             self._look_around(function)
 
-    @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
-        """Undo what is assigned to these variables meanwhile."""
-        try:
-            yield
-        finally:
-            for cell, value in self._cells.values():
-                if _content(cell) is not value:
-                    cell.cell_contents = value
-            for names, name, value in self._globals:
-                if names.get(name, _UNSET) is not value:
-                    names[name] = value
+    def put_back(self) -> None:
+        """Let these variables have the values that they had."""
+        for cell, value in self._cells.values():
+            if _content(cell) is not value:
+                cell.cell_contents = value
+        for names, name, value in self._globals:
+            if names.get(name, _UNSET) is not value:
+                names[name] = value
 
     def _look_around(self, function: types.FunctionType) -> None:
         for cell in function.__closure__ or ():
@@ -87,10 +82,10 @@ class Reached:
             self.values.append(value)
 
 
-def hooks_of(model: torch.nn.Module) -> list[Callable[..., Any]]:
-    """Return the hooks of a model's modules."""
-    tables = [table for m in model.modules() for name, table in vars(m).items() if name.endswith("_hooks")]
-    return [hook for table in tables if isinstance(table, dict) for hook in table.values()]
+def hooks_of(modules: Iterable[torch.nn.Module]) -> list[Callable[..., Any]]:
+    """Return the hooks of the forward and backward calls of modules, but for torch's own."""
+    tables = [table for m in modules for table in (m._forward_hooks, m._forward_pre_hooks, m._backward_hooks)]
+    return [hook for table in tables if table for hook in table.values() if _package(hook) != "torch"]
 
 
 def forwards_of(model: torch.nn.Module) -> list[Callable[..., Any]]:

@@ -14,6 +14,9 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from olla.checkpointing.python_state import PythonState
+from olla.checkpointing.reached import hooks_of
+
 SaveKey = tuple[str, int]  # an operator such as "aten.mm.default", and how many operators the module ran before it
 Forward = Callable[..., Any]
 _BATCH_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
@@ -26,10 +29,12 @@ class ModuleRegion:
     Attributes:
         saved: operators whose results are saved for backward instead of being recomputed.
         buffers: names of buffers of the module and its parts that its forward changes, such as running statistics.
+        noting: names of those of its parts, "" for itself, whose Python attributes its forward changes.
     """
 
     saved: frozenset[SaveKey] = frozenset()
     buffers: tuple[str, ...] = ()
+    noting: tuple[str, ...] = ()
 
 
 def checkpointed(module: torch.nn.Module) -> ModuleRegion | None:
@@ -70,11 +75,14 @@ def _run(module: torch.nn.Module, region: ModuleRegion, replaced: Forward | None
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     args, kwargs = without_caches(args, kwargs)
-    # Torch.compile takes contexts of selective checkpoints alone, and changes buffers once by itself.
-    buffers = () if torch.compiler.is_compiling() else region.buffers
+    # Torch.compile takes contexts of selective checkpoints alone, and does once by itself what a call changes.
+    is_compiling = torch.compiler.is_compiling()
+    buffers = () if is_compiling else region.buffers
+    hooked = [] if is_compiling else hooks_of(part for part in module.modules() if part is not module)
+    noting = () if is_compiling else region.noting
     options: dict[str, Any] = {"use_reentrant": False}
-    if region.saved or buffers:
-        options["context_fn"] = functools.partial(_contexts, module, region.saved, buffers)
+    if region.saved or buffers or hooked or noting:
+        options["context_fn"] = functools.partial(_contexts, module, region.saved, buffers, noting, hooked)
     # Keywords go in one piece: names of the module's arguments may be those of checkpoint's.
     return checkpoint(lambda named, *given: forward(*given, **named), kwargs, *args, **options)
 
@@ -94,14 +102,28 @@ def _is_cache(value: object) -> bool:
     return hasattr(value, "get_seq_length") and hasattr(value, "update")
 
 
-def _contexts(module: torch.nn.Module, saved: frozenset[SaveKey], buffers: tuple[str, ...]) -> tuple[Any, Any]:
-    """Return the contexts of one call and of its recomputation; for the arguments see `ModuleRegion`."""
+def _contexts(
+    module: torch.nn.Module,
+    saved: frozenset[SaveKey],
+    buffers: tuple[str, ...],
+    noting: tuple[str, ...],
+    hooked: list[Forward],
+) -> tuple[Any, Any]:
+    """Return the contexts of one call and of its recomputation.
+
+    Args:
+        module: is called.
+        saved, buffers, noting: see `ModuleRegion`.
+        hooked: hooks of its parts.
+    """
     call: Any = contextlib.nullcontext()
     again: Any = contextlib.nullcontext()
     if saved:
         call, again = create_selective_checkpoint_contexts(_Policy(saved))  # type: ignore[no-untyped-call]
     if buffers:
         again = _WithBuffers(module, buffers, again)
+    if noting or hooked:
+        again = _WithState([module.get_submodule(name) for name in noting], hooked, again)
     return call, again
 
 
@@ -152,6 +174,34 @@ class _WithBuffers:
         for (buffers, own), now in zip(self._owners, self._now, strict=True):
             buffers[own] = now
         self._now = []
+        return self._inner.__exit__(*error)
+
+
+class _WithState:
+    """A recomputation that finds what Python code has noted as it was before the first call, and leaves no notes.
+
+    Counters, histories and what hooks take down are as without a checkpoint so.
+
+    Args:
+        modules: whose attributes the recomputation changes.
+        hooks: that it calls.
+        inner: the context of the recomputation otherwise.
+    """
+
+    def __init__(self, modules: list[torch.nn.Module], hooks: list[Forward], inner: Any) -> None:
+        self._modules, self._hooks, self._inner = modules, hooks, inner
+        self._before = PythonState(modules, hooks)
+        self._now: PythonState | None = None
+
+    def __enter__(self) -> None:
+        self._now = PythonState(self._modules, self._hooks)
+        self._before.put_back()
+        self._inner.__enter__()
+
+    def __exit__(self, *error: Any) -> Any:
+        assert self._now is not None
+        self._now.put_back()
+        self._now = None
         return self._inner.__exit__(*error)
 
 

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import SAC_IGNORED_OPS
 
 from olla.checkpointing.memory import Memory
+from olla.checkpointing.python_state import PythonState
 from olla.checkpointing.regions import ModuleRegion, apply, remove, without_caches
 from olla.checkpointing.unchanged import unchanged
 from olla.errors import CaptureError
@@ -76,6 +77,7 @@ class StepTrace:
         other_bytes: int per operator of the step, forward and backward: bytes that are alive behind it and are none of
             the storages of the forward pass; gradients, above all.
         live_bytes: int per operator of the step: all bytes that are alive while it runs.
+        noting: names of modules whose forward changes their Python attributes.
     """
 
     operators: list[tuple[str, float, bool]] = field(default_factory=list)
@@ -85,6 +87,7 @@ class StepTrace:
     unpacked_at: dict[int, int] = field(default_factory=dict)
     other_bytes: list[int] = field(default_factory=list)
     live_bytes: list[int] = field(default_factory=list)
+    noting: set[str] = field(default_factory=set)
 
 
 class _Trace(Memory):  # type: ignore[no-untyped-call]
@@ -190,12 +193,16 @@ class TrainingStep:
         """Run it as it is, and return what it does."""
         memory = _Trace(self._device)
         calls: list[ModuleCall] = []
+        modules = dict(self._model.named_modules())
 
         def recorded(forward: Any, name: str, *args: Any, **kwargs: Any) -> Any:
             begin = memory.num_ops
             if name:
                 args, kwargs = without_caches(args, kwargs)
+            before = PythonState([modules[name]])
             result = forward(*args, **kwargs)
+            if before.has_changed():
+                memory.found.noting.add(name)
             memory.mark()
             if torch.is_grad_enabled():
                 calls.append(ModuleCall(name, begin, memory.num_ops))

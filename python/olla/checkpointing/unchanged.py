@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from olla.checkpointing.reached import Reached, forwards_of, hooks_of
+from olla.checkpointing.python_state import PythonState
+from olla.checkpointing.reached import forwards_of, hooks_of
 from olla.pytorch.capture import exclusive
-
-_CONTAINERS = {
-    list,
-    dict,
-    set,
-    collections.deque,
-    collections.OrderedDict,
-    collections.defaultdict,
-    collections.Counter,
-}
-_OF_MODULES = frozenset(vars(torch.nn.Module()))
-_MOST_CONTAINERS = 10_000  # what holds more than these is data, in which a forward pass only reads
 
 
 @contextlib.contextmanager
@@ -38,42 +26,10 @@ def unchanged(model: torch.nn.Module, leaves: list[Any], loss: Any = None) -> It
         leaves: of its batch, which may get attributes, too.
         loss: the function that is called with the model, if any.
     """
-    functions = [*hooks_of(model), *forwards_of(model), *([] if loss is None else [loss])]
-    reached = Reached(functions)
-    saved = [(held, held.copy()) for held in _containers(model, reached.values)]
+    functions = [*hooks_of(model.modules()), *forwards_of(model), *([] if loss is None else [loss])]
+    before = PythonState(model.modules(), functions)
     try:
-        with exclusive.unchanged(model, leaves), reached.kept():
+        with exclusive.unchanged(model, leaves):
             yield
     finally:
-        for held, before in saved:
-            if _held(held) != _held(before):
-                held.clear()
-                held.update(before) if hasattr(held, "update") else held.extend(before)
-
-
-def _containers(model: torch.nn.Module, others: list[Any]) -> list[Any]:
-    """Return the containers in attributes of modules and among other values, and those inside of them.
-
-    The tables of Module itself are not among them.
-    """
-    found: list[Any] = []
-    known: set[int] = set()
-    values = [value for m in model.modules() for name, value in vars(m).items() if name not in _OF_MODULES] + others
-    for value in values:  # which grows: those nearest to the modules come first
-        if type(value) not in {*_CONTAINERS, tuple} or id(value) in known:
-            continue
-        if len(found) == _MOST_CONTAINERS:
-            break
-        known.add(id(value))
-        if type(value) is not tuple:
-            found.append(value)
-        if len(value) <= _MOST_CONTAINERS:
-            values += value.values() if isinstance(value, dict) else value
-    return found
-
-
-def _held(container: Any) -> list[int]:
-    """Return what tells which objects a container holds, keys of a dict included; a set has no order."""
-    if isinstance(container, dict):
-        return [id(x) for item in container.items() for x in item]
-    return sorted(map(id, container)) if isinstance(container, set) else [*map(id, container)]
+        before.put_back()
