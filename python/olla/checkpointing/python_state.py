@@ -1,4 +1,4 @@
-"""What Python code of a model notes: attributes of modules, containers in them, and what hooks and losses reach."""
+"""Python state of a model: attributes of modules, containers in them, and variables that hooks and losses reach."""
 
 from __future__ import annotations
 

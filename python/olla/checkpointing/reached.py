@@ -1,4 +1,4 @@
-"""What functions can reach from where they stand: variables around them, globals that they name, and their objects."""
+"""Variables that functions can reach: those around them, globals that they name, and attributes of their objects."""
 
 from __future__ import annotations
 
