@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import olla
+from olla.checkpointing.python_state import PythonState
 from olla.checkpointing.regions import ModuleRegion, apply, checkpointed
 from tests.support.pytorch.steps import nn, torch
 
@@ -194,6 +195,18 @@ def test_what_python_notes_in_checkpointed_modules_is_noted_once(saved: frozense
         return [losses, notes, [(m.num_calls, m.history) for m in model]]
 
     assert trained(True) == trained(False)
+
+
+def test_what_a_hook_does_not_name_of_its_object_is_left_alone() -> None:
+    """A trainer that has a hook may have a queue, too, which another thread fills."""
+    recorder = Recorder()
+    recorder.waiting = collections.deque([1])
+    state = PythonState([], [recorder.note])
+    recorder.note(nn.Identity(), (), torch.ones(1))
+    recorder.waiting.append(2)
+    recorder.name = "later"
+    state.put_back()
+    assert vars(recorder) == {"calls": 0, "results": {}, "waiting": collections.deque([1, 2]), "name": "later"}
 
 
 def test_modules_that_note_something_are_found() -> None:

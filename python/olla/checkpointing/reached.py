@@ -17,67 +17,88 @@ _UNSET = object()
 class Reached:
     """Variables and objects that functions may change: those of their own package, at any depth of calls by name.
 
+    Of an object, only attributes and methods that the code names: what else it holds may be in use on other threads.
+
     Args:
         functions: where to begin: functions, methods, partials or objects that can be called.
 
     Attributes:
-        values: what the variables hold, and attributes of objects as dicts.
+        values: what the variables and attributes hold.
     """
 
     def __init__(self, functions: Iterable[Any]) -> None:
         self.values: list[Any] = []
         self._cells: dict[int, tuple[types.CellType, Any]] = {}
-        self._globals: list[tuple[dict[str, Any], str, Any]] = []
-        self._known: set[int] = set()
+        self._named: dict[tuple[int, str], tuple[dict[str, Any], Any]] = {}  # globals and attributes
+        self._known: dict[int, Any] = {}
         self._todo: list[types.FunctionType] = []
-        self._package = ""
+        self._objects: list[Any] = []
+        self._names: set[str] = set()
         for function in functions:
-            self._package = _package(function)
-            self._meet(function)
-        for function in self._todo:  # which grows
-            if len(self._todo) > _MOST_FUNCTIONS:
-                break
-            self._package = _package(function)
-            self._look_around(function)
+            self._meet(function, _package(function), is_called=True)
+        num_done = 0
+        while num_done < min(len(self._todo), _MOST_FUNCTIONS):
+            for function in self._todo[num_done:]:
+                num_done += 1
+                self._look_around(function)
+            for found in self._objects:  # which grows
+                self._look_into(found)
 
     def put_back(self) -> None:
-        """Let these variables have the values that they had."""
+        """Let these variables and attributes have the values that they had."""
         for cell, value in self._cells.values():
             if _content(cell) is not value:
                 cell.cell_contents = value
-        for names, name, value in self._globals:
-            if names.get(name, _UNSET) is not value:
-                names[name] = value
+        for (_, name), (table, value) in self._named.items():
+            if value is _UNSET:
+                table.pop(name, None)
+            elif table.get(name, _UNSET) is not value:
+                table[name] = value
 
     def _look_around(self, function: types.FunctionType) -> None:
+        package = _package(function)
         for cell in function.__closure__ or ():
             if (value := _content(cell)) is not _UNSET:
-                self._cells[id(cell)] = cell, value
-                self._meet(value)
-        names = function.__globals__
+                self._cells.setdefault(id(cell), (cell, value))
+                self._meet(value, package)
+        table = function.__globals__
         for name in _names(function.__code__):
-            if name in names and not isinstance(names[name], types.ModuleType):
-                self._globals.append((names, name, names[name]))
-                self._meet(names[name])
+            self._names.add(name)
+            if name in table and not isinstance(table[name], types.ModuleType):
+                self._note(table, name)
+                self._meet(table[name], package)
 
-    def _meet(self, value: Any) -> None:
+    def _look_into(self, found: Any) -> None:
+        """Look at what the code names of an object."""
+        package = _package(type(found))
+        for name in self._names:
+            method = getattr(type(found), name, None)
+            if isinstance(method, types.FunctionType):
+                self._meet(method, package)
+            self._note(vars(found), name)
+            if name in vars(found):
+                self._meet(vars(found)[name], package)
+
+    def _note(self, table: dict[str, Any], name: str) -> None:
+        self._named.setdefault((id(table), name), (table, table.get(name, _UNSET)))
+
+    def _meet(self, value: Any, package: str, *, is_called: bool = False) -> None:
         if id(value) in self._known:
             return
-        self._known.add(id(value))
+        self._known[id(value)] = value  # it lives as long as its number is known
         if isinstance(value, functools.partial):
             for part in (value.func, *value.args, *value.keywords.values()):
-                self._meet(part)
+                self._meet(part, package, is_called=is_called and part is value.func)
         elif isinstance(value, types.MethodType):
-            self._meet(value.__func__)
-            self._meet(value.__self__)
+            self._meet(value.__func__, package)
+            self._meet(value.__self__, package)
         elif isinstance(value, types.FunctionType):
             if _package(value) not in _LIBRARIES:
                 self._todo.append(value)
-        elif _is_own(value, self._package):
-            self.values.append(vars(value))
-            for found in vars(type(value)).values():
-                if isinstance(found, types.FunctionType):
-                    self._meet(found)
+        elif _is_own(value, package):
+            self._objects.append(value)
+            if is_called:
+                self._meet(type(value).__call__, package)
         else:
             self.values.append(value)
 

@@ -19,7 +19,7 @@ def unchanged(model: torch.nn.Module, leaves: list[Any], loss: Any = None) -> It
 
     A step on fake tensors would leave these in histories and caches, and counters would be ahead of the loop's own.
     Hooks, losses and forward functions have more than that at hand: variables around them, globals, and objects of
-    classes of their own package; these are put back, too. What objects of other packages hold is not looked at.
+    classes of their own package; what they name of these is put back, too. Objects of other packages are left alone.
 
     Args:
         model: that is tried.
