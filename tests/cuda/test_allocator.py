@@ -69,6 +69,21 @@ def test_misses_go_to_torchs_allocator_and_are_named(replay: Replay) -> None:
     assert all(bool((tensor == 1).all()) for tensor in made)
 
 
+def test_what_torchs_allocator_gives_to_a_step_is_counted_and_nothing_that_other_threads_get(replay: Replay) -> None:
+    replay.activate(one_slot())
+    thread = threading.Thread(target=lambda: torch.ones(8 * FEW, device="cuda"))
+    thread.start()
+    thread.join()
+    between = torch.ones(FEW)
+    block = torch.cuda.caching_allocator_alloc(1000)
+    made = ones(replay, 0, FEW, 17)
+    assert [in_arena(replay, tensor) for tensor in made] == [True, False]
+    counters = replay.deactivate()
+    torch.cuda.caching_allocator_delete(block)
+    assert counters.given_bytes == 4 * FEW + 1000 + 68
+    assert bool((between == 1).all())
+
+
 def test_a_slot_is_free_again_when_its_tensor_and_all_views_are_gone(replay: Replay) -> None:
     replay.activate(one_slot())
     [tensor] = ones(replay, 0, FEW)
