@@ -75,7 +75,7 @@ def _run(module: torch.nn.Module, region: ModuleRegion, replaced: Forward | None
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     args, kwargs = without_caches(args, kwargs)
-    # Torch.compile takes contexts of selective checkpoints alone, and does once by itself what a call changes.
+    # Torch.compile takes contexts of selective checkpoints alone, and changes buffers once by itself.
     is_compiling = torch.compiler.is_compiling()
     buffers = () if is_compiling else region.buffers
     hooked = [] if is_compiling else hooks_of(part for part in module.modules() if part is not module)
