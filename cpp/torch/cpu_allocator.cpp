@@ -29,13 +29,12 @@ class PlanningAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t num_bytes) override {
     c10::Allocator* const present = inner.load(std::memory_order_relaxed);
-    const auto bytes = static_cast<Bytes>(num_bytes);
     if (!Memory::inside() || num_bytes == 0 || probing) {
-      if (!std::exchange(probing, false)) Memory::count_given(bytes);
+      probing = false;
       return present->allocate(num_bytes);
     }
+    const auto bytes = static_cast<Bytes>(num_bytes);
     if (void* block = memory().planned(bytes)) return {block, block, &free_block, c10::Device(c10::DeviceType::CPU)};
-    Memory::count_given(bytes);
     c10::DataPtr block = present->allocate(num_bytes);
     if (Memory::recording()) {
       const bool seen = block.get() == block.get_context() && block.compare_exchange_deleter(inner_deleter, &free_block);

@@ -86,7 +86,7 @@ struct Counters {
   Bytes peak_bytes = 0;        // most arena bytes in use at once, each block rounded up to the plan's alignment
   Bytes high_water_bytes = 0;  // largest end of a block in the arena, rounded likewise
   Bytes total_peak_bytes = 0;  // of a step: the same peak with what was planned to come from the default allocator and outlives it
-  Bytes given_bytes = 0;       // of a step: by the default allocator, in windows and between them
+  Bytes given_bytes = 0;       // of a step on a GPU: by the default allocator, in windows and between them
   std::vector<Miss> misses;    // the first kMaxMisses
 };
 

@@ -165,7 +165,7 @@ class Annealed(nn.Module):
         return x + self.second(hidden) / self.num_calls + self.history[-2]
 
 
-@pytest.mark.parametrize("saved", [frozenset(), frozenset({("aten.addmm.default", 0)})])
+@pytest.mark.parametrize("saved", [frozenset(), frozenset(("aten.addmm.default", i) for i in range(20))])
 def test_what_python_notes_in_checkpointed_modules_is_noted_once(saved: frozenset[tuple[str, int]]) -> None:
     def trained(checkpointed: bool) -> list[Any]:
         torch.manual_seed(0)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
+import olla
 from tests.support.pytorch.steps import nn, torch
 
 
@@ -44,3 +46,12 @@ def ordinary(model: Any, optimizer: Any, loss: Any, batch: Any) -> Any:
     for o in optimizers:
         o.step()
     return found
+
+
+def step_of(planned: int, model: Any, optimizer: Any, **given: Any) -> Any:
+    """Return a step of a loss= or a body step=: planned with what else is given, or the ordinary one."""
+    if planned:
+        return olla.compile(model, optimizer=optimizer, disk_cache=False, **given)
+    if "step" in given:
+        return functools.partial(given["step"], model, optimizer)
+    return functools.partial(ordinary, model, optimizer, given["loss"])

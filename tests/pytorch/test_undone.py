@@ -18,7 +18,7 @@ import numpy
 import pytest
 
 import olla
-from tests.pytorch.ordinary import net, ordinary, same, state_of
+from tests.pytorch.ordinary import net, ordinary, same, state_of, step_of
 from tests.support.pytorch.steps import square, torch
 
 pytestmark = [
@@ -108,9 +108,7 @@ def test_python_state_that_a_capture_has_moved_is_put_back_before_the_ordinary_s
     for planned in (0, 1):
         model, loss = net(), make()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
-        step: Any = functools.partial(ordinary, model, optimizer, loss)
-        if planned:
-            step = olla.compile(model, optimizer=optimizer, loss=loss, disk_cache=False)
+        step = step_of(planned, model, optimizer, loss=loss)
         torch.manual_seed(7)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -133,9 +131,7 @@ def test_a_body_with_a_scaler_of_gradients_is_followed_from_the_first_step_on() 
             scaler.update()
             return loss.detach()
 
-        step: Any = functools.partial(body, model, optimizer)
-        if planned:
-            step = olla.compile(model, optimizer=optimizer, step=body, disk_cache=False)
+        step = step_of(planned, model, optimizer, step=body)
         torch.manual_seed(7)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -189,10 +185,7 @@ def test_a_capture_takes_nothing_from_an_iterator(kind: str, what: str, tmp_path
             def body(model: Any, optimizer: Any, x: Any, loss: Any = loss) -> Any:
                 return ordinary(model, optimizer, loss, x)
 
-            step: Any = functools.partial(ordinary, model, optimizer, loss)
-            if planned:
-                given: dict[str, Any] = {"loss": loss} if what == "loss" else {"step": body}
-                step = olla.compile(model, optimizer=optimizer, disk_cache=False, **given)
+            step = step_of(planned, model, optimizer, **{what: loss if what == "loss" else body})
             torch.manual_seed(7)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -217,9 +210,7 @@ def test_nor_where_the_step_catches_the_error_that_would_say_so() -> None:
                 number = 7.0
             return ordinary(model, optimizer, lambda model, x: square(model, x) * number * scale[0], x)
 
-        step: Any = functools.partial(body, model, optimizer)
-        if planned:
-            step = olla.compile(model, optimizer=optimizer, step=body, disk_cache=False)
+        step = step_of(planned, model, optimizer, step=body)
         torch.manual_seed(7)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

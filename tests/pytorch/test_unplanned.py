@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import olla
-from tests.pytorch.ordinary import net, ordinary, same, state_of
+from tests.pytorch.ordinary import net, ordinary, same, state_of, step_of
 from tests.support.pytorch.steps import nn, square, torch
 
 pytestmark = [
@@ -175,11 +175,9 @@ def test_a_loss_that_cannot_be_captured_is_followed_to_the_bit(loss: Any) -> Non
     for planned in (0, 1):
         model = net()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=False)
-        step: Any = functools.partial(ordinary, model, optimizer, loss)
+        step = step_of(planned, model, optimizer, loss=loss)
         torch.manual_seed(7)
         random.seed(7)
-        if planned:
-            step = olla.compile(model, optimizer=optimizer, loss=loss, disk_cache=False)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for i in range(NUM_STEPS):
@@ -224,9 +222,7 @@ def test_a_body_with_two_optimizers_runs_as_written() -> None:
     for planned in (0, 1):
         models = nn.ModuleList([net(), nn.Linear(3, 1)])
         optimizers = [torch.optim.Adam(m.parameters(), lr=0.01, foreach=False) for m in models]
-        step: Any = functools.partial(body, models, optimizers)
-        if planned:
-            step = olla.compile(models, optimizer=optimizers, step=body, disk_cache=False)
+        step = step_of(planned, models, optimizers, step=body)
         torch.manual_seed(7)
         with warnings.catch_warnings(record=True):
             warnings.simplefilter("always")

@@ -307,3 +307,19 @@ TEST(a_shared_loop_takes_requests_of_threads_without_a_session_of_their_own) {
 }
 
 OLLA_TEST_MAIN
+
+TEST(what_the_default_allocator_gives_counts_for_the_step_of_the_thread_that_asks) {
+  Heap heap;
+  Memory::count_given(1);  // of no step
+  heap.memory.activate(small_plan());
+  Memory::count_given(2);
+  heap.memory.begin(0);
+  Memory::count_given(4);
+  std::thread([] { Memory::count_given(8); }).join();
+  heap.memory.end();
+  CHECK_EQ(heap.memory.deactivate(false).given_bytes, 6);
+  heap.memory.open_loop(false);
+  Memory::count_given(16);
+  CHECK_EQ(heap.memory.loop_counters().given_bytes, 0);
+  heap.memory.close_loop();
+}

@@ -41,23 +41,21 @@ class PythonState:
     """
 
     def __init__(self, modules: Iterable[torch.nn.Module], functions: Iterable[Callable[..., Any]] = ()) -> None:
-        self._attributes = [(vars(m), _own(m)) for m in modules]
+        self._attributes = [(vars(m), _own(vars(m))) for m in modules]
         self._reached = Reached(functions)
         values = [value for _, own in self._attributes for value in own.values()] + self._reached.values
         self._held = [(container, container.copy()) for container in _containers(values)]
 
     def has_changed(self) -> bool:
         """Whether attributes or containers are others now; variables of functions are not looked at."""
-        return any(
-            own.keys() != now.keys() or any(now[name] is not own[name] for name in own)
-            for table, own in self._attributes
-            for now in [_own_of(table)]
-        ) or any(_ids(held) != _ids(before) for held, before in self._held)
+        return any(_ids(_own(table)) != _ids(own) for table, own in self._attributes) or any(
+            _ids(held) != _ids(before) for held, before in self._held
+        )
 
     def put_back(self) -> None:
         """Let all of it be what it was."""
         for table, own in self._attributes:
-            for name in _own_of(table).keys() - own.keys():
+            for name in _own(table).keys() - own.keys():
                 del table[name]
             table.update(own)
         self._reached.put_back()
@@ -67,11 +65,7 @@ class PythonState:
                 held.update(before) if hasattr(held, "update") else held.extend(before)
 
 
-def _own(module: torch.nn.Module) -> dict[str, Any]:
-    return _own_of(vars(module))
-
-
-def _own_of(table: dict[str, Any]) -> dict[str, Any]:
+def _own(table: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in table.items() if name not in _OF_MODULES and name != "forward"}
 
 

@@ -43,6 +43,7 @@ class Reached:
                 self._look_around(function)
             for found in self._objects:  # which grows
                 self._look_into(found)
+        self._known.clear()  # the rest of it may be let go meanwhile
 
     def put_back(self) -> None:
         """Let these variables and attributes have the values that they had."""

@@ -46,7 +46,6 @@ def test_misses_go_to_the_default_allocator_and_are_named(replay: Replay) -> Non
     assert not any(in_arena(replay, tensor) for tensor in (other, more, unplanned, occupied))
     counters = replay.deactivate()
     assert (counters.num_hits, counters.num_misses, counters.missed_bytes) == (2, 4, 68 + 128 + 32 + 64)
-    assert counters.given_bytes == counters.missed_bytes
     assert counters.misses == [
         (0, 1, 68, "size"), (0, 3, 128, "unplanned"), (1, 0, 32, "unplanned"), (0, 0, 64, "occupied")
     ]  # fmt: skip
@@ -117,8 +116,7 @@ def test_other_threads_and_code_outside_windows_use_the_default_allocator(replay
     replay.end()
     assert [in_arena(replay, tensor) for tensor in (outside, *made, inside)] == [False, False, True]
     assert errors == ["begin: this thread neither records nor has an active table"]
-    counters = replay.deactivate()
-    assert (counters.num_hits, counters.num_misses, counters.given_bytes) == (1, 0, 64)  # none of the thread's
+    assert replay.deactivate()[:2] == (1, 0)
 
 
 def test_memory_of_numpy_is_left_alone(replay: Replay) -> None:

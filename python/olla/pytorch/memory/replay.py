@@ -89,7 +89,7 @@ class Counters(NamedTuple):
         requested_bytes: sum of all requests in windows.
         hit_bytes: sum of those answered from the arena.
         total_peak_bytes: of a step: most bytes in use at once, in the arena and of what was planned outside of it.
-        given_bytes: of a step: what its thread asked the default allocator for, in windows and between them.
+        given_bytes: of a step on a GPU: what its thread asked the default allocator for, in windows and between them.
     """
 
     num_hits: int

@@ -12,8 +12,8 @@ class SelfCheck:
     """Whether steps take what was planned: one that does is enough.
 
     Args:
-        device: type of the device that the step runs on. On a CPU, states of random generators come from the same
-            allocator, and are in no plan.
+        device: type of the device that the step runs on. On a CPU, where states of random generators come from the
+            same allocator and are in no plan, what that gives is not counted.
         is_open: whether the next step is to be looked at; an attribute, too.
     """
 
