@@ -1,5 +1,6 @@
 """olla.checkpoint: the choice reaches what was asked for, and no other choice of modules does better."""
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -134,6 +135,39 @@ def test_a_model_that_is_not_trained_is_refused() -> None:
     model = torch.nn.Linear(4, 4).requires_grad_(False)
     with pytest.raises(CaptureError, match="nothing that Linear returns needs a gradient"):
         olla.checkpoint(model, torch.ones(2, 4), minimise="peak")
+
+
+@pytest.mark.parametrize("kind", ["dataclass", "distribution", "object in a dict"])
+def test_what_needs_a_gradient_is_found_in_what_a_model_returns(kind: str) -> None:
+    """A dataclass of the user's own, a distribution of a policy: no container that torch knows."""
+    blocks_, x = blocks(4)
+
+    class Returning(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = blocks_
+
+        def forward(self, x: Any) -> Any:
+            result = self.blocks(x)
+            if kind == "distribution":
+                return torch.distributions.Normal(result, 1.0)
+            found: Any = Result(None, [result])
+            found.itself = found
+            return found if kind == "dataclass" else {"result": found}
+
+    expected = olla.checkpoint(blocks_, x, minimise="peak")
+    olla.checkpoint.remove(blocks_)
+    found = olla.checkpoint(Returning(), x, minimise="peak")
+    assert [name.removeprefix("blocks.") for name in found.modules] == [*expected.modules]
+    assert found.modules
+
+
+@dataclasses.dataclass
+class Result:
+    """What a model returns."""
+
+    loss: torch.Tensor | None
+    logits: list[torch.Tensor]
 
 
 def test_a_model_that_checkpoints_itself_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import types
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from olla.aten.partition import AtenPartitioner
 from olla.aten.program import Program, compile_program
 from olla.aten.record import GraphRecord, WrapReport
 from olla.aten.refused import refused
-from olla.aten.second import CallInputs, attach, changed_inputs, watch
+from olla.aten.second import CallInputs, attach, changed_inputs, inner_results, watch, watch_inner
 from olla.graph import DeviceProfile
 from olla.inductor.compat import dynamo
 from olla.plan import Goal
@@ -34,6 +35,10 @@ SETTINGS = {  # of Dynamo, during calls of what is wrapped
     "trace_numpy": False,  # torch's operators do not round as numpy's
     "suppress_errors": True,  # of Dynamo's own: what it cannot take runs as it is
 }
+_INNER = (
+    "retain_grad() or a hook asks for the gradient of a result of a planned graph, of which other results are made: in "
+    "this backward it lacks what comes from these. From the next call on the graph runs as it is, with all gradients."
+)
 _PLACE = re.compile(r".*?:\d+: ")  # a file and a line of it
 _OPTIONS = ("budget", "max_slowdown", "minimise", "device", "time_limit")
 
@@ -198,6 +203,7 @@ class _Compiled:
         self._others: list[int] | None = None  # inputs that are no parameters
         self.places: list[int] = []
         self._statistics = sorted(changed_inputs(module))
+        self._inner = inner_results(module)
 
     def __call__(self, *args: Any) -> Any:
         """Run the graph."""
@@ -213,6 +219,8 @@ class _Compiled:
         given = CallInputs(self._module, args, self._others, self._draws, self._differentiated)
         outputs = self.program(*args)
         attach(outputs, given)
+        if self._inner:
+            watch_inner(outputs, self._inner, self._looked_into)
         return outputs
 
     def _as_it_is(self, args: tuple[Any, ...]) -> Any:
@@ -233,6 +241,13 @@ class _Compiled:
         if not self._is_twice:
             self._is_twice = True
             self._backend.note("its gradients are differentiated: from then on it runs as it is", self.places)
+
+    def _looked_into(self) -> None:
+        """Run as captured from now on: autograd sees all values then."""
+        if not self._is_twice:
+            self._is_twice = True
+            self._backend.note("gradients of values inside are asked for: from then on it runs as it is", self.places)
+            warnings.warn(_INNER, stacklevel=2)
 
     def forward(self, module: fx.GraphModule) -> Program:
         self._draws = any(is_random(node) for node in module.graph.nodes)

@@ -120,6 +120,32 @@ def attach(outputs: Any, given: CallInputs) -> None:
             return
 
 
+def inner_results(module: fx.GraphModule) -> list[int]:
+    """Return the positions of results of which other results are made, as of logits beside a loss."""
+    results = list(module.graph.output_node().args[0])
+    return [i for i, r in enumerate(results) if isinstance(r, fx.Node) and r.op == "call_function" and len(r.users) > 1]
+
+
+def watch_inner(outputs: Any, places: Sequence[int], call: Callable[[], None]) -> None:
+    """Have a function called when backward begins where results have hooks, or are to keep their gradients.
+
+    What comes to them from results that are made of them is no value that autograd sees.
+
+    Args:
+        outputs: what the call of a compiled graph returned.
+        places: see `inner_results`.
+        call: the function.
+    """
+    inner = [weakref.ref(outputs[i]) for i in places if isinstance(outputs[i], torch.Tensor)]
+
+    def begun() -> None:
+        found = (ref() for ref in inner)
+        if any(t is not None and (t.retains_grad or t._backward_hooks) for t in found):
+            call()
+
+    watch(outputs, begun)
+
+
 def watch(outputs: Any, call: Callable[[], None]) -> None:
     """Have a function called when backward comes to what a call returned."""
     for output in outputs:

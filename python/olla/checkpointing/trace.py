@@ -286,7 +286,22 @@ def loss_of(result: Any) -> list[torch.Tensor]:
     found = result.get("loss") if isinstance(result, dict) else getattr(result, "loss", None)
     if isinstance(found, torch.Tensor) and found.requires_grad:
         return [found]
-    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    return [t for t in _tensors_in(result) if t.requires_grad and not isinstance(t, torch.nn.Parameter)]
+
+
+def _tensors_in(result: Any) -> list[torch.Tensor]:
+    """Return the tensors in containers, and in the attributes of objects such as dataclasses and distributions."""
+    found: list[torch.Tensor] = []
+    waiting: list[Any] = [result]
+    met: dict[int, Any] = {}
+    while waiting:
+        for leaf in pytree.tree_leaves(waiting.pop()):
+            if isinstance(leaf, torch.Tensor):
+                found.append(leaf)
+            elif id(leaf) not in met and not isinstance(leaf, torch.nn.Module | type):
+                met[id(leaf)] = leaf  # what is kept keeps its id
+                waiting.append(dict(getattr(leaf, "__dict__", {})))
+    return found
 
 
 @contextlib.contextmanager

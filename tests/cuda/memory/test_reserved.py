@@ -12,11 +12,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import olla  # noqa: E402
+from olla.pytorch.memory.replay import Replay  # noqa: E402
 from tests.cuda.standin import Standin  # noqa: E402
 from tests.support.pytorch.lifetimes import collect  # noqa: E402
 from tests.support.pytorch.steps import nn  # noqa: E402
+from tests.support.pytorch.windows import slots  # noqa: E402
 
 NUM_STEPS = 7
+MEBI = 2**20
 
 
 def layers(number: int, *make: Callable[[], nn.Module]) -> nn.Module:
@@ -118,3 +121,31 @@ def test_the_cache_is_emptied_only_for_an_arena_that_fits_nowhere(faults: Standi
             step(torch.randn(rows, 256, device="cuda"))
         freed.append(torch.cuda.memory_stats()["segment.all.freed"])
     assert len(set(freed[1:])) == 1
+
+
+def test_an_arena_comes_in_place_of_the_free_blocks_that_are_too_small_for_it(replay: Replay) -> None:
+    """They would stay beside it: 90 MiB in vain."""
+    collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    left_free(30, 30, 30)
+    assert torch.cuda.memory_reserved() - before == 90 * MEBI
+    replay.activate(slots([[(100 * MEBI // 512, 0)]], 100 * MEBI // 512))
+    assert torch.cuda.memory_reserved() - before == 100 * MEBI
+    replay.deactivate()
+
+
+def test_an_arena_lies_in_a_free_block_that_is_large_enough_and_the_others_stay(replay: Replay) -> None:
+    collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    left_free(30, 120)
+    replay.activate(slots([[(100 * MEBI // 512, 0)]], 100 * MEBI // 512))
+    assert torch.cuda.memory_reserved() - before == 150 * MEBI
+    replay.deactivate()
+
+
+def left_free(*sizes: int) -> None:
+    """Let torch's allocator have free blocks of so many MiB."""
+    held = [torch.empty(size * MEBI, dtype=torch.uint8) for size in sizes]
+    del held
