@@ -248,5 +248,5 @@ def with_costs(plan: Plan, costs: Costs, given: Graph) -> Plan:
 
 
 def needed_bytes(plan: Plan) -> int:
-    """Return what a plan takes in all: its arena and what lies outside of it; the peak where nothing was laid out."""
+    """Return total memory: arena plus resident and donated tensors; without a layout, the peak."""
     return max(plan.peak_bytes, plan.arena_bytes and plan.arena_bytes + plan.resident_bytes + plan.donated_bytes)

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from olla.aten.double_backward import CallInputs, attach, changed_inputs, inner_results, watch, watch_inner
 from olla.aten.partition import AtenPartitioner
 from olla.aten.program import Program, compile_program
 from olla.aten.record import GraphRecord, WrapReport
 from olla.aten.refused import refused
-from olla.aten.second import CallInputs, attach, changed_inputs, inner_results, watch, watch_inner
 from olla.graph import DeviceProfile
 from olla.inductor.compat import dynamo
 from olla.plan import Goal

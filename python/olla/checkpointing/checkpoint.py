@@ -16,9 +16,9 @@ from olla.plan import Goal, asked
 if TYPE_CHECKING:
     import torch
 
-    from olla.checkpointing.held import Held
     from olla.checkpointing.memory import Memory
     from olla.checkpointing.model import CheckpointChoice, Model
+    from olla.checkpointing.optimizer_memory import OptimizerMemory
     from olla.checkpointing.regions import ModuleRegion
     from olla.checkpointing.trace import StepTrace, TrainingStep
 
@@ -100,8 +100,8 @@ def checkpoint(
     """
     from olla.checkpointing import regions
     from olla.checkpointing.candidates import candidates
-    from olla.checkpointing.held import held_by
     from olla.checkpointing.model import Model
+    from olla.checkpointing.optimizer_memory import optimizer_memory
     from olla.checkpointing.ranks import of_first_rank
 
     inner = _inside(model)
@@ -112,7 +112,7 @@ def checkpoint(
         raise ValueError('nothing is asked for: give budget="16GB", max_slowdown=0.1 or minimise="peak"')
     remove(inner)
     _require_own(inner)
-    held = held_by(optimizer, on_gpu=on_gpu)
+    held = optimizer_memory(optimizer, on_gpu=on_gpu)
     step, traced = _traced(inner, batch, loss, device)
     # Where values decide what runs, an operator is at another position in every batch.
     is_selective = device.name != "cpu" if selective is None else selective
@@ -171,7 +171,9 @@ class _Search:
             asked for.
     """
 
-    def __init__(self, step: TrainingStep, model: Model, goal: Goal, held: Held, time_limit: float, seed: int) -> None:
+    def __init__(
+        self, step: TrainingStep, model: Model, goal: Goal, held: OptimizerMemory, time_limit: float, seed: int
+    ) -> None:
         self._step, self._model, self._goal, self._held, self._seed = step, model, goal, held, seed
         self._end = time.perf_counter() + time_limit
         self.base = step.measure({})

@@ -17,9 +17,9 @@ from olla.pytorch.capture.exclusive import between
 from olla.pytorch.capture.inputs import InputBinding
 from olla.pytorch.capture.results import Gradients
 from olla.pytorch.checks import failures
+from olla.pytorch.guards.containers import Holds, WatchedContainer
 from olla.pytorch.guards.facts import StepCall
 from olla.pytorch.guards.guard import Guard, TensorFacts, Wholes
-from olla.pytorch.guards.places import Holds, WatchedContainer
 from olla.pytorch.guards.values import equal
 
 if TYPE_CHECKING:

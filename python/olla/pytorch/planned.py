@@ -17,7 +17,7 @@ from olla.pytorch.cache import Place
 from olla.pytorch.capture import Captured
 from olla.pytorch.memory.arrange import Arranged, arrange_known, program_peak
 from olla.pytorch.memory.copies import Copies, HostMemory
-from olla.pytorch.memory.lacking import Needs, lacking_note
+from olla.pytorch.memory.out_of_memory import Needs, out_of_memory_note
 from olla.pytorch.memory.replay import Replay, alignment_of
 from olla.pytorch.memory.requests import Recorder
 from olla.pytorch.planner import Planner, captured_costs
@@ -94,15 +94,15 @@ class PlannedStep:
         if isinstance(error, torch.OutOfMemoryError):
             if replay is not None:
                 replay.release()
-            error.add_note(self.lacking_note(arranged))
+            error.add_note(self.out_of_memory_note(arranged))
 
-    def lacking_note(self, arranged: Arranged | None) -> str:
+    def out_of_memory_note(self, arranged: Arranged | None) -> str:
         """Return what to tell where the device has too little memory; arranged is the arena, where it is known."""
         table = arrange_known(self.estimated, self.plan, self.alignment) if arranged is None else arranged.table
         outputs = int(self.graph.tensor_bytes[self.graph.outputs].sum()) if arranged is None else arranged.output_bytes
         largest = int(self.graph.tensor_bytes[self.graph.writes.item].max(initial=0))
         needs = Needs(self.graph.resident_bytes, table.arena_bytes, outputs, largest)
-        return lacking_note(self.given(), needs, self.plan.peak_bytes)
+        return out_of_memory_note(self.given(), needs, self.plan.peak_bytes)
 
     def replan(
         self, planner: Planner, agreement: Agreement, arranged: Arranged | None, progress: Progress | None

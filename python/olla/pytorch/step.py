@@ -17,7 +17,7 @@ from olla.pytorch.capture import Captured, require_choice
 from olla.pytorch.capture.capture import capture
 from olla.pytorch.ordinary.calls import called
 from olla.pytorch.ordinary.refusals import goal_of_gradients, must_be_planned, without_update
-from olla.pytorch.told import Told
+from olla.pytorch.step_attributes import StepAttributes
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +36,7 @@ _CROWDED = (
 
 
 @dataclass(eq=False)
-class Step(Told):
+class Step(StepAttributes):
     """A compiled training step; made by olla.compile.
 
     An exception in the middle of a call (out of memory, Ctrl-C) leaves the process healthy and the next call correct;

@@ -210,8 +210,9 @@ def aliased(node: fx.Node) -> fx.Node | None:
 def base_order(graph: fx.Graph, info: Any) -> tuple[list[fx.Node], list[fx.Node], list[fx.Node]]:
     """Return the nodes of forward and those of backward, and which of forward's run in backward unless saved.
 
-    What neither needs the tangents nor serves forward's results may run on either side. It stands in forward as soon as
-    it can, so that its result may be saved in place of larger ones; the planner moves it where that helps.
+    A node that needs no gradient and is not needed by forward's results may run in either graph. It is placed in
+    forward as early as possible, so that its result can be saved in place of larger ones; the planner moves it where
+    that helps.
     """
     forward: list[fx.Node] = []
     backward: list[fx.Node] = []

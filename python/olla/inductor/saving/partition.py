@@ -62,7 +62,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
     """Splits joint graphs so that the peak of forward and backward, as they will be fused, meets a goal.
 
     Args:
-        goal: what is asked for; None: what each graph's device has for next to nothing, see `usual_goal`.
+        goal: what is asked for; None: the default of each graph's device, see `usual_goal`.
         device: what seconds are estimated for; None: it follows the graph's device.
         max_recomputed: most flops to run again, as a share of them all.
         foresee: tells the peak of the code for forward and backward, of which the first results are not saved; None:

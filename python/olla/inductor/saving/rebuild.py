@@ -73,7 +73,7 @@ class _Rebuilder:
         forward_results: list[Any] = []
         for r, (op, position) in enumerate(zip(runs.op.tolist(), runs.position.tolist(), strict=True)):
             node = self.joint.nodes[op]
-            ends.append(next(reversed(self.result.graph.nodes)))
+            ends.append(next(iter(reversed(self.result.graph.nodes))))
             if not self.backward and position >= self.joint.split:
                 forward_results = [self.mapped(item) for item in results[:num_forward]]
                 self.result.forward = set(self.result.graph.nodes)

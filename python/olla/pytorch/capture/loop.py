@@ -15,8 +15,8 @@ from torch.optim import optimizer as torch_optimizer
 from olla.errors import CaptureError
 from olla.pytorch.capture import optimizers
 from olla.pytorch.capture.exclusive import ExclusiveCapture, replaced
-from olla.pytorch.capture.lent import Leaves, is_plain
 from olla.pytorch.capture.results import Gradients
+from olla.pytorch.capture.substitutes import Leaves, is_plain
 from olla.pytorch.capture.updates import Updates
 from olla.pytorch.checks import failures
 from olla.pytorch.guards.values import MISSING

@@ -16,15 +16,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
 from olla.errors import CaptureError
-from olla.pytorch.capture import costs, exclusive, generator, known, optimizers
+from olla.pytorch.capture import constants, costs, exclusive, generator, optimizers
 from olla.pytorch.capture.inputs import Fakes, Input, batch_leaves, step_device
-from olla.pytorch.capture.lent import Lent
 from olla.pytorch.capture.loop import Body, GraphLoss, Loop, Loss, check_stale, lent_optimizer, ordinary, require_plain
 from olla.pytorch.capture.recurrent import plain_recurrent_layers
 from olla.pytorch.capture.results import Gradients, Structure, with_own_storage
+from olla.pytorch.capture.substitutes import Substitution
 from olla.pytorch.capture.updates import TEMPLATE, Updates, copy_updates
 from olla.pytorch.checks import checks, failures
-from olla.pytorch.guards.inside import hooks_of
+from olla.pytorch.guards.object_parts import hooks_of
 from olla.pytorch.guards.reads import Reads
 from olla.pytorch.ranks.reduced import DataParallel, Left
 from olla.pytorch.ranks.wrapped import ATTRIBUTES, is_wrapped
@@ -148,7 +148,7 @@ def trace(
     with contextlib.ExitStack() as stack:
         stack.callback(shapes.forget)
         stack.enter_context(exclusive.unchanged(model, leaves))
-        for context in (exclusive.checkpoints, plain_recurrent_layers, known.told_to_transformers, generator.traced):
+        for context in (exclusive.checkpoints, plain_recurrent_layers, constants.for_transformers, generator.traced):
             stack.enter_context(context(capture))
         stack.enter_context(_use_lazy_graph_module(True))  # nobody needs the module's Python code
         if parallel := step.parallel:
@@ -176,7 +176,7 @@ def _finish(module: fx.GraphModule, step: _Step, named: list[tuple[str, torch.Te
     generator.drop_unneeded(module, costs.is_random)
     if not run_checks:
         checks.drop(module)
-    known.fix_types(module)
+    constants.fix_types(module)
     check_stale(module, step.stale)
     left = ((n, p.grad) for n, p in step.model.named_parameters() if p.grad is not None)
     dense = [(f"the gradient of {n}", local(grad)) for n, grad in left if grad.layout is torch.strided]
@@ -281,7 +281,7 @@ def _record(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
         pairs += [(step.batch[int(i)], t) for i, t in step.values(tensors, "input").items()]
         if step.body is not None:
             _enter_loop(step, tensors, parameters, stack)
-        lent = Lent(pairs, step.reads, step.loop.see if step.loop is not None else None)
+        lent = Substitution(pairs, step.reads, step.loop.see if step.loop is not None else None)
         stack.callback(lent.leaves.restore)
         hooks = [[key for key, _ in hooks_of(t)] for _, t in pairs]
         stack.enter_context(lent.in_functions(step.capture))
@@ -304,7 +304,7 @@ def _record(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
             "the step, or remove it with handle.remove()"
         )
     _mark("forward")
-    step.reads.check(lambda value: known.is_constant(lent.stand_ins_in(value)))
+    step.reads.check(lambda value: constants.is_constant(lent.stand_ins_in(value)))
     step.structure = Structure.of(result)
     if step.loop is None:
         return with_own_storage(_outputs(step, result), tensors)

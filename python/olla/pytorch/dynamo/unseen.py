@@ -17,10 +17,10 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 from olla.pytorch.dynamo.graph import NotFollowed
+from olla.pytorch.guards.containers import Holds, WatchedContainer
 from olla.pytorch.guards.guard import Wholes
-from olla.pytorch.guards.inside import attributes_of_class
 from olla.pytorch.guards.modes import ATTENTION_KERNELS
-from olla.pytorch.guards.places import Holds, WatchedContainer
+from olla.pytorch.guards.object_parts import attributes_of_class
 from olla.pytorch.guards.values import same
 
 _COMPARED = ("CONSTANT_MATCH", "EQUALS_MATCH", "SEQUENCE_LENGTH", "DICT_KEYS_MATCH", "ID_MATCH")

@@ -1,4 +1,4 @@
-"""A call of a step, and what a capture holds constant of the tensors that it is passed."""
+"""Arguments of one call of a step, and the properties of tensors that a capture assumes constant."""
 
 from __future__ import annotations
 

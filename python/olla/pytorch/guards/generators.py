@@ -7,7 +7,7 @@ import itertools
 import torch
 
 from olla.errors import CaptureError
-from olla.pytorch.guards.inside import no_modes
+from olla.pytorch.guards.object_parts import no_modes
 
 SETTERS = frozenset({"manual_seed", "seed", "set_state", "graphsafe_set_state", "set_offset"})
 

@@ -13,8 +13,8 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from olla._core import first_changed, first_other, same_kinds
-from olla.pytorch.guards.inside import hooks_of
-from olla.pytorch.guards.places import Holds, WatchedContainer
+from olla.pytorch.guards.containers import Holds, WatchedContainer
+from olla.pytorch.guards.object_parts import hooks_of
 from olla.pytorch.guards.reads import Reads
 from olla.pytorch.guards.values import MISSING
 

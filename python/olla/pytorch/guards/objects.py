@@ -18,11 +18,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from olla.errors import CaptureError
-from olla.pytorch.guards import clocks, inside
+from olla.pytorch.guards import clocks, object_parts
+from olla.pytorch.guards.attribute_names import HOOK_TABLES, INNER_TABLES, AttributeNames
 from olla.pytorch.guards.code import is_foundation, module_origin
+from olla.pytorch.guards.containers import Containers, Holds, WatchedContainer, cell_writer, reader
 from olla.pytorch.guards.generators import Generators
-from olla.pytorch.guards.names import HOOK_TABLES, INNER_TABLES, Names
-from olla.pytorch.guards.places import Holds, Places, WatchedContainer, cell_writer, reader
 from olla.pytorch.guards.values import closed_state, closed_writer, is_one_way, is_plain
 
 _FUNCTION_PARTS = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__", "__dict__")
@@ -55,8 +55,8 @@ class Objects:
     """
 
     def __init__(self, model: torch.nn.Module, inputs: Iterable[torch.Tensor]) -> None:
-        self.names = Names()
-        self.places = Places(self.names)
+        self.names = AttributeNames()
+        self.places = Containers(self.names)
         self.constants: list[torch.Tensor] = []
         self.objects: list[tuple[Any, dict[str, Any] | None]] = []
         self.generators = Generators()
@@ -124,7 +124,7 @@ class Objects:
             self._layer(value, path)
         elif clocks.is_clock(value):
             self.problems.append(f"{clocks.WHAT} ({path})")
-        elif parts := inside.parts_of(value):
+        elif parts := object_parts.parts_of(value):
             for part in parts:
                 self._reach(part, path)
         else:
@@ -138,7 +138,7 @@ class Objects:
 
     def _closure(self, function: types.FunctionType, path: str) -> None:
         """Watch what a function that is entered reads beside its arguments."""
-        is_user = inside.code_origin(function.__code__, function.__globals__) == "user"
+        is_user = object_parts.code_origin(function.__code__, function.__globals__) == "user"
         if is_user:
             self.places.probe(functools.partial(_FUNCTION_PARTS, function), path)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -192,11 +192,11 @@ class Objects:
             layer = issubclass(base, torch.nn.Module | torch.optim.Optimizer | torch.autograd.Function)
             if foundation and not layer:
                 continue
-            attributes = inside.attributes_of_class(base)
+            attributes = object_parts.attributes_of_class(base)
             if not self.places.watch_class(attributes, base.__qualname__, "torch" if foundation else "class"):
                 continue
             for name, value in list(attributes.items()):
-                if foundation and inside.function_origin(value) != "user":
+                if foundation and object_parts.function_origin(value) != "user":
                     continue
                 if issubclass(base, torch.autograd.Function) and name == "backward":
                     self._reach_hook(value, f"{base.__qualname__}.{name}")
@@ -212,12 +212,12 @@ class Objects:
         if kind.__module__.partition(".")[0] in _BESIDE and not kind.__module__.startswith(_WITHIN):
             return
         if isinstance(value, list | dict):
-            if not inside.is_scope(value):  # the globals of a module count by name
+            if not object_parts.is_scope(value):  # the globals of a module count by name
                 self.places.watch_data(value, Holds.ITEMS, path)
                 self._all(value, path)
         elif isinstance(value, tuple | frozenset):
             self._all(value, path)
-        elif inside.is_closed(kind):
+        elif object_parts.is_closed(kind):
             if is_one_way(value):
                 self.problems.append(f"{path}, a {kind.__name__}, which gives another value at every use")
                 self.require_comparable()  # here and now: nothing has been taken from it
@@ -232,7 +232,7 @@ class Objects:
             self.places.probe(lambda: tuple(value.__dict__.items()), path)
             self._all(dict(value.__dict__), path)
             return
-        attributes = inside.own_attributes(value)
+        attributes = object_parts.own_attributes(value)
         if isinstance(value, torch.optim.Optimizer):
             self._optimizer(value, path)
         elif attributes is not None and (attributes or not isinstance(value, _CONTAINERS)):
@@ -241,7 +241,7 @@ class Objects:
         if kind.__flags__ & (1 << 9):
             self.objects.append((value, attributes))
             for part in kind.__mro__:
-                for name in inside.slots(part):
+                for name in object_parts.slots(part):
                     self._slot(value, part, name, path)
             self._class(kind, path)
 

@@ -24,12 +24,12 @@ from torch.optim import optimizer as torch_optimizer
 
 from olla.errors import SPENT, CaptureError
 from olla.pytorch.guards import clocks
+from olla.pytorch.guards.attribute_names import FirstUse
 from olla.pytorch.guards.code import module_origin, named, origin
+from olla.pytorch.guards.containers import Holds
 from olla.pytorch.guards.generators import SETTERS
-from olla.pytorch.guards.inside import attributes_of_class, code_origin, function_origin, hooks_of, values_of
-from olla.pytorch.guards.names import FirstUse
+from olla.pytorch.guards.object_parts import attributes_of_class, code_origin, function_origin, hooks_of, values_of
 from olla.pytorch.guards.objects import Objects
-from olla.pytorch.guards.places import Holds
 from olla.pytorch.guards.values import MISSING, is_plain
 
 _WATCHED = ("user", "installed")  # origins of code that reads for itself

@@ -16,13 +16,13 @@ from olla.pytorch.checks.checks import CHECK, check
 from olla.pytorch.memory.copies import Copies, Outline
 from olla.pytorch.memory.replay import Replay
 from olla.pytorch.memory.requests import Recorder, last_steps
+from olla.pytorch.program.communication import CollectiveLines
 from olla.pytorch.program.compact import compact, may_be_loose
 from olla.pytorch.program.schedule import OpSchedule, ScheduledOp
 from olla.pytorch.program.source import PythonSource
 from olla.pytorch.program.swapped import Transfers
-from olla.pytorch.program.talk import Talk
 from olla.pytorch.program.variants import drawn_from, dropout_again, is_dropout, mask_of, norm_again, overwriting
-from olla.pytorch.ranks.settle import ended, settled, uses
+from olla.pytorch.ranks.end_of_collectives import use_counts, wait_now, wait_until_released
 
 Program = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 _Key = tuple[Any, ...]  # a node, and the tensors its value lives in
@@ -75,7 +75,8 @@ def compile_program(
     if schedule is None:
         schedule = OpSchedule(captured.graph, [ScheduledOp(nodes) for nodes in captured.nodes])
     writer = _StepWriter(captured, schedule, order)
-    writer.source.constants |= {"note": note, "ended": ended, "settled": settled, "uses": uses, "compact": compact}
+    writer.source.constants |= {"note": note, "compact": compact}
+    writer.source.constants |= {f.__name__: f for f in (use_counts, wait_now, wait_until_released)}
     writer.source.constants |= {name: getattr(allocator, name, None) for name in ("begin", "end", "live")}
     if copies is not None:
         writer.source.constants |= {"out": copies.out, "back": copies.back, "wait": copies.wait, "outline": Outline.of}
@@ -102,7 +103,7 @@ class _StepWriter:
         self._names: dict[_Key, str] = {}
         self._in_tensor: dict[int, list[_Key]] = {}  # values that live in one tensor alone
         self._outlines: dict[int, list[tuple[fx.Node, str]]] = {}  # swap -> values that are in host memory
-        self._talk = Talk()
+        self._collectives = CollectiveLines()
         self._place: Mapping[int, int] | None = None  # of the op that is written
         self._last: list[int] = last_steps(schedule.graph, order).tolist()  # -1: beyond the step
         self.freed: list[list[_Key]] = [[] for _ in order]  # the values that die in each step of the order
@@ -145,7 +146,7 @@ class _StepWriter:
             action = "rewind" if call.replay else "save"
             source = self.source.text(drawn_from(self.captured.module, kernel))
             self._line(f"draws.{action}({call.draw}, {source})")
-        for line in self._talk.before(op, kernel, self._alive):
+        for line in self._collectives.before(op, kernel, self._alive):
             self._line(line)
         if window:
             self._line(f"begin({op})")
@@ -154,7 +155,7 @@ class _StepWriter:
             self._line("end()")
         if call.replay:
             self._line("draws.resume()")
-        for line in self._talk.behind(kernel, self._alive):
+        for line in self._collectives.behind(kernel, self._alive):
             self._line(line)
         self.write_all(followers)
         if note:

@@ -1,4 +1,4 @@
-"""A captured step that Inductor compiles: forward, backward and update as one graph, where that needs less memory."""
+"""A captured step compiled by Inductor: as one graph of forward, backward and update where that needs less memory."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _ALIGNMENT = 64  # of sizes in the peak of the ordinary loop, in bytes
 Loss = Callable[[Any, Any], Any]
 
 
-class Lowered:
+class InductorRunner:
     """Runs one captured step that Inductor compiled; it stands where `Runner` does.
 
     Args:
         captured: the step.
-        goal: what is asked for; None: what the backend "olla" has for next to nothing.
+        goal: what is asked for; None: the backend's default, see `usual_goal`.
         max_recomputed: most flops to run again, as a share of them all.
         separate: runs the step on a batch as separate graphs and the optimizer; None: there is no such way.
 
@@ -129,8 +129,11 @@ class Lowered:
         return results
 
 
-class LoweredStep(Step):
-    """A compiled training step with Inductor's kernels; made by olla.compile; arguments: see `Step` and `Lowered`."""
+class InductorStep(Step):
+    """A compiled training step with Inductor's kernels; made by olla.compile.
+
+    Args: see `Step` and `InductorRunner`.
+    """
 
     def __init__(self, *arguments: Any, max_recomputed: float | None) -> None:
         super().__init__(*arguments)
@@ -154,7 +157,7 @@ class LoweredStep(Step):
         if self._separate is None and self._loss is not None:
             (optimizer,) = self.optimizers
             self._separate = separate_step(self._model, optimizer, self._loss, self._goal, self._max_recomputed)
-        lowered: Any = Lowered(captured, self._goal, self._max_recomputed, self._separate)
+        lowered: Any = InductorRunner(captured, self._goal, self._max_recomputed, self._separate)
         made.runner = lowered
         return made
 

@@ -1,4 +1,4 @@
-"""End of collectives on a CPU: a thread of the group may hold their tensors beyond the wait."""
+"""Waiting for collectives on a CPU to release their tensors: a thread of the group may hold them after the wait."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ import torch
 _MOST_SECONDS = 1.0  # a view that was made meanwhile holds its tensor, too: the memory is then freed a moment late
 
 
-def ended(results: Sequence[torch.Tensor]) -> None:
-    """Wait for a functional collective right where it began; the step's own waits for it return at once."""
+def wait_now(results: Sequence[torch.Tensor]) -> None:
+    """Wait for a functional collective where it begins; later waits for it return at once."""
     for t in results:
         torch.ops._c10d_functional.wait_tensor(t)
 
 
-def uses(*tensors: torch.Tensor) -> list[int]:
-    """Return how many hold each tensor: what a collective that is begun next adds to is let go of later."""
+def use_counts(*tensors: torch.Tensor) -> list[int]:
+    """Return the reference count of each tensor, to compare with once a collective on them is over."""
     return [_uses(t) for t in tensors]
 
 
-def settled(
+def wait_until_released(
     before: Sequence[int],
     given: Sequence[torch.Tensor],
     made: Sequence[torch.Tensor],
     live: Callable[[int], int] | None = None,
     op: int = -1,
 ) -> None:
-    """Return once the group holds none of the tensors of a collective that has been waited for.
+    """Wait until the group holds none of the tensors of a finished collective; give up after a second.
 
-    Until then their memory is not free where the plan says so. Nothing is computed here: it gives up after a moment.
+    Giving up is safe: results are there already, and only memory is freed later than planned.
 
     Args:
-        before: what `uses` said of the tensors it was given, before it began.
-        given: those tensors.
-        made: its results; of one in place, these are tensors it was given.
-        live: tells how many blocks that an op asked for are in use; None: nobody knows. A collective may have asked
-            for more than its results.
-        op: that began it.
+        before: use counts of its inputs before it began.
+        given: its inputs.
+        made: its results; those of an in-place collective are among its inputs.
+        live: returns how many blocks allocated by an op are in use; None: unknown. A collective may allocate more
+            than its results.
+        op: the op that began it.
 
     Example:
         >>> x = torch.ones(3)
-        >>> settled(uses(x), [x], [])
+        >>> wait_until_released(use_counts(x), [x], [])
     """
     fresh = [t for t in made if not any(t is other for other in given)]
     most = [*before, *[1] * len(fresh)]

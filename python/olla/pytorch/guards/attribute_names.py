@@ -1,4 +1,4 @@
-"""Names of attributes: they count once code was entered that may read them, and not where a step sets them first."""
+"""Which attributes to guard: those named in code that ran, except those that the step assigns before it reads them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NEVER = {
 _ALWAYS = frozenset({"training", "forward", "step", "loss", *INNER_TABLES, *HOOK_TABLES})
 
 
-class Names:
+class AttributeNames:
     """The names that code has mentioned so far, and the attributes that wait until code mentions theirs.
 
     Attributes:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class Told:
+class StepAttributes:
     """What a step is made of, and what it tells of itself."""
 
     _model: torch.nn.Module
@@ -122,7 +122,7 @@ class Told:
     def _latest(self) -> Runner:
         if (latest := self._captures.latest) is None:
             if self._unplanned.inner is not None:
-                inner: Told = self._unplanned.inner
+                inner: StepAttributes = self._unplanned.inner
                 return inner._latest
             raise ReplayError("the step has not run yet: call step(batch) once, then ask for its report")
         return latest.runner

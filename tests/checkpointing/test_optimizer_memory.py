@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
-from olla.checkpointing.held import held_by  # noqa: E402
+from olla.checkpointing.optimizer_memory import optimizer_memory  # noqa: E402
 
 pytestmark = pytest.mark.torch
 NUM_RANKS = 8
@@ -29,11 +29,11 @@ def ranks() -> Iterator[None]:
 
 def held_before_and_after(model: nn.Module) -> tuple[tuple[int, int], ...]:
     optimizer = torch.optim.AdamW(model.parameters())
-    before = held_by(optimizer, on_gpu=True)
+    before = optimizer_memory(optimizer, on_gpu=True)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    after = held_by(optimizer, on_gpu=True)
+    after = optimizer_memory(optimizer, on_gpu=True)
     return (before.state, before.update), (after.state, after.update)
 
 

@@ -1,4 +1,4 @@
-"""The places that hold what a step read, each with what it held then: to compare, to undo what the step did there."""
+"""Dicts, lists and cells that a step read, each with its contents at that time: to compare, and to undo changes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from olla.errors import CaptureError
+from olla.pytorch.guards.attribute_names import AttributeNames, FirstUse
 from olla.pytorch.guards.code import module_origin
-from olla.pytorch.guards.inside import no_modes
-from olla.pytorch.guards.names import FirstUse, Names
+from olla.pytorch.guards.object_parts import no_modes
 from olla.pytorch.guards.values import MISSING, equal, same
 
 
@@ -196,7 +196,7 @@ def shown(value: Any) -> str:
     return f"another {type(value).__name__}" if name is None else f"{name:.60}"
 
 
-class Places:
+class Containers:
     """Containers, values and tensors as they were before the step could change them.
 
     Args:
@@ -207,7 +207,7 @@ class Places:
         probes: values that are read by a function.
     """
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: AttributeNames) -> None:
         self.watched: list[WatchedContainer] = []
         self.probes: list[Probe] = []
         self.lost = ""  # what undo could not put back, in words

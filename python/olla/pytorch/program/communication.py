@@ -1,4 +1,7 @@
-"""The lines around operators that communicate: their memory is free where the plan says so, not a moment later."""
+"""Generated code around collectives on a CPU: it waits until a thread of gloo has let go of their tensors.
+
+Without that, memory that the plan gives to others may still be in use for a moment.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ Alive = Callable[[fx.Node], str]  # the name of a tensor of the step that is the
 class _Begun(NamedTuple):
     op: int
     given: list[str]  # names of its tensors
-    counts: str  # name of what `uses` said of them
+    counts: str  # name of their use counts
 
 
-class Talk:
-    """What is written before a collective is begun, and behind the wait for it, for tensors on a CPU."""
+class CollectiveLines:
+    """Writes the lines before a collective begins, and after the wait for it."""
 
     def __init__(self) -> None:
         self._begun: dict[fx.Node, _Begun] = {}
@@ -33,16 +36,16 @@ class Talk:
             return []
         found = [alive(node) for node in kernel.all_input_nodes]
         begun = self._begun[kernel] = _Begun(op, list(dict.fromkeys(filter(None, found))), f"h_{kernel.name}")
-        return [f"{begun.counts} = uses({', '.join(begun.given)})"]
+        return [f"{begun.counts} = use_counts({', '.join(begun.given)})"]
 
     def behind(self, kernel: fx.Node, alive: Alive) -> list[str]:
-        """Return the lines behind an operator: nothing but for the last wait for a collective, and for all-gathers.
+        """Return the lines after an operator: none but after the last wait for a collective, and after an all-gather.
 
-        These end where they begin: with several under way at once, gloo's threads (torch 2.13) crash now and then.
+        All-gathers are waited for at once: with several in flight, gloo's threads (torch 2.13) crash now and then.
         """
         if kernel in self._begun and collectives.gathers(kernel) and (result := alive(kernel)):
             made = f"[*{result}]" if isinstance(kernel.meta["val"], list | tuple) else f"[{result}]"
-            return [f"ended({made})", _settled(self._begun.pop(kernel), made)]
+            return [f"wait_now({made})", _release(self._begun.pop(kernel), made)]
         issue = collectives.issue_of(kernel) if collectives.is_wait(kernel) else None
         if issue is None or issue not in self._begun:
             return []
@@ -52,11 +55,11 @@ class Talk:
             return []
         begun = self._begun.pop(issue)
         names = dict.fromkeys(alive(wait.all_input_nodes[0]) for wait in waits)
-        return [_settled(begun, f"[{', '.join(name for name in names if name and name not in begun.given)}]")]
+        return [_release(begun, f"[{', '.join(name for name in names if name and name not in begun.given)}]")]
 
 
-def _settled(begun: _Begun, made: str) -> str:
-    return f"settled({begun.counts}, [{', '.join(begun.given)}], {made}, live, {begun.op})"
+def _release(begun: _Begun, made: str) -> str:
+    return f"wait_until_released({begun.counts}, [{', '.join(begun.given)}], {made}, live, {begun.op})"
 
 
 def _waits_for(issue: fx.Node) -> list[fx.Node]:

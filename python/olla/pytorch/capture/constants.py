@@ -1,4 +1,4 @@
-"""Values that depend on nothing, such as positions: a step decides by them what the ordinary loop decides."""
+"""Tensors computed from constants alone, such as positions: their values are known while a step is traced."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _is_quick(node: fx.Node) -> bool:
     return is_small and (is_sure or node.target is operator.getitem)
 
 
-def told_to_transformers(capture: ExclusiveCapture) -> contextlib.AbstractContextManager[None]:
+def for_transformers(capture: ExclusiveCapture) -> contextlib.AbstractContextManager[None]:
     """Let transformers look at masks and positions whose values are known; it looks at no fake tensor otherwise."""
     masks: Any = sys.modules.get("transformers.masking_utils")
     original = getattr(masks, "is_tracing", None)

@@ -1,4 +1,4 @@
-"""Derivatives of gradients: the compiled backward has none, so the graph runs again as Dynamo captured it."""
+"""Double backward: a compiled backward cannot be differentiated, so the graph that Dynamo captured runs again."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def attach(outputs: Any, given: CallInputs) -> None:
 
 def inner_results(module: fx.GraphModule) -> list[int]:
     """Return the positions of results of which other results are made, as of logits beside a loss."""
-    results = list(module.graph.output_node().args[0])
+    results: Any = module.graph.output_node().args[0]
     return [i for i, r in enumerate(results) if isinstance(r, fx.Node) and r.op == "call_function" and len(r.users) > 1]
 
 

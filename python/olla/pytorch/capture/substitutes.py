@@ -1,4 +1,4 @@
-"""Stand-ins do the work of the user's tensors while a step is traced: Python sees the tensors themselves."""
+"""Tracing with fake tensors in place of the user's: Python code sees its own, torch's functions see the fake ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from olla.errors import CaptureError
-from olla.pytorch.capture import known, recurrent
+from olla.pytorch.capture import constants, recurrent
 from olla.pytorch.capture.exclusive import ExclusiveCapture, replaced
 from olla.pytorch.guards.modes import kernel_modes
 from olla.pytorch.guards.reads import Reads
@@ -102,7 +102,7 @@ def _changes(function: Any, named: Any) -> bool:
     return in_place or name in ("__setitem__", "__set__", "batch_norm") or "out" in named
 
 
-class Lent(TorchFunctionMode):
+class Substitution(TorchFunctionMode):
     """Lets stand-ins do the work of tensors: Python sees the tensors themselves, and torch's functions never do.
 
     So a step that asks what a parameter is (its identity, its class, its attributes) gets the answer it always gets.
@@ -187,7 +187,7 @@ class Lent(TorchFunctionMode):
             for tensor in pytree.tree_leaves((args, kwargs)):
                 if is_plain(tensor):
                     self._reads.places.save(tensor)
-        if func in known.READS and (value := known.value(args[0])) is not None:
+        if func in constants.READS and (value := constants.value(args[0])) is not None:
             return func(value)
         if func in _READ_VALUES and args and type(args[0]) in (torch.Tensor, torch.nn.Parameter):
             self._reads.value_of(args[0])

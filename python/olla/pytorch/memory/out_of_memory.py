@@ -1,4 +1,4 @@
-"""Message for a device with too little memory: what the step needs, what there is, and which goal would fit."""
+"""Note added to out-of-memory errors: what the step needs, what the device has, and which goal would fit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Needs(NamedTuple):
         return self.resident_bytes + self.arena_bytes + self.output_bytes
 
 
-def lacking_note(graph: Graph, needs: Needs, peak_bytes: int) -> str:
+def out_of_memory_note(graph: Graph, needs: Needs, peak_bytes: int) -> str:
     """Return what a person should know of a step that torch's allocator found no memory for on the current device.
 
     Nothing of the step but what is resident is there any more.

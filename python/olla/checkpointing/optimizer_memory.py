@@ -1,4 +1,4 @@
-"""Memory an optimizer needs beside forward and backward."""
+"""Memory that an optimizer needs in addition to forward and backward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from olla.pytorch.sharded.fully import local
 
 
 @dataclass(frozen=True)
-class Held:
+class OptimizerMemory:
     """Bytes beside forward and backward.
 
     Attributes:
@@ -34,14 +34,14 @@ class Held:
         return self.state + int(memory.live_bytes) + self.update
 
 
-def held_by(optimizer: torch.optim.Optimizer | None, *, on_gpu: bool) -> Held:
+def optimizer_memory(optimizer: torch.optim.Optimizer | None, *, on_gpu: bool) -> OptimizerMemory:
     """Return what an optimizer needs; of one that has no state yet, what its first step makes.
 
     Raises:
         CaptureError: that is not known; the message says what to do.
     """
     if optimizer is None:
-        return Held()
+        return OptimizerMemory()
     update = update_of(optimizer, on_gpu=on_gpu)
     if update is None:
         raise CaptureError(
@@ -50,4 +50,4 @@ def held_by(optimizer: torch.optim.Optimizer | None, *, on_gpu: bool) -> Held:
         )
     present = [t for entries in optimizer.state.values() for t in entries.values() if isinstance(t, torch.Tensor)]
     state = sum(local(t).nbytes for t in present) if present else sum(update.state_bytes)
-    return Held(state, most_bytes(update.requests))
+    return OptimizerMemory(state, most_bytes(update.requests))

@@ -1,4 +1,4 @@
-"""Parts of objects for guards: attributes, slots, items; and whether an object has state that Python cannot see."""
+"""Attributes, slots and items of objects, for guards; and which types keep state that Python cannot read."""
 
 from __future__ import annotations
 
