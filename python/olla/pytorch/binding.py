@@ -71,5 +71,5 @@ def device_of(model: torch.nn.Module) -> torch.device:
 
 
 def batch_key(leaves: Sequence[Any], spec: pytree.TreeSpec, device_type: str) -> tuple[Any, ...]:
-    """Return what a capture holds constant of a batch, and of the state of torch."""
+    """Return the properties of a batch, and of the state of torch, that a capture assumes constant."""
     return (spec, leaf_facts(leaves), modes(device_type))

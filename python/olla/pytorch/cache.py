@@ -1,7 +1,7 @@
 """Plans and recorded requests of compiled steps on disk, so that a later process need not search and record again.
 
-What an entry is for is the captured step itself: each process captures its own, and nothing in an entry decides what a
-step computes. A plan is checked before it is used; places that do not fit the requests are counted as missed.
+Entries are keyed by a digest of the captured step. Each process captures its own step, and no entry decides what a step
+computes. A plan is checked before it is used; requests that do not fit the recorded offsets are counted as misses.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class RecordedStep(NamedTuple):
-    """What was found out by recording a step.
+    """Results of recording a step.
 
     Attributes:
         graph: of the step, with workspaces and seconds.
@@ -93,14 +93,14 @@ class Place:
         return found
 
     def save(self, plan: Plan) -> None:
-        """Keep the plan of the captured graph: what was recorded for another one is not for this."""
+        """Save the plan of the captured graph; what was recorded for another plan is not used with it."""
         self.loaded = False
         self._made_for = _identity(plan)
         if self._name:
             _write(self._plan_file, plan.to_object())
 
     def load_recorded(self, graph: Graph) -> RecordedStep | None:
-        """Return what an earlier process found out by recording the step; the graph is as it was before that."""
+        """Return what an earlier process recorded of the step, or None; ``graph``: of the step, before recording."""
         if not self.loaded:
             return None
         return self._read(self._table_file, lambda content: self._decode_recorded(content, graph))
@@ -132,7 +132,7 @@ class Place:
         return f"{self._name}.{digest(json.dumps(facts))[:16]}.table"
 
     def _read(self, name: str, decode: Callable[[Any], T | None]) -> T | None:
-        """Return what an entry holds, or None; one that is damaged goes away, and the next save replaces it."""
+        """Return the decoded entry, or None; a damaged one is deleted, and the next save replaces it."""
         if not self._name:
             return None
         path = folder() / name
@@ -211,7 +211,7 @@ def folder() -> Path:
 
 
 def _write(name: str, content: dict[str, Any]) -> None:
-    """Write an entry all or nothing, and remove those that were not used for the longest time."""
+    """Write an entry atomically, and delete the least recently used ones beyond the limits."""
     place = folder()
     try:
         tolist = operator.methodcaller("tolist")  # of numpy's arrays and numbers

@@ -1,4 +1,4 @@
-"""The captures of one step: which of them is still right for a call, by its batch and by its guard."""
+"""The captures of one step, and the search for one whose batch key and guard match a call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _UNREADABLE = (KeyError, IndexError, StopIteration, AttributeError, TypeError)
 
 
 class Capture:
-    """One capture, and what it is right for.
+    """One capture of a step, and the guards that decide whether a call may use it.
 
     Args:
         captured: the step.
@@ -40,7 +40,7 @@ class Capture:
     Attributes:
         runner: runs it; set by the step.
         number: the same on all ranks that run it together; 0: it runs on one.
-        left: what it does beside its operators; None: nothing.
+        left: its side effects beside its operators; None: none.
     """
 
     runner: Runner
@@ -75,9 +75,9 @@ class Capture:
         failures.check_memory(_changed(captured, values))
 
     def values(self, call: StepCall) -> tuple[list[torch.Tensor], str]:
-        """Return the tensors the step takes for a call with this key; or, in words, why it is not right any more.
+        """Return the input tensors of the step for a call with this key; or, in words, why the capture does not apply.
 
-        Complexity: O(what the step read and takes).
+        Complexity: O(values that the step read + its inputs).
         """
         leaves = call.leaves
         try:
@@ -101,7 +101,7 @@ class Capture:
         return ([], what) if what else (values, "")
 
     def run(self, values: list[torch.Tensor], model: torch.nn.Module, ranks: Ranks | None) -> Any:
-        """Run the step, with what it does beside its operators; return what the loss function returned."""
+        """Run the step and its side effects; return what the loss function returned."""
         runner, left = self.runner, self.left
         if left is not None:
             names = [name for name, _ in runner.gradients if name not in self._gradients.leaves]
@@ -139,10 +139,10 @@ class Capture:
         return ""
 
     def _keep(self, values: Sequence[torch.Tensor]) -> None:
-        """Note which tensors the step takes at every call."""
+        """Note the parameters, buffers and optimizer state that the step takes."""
         self._ids = np.zeros(len(values), dtype=np.uint64)
         self._ids[self._kept] = [id(values[i]) for i in self._kept]
-        self._seen = [values[i] for i in self._kept]  # what is kept keeps its id
+        self._seen = [values[i] for i in self._kept]  # holding references keeps the ids unique
 
 
 class Captures:
@@ -161,7 +161,7 @@ class Captures:
         return self._captures[-1] if self._captures else None
 
     def find(self, call: StepCall) -> tuple[Capture | None, list[torch.Tensor], str]:
-        """Return the capture that is right for a call, with its values, or why none is."""
+        """Return the capture that matches a call, with its input tensors, or why none matches."""
         reason = ""
         for capture in reversed(self._captures):
             if capture.key != call.key:
@@ -176,7 +176,7 @@ class Captures:
         return None, [], reason or ("another batch, mode or setting of torch" if self._captures else "")
 
     def use(self, capture: Capture) -> bool:
-        """Note that a capture was used; whether another one was dropped for it."""
+        """Mark a capture as the latest used; return whether another one was evicted for it."""
         self._captures = [c for c in self._captures if c is not capture] + [capture]
         if len(self._captures) <= self._size:
             return False
@@ -185,7 +185,7 @@ class Captures:
 
 
 def _attributes(tensor: torch.Tensor) -> list[tuple[str, Any]]:
-    """Return what the user has set on a tensor; Dynamo notes things on those that it has met."""
+    """Return the attributes that the user has set on a tensor, without those that Dynamo sets."""
     return [item for item in vars(tensor).items() if not item[0].startswith("_dynamo_")]
 
 

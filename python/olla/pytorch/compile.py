@@ -14,7 +14,7 @@ from olla.pytorch.step import Step
 if TYPE_CHECKING:
     import torch
 
-_OF_PLANS: dict[str, Any] = {  # what kernels="inductor" does not take, and its default
+_OF_PLANS: dict[str, Any] = {  # options that kernels="inductor" does not take, with their defaults
     **dict.fromkeys(("arena", "swap", "link", "host_budget", "chunked_loss")),
     **{
         "cuda_graph": False,
@@ -80,27 +80,27 @@ def compile(
         seed: for every random choice of the searches.
         updates_may_move: whether weight updates may run early, in the backward pass.
         arena: whether to run at planned addresses, or in planned order on torch's own allocator. None: at planned
-            addresses, until one of the first steps takes what was planned; where none of them does, a warning says what
-            differs, and the step goes on on torch's own allocator.
-        cache_size: captures to keep, the latest used. A batch of other shapes or types, and another value of whatever
-            the step reads from Python (a mode, a number in a closure, a hook, a setting of the optimizer, but not its
-            learning rate) need one each.
-        buckets: lengths that batches are padded to, along dimension 1, so that a capture each serves batches of all
-            lengths: the next bucket's; longer batches stay as they are. See docs/lengths.md for what that changes.
+            addresses; where each of the first steps takes more memory than planned, a warning says what differs, and
+            the step continues on torch's own allocator.
+        cache_size: captures to keep, the most recently used. Other shapes or types of the batch, or another value of
+            what the step reads from Python (a mode, a number in a closure, a hook, a setting of the optimizer, but not
+            its learning rate), need a capture of their own.
+        buckets: lengths along dimension 1. A batch is padded to the next one, so that one capture per bucket serves all
+            lengths; longer batches stay as they are. See docs/lengths.md for what that changes.
         fill: with buckets: entry of the batch (a dict) -> the value that it is padded with, as ``{"input_ids": 0,
             "attention_mask": 0, "labels": -100}``. Other entries stay as they are.
         cuda_graph: whether to capture the planned step in a CUDA graph and to replay that: from the third call on, and
             anew when a learning rate changes, unless that is a tensor on the GPU. Built, not measured.
         disk_cache: whether plans and recorded requests are kept on disk and found there again by later processes that
             capture the same step; see docs/step.md.
-        budget: the memory there is, "16GB", "16GiB" or bytes, for resident tensors, outputs and the arena: ops run
-            again, and results take over inputs that die, until the step fits, in the least added time. Results stay
-            the same to the bit.
-        max_slowdown: in place of a budget: the least peak within this share of added time; 0.05 is 5 %.
-        minimise: "peak", in place of a budget: the least peak at whatever time.
-        plan_for: what added time is estimated for, see olla.plan; by default "cpu" or "a100", by where the model is.
-        in_place: whether a budget may let results take over inputs.
-        recompute: whether a budget may run ops again.
+        budget: memory limit, "16GB", "16GiB" or bytes, for resident tensors, outputs and the arena: ops are
+            recomputed, and results overwrite inputs that die, until the step fits, in the least added time. Results
+            stay the same to the bit.
+        max_slowdown: instead of a budget: the lowest peak within this share of added time; 0.05 is 5 %.
+        minimise: "peak", instead of a budget: the lowest peak, however much time that adds.
+        plan_for: device for estimates of added time, see olla.plan; by default "cpu" or "a100", by where the model is.
+        in_place: whether a budget may let results overwrite inputs in place.
+        recompute: whether a budget may recompute ops.
         method: "auto", or "autoswap": the program order, tensors swapped by AutoSwap, with or without a budget.
         swap: whether a budget may copy tensors to host memory and back; default: where ``host_budget`` says how much of
             it there is. On CUDA that is built, not measured.
@@ -108,20 +108,20 @@ def compile(
         host_budget: the host memory there is for swapping, in bytes or as text.
         chunked_loss: with a goal: compute large linear layers with their cross-entropy in so many chunks of rows. This
             changes rounding, and is off unless asked for.
-        checks: "run", or "skip" what the step checks of values only to raise an error; see olla.capture. On a GPU each
-            check waits for the kernels before it.
+        checks: "run" or "skip" checks of tensor values that only raise an error, as asserts; see olla.capture. On a GPU
+            each check waits for the kernels before it.
         kernels: "torch", torch's own operators in planned order, or "inductor": forward, backward and update as one
             graph that Inductor compiles, whose gradients die at their updates; see docs/inductor.md. It takes an
             optimizer, and of the goals ``budget``, ``max_slowdown``, ``minimise`` and ``max_recomputed``; without one,
             the backend's default: recompute only what costs under 1 % (GPU) or 5 % (CPU).
-        max_recomputed: with ``kernels="inductor"``: most flops of matrix products, convolutions and attention to run
-            again, as a share of the step's; alone, for the least peak with that.
+        max_recomputed: with ``kernels="inductor"``: most flops of matrix products, convolutions and attention to
+            recompute, as a share of the step's; without another goal, the peak is minimised within it.
         keep_gradients: whether gradients that the optimizer has used stay in ``.grad`` until the next step, to be
             logged, for example; they need their memory as in an ordinary loop. Without, ``.grad`` is None behind a
             step, and each gradient's memory is free right after its update.
-        on_unsupported: what becomes of a step that cannot be captured or planned: "warn", it runs as the ordinary one
-            with its forward and backward passes planned, in pieces where they are no single graph, with one warning
-            that says why, and is counted in the report; "raise", a CaptureError.
+        on_unsupported: for a step that cannot be captured or planned: "warn" runs the ordinary step with its forward
+            and backward passes planned, in pieces where they are no single graph; one warning says why, and the report
+            counts such steps. "raise" raises a CaptureError.
 
     Returns:
         The step: ``step(batch)`` runs it and returns what ``loss`` or ``step`` returned.
@@ -166,7 +166,7 @@ def compile(
 
 
 def _minimised(given: dict[str, Any]) -> str | None:
-    """Check the options of Inductor's kernels; return ``minimise``, which the most flops alone mean as well.
+    """Check the options of Inductor's kernels; return ``minimise``, "peak" if max_recomputed is the only goal.
 
     Args:
         given: the arguments of `compile`.
@@ -199,7 +199,7 @@ def _minimised(given: dict[str, Any]) -> str | None:
 
 
 def _asked(model: torch.nn.Module, given: dict[str, Any]) -> tuple[Goal | None, Swapping | None]:
-    """Return what a step is to reach, and what it may swap; ``given`` are the arguments of `compile`."""
+    """Return the goal of a step and its swapping options; ``given`` are the arguments of `compile`."""
     profile = _profile(model, given["plan_for"])
     goal, swapping = asked(device=profile, **{name: given[name] for name in (*_OF_GOALS, *_OF_SWAPS)})
     if swapping is not None and given["link"] is None:

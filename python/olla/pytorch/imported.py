@@ -99,7 +99,7 @@ def _copy(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _merge(module: fx.GraphModule, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Leave one placeholder of those that show the same tensor."""
+    """Merge placeholders of the same tensor into one."""
     first: dict[Any, fx.Node] = {}
     for node in module.graph.find_nodes(op="placeholder"):
         if (tensor := tensors.get(node.name)) is None or tensor.layout != torch.strided:
@@ -119,7 +119,7 @@ def _graph(module: fx.GraphModule, kinds: Mapping[str, str], name: str) -> Graph
 
 
 def _fix_values(module: fx.GraphModule) -> None:
-    """Put what is no tensor among the placeholders, such as the device mesh of a shard, in place of its uses."""
+    """Replace placeholders that are no tensors, such as the device mesh of a shard, by their values."""
     for node in module.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val")
         if isinstance(value, (torch.Tensor, torch.SymInt)) or (value is None and node.users):

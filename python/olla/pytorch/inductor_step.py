@@ -34,18 +34,18 @@ Loss = Callable[[Any, Any], Any]
 
 
 class InductorRunner:
-    """Runs one captured step that Inductor compiled; it stands where `Runner` does.
+    """Runs one captured step that Inductor compiled; used in place of `Runner`.
 
     Args:
         captured: the step.
         goal: what is asked for; None: the backend's default, see `usual_goal`.
-        max_recomputed: most flops to run again, as a share of them all.
+        max_recomputed: most flops to recompute, as a share of them all.
         separate: runs the step on a batch as separate graphs and the optimizer; None: there is no such way.
 
     Attributes:
         structure: of what the step returns.
         gradients: none: they die in the step.
-        separate: what is to be called with the batch in place of `run`; None: `run` is.
+        separate: function to call with the batch instead of `run`; None: call `run`.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class InductorRunner:
     def _timed(self, step: Callable[..., Any], *arguments: Any) -> Any:
         start = time.perf_counter()
         results = step(*arguments)
-        if self._num_steps:  # the first call makes what libraries keep
+        if self._num_steps:  # the first call also fills caches of libraries
             self._times.append(time.perf_counter() - start)
         self._num_steps += 1
         return results

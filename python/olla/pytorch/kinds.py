@@ -1,7 +1,7 @@
 """The kinds of iterations that a loop makes: each is laid out once its requests repeat, all of them in one arena.
 
-Iterations on batches of several lengths are one kind: they make as many requests, freed at the same points, of other
-sizes. Their plan is for the largest size of each request that was seen, and serves all that are no larger.
+Iterations on batches of several lengths are one kind: they make equally many requests, freed at the same points, of
+different sizes. Their plan has room for the largest size seen of each request, and serves all smaller ones too.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from olla.pytorch.memory.replay import Int64, Iteration, Replay, Table
 
 MAX_SEEN = 20  # iterations that no plan fits; each is kept until another one makes the same requests
 _MAX_KINDS = 8
-_MAX_PLANS = 4  # of one kind: its places may have to give way to blocks that others leave behind
+_MAX_PLANS = 4  # of one kind: blocks that other kinds leave alive may overlap its places
 _SMALL = 0.0005  # of the bytes of an iteration
 _MAX_UNSEEN = 1000  # iterations, then a kind is forgotten and its memory with it
-_LARGE = 0.9  # of the bytes of a kind: an iteration that asks for less does not keep the memory of the longest
+_LARGE = 0.9  # of a kind's bytes: if none of _MAX_UNSEEN iterations asks for that much, the kind is shrunk
 _MAX_GROWN = 4  # times that a kind is laid out at once for a longer iteration; after that it waits for 2, 4, 8, ...
 
 
@@ -63,7 +63,7 @@ class _Kind:
 
 
 class Kinds:
-    """The plans of a loop, and what was seen of it that no plan fits.
+    """The plans of a loop, and its recorded iterations that no plan fits.
 
     Args:
         alignment: bytes; of every place.
@@ -108,8 +108,8 @@ class Kinds:
         return max(self._kinds, key=lambda kind: kind.num_seen).placed if self._kinds else None
 
     def table(self) -> tuple[Table, Int64, Int64]:
-        """Return all plans, one as one op, the bytes that each expects in use when its iteration begins, and the
-        smallest size of each request."""
+        """Return the table of all plans, each as one op, the arena bytes that each expects in use at its first
+        request, and the smallest size of each request."""
         placed = [kind.placed for kind in self._kinds]
         op_offset = np.cumsum([0, *(len(p.num_bytes) for p in placed)], dtype=np.int64)
         sizes, offsets = (np.concatenate(c) for c in ([p.num_bytes for p in placed], [p.offsets for p in placed]))
@@ -122,7 +122,7 @@ class Kinds:
         self._seen.clear()
 
     def fits(self, replay: Replay, number: int, kind: int, num_bytes: int) -> bool:
-        """Take note of an iteration that went as planned for a kind; its requests, of so many bytes, are not needed.
+        """Count an iteration that followed the plan of a kind, and drop its recorded requests, of num_bytes in all.
 
         Returns:
             Whether kinds, or lengths, were forgotten that have not come for long.
@@ -184,7 +184,7 @@ class Kinds:
         return True
 
     def _other_length(self, replay: Replay, number: int, now: Iteration) -> tuple[_Seen, Pattern] | None:
-        """Return an iteration that no plan fits, and what it has in common with one of another length; forget it."""
+        """Return, and forget, an unplanned iteration that differs from this one only in length, and their pattern."""
         for key, seen in reversed(self._seen.items()):
             if seen.number == number or seen.num_requests != len(now.num_bytes):
                 continue
@@ -197,7 +197,7 @@ class Kinds:
         return None
 
     def _longer(self, now: Iteration) -> tuple[_Kind, Pattern] | None:
-        """Return the kind that an iteration of other sizes belongs to, and that kind with these sizes too."""
+        """Return the kind that an iteration of other sizes belongs to, and its pattern widened to these sizes."""
         for kind in self._kinds:
             if kind.pattern is not None and kind.pattern.is_like(now):
                 so_far = kind.longest or kind.pattern
@@ -207,7 +207,7 @@ class Kinds:
         return None
 
     def _grow(self, kind: _Kind, longest: Pattern, number: int, held: Int64) -> bool:
-        """Give a kind the places for other lengths, unless that was done often; return whether it was done now."""
+        """Widen a kind to other lengths, ever less often once it has grown often; return whether that was done now."""
         kind.longest, kind.num_longer = longest, kind.num_longer + 1
         assert kind.pattern is not None
         if np.array_equal(longest.trace.num_bytes, kind.pattern.trace.num_bytes):
@@ -220,14 +220,14 @@ class Kinds:
         return True
 
     def _shrink(self, kind: _Kind, now: Iteration, number: int) -> bool:
-        """Give the memory of lengths back that have not come for long; return whether a kind has several."""
+        """Lay a kind out for its present length as the longest, to free memory; return whether that was done."""
         if kind.pattern is None or not kind.pattern.is_like(now):
             return False
         self._replace(kind, kind.pattern.shrunk(now.num_bytes), np.zeros((0, 2), np.int64), kind.held_bytes, number)
         return True
 
     def _replace(self, kind: _Kind, pattern: Pattern, taken: Int64, held_bytes: int, number: int) -> _Kind:
-        """Lay a kind out for other sizes: nothing was wrong with its plan."""
+        """Lay a kind out for other sizes, which does not count towards _MAX_PLANS."""
         made = self._plan(pattern, taken, held_bytes, number, kind)
         made.num_plans = kind.num_plans
         return made
@@ -261,12 +261,12 @@ def _num_bytes(held: Int64) -> int:
 
 
 def _answers(kinds: list[_Kind], num_bytes: Int64, held_bytes: int, load_bytes: int) -> Int64:
-    """Return where the other kinds answer the first requests of a new one, for as long as they begin alike.
+    """Return the offsets at which other kinds serve the first requests of a new one, while they begin alike.
 
-    It is to have the same places there, and then finds the others free. See Replay.plan_loop for who answers.
+    The new kind gets the same offsets there, so that its other places are free. See Replay.plan_loop for the choice.
 
     Returns:
-        int64[m], bytes; -1 where the new kind answers itself.
+        int64[m], bytes; -1 where no other kind serves the request.
     """
     offsets = np.full(len(num_bytes), -1, dtype=np.int64)
     ahead = [k for k in kinds if k.placed.load_bytes >= load_bytes]

@@ -1,4 +1,4 @@
-"""A captured step with the plan that is in force: the graph that runs, copies beside its ops, programs of it."""
+"""A captured step with its current plan: the graph that runs, its copies to the host, its compiled programs."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class PlannedStep:
             self.copies = Copies(t.num_bytes, t.places, t.after, self._host, t.host_bytes, torch.device(self.device))
 
     def costs(self) -> Costs:
-        """Return what was recorded, of the ops of the captured graph."""
+        """Return the recorded costs of the ops of the captured graph."""
         return captured_costs(self._captured.graph, self.graph, self.plan)
 
     def given(self) -> Graph:
-        """Return the step as it was captured, losses whole, with what was recorded of the ops that are in it."""
+        """Return the graph as it was captured, with losses not chunked, and with the recorded costs of its ops."""
         costs, original, chunked = self.costs(), self._captured.original, self.plan.chunked
         if original is None or chunked is None:
             return costs.on(self._captured.graph)
@@ -84,20 +84,20 @@ class PlannedStep:
         return program_peak(self.given(), self.alignment)
 
     def compile_moved(self, replay: Replay | None, arranged: Arranged | None) -> Program:
-        """Return the step, in its arena where it has one, with its rates as tensors."""
+        """Compile the step, in its arena where it has one, with its learning rates as tensors."""
         if replay is None or arranged is None:
             return self.compile(reads_rates=False)
         return self.compile_arranged(replay, arranged, reads_rates=False)
 
     def tell_lack(self, error: BaseException, replay: Replay | None, arranged: Arranged | None) -> None:
-        """Add to an error of a GPU without memory what the step needs, and give kept arenas back: others may fit."""
+        """Add to an out-of-memory error of a GPU what the step needs, and release kept arenas for others."""
         if isinstance(error, torch.OutOfMemoryError):
             if replay is not None:
                 replay.release()
             error.add_note(self.out_of_memory_note(arranged))
 
     def out_of_memory_note(self, arranged: Arranged | None) -> str:
-        """Return what to tell where the device has too little memory; arranged is the arena, where it is known."""
+        """Return the note for an out-of-memory error; arranged is the arena, where it is known."""
         table = arrange_known(self.estimated, self.plan, self.alignment) if arranged is None else arranged.table
         outputs = int(self.graph.tensor_bytes[self.graph.outputs].sum()) if arranged is None else arranged.output_bytes
         largest = int(self.graph.tensor_bytes[self.graph.writes.item].max(initial=0))

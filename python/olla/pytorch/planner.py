@@ -35,7 +35,7 @@ class Planner:
     Attributes:
         time_limit: seconds for one plan.
         replays: whether random numbers may be drawn again; a CUDA graph cannot set a generator's state.
-        is_measured: whether copies, if there are any, were chosen by the seconds of ops that ran.
+        is_measured: whether swaps, if there are any, were chosen by measured op times.
         note: why no loss is in chunks where that was asked for; empty otherwise.
     """
 
@@ -53,7 +53,7 @@ class Planner:
         self._chunked: Chunked | None = None
         self._base_peak_bytes = 0  # of the step with whole losses
         self.note = ""
-        self._spared_bytes = 0  # of the budget, for what the peak does not hold: gaps of the arena
+        self._spared_bytes = 0  # part of the budget set aside for gaps of the arena, which the peak leaves out
         self.is_measured = swapping is None
 
     def plan(self, progress: Progress | None) -> Plan:
@@ -68,10 +68,10 @@ class Planner:
         return found
 
     def accept(self, found: Plan) -> None:
-        """Refuse a plan, which somebody else may have written, that this planner could not have made.
+        """Raise a PlanError for a plan, perhaps written by another process, that this planner could not have made.
 
-        What `olla.check` proves is that a plan fits the graph; that the step has operators for what runs again and what
-        is in place is known here alone.
+        `olla.check` proves that a plan fits the graph; only this knows whether the step has operators for what is
+        recomputed and what is in place.
 
         Raises:
             PlanError: names an op that has no such variant.
@@ -174,7 +174,7 @@ class Planner:
             runs = original if chunked is None else with_chunks(original, chunked)
             return restrict_rules(runs, self._device, rules, self.replays)
 
-        if costs is not None and self._chunked is None:  # it was found to be of no use
+        if costs is not None and self._chunked is None:  # chunks were found to be of no use
             goal = dataclasses.replace(goal, chunked_loss=None)
         request = Request(
             graph=original.graph,
@@ -208,7 +208,7 @@ class Planner:
 
 
 def rewrites_of(found: Plan) -> list[Rewrite]:
-    """Return what was rewritten in the step that runs: its losses are in chunks already."""
+    """Return the rewrites of a plan without the chunking of losses, which the captured step already has."""
     return [rewrite for rewrite in found.rewrites if rewrite is not found.chunked]
 
 

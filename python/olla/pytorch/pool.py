@@ -34,10 +34,10 @@ class PoolReport:
         arena_bytes: size of the arena that all plans share; 0 without one.
         process_peak_before_bytes: the most that the process had resident until the arena was taken, recorded iterations
             included; None without an arena, and where the system does not say.
-        process_peak_bytes: the most since then, all else in the process included; None where the system cannot count
-            anew: that is for Linux.
-        load_bytes: most bytes of it in use at once by plan, in the loop's own order, which a pool keeps: an ordinary
-            loop has as much of these in use, and no arena is smaller.
+        process_peak_bytes: the most since then, all else in the process included; None where the system cannot reset
+            its count, as only Linux can.
+        load_bytes: most bytes of it in use at once by plan. A pool keeps the order of the loop, so an ordinary loop has
+            as much of these in use, and no arena can be smaller.
         requested_bytes: of all requests in planned iterations.
         served_bytes: of these, at their planned addresses.
         num_misses: requests that were to have a planned address and got another.
@@ -281,7 +281,7 @@ class Pool:
         return torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext()
 
     def _plan(self, replay: Replay) -> None:
-        """Let the next iteration take the arena for all kinds."""
+        """Plan the iterations that follow, in one arena for all kinds."""
         from olla.pytorch.memory.arrange import trim
 
         size = self._kinds.arena_bytes
@@ -305,7 +305,7 @@ class Pool:
         self._say(f"The loop runs on torch's own allocator: there is no room for an arena of {size} bytes: {error}")
 
     def _end(self, replay: Replay, number: int) -> None:
-        """Count what was served, and plan what no plan fits once it repeats."""
+        """Count what was served, and plan an iteration that no plan fits once it repeats."""
         import torch
 
         from olla.pytorch.kinds import MAX_SEEN

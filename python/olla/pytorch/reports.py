@@ -48,7 +48,7 @@ class Seen:
 
 @dataclass
 class Figures:
-    """What preparing a step and its calls took, for its report.
+    """Times, peaks and counters of a step, for its report.
 
     Attributes:
         capture_seconds, plan_seconds, record_seconds: of the preparations.
@@ -73,14 +73,14 @@ class Figures:
     _times: collections.deque[float] = field(default_factory=lambda: collections.deque(maxlen=_NUM_TIMES))
 
     def add_preparation(self, record_seconds: float, plan_seconds: float) -> None:
-        """Note what a recorded call took, and the layout after it; what is seen of the arena begins anew."""
+        """Add the times of a recorded call and of the layout after it, and reset the statistics of the arena."""
         self.record_seconds += record_seconds
         self.plan_seconds += plan_seconds
         self.process.begin()
         self.seen = Seen()
 
     def add_time(self, seconds: float) -> None:
-        """Note what a call took; the first one counts for nothing: libraries fill their caches."""
+        """Add the time of a call, except that of the first one, in which libraries fill their caches."""
         if self.num_steps > 0:
             self._times.append(seconds)
 
@@ -139,11 +139,11 @@ def _slowest(graph: Graph) -> tuple[tuple[str, float], ...]:
 
 
 def added_seconds(seconds: NDArray[np.float64], found: Plan) -> float:
-    """Return the time of the runs beyond one of each op.
+    """Return the time of recomputation: of all runs of an op beyond one.
 
     Args:
         seconds: float64[n], of each op of the last graph.
-        found: says which of them run again.
+        found: the plan, which says which of them are recomputed.
     """
     recomputed, swapped = found.recomputed, found.swapped
     if recomputed is None:
@@ -163,7 +163,7 @@ def added_seconds(seconds: NDArray[np.float64], found: Plan) -> float:
 def budget_report(
     found: Plan, budget_bytes: int | None, seconds: NDArray[np.float64], stall_seconds: float | None
 ) -> BudgetReport | None:
-    """Return what a goal made of a step; None where nothing was rewritten.
+    """Return the effect of a goal on a step; None where nothing was rewritten.
 
     Args:
         found: the plan.

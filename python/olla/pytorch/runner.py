@@ -180,7 +180,7 @@ class Runner:
         return self._planned.compile_recorded(self._recorder)
 
     def _record(self, replay: Replay, values: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Run with the tensors of the graph in an arena and workspaces elsewhere, and lay out all that was asked for.
+        """Run and record with the graph's tensors in an arena and workspaces elsewhere, and lay out all requests.
 
         On torch's own allocator alone the first step would need more memory than those that follow.
         """
@@ -199,7 +199,7 @@ class Runner:
         return results
 
     def _measure(self, planner: Planner, values: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Run with a clock around every op, where no memory is recorded, and choose the copies by what it says."""
+        """Run with every op timed, without recording memory, and choose the swaps by the measured times."""
         planned = self._planned
         clock = Recorder(None, self.graph.num_ops, planned.device)
         results = planned.compile_recorded(clock)(values)
@@ -224,7 +224,7 @@ class Runner:
                 moved = requests.in_order(graph, self.plan.order)
                 freed_at = requests.in_order(graph, before.order).freed_at
                 if agreement.any(not np.array_equal(freed_at, recorded.freed_at)):
-                    # Something else than the graph says decides how long memory lives.
+                    # Lifetimes do not follow from the graph alone: record the new order itself.
                     self.program = self._compile_recorded()
                     return
                 recorded = moved

@@ -107,9 +107,9 @@ class Step(StepAttributes):
         return inferred(self._model, result) if self._loss is None and self._body is None else result
 
     def recapture(self) -> None:
-        """Forget what was captured, and what could not be: the next call captures the step anew.
+        """Forget all captures and refused batches: the next call captures the step anew.
 
-        For changes that no guard sees, and where what stopped a capture is mended.
+        For changes that no guard sees, and after a fix of what stopped a capture.
         """
         from olla.pytorch.captures import Captures
 
@@ -126,7 +126,7 @@ class Step(StepAttributes):
             self._replay.release()
 
     def run(self, batch: Any) -> Any:
-        """Run one step where another one is under way whose part it is; for all else the step is called."""
+        """Run one step as part of another one that is under way; all other callers call the step itself."""
         self._crowded = ""
         result = self._run_call(self._call(batch if self._padding is None else self._padding.padded(batch)))
         if self._crowded:
@@ -169,9 +169,9 @@ class Step(StepAttributes):
         return StepCall(batch, batch_key(leaves, spec, self._device.type), leaves, self._loss)
 
     def find(self, call: StepCall) -> tuple[Capture, list[torch.Tensor], str] | Exception | None:
-        """Return the capture for a call, with the tensors that it takes and why it was made; or why there is none.
+        """Return the capture for a call, with its input tensors and why it was made; or the error that prevents one.
 
-        None: that is known from an earlier call.
+        None: an earlier call has shown that there is none.
         """
         from olla.pytorch.capture.exclusive import between
 
@@ -286,7 +286,7 @@ class Step(StepAttributes):
 
 
 def _other_ways(step: Step) -> tuple[Callable[[], Step] | None, Callable[[], Pieces] | None]:
-    """Return what makes a step without its update, and what makes planned pieces of a step; None: that is no way."""
+    """Return factories of the fallbacks: a step without its update, and planned pieces; None: does not apply."""
 
     def pieces() -> Pieces:
         from olla.aten.pieces import Pieces

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class StepAttributes:
-    """What a step is made of, and what it tells of itself."""
+    """Settings of a step, its public properties and its reports."""
 
     _model: torch.nn.Module
     _optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
@@ -74,7 +74,7 @@ class StepAttributes:
 
     @property
     def plan(self) -> Plan:
-        """The plan of this graph. The layout of the arena is not in it: that one knows every request for memory."""
+        """The plan of this graph. It leaves out the layout of the arena, which covers every request for memory."""
         return self._latest.plan
 
     def report(self) -> StepReport:
@@ -110,7 +110,7 @@ class StepAttributes:
 
     @property
     def _unfollowed(self) -> str:
-        """What a report says of a loss that Dynamo did not follow."""
+        """The note of a report on a loss that Dynamo did not follow; empty otherwise."""
         reason = self._follower.reason if self._follower is not None else ""
         return (
             f"Torch's Dynamo makes no single graph of the loss ({reason}): it was traced by running it."

@@ -39,7 +39,7 @@ class Captured:
         structure: of what the loss function or the model returned; the first of ``outputs`` are its tensors.
         seconds: by stage: ``trace``, ``fold``.
         reads: what the step read from Python while it was captured.
-        left: what a step of a DistributedDataParallel does beside its operators; None: the model is none.
+        left: side effects of a DistributedDataParallel beside the operators; None: the model is none.
         gradients: what the step does to ``.grad``.
         original: the step as it was before its losses were put in chunks of rows; None: this is how it was captured.
     """
@@ -103,8 +103,8 @@ def capture(
             and backward passes, what is done to gradients, optimizer.step(). What it returns are the outputs.
         device: where a model on the meta device is meant to run; the CPU if not given.
         name: of the graph; the model's class if not given.
-        checks: what becomes of branches on values of which one outcome only raises an error (``assert x.min() >= 0``,
-            the validation of torch.distributions): "run", the captured step checks and raises too, or "skip".
+        checks: for branches on tensor values of which one outcome only raises an error (``assert x.min() >= 0``, the
+            validation of torch.distributions): "run", the captured step checks and raises too, or "skip".
         world_size: how many ranks run the step; the batch is that of one of them. Nothing is launched for it, and the
             captured step is that of the first rank: the others hold no more.
         parallel: what the ranks share, with world_size: "fsdp", every parameter, gradient and optimizer state is in
@@ -176,7 +176,7 @@ def capture(
 
 
 def require_choice(checks: str) -> None:
-    """Raise a ValueError unless it is known what becomes of checks."""
+    """Raise a ValueError unless ``checks`` is "run" or "skip"."""
     if checks not in ("run", "skip"):
         raise ValueError(f"checks is {checks!r}, expected 'run' or 'skip'")
 

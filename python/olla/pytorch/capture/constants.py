@@ -24,7 +24,7 @@ _MOST_ELEMENTS = 1 << 16
 
 
 def value(tensor: Any) -> torch.Tensor | None:
-    """Return the value of a tensor of the trace that is computed from no input; None: it is not known.
+    """Return the value of a traced tensor that is computed from constants alone; None: it is not known.
 
     Complexity: O(nodes so far).
     """
@@ -63,9 +63,9 @@ def _node(tensor: Any) -> fx.Node | None:
 
 
 def _makers(last: fx.Node, most: float = math.inf) -> list[fx.Node]:
-    """Return the nodes that decide what a node holds now, in order, and stop after more than so many.
+    """Return the nodes that the present value of a node depends on, in order; stop at more than ``most``.
 
-    Those that write into its memory are among them.
+    Nodes that write into its memory in place are among them.
     """
     writers: dict[Any, list[fx.Node]] = {}  # by the memory they write into
     for node in last.graph.nodes:

@@ -108,7 +108,7 @@ def flops(node: fx.Node) -> int:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Return what two tensors have in common that share memory."""
+    """Return the id of a tensor's storage, the same for tensors that share memory."""
     return int(tensor.untyped_storage()._cdata)
 
 

@@ -91,12 +91,12 @@ def deferred() -> Iterator[Callable[[], None]]:
 
 @functools.cache
 def _makes_tensors(func: Any) -> bool:
-    """Whether an operator is more than a question; torch ends the process where its questions (a device) raise."""
+    """Whether an operator returns tensors; torch ends the process where its queries (of a device) raise."""
     return any(isinstance(result.type, torch.TensorType) for result in func._schema.returns)
 
 
 class InterruptedMode(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """Fake tensors at whose operators signals are handled."""
+    """A fake tensor mode that handles pending signals at operators that return tensors."""
 
     check: Callable[[], None]
 
@@ -108,7 +108,7 @@ class InterruptedMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
 
 class ExclusiveCapture:
-    """A capture that is under way, and no other beside it.
+    """The one capture that is under way in the process.
 
     Attributes:
         mode: the mode that records it, once it records.
@@ -122,7 +122,7 @@ class ExclusiveCapture:
         self._thread = threading.get_ident()
 
     def is_here(self) -> bool:
-        """Whether the caller is captured: on the thread of the capture, or where autograd goes on with it."""
+        """Whether the caller is captured: on the thread of the capture, or on one of autograd in its mode."""
         if self.is_over:
             return False
         return threading.get_ident() == self._thread or (self.mode is not None and get_proxy_mode() is self.mode)
@@ -156,7 +156,7 @@ def capture() -> Iterator[ExclusiveCapture]:
 
 
 def unwatched_operators(capture: ExclusiveCapture, note: Callable[[], None]) -> AbstractContextManager[None]:
-    """Record operators without asking modes for functions of torch, and without watching which code is entered.
+    """Record operators with __torch_function__ modes and the trace function that watches entered code switched off.
 
     In a backward pass both are on, and torch's own Python behind each operator calls hundreds of functions.
 
@@ -181,7 +181,7 @@ def unwatched_operators(capture: ExclusiveCapture, note: Callable[[], None]) -> 
 
 
 def checkpoints(capture: ExclusiveCapture) -> AbstractContextManager[None]:
-    """Let selective activation checkpointing save and recompute, which only marks nodes where it sees a trace."""
+    """Let selective activation checkpointing recompute in a trace, where it would only mark nodes otherwise."""
     if not hasattr(checkpoint, "_is_compiling"):
         return contextlib.nullcontext()
     return capture.replaced(checkpoint, "_is_compiling", lambda *_: False)
@@ -208,9 +208,9 @@ def unchanged(model: torch.nn.Module, leaves: list[Any]) -> Iterator[None]:
 
 
 class Silence(logging.Filter):
-    """Keeps torch from printing what it cannot do with fake tensors: an error says it once more, or a report.
+    """Silences torch's warnings of what it cannot do with fake tensors: an error or a report says it anyway.
 
-    A context. It would print thirty lines each time it tries.
+    A context manager. Torch would print thirty lines at each attempt.
     """
 
     def __enter__(self) -> None:
@@ -222,13 +222,13 @@ class Silence(logging.Filter):
             logger.removeFilter(self)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a record is to be printed: what somebody has switched on is."""
+        """Whether to print a record: those below warnings, which somebody has switched on, are."""
         return record.levelno < logging.WARNING
 
 
 @contextlib.contextmanager
 def bounded_memos() -> Iterator[None]:
-    """Keep what torch notes of operators on fake tensors, by their shapes, for the latest captures only."""
+    """Keep entries of torch's fake tensor cache for the latest captures only."""
     before = last_memo()
     try:
         yield
@@ -237,12 +237,12 @@ def bounded_memos() -> Iterator[None]:
 
 
 def last_memo() -> Any:
-    """Return the key of torch's latest note of an operator on fake tensors; None: there is none."""
+    """Return the latest key in torch's fake tensor cache; None: it is empty."""
     return next(reversed(getattr(FakeTensorMode, "cache", {})), None)
 
 
 def bound_memos(before: Any) -> None:
-    """Note which ones a capture has made that is over, and forget those of the oldest one.
+    """Note the cache entries that a finished capture has made, and delete those of the oldest ones.
 
     Args:
         before: what ``last_memo`` returned before the capture.
@@ -255,7 +255,7 @@ def bound_memos(before: Any) -> None:
 
 
 def clear_fake_caches() -> None:
-    """Empty the caches of functools that hold fake tensors: a capture has filled them, and others would be given these.
+    """Empty functools caches that a capture has filled with fake tensors, which later callers would be given.
 
     Complexity: O(objects that the garbage collector knows), some 20 ms.
     """
@@ -308,9 +308,9 @@ def between() -> AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def collecting_no_garbage() -> Iterator[None]:
-    """Let nobody look for unreachable cycles: nearly all that a capture makes is reachable until its end.
+    """Switch the garbage collector off: nearly all objects of a capture are reachable until its end.
 
-    Each look goes through all of torch's objects, too, a tenth of a second or two.
+    Each collection goes through all of torch's objects, too, a tenth of a second or two.
     """
     global _is_collected
     with _lock:

@@ -26,7 +26,7 @@ _library.define("set_rng_state(Tensor state, str device) -> ()", tags=_TAGS)
 
 
 def state_of(source: Source, num_bytes: int = 0) -> torch.Tensor:
-    """Return the state of a generator; its size is known to whoever gives it, and not needed."""
+    """Return the state of a generator; num_bytes is for the fake kernel of the operator alone."""
     if not isinstance(source, str):
         return source.get_state()
     state: torch.Tensor = torch.get_rng_state() if source == "cpu" else torch.cuda.get_rng_state(source)
@@ -130,9 +130,9 @@ def can_rewind(source: Source) -> bool:
 
 
 class Draws:
-    """Random numbers that a step draws twice: the states of generators before the ops that drew them first.
+    """Saved states of generators, from which a recomputed op draws the same random numbers again.
 
-    A state is memory beside the plan: 16 bytes of the host for a CUDA generator, 5 kB for that of the CPU.
+    A state is memory outside of the plan: 16 bytes of the host for a CUDA generator, 5 kB for that of the CPU.
     """
 
     def __init__(self) -> None:

@@ -47,7 +47,7 @@ class Fakes:
     Args:
         mode: the mode every fake belongs to.
         device: where meta tensors are taken to live.
-        shapes: of what stands for a tensor of which there is only a part, by its id.
+        shapes: id of a sharded tensor -> shape of this rank's part, which its fake has.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Fakes:
             else:
                 fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
         fake.requires_grad_(tensor.requires_grad)
-        self._fakes[id(tensor)] = (tensor, fake)  # keeping the tensor keeps its id from being given away
+        self._fakes[id(tensor)] = (tensor, fake)  # holding the tensor keeps its id unique
         return fake
 
 
@@ -171,7 +171,7 @@ class InputBinding:
     def gatherer(self, inputs: Sequence[Input]) -> Gather:
         """Return a function of the batch's leaves that gives the tensors of a capture's inputs.
 
-        It is generated: a lookup per tensor, with nothing of ours in between, is the larger part of a call's own time.
+        It is generated code, one lookup per tensor without calls of ours between: that is most of a call's own time.
         """
         known: dict[str, Any] = {"state_of": optimizers.parameter_state, "rate": optimizers.rate_tensor}
         known |= {"optimizer": self.optimizer, "shard": self._shards}

@@ -71,9 +71,9 @@ class AddsUpError(CaptureError):
 class Loop:
     """One pass through the body of a loop.
 
-    Gradients that the pass before might have left are stood for by ``stale`` tensors. A body that drops them before its
-    backward pass, and uses its own in an update, is one whose gradients live inside the step: none is left. Where it
-    adds to them, they are to be inputs of the step: an AddsUpError says so.
+    ``stale`` tensors stand for gradients that the previous pass may have left. If the body drops them before its
+    backward pass, and uses its own in an update, gradients live inside the step and none is left. If it adds to them,
+    they have to be inputs of the step: an AddsUpError says so.
     """
 
     _parameters: _Named  # name -> the tensor that stands for the parameter
@@ -85,7 +85,7 @@ class Loop:
     _mark: Callable[[str], None]  # called with a kind for all nodes recorded since its last call
     _capture: ExclusiveCapture  # that runs the body
     _is_ordinary: bool  # the body is not the user's own: it begins with optimizer.zero_grad()
-    _keeps_used: bool  # gradients are left that the optimizer has used
+    _keeps_used: bool  # gradients that the optimizer has used stay in .grad
     _parallel: DataParallel | None = None  # reduces gradients over ranks; None: nothing does
     phase: str = field(default="forward", init=False)
     _is_seen: bool = field(default=False, init=False)  # the body looks at gradients, or its hooks do
@@ -215,7 +215,7 @@ class Loop:
 
     @contextlib.contextmanager
     def _watched_optimizers(self) -> Iterator[None]:
-        """Refuse the step of an optimizer that was not lent: it would find none of the gradients."""
+        """Raise a CaptureError if another optimizer steps in the body: it would find no gradients."""
         ours = {id(p) for p in self._parameters.values()}
 
         def refuse(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -228,7 +228,7 @@ class Loop:
                     ".grad, or pass one optimizer of all parameters as optimizer=..."
                 )
 
-        # Hooks of all optimizers: another thread's may be going through them, so they stay as they are.
+        # Replaced, not changed in place: the optimizer of another thread may be iterating over the global hooks.
         hooks = torch_optimizer._global_optimizer_pre_hooks
         with_ours = OrderedDict({**hooks, _OUR_HOOK: refuse})
         try:
@@ -258,7 +258,7 @@ def lent_optimizer(
     state: dict[torch.Tensor, dict[str, Any]],
     step: Callable[..., None],
 ) -> Iterator[None]:
-    """Lend the user's optimizer other parameter groups, another state and another step.
+    """Give the user's optimizer other parameter groups, state and step function inside this context.
 
     Raises:
         CaptureError: the settings of a group were changed meanwhile.
@@ -282,7 +282,7 @@ def lent_optimizer(
 
 
 def require_plain(name: str, parameter: torch.Tensor) -> None:
-    """Raise a CaptureError for a gradient that no captured step adds to."""
+    """Raise a CaptureError unless a gradient is a plain dense tensor without a graph, which a step can add to."""
     gradient = parameter.grad
     assert gradient is not None
     is_dense = is_plain(gradient) and gradient.layout == torch.strided

@@ -84,10 +84,10 @@ def run_stand_in(optimizer: torch.optim.Optimizer, groups: list[State], state: d
 def _write_back(
     optimizer: torch.optim.Optimizer, before: dict[torch.Tensor, State], state: dict[torch.Tensor, State]
 ) -> None:
-    """Write new tensors that a step has put into its state into those that were there, which outlive the step.
+    """Copy new tensors that a step has put into its state into the old ones, in place; these outlive the step.
 
     Raises:
-        CaptureError: there is no such place.
+        CaptureError: there is no old tensor of the same shape, dtype and device.
     """
     for parameter, entries in state.items():
         old = before.get(parameter, {})
@@ -174,11 +174,11 @@ def first_state(optimizer: torch.optim.Optimizer, group: State, parameter: torch
 def first_state_of_fake(
     optimizer: torch.optim.Optimizer, group: State, parameter: torch.Tensor, made: dict[torch.dtype, State]
 ) -> State:
-    """Return first_state of a fake parameter; where updates go by elements, by what another one of its group has.
+    """Return first_state of a fake parameter; for elementwise updates, derived from another parameter of its group.
 
     Args:
         optimizer, group, parameter: see first_state.
-        made: of each type of parameters, the state of one, and that parameter as "". It is added to.
+        made: dtype -> the state of one parameter, and that parameter as "". Entries are added.
     """
     simple = bool(parameter.shape) and parameter.is_contiguous() and not parameter.is_complex()
     if not simple or not updates_are_elementwise(optimizer):
@@ -297,9 +297,9 @@ def one_by_one(group: State) -> State:
 
 
 class NoState(collections.defaultdict[torch.Tensor, Any]):
-    """The state of an optimizer before its first step, as a body of a loop sees it: a look at it is refused.
+    """The state of an optimizer before its first step: any access by the body of a loop raises a CaptureError.
 
-    Later steps would find state there, and the captured one would not know.
+    Later steps would find state there, which the captured one could not know.
     """
 
     def _refuse(self, *_: Any) -> Any:

@@ -31,7 +31,7 @@ class _Foreign:
 
 @dataclass(frozen=True)
 class Structure:
-    """A value in which tensors have been taken out of their places; numbers, strings and None are part of it.
+    """A nested value with its tensors taken out; numbers, strings and None are part of it.
 
     Example:
         >>> one, two = torch.ones(1), torch.ones(2)
@@ -84,7 +84,7 @@ class Structure:
 def with_own_storage(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Copy the outputs that are part of a larger tensor of the step, which they would keep alive.
 
-    Parts of parameters, buffers and the batch stay what they are, and so do outputs that share memory.
+    Views of parameters, buffers and the batch are not copied, nor are outputs that share memory.
     """
     strided = [t for t in outputs if t.layout is torch.strided]
     count = Counter(storage_of(t) for t in (*strided, *inputs) if t.layout is torch.strided)
@@ -96,13 +96,13 @@ def with_own_storage(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Ten
 class Gradients:
     """What a captured step does to ``.grad`` of the parameters of its model, by their names.
 
-    Gradients among the outputs are added to what is there behind ``cleared``.
+    After the step, ``cleared`` ones are set to None, and gradients among the outputs are added to ``.grad``.
 
     Attributes:
-        dropped: dropped before the step, which does not look at them.
+        dropped: set to None before the step, which does not read them.
         present: there when the step begins, as its inputs.
-        absent: not there when the step begins. Of parameters in none of the three it does not matter.
-        cleared: dropped behind the step: it has used them up, or leaves another tensor.
+        absent: None when the step begins. For parameters in none of these three it does not matter.
+        cleared: set to None after the step, which has used them up or leaves another tensor.
         leaves: tensors of the user's own, no parameters of the model, that get a gradient.
     """
 
@@ -113,12 +113,12 @@ class Gradients:
     leaves: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def drop(self, parameter: Callable[[str], torch.Tensor]) -> None:
-        """Drop what the step does not look at; ``parameter`` returns a parameter by its name."""
+        """Set the ``dropped`` gradients to None; ``parameter`` returns a parameter by its name."""
         for name in self.dropped:
             parameter(name).grad = None
 
     def change(self, parameter: Callable[[str], torch.Tensor]) -> str:
-        """Return which gradient is there, or is not, and was not so when the step was captured; empty if none is."""
+        """Return, in words, which gradient has come or gone since the capture; empty if none has."""
         for name in self.present:
             if parameter(name).grad is None:
                 return f"{name}.grad is None, and was a gradient that the step added to"
@@ -132,7 +132,7 @@ class Gradients:
         parameter: Callable[[str], torch.Tensor],
         found: Iterable[tuple[str, bool, torch.Tensor]],
     ) -> int:
-        """Leave gradients behind the step.
+        """Store the gradients of the step in ``.grad``.
 
         Args:
             parameter: returns a parameter by its name.

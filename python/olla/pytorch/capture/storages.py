@@ -259,9 +259,9 @@ class _Folder:
 
 
 def fold(module: fx.GraphModule, inputs: Iterable[Input], name: str) -> Folded:
-    """Turn a traced step into an olla graph of this name, cleaning its fx graph, in place, of what has no effect.
+    """Turn a traced step into an olla graph of this name, and remove dead nodes from its fx graph in place.
 
-    ``inputs`` are those of its placeholders; some may be left out.
+    ``inputs`` are those of its placeholders; optimizer state that would never be created is removed.
 
     Returns:
         The graph with its ties to the module, and the inputs the module still takes.
@@ -319,9 +319,9 @@ def _unique(items: Iterable[int]) -> list[int]:
 
 
 def lighten(captured: Any) -> None:
-    """Leave of each node what a program is made of: one stand-in for all values of the same type, shape and strides.
+    """Reduce the metadata of nodes to what a program needs: one fake shared by values of equal type, shape and strides.
 
-    To be called once the step is folded and planned: in which storage a value lives is not known any more.
+    To be called once the step is folded and planned: the storages of values are no longer known.
     """
     for step in (captured, captured.original):
         if step is not None:

@@ -20,7 +20,7 @@ from olla.pytorch.capture.exclusive import ExclusiveCapture, replaced
 from olla.pytorch.guards.modes import kernel_modes
 from olla.pytorch.guards.reads import Reads
 
-# They take values of tensors out of the step; of one that is no input nothing else would say so.
+# They read values of tensors into Python; for a tensor that is no input, nothing else would notice.
 _READ_VALUES = {
     torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__bool__, torch.Tensor.__int__,
     torch.Tensor.__float__, torch.Tensor.__index__, torch.Tensor.__array__, torch.Tensor.__contains__, torch.equal,
@@ -29,8 +29,8 @@ _READ_VALUES = {
 _VERSION = torch.Tensor._version.__get__  # type: ignore[attr-defined]
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _OF_GRADIENTS = [getattr(torch.Tensor.grad, name) for name in ("__get__", "__set__", "__delete__")]
-# What scripted functions, autograd.Function.apply before torch 2.14, torch.func.grad and torch.func.vmap hand the
-# tensors they are given.
+# Functions that get the tensors of scripted functions, of autograd.Function.apply before torch 2.14, of torch.func.grad
+# and of torch.func.vmap, without asking a mode.
 _UNASKED = (
     (torch._C.ScriptFunction, "__call__"), (torch._C.ScriptMethod, "__call__"),
     (functorch_utils, "unwrap_dead_wrappers"), (eager_transforms, "_wrap_for_grad"), (vmap, "_add_batch_dim"),
@@ -41,15 +41,15 @@ _ENTERING = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad
 
 
 def is_plain(tensor: object) -> bool:
-    """Whether a tensor is a real one of torch's own; those inside of torch.func.grad and others of its kind are not."""
+    """Whether a tensor is a plain Tensor or Parameter: no subclass, and no wrapper of torch.func."""
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
     return plain and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # type: ignore[arg-type]
 
 
 class Leaves:
-    """Tensors that a step uses beside its inputs, and that get gradients: a scale in a closure, another model.
+    """Leaf tensors that get gradients and are no inputs of the step: a scale in a closure, another model.
 
-    While the step is traced their gradients are apart from those that they have.
+    During the trace ``.grad`` holds the gradients of the step; ``restore`` puts the user's own back.
     """
 
     def __init__(self) -> None:
@@ -59,10 +59,10 @@ class Leaves:
         return id(tensor) in self._leaves
 
     def meet(self, tensor: torch.Tensor) -> None:
-        """Take note of a tensor that a function of torch is given.
+        """Note a tensor that a function of torch is given, if it requires a gradient.
 
         Raises:
-            CaptureError: its gradient leads out of the step.
+            CaptureError: its gradient leads out of the step, or it has a hook that runs once that is there.
         """
         if id(tensor) in self._leaves or not is_plain(tensor) or not tensor.requires_grad:
             return
@@ -90,7 +90,7 @@ class Leaves:
         return {f"leaf {i}": tensor for i, (tensor, _) in enumerate(self._leaves.values())}
 
     def restore(self) -> None:
-        """Give them back the gradients that they have."""
+        """Put the user's own gradients back."""
         for tensor, gradient in self._leaves.values():
             tensor.grad = gradient
 
@@ -103,9 +103,9 @@ def _changes(function: Any, named: Any) -> bool:
 
 
 class Substitution(TorchFunctionMode):
-    """Lets stand-ins do the work of tensors: Python sees the tensors themselves, and torch's functions never do.
+    """Passes stand-ins to torch's functions in place of the user's tensors, which Python code keeps seeing.
 
-    So a step that asks what a parameter is (its identity, its class, its attributes) gets the answer it always gets.
+    So a step that inspects a parameter (its identity, its class, its attributes) gets the answer it always gets.
 
     Args:
         pairs: tensors, each with the one that stands for it.
@@ -122,7 +122,7 @@ class Substitution(TorchFunctionMode):
         super().__init__()
         self.leaves = Leaves()
         self._see = see
-        self._pairs = pairs  # what is kept keeps its id
+        self._pairs = pairs  # holding references keeps the ids unique
         self._stand_ins = {id(tensor): stand_in for tensor, stand_in in pairs}
         self._originals = {id(stand_in): tensor for tensor, stand_in in pairs}
         self._reads = reads
@@ -199,7 +199,7 @@ class Substitution(TorchFunctionMode):
 
     @contextlib.contextmanager
     def in_functions(self, capture: ExclusiveCapture) -> Iterator[None]:
-        """Put stand-ins into what asks no mode (scripted and autograd functions, torch.func); enter it in backward."""
+        """Pass stand-ins to what bypasses modes (scripted and autograd functions, torch.func), in backward too."""
         with contextlib.ExitStack() as stack:
             for module, name in _UNASKED:
                 stack.enter_context(capture.replaced(module, name, self._lent_to(getattr(module, name))))
@@ -217,10 +217,10 @@ class Substitution(TorchFunctionMode):
             yield
 
     def _apply(self, capture: ExclusiveCapture) -> property:
-        """Return what finds the apply of a class of autograd functions.
+        """Return a property of the metaclass that finds ``apply`` of a class of autograd functions.
 
-        Since torch 2.14 torch's own is C that calls nothing which could be replaced. It stands in a class whose
-        attributes guards compare, and stays there: its metaclass is asked first.
+        Since torch 2.14 torch's own ``apply`` is C that calls nothing which could be replaced. Guards compare the
+        attributes of its class, so it stays there: the metaclass is asked first.
         """
 
         def find(cls: Any) -> Any:
@@ -235,7 +235,7 @@ class Substitution(TorchFunctionMode):
 
 
 def _refuse(function: Any, args: Any, known: Container[int]) -> None:
-    """Raise a CaptureError for what no operator stands for."""
+    """Raise a CaptureError for uses of a tensor that no operator can represent."""
     if function is torch.Tensor.__dlpack__:
         raise CaptureError(
             "the step hands the memory of a tensor to another library (DLPack): do that outside the step"

@@ -185,7 +185,7 @@ def _finish(module: fx.GraphModule, step: _Step, named: list[tuple[str, torch.Te
 
 
 def _reads(step: _Step, loss: Loss | None) -> Reads:
-    """Begin to note what the step reads from Python; of a graph of Dynamo's, what its optimizer reads."""
+    """Begin to record the Python state that the step reads; for a graph of Dynamo's, only its optimizer's."""
     roots: dict[str, Any] = {"the optimizer": step.optimizer}
     if not step.is_graph:
         roots |= {"model": step.model}

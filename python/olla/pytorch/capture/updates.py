@@ -20,7 +20,7 @@ TEMPLATE = "olla_template"  # key of node.meta: number of the update that the no
 
 @dataclass
 class ParameterUpdate:
-    """The update of one parameter: what it works on, and which one has its operators."""
+    """The update of one parameter: the nodes of its tensors, and the traced update that it copies."""
 
     nodes: list[str]  # names of those that stand for the parameter, its state and its gradient when it is updated
     template: int  # the number of the update that was traced for it: its own, or that of an earlier one
@@ -122,8 +122,8 @@ def copy_updates(module: fx.GraphModule, updates: list[ParameterUpdate], num_out
     """Give every parameter its update, in the optimizer's order.
 
     Args:
-        module: its outputs are num_outputs of the step, then one gradient per update, which keeps its operators. It is
-            changed in place, and the gradients are outputs no more.
+        module: its outputs are num_outputs of the step, then one gradient per update, which keeps the operators of the
+            gradient alive. It is changed in place: the gradients are no longer outputs.
         updates: in the order of the optimizer.
         num_outputs: of the step.
 

@@ -1,7 +1,7 @@
 """Branches on tensor values that are checks: one outcome does nothing but raise.
 
-What an outcome leads to is read from the bytecode of the function that waits for it, path by path, and from the
-handlers of the functions that called it. Where that shows nothing, the value decides what is computed.
+Consequences of an outcome are read from the bytecode of the function that asks for it, path by path, and from the
+exception handlers of its callers. Where that is inconclusive, the value is taken to decide what is computed.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ _code = functools.lru_cache(maxsize=4096)(_Code)
 
 
 def find_check(frame: types.FrameType, returned: bool, last: types.CodeType) -> Check | None:
-    """Return what is checked where a function waits for the truth of a value, or None if the value decides more.
+    """Return the check that a function makes where it asks for the truth of a value, or None if it decides more.
 
     Args:
         frame: of the function.
         returned: whether the truth is the result of the call it makes, and not what an operator of Python asks for.
-        last: code of the function whose callers need not be asked: what is raised there ends the step.
+        last: code of the function at which the walk up the callers ends: what is raised there ends the step.
 
     Complexity: O(instructions of the function and of the handlers around it).
     """
@@ -120,7 +120,7 @@ def _after(frame: types.FrameType, outcome: bool, returned: bool) -> _State | No
 
 
 def _passes(frame: types.FrameType, kind: type | None, raising: Any) -> bool:
-    """Whether what is raised in a function, or in one that it calls, leaves it as it is."""
+    """Whether an exception raised in a function, or in one that it calls, leaves the function unchanged."""
     walk = _Walk(frame, kind)
     points = [walk.code.index_of[i.offset] for i in raising.raises] if raising else [walk.code.at(frame.f_lasti)]
     names = frozenset[tuple[str, Any]]()

@@ -68,7 +68,7 @@ for _operator in (CHECK, *_NATIVE):
 
 
 def is_check(node: fx.Node) -> bool:
-    """Whether the node does nothing but raise an error, or not."""
+    """Whether the only effect of the node is to raise an error."""
     return node.target is CHECK or node.target in _NATIVE
 
 
@@ -97,7 +97,7 @@ def _error(kind: str, message: str, place: str) -> BaseException:
 
 
 class Shapes(ShapeEnv):
-    """What is known of the numbers that a step under trace reads from tensors: nothing but what it checks.
+    """Shape environment of a trace: numbers read from tensors are unknown, except where the step checks them.
 
     Args:
         last: code of the function that runs the step.
@@ -105,7 +105,7 @@ class Shapes(ShapeEnv):
         phase: returns what is traced now.
 
     Attributes:
-        refused: the error of a value that decides what is computed: a step may handle it, which must not go unseen.
+        refused: the error of a value that decides what is computed; kept because the step may catch it.
     """
 
     def __init__(self, last: types.CodeType, run: bool, phase: Callable[[], str]) -> None:
@@ -128,7 +128,7 @@ class Shapes(ShapeEnv):
         return super().evaluate_sym_node(sym_node, size_oblivious, fallback_value)
 
     def _get_user_frame(self) -> types.FrameType | None:
-        """Look for no line to name in torch's logs: that would import torch.export, a second's work."""
+        """Return no frame for torch's logs: to look for one would import torch.export, which takes a second."""
         return None
 
     def expect(self, sym_node: SymNode) -> bool | None:
@@ -173,7 +173,7 @@ for _name, _method in vars(ShapeEnv).items():
 
 
 def _asking_frame() -> types.FrameType:
-    """Return the frame that asks for a value: not one of those between it and the tensor."""
+    """Return the frame that asks for a value, above the frames of torch and olla that lead to the tensor."""
     frame = sys._getframe(2)
     between = ("/torch/fx/", "/torch/_subclasses/", "/olla/pytorch/")
     names = ("__torch_function__", "__torch_dispatch__", "__bool__")
@@ -193,7 +193,7 @@ def _place(frame: types.FrameType) -> str:
 
 
 def _is_symbolic(frame: types.FrameType) -> bool:
-    """Whether arithmetic on a number that stands for one asks: an ordinary step has the number itself."""
+    """Whether arithmetic on a symbolic number asks: an ordinary step has a plain number there."""
     codes = (caller.f_code for caller, _ in traceback.walk_stack(frame))
     of_torch = itertools.takewhile(lambda code: code.co_filename.startswith(_TORCH), codes)
     return any(code.co_qualname.startswith(("SymInt.", "SymFloat.", "SymBool.")) for code in of_torch)
@@ -226,7 +226,7 @@ def _origin(node: fx.Node) -> str:
 
 @contextlib.contextmanager
 def traced() -> Iterator[None]:
-    """Let functions that read values inside of torch or C be followed while a step is traced."""
+    """Replace functions that read values inside of torch or C by traceable ones while a step is traced."""
     replaced: list[tuple[Any, str, Any]] = [(SymNode, "expect_true", _expect_true(SymNode.expect_true))]
     for name in ("isfinite", "isnan", "isinf"):
         replaced.append((math, name, _of_number(getattr(math, name), getattr(torch, name))))

@@ -1,4 +1,4 @@
-"""The CTC loss without a tensor whose shape depends on values: the backward pass finds its table of alphas again.
+"""The CTC loss without a tensor whose shape depends on values: the backward pass recomputes the table of alphas.
 
 Importing this module registers its two operators.
 """

@@ -211,7 +211,7 @@ def check_inputs(leaves: Iterable[tuple[str, Any]]) -> None:
 
 
 def check_modules(model: torch.nn.Module) -> None:
-    """Raise a CaptureError for modules that are no plain ones."""
+    """Raise a CaptureError for lazy, compiled, scripted, DataParallel and nested DistributedDataParallel modules."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if isinstance(tensor, torch.nn.UninitializedParameter | torch.nn.UninitializedBuffer):
             raise CaptureError(
@@ -273,7 +273,7 @@ def check_constants(module: fx.GraphModule, inputs: list[tuple[str, torch.Tensor
 
 
 def check_gradients_followed(parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Raise a CaptureError where a gradient went to a parameter itself, past what stands for it in the step."""
+    """Raise a CaptureError where a gradient went to a parameter itself instead of its stand-in."""
     for name, parameter in parameters:
         if isinstance(parameter.grad, FakeTensor):
             raise CaptureError(
@@ -290,7 +290,7 @@ def _memory(tensor: torch.Tensor) -> Any:
 
 
 def check_recomputed(module: fx.GraphModule) -> None:
-    """Raise a CaptureError for checkpoints with a policy where torch marked what to recompute, and saved it all."""
+    """Raise a CaptureError where torch only marked what selective checkpointing is to recompute, and saved it all."""
     if any("recompute" in node.meta for node in module.graph.nodes):
         raise CaptureError(
             f"PyTorch {torch.__version__} does not recompute in a traced step what selective activation checkpointing "

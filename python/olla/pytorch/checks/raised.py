@@ -20,7 +20,7 @@ class _Raised(Exception):
 
 
 class _Carried(ast.NodeTransformer):
-    """Makes ``raise error`` raise the carrier of the error, and leaves out what is done beside it, such as printing."""
+    """Rewrites ``raise error`` to raise a carrier of the error, and removes expression statements, such as prints."""
 
     def visit_Raise(self, node: ast.Raise) -> ast.Raise:
         carrier = ast.Call(ast.Name("__olla_raised__", ast.Load()), [node.exc or ast.Constant(None)], [])

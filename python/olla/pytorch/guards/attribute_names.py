@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 INNER_TABLES = ("_parameters", "_buffers", "_modules")  # of a module
-# What the tables of a model's hooks and an optimizer hold by another key at every registration.
+# Tables of hooks of a module or an optimizer, whose keys differ at every registration.
 HOOK_TABLES = (
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
     "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks",
@@ -25,11 +25,11 @@ _ALWAYS = frozenset({"training", "forward", "step", "loss", *INNER_TABLES, *HOOK
 
 
 class AttributeNames:
-    """The names that code has mentioned so far, and the attributes that wait until code mentions theirs.
+    """The names that code has mentioned so far, and attributes that are guarded once code mentions their name.
 
     Attributes:
         known: the names.
-        is_open: whether attributes of every name count: some code puts names together.
+        is_open: whether attributes of every name are guarded, because some code computes names.
     """
 
     def __init__(self) -> None:
@@ -42,15 +42,15 @@ class AttributeNames:
         return (self.is_open or name in self.known) and name not in _NEVER
 
     def wait(self, name: str, read: Callable[[], Any], path: str) -> None:
-        """Let an attribute, which ``read`` returns, wait for its name; path is that of its object, for people."""
+        """Defer an attribute, which ``read`` returns, until code mentions its name; path: of its object, for people."""
         if name not in _NEVER:
             self._waiting.setdefault(name, []).append((read, f"{path}.{name}"))
 
     def learn(self, names: Iterable[str]) -> Iterator[tuple[Callable[[], Any], str]]:
-        """Let attributes of these names count, and yield what waited for them: its reader and its path.
+        """Mark names as mentioned, and yield the reader and the path of each attribute that waited for one.
 
         Args:
-            names: those with dots count as a whole, as names of modules do, and part by part, as getters take them.
+            names: one with dots is marked as a whole, as of a module, and part by part, as attrgetter takes it.
         """
         for name in names:
             if name not in self.known:
@@ -68,7 +68,7 @@ class AttributeNames:
 
 
 class FirstUse:
-    """Whether a step reads an attribute of a module before it sets it: what it sets first is no state of earlier steps.
+    """Whether a step sets an attribute of a module before reading it: then it reads no state of earlier steps.
 
     An attribute is known by the id of the dict that holds it, and by its name.
     """

@@ -32,7 +32,7 @@ _CLOCKS = {
     )
 }  # fmt: skip
 _OF_CLASSES = {id(datetime.datetime): {"now", "utcnow", "today"}, id(datetime.date): {"today"}}
-# What functions of a library read that read files, by their code.
+# Library functions that read files or other outside state, by their code.
 _READERS = (
     pathlib.Path.open, pathlib.Path.stat, torch.load, genericpath.exists, genericpath.isfile, genericpath.isdir,
     genericpath.getsize, genericpath.getmtime, inspect.currentframe, inspect.stack, shelve.Shelf.__getitem__,
@@ -42,7 +42,7 @@ FILES = {f.__code__: f"a file or another thing outside Python ({f.__qualname__})
 
 
 def offsets(code: types.CodeType, scope: dict[str, Any]) -> frozenset[int]:
-    """Return where the code of a function with these globals takes such a source in hand: offsets of instructions."""
+    """Return the offsets of instructions that load such a source, in code with these globals."""
     found: set[int] = set()
     last: Any = None  # what the instruction before has loaded
     for i in dis.get_instructions(code):

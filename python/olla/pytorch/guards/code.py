@@ -83,7 +83,7 @@ if sys.version_info >= (3, 12):
 
 @functools.cache
 def named(code: types.CodeType) -> Named:
-    """Return what a code object names; nested ones speak for themselves."""
+    """Return the names in a code object, without those of nested code objects."""
     words = {*code.co_names, *code.co_varnames, *code.co_cellvars, *code.co_freevars, *_texts(code.co_consts)}
     return named_by_dis(code) if words & _GETTERS or not knows_instructions() else named_quickly(code)
 
@@ -104,7 +104,7 @@ def knows_instructions() -> bool:
 
 
 def named_quickly(code: types.CodeType) -> Named:
-    """Return what code names that has no word for a getter in it: in a tenth of the time that dis takes."""
+    """Return the names in code that mentions no getter, in a tenth of the time that dis takes."""
     found: _Found = ({}, {}, {})
     extended = 0
     for number, argument in zip(code.co_code[::2], code.co_code[1::2], strict=True):
@@ -116,7 +116,7 @@ def named_quickly(code: types.CodeType) -> Named:
 
 
 def named_by_dis(code: types.CodeType) -> Named:
-    """Return what any code names."""
+    """Return the names in any code, by dis."""
     found: _Found = ({}, {}, {})
     is_open = False
     before: list[Any] = []  # the last instructions

@@ -48,7 +48,7 @@ class WatchedContainer:
         return cls(container, contents(container), holds, path, owner)
 
     def change(self, counts: Callable[[str], bool]) -> str:
-        """Return what is other than expected, in words; empty: nothing that counts, as attributes do by their names.
+        """Return, in words, an entry that is not as expected; empty: none. ``counts``: whether an attribute is guarded.
 
         Complexity: O(entries).
         """

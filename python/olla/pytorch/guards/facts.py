@@ -45,7 +45,7 @@ class _Attribute:
 
 
 def leaf_facts(leaves: Sequence[Any]) -> list[Any]:
-    """Return what a capture holds constant of tensors that it is passed."""
+    """Return the properties of batch leaves that a capture assumes constant."""
     objects: dict[int, int] = {}  # a tensor that stands twice in the batch is one input
     storages: dict[int, int] = {}
     facts: list[Any] = []

@@ -1,4 +1,4 @@
-"""The user's own generators of random numbers: a step may draw from those that were there, and sets none of them."""
+"""The user's random number generators: a step may draw from existing ones, and may not set their states."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SETTERS = frozenset({"manual_seed", "seed", "set_state", "graphsafe_set_state", 
 class Generators:
     """The generators that a step may draw from.
 
-    A trace draws nothing, so their states stand still; where code that may set one is about to run, they are set to
-    states that no user has, and another state found later was set by the step.
+    A trace draws nothing, so states do not advance. Before code that may set one runs, each generator gets a seed of
+    ours that no user has; a different state found later was set by the step.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Generators:
             self._set_new()
 
     def begin(self) -> None:
-        """Note that the trace begins: until ``restore`` states may be others."""
+        """Note that the trace begins: until ``restore``, generators may have states of ours."""
         self._begun = True
         self._set_new()
 

@@ -20,10 +20,10 @@ from olla.pytorch.guards.values import MISSING
 
 
 class Guard:
-    """What one capture depends on beside its inputs.
+    """The Python state that one capture depends on beside its inputs.
 
-    Most of it is dicts and lists whose entries are compared by identity, in C++. What differs there is looked at again,
-    and holds if it is equal or was never read.
+    Most of it is dicts and lists whose entries are compared by identity, in C++. An entry that differs is compared
+    again, and passes if it is equal or was never read.
 
     Args:
         reads: what the step read while it was captured.
@@ -65,7 +65,7 @@ class Guard:
         return ""
 
     def tensor_change(self, inputs: Sequence[torch.Tensor]) -> str:
-        """Return which parameter or buffer is of another kind, or in other memory with others; empty: none."""
+        """Return which parameter or buffer is of another kind, or shares memory in another way; empty: none."""
         if len(inputs) != self._num_inputs:
             return f"the model has {len(inputs)} parameters and buffers, and had {self._num_inputs}"
         return self._tensors.change([*inputs, *self._constants] if self._constants else inputs)
@@ -114,7 +114,7 @@ class Wholes:
         return first_changed(self._containers, self._num_dicts, self._ends, self._ids, start, self._versions)
 
     def renew(self, at: int) -> None:
-        """Compare with what one container is expected to hold from now on."""
+        """Take over the new expected entries of one container."""
         begin, end = int(self._ends[at - 1]) if at > 0 else 0, int(self._ends[at])
         expected = self.watched[at].expected
         if len(expected) == end - begin:
@@ -136,12 +136,12 @@ class WatchedDicts:
         return first_other(self._dicts, self._expected, MISSING, start)
 
     def renew(self, at: int) -> None:
-        """Compare with what one dict is expected to hold from now on."""
+        """Take over the new expected entries of one dict."""
         self._expected[at] = self.watched[at].expected
 
 
 class TensorFacts:
-    """What a capture holds of tensors beside their values: type, shape, strides, device, gradient, shared memory.
+    """Guarded properties of tensors beside their values: type, shape, strides, device, gradient, shared memory.
 
     Attributes:
         storages: of each storage, the first tensor in it.

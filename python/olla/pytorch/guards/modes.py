@@ -20,13 +20,13 @@ _BACKENDS = {
     "mha": ("get_fastpath_enabled",),
     "opt_einsum": ("enabled", "strategy"),
 }
-_CUDA = ("cudnn", "cuda.matmul")  # of these, what says nothing of a step elsewhere
+_CUDA = ("cudnn", "cuda.matmul")  # of these, those that matter on CUDA alone
 _OF_AUTOCAST: tuple[Callable[[str], Any], ...] = (torch.is_autocast_enabled, torch.get_autocast_dtype)
 _function_modes: Callable[[], list[Any]] = torch.overrides._get_current_function_mode_stack
 
 
 def modes(device_type: str) -> tuple[Any, ...]:
-    """Return what a capture of a step on such a device depends on of torch's own state, as values to compare.
+    """Return the state of torch that a capture on such a device depends on, as values to compare.
 
     Example:
         >>> modes("cpu") == modes("cpu")

@@ -39,17 +39,17 @@ _CONTAINERS = (list, dict, tuple, set, frozenset, collections.deque)
 
 
 class Objects:
-    """The objects that a step may read, found from a few on.
+    """The objects that a step may read, reached from a few roots.
 
     Args:
         model: its parameters and buffers are inputs of the step.
         inputs: tensors whose values are inputs of the step.
 
     Attributes:
-        names: of attributes that count.
-        places: that hold what was read.
+        names: of guarded attributes.
+        places: containers and values that were read.
         constants: tensors that are no inputs.
-        objects: those whose classes may be replaced, each with the dict of its attributes, which may be, too; or None.
+        objects: those whose class or attribute dict may be replaced, each with that dict, or None.
         generators: of random numbers.
         problems: what can be neither compared nor repeated, in words.
     """
@@ -79,7 +79,7 @@ class Objects:
             )
 
     def _learn(self, names: Iterable[str]) -> None:
-        """Let attributes of these names count."""
+        """Guard attributes of these names."""
         for read, path in self.names.learn(names):
             self._reach(read(), path)
 
@@ -87,7 +87,7 @@ class Objects:
         if isinstance(value, str) and len(value) < 80 and value not in self.names.known:
             self._learn((str(value),))
         if not is_plain(value) and id(value) not in self._seen:
-            self._seen[id(value)] = value  # what was seen keeps its id
+            self._seen[id(value)] = value  # holding the object keeps its id unique
             self._queue.append((value, path))
 
     def _reach_hook(self, function: Any, path: str) -> None:
@@ -220,7 +220,7 @@ class Objects:
         elif object_parts.is_closed(kind):
             if is_one_way(value):
                 self.problems.append(f"{path}, a {kind.__name__}, which gives another value at every use")
-                self.require_comparable()  # here and now: nothing has been taken from it
+                self.require_comparable()  # at once, before the step takes anything from it
             state = closed_state(value)
             if state is not None:
                 self.places.probe(state, path, closed_writer(value, state))

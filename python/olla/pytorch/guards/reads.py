@@ -32,13 +32,13 @@ from olla.pytorch.guards.object_parts import attributes_of_class, code_origin, f
 from olla.pytorch.guards.objects import Objects
 from olla.pytorch.guards.values import MISSING, is_plain
 
-_WATCHED = ("user", "installed")  # origins of code that reads for itself
+_WATCHED = ("user", "installed")  # origins of code whose reads are guarded
 _ENVIRONMENT = id(os._Environ.__getitem__.__code__)
 _COMPREHENSIONS = ("<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>")  # close over what another function holds
 
 
 class Reads(Objects):
-    """What a step reads.
+    """The Python state that a step reads.
 
     Args:
         model, inputs: see `Objects`.
@@ -121,7 +121,7 @@ class Reads(Objects):
 
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:
-        """Let an error say what a capture has used up, so that no ordinary step runs in its place."""
+        """Add to a CaptureError what the capture has used up, so that no ordinary step runs in its place."""
         try:
             yield
         except CaptureError as error:
@@ -184,7 +184,7 @@ class Reads(Objects):
         return "" if frame is None else where
 
     def _finish(self) -> None:
-        """Watch what is found by names that code may have put together, and functions of torch that it called."""
+        """Watch globals that code may look up by computed names, and functions of torch that it names."""
         for scope in self._scopes:
             for name in self.names.known & scope.keys():
                 self.places.watch_key(scope, name, str(scope.get("__name__")))
@@ -207,7 +207,7 @@ class Reads(Objects):
             value = vars(builtins).get(name, MISSING)
         if isinstance(value, types.ModuleType):
             self._module(value, attributes)
-        elif not clocks.is_clock(value):  # seen where it is taken in hand
+        elif not clocks.is_clock(value):  # reported where code loads it
             self._reach(value, f"{place}.{name}")
 
     def _module(self, module: types.ModuleType, attributes: frozenset[str]) -> None:

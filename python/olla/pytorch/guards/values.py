@@ -81,7 +81,7 @@ def same(old: Any, new: Any) -> bool:
 
 
 def _same_function(old: types.FunctionType, new: types.FunctionType) -> bool:
-    """Whether two functions without variables of others are written alike."""
+    """Whether two functions without closures have the same code, globals and defaults."""
     if old.__closure__ or new.__closure__ or old.__kwdefaults__ or new.__kwdefaults__ or old.__code__ != new.__code__:
         return False
     constants = same(old.__code__.co_consts, new.__code__.co_consts)
@@ -89,7 +89,7 @@ def _same_function(old: types.FunctionType, new: types.FunctionType) -> bool:
 
 
 def equal(old: Any, new: Any) -> bool:
-    """Whether two values that were read out of a place are the same, lists and dicts by what they hold."""
+    """Whether two values that were read from a place are the same; tuples and lists are compared by their items."""
     if type(old) is type(new) and type(old) in (tuple, list):
         return len(old) == len(new) and all(equal(a, b) for a, b in zip(old, new, strict=True))
     return same(old, new)
@@ -182,7 +182,7 @@ def _file_state(file: Any) -> Callable[[], Any] | None:
     def place() -> int | None:
         try:
             return None if file.closed else file.tell()
-        except OSError:  # of a text file whose lines are taken by next() that is not known
+        except OSError:  # not known for a text file that next() reads
             return -1
 
     return place

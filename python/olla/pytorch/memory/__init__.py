@@ -1,1 +1,1 @@
-"""Planned memory: what ops request, where that lies, the allocator that serves it."""
+"""Planned memory: the requests of ops, their offsets in the arena, and the allocator that serves them."""

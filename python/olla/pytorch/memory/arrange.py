@@ -20,13 +20,13 @@ from olla.pytorch.memory.requests import Requests
 
 
 class Arranged(NamedTuple):
-    """Where all requests of a step go.
+    """The layout of all requests of a step.
 
     Attributes:
         table: for olla.pytorch.memory.replay; what outlives the step is left to torch's own allocator.
         load_bytes: most bytes of the arena in use at once.
-        output_bytes: what outlives the step.
-        peak_bytes: most bytes in use at once: in the arena, and of what outlives the step from when it is made.
+        output_bytes: of what outlives the step.
+        peak_bytes: most bytes in use at once, in the arena and by what outlives the step and was already allocated.
         freed_in: int32[m], of each request: the op that runs, or ran last, when it is freed; -1: it outlives the step.
         freed_after: int64[m], how many requests that op has made by then.
     """
@@ -88,7 +88,7 @@ def arrange(
 
 
 def arrange_known(graph: Graph, plan: Plan, alignment: int) -> Table:
-    """Lay out what a graph knows of a step that was never run: its tensors, and no workspaces."""
+    """Lay out a step that was never run, from its graph: its tensors, without workspaces."""
     known = Requests.of_graph(graph).in_order(graph, plan.order)
     return arrange(known, graph.num_ops, alignment, 0.0, plan.options["seed"]).table
 

@@ -1,7 +1,7 @@
 """Copies of tensors to host memory and back beside the ops of a step: two streams of a GPU, two threads of a CPU.
 
-What a step calls is the same for both: `out` starts a copy to the host, `back` one to the device, `wait` lets the ops
-that follow come after the copy of a swap that started last. The half for CUDA is built, not measured.
+What a step calls is the same for both: `out` starts a copy to the host, `back` one to the device, `wait` makes the ops
+that follow wait for the latest copy of a swap. The half for CUDA is built, not measured.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class HostMemory:
     """Host memory of a compiled step, pinned where it serves a GPU; all captures share it, and it lasts between calls.
 
     Attributes:
-        num_taken: how often it was taken anew. What reads it at a later time, as a CUDA graph does, was made for one.
+        num_taken: how often it was reallocated; a CUDA graph that copies to it is valid for one allocation.
     """
 
     def __init__(self, device: str) -> None:
@@ -114,7 +114,7 @@ def _pin(memory: torch.Tensor) -> None:
         raise ReplayError(f"cannot pin {memory.nbytes} bytes of host memory for swapping: CUDA error {code}")
 
 
-_waiting: list[tuple[torch.Tensor, set[torch.device]]] = []  # pinned, of nobody: a capture was under way
+_waiting: list[tuple[torch.Tensor, set[torch.device]]] = []  # released but still pinned: a capture was under way
 
 
 def _unpin(memory: torch.Tensor, devices: set[torch.device]) -> None:
@@ -134,7 +134,7 @@ def _unpin_waiting() -> None:
 
 
 class _Copy:
-    """A copy on its way to a thread, and back as news that it is over. Without tensors nothing is copied.
+    """A copy that is queued to a thread, and the signal that it is over. Without tensors nothing is copied.
 
     What threads share are queues in C and plain attributes: an interrupt that comes between two lines of a lock in
     Python, as conditions and futures have them, would leave it held for ever.
@@ -147,7 +147,7 @@ class _Copy:
         self._news: SimpleQueue[None] = SimpleQueue()
 
     def run(self) -> None:
-        """Copy. Two may wait: the ops and the other thread."""
+        """Copy, and signal twice: the ops and the other thread may both wait."""
         try:
             if self._after is not None:
                 self._after.wait()
@@ -163,7 +163,7 @@ class _Copy:
             self._news.put(None)
 
     def wait(self) -> None:
-        """Return once the copy is over. Who was interrupted asks again, and needs no news of what is over."""
+        """Return once the copy is over. It may be called again after an interrupt: then no signal is needed."""
         if not self._is_over:
             self._news.get()
         if self._error is not None:
@@ -312,13 +312,13 @@ class Copies:
         self._latest[swap] = self._queues.copy(_TO_HOST, self._at_host(swap), source, after)
 
     def back(self, swap: int) -> torch.Tensor:
-        """Return new memory on the device, uint8[num_bytes], and start to copy into it what went out; that is over."""
+        """Return new device memory, uint8[num_bytes], and start copying back into it; the copy out is over by then."""
         target = torch.empty(self._num_bytes[swap], dtype=torch.uint8, device=self._device)
         self._latest[swap] = self._queues.copy(_TO_DEVICE, target, self._at_host(swap), None)
         return target
 
     def wait(self, swap: int) -> None:
-        """Let the ops that follow come after the copy of a swap that started last."""
+        """Make the ops that follow wait for the latest copy of a swap."""
         start = time.perf_counter()
         self._queues.wait(self._latest[swap])
         if self.stall_seconds is not None:
@@ -329,7 +329,7 @@ class Copies:
         self._is_running = False
 
     def abandon(self) -> None:
-        """Return once no copy of an interrupted step, if there was one, runs any more: its memory can go then."""
+        """Wait until no copy of an interrupted step, if there was one, is running: then its memory can be freed."""
         if self._is_running:
             self._queues.drain()
         self._is_running = False

@@ -1,6 +1,6 @@
 """Compile the planning allocator of a device against the installed torch at first use, and keep it.
 
-A module beside the allocators, "addresses", tells fast whether tensors are where they were.
+One more module, "addresses", checks quickly whether tensors are still at their recorded addresses.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _trusted(folder: Path) -> Path:
 
 
 def _find(folder: Path, stem: str, suffix: str) -> Path | None:
-    """Return the module of an earlier process that is as that one left it; remove others."""
+    """Return an intact module that an earlier process compiled; delete damaged and untrusted ones."""
     for path in sorted(folder.glob(f"{stem}-*{suffix}")):
         with contextlib.suppress(OSError):
             try:

@@ -38,9 +38,9 @@ class Needs(NamedTuple):
 
 
 def out_of_memory_note(graph: Graph, needs: Needs, peak_bytes: int) -> str:
-    """Return what a person should know of a step that torch's allocator found no memory for on the current device.
+    """Return the note for a step that ran out of memory on the current device.
 
-    Nothing of the step but what is resident is there any more.
+    Of the step, only the resident tensors are still allocated.
 
     Args:
         graph: of the step as it was captured, with its workspaces where they are known.

@@ -50,13 +50,13 @@ class Pattern:
         return Pattern(found.trace, found.inside, np.minimum(found.least, other.least))
 
     def is_compact(self, alignment: int, *sizes: Int64) -> bool:
-        """Whether about as much is alive at once as in the largest of iterations with these sizes."""
+        """Whether the load is at most _MAX_WASTE above the largest load of iterations with these sizes."""
         loads = [Trace(num_bytes, self.trace.freed_at).load_bytes(alignment) for num_bytes in sizes]
         return self.trace.load_bytes(alignment) <= (1 + _MAX_WASTE) * max(loads)
 
 
 def repeated(before: Iteration, after: Iteration, *, same_sizes: bool = True) -> Pattern | None:
-    """Return what two iterations of a loop ask for if that is the same, and freed inside them alike.
+    """Return the common pattern of two iterations of a loop; None if their requests or frees differ.
 
     Args:
         before: may be any number of iterations earlier.

@@ -42,13 +42,13 @@ class Allocations(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Where the requests of all ops go. Those of op v are op_offset[v] to op_offset[v + 1] - 1.
+    """Planned offsets of the requests of all ops. Those of op v are op_offset[v] to op_offset[v + 1] - 1.
 
     Attributes:
         arena_bytes: size of the arena.
         op_offset: int64[num_ops + 1], rising from 0 to m.
         num_bytes: int64[m], size of each request, at least 1.
-        offsets: int64[m], its first byte in the arena; -1: the default allocator answers, on purpose.
+        offsets: int64[m], its first byte in the arena; -1: by plan, the default allocator answers.
         alignment: bytes; every offset is a multiple of it, and Counters count sizes rounded up to it.
     """
 
@@ -85,7 +85,7 @@ class Counters(NamedTuple):
         missed_bytes: their sum.
         peak_bytes: most arena bytes in use at once, every size rounded up to the table's alignment.
         high_water_bytes: the largest end of a block in the arena, rounded likewise.
-        misses: the first thousand of them.
+        misses: the first thousand missed requests.
         requested_bytes: sum of all requests in windows.
         hit_bytes: sum of those answered from the arena.
         total_peak_bytes: of a step: most bytes in use at once, in the arena and of what was planned outside of it.
@@ -105,7 +105,7 @@ class Counters(NamedTuple):
 
 
 class Iteration(NamedTuple):
-    """What an iteration of a loop asked for, and what became of it so far.
+    """Requests of one iteration of a loop, and when they were freed so far.
 
     Attributes:
         start: how many requests the loop had made before it.
@@ -163,15 +163,15 @@ class Replay:
     def activate(self, table: Table, *, recording: bool = False, load_bytes: int = -1) -> None:
         """Take the arena from the default allocator, and answer the requests of this thread's windows from it.
 
-        A request takes the first planned place of its size that the op has not passed, so that one request more or
-        less does not shift those after it.
+        A request takes the op's next planned slot of its size, so that one request more or less does not shift those
+        after it.
 
         Args:
             table: copied.
             recording: whether every request is recorded too; then stop_recording() ends the table, and its arena goes
                 back.
             load_bytes: most bytes of the arena that are in use at once by plan; -1: not known. A request that would
-                make it more waits for a moment: other threads may free late.
+                exceed it waits for a moment: other threads may free late.
 
         Raises:
             ReplayError: the table does not hold together, this thread already records or has an active table, or a CPU
@@ -212,21 +212,21 @@ class Replay:
     def plan_loop(self, table: Table, held: Int64, least: Int64, *, no_more: bool = False) -> None:
         """Answer the iterations that follow from an arena. Call it between windows.
 
-        Op v of the table is a kind of iteration. The first request of an iteration takes it for the kind that expects
-        what is in use of the arena then; one that does not go on so, for the first kind that begins alike and does.
-        After that, a request of another size than the next planned one counts as one more than planned, unless it and
-        the one before show where the sequence goes on. A request larger than its place, where sizes vary, misses that
-        place alone.
+        Op v of the table is a kind of iteration. At its first request an iteration is taken for the kind whose `held`
+        is nearest to the arena bytes in use; where it stops matching, for the first kind that matches all its requests
+        so far. Where none does, a request of another size than the next planned one counts as one more than planned,
+        unless it and the one before show where the sequence goes on. A request larger than its place, where sizes vary,
+        misses that place alone.
 
         Args:
             table: copied.
             held: int64[num_ops], bytes of the arena in use when the first request of a kind comes.
             least: int64[m], bytes: the smallest size that takes the place of a request; from 1 to its size.
-            no_more: whether a GPU is to go on without a plan where torch's allocator would reserve more with the arena
-                than it has so far.
+            no_more: whether a GPU continues without a plan if the arena would make torch's allocator reserve more than
+                it has so far.
 
-        An arena of another size than the present one is taken by the first request that comes: what lies between two
-        iterations, gradients in most loops, is gone by then. loop_counters() tells where there was no room for it.
+        An arena of another size than the present one is allocated at the first request that follows: what lives between
+        two iterations, gradients in most loops, is freed by then. loop_counters() raises if there was no room for it.
 
         Raises:
             ReplayError: the table does not hold together, or this thread is in no loop.
@@ -246,7 +246,7 @@ class Replay:
         return _counters(self._module.loop_counters())
 
     def last_iteration(self) -> tuple[int, Int64]:
-        """Return how the plan took the iteration that ended last.
+        """Return the kind that the iteration that ended last followed, and what was in the arena.
 
         Returns:
             The op of the table that it followed, -1 without a plan or a request; and int64[n, 3], rows of offset, end
@@ -259,7 +259,7 @@ class Replay:
         return kind, np.frombuffer(rows, np.int64).reshape(-1, 3)
 
     def iteration(self, number: int) -> Iteration:
-        """Return what an iteration asked for, unless it was forgotten: empty.
+        """Return the requests of an iteration; empty if it was forgotten.
 
         Raises:
             ReplayError: this thread is in no loop.

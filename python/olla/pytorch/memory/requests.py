@@ -71,7 +71,7 @@ class Requests:
         index: int32[m], it is the op's request of this number.
         num_bytes: int64[m].
         ends: int64[m], how many requests its op has made when it is freed within the op; -1: it outlives its op.
-        tensor: int64[m], the tensor of the graph that lives in it; -1: none: what outlives its op stays.
+        tensor: int64[m], the tensor of the graph that lives in it; -1: none: beyond its op it is never freed.
     """
 
     op: Int32
@@ -88,7 +88,7 @@ class Requests:
         own = np.where(inside, recorded.freed_at - starts, -1)
         tensor = np.full(len(own), -1, dtype=np.int64)
         lives = np.flatnonzero(~inside & (recorded.address != 0))
-        # Places are used again, but what outlives its op is the last in its place there.
+        # An op may reuse addresses, but a block that outlives it is the last one at its address.
         last = {(int(recorded.op[i]), int(recorded.address[i])): int(i) for i in lives}
         for op in np.unique(recorded.op[lives]).tolist():
             for t in graph.writes.of(op).tolist():
@@ -110,7 +110,7 @@ class Requests:
         return cls(op, index.astype(np.int32), graph.tensor_bytes[tensor], np.full(len(op), -1, dtype=np.int64), tensor)
 
     def in_order(self, graph: Graph, order: Sequence[int] | Int32) -> Allocations:
-        """Return the requests as they come, and go, in an order of the ops."""
+        """Return the allocations and frees when the ops run in an order."""
         order = np.asarray(order, dtype=np.int64)
         count = np.bincount(self.op, minlength=graph.num_ops)
         made = np.concatenate([[0], np.cumsum(count[order])])  # before each step
@@ -156,7 +156,7 @@ def without_caches(recorded: Allocations, results: Sequence[torch.Tensor]) -> Al
 def with_costs(graph: Graph, recorded: Allocations, seconds: NDArray[np.float64], alignment: int) -> Graph:
     """Return a graph with the workspaces and the seconds of a recorded step.
 
-    The workspace of an op is what its own requests hold at once above what it writes.
+    The workspace of an op is the most that its own requests hold at once, less the tensors that it writes.
 
     Args:
         graph: of the step.
@@ -178,7 +178,7 @@ def with_costs(graph: Graph, recorded: Allocations, seconds: NDArray[np.float64]
 
 
 def _runs(op: Int32) -> tuple[Int64, Int64]:
-    """Return, for each request, the first of its op's requests and the end of them; they follow each other."""
+    """Return, for each request, begin and end of its op's requests, which are contiguous."""
     first = np.flatnonzero(np.diff(op, prepend=-1))
     count = np.diff(np.append(first, len(op)))
     return np.repeat(first, count), np.repeat(first + count, count)

@@ -1,4 +1,4 @@
-"""The first steps at planned addresses are held against the plan."""
+"""Comparison of the first steps at planned addresses with their plan."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _MAX_STEPS = 3  # the first one may fill caches that libraries keep
 
 
 class SelfCheck:
-    """Whether steps take what was planned: one that does is enough.
+    """Checks that a step takes no more memory than planned: one such step ends the check.
 
     Args:
-        device: type of the device that the step runs on. On a CPU, where states of random generators come from the
-            same allocator and are in no plan, what that gives is not counted.
+        device: type of the device that the step runs on. On a CPU the bytes of the default allocator are not
+            counted: states of random generators come from it and are not planned.
         is_open: whether the next step is to be looked at; an attribute, too.
     """
 
@@ -23,7 +23,7 @@ class SelfCheck:
         self._num_steps = 0
 
     def difference(self, counters: Counters, arranged: Arranged) -> str:
-        """Return what the step took beyond its plan, for a person; empty: nothing, or the next step may show it."""
+        """Return, in words, what the step took beyond its plan; empty: nothing, or later steps decide."""
         self._num_steps += 1
         table = arranged.table
         planned = int(table.num_bytes[table.offsets < 0].sum())

@@ -1,4 +1,4 @@
-"""A captured step with its losses in chunks of rows: the operators of what `olla.chunk.rewrite` makes of its graph."""
+"""A captured step with its losses in chunks of rows: operators for the graph that `olla.chunk.rewrite` makes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _aten = torch.ops.aten
 
 
 def suits(captured: Captured, region: LossRegion) -> bool:
-    """Whether the operators of a loss do row by row what the graph makes believe: nothing is transposed or weighted."""
+    """Whether a loss can be computed row by row, as its graph suggests: nothing is transposed or weighted."""
     first = _kernels(captured, region)
     linear, softmax, loss, back = first["linear"], first["log_softmax"], first["loss"], first["logits_grad"]
     shape = linear.meta["val"].shape
@@ -78,7 +78,7 @@ def _is_whole(value: Any, shape: torch.Size) -> bool:
 
 
 def _is_alone(captured: Captured, region: LossRegion) -> bool:
-    """Whether nothing outside a loss takes a value inside: views count, which a graph does not know."""
+    """Whether no node outside a loss uses a value inside it; views count, which a graph does not show."""
     kept = {region.loss, region.input_grad, region.weight_grad, region.bias_grad}
     own = {node for v in region.ops for node in captured.nodes[v]}
     inner = {node for v in region.ops if v not in kept for node in captured.nodes[v]}
@@ -132,7 +132,7 @@ class _Builder:
         return new
 
     def _is_cut_off(self, i: int) -> bool:
-        """Whether a whole op read a loss for its shape: it comes before the loss now."""
+        """Whether an op read a loss for its shape alone and reads nothing now: it comes before the loss."""
         graph, v = self.captured.graph, int(self.chunks.origin[i])
         return len(graph.reads.of(v)) > 0 and len(self.chunks.graph.reads.of(i)) == 0
 
@@ -267,7 +267,7 @@ class _Loss:
         return self.builder.add(function, args, value, written)
 
 
-# What the ops of a loss call. Rows are those from first to last; scales is 0 for a row that does not count.
+# Functions that the ops of a loss call. Rows are [first, last); scales is 0 for a row that is ignored.
 
 
 def _count(target: torch.Tensor, ignored: int, dtype: torch.dtype) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Results of one element in a storage of their own: torch's losses leave the loss of every element behind theirs."""
+"""One-element results in storages of their own: torch's losses keep the loss of every element in theirs."""
 
 from __future__ import annotations
 

@@ -72,9 +72,9 @@ def rates_can_move(module: fx.GraphModule, inputs: Sequence[Input]) -> bool:
 
 
 class Addresses:
-    """Where tensors are, to tell before every replay whether they still are there: a graph reads and writes there.
+    """Addresses that a graph reads and writes, to check before every replay that its tensors are still there.
 
-    Where C++ can be compiled, it looks: Python takes 25 microseconds for 500 tensors, at every step.
+    C++ does that where it can be compiled: Python takes 25 microseconds for 500 tensors, at every step.
 
     Args:
         values: the tensors, and others.
@@ -90,7 +90,7 @@ class Addresses:
                 self._are_at = load_module("addresses").are_at
 
     def are_those_of(self, values: list[torch.Tensor]) -> bool:
-        """Return whether the tensors at the positions are where those were."""
+        """Return whether the tensors at the positions still have the recorded addresses."""
         return self._are_at(values, self._positions, self._addresses)
 
 
@@ -106,10 +106,10 @@ class Graphed:
     tensor the graph is captured again; so it is where the copies of a step that swaps go to other host memory. They run
     on streams of their own inside the graph, which fork from that of the capture, and join it again because the step
     waits for every copy. A learning rate on the CPU is a constant of the graph, until it changes: then it moves into a
-    tensor on the device, where the step computes with it as with one.
+    tensor on the device, if the step can compute with it as a tensor.
 
-    What is captured, `program`, has run before; `moving` makes the one that takes rates on the device; `copies` are
-    those beside its ops, where it swaps.
+    `program` is captured, and has run before; `moving` compiles the one that takes rates on the device; `copies` are
+    those of a step that swaps.
     """
 
     def __init__(

@@ -92,7 +92,7 @@ def compile_program(
 class _StepWriter:
     """The lines of the function, and the operators and constants they name.
 
-    A value goes by its node and the tensors it lives in: where ops run again, a node has several at once.
+    A value is identified by its node and the tensors it lives in: a node whose op is recomputed has several values.
     """
 
     def __init__(self, captured: Captured, schedule: OpSchedule, order: Sequence[int]) -> None:
@@ -252,7 +252,7 @@ class _StepWriter:
         self.lines.append(f"  {text}")
 
     def _tensors(self, node: fx.Node) -> Sequence[int]:
-        """Return the tensors of the graph that runs that a node's value lives in, without those that last."""
+        """Return the tensors of the running graph that hold a node's value, without those that outlive the step."""
         tensors = [t for t in self.captured.tensors[node] if not self._lasts[t]]
         return tensors if self._place is None else [self._place[t] for t in tensors]
 

@@ -20,7 +20,7 @@ class ScheduledOp(NamedTuple):
         nodes: of the captured op it stands for: the node with the kernel, then those without one that are made of it;
             none of a swap-out or a swap-in.
         place: tensor of the captured graph that it uses or makes -> tensor of the graph that runs; None: the same.
-        again: it runs again for its first result alone.
+        again: it is recomputed for its first result alone.
         over: tensor of the captured graph whose memory its result takes over; -1: none.
         draw: the captured op whose random numbers are drawn by several calls, this one among them; -1: none.
         replay: it draws them again.
@@ -64,7 +64,7 @@ def op_schedule(captured: Captured, plan: Plan) -> OpSchedule:
 
 
 def _recomputing(captured: Captured, plan: Recomputed) -> OpSchedule:
-    """Return the schedule of a step that runs ops again or writes in place, with each value in the tensor it is in."""
+    """Return the schedule of a step with recomputed or in-place ops, mapping values to the tensors that hold them."""
     original, graph = captured.graph, plan.graph
     held = plan.tensor_origin.tolist()  # tensor of the captured graph that each tensor stands for so far
     calls = []
@@ -92,7 +92,7 @@ def _recomputing(captured: Captured, plan: Recomputed) -> OpSchedule:
 
 
 def _swapping(below: OpSchedule, plan: Swapped) -> OpSchedule:
-    """Return the schedule below the swaps, with each value in the tensor that holds it by then."""
+    """Return the schedule below the swaps, mapping values to the tensors that hold them by then."""
     original, graph = below.graph, plan.graph
     calls = []
     for i, v in enumerate(plan.origin.tolist()):

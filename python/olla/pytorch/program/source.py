@@ -42,7 +42,7 @@ class PythonSource:
         return self.constant(value)
 
     def constant(self, value: Any) -> str:
-        """Return the name the source knows a value by; the value stays alive with it, and so does its id."""
+        """Return the name the source knows a value by; holding the value keeps its id unique."""
         name = self._known.get(id(value))
         if name is None:
             name = self._known[id(value)] = f"c{len(self._known)}"

@@ -12,7 +12,7 @@ from olla.layout import LayoutOptions, place
 from olla.plan import Swapped, Swaps
 
 _ALIGNMENT = 512  # bytes, of places in host memory
-_LAYOUT_SECONDS = 5.0  # the effort ends it earlier
+_LAYOUT_SECONDS = 5.0  # the node limit ends it earlier
 _LAYOUT_NODES = 20_000  # the same places whenever they are asked for
 
 

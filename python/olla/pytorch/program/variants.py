@@ -1,4 +1,4 @@
-"""Other ways to run a captured operator: over one of its arguments, or again from what it saved; to the same bits."""
+"""Bit-identical variants of a captured operator: in place over an argument, or recomputed from what it saved."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Overwriting(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def overwriting(target: Any, device: str) -> Overwriting | None:
-    """Return what runs an operator over one of its arguments without memory of its own, or None.
+    """Return the variant that runs an operator in place over one of its arguments, or None.
 
     Variants that torch generates allocate and copy: only those with a kernel of their own count.
     """
@@ -168,9 +168,9 @@ def dropout_again(x: torch.Tensor, mask: torch.Tensor, probability: float) -> tu
 
 
 def norm_again(node: fx.Node) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments that run a batch norm once more without another update of its running statistics.
+    """Return the arguments that recompute a batch norm without another update of its running statistics.
 
-    In training it finds the statistics of the batch again rather than reading the saved ones: no operator of torch
+    In training it recomputes the statistics of the batch rather than reading the saved ones: no operator of torch
     takes those in the form in which they are saved. The bits are the same.
     """
     assert isinstance(node.target, torch._ops.OpOverload)
