@@ -25,8 +25,8 @@ from olla.pytorch.dynamo.captured import as_captured
 from olla.pytorch.dynamo.graph import NotFollowed
 from olla.pytorch.dynamo.unseen import Probes
 
-# In so many calls code is planned for tensors of the same kinds. With a counter every call is another one, and a plan
-# may take minutes; the modes that a model changes between are few.
+# Calls in which code is planned for inputs of the same kinds. A counter in Python makes every call a new graph, and a
+# plan may take minutes; the modes that a model changes between are few.
 _MOST_ALIKE = 5
 SETTINGS = {  # of Dynamo, during calls of what is wrapped
     "skip_nnmodule_hook_guards": False,  # hooks that come later are seen
@@ -50,7 +50,7 @@ def partitioner(
     device: str | DeviceProfile | None = None,
     time_limit: float = 15.0,
 ) -> AtenPartitioner:
-    """Return the partitioner for a goal; without one, nothing runs again.
+    """Return the partitioner for a goal; without one, nothing is recomputed.
 
     Raises:
         BudgetError: the budget is no number of bytes.
@@ -89,7 +89,7 @@ class Backend:
     Attributes:
         num_runs: of forward or inference graphs so far.
         num_graphs: that Dynamo has captured so far.
-        probes: by the code that they belong to, what Dynamo's guards do not see of what that code has read.
+        probes: code object -> values that it has read and Dynamo's guards do not cover.
         suppressed: notes Dynamo's errors that are suppressed while it is entered.
         call: the number of the call that runs, where calls are counted.
     """
@@ -130,7 +130,7 @@ class Backend:
         return torch.compiler.disable(graph.__call__)  # type: ignore[no-any-return,no-untyped-call]
 
     def _note_probes(self) -> str:
-        """Note what Dynamo's guards do not see of what was read; return why it cannot follow that, empty if it can."""
+        """Record values read that Dynamo's guards do not cover; return why they cannot be watched, or ""."""
         code, scope = dynamo.frame()
         try:
             if probes := Probes(scope):
@@ -140,7 +140,7 @@ class Backend:
         return ""
 
     def _note_alike(self, inputs: Any) -> str:
-        """Return why code is planned no more that was planned for tensors of the same kinds in several calls; or ""."""
+        """Return why code is planned no more, if it was for inputs of the same kinds in several calls; else ""."""
         code, scope = dynamo.frame()
         kinds = [
             (t.shape, t.dtype, t.device, t.requires_grad) if isinstance(t, torch.Tensor) else type(t) for t in inputs
@@ -161,7 +161,7 @@ class Backend:
         self.note_line(place + str(reason.reason).strip().partition("\n")[0])
 
     def note_line(self, line: str) -> None:
-        """Note where, and why, Dynamo does not follow: of what it says of one place, the first."""
+        """Record where, and why, Dynamo does not follow; the first reason for each line of code."""
         place = _PLACE.match(line)
         if not any(known.startswith(place[0] if place else line) for known in self._report.breaks):
             self._report.breaks.append(line)
@@ -178,7 +178,7 @@ class Backend:
 
 
 def _is_free(value: Any) -> bool:
-    """Whether an input is the user's own and gets a gradient, as where a penalty on it differentiates that."""
+    """Whether an input is a leaf that requires a gradient, as a gradient penalty has it, which differentiates that."""
     return isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
 
 
@@ -230,14 +230,14 @@ class _Compiled:
         return outputs
 
     def _watched(self) -> None:
-        """Note once how the gradients of a graph are used that ran as it is."""
+        """Note whether a backward through the captured graph records gradients of its own (double backward)."""
         if torch.is_grad_enabled():
             self._differentiated()
         elif self._is_twice is None:
             self._is_twice = False
 
     def _differentiated(self) -> None:
-        """Run as captured from now on: what is differentiated twice in one piece is eager's to the bit."""
+        """Run as captured from now on: double backward through one graph then equals eager's to the bit."""
         if not self._is_twice:
             self._is_twice = True
             self._backend.note("its gradients are differentiated: from then on it runs as it is", self.places)

@@ -1,4 +1,4 @@
-"""Calls of what is wrapped: as planned, as they are, or with all followed anew since something unseen has changed."""
+"""Calls of a wrapped model or function: planned, unplanned, or traced anew since unguarded state has changed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Calls:
         self._environments: WeakKeyDictionary[torch.nn.Module, Environment] = WeakKeyDictionary()
         self._lazy: WeakKeyDictionary[torch.nn.Module, bool] = WeakKeyDictionary()  # some parameters have no shape yet
         self._silence = Silence()
-        # What Dynamo made, by the kernels that attention may use. It tells graphs by the backend that they are for.
+        # Compiled functions by the enabled attention kernels; each has a backend, by which Dynamo tells graphs apart.
         self._followed: dict[tuple[bool, ...], tuple[Backend, Callable[..., Any]]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -108,7 +108,7 @@ class Calls:
         return self._followed[attention]
 
     def _has_changed(self, modules: Iterable[Any], args: Any, kwargs: Any) -> bool:
-        """Whether something is other than it was that Dynamo has no guards for."""
+        """Whether state that Dynamo has no guards for has changed."""
         for module in modules:
             if module in self._environments and self._environments[module].has_changed():
                 return True
@@ -127,7 +127,7 @@ class Calls:
 
 
 def _entry(model: Any) -> Any:
-    """Return what Dynamo is to begin at: the model's own call, or a frame around it where torch's class has forward.
+    """Return the function to trace: the model's own call, or a frame around it if forward is that of a torch class.
 
     Dynamo leaves the frames of torch's own modules alone.
     """

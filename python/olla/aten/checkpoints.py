@@ -1,4 +1,4 @@
-"""Checkpointed regions: what the user wants to run again in backward is written into the joint graph a second time."""
+"""The user's checkpointed regions: operators to recompute in backward are copied within the joint graph."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def drawn_again(state: torch.Tensor, source: Source, target: Any, args: Any, kwa
 
 
 def write_again(graph: fx.Graph, num_forward: int) -> int:
-    """Have backward read what checkpointed regions make from copies of their operators, which stand behind forward's.
+    """Make backward read values of checkpointed regions from copies of their operators, put before their first use.
 
-    What is drawn at random there is drawn again, from the state that the generator had.
+    Random operators draw the same numbers again, from the state that the generator had.
 
     Args:
         graph: the joint graph; it is changed.
         num_forward: results that are forward's.
 
     Returns:
-        The number of operators that run again.
+        The number of operators that are recomputed.
 
     Complexity: O(nodes + edges).
     """
@@ -76,7 +76,7 @@ def write_again(graph: fx.Graph, num_forward: int) -> int:
 
 
 def renew_views(graph: fx.Graph, renewed: Iterable[fx.Node]) -> None:
-    """Note, for all that looks at the memory of some nodes, that of what these nodes have been put in the place of."""
+    """Compute anew the fake values of all views and tuple elements of nodes that have new ones."""
     new = set(renewed)
     for node in graph.nodes:
         looks = node not in new and (is_view(node) or compat.is_getitem(node))
@@ -88,7 +88,7 @@ def renew_views(graph: fx.Graph, renewed: Iterable[fx.Node]) -> None:
 def _first_uses(
     graph: fx.Graph, position: dict[fx.Node, int], forward: set[fx.Node], results: set[fx.Node]
 ) -> dict[fx.Node, int]:
-    """Return the position of the first that reads it in backward, for every node that runs again."""
+    """Return, for every node to recompute, the position of its first use in backward."""
     first: dict[fx.Node, int] = {}
     for node in reversed(graph.nodes):
         if node not in forward and node.op != "output":
@@ -104,7 +104,7 @@ def _first_uses(
 
 
 def _copied(graph: fx.Graph, node: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node:
-    """Append a second run of a node, on second runs where its arguments have them."""
+    """Append a copy of a node, on copies of its arguments where there are any."""
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: copies.get(n, n))
     if is_random(node):
         source = str(results_of(node)[0].device)

@@ -20,7 +20,7 @@ _DEVICES = ("cpu", "cuda")
 class CallInputs:
     """What a graph was called with: enough to run it again, as it was, when its backward is to be differentiated.
 
-    What is no leaf of autograd is not kept alive for it: nothing lives longer than without this.
+    Inputs that are no leaves of autograd are held by weak references: nothing lives longer than without this.
 
     Args:
         module: the graph, as Dynamo captured it.
@@ -121,7 +121,7 @@ def attach(outputs: Any, given: CallInputs) -> None:
 
 
 def inner_results(module: fx.GraphModule) -> list[int]:
-    """Return the positions of results of which other results are made, as of logits beside a loss."""
+    """Return the positions of results that other results are computed from, as logits returned beside a loss."""
     results: Any = module.graph.output_node().args[0]
     return [i for i, r in enumerate(results) if isinstance(r, fx.Node) and r.op == "call_function" and len(r.users) > 1]
 
@@ -129,7 +129,7 @@ def inner_results(module: fx.GraphModule) -> list[int]:
 def watch_inner(outputs: Any, places: Sequence[int], call: Callable[[], None]) -> None:
     """Have a function called when backward begins where results have hooks, or are to keep their gradients.
 
-    What comes to them from results that are made of them is no value that autograd sees.
+    Gradients that reach them from other results stay inside of the planned backward, where autograd does not see them.
 
     Args:
         outputs: what the call of a compiled graph returned.
@@ -147,7 +147,7 @@ def watch_inner(outputs: Any, places: Sequence[int], call: Callable[[], None]) -
 
 
 def watch(outputs: Any, call: Callable[[], None]) -> None:
-    """Have a function called when backward comes to what a call returned."""
+    """Call a function when backward reaches a result of a call."""
     for output in outputs:
         if isinstance(output, torch.Tensor) and output.grad_fn is not None:
             output.grad_fn.register_prehook(lambda _: call())

@@ -16,14 +16,14 @@ from olla.pytorch.capture.generator import Source, state_of
 from olla.pytorch.program.schedule import OpSchedule, ScheduledOp
 from olla.pytorch.program.variants import drawn_from, dropout_again, is_dropout, mask_of
 
-OVER = "olla_over"  # in the notes of a node: the place, among its inputs, of the one that its result takes over
+OVER = "olla_over"  # in `meta` of a node: the index, among its inputs, of the one that its result overwrites
 FUNCTIONAL_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
 _NORM = torch.ops.aten._native_batch_norm_legit.no_stats
 _Key = tuple[Any, ...]  # a node, and the tensors its value lives in
 
 
 class Halves(NamedTuple):
-    """What runs before and behind the loss.
+    """Forward and backward as separate graphs.
 
     Attributes:
         forward, backward: their graphs, in planned order.
@@ -87,7 +87,7 @@ class _Divider:
         return (node, *(tensors if self._place is None else (self._place.get(t, t) for t in tensors)))
 
     def _value(self, node: fx.Node) -> fx.Node:
-        """Return the new node that holds a value, and note it where backward reads it of forward."""
+        """Return the new node that holds a value, noted as saved if it is one of forward that backward reads."""
         return self._read(self._values[self._key(node)])
 
     def _read(self, new: fx.Node) -> fx.Node:

@@ -19,8 +19,8 @@ from olla.pytorch.capture.results import Structure
 from olla.pytorch.capture.storages import fold
 from olla.pytorch.program.variants import drawn_from
 
-# Loss and whatever else runs between forward and backward. It keeps its place among the operators that draw numbers: so
-# forward draws what it draws before, and backward behind.
+# Stands for the loss and whatever else runs between forward and backward. As a random operator it keeps its place among
+# those: forward's draws stay before it, backward's behind it.
 _library: Any = torch.library.Library("olla", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("between(Tensor[] results) -> Tensor[]", tags=(torch.Tag.nondeterministic_seeded,))
 BETWEEN = torch.ops.olla.between.default
@@ -30,7 +30,7 @@ _NORMS_BACKWARD = {
     torch.ops.aten.cudnn_batch_norm_backward.default: ("running_mean", "running_var"),
     torch.ops.aten.miopen_batch_norm_backward.default: ("running_mean", "running_var"),
 }
-_NO_EFFECT = ("aten::_assert_tensor_metadata",)  # said of graphs whose sizes and types are guarded
+_NO_EFFECT = ("aten::_assert_tensor_metadata",)  # assertions on sizes and types, which are guarded anyway
 
 
 class JointStep:
@@ -47,7 +47,7 @@ class JointStep:
         num_forward: as given.
         tangents: node that stands for a gradient of a result -> its placeholder in the joint graph that was given.
         placeholders: of the joint graph, in order, tangents included.
-        num_again: operators that run again because the user has them run again.
+        num_again: operators that are recomputed because the user's checkpoints ask for it.
         between: the op that stands for what runs between forward and backward.
         changed: tensors of inputs that forward changes.
 
@@ -135,7 +135,7 @@ def _without_statistics(node: fx.Node) -> None:
 
 
 def _keep_changed_inputs(graph: fx.Graph, changed: set[fx.Node]) -> None:
-    """Have the graph read a copy of every input that forward changes and backward reads: of what it was before."""
+    """Make the graph read a clone, taken at its start, of every input that forward mutates and backward reads."""
     roots = {node: node for node in changed}
     behind: set[fx.Node] = {n for n in graph.find_nodes(op="placeholder") if compat.is_tangent(n)}
     copied: dict[fx.Node, None] = {}

@@ -33,18 +33,18 @@ _LEFT = "olla leaves a graph to torch's own partitioner, and its operators run i
 class AtenPartitioner:
     """Divides joint graphs so that forward and backward, operator by operator, meet a goal.
 
-    A budget is for a model as a whole: of what one graph may take, its other parameters with their gradients are taken
-    away, and what graphs before it have saved by then.
+    A budget is for a model as a whole: for one graph it is reduced by the parameters and gradients of the rest of the
+    model, and by what graphs before it have saved.
 
     Args:
         goal: what is asked for; None: nothing is recomputed.
         device: what seconds are estimated for; None: it follows the graph's device.
         time_limit: seconds for the plan of one graph.
         model_bytes: of parameters, their gradients and buffers of the whole model; 0: those of the graph alone.
-        graphs: takes what became of every graph.
+        graphs: receives a record of every graph.
 
     Attributes:
-        saved_before: bytes that the graphs of this call of the model have saved that were compiled before.
+        saved_before: bytes saved by the graphs that were compiled earlier in this call of the model.
     """
 
     goal: Goal | None
@@ -142,10 +142,10 @@ def _num_ops(module: fx.GraphModule) -> int:
 
 
 def _restricted(joint: JointStep, device: str, rules: Rules) -> Rules:
-    """Return the rules without what the two graphs have no operators for.
+    """Return the rules, restricted to what the two graphs can express.
 
-    Gradients of results belong to autograd, which may hand them to others: nothing is written over them. What reads an
-    input that forward changes reads it before that alone.
+    Tangents belong to autograd, which may hand them to others: they are not overwritten. Readers of an input that
+    forward mutates are not recomputed.
     """
     captured, graph = joint.captured, joint.captured.graph
     training = [v for v, nodes in enumerate(captured.nodes) if nodes[0].target is FUNCTIONAL_NORM and nodes[0].args[5]]

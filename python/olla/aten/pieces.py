@@ -44,13 +44,13 @@ class Pieces:
             self.loss = self._planned(loss)
 
     def plan_models(self) -> None:
-        """Leave the loss function alone, of which Dynamo follows nothing, and plan what the models do that it calls."""
+        """Plan the models that the loss function calls, and not the function itself, which Dynamo cannot follow."""
         self.loss = self._given
         self._calls = {module: self._planned(module) for module in _called_modules(self._model)}
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Run the body of a loop inside this context: its models' calls are planned, and as they were behind it."""
+        """Plan the calls of the models within this context, in which the body of a loop runs; undo that at its end."""
         own = [module for module in self._calls if module._compiled_call_impl is None]  # else compiled by the user
         for module in own:
             module._compiled_call_impl = self._calls[module]

@@ -26,9 +26,9 @@ class GraphRecord:
         lower_bound_bytes: no plan that takes as long has a lower peak.
         resident_bytes: parameters, buffers and inputs among these.
         saved_bytes: what forward makes and keeps for backward.
-        num_again: operators that run again.
+        num_again: operators that are recomputed.
         num_in_place: results that take over the memory of an input.
-        added_seconds, base_seconds: estimated, of what runs again, and of the whole.
+        added_seconds, base_seconds: estimated, of recomputation, and of the whole.
         plan_seconds: wall-clock time of planning.
     """
 

@@ -1,4 +1,4 @@
-"""Graphs of Dynamo's that run as the user's Python has them, since planned they would do something else."""
+"""Refuse to plan graphs of Dynamo's that would then behave differently from the user's Python code."""
 
 from __future__ import annotations
 

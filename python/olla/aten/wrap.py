@@ -30,7 +30,7 @@ def wrap(
     """Plan the memory of a model's forward and backward; the training loop stays as it is.
 
     Calls of the model, and the backward passes behind them, run the same operators on torch's own kernels, in an order
-    with a lower peak: results are written in place, and with a goal operators run again rather than being kept. Losses,
+    with a lower peak: results are written in place, and with a goal values are recomputed instead of saved. Losses,
     gradients, buffers and random numbers are those of the model as it was, to the bit. Whatever surrounds the model
     (loss, clipping, accumulation, optimizers, schedulers, scalers) is the user's own.
 

@@ -1,7 +1,7 @@
 """Modules that may be checkpointed, and what that does to memory and time, as sums over decisions.
 
-The memory at a point of backward is linear in the decisions: what an uncheckpointed module saves is there from forward
-on, what a checkpointed one recomputes from the point on at which backward asks for it first.
+The memory at a point of backward is linear in the decisions: what an uncheckpointed module saves is alive from forward
+on, what a checkpointed one recomputes from the point where backward first needs it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Candidate:
 
     Attributes:
         name: of the module.
-        calls: of it, apart from each other.
+        calls: of it, which do not overlap.
         again_at: of every call, when backward asks first for something that it saves.
         done_at: of every call, when backward asks for the last of it.
         stops: of every call, the operator at which its recomputation ends.
@@ -171,7 +171,7 @@ def _changed_buffers(name: str, calls: list[ModuleCall], changes: list[tuple[int
 
 
 def _has_outdated_inputs(traced: StepTrace, calls: list[ModuleCall]) -> bool:
-    """Whether a module takes something that others change behind that: it would recompute from the changed one."""
+    """Whether an input of a module is mutated elsewhere after its call: recomputation would read the new value."""
     for storage in traced.storages:
         others = [at for at in storage.changed_at if not any(call.begin <= at < call.end for call in calls)]
         for call in calls if others else ():

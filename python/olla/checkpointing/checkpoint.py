@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MOST_TRIES = 5  # of choices that miss the goal once they are measured
 _TIE = 1e-4  # of the peak: of choices that need about as much, the one of least time
 _WORTH = 1e-3  # of the peak: what saves less is not worth a checkpoint
-_SLACK = 0.01  # of the seconds that may be added: where more is left, the search asks again for so much more
+_SLACK = 0.01  # of the seconds that may be added: if more is unused, the search is repeated with as much more
 _ROUNDING = 1e-9  # of the step's seconds, which are sums
 _MARGIN = 0.1  # by which the program's seconds may be above those that are measured
 _LEAST_SECONDS = 0.5  # for one search, though the time is over
@@ -128,7 +128,7 @@ def checkpoint(
         eager_peak_bytes=search.base.peak_bytes,
         peak_bytes=memory.peak_bytes,
         needed_bytes=held.needed(memory),
-        # The model rounds temporaries of recomputations up: what was measured is below it at times.
+        # The model overestimates temporaries of recomputations: a measured peak can be below its bound.
         bound_bytes=None if search.bound_bytes is None else min(search.bound_bytes, memory.peak_bytes),
         bound_seconds=search.bound_seconds,
         base_seconds=search.base.seconds,
@@ -257,7 +257,7 @@ class _Search:
         )
 
     def _solve(self, most_seconds: float = math.inf, most_bytes: float | None = None) -> CheckpointChoice:
-        """Return what the program chooses; where it has no answer in time, that nothing is checkpointed."""
+        """Return the integer program's choice; if it has none in time, the choice to checkpoint nothing."""
         limit = max(_LEAST_SECONDS, (self._end - time.perf_counter()) / 2)
         choice = self._model.solve(most_seconds=most_seconds, most_bytes=most_bytes, time_limit=limit, seed=self._seed)
         return self._model.choice({}) if choice is None else choice

@@ -1,4 +1,4 @@
-"""Checkpoints that are chosen when a training calls its model first, by the batch that comes."""
+"""Choose checkpoints at the first call of a model that trains, by the batch of that call."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class AtFirstBatch:
             return
         leaves = pytree.tree_leaves((args, kwargs))
         num_bytes = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
-        # Where several processes train, all of them choose together: first batches come at once, larger ones do not.
+        # All ranks have to choose together: they get their first batch at the same call, but not a larger one.
         most = 1 if train_together() else _MOST_CHOICES
         if num_bytes <= _LARGER * self._num_bytes or self._num_choices >= most:
             return

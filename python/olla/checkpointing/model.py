@@ -15,7 +15,7 @@ from olla.checkpointing.regions import ModuleRegion, SaveKey
 from olla.checkpointing.trace import GIVEN, StepTrace, Storage
 from olla.ilp import solver
 
-_TIME_WEIGHT = 1e-4  # of all seconds, against the peak: of choices of one peak, the one that takes less time
+_TIME_WEIGHT = 1e-4  # of added seconds against the peak: of choices with equal peaks, the faster one
 Float64 = NDArray[np.float64]
 
 
@@ -103,13 +103,13 @@ class Model:
 
     def _add(self, storage: Storage, column: int) -> int:
         """Add the bytes of a storage that autograd saves; return the number of the next free column."""
-        # Of every operator that saves it, the modules that make it again if they are checkpointed.
+        # For every operator that saves it: the enclosing calls whose recomputation would make it again.
         relief = {tuple(c for c in self._chains[p] if self._begin(c) <= storage.made_at) for p in storage.packed_at}
         covered = {c for p in storage.packed_at for c in self._chains[p]}
         inputs = self._inputs(storage)
         alive = self._alive(storage)
         within = set.intersection(*map(set, relief))
-        for i, k in set().union(*relief):  # there a second time where others have kept the first one
+        for i, k in set().union(*relief):  # a second copy, where others have kept the first one
             again = alive * (self.times >= self.candidates[i].again_at[k])
             self._parts.append((again, i, storage.num_bytes))
         if len(relief) == 1 and inputs <= covered:  # as of most: kept unless one of these modules is checkpointed

@@ -1,7 +1,7 @@
-"""Several processes that train one model checkpoint the same modules: those that the first one has chosen.
+"""Agreement of ranks: several processes that train one model checkpoint the modules that the first one chose.
 
-A search that its time limit ends may end elsewhere on another machine, and batches may differ. Ranks that recompute
-other modules would gather other shards.
+A search may reach its time limit at another point on another machine, and batches may differ. Ranks that recompute
+different modules would gather different shards.
 """
 
 from __future__ import annotations

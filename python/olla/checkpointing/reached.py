@@ -86,7 +86,7 @@ class Reached:
     def _meet(self, value: Any, package: str, *, is_called: bool = False) -> None:
         if id(value) in self._known:
             return
-        self._known[id(value)] = value  # it lives as long as its number is known
+        self._known[id(value)] = value  # holding references keeps ids unique
         if isinstance(value, functools.partial):
             for part in (value.func, *value.args, *value.keywords.values()):
                 self._meet(part, package, is_called=is_called and part is value.func)

@@ -75,7 +75,7 @@ def _run(module: torch.nn.Module, region: ModuleRegion, replaced: Forward | None
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     args, kwargs = without_caches(args, kwargs)
-    # Torch.compile takes contexts of selective checkpoints alone, and changes buffers once by itself.
+    # torch.compile supports the contexts of selective checkpoints alone, and updates buffers once by itself.
     is_compiling = torch.compiler.is_compiling()
     buffers = () if is_compiling else region.buffers
     hooked = [] if is_compiling else hooks_of(part for part in module.modules() if part is not module)
@@ -144,9 +144,9 @@ class _Policy:
 
 
 class _WithBuffers:
-    """A recomputation that finds buffers as they were before the first call, and changes copies of them alone.
+    """A recomputation that sees buffers as they were before the first call, and mutates copies of them alone.
 
-    Running statistics are updated once so, as without a checkpoint.
+    So running statistics are updated once, as without a checkpoint.
 
     Args:
         module: is recomputed.
@@ -178,9 +178,9 @@ class _WithBuffers:
 
 
 class _WithState:
-    """A recomputation that finds what Python code has noted as it was before the first call, and leaves no notes.
+    """A recomputation that sees Python state as it was before the first call, and leaves that state unchanged.
 
-    Counters, histories and what hooks take down are as without a checkpoint so.
+    So counters, histories and records of hooks are as without a checkpoint.
 
     Args:
         modules: whose attributes the recomputation changes.

@@ -38,7 +38,7 @@ class Storage:
         used_at: positions of operators of the forward pass that use it.
         changed_at: positions of those that change it in place.
         packed_at: positions of operators that save it for backward.
-        freed_at: the position of the first operator behind its end; None: it outlives the step.
+        freed_at: the position of the first operator after it is freed; None: it outlives the step.
         name: of the buffer or parameter that it is; empty: none.
     """
 
@@ -134,7 +134,7 @@ class _Trace(Memory):  # type: ignore[no-untyped-call]
         self.found.live_bytes.append(self.live_bytes)
 
     def mark(self) -> None:
-        """Let the end of a module's call be an operator that does nothing: what its last one saves comes before it."""
+        """Append a no-op at the end of a module's call, so that what its last operator saves lies within the call."""
         self.ran(None, [], [], [], 0.0)
         self.num_ops += 1
 
@@ -155,7 +155,7 @@ class _Trace(Memory):  # type: ignore[no-untyped-call]
 class TrainingStep:
     """A forward and backward pass of a model, on fake tensors or on real ones; the model stays as it is.
 
-    So does what Python code of its modules notes in their attributes, and in lists and the like that these hold.
+    So do attributes of its modules that their Python code changes, and lists and the like in these.
 
     Args:
         model: of the step.
@@ -271,7 +271,7 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _Whole(torch.nn.Module):
-    """A step as the call of a module, so that torch lends the model other tensors for as long as it runs."""
+    """A step as the call of a module, so that `functional_call` can lend the model other tensors while it runs."""
 
     def __init__(self, model: torch.nn.Module, run: Callable[[], None]) -> None:
         super().__init__()
@@ -299,7 +299,7 @@ def _tensors_in(result: Any) -> list[torch.Tensor]:
             if isinstance(leaf, torch.Tensor):
                 found.append(leaf)
             elif id(leaf) not in met and not isinstance(leaf, torch.nn.Module | type):
-                met[id(leaf)] = leaf  # what is kept keeps its id
+                met[id(leaf)] = leaf  # holding references keeps ids unique
                 waiting.append(dict(getattr(leaf, "__dict__", {})))
     return found
 

@@ -1,4 +1,4 @@
-"""The Python state of a model stays what it is while a step of it is tried."""
+"""Restore the Python state of a model after a step of it was tried."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def unchanged(model: torch.nn.Module, leaves: list[Any], loss: Any = None) -> It
     """Undo what a step does to the attributes of modules, and to lists, dicts, sets and deques in them.
 
     A step on fake tensors would leave these in histories and caches, and counters would be ahead of the loop's own.
-    Hooks, losses and forward functions have more than that at hand: variables around them, globals, and objects of
-    classes of their own package; what they name of these is put back, too. Objects of other packages are left alone.
+    Hooks, losses and forward functions also reach closure variables, globals and objects of classes of their own
+    package: those that they name are restored, too. Objects of other packages are left alone.
 
     Args:
         model: that is tried.

@@ -1,4 +1,4 @@
-"""Does it fit, and which batch: sizes of a training step beside the memory there is."""
+"""Sizes of a training step that fit a given memory, unplanned and planned."""
 
 from olla.fit.result import Fit, SizeRow, Way
 

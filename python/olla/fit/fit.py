@@ -28,7 +28,7 @@ SIZES = (1, 2, 4, 8, 16, 32)
 SLOWDOWNS = (0.05, 0.1)
 QUANTILES = (0.5, 0.9, 0.99, 1.0)  # of lengths, which are sizes
 _MOST_TRIES = 30  # captures for the exact largest n
-_MOST_GUESSES = 6  # of them, by the peaks of others
+_MOST_GUESSES = 6  # of them, by interpolating peaks; the others bisect
 
 
 def fit(
@@ -58,8 +58,8 @@ def fit(
         memory: that there is, "80GB", "80GiB" or bytes. What the driver and other programs take is not in it.
         device: what time is estimated for: "h100", "h200", "a100", "rtx4090", "cpu" or a `DeviceProfile`.
         sizes: values of n; by default 1, 2, 4, 8, 16, 32, or those that `lengths` gives.
-        lengths: of the batches of a run, in their order, where n is the length of a batch: what share of them fits is
-            said of each way, and which one is the first that does not. Sizes are by default their median, their 90th
+        lengths: of the batches of a run, in their order, where n is the length of a batch: for each way the result then
+            tells what share of them fits, and the first that does not. Sizes are by default their median, their 90th
             and 99th percentile and the longest; further ones are tried until it is known of each whether it fits the
             eager loop, and the way that ``exact`` names.
         slowdowns: shares of added time within which the least peak is wanted; 0.05 is 5 %.
@@ -166,7 +166,7 @@ class _Stopped(Exception):
 
 @dataclass
 class _SizeSearch:
-    """The rows there are, and how one more is made."""
+    """The rows so far, and the means to make one more."""
 
     make_step: Callable[[int], Any]
     memory_bytes: int
@@ -186,7 +186,7 @@ class _SizeSearch:
         return not self.device.name.startswith("cpu")
 
     def add(self, n: int, names: Sequence[str]) -> None:
-        """Make the row of a size, or complete it, unless the end was asked for; then with the ways done until there."""
+        """Make the row of a size, or complete it, unless stopped; a stop on the way keeps the ways done so far."""
         if self.is_stopped:
             return
         ways: dict[str, Way] = dict(self.rows[n].ways) if n in self.rows else {}
@@ -220,7 +220,7 @@ class _SizeSearch:
             way: of Fit.
             among: rising sizes that are of interest; None: all.
         """
-        by = "least" if way == "budget" else way  # in memory a peak says nothing of the next size's
+        by = "least" if way == "budget" else way  # a plan that fills the memory says nothing of the next size's peak
         names = ["least", "budget"] if way == "budget" else [way]
         for i in range(_MOST_TRIES):
             if self.is_stopped:
@@ -297,7 +297,7 @@ class _SizeSearch:
         return self._rewritten(self._plan(n, name, graph, self.goals.get(name, {"minimise": "peak"})))
 
     def _within(self, n: int, graph: Graph, ways: Mapping[str, Way]) -> Way:
-        """Return the least added time that fits; that nothing does is known from the least peak, or found out."""
+        """Return the way of least added time that fits; one with `fits` False if none does, or none is found."""
         least = ways["least"]
         nothing = replace(least, peak_bytes=None, seconds=None, added=None, fits=False, link_bytes=None)
         if not least.fits and least.proved:

@@ -1,4 +1,4 @@
-"""Which size to try next for the largest that fits: peaks are nearly affine in n, a bracket closes on the answer."""
+"""Search for the largest size that fits: peaks are nearly affine in n, so interpolation closes a bracket fast."""
 
 from __future__ import annotations
 

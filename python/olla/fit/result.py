@@ -99,7 +99,7 @@ class Fit:
         parallel: what they share, as of `olla.capture`; empty: nothing that was asked for here.
         names: of the ways, the simplest first.
         rows: by rising n. Where the largest n was asked for, the sizes tried for it have only the ways that needs.
-        exact: the way whose largest n is the largest of all: one more was tried, and did not fit; empty if none.
+        exact: the way whose largest n is known exactly: n + 1 was tried, and did not fit; empty if none.
         interrupted: whether it ended early, with the rows there were.
         seconds: wall-clock time in all.
         lengths: of the batches of a run, in their order; empty where none were given.

@@ -90,7 +90,7 @@ def _without_memory(optimizer: torch.optim.Optimizer, *, on_gpu: bool) -> torch.
         parameters = [_on_meta(p) for p in given]
         pairs = zip(parameters, given, strict=True)
         state |= {q: _copied(optimizer.state[p]) for q, p in pairs if p in optimizer.state}
-        # Neither changes what is taken, and both may want tensors of a GPU.
+        # Neither changes the memory taken, and both may require tensors on a GPU.
         simple = {"lr": 0.1, **({"capturable": False} if "capturable" in group else {})}
         settings = {name: _copied(value) for name, value in group.items() if name not in (*simple, "params")}
         groups.append({**settings, **simple, "params": parameters})

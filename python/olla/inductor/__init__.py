@@ -1,4 +1,4 @@
-"""olla inside torch.compile: what to save for backward and what to run again, decided for fused code."""
+"""olla inside torch.compile: chooses what forward saves and what backward recomputes, for fused code."""
 
 from olla.inductor.backend import backend
 from olla.inductor.explain import Explanation, explain

@@ -25,7 +25,7 @@ _SHARES = (0.9, 0.7, 0.5, 0.3, 0.1)
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """One step as olla would have it compiled, and as torch would.
+    """A simulated training step compiled with olla's decisions, and the same step with torch's.
 
     Attributes:
         ours: the replayed step with olla's decisions; ``ours.splits[i]`` is what became of graph i.
@@ -91,8 +91,8 @@ def explain(
 ) -> Explanation:
     """Explain what olla saves and recomputes in a compiled training step, beside torch's own choices.
 
-    The step is compiled with olla, by torch's default and once per share, without its kernels; nothing is run, and no
-    memory is taken. Code compiled before is forgotten, and compiled again when it is next called.
+    The step is compiled on fake tensors with olla, with torch's default and once per share: no kernel is compiled or
+    run, no memory is taken. Earlier results of torch.compile are dropped; functions recompile when next called.
 
     Args:
         model: real, or on the meta device; in the mode (train or eval) it shall run in.
@@ -101,7 +101,7 @@ def explain(
         budget, max_slowdown, minimise, device, max_recomputed, chunked_loss, host_budget: as of
             `olla.inductor.enable`.
         shares: values of ``activation_memory_budget`` to try for torch.
-        state_bytes: of what else lives throughout: an optimizer's state.
+        state_bytes: bytes of anything else resident throughout, such as an optimizer's state.
 
     Returns:
         The figures; ``print`` shows them as tables.

@@ -1,4 +1,4 @@
-"""Turning olla on for code that already compiles, and off again."""
+"""Turn olla on for every later torch.compile (`enable`), and off again (`disable`)."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _code_peak_bytes(forward: Any, backward: Any, num_results: int) -> int | Non
 
 
 class Enabled:
-    """olla is on until the end of a ``with`` block, or until `disable`; then what was set before holds again."""
+    """A context in which olla is on; its end, or `disable`, restores the settings from before."""
 
     def __init__(self, patch: Any) -> None:
         self._patch = patch
@@ -80,7 +80,7 @@ class Enabled:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Undo this, and all that came after it; nothing happens where it has ended already."""
+        """Undo this `enable` and all later ones; a no-op if it is undone already."""
         layers = _enabled.get()
         if self in layers:
             place = layers.index(self)
@@ -89,7 +89,7 @@ class Enabled:
                 layer._patch.__exit__(None, None, None)
 
 
-# What `enable` returned and has not ended, oldest first.
+# Results of `enable` that are still in force, oldest first.
 _enabled: Any = compat.variable_like_config("olla_enabled", ())
 
 
@@ -106,30 +106,29 @@ def enable(
 ) -> Enabled:
     """Let olla decide what every ``torch.compile`` from now on saves for backward.
 
-    Without a goal, graphs on a GPU get the least peak with which matrix products, convolutions and attention run again
-    for at most 1 % of their flops and of the estimated time, those on a CPU the least for at most 5 % of added time.
+    Without a goal, graphs on a GPU get the lowest peak that recomputes matrix products, convolutions and attention for
+    at most 1 % of their flops and of the estimated time; graphs on a CPU the lowest peak for at most 5 % added time.
 
     Code that has been compiled already stays as it is. A second call replaces the goal of the first, until its own
-    block ends. Since torch 2.13 every thread has settings of its own: this call counts for the thread that makes it.
+    block ends. Since torch 2.13 Inductor's settings are per thread, so the call applies to the calling thread only.
 
     Args:
-        budget: bytes a compiled forward and backward may need with all they take and return: "16GB", "16GiB" or a
-            number. What lies outside of them (other graphs, an optimizer's state) comes on top.
+        budget: peak bytes of a compiled forward and backward with their inputs and results: "16GB", "16GiB" or a
+            number. Memory outside of them (other graphs, an optimizer's state) comes on top.
         max_slowdown: the least peak for at most this share of added time, 0.05 for 5 %.
         minimise: "peak": the least peak at whatever time.
         device: what seconds are estimated for: a name of `olla.graph.PROFILES` or a profile; by default by the
             device of the graph.
-        max_recomputed: beside any goal, or alone for the least peak: most flops of matrix products, convolutions and
-            attention to run again, as a share of the graph's, 0.05 for 5 %; known exactly, as seconds are not.
-        chunked_loss: compute large linear layers with their cross-entropy in so many chunks of rows, or "auto": as many
-            as bring a chunk of logits to the size of the layer's weight. This changes rounding: gradients of weights
-            are sums over chunks.
-        segment: on a GPU, let torch's allocator take what a step has in memory at its peak from the device in one
-            piece before the step first runs, so that less is reserved; False: piece by piece, as it is asked for.
-            See docs/inductor.md.
-        host_budget: beside a goal, on a GPU: bytes of pinned host memory in which tensors may wait between forward and
-            backward; what is copied and what is recomputed are chosen together. None: nothing is copied. Torch 2.13 or
-            later.
+        max_recomputed: limit on the recomputed flops of matrix products, convolutions and attention, as a share of the
+            graph's, 0.05 for 5 %; with any goal, or alone for the least peak. Flops are exact, seconds estimates.
+        chunked_loss: compute large linear layers with their cross-entropy in so many chunks of rows, or "auto": enough
+            that a chunk of logits takes at most a quarter of the layer's weight, or has at most 256 rows. This changes
+            rounding: gradients of weights are sums over chunks.
+        segment: on a GPU, have torch's caching allocator reserve most of the step's peak in one segment before the
+            first run, which lowers reserved memory; False: segments are reserved as requests come. See
+            docs/inductor.md.
+        host_budget: with a goal, on a GPU: bytes of pinned host memory for offloading tensors between forward and
+            backward; offloading and recomputation are chosen together. None: no offloading. Torch 2.13 or later.
 
     Returns:
         An object for a ``with`` block that ends it; it may be ignored.

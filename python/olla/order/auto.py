@@ -1,4 +1,4 @@
-"""Ours: min-cut refinement and branch and bound, from the program order first, then from other starts too.
+"""olla's own method: min-cut refinement and branch and bound, from the program order first, then from other starts too.
 
 Where work is limited rather than time, the first two alone, from the program order and fast list schedules.
 """

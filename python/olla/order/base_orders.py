@@ -32,7 +32,7 @@ def inductor_schedules(core: CoreGraph) -> dict[str, Callable[[], Order]]:
 def base_orders(graph: Graph, best: Order, notes: list[str] | None = None) -> list[Order]:
     """Return orders to rewrite from, the likeliest first: the best one, the program's, and list schedules.
 
-    Weight updates and what makes next to nothing go early in some of them, so that gradients go at once.
+    Weight updates and ops with tiny results run early in some of them, so that gradients are freed at once.
 
     Args:
         graph: the training step.
@@ -92,7 +92,7 @@ def bytes_per_op(graph: Graph, lists: Lists) -> NDArray[np.int64]:
 def early_updates(graph: Graph, order: NDArray[np.int32]) -> NDArray[np.int32]:
     """Return the order with every weight update, and every op that makes next to nothing, right behind what it needs.
 
-    The norms of gradients that are to be clipped make next to nothing: behind them, a gradient may go and come back.
+    Norms for gradient clipping make next to nothing: once they have run, a gradient may be evicted and restored.
 
     Args:
         graph: the training step.
@@ -117,10 +117,10 @@ def early_updates(graph: Graph, order: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 def late_changes(graph: Graph, order: Order) -> Order:
-    """Return the order with changes of what lasts right before the first op that waits for them, where that is free.
+    """Return the order with mutations of resident tensors right before the first op that waits for them, where free.
 
-    What reads a parameter can run again until the parameter is changed. The decay of AdamW needs no gradient, and could
-    run right behind the forward pass: nothing is gained by that, and all reruns are lost.
+    Readers of a parameter can be recomputed only until it is mutated. AdamW's weight decay needs no gradient, and could
+    run right behind the forward pass: that gains nothing, and rules out all recomputation.
 
     Args:
         graph: the training step.
@@ -165,7 +165,7 @@ def late_changes(graph: Graph, order: Order) -> Order:
 
 
 def _idle_changes(graph: Graph, step: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return bool[num_ops]: whether op v does nothing but change what lasts, of which something was read before."""
+    """Return bool[num_ops]: whether op v only mutates resident tensors, of which some were read before."""
     lasts = (graph.writer < 0) & ~graph.donated
     first_read = np.full(graph.num_tensors, graph.num_ops)
     np.minimum.at(first_read, graph.reads.item, step[graph.reads.owner])

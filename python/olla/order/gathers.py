@@ -1,4 +1,4 @@
-"""An order in which parameters are gathered late: what is chosen to be kept or gathered again starts from that."""
+"""An order that gathers sharded parameters late, from which it is chosen what to keep and what to gather again."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def gathered_late(graph: Graph, order: Order) -> Order:
 
 
 class _Moves:
-    """Where ops go: to places of the order, and to halves, between two of them."""
+    """New places of ops: steps of the order, and fractions between two of them."""
 
     def __init__(self, graph: Graph, at: NDArray[np.int64], gather: NDArray[np.bool_]) -> None:
         self.graph, self.at = graph, at
@@ -89,7 +89,7 @@ class _Moves:
             self._last[shard] = max([*used, self._last.get(shard, 0)])
 
     def change_later(self) -> None:
-        """Let what changes a shard wait until nobody needs what is gathered from it: till then it can be again."""
+        """Move mutations of a shard behind the last use of what is gathered from it, which can be regathered before."""
         lists = self.graph.mutates
         for t, v in zip(lists.item.tolist(), lists.owner, strict=True):
             self.place[v] = max(self.place[v], self._last.get(t, -1) + 0.25)

@@ -1,1 +1,1 @@
-"""Plans that run ops again, or write results in place, instead of keeping values."""
+"""Plans that recompute ops, or write results in place, instead of keeping values."""

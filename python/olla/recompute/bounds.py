@@ -1,4 +1,4 @@
-"""The ops whose cuts bound best; the error for a budget that nothing was found for."""
+"""Choose the ops whose cuts bound the peak best; make the error for a budget that no plan was found for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NUM_OPS = 12  # per source of ops whose cuts make a bound
 
 
 def busiest(graph: Graph, order: NDArray[np.int32], plan: Plan | None = None) -> NDArray[np.int32]:
-    """Return the ops with most live memory under an order, and in a plan of a rewriting without its swaps."""
+    """Return the ops with most live memory under an order, and in a plan's rewritten graph without its swaps."""
 
     def first(graph: Graph, order: NDArray[np.int32]) -> NDArray[np.int32]:
         return order[np.argsort(-profile(graph.core, order).live_bytes, kind="stable")][:_NUM_OPS]

@@ -22,7 +22,7 @@ _SLOWDOWNS = (0.02, 0.05, 0.1, 0.2, 0.4, math.inf)  # around which choices are i
 
 @dataclass(frozen=True)
 class Curve:
-    """What memory costs in time: point i needs peak_bytes[i] and adds added_seconds[i]; both are rising in turn.
+    """Peak memory against added time: point i has a peak of peak_bytes[i] and adds added_seconds[i].
 
     Attributes:
         graph_name: of the graph.

@@ -29,12 +29,12 @@ def solve_choice(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> RecomputeIlpResult:
-    """Put the best decisions for the evictor's base order in force; they are never worse than those that were.
+    """Solve for the best decisions on the evictor's base order, and apply them; they are never worse than before.
 
     Args:
         evictor: the decisions in force are where it starts.
         peak_bytes: the limit; where added_seconds is given, a proven bound of every peak.
-        added_seconds: given: the limit within which the least peak is sought. None: the least added time is.
+        added_seconds: limit within which the least peak is sought; None: the least added time is sought.
         bound: where the added time is sought, a proven bound of it.
         time_limit: in seconds.
         seed: of HiGHS.

@@ -1,4 +1,4 @@
-"""Improvement of a choice: local search, the order of the rewritten graph as one more base, less time for a peak."""
+"""Improve a choice: local search, the order of the rewritten graph as a new base, less time for the same peak."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRIAL_WORK = 4_000_000  # for a greedy run on a further base order
 REBASE_SHARE = 1 / 6  # of the work of improving, on the order of the rewritten graph
 IMPROVE_SHARE = 0.7  # of the time limit, by which that ends
 WORTH = 0.98  # share of the added time, that a choice must be below to be worth such memory
-_CAPS = 0.75, 0.9, 0.97  # shares of the time taken, that greedy runs may add instead
+_CAPS = 0.75, 0.9, 0.97  # shares of the current added time: limits of further greedy runs
 _CAP_WORK, _CAP_RUNS = 600_000, 100  # for such a run on every base order; per op, at least
 _NEAR = 0.02  # share of a peak, by which the best order of a choice may be below the order that it was made on
 _NEAR_SHARE = 1 / 4  # of the work of ordering anew
@@ -30,7 +30,7 @@ _MAX_ROUNDS = 1000  # of the local search; work ends it earlier on all but small
 _NUM_SEED_OPS = 3  # whose bounds the local search starts from, too
 # The next two and those of `_begin_again`: found with bench/recompute/bench_front.py, which says what that is worth.
 _NEARLY = 0.03  # share of a peak, by which what is searched for a lower one may miss it
-_FREE = 0.001  # share of the step's time, below which less is not looked for
+_FREE = 0.001  # share of the step's time: added time below it is not reduced further
 
 
 def is_movable(options: Options) -> bool:
@@ -39,7 +39,7 @@ def is_movable(options: Options) -> bool:
 
 
 class Improving(Starts):
-    """What is chosen on several base orders, and what makes it better.
+    """Choices on several base orders, and the steps that improve them.
 
     Attributes:
         improve_work: of a local search.
@@ -48,7 +48,7 @@ class Improving(Starts):
     improve_work: int
 
     def _search(self, peak_bytes: int, added_seconds: float | None, work: int) -> None:
-        """Improve what is in force on the present base order."""
+        """Improve the current choice on the current base order by local search."""
         limit = self._until(IMPROVE_SHARE)
         if limit <= 0.0 or self._close_enough(peak_bytes, added_seconds):
             return
@@ -86,9 +86,9 @@ class Improving(Starts):
         self.starts = before if failed else self._ranked([*before, *self.starts], peak_bytes)
 
     def _cheapen(self, peak_bytes: int) -> None:
-        """Look for less time within the peak: where a cheaper choice misses it by little, and where less may be spent.
+        """Look for less time within the peak: from a cheaper choice just above it, and by greedy runs with less time.
 
-        What misses it is ordered anew, and the best order of that is one more base order.
+        The cheaper choice is ordered anew, and its best order is one more base order.
         """
         seconds = self.evictor.added_seconds
         if self.options.method == "ilp" or seconds <= 0:
@@ -100,9 +100,9 @@ class Improving(Starts):
         self._spend_less(peak_bytes)
 
     def _press(self, peak_bytes: int) -> None:
-        """Look for the peak with less time, from choices of less time that miss it by little.
+        """Look for less time at the peak by lowering the peak of cheaper choices just above it.
 
-        What they may add is fixed, and their peak falls: a way past what stops a search for less time at that peak.
+        Their added time is capped, and their peak minimized: this gets past local optima of a search for less time.
         """
         while self.options.method != "ilp" and self._left(IMPROVE_SHARE) > 0.0:
             seconds = self.evictor.added_seconds
@@ -118,7 +118,7 @@ class Improving(Starts):
                 return
 
     def _spend_less(self, peak_bytes: int) -> None:
-        """Drop anew on every base order with less time allowed than is taken: who may not spend chooses otherwise."""
+        """Rerun the greedy on every base order with less time than is used now: a tight limit changes its choices."""
         work, none = _CAP_WORK // len(self.seen), np.zeros(0, dtype=np.int32)
         if work < _CAP_RUNS * self.graph.num_ops:
             return

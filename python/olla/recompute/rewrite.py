@@ -1,4 +1,4 @@
-"""The graph that runs ops again, or writes in place, by the decisions of a search."""
+"""Build the graph with recomputed ops and results written in place, from the decisions of a search."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from olla.plan import Recomputed
 
 
 def _one_after_the_other(after: Lists, collectives: list[str], groups: list[str]) -> Lists:
-    """Return what each op comes after, with all collectives of a group in the order of the ops: ranks agree on it."""
+    """Return the predecessors of each op, the collectives of a group chained in op order so that ranks agree on it."""
     issues = [v for v, kind in enumerate(collectives) if kind not in ("", WAIT)]
     if not issues:
         return after

@@ -28,11 +28,11 @@ _BASE_WORK = 60_000_000  # for the best order without rewriting
 _IMPROVE_WORK, _IMPROVE_RUNS = 12_000_000, 6_000  # for improving the choice: in all, and per op
 _RIVAL_SHARE = 1 / 2  # of that work, on a base order where the greedy ended better than on the first one
 _BASE_SHARE = 0.2  # of the time limit
-_TIE = 0.001  # share of a peak, for which no time is paid
+_TIE = 0.001  # share of a peak: lowering it by less is not worth added time
 _TIE_SHARE, _TIE_WORK = 1 / 6, 600_000  # of the work of improving, and at least: for less time at that peak
 _SHARES = 0.0, 0.02, 0.05, 0.1, 0.2, 0.4  # of the step's time, that the last plans for a budget may add
-_AGAIN = 0.6  # share of the time taken, that a search from the beginning may add instead
-_AGAIN_FROM = 0.05  # share of the step's time, that less is no reason to begin again for
+_AGAIN = 0.6  # share of the current added time: limit of a search from scratch
+_AGAIN_FROM = 0.05  # share of the step's time: less added time than that is no reason to start over
 _PROGRAM_SHARE = 0.9
 
 
@@ -49,7 +49,7 @@ class Base(NamedTuple):
 
 
 def _find_base(graph: Graph, options: Options, progress: Progress | None, left_out: list[str]) -> Base:
-    """Return the best order, and with weight updates early where that costs no memory: gradients then go at once.
+    """Return the best order, and one with early weight updates, which free gradients, if that costs no memory.
 
     A heuristic that fails is left out, with a note in `left_out`.
     """
@@ -118,7 +118,7 @@ class RecomputeSearch(Improving):
         """Search for less added time within the peak, or, given an added time, for a lower peak within that."""
         work, self.improve_work = self.improve_work, self.improve_work // 2  # what follows is a small step from here
         first = next((s for s in self.starts if s is self._first), self.starts[0])
-        rival = self.starts[0]  # the greedy's end says only so much
+        rival = self.starts[0]  # the greedy's result predicts the search's only roughly
         for start, share in ((first, 1.0), (rival, _RIVAL_SHARE))[: 1 if rival is first else 2]:
             self.starts = [start]
             if added_seconds is not None or start.evictor.peak <= peak_bytes:
@@ -160,7 +160,7 @@ class RecomputeSearch(Improving):
         return (self.rewritten(),)
 
     def _settle(self, added_seconds: float) -> None:
-        """Take less time for as good as the same peak: the last bytes are not bought at any price."""
+        """Reduce the added time at nearly the same peak: the last bytes are not worth any price."""
         seconds, enough = self.evictor.added_seconds, int((1 + _TIE) * self.evictor.peak)
         if seconds <= 0 or self.interrupted:
             return
@@ -168,7 +168,7 @@ class RecomputeSearch(Improving):
         self._cheapen(enough)
         self._search(enough, None, max(_TIE_WORK, int(_TIE_SHARE * self.improve_work)))
         self._press(enough)
-        if added_seconds == math.inf:  # who names a time has agreed to it; a second search takes as long as the first
+        if added_seconds == math.inf:  # a given limit is accepted as it is; a second search takes as long as the first
             self._begin_again(enough)
         self._recall(0, added_seconds if self.evictor.added_seconds > WORTH * seconds else self.evictor.added_seconds)
 
@@ -179,7 +179,7 @@ class RecomputeSearch(Improving):
             self.choose(peak_bytes, math.inf)
         self._has_chosen = True
         if self.evictor.peak > peak_bytes and self.least_peak_bound(math.inf) <= peak_bytes:
-            self.improve(0, math.inf)  # the greedy stopped above what may be there
+            self.improve(0, math.inf)  # the bounds allow it, but the greedy stopped above it
         if self.evictor.peak <= peak_bytes:
             self._cheapen(peak_bytes)
             self.improve(peak_bytes, None)
@@ -206,7 +206,7 @@ class RecomputeSearch(Improving):
             self._recall(peak_bytes, None)
 
     def lower(self) -> tuple[Recomputed] | None:
-        """Find a lower peak for about the same time than what is in force; None where there is none."""
+        """Find a lower peak than the current one for about the same time; None if there is none."""
         peak, most = self.evictor.peak, self.evictor.added_seconds / WORTH
         if self.options.method == "ilp" or self._left(IMPROVE_SHARE) <= 0.0 or not self._recall(0, most):
             return None
@@ -226,8 +226,8 @@ class RecomputeSearch(Improving):
     def last_resorts(self, budget_bytes: int) -> Iterator[tuple[Recomputed]]:
         """Yield what else may fit a budget that nothing was found within: the least peak at whatever time.
 
-        Where memory is handed over with the batch, a lower peak may come of it, and an arena has nothing of that: then
-        the least peaks within some added times as well.
+        Donated inputs may let the graph reach a lower peak that an arena cannot use: with them, the least peaks within
+        some added times follow.
         """
         if self.least_peak_bound(math.inf) > budget_bytes:
             return

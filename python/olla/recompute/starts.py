@@ -22,7 +22,7 @@ from olla.recompute.rewrite import recomputed_graph
 _DROP_WORK = 40_000_000  # for one greedy run
 _GATHER_RUNS = 12  # of it, beyond that, for every op and parameter in shards: each is a decision or two
 DROP_SHARE = 0.5  # of the time limit, by which that stage ends at the latest
-_LEAST_SHARE = 0.1  # of the time limit, that every stage gets however late it is: an answer that is late, but one
+_LEAST_SHARE = 0.1  # of the time limit, that every stage gets however late it is: a late answer beats none
 _BOUND_SHARE = 0.1  # of the time limit, for one lower bound
 _LEAST_BOUND_SECONDS = 0.05
 _CLOSE = 0.002  # a peak this near to its bound is not searched for further
@@ -88,7 +88,7 @@ class Starts:
         return start
 
     def _recall(self, peak_bytes: int, added_seconds: float | None) -> bool:
-        """Go on with the best of all choices that were simulated; False where none meets the target."""
+        """Go back to the best of all simulated choices; False if none meets the target."""
 
         def reached(start: Start) -> tuple[float, float]:
             front = start.evictor.front()

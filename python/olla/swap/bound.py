@@ -1,9 +1,9 @@
 """Lower bounds for plans that recompute and swap: bounds by cuts, less what a link can carry meanwhile.
 
-When an op t starts for the first time, what is needed later lies on the device, lies in host memory, or is made again.
-What lies in host memory was copied out before, and is copied in after. All that t needs has run by then once, nothing
-that needs t has; so the link had at most the rest of the step's time to copy out, and has at most the rest of it to
-copy in. That many bytes, and no more, come off the minimum cut that bounds the peak without swaps.
+When op t first starts, everything needed later is on the device, in host memory, or recomputed. Bytes in host memory
+were copied out before and are copied in after. By then all that t needs has run once and nothing that needs t has, so
+the link had at most the rest of the step's time to copy out, and has at most the rest of it to copy in. At most that
+many bytes come off the minimum cut that bounds the peak without swaps.
 """
 
 from __future__ import annotations

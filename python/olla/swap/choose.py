@@ -18,7 +18,7 @@ from olla.swap.search import MIN_BYTES, SwapSearch
 
 _ANY_WORK = 2**63 - 1
 _AUTOSWAP_SHARE = 0.8  # of the time limit, after which no other of its scores is tried as a start
-_FREE_SHARE = 0.25  # of the time limit, for swaps that make nobody wait, where some may
+_FREE_SHARE = 0.25  # of the time limit, for swaps without stalls, if stalls are allowed
 
 
 def plan_swaps(

@@ -1,4 +1,4 @@
-"""Recomputation and swaps at once: each is chosen beside what the other leaves, in turn."""
+"""Recomputation and swaps combined: each is chosen in turn, given the current choice of the other."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LAST_WORK = 30_000_000  # for the last one
 _TURN_WORK = 3_000_000  # for the recomputation, per turn
 _SWAP_SHARE = 0.15  # of the time limit, by which a choice of swaps ends at the latest
 _TURN_SHARE = 0.06
-_NUM_TURNS = 3  # of recomputation and swaps, each beside what the other leaves
+_NUM_TURNS = 3  # of recomputation and swaps, each given the other
 _NUM_REPAIRS = 8  # of the recomputation, per turn
 _ALONE_SHARE = 0.4  # of the time limit, for a plan without swaps
 _FINAL_SHARE = 0.4  # of the time limit, for ordering and laying out what was chosen
@@ -38,13 +38,13 @@ _MOST_STALL = 1.0  # share of the step's time, that ops may wait for copies wher
 
 
 class _Found(NamedTuple):
-    """A choice of what runs again and of what is swapped, on the order in which the rewriter runs the ops.
+    """A choice of recomputation and swaps, on the order in which the rewriter runs the ops.
 
     Attributes:
         recomputed: the graph that runs ops again.
         swaps: of the graph's program order.
         absent: int64[n], bytes: what is in host memory at least, at every step of the base order.
-        added_seconds: by running ops again and by waiting.
+        added_seconds: of recomputation and stalls.
     """
 
     recomputed: Recomputed
@@ -56,8 +56,8 @@ class _Found(NamedTuple):
 class CombinedSearch:
     """What to recompute, to write in place and to swap in one graph.
 
-    Time is spent on recomputation first, which frees more bytes a second than waiting for copies does; swaps fill the
-    link meanwhile. Then each is chosen anew beside what the other leaves, in turn.
+    Added time goes to recomputation first, which frees more bytes per second than stalls on copies do; swaps use the
+    link meanwhile. Then each is chosen anew in turn, given the other.
 
     Args:
         graph: the training step.
@@ -155,7 +155,7 @@ class CombinedSearch:
         return best
 
     def _beside(self, found: _Found, least_time: bool, limit: int, added: float, turn: int) -> None:
-        """Improve the recomputation beside swaps: what they take from the device counts nothing."""
+        """Improve the recomputation given the swaps: bytes that they take off the device do not count."""
         evictor = self.recompute.evictor
         evictor.set_absent(found.absent)
         seconds, seed = _TURN_SHARE * self.options.time_limit, self.options.seed + turn
@@ -165,7 +165,7 @@ class CombinedSearch:
         evictor.set_absent(np.zeros(self.graph.num_ops, dtype=np.int64))
 
     def _with_swaps(self, added: float, limit: int | None = None) -> _Found:
-        """Swap on top of the recomputation in force; ops may wait for what that leaves of the added seconds."""
+        """Choose swaps on top of the current recomputation; stalls may use the rest of the added seconds."""
         r = self.recompute
         recomputed = r.rewritten()
         graph, origin = recomputed.graph, recomputed.origin

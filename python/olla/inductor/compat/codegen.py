@@ -80,8 +80,8 @@ def groups_kernels(backend: Any) -> bool:
 def before_codegen(scheduler: Any, call: Callable[[Sequence[Any]], None]) -> None:
     """Have a function called with the kernels of a graph once their order is final.
 
-    Passes behind olla's note the sizes of buffers anew: one that overlaps communication, and since torch 2.14 another
-    in every graph.
+    Passes behind olla's compute the sizes of buffers anew: one that overlaps communication, and since torch 2.14
+    another in every graph.
     """
     compute_last_usage = scheduler.compute_last_usage  # what comes next
 
@@ -107,7 +107,7 @@ def overwrites(graph: Any, device: Any) -> bool:
 
 
 def call_segment(wrapper: Any, device_index: int, num_bytes: int) -> None:
-    """Let the code of the graph being compiled call its segment: ahead of all else where that takes memory.
+    """Make the generated code call its segment: ahead of all else if that reserves memory, otherwise at the end.
 
     A wrapper of another kind than olla knows stays as it is.
     """
@@ -128,7 +128,7 @@ SEGMENT = "olla_segment"  # its name in generated code, and in `meta` of a graph
 
 
 def note_segment(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, num_bytes: int) -> None:
-    """Note with the halves of a graph on one GPU what its code will ask of an allocator; see `kernels.segment`."""
+    """Record in `meta` of both halves, for a graph on one GPU, the segment its code is to reserve."""
     found = [device for device in devices(forward) | devices(backward) if device.type == "cuda"]
     if len(found) == 1:
         forward.meta[SEGMENT], backward.meta[SEGMENT] = (found[0].index, num_bytes), (found[0].index, 0)

@@ -168,7 +168,7 @@ def communicates(node: torch.fx.Node) -> bool:
 
 
 def keep_in(node: torch.fx.Node, *, backward: bool) -> None:
-    """Let a node run in one of the two graphs only: torch keeps what has effects or draws wherever it could run."""
+    """Pin a node to one of the two graphs: torch would keep an impure or random one wherever it could run."""
     node.meta["partitioner_tag"] = "must_be_in_backward" if backward else "must_be_in_forward"
 
 
@@ -201,7 +201,7 @@ def split(
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Return forward and backward of a joint graph that hands the saved nodes from one to the other.
 
-    The list of saved sizes becomes that of those that are handed over.
+    The list of saved sizes is updated in place to those that are handed over.
     """
     extract = private(_partitioners, "_extract_fwd_bwd_modules")
     forward, backward = extract(
@@ -222,7 +222,7 @@ def drawn_alike(
     again: Mapping[str, str],
     num_sizes: int,
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    """Have nodes of backward draw the numbers that others have drawn in forward, from the state they drew from.
+    """Make random nodes of backward draw the same numbers as nodes of forward, from the saved generator state.
 
     Args:
         module: the joint graph that was divided.

@@ -87,9 +87,9 @@ def frame() -> tuple[types.CodeType, dict[str, Any]]:
 
 @contextlib.contextmanager
 def native_kernels() -> Iterator[None]:
-    """Have AOTAutograd meet operators as eager training runs them, where torch has written them in Python as well.
+    """Make AOTAutograd trace the operators that eager training runs, where torch also has Python versions of them.
 
-    What is written there rounds in another way, and keeps what the operator does not.
+    The Python versions round differently, and save tensors that the operators do not.
     """
     keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
     ours: dict[Any, dict[Any, Callable[..., Any]]] = {
@@ -124,9 +124,9 @@ def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
 
 
 def _bernoulli(x: torch.Tensor, p: float = 0.5, generator: torch.Generator | None = None) -> torch.Tensor:
-    """Draw in the order in which numbers lie in memory, as the operator does that functionalization replaces.
+    """Draw in memory order, as in-place `bernoulli_` does.
 
-    What it puts in its place draws in the order of the dimensions.
+    The operator that functionalization puts in its place draws in the order of the dimensions.
     """
     strides = x.stride()
     order = sorted(range(x.dim()), key=lambda i: -strides[i])

@@ -31,7 +31,7 @@ def warn(message: str, *, about: str | None = None) -> None:
 
 
 def failed(consequence: str, error: Exception) -> None:
-    """Say once what stays as torch has it because olla failed there, where it failed, and how to report that.
+    """Warn once that torch's decision stands because olla failed, with the place, and how to report it.
 
     Args:
         consequence: what torch decides now.
@@ -49,7 +49,7 @@ def failed(consequence: str, error: Exception) -> None:
 
 @contextlib.contextmanager
 def tried(consequence: str) -> Iterator[None]:
-    """Go on, with a warning, where something fails in a block: code is right without what is done there.
+    """Continue with a warning if a block fails: the compiled code is right without that step.
 
     Args:
         consequence: as of `failed`.
@@ -61,7 +61,7 @@ def tried(consequence: str) -> Iterator[None]:
 
 
 def forget() -> None:
-    """Say again what was said already."""
+    """Forget the warnings given, so that they are given again."""
     _warned.clear()
 
 

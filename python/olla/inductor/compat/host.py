@@ -16,7 +16,7 @@ _NAMES = ("ao::offload", "ao::reload", "ao::wait_tensor")
 class OffloadOperators(NamedTuple):
     """Torch's operators that copy to host memory and back on a stream of their own, and the one that waits for either.
 
-    The one that waits takes what was copied, a tensor whose storage it frees, and one that only lives until then.
+    The waiting one takes the copy, a tensor whose storage it frees, and a tensor to keep alive until then.
     """
 
     offload: Any

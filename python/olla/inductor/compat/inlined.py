@@ -1,4 +1,4 @@
-"""Graphs that stand in others and are called there, written out in their place."""
+"""Inline called subgraphs (`invoke_subgraph`) into the graphs that call them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TAG = "partitioner_tag"  # in the notes of a node: of which half it is
 
 
 def with_calls_inlined(module: fx.GraphModule) -> fx.GraphModule:
-    """Return a graph module in which regions that are called are written out; itself where none is called.
+    """Return a graph module with called regions inlined; the module itself if it calls none.
 
     A region that ``torch.compiler.nested_compile_region`` marks is compiled once and called often; what is planned for
     a whole step sees all of it instead, and torch compiles every call by itself. Other operators that hold graphs stay,
@@ -65,7 +65,7 @@ def _written_out(module: fx.GraphModule, call: fx.Node, new: fx.GraphModule, at:
 
 
 def _draw_seeds_at_once(graph: fx.Graph) -> None:
-    """Draw the seeds of a device by one call, as without regions: equal calls would be taken for one and the same."""
+    """Draw the seeds of a device in one call, as without regions: equal calls would be merged into one."""
     by_device: dict[Any, list[fx.Node]] = {}
     drawing, looking_up = torch.ops.prims.inductor_seeds.default, torch.ops.prims.inductor_lookup_seed.default
     for node in graph.find_nodes(op="call_function", target=drawing):

@@ -14,14 +14,14 @@ import torch
 from olla.inductor.compat.compat import private
 
 _library: Any = torch.library.Library("olla_whole", "DEF")  # type: ignore[no-untyped-call, unused-ignore]
-# What one update takes: it is where gradients die. It stands for the update's operators while it is decided what to
-# save, and never runs.
+# Stands for an update's operators while it is decided what to save, and consumes its gradients, which die there. It
+# never runs.
 _library.define("update(int number, Tensor[] taken, Tensor(a!)? into=None) -> ()")
-# The value itself, in memory: what backward reads of it, it does not compute anew.
+# Materializes a value, so that backward reads it from memory and does not recompute it.
 _library.define("keep(Tensor value) -> Tensor")
 _library.impl("keep", lambda x: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device), "Meta")
-# One of the seeds a step has drawn, apart: kernels in C++ have the place of a seed in their text, and would be one for
-# every mask of dropout. (Those in Triton take it as an argument.)
+# Copies one seed out of those a step has drawn: C++ kernels hard-code the place of a seed, so that every mask of
+# dropout would need a kernel of its own. (Triton kernels take it as an argument.)
 _library.define("seed(Tensor seeds, int place) -> Tensor")
 _library.impl("seed", lambda seeds, place: seeds.select(0, place).clone(), "CompositeExplicitAutograd")
 UPDATE = torch.ops.olla_whole.update.default
@@ -57,7 +57,7 @@ def _lower_keep() -> None:
 
 
 def drop_weak_users(scheduler: Any) -> None:
-    """Let only what reads a buffer count as its user.
+    """Count only readers of a buffer as its users.
 
     What merely has to run later, as the update of a parameter behind all that reads it, does not keep a buffer from
     being overwritten; the order is fixed by then.

@@ -39,7 +39,7 @@ class Storages:
         self.nodes, self.overwritten = nodes, overwritten
         self.owner: dict[str, int] = {}  # of a buffer: the node that writes it
         self.buffers: dict[str, Any] = {}
-        self.aside: dict[str, str] = {}  # of a buffer without memory of its own: where it lies
+        self.aside: dict[str, str] = {}  # buffer without memory of its own -> the one it lies in
         self.tensor: dict[str, int] = {}  # of a buffer or an input that has memory of its own
         self.tensor_bytes: list[int] = []
         self.tensor_names: list[str] = []
@@ -93,10 +93,9 @@ class Storages:
         )
 
     def tell(self, ordered: Sequence[Any]) -> None:
-        """Let Inductor count as this does: no bytes inside of kernels, none for what is written over an input.
+        """Give Inductor olla's sizes of buffers: none inside of kernels, none for results written over an input.
 
-        It lets buffers wait for others to take over their memory as long as that stays below what it takes for the
-        peak.
+        Inductor holds buffers back for reuse as long as memory stays below its own estimate of the peak.
 
         Args:
             ordered: the nodes in the order in which they will run.
@@ -152,7 +151,7 @@ class Storages:
             self.writes[writer].append(self.tensor[name])
 
     def _share_wholes(self, parts: list[str]) -> None:
-        """The first kernel to write a part of a concatenation allocates the whole; it stays the first of them."""
+        """Let the first kernel that writes a part of a concatenation allocate the whole; it stays the first of them."""
         first: dict[str, int] = {}
         for part in parts:
             root = self._root(part)
@@ -166,7 +165,7 @@ class Storages:
             self.after[self.owner[part]].add(first[self._root(part)])
 
     def _share_in_place(self) -> None:
-        """A kernel that is the last reader of a buffer in every order, and may overwrite it, takes over its memory."""
+        """Let a kernel that may overwrite a buffer, and is its last reader in every order, take over its memory."""
         before: list[int] = []  # of each kernel: those that run before it in every order, as bits of a number
         for i, after in enumerate(self.after):
             before.append(functools.reduce(lambda bits, dep: bits | before[dep] | 1 << dep, after - {i}, 0))
@@ -185,7 +184,7 @@ class Storages:
                 self.tensor[new] = self.tensor[old]
 
     def _hold_results(self) -> None:
-        """The results of one kernel live at least until the last of them has been taken out."""
+        """Keep all results of a multi-output kernel alive until the last of them has been unpacked."""
         for name, buffer in self.buffers.items():
             parent = inductor.parent_name(buffer)
             if parent is None or name not in self.tensor:
@@ -195,7 +194,7 @@ class Storages:
                     self.reads[self.owner[taken.get_name()]].add(self.tensor[name])
 
     def _keep_copies(self) -> None:
-        """What ran before and behind the start of a copy to or from host memory, or the wait for one, still does."""
+        """Keep what runs before and behind each start of a copy to or from host memory, and each wait for one."""
         kept = 0  # the last of these
         for i, node in enumerate(self.nodes):
             if kept:
@@ -205,7 +204,7 @@ class Storages:
                 kept = i + 1
 
     def _keep_overlap(self) -> None:
-        """What ran between a collective and its wait still does, so that communication stays hidden."""
+        """Keep what runs between a collective and its wait there, so that communication stays overlapped."""
         started: dict[str, int] = {}
         for i, node in enumerate(self.nodes):
             names = {self._root(name) for name in self.used[i]}

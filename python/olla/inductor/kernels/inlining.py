@@ -1,4 +1,4 @@
-"""Inlining in Inductor: values computed where they are read, not stored; on a GPU as many as the planner expects."""
+"""Raise Inductor's inlining thresholds on a GPU to what the planner assumes: readers recompute such values."""
 
 from __future__ import annotations
 

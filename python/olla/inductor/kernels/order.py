@@ -1,4 +1,4 @@
-"""The order of the fused kernels: Inductor's scheduler asks, olla plans, and says how good the answer is."""
+"""Order Inductor's fused kernels by peak memory, and record how close each order is to its lower bound."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from olla.inductor.kernels.fused import Storages
 from olla.inductor.kernels.unfuse import LEAST_GAIN, Unfusing
 from olla.plan import Plan
 
-_TIME_LIMIT = 2.0  # seconds per graph; nearly all are proved in a small part of it, else the best order found is taken
+_TIME_LIMIT = 2.0  # seconds per graph, for the best order found; nearly all are proved in a fraction of it
 _KEPT_RECORDS = 1000
 _UNORDERED = "kernels stay in torch's own order"
-_MAX_ROUNDS = 4  # of taking fusions back; two are nearly always enough
+_MAX_ROUNDS = 4  # of undoing fusions; two are nearly always enough
 
 _log = logging.getLogger("olla.inductor")
 
@@ -34,7 +34,7 @@ _log = logging.getLogger("olla.inductor")
 class OrderRecord:
     """What became of the order of one compiled graph.
 
-    All bytes are those of inputs that the code frees and of what it allocates; what stays throughout is left out.
+    Bytes count inputs that the code frees and buffers it allocates; memory that lives throughout is left out.
 
     Attributes:
         name: the graph, and whether it is a forward, a backward or an inference graph.
@@ -84,7 +84,7 @@ class _PlannedOrder:
 
     def order(self) -> NDArray[np.int32]:
         """Return the ops of the graph in planned order."""
-        if self.plan.peak_bytes == self.plan.program_peak_bytes:  # the order fusion left has its reasons
+        if self.plan.peak_bytes == self.plan.program_peak_bytes:  # no gain: keep the order that fusion left
             return np.arange(len(self.nodes), dtype=np.int32)
         return self.plan.order
 
@@ -111,7 +111,7 @@ def forget() -> None:
 
 @contextlib.contextmanager
 def unrecorded() -> Iterator[None]:
-    """Compile in a block what is no part of any step: it leaves no records."""
+    """Compile in a block without leaving records, for code that is no part of a step."""
     before = list(_records)
     try:
         yield
@@ -124,8 +124,8 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
     """Orders the fused kernels of every graph that Inductor compiles by their peak.
 
     Args:
-        readers_only: what merely has to run after a kernel, as the update of a parameter after all that reads it, keeps
-            no buffer from being overwritten. Inductor counts it as a user otherwise.
+        readers_only: whether only readers count as users of a buffer. Inductor also counts kernels that merely have to
+            run later, such as a parameter's update behind its readers, and then does not reuse the buffer in place.
     """
 
     def __init__(self, readers_only: bool = False) -> None:
@@ -184,7 +184,7 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
         return _PlannedOrder(nodes, storages, graph, plan(graph, layout=False, time_limit=_TIME_LIMIT))
 
     def _unfused(self, planned: _PlannedOrder, name: str) -> _PlannedOrder:
-        """Take fusions back as long as that lowers the peak."""
+        """Undo fusions as long as that lowers the peak."""
         for _ in range(_MAX_ROUNDS):
             nodes = Unfusing(planned.ordered(), planned.storages).search()
             if nodes is None:
@@ -196,7 +196,7 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
         return planned
 
     def _fused_anew(self, given: _PlannedOrder, best: _PlannedOrder, name: str) -> _PlannedOrder:
-        """Take all fusions back and fuse again what may be, where that lowers the peak by more than single ones do."""
+        """Undo all fusions, fuse again what the peak allows; keep that if it beats undoing single ones."""
         search = Unfusing(given.ordered(), given.storages)
         nodes = search.apart()
         if len(nodes) == len(given.nodes):
@@ -217,10 +217,10 @@ class KernelOrder(compat.CustomSchedulerPass):  # type: ignore[misc]
 
 
 def ends(nodes: Sequence[Any], graph: Graph, order: NDArray[np.int32]) -> set[str]:
-    """Return the names of the kernels behind which a function ends that would else need more than the graph's peak.
+    """Return the names of the kernels behind which a function must end to stay within the graph's peak.
 
-    Inductor for the CPU puts kernels that follow each other into one function. All that its kernels read and write is
-    in memory until it returns.
+    Inductor's CPU backend puts consecutive kernels into one function, and all buffers that they use stay alive until it
+    returns.
 
     Args:
         nodes: scheduler nodes in the order in which they run.
@@ -251,7 +251,7 @@ def ends(nodes: Sequence[Any], graph: Graph, order: NDArray[np.int32]) -> set[st
 
 
 def _tell(storages: Storages, ordered: Sequence[Any]) -> None:
-    """Let Inductor count the bytes of buffers as olla does; it may go on with its own figures."""
+    """Give Inductor olla's sizes of buffers; if that fails, it goes on with its own."""
     with fallback.tried("buffers are reused by torch's own figures"):
         storages.tell(ordered)
     if scheduler.counts_readers_only():

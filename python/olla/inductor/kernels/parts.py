@@ -23,12 +23,12 @@ class KernelParts:
 
     Attributes:
         nodes: scheduler nodes; part i is `nodes[i]`.
-        kernel: int64[num_parts], the fused node a part came in.
+        kernel: int64[num_parts], the fused node a part came from.
         movable: bool[num_parts], whether it may leave that.
         graph: parts as ops.
         readers: of every tensor, the parts that need it.
         before, behind: of every part, the parts that must run before, and after it.
-        inner: bool[num_tensors], whether a tensor is never in memory where one kernel holds all parts that use it.
+        inner: bool[num_tensors], whether a tensor needs no memory if one kernel holds all parts that use it.
         kept: bool[num_tensors], whether the graph returns it.
     """
 

@@ -78,8 +78,8 @@ def planned_device(buffers: Iterable[Any]) -> torch.device | None:
 def freed_inputs(device: torch.device | None) -> Iterator[tuple[str, int]]:
     """Yield the inputs whose storages are freed when the code is done with them, and their bytes on a device.
 
-    Where AOTAutograd has told Inductor which saved tensors nobody else holds, these; a view of a parameter is not
-    among them. Otherwise what Inductor takes for such.
+    These are the donated buffers that AOTAutograd reports, views of parameters excluded; if it reports none, those that
+    Inductor takes to be freeable.
     """
     graph = compat.virtualized.graph
     if not graph.is_backward:
@@ -128,9 +128,10 @@ def is_inside(node: Any, buffer: Any) -> bool:
 
 
 def parts_of(node: Any) -> list[Any]:
-    """Return the nodes that a kernel was fused from, such that any of them could be a kernel; else the node alone.
+    """Return the nodes that a kernel was fused from, if it may be split; else the node alone.
 
-    Where others have to wait for a kernel without reading what it makes, Inductor may have noted that for all of it.
+    It is not split if others wait for it without reading its results, since Inductor may have recorded that for the
+    kernel as a whole.
     """
     weak = any(user.is_weak for buffer in node.get_outputs() for user in buffer.users)
     waited_for = weak and not counts_readers_only()
@@ -146,9 +147,10 @@ def mutable_names() -> set[str]:
 
 
 def is_rigid(part: Any, mutable: set[str]) -> bool:
-    """Return whether a part of a kernel stays in it because it has to do with memory that is changed.
+    """Return whether a part must stay in its kernel because it touches mutated memory.
 
-    In a whole step all parameters are: there what reads them may move, ahead of the update that waits for its result.
+    In a whole step all parameters are mutated: there only parts that mutate are rigid, and readers may move ahead of
+    the update.
     """
     if counts_readers_only():
         return any(buffer.get_mutations() for buffer in part.get_outputs())
@@ -205,12 +207,12 @@ def _draws(node: Any) -> bool:
 
 
 def count_readers_only() -> None:
-    """Take only what reads a buffer for its user, in the graph being compiled; see `whole.drop_weak_users`."""
+    """Count only readers as users of a buffer, in the graph being compiled; see `whole.drop_weak_users`."""
     scheduler().olla_readers_only = True
 
 
 def counts_readers_only() -> bool:
-    """Return whether what merely has to run later keeps no buffer from being overwritten."""
+    """Return whether only readers count as users of a buffer; see `count_readers_only`."""
     return bool(getattr(scheduler(), "olla_readers_only", False))
 
 

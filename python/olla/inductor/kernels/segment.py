@@ -1,11 +1,10 @@
 """One segment of torch's caching allocator for a compiled step, in place of a segment for each size.
 
-Its blocks are parts of what it once took from the device for some request. Blocks of two such pieces never become one,
-so what a step frees in many sizes serves no larger request, and memory is taken anew though enough is free. Before
-forward first runs, olla asks for one piece of the bytes that its plan has in memory at the peak, and hands it back to
-the allocator, which then takes the blocks of the step from it. What is larger than a fifth of the whole has a piece of
-its own: it would rarely fit into what is left of the large one. Before forward runs again, an optimizer's state may lie
-in that piece: what is lacking since is one piece, too.
+The allocator splits blocks off segments, and never merges blocks of two segments: what a step frees in many sizes
+serves no larger request, and new segments are reserved though enough is free. Before forward first runs, olla allocates
+one block of the plan's peak and frees it, so that the allocator serves the step from that segment. Tensors above a
+fifth of the whole get segments of their own, since they would rarely fit into the rest of the large one. By the second
+forward an optimizer's state may lie in that segment: what is lacking since is reserved as one segment, too.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ class Segment:
 
     Args:
         device_index: of the GPU.
-        num_bytes: of the piece that the allocator takes; 0: it only gives back what is in no use, so that what comes
-            behind the first backward and stays, as an optimizer's state, does not settle in pieces of the step.
+        num_bytes: of the segment to reserve; 0: only release unused segments, so that memory allocated behind the first
+            backward to stay, such as an optimizer's state, does not settle in segments of the step.
     """
 
     def __init__(self, device_index: int, num_bytes: int) -> None:
@@ -35,7 +34,7 @@ class Segment:
         self._runs_left = 2 if num_bytes else 1
 
     def __call__(self) -> None:
-        """Give back what is in no use, and take the piece, as far as the device has that much."""
+        """Release unused segments, and reserve the new one if the device has that much free."""
         if not self._runs_left or torch.cuda.is_current_stream_capturing():
             return
         self._runs_left -= 1

@@ -1,7 +1,7 @@
-"""Fusions that raise the peak, taken back: one kernel makes at once what is needed at different times.
+"""Undo fusions that raise the peak, where one kernel makes at once what is needed at different times.
 
-Values that a plan makes twice, so that they need not wait in memory, come from the same inputs: Inductor makes both in
-one kernel, and the second waits.
+A value that a plan recomputes, so as not to keep it, has the same inputs as the first one: Inductor fuses both into one
+kernel, and the second waits in memory after all.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from olla.inductor.kernels.fused import Storages
 from olla.inductor.kernels.parts import Ints, KernelParts, parts_of
 
 _MAX_TRIALS = 3000  # whose memory is computed, per graph
-_LEAST_SHARE = 1e-3  # of the peak, that is looked at
-LEAST_GAIN = 1 / 200  # of the peak: what a set of splits has to lower it by; the last of that is left for fewer splits
-_HIGH_SHARE = 15 / 16  # of the peak: what lies above counts where two ways have the same peak
+_LEAST_SHARE = 1e-3  # of the peak: smaller tensors are ignored
+LEAST_GAIN = 1 / 200  # of the peak: least gain of a set of splits, and what is given up for fewer splits
+_HIGH_SHARE = 15 / 16  # of the peak: bytes above it break ties between equal peaks
 
 Key = tuple[int, int]  # the peak, and what lies above a threshold
 
@@ -76,7 +76,7 @@ class Unfusing:
         return self._nodes()
 
     def apart(self) -> list[Any]:
-        """Take all kernels apart into parts between which nothing flows, or next to nothing.
+        """Split all kernels into groups of parts between which no data flows, or next to none.
 
         Returns:
             The nodes, in an order they can run in.
@@ -220,7 +220,7 @@ class Unfusing:
         return found
 
     def _placements(self, step: Ints, early: list[int], late: list[int]) -> Iterator[_KernelAssignment]:
-        """Yield a split with either part where the kernel was, as early or as late as it can be."""
+        """Yield a split with the early part in place or as early as it can be, the late part in place or as late."""
         before, behind, state = self.parts.before, self.parts.behind, self.state
         origin = state.origin[int(state.kernel[early[0]])]
         if self._kernel(early, origin) is None or self._kernel(late, origin) is None:

@@ -1,9 +1,8 @@
-"""A large linear layer and the loss of its results in chunks of rows: no more than one chunk of logits is in memory.
+"""Compute a large linear layer and its loss in chunks of rows: at most one chunk of logits is in memory.
 
-Where the loss is one number, and its gradient for the logits proportional to what comes from behind it, the gradients
-of a chunk are computed together with its part of the loss: backward multiplies the sums by that factor, and logits are
-computed once. Otherwise forward computes the chunks' parts of the loss, and backward the logits of a chunk once more
-with its gradients, whatever the gradient of each row is.
+If the loss is a scalar and the gradient of the logits proportional to its tangent, forward computes each chunk's
+gradients along with its loss, and backward only scales their sums: logits are computed once. Otherwise forward computes
+each chunk's loss, and backward recomputes each chunk's logits for its gradients, whatever the gradient of each row is.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from olla.inductor.saving.rows import FORWARD, MARK, MATRIX_PRODUCTS, bytes_of, 
 
 _log = logging.getLogger(__name__)
 _aten = torch.ops.aten
-_FEW_ROWS = 256  # with fewer, products of matrices wait for memory
+_FEW_ROWS = 256  # with fewer, matrix products are memory-bound
 _MOST_TRIED = 8  # products per graph whose rows are followed, largest first
 
 
@@ -34,7 +33,7 @@ def in_chunks(module: fx.GraphModule, num_chunks: int | str) -> tuple[int, str]:
             a quarter of the layer's weight, or has no more than 256 rows.
 
     Returns:
-        How many losses there are, and why the largest product is none where there is none.
+        The number of losses in chunks; if there is none, why the largest product is none.
 
     Complexity:
         O((nodes + edges) * tried products + members * chunks).
@@ -63,7 +62,7 @@ def in_chunks(module: fx.GraphModule, num_chunks: int | str) -> tuple[int, str]:
 
 
 def _divide_means(graph: fx.Graph) -> None:
-    """Write means as sums and quotients: those over rows are sums over chunks."""
+    """Rewrite means as sums and divisions, so that means over rows become sums over chunks."""
     for target in (_aten.mean.default, _aten.mean.dim):
         for node in graph.find_nodes(op="call_function", target=target):
             before, shape = shape_of(node.args[0]), shape_of(node)
@@ -80,7 +79,7 @@ def _divide_means(graph: fx.Graph) -> None:
 
 
 def _add_in_place(graph: fx.Graph) -> None:
-    """Scatter the gradient of an embedding into what is added to it: a tied weight has one gradient, not three."""
+    """Scatter an embedding's gradient right into the one it is added to: one buffer for a tied weight, not three."""
     target = _aten._unsafe_masked_index_put_accumulate.default
     for scattered in graph.find_nodes(op="call_function", target=target):
         user = next(iter(scattered.users)) if len(scattered.users) == 1 else scattered
@@ -98,7 +97,7 @@ def _add_in_place(graph: fx.Graph) -> None:
 
 
 def in_forward(graph: fx.Graph, info: Any) -> None:
-    """Have forward run what chunks compute, gradients too, by torch's classification of the nodes of a graph."""
+    """Make forward run the chunks, their gradients included, by changing torch's classification of nodes."""
     needed = {node for node in graph.nodes if node.meta.get(MARK) == FORWARD}
     for node in reversed(graph.nodes):
         if node in needed and node.op == "call_function":
@@ -108,7 +107,7 @@ def in_forward(graph: fx.Graph, info: Any) -> None:
 
 
 def _candidates(graph: fx.Graph) -> list[fx.Node]:
-    """Return products whose results are larger than what they are made from, and wider, largest first."""
+    """Return forward's matrix products that are over twice as wide as their left operands, largest first."""
     later = descendants(tangents_of(graph))
     found = []
     for target in MATRIX_PRODUCTS:

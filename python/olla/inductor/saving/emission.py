@@ -1,4 +1,4 @@
-"""Chunks of a loss written into a joint graph: its members once per chunk, sums that go on, rows put together."""
+"""Write a loss in chunks into a joint graph: its nodes once per chunk, running sums, concatenated rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _aten, _prims = torch.ops.aten, torch.ops.prims
 
 
 class Emission:
-    """Writes the chunks of one loss into the graph, and takes the whole out."""
+    """Writes the chunks of one loss into the graph, and removes the nodes of the whole loss."""
 
     def __init__(self, graph: fx.Graph, loss: Loss, num_chunks: int) -> None:
         self.graph, self.loss = graph, loss
@@ -38,7 +38,7 @@ class Emission:
         self.flat: dict[tuple[fx.Node, str], fx.Node] = {}
         self.results: dict[fx.Node, fx.Node] = {}
         self.made: list[dict[fx.Node, fx.Node]] = [{} for _ in self.bounds]  # of every chunk
-        self.ahead: dict[fx.Node, fx.Node] = {}  # what stands for the tangent, and for what follows of it alone
+        self.ahead: dict[fx.Node, fx.Node] = {}  # tangent, or `Loss.ahead` -> its value for a tangent of one
         self.keeps_rows = any(node not in loss.later and not is_wide(node, loss) for node in loss.joined)
         self.small = bytes_of(loss.logits.args[-2]) // num_chunks  # type: ignore[arg-type]
         self.stage = FORWARD
@@ -58,7 +58,7 @@ class Emission:
                 self.graph.erase_node(node)
 
     def place(self, members: list[fx.Node]) -> fx.Node:
-        """Return a new node before which chunks run: what they read is there, what depends on them comes behind it."""
+        """Return a marker to insert chunks before: behind all that they read, ahead of all that depends on them."""
         position = {node: i for i, node in enumerate(self.graph.nodes)}
         others = {*self.loss.members, *self.loss.ahead, self.loss.tangent}
         read = {n for node in (*members, *self.loss.ahead) for n in node.all_input_nodes if n not in others}
@@ -90,7 +90,7 @@ class Emission:
                 self.results[node] = self.shaped(self.cut(whole, rows, node), list(shape_of(node) or ()), node)
 
     def copy(self, node: fx.Node, how: Treated, new: dict[fx.Node, fx.Node], start: int, end: int) -> fx.Node:
-        """Append what a member computes of a chunk; sums go on from those of the chunks before."""
+        """Append a member's node for one chunk; a sum continues that of the chunks before."""
         slices = {}
         for source, rows in how.reads.items():
             given = self.known(source)
@@ -119,9 +119,9 @@ class Emission:
         return made
 
     def at_index(self, node: fx.Node, args: Any) -> fx.Node | None:
-        """Append a gather of one column per row as a sum over all columns, or the scatter of one as a choice of them.
+        """Append a gather of one column per row as a masked sum over all columns, or the scatter of one as a `where`.
 
-        What is gathered would be read from the logits only where it is used, and what scatters is a kernel of its own.
+        A gather is inlined into its reader and would keep the logits alive until then; a scatter is an unfused kernel.
 
         Returns:
             The result; None for what is neither.
@@ -151,7 +151,7 @@ class Emission:
     def column_sums(self, node: fx.Node, chunk: fx.Node, before: fx.Node | None) -> fx.Node:
         """Append the sums of a chunk's columns as a product of ones with it, added to those of the chunks before.
 
-        Inductor fuses such sums of several chunks into one kernel, for which all the chunks have to wait.
+        Inductor would fuse plain sums of several chunks into one kernel, and keep all these chunks alive for it.
         """
         value = node.meta["val"]
         if chunk.meta["val"].dtype != value.dtype:
@@ -163,7 +163,7 @@ class Emission:
         return self.call(_aten.addmm.default, (before, ones, chunk), node)
 
     def known(self, node: fx.Node) -> fx.Node:
-        """Return what stands for a node from outside: one in place of the tangent, and what follows of that."""
+        """Return what stands for a node outside the loss: a one for the tangent, a copy for `ahead`, else itself."""
         if node is self.loss.tangent and node not in self.ahead:
             value = node.meta["val"]
             self.ahead[node] = self.call(
@@ -186,7 +186,7 @@ class Emission:
         return self.call(_aten.slice.Tensor, (self.flat[key], rows.first, start, end), like)
 
     def cut(self, whole: fx.Node, rows: Rows, like: fx.Node) -> fx.Node:
-        """Return a tensor of all rows without those that are cut off."""
+        """Return a tensor of all rows without those that were sliced off."""
         if not rows.window:
             return whole
         shape = shape_of(whole) or ()
@@ -197,7 +197,7 @@ class Emission:
         return whole
 
     def masked(self, chunk: fx.Node, rows: Rows, start: int, end: int, like: fx.Node) -> fx.Node:
-        """Return a chunk with zeros in place of the rows that are cut off."""
+        """Return a chunk with zeros in place of the rows that were sliced off."""
         assert rows.window
         value, shape = chunk.meta["val"], shape_of(chunk) or ()
         sizes = [end - start for _, start, end in rows.window]
@@ -211,7 +211,7 @@ class Emission:
         return node if list(shape_of(node) or ()) == sizes else self.call(_aten.reshape.default, (node, sizes), like)
 
     def call(self, target: Any, args: Any, like: fx.Node, kwargs: Any = None, *, in_chunk: bool = True) -> fx.Node:
-        """Append a node with its value and what is noted of the one it is part of."""
+        """Append a node with its fake value, and the `meta` of the node it is part of."""
         new = self.graph.call_function(target, args, dict(kwargs or {}))
         value = like.meta["val"]
         new.meta = {
@@ -229,7 +229,7 @@ class Emission:
         return new
 
     def replace(self, members: list[fx.Node]) -> None:
-        """Put the sums over chunks, times what backward brings, where those over all rows were."""
+        """Replace results of the whole loss by those of the chunks, times the tangent where they are linear in it."""
         tangent = self.loss.tangent
         for node in members:
             result = self.results.get(node)
@@ -244,7 +244,7 @@ class Emission:
 
 
 def goes_on(node: fx.Node) -> bool:
-    """Whether a node adds the product of a chunk to those of the chunks before, which nothing else reads."""
+    """Whether a node adds a chunk's product to the running sum of those before, which nothing else reads."""
     if node.target is not _aten.addmm.default or not node.meta.get(MARK):
         return False
     before: Any = node.args[0]
@@ -253,7 +253,7 @@ def goes_on(node: fx.Node) -> bool:
 
 
 def add_in_place(graph: fx.Graph) -> None:
-    """Have sums over chunks written over those of the chunks before, in a graph of forward as Inductor lowers it."""
+    """Update running sums over chunks in place, in a graph that Inductor is about to lower."""
     codegen.call_itself(_aten.addmm_.default)
     for node in graph.find_nodes(op="call_function", target=_aten.addmm.default):
         if goes_on(node):

@@ -35,7 +35,7 @@ class Joint:
     """What the planner sees of a joint graph.
 
     Attributes:
-        graph: op v is `nodes[v]`; a view is no op, what reads it reads the tensor it looks at.
+        graph: op v is `nodes[v]`; views are no ops, their readers read the base tensor.
         start_graphs: the same, with other sizes of what pointwise operators make; see `starting`.
         nodes: fx node of op v, in base order: those of forward, then those of backward. None: the tangents arrive.
         tensor: of every fx node that holds one tensor: the graph's tensor, for a view the one it looks at.
@@ -95,16 +95,16 @@ class Joint:
         return CoreRecomputeSearch(self.graph.core, np.arange(num_ops, dtype=np.int32), rules)
 
     def without_products(self, most: float = 0.0) -> Joint:
-        """Return the same with no matrix product, convolution or attention that may run again, unless it has to.
+        """Return the model with no matrix product, convolution or attention recomputable, but those that must be.
 
         Args:
-            most: those of at most this share of all flops may.
+            most: share of all flops up to which one may still be recomputed.
         """
         never = (self.flops > most * self.flops.sum()) & (self.unsaved == 0)
         return replace(self, rerun=np.where(never, np.uint8(Rerun.NEVER), self.rerun))
 
     def by_traffic(self) -> Joint:
-        """Return the same with random numbers and truth values that cost what they move, and no more."""
+        """Return the model in which random numbers and boolean tensors cost only their memory traffic."""
         if not (self.draw_seconds.any() or self.keep_seconds.any()):
             return self
         return replace(
@@ -120,20 +120,20 @@ class Joint:
     def starting(self) -> list[CoreRecomputeSearch]:
         """Return searches for minimum cuts at which the greedy may start.
 
-        In the first, what a pointwise operator makes counts twice: to be saved it is written beside what it was made
-        from, which forward may need further on. In the second, only kernels of their own take time to run again. In a
-        third, on devices where truth values take long to write and read, they count as what could be moved meanwhile.
+        The first doubles the bytes of pointwise results: a saved one lies beside its inputs, which forward may still
+        need. The second charges time only for recomputed unfused kernels. A third, on devices where boolean tensors are
+        slow to write and read, sizes these by the bytes that could be moved in that time.
         """
         free = np.where(self.fusion == Fusion.KERNEL, self.rerun_seconds, 0.0)
         twice, *dear = [replace(self, graph=graph).evictor() for graph in self.start_graphs]
         return [twice, replace(self, rerun_seconds=free).evictor(), *dear]
 
     def bounding(self) -> tuple[CoreRecomputeSearch, NDArray[np.float64]]:
-        """Return a search whose lower bounds hold for fused code, and the seconds it counts per op that runs again.
+        """Return a search whose lower bounds hold for fused code, and the seconds it charges per recomputed op.
 
-        Whoever reads a pointwise result may compute it from what that was made from: it need not be in memory, for
-        which these bounds let it be made again, forward's or not, at no cost. A reduction may run again for nothing
-        where it may at all, and so may what forward does not need, which can wait for backward.
+        A pointwise result can be inlined into its readers instead of stored, so the bounds let every pointwise op be
+        recomputed at no cost. Recomputable reductions are free, too, and so are ops that forward does not need, which
+        can run in backward.
         """
         pointwise = self.fusion == Fusion.POINTWISE
         seconds = np.where(self.fusion == Fusion.KERNEL, self.rerun_seconds, 0.0)
@@ -276,7 +276,7 @@ def _with_rules(
 ) -> Joint:
     sizes = np.array(b.bytes, dtype=np.int64)
     fusion = np.array([Fusion.KERNEL if n is None else fusion_of(n) for n in b.nodes], dtype=np.uint8)
-    again = [  # forward's results are there anyway, and have to be forward's
+    again = [  # forward's results are in memory anyway, and must be its own
         n is not None and v < split and may_run_again(n) and results.isdisjoint(b.writes[v])
         for v, n in enumerate(b.nodes)
     ]

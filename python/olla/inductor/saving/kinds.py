@@ -15,9 +15,9 @@ from olla.inductor.compat import compat
 class Fusion(IntEnum):
     """How an op shares a kernel with others; the same numbers as in cpp/olla/graph/values.hpp."""
 
-    KERNEL = 0  # what it reads and makes is in memory
-    POINTWISE = 1  # computed by whoever reads it
-    REDUCTION = 2  # computes what it reads itself; its result is in memory
+    KERNEL = 0  # its inputs and results are in memory
+    POINTWISE = 1  # inlined into its readers
+    REDUCTION = 2  # inlines its inputs; its result is in memory
 
 
 # Inductor writes these as loops over their result, though torch does not call them pointwise.
@@ -40,7 +40,7 @@ _LOOPS = {f"aten::{name}" for name in _ATEN_LOOPS.split()} | {f"prims::{name}" f
 _REDUCTIONS = {f"aten::{name}" for name in _ATEN_REDUCTIONS.split()} | {
     f"prims::{name}" for name in _PRIMS_REDUCTIONS.split()
 }
-# Views that their schema does not call so, once Inductor has them.
+# Views in Inductor, though their schema does not say so.
 _VIEWS = frozenset({"aten::_unsafe_view", "aten::reshape", "prims::view_of", "prims::broadcast_in_dim"})
 
 
@@ -72,7 +72,7 @@ def fusion_of(node: fx.Node) -> Fusion:
 
 
 def writes_over(node: fx.Node) -> bool:
-    """Whether a node, a kernel of its own, writes into its first input where nothing else reads that."""
+    """Whether a node, an unfused kernel, writes over its first input if nothing else reads that."""
     return name_of(node) in ("aten::_unsafe_masked_index_put_accumulate", "aten::index_put", "aten::_unsafe_index_put")
 
 
@@ -103,11 +103,11 @@ def num_elements(node: fx.Node | None, kind: Callable[[fx.Node], bool]) -> int:
 
 
 def may_run_again(node: fx.Node) -> bool:
-    """Whether backward may run a node of forward once more.
+    """Whether backward may recompute a node of forward.
 
-    Not what is random or changes memory, what the user wants saved, what other processes take part in, and no
-    operator that torch does not know by heart, whose effects are its own affair. What is random runs again, with the
-    same numbers, where a checkpoint is to make it again.
+    Not if it is random, mutates memory, communicates or must be saved; and only torch's own operators (aten, prims,
+    flex attention), since others may have effects. Anything that a checkpoint must recompute may be; if it is random,
+    it draws the same numbers.
     """
     if compat.must_recompute(node):
         return True
@@ -116,7 +116,7 @@ def may_run_again(node: fx.Node) -> bool:
 
 
 def arithmetic(node: fx.Node, device: DeviceProfile) -> float:
-    """Return a node's flops, as many as take as long at the device's usual speed as these do in their precision."""
+    """Return a node's flops, scaled by its precision so that the device's default speed gives its time."""
     flops = compat.node_flops(node)
     value = node.meta.get("val")
     value = value[0] if isinstance(value, tuple | list) and value else value

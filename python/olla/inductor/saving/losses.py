@@ -1,4 +1,4 @@
-"""A linear layer and its loss in a joint graph: what is computed of its rows, and what its gradient depends on."""
+"""Find a linear layer and its loss in a joint graph: nodes computed from its rows, and its incoming gradient."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from olla.inductor.saving.rows import (
 )
 
 _aten, _prims = torch.ops.aten, torch.ops.prims
-_MOST_ROUNDS = 8  # of following what is computed of what was pulled in
+_MOST_ROUNDS = 8  # of `_follow` and `_pull_in`
 
 
 class Unsuitable(Exception):
@@ -39,12 +39,12 @@ class Loss:
         num_rows: of it.
         members: what runs on chunks, in the order of the graph.
         sums: members that sum over rows.
-        joined: members with rows that others read: their chunks are put together.
+        joined: members with rows that nodes outside read: their chunks are concatenated.
         rows: of what is computed in chunks and has rows: where they are.
-        tangent: the one number from behind the loss that all gradients are proportional to; None: there is no such one.
-        linear: what is proportional to it.
-        ahead: what lies between it and the members, in order: with one for the tangent it is known in forward.
-        later: members that backward runs on chunks of their own, where there is no such number.
+        tangent: the scalar that all gradients are proportional to; None: there is none.
+        linear: nodes proportional to it.
+        ahead: nodes between it and the members, in order: forward computes them for a tangent of one.
+        later: members that backward runs, chunk by chunk, if there is no such scalar.
     """
 
     logits: fx.Node
@@ -110,7 +110,7 @@ def found(graph: fx.Graph, logits: fx.Node) -> Loss:
 
 
 def _follow(graph: fx.Graph, loss: Loss) -> None:
-    """Add what is computed of the logits, row by row, up to sums over rows and to what is as small as hidden states."""
+    """Add nodes computed from the logits row by row, up to sums over rows and results as small as hidden states."""
     small = bytes_of(loss.logits.args[-2]) if isinstance(loss.logits.args[-2], fx.Node) else 0
     for node in graph.nodes:
         if node in loss.members:
@@ -132,9 +132,9 @@ def _follow(graph: fx.Graph, loss: Loss) -> None:
 
 
 def _pull_in(graph: fx.Graph, loss: Loss, behind: set[fx.Node]) -> None:
-    """Add what members read that is as large as logits and made of less: where the label is, in every column.
+    """Add inputs of members that are as large as the logits but made from less, such as one-hot labels.
 
-    And what has rows only because the gradient of the loss, one number, goes to all that have a label.
+    Also inputs that have rows only because the scalar gradient of the loss is broadcast to all labelled rows.
     """
     large = loss.num_rows * (shape_of(loss.logits) or (0, 0))[1]
     stack = list(loss.members)
@@ -156,7 +156,7 @@ def _pull_in(graph: fx.Graph, loss: Loss, behind: set[fx.Node]) -> None:
 
 
 def _close(loss: Loss) -> None:
-    """Note what others read of members."""
+    """Note the members with rows that nodes outside read."""
     loss.joined.clear()
     for node in loss.members:
         if loss.members[node].rows is None or all(user in loss.members for user in node.users):
@@ -167,7 +167,7 @@ def _close(loss: Loss) -> None:
 
 
 def _has_factor(graph: fx.Graph, loss: Loss, behind: set[fx.Node]) -> bool:
-    """Find the one number that everything from behind the loss is proportional to, and what lies between.
+    """Find the scalar that all incoming gradients are proportional to, and the nodes between it and the members.
 
     Returns:
         Whether there is one with which gradients can be computed in forward.
@@ -198,13 +198,13 @@ def _has_factor(graph: fx.Graph, loss: Loss, behind: set[fx.Node]) -> bool:
 
 
 def _divide(loss: Loss, behind: set[fx.Node]) -> None:
-    """Note which members are left to backward: what reads results of others, or nothing of forward needs.
+    """Note the members that run in backward: they read results of other members, or forward does not need them.
 
     Raises:
         Unsuitable: there is no gradient, or a third run over the chunks would be needed.
     """
     loss.tangent, loss.ahead, loss.linear = None, [], set()
-    while narrow := _left_to_backward(loss, behind):  # as gradients per row are, which nothing needs in chunks
+    while narrow := _left_to_backward(loss, behind):  # such as gradients per row, which need no chunks
         for node in narrow:
             del loss.members[node]
             loss.rows.pop(node, None)
@@ -220,7 +220,7 @@ def _divide(loss: Loss, behind: set[fx.Node]) -> None:
 
 
 def _left_to_backward(loss: Loss, behind: set[fx.Node]) -> list[fx.Node]:
-    """Note what reads results of other members; return what of it neither is as wide as logits nor reads such."""
+    """Note the members that read results of other members; return those that neither are nor read wide ones."""
     outside = (behind | descendants(loss.sums + loss.joined)) - set(loss.members)
     loss.later = set()
     for node in loss.members:

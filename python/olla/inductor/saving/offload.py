@@ -22,7 +22,7 @@ from olla.inductor.saving.joint import Joint
 from olla.plan import Swapping
 
 LEAST_BYTES = 1 << 18  # smaller tensors take the link mostly for its latency, as in olla.swap
-_NUM_SIZES = 6  # of sets of tensors, from the fewest that could do to all of them; 2 do nearly as well
+_NUM_SIZES = 6  # numbers of tensors tried, from the fewest that could suffice to all; 2 do nearly as well
 _NUM_BISECTIONS = 8  # of the least peak for a set, to 1/256 of what it could free
 _NO_LIMIT = 1 << 62
 
@@ -54,7 +54,7 @@ class Offload(NamedTuple):
 def offloaded(
     joint: Joint, values: Values, runs: Runs, host: Swapping, budget: int, most_stall_seconds: float
 ) -> Offload | None:
-    """Return copies with which the peak of a plan is at most the budget, or the lowest found; None where none helps.
+    """Return the offloads that bring a plan within the budget, or to the lowest peak; None if none lowers it.
 
     Tensors are ranked by how long they are idle beyond their copies, times their bytes. The first ones, few to all, are
     simulated on the link's timeline: as good as other rankings and as the greedy of olla.swap, and faster
@@ -81,7 +81,7 @@ def offloaded(
 
 
 def _rank(found: Offload, budget: int) -> tuple[float, float, int]:
-    """Return what is less for a better one: memory above the budget, waiting, bytes pinned."""
+    """Return a key, lower is better: the peak (at least the budget), the stall, the pinned bytes."""
     return max(found.peak_bytes, budget), found.stall_seconds, found.host_bytes
 
 
@@ -97,7 +97,7 @@ class _OffloadSearch:
         # What torch's allocator of pinned memory takes for a tensor.
         self.pinned = 1 << np.ceil(np.log2(np.maximum(self.num_bytes, 1))).astype(np.int64)
         seconds = np.where(runs.again != 0, joint.rerun_seconds[runs.op], joint.seconds[runs.op])
-        self.begin = np.concatenate([np.zeros(1), np.cumsum(seconds)])  # of run r, were there nothing to wait for
+        self.begin = np.concatenate([np.zeros(1), np.cumsum(seconds)])  # start of run r without stalls
         link, sizes = host.link, self.num_bytes
         self.out_seconds = link.out_latency_seconds + sizes / link.out_bytes_per_second
         self.in_seconds = link.in_latency_seconds + sizes / link.in_bytes_per_second
@@ -123,7 +123,7 @@ class _OffloadSearch:
                 yield self.ranking[:num]
 
     def tried(self, blocks: NDArray[np.int32], budget: int, most_stall_seconds: float) -> Iterator[Offload]:
-        """Yield how a set turns out, its copies out in the order of last uses and of making."""
+        """Yield simulated offloads of a set, copied out in the order of last use, then in that of creation."""
         for by_last in (True, False):
             if budget:
                 yield self._written(self.core.evaluate(blocks, budget, True, by_last))
@@ -137,7 +137,7 @@ class _OffloadSearch:
                 yield found
 
     def _lowest(self, blocks: NDArray[np.int32]) -> int:
-        """Return the peak were all of a set away whenever it is idle."""
+        """Return the peak if every tensor of a set were off the device for all its idle time."""
         return self._peak(blocks, self.last[blocks] + 1, self.next[blocks])
 
     def _peak(self, blocks: NDArray[np.int32], gone: NDArray[np.int32], back: NDArray[np.int32]) -> int:
@@ -148,7 +148,7 @@ class _OffloadSearch:
         return int((self.live - np.cumsum(away)[:-1]).max())
 
     def _written(self, found: Any) -> Offload:
-        """Return copies as they are written into the two halves: out and waited for in forward, back in backward."""
+        """Return offloads as the two halves run them: copied out and waited for in forward, back in backward."""
         blocks, first = found.block, self.first
         freed, issue = np.minimum(found.timeline.freed, first), np.maximum(found.issue, first + 1)
         return Offload(
@@ -212,7 +212,7 @@ def _idle(
 
 
 def _readers(runs: Runs, read: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return the runs in whose kernels each reading happens: of what is in no memory, those of its readers."""
+    """Return, for each read, the run whose kernel performs it: that of the last reader if the op is fused."""
     offset, made = runs.makes[0].tolist(), runs.makes[1].tolist()
     fused = runs.fused.tolist()
     first, items = runs.reads[0].tolist(), runs.reads[1].tolist()
@@ -235,7 +235,7 @@ def _may_wait(node: fx.Node) -> bool:
 
 
 class Inserted(NamedTuple):
-    """What was written into a graph for one tensor: four nodes, of which backward is handed the second."""
+    """The four nodes that offload one tensor; forward saves the second for backward."""
 
     offload: fx.Node
     host: fx.Node

@@ -19,17 +19,17 @@ from olla.plan import Goal, Swapping
 
 _log = logging.getLogger(__name__)
 _MOST_PLANS = 4  # for one budget: a compilation each, without its kernels
-_OTHER_SHARES = (1 / 16, 1 / 4, 1 / 2)  # of what code needs above the least plan: others, that keep so much more
-_CLOSE = 1.02  # of what was planned: code that needs no more is taken, where no budget is to be kept
+_OTHER_SHARES = (1 / 16, 1 / 4, 1 / 2)  # of the code's excess over the least plan: further plans, higher by so much
+_CLOSE = 1.02  # times the planned peak: code within that is accepted if there is no budget
 _USUAL_SLOWDOWN = 0.05  # on a CPU
-_UNMEASURABLE = 0.01  # of a step's flops, and of its seconds: products that run again on a GPU without a goal
+_UNMEASURABLE = 0.01  # of a step's flops, and of its seconds: limit on recomputed products on a GPU without a goal
 _LEFT = "olla leaves a compiled graph to torch's own partitioner"
 
 
 class _Planned(NamedTuple):
     """A joint graph before it is rewritten, torch's classification of its nodes, its model, and what may be chosen.
 
-    What was judged by its code already, by what runs, stands in `judged`.
+    `judged` holds the partitions whose code was measured, by their runs.
     """
 
     module: fx.GraphModule
@@ -64,17 +64,17 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
     Args:
         goal: what is asked for; None: the default of each graph's device, see `usual_goal`.
         device: what seconds are estimated for; None: it follows the graph's device.
-        max_recomputed: most flops to run again, as a share of them all.
-        foresee: tells the peak of the code for forward and backward, of which the first results are not saved; None:
-            budgets are held by the plan.
+        max_recomputed: most flops to recompute, as a share of them all.
+        foresee: returns the peak of the code for forward and backward, given how many results of forward are not saved;
+            None: budgets are checked against the planned peak.
         chunked_loss: chunks of rows for linear layers with their losses, or "auto"; None: they stay whole.
         segment: let the code for a GPU have torch's allocator take the memory of the step in one piece.
-        swapping: how tensors of a GPU may wait in host memory between forward and backward; None: they stay.
+        swapping: how a GPU's tensors may be offloaded to host memory between forward and backward; None: they are not.
 
     Attributes:
         choices: one per graph that is divided, where someone puts a list here.
-        cacheable: whether what this divides may come out of torch's caches, where nobody is warned.
-        planning_seconds: processor time of what torch's partitioner would not have done.
+        cacheable: whether results may go into torch's caches; not after a warning, which a cache hit would not repeat.
+        planning_seconds: processor time of olla's own decisions, which torch's partitioner would not spend.
     """
 
     goal: Goal | None
@@ -93,7 +93,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         """Return the forward and the backward graph module of a joint one; torch's own where olla's fail."""
         divided = None
         try:
-            if joint_inputs:  # else of a region, which is written out in the graph that calls it
+            if joint_inputs:  # else a nested region, which is inlined into its caller
                 divided = self._divide(gm, kwargs.get("static_lifetime_input_indices"), kwargs["num_fwd_outputs"])
         except Exception as error:  # whatever it is: the graph as it came is still whole, and torch can divide it
             self.cacheable = False
@@ -110,7 +110,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         return divided.forward, divided.backward
 
     def _divide(self, given: Any, static_indices: Any, num_forward: int) -> _Partition | None:
-        """Divide a copy of a joint graph; None where it is one for torch."""
+        """Divide a copy of a joint graph; None if it is left to torch's partitioner."""
         given = with_calls_inlined(given)
         reason = compat.obstacle(given)
         if reason:
@@ -142,7 +142,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         return found
 
     def _planned(self, gm: Any, static_indices: Any, num_forward: int, *, in_chunks: bool = False) -> _Planned | None:
-        """Choose what a joint graph saves; None where nothing of it is backward. The graph is simplified."""
+        """Choose what a joint graph saves; None if it has no backward. The graph is simplified in place."""
         info = compat.prepare(gm, static_indices, num_forward)
         if info is None:
             return None
@@ -156,7 +156,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         return _Planned(gm, gm.graph, num_forward, info, model, goal, front, choice, {})
 
     def _host(self, gm: Any, model: joint.Joint) -> Swapping | None:
-        """Return where a graph's tensors may wait; where they may not, one warning says why."""
+        """Return how a graph may offload tensors, or None; if that was asked for, one warning says why not."""
         if self.swapping is None:
             return None
         if compat.on_cpu(gm):
@@ -173,8 +173,8 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
     def _within(self, planned: _Planned, budget: int) -> _Partition:
         """Return a division whose code fits the budget, else the one of least peak that was found.
 
-        Inductor fuses otherwise than foreseen here and there. Where its code needs more than planned, the next plan is
-        one for as much less.
+        Inductor's fusions differ from the model's here and there. If the code exceeds the budget, the next plan aims
+        lower by that excess.
         """
         target, choice = budget, planned.choice
         for _ in range(_MOST_PLANS):
@@ -189,10 +189,10 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         return self._least(planned, budget)
 
     def _least(self, planned: _Planned, budget: int) -> _Partition:
-        """Return a division of least peak as code, or the first that fits the budget; 0: one close to its plan.
+        """Return the division of least peak as code, or the first within the budget (0: within 2 % of the least plan).
 
-        A plan that needs more than the least may need less as code. The plans tried do not depend on the budget, so
-        that the least one, if it is named and asked for, is found again.
+        A plan with a higher planned peak may have a lower one as code. The plans tried do not depend on the budget, so
+        a budget set to the peak that a warning named is met.
         """
         lowest = planned.choice if planned.goal.minimise else planned.within(0)
         enough = max(budget, lowest.peak_bytes) if budget else int(_CLOSE * lowest.peak_bytes)
@@ -217,7 +217,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         if key in planned.judged:
             return planned.judged[key]
         found = _divided(planned, choice)
-        if self.foresee is None or planned.model.communicates:  # which would hang on a limit of time
+        if self.foresee is None or planned.model.communicates:  # its peak depends on a time limit: ranks could differ
             return found
         with fallback.tried("whether a plan fits the budget is told from the plan, not from the code"):
             peak_bytes = self.foresee(found.forward, found.backward, planned.num_forward)
@@ -226,7 +226,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         return found
 
     def _in_chunks(self, given: Any, static_indices: Any, num_forward: int) -> _Planned | None:
-        """Choose what a joint graph saves whose losses run in chunks; None where it has none."""
+        """Choose what a joint graph saves with its losses in chunks; None if no loss can be chunked."""
         assert self.chunked_loss is not None
         start = time.process_time()
         gm = compat.copied(given)
@@ -248,7 +248,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         return None
 
     def _better(self, whole: _Planned | None, in_chunks: _Planned | None) -> _Planned | None:
-        """Return the plan with losses in chunks where the other one does not fit the budget and needs more."""
+        """Return the plan with chunked losses if the whole one does not fit the budget and has a higher peak."""
         if in_chunks is None or whole is None:
             return whole
         budget = self.goal.budget_bytes if self.goal else None
@@ -274,7 +274,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         """Return what identifies the decisions, for Inductor's caches: olla's version and code, and the goal.
 
         Raises:
-            BypassFxGraphCache: something was warned of, of which code out of a cache would say nothing.
+            BypassFxGraphCache: a warning was given, which a cache hit would not repeat.
         """
         if not self.cacheable:
             raise compat.uncacheable("olla has warned of what it compiled")
@@ -283,7 +283,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         return compat.code_digest(), goal, " ".join(map(str, others))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what pickles, a part of Inductor's hashed configuration: what is decided by, not what became of it."""
+        """Return the settings without the results: the pickle is a part of Inductor's cache key."""
         names = ("goal", "device", "max_recomputed", "chunked_loss", "segment", "swapping")
         return {name: getattr(self, name) for name in names}
 
@@ -317,7 +317,7 @@ def _divided(planned: _Planned, choice: saving.SavedChoice) -> _Partition:
 def asked_of(
     gm: Any, info: Any, num_forward: int, goal: Goal | None, device: DeviceProfile | None, max_recomputed: float | None
 ) -> tuple[joint.Joint, Goal, saving.Again]:
-    """Return the model of a joint graph, and what is asked of it: by its devices, where that is not given."""
+    """Return the model of a joint graph, its goal, and its limits on recomputation; defaults follow its device."""
     on_cpu = compat.on_cpu(gm)
     device = device or PROFILES["cpu" if on_cpu else "a100"]
     model = joint.build(gm.graph, info, num_forward, device)
@@ -329,9 +329,9 @@ def asked_of(
 def usual_goal(device: DeviceProfile, on_cpu: bool) -> tuple[Goal, saving.Again]:
     """Return the goal where none is given, and the most products to run again.
 
-    Triton's fused kernels wait for memory, so what joins them runs again for next to nothing: on a GPU it may, and
-    matrix products, convolutions and attention as far as they take no time that could be measured. A CPU's kernels are
-    as often bound by arithmetic.
+    Triton's fused kernels are memory-bound, so recomputing the ops fused into them costs next to nothing: on a GPU they
+    are recomputed freely, and matrix products, convolutions and attention within 1 % of flops and time. A CPU's kernels
+    are as often compute-bound.
     """
     if on_cpu:
         return Goal(max_slowdown=_USUAL_SLOWDOWN, device=device), saving.EVERYTHING

@@ -1,4 +1,4 @@
-"""The joint graph that a choice makes: forward, then backward with what it runs again in the place it is needed."""
+"""Rewrite a joint graph by a choice: forward, then backward with recomputed nodes where they are needed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Rebuilt:
     """A rewritten joint graph.
 
     Attributes:
-        graph: every run a node of its own; whoever reads a value reads the run that makes it for him.
+        graph: every run of an op is a node of its own, and readers take the run that computes the value for them.
         saved, saved_sizes: nodes of forward that backward reads: tensors, and numbers.
         origin: the old node that a new one stands for.
         forward: the nodes of forward.
@@ -48,7 +48,7 @@ class _Rebuilder:
         self.backward = False
         self.given: dict[fx.Node, fx.Node] = {}  # inputs and constants
         self.changed = compat.changed_inputs(old)
-        self.kept: dict[fx.Node, fx.Node] = {}  # of an input that forward changes: what it was before, for backward
+        self.kept: dict[fx.Node, fx.Node] = {}  # input that forward mutates -> a clone from before, for backward
         self.present: dict[int, fx.Node] = {}  # of tensor: the node that makes it for the run at hand, or made it last
         self.seen: dict[tuple[fx.Node, fx.Node, bool], fx.Node] = {}  # views, by what they look at
         self.sizes: dict[fx.Node, fx.Node] = {}
@@ -93,7 +93,7 @@ class _Rebuilder:
         return self.result
 
     def put(self, node: fx.Node, argument: Callable[[fx.Node], fx.Node]) -> fx.Node:
-        """Append a copy of a node; what would be kept without a reader stays on the side it is put on."""
+        """Append a copy of a node; an impure one is pinned to the half it is put in."""
         new = self.result.graph.node_copy(node, argument)
         self.result.origin[new] = node
         if node.op == "call_function" and new.is_impure():
@@ -103,12 +103,12 @@ class _Rebuilder:
     def emit(self, node: fx.Node) -> None:
         """Append one run of a node, and the elements of the tuple it returns.
 
-        Random numbers are drawn once in forward and once in backward; whoever needs them later reads these.
+        A random node runs at most once in forward and once in backward; later readers take that result.
         """
         if self.backward and node in self.drawn:
             self.present.update(self.drawn[node])
             return
-        changed = node.args[0] if compat.changes_inputs(node) else None  # itself, not what is kept of it
+        changed = node.args[0] if compat.changes_inputs(node) else None  # the input itself, not its clone
         new = self.put(
             node, lambda n: self.read(self.given[n]) if n is changed and n in self.given else self.resolve(n)
         )
@@ -131,7 +131,7 @@ class _Rebuilder:
             self.result.drawn_again[new] = self.first_drawn[node]
 
     def before(self, node: fx.Node) -> fx.Node:
-        """Return what an input was before forward changed it: a copy that is saved, made before anything else runs."""
+        """Return a clone of an input that forward mutates; it is made ahead of all other nodes, and saved."""
         if node not in self.kept:
             first = next(n for n in self.result.graph.nodes if n.op not in ("placeholder", "get_attr"))
             with self.result.graph.inserting_before(first):
@@ -145,10 +145,8 @@ class _Rebuilder:
         return self.read(self.resolve(item)) if isinstance(item, fx.Node) else item
 
     def read(self, new: fx.Node) -> fx.Node:
-        """Note what backward reads of forward."""
-        held = new.op == "get_attr" and not compat.is_tensor_node(
-            new
-        )  # a graph that an operator runs: both halves have it
+        """Return the node; note it as saved if it is one of forward that backward reads."""
+        held = new.op == "get_attr" and not compat.is_tensor_node(new)  # a subgraph of an operator: both halves have it
         if self.backward and new in self.result.forward and not (compat.is_tangent(new) or held):
             saved = self.result.saved_sizes if compat.is_symbolic(new) else self.result.saved
             saved[new] = None
@@ -158,7 +156,7 @@ class _Rebuilder:
         return self.before(node) if self.backward and node in self.changed else self.given[node]
 
     def resolve(self, node: fx.Node) -> fx.Node:
-        """Return the new node that stands for an old one where the graph has got to."""
+        """Return the new node that stands for an old one at this point of the graph."""
         if compat.is_symbolic(node) and node not in self.given:
             return self.size(node)
         chain = []

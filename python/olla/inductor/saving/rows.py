@@ -1,4 +1,4 @@
-"""Row-wise operators of a loss: which treat rows one by one, which sum over them; where rows lie in a tensor."""
+"""Analysis of a loss by rows: which operators act row by row, which sum over rows, and which dims are rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import fx
 from olla.inductor.compat import compat
 from olla.inductor.saving.kinds import is_random
 
-MARK = "olla_chunk"  # in the notes of a node: it is computed chunk by chunk, in forward or in backward
+MARK = "olla_chunk"  # in `meta` of a node: it is computed chunk by chunk, in forward or in backward
 FORWARD, BACKWARD = "forward", "backward"
 _aten, _prims = torch.ops.aten, torch.ops.prims
 SUMS = (_aten.sum.dim_IntList, _aten.sum.default)
@@ -38,12 +38,12 @@ MATRIX_PRODUCTS = (_aten.mm.default, _aten.addmm.default)
 
 @dataclass(frozen=True)
 class Rows:
-    """The dimensions of a tensor that together count rows: one, or several neighbours as of batch and place.
+    """The dimensions of a tensor that together index rows: one, or several adjacent ones as (batch, position).
 
     Attributes:
         first, count: which dimensions.
-        window: of every dimension that the rows had where some were cut off: its size then, and from where to where
-            there are any; None: all are there. Chunks compute those that are cut off too, and nothing comes of them.
+        window: if rows were sliced off, (size before, start, end) of each of these dimensions; None: all rows are
+            there. Chunks compute the sliced-off rows too, but their results are not used.
     """
 
     first: int
@@ -56,15 +56,15 @@ class Rows:
         return range(self.first, self.first + self.count)
 
     def moved(self, dim: int) -> int:
-        """Return where a dimension is once these are one."""
+        """Return the index of a dimension after the row dimensions are flattened into one."""
         return dim if dim <= self.first else max(self.first, dim - self.count + 1)
 
     def number(self, num_rows: int) -> int:
-        """Return how many rows there are, of so many before any were cut off."""
+        """Return how many of `num_rows` rows the window leaves."""
         return num_rows if self.window is None else math.prod(end - start for _, start, end in self.window)
 
     def cut(self, sizes: tuple[int, ...], dim: int, start: int, end: int) -> Rows | None:
-        """Return the rows from one place to another in one dimension, outside of where they are too; None: unknown.
+        """Return the rows after [start, end) of one row dimension, narrower or wider; None if that is unknown.
 
         Args:
             sizes: of these dimensions.
@@ -82,7 +82,7 @@ class Rows:
         return replace(self, window=None if whole else tuple(window))
 
     def sizes(self, shape: tuple[int, ...], num_rows: Any) -> list[Any]:
-        """Return a shape in which these dimensions are one of so many rows."""
+        """Return the shape with the row dimensions flattened into one of `num_rows`."""
         return [*shape[: self.first], num_rows, *shape[self.first + self.count :]]
 
 
@@ -92,10 +92,10 @@ class Treated:
 
     Attributes:
         rows: of its result; None: it sums over all rows.
-        reads: of every argument that has rows, by its place: where they are.
-        args: with which it runs on so many rows; what stands for the number of rows is None.
+        reads: argument that has rows -> where they are.
+        args: its arguments on a chunk; None stands for the number of rows.
         target: what runs in its place; None: itself.
-        masked: rows that are cut off from what it reads are zeros in its result.
+        masked: rows sliced off its argument are zeros in its result.
     """
 
     rows: Rows | None
@@ -118,7 +118,7 @@ def shape_of(node: Any) -> tuple[int, ...] | None:
 
 
 def treated(node: fx.Node, known: dict[fx.Node, Rows], num_rows: int, result: Rows | None = None) -> Treated | None:
-    """Return what a node does with the rows of its arguments; None where it is nothing that chunks of rows can do.
+    """Return what a node does with the rows of its arguments; None if it cannot run on chunks of rows.
 
     Args:
         node: calls an operator.
@@ -171,7 +171,7 @@ def _elementwise(node: fx.Node, known: dict[fx.Node, Rows], num_rows: int, resul
 
 
 def _broadcast(nodes: list[fx.Node], rows: Rows, ndim: int, num_rows: int) -> dict[fx.Node, Rows] | None:
-    """Return which arguments of an elementwise operator have rows, and where; None where one has some of them."""
+    """Return which arguments of an elementwise operator have rows, and where; None if one has only part of them."""
     reads = {}
     for node in nodes:
         shape = shape_of(node)
@@ -215,7 +215,7 @@ def _over_columns(node: fx.Node, known: dict[fx.Node, Rows]) -> Treated | None:
 
 
 def _product(node: fx.Node, known: dict[fx.Node, Rows], result: Rows | None) -> Treated | None:
-    """Rows on the left stay rows; where they are what is summed over, the products of chunks are added."""
+    """Return how a matrix product treats rows: outer ones stay rows, contracted ones are summed over chunks."""
     operands: Any = node.args[-2:]
     left, right = operands
     a, b = known.get(left) or (Rows(0) if result == Rows(0) else None), known.get(right)
@@ -233,7 +233,7 @@ def _product(node: fx.Node, known: dict[fx.Node, Rows], result: Rows | None) -> 
 
 
 def _by_index(node: fx.Node, known: dict[fx.Node, Rows], num_rows: int, result: Rows | None) -> Treated | None:
-    """Columns are chosen row by row: everything has the same rows."""
+    """Return how indexing along columns treats rows: all its tensors have the same ones."""
     tensors = node.all_input_nodes
     found: set[Any] = {known[n] for n in tensors if n in known} | ({result} - {None})
     if len(found) != 1:
@@ -250,7 +250,7 @@ def _by_index(node: fx.Node, known: dict[fx.Node, Rows], num_rows: int, result: 
 
 
 def _looked_at(node: fx.Node, known: dict[fx.Node, Rows], num_rows: int, result: Rows | None) -> Treated | None:
-    """Views: where the rows are on one side tells where they are on the other."""
+    """Return how a view treats rows, from where they are in its input or in its result."""
     source: Any = node.args[0]
     shape, before = shape_of(node), shape_of(source)
     if shape is None or before is None:
@@ -303,7 +303,7 @@ def _with_dimensions(node: fx.Node, rows: Rows, ndim: int) -> tuple[Any, ...]:
 
 
 def _same_rows(before: tuple[int, ...], shape: tuple[int, ...], rows: Rows | None, num_rows: int) -> Rows | None:
-    """Return where rows are once a tensor has another shape."""
+    """Return where rows are after a reshape."""
     if rows is None:
         return None
     num_rows = rows.number(num_rows)
@@ -318,7 +318,7 @@ def _same_rows(before: tuple[int, ...], shape: tuple[int, ...], rows: Rows | Non
 
 
 def _sliced(node: fx.Node, known: dict[fx.Node, Rows], result: Rows | None) -> Treated | None:
-    """Rows that are cut off are computed on: what there is of them tells which count."""
+    """Return how a slice treats rows: along rows it only narrows the window, and chunks compute all rows."""
     given: Any = (*node.args, *_SLICE[len(node.args) - 1 :])
     source, dim, start, end, step = given
     shape, after, rows = shape_of(source), shape_of(node), known.get(source, result)
@@ -348,7 +348,7 @@ def _selected(node: fx.Node, known: dict[fx.Node, Rows]) -> Treated | None:
 
 
 def _padded(node: fx.Node, known: dict[fx.Node, Rows]) -> Treated | None:
-    """Zeros around, as where a gradient goes back through a slice: around columns, or in place of rows cut off."""
+    """Return how zero padding, as in the gradient of a slice, treats rows: it pads columns or widens the window."""
     given: Any = node.args
     scatters = node.target is _aten.slice_scatter.default
     source = given[1 if scatters else 0]

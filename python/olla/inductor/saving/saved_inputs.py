@@ -14,10 +14,10 @@ HOOK = "post_grad_custom_post_pass"
 
 
 class SavedAsGiven(compat.CustomGraphPass):  # type: ignore[misc]
-    """Has forward return parameters and inputs that backward needs as they are; they are in memory anyway.
+    """Makes forward save parameters and inputs in the layout they are given in; they are in memory anyway.
 
-    Inductor turns what flows into convolutions to channels-last once, and what is also a result of the graph lives
-    on as that copy: all weights of convolutions a second time. Backward turns them again, one after the other.
+    Inductor converts inputs of convolutions to channels-last, and saves the converted copy of one that is also a result
+    of the graph: all weights of convolutions a second time. Instead, backward converts them again, one by one.
     """
 
     def __call__(self, graph: fx.Graph) -> None:

@@ -1,4 +1,4 @@
-"""The choice: what forward saves for backward, and what backward runs again, by the peak of both as they are fused."""
+"""Choose what forward saves and what backward recomputes, by the estimated peak of the fused code."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _SEED_SECONDS = 1.0  # of one minimum cut; a guard, it takes a thousandth
 _RUN_SECONDS = 10.0  # of one greedy, the same
 _NO_LIMIT = 1e9  # seconds
 _ROUNDING = 1 + 1e-12  # of a share that was a quotient of flops
-_RUN_WORK = 800_000  # of the greedy from one start, in runs simulated; it goes on from the lowest peak alone
+_RUN_WORK = 800_000  # of the greedy from one start, in simulated op runs; only the lowest of them gets the next
 _LAST_WORK = 8_000_000
 _NUM_BOUNDS = 16  # kernels at which the lower bound is sought
 _SMALL_SHARES = (0.00125, 0.0025, 0.005, 0.01, 0.02)  # of a step's flops: products that a limit leaves room for
 _LARGE_SHARE = 0.2  # of the bytes at the peak: a tensor of more is taken from the device for itself
-_NUM_COPIED = 24  # plans of the front beside which copies are chosen; 48 are no better (ablate_offload.py)
-_NO_MATTER = 1.001  # of the least peak: so much more is taken for less time
-_MOST_STALL = 1.0  # share of a step's time that it may wait for copies, where time is no matter
+_NUM_COPIED = 24  # plans of the front for which offloading is tried; 48 are no better (ablate_offload.py)
+_NO_MATTER = 1.001  # times the least peak: accepted in exchange for less time
+_MOST_STALL = 1.0  # share of a step's time that it may wait for copies, if the goal sets no limit
 _BOUND_SECONDS = 2.0  # a guard again; a bound that is not found by then is left out
 # Prices of time for the cuts the greedy starts from, as multiples of (bytes all saved) / (seconds of the step).
 _PRICES = 2.0 ** np.arange(-4, 13)
@@ -36,7 +36,7 @@ _PRICE_STEPS = (1, 2, 2)  # of each search for cuts: how many of the prices it t
 
 
 class Again(NamedTuple):
-    """The most matrix products, convolutions and attention that run again.
+    """Limits on recomputed matrix products, convolutions and attention.
 
     Attributes:
         flops: as a share of all flops of these.
@@ -47,7 +47,7 @@ class Again(NamedTuple):
     seconds: float = math.inf
 
     def allows(self, joint: Joint, evictor: CoreRecomputeSearch) -> bool:
-        """Return whether the plan in force runs no more of them again."""
+        """Return whether the search's current plan is within these limits."""
         op, product_seconds = evictor.runs().op, np.where(joint.flops > 0, joint.seconds, 0.0)
         most_flops, most_seconds = _most(self.flops, joint.flops.sum()), _most(self.seconds, joint.step_seconds)
         return _again(joint.flops, op) <= most_flops and _again(product_seconds, op) <= most_seconds
@@ -61,7 +61,7 @@ def _most(share: float, total: float) -> float:
 
 
 def _again(amounts: NDArray[Any], op: NDArray[np.int32]) -> float:
-    """Return by how much what ops amount to is more where each runs as often as in a plan."""
+    """Return the amount (flops or seconds) that a plan recomputes: the sum over its runs less one run per op."""
     return (amounts[op].sum() - amounts.sum()).item()  # type: ignore[no-any-return]
 
 
@@ -71,18 +71,18 @@ class SavedChoice:
 
     Attributes:
         peak_bytes: most memory live at once in forward and backward, with inputs and gradients.
-        added_seconds: estimated, of what runs again beyond what the user has run again; less what truth values take
-            that are no longer kept.
+        added_seconds: estimated, of recomputation beyond the user's own checkpoints; less the time of boolean tensors
+            that are no longer stored.
         step_seconds: estimated, of forward and backward with everything saved.
         values, runs: of the core's RecomputeSearch: what runs, in order.
         recomputed_flops: of matrix products, convolutions and attention that run again.
         saved_peak_bytes: the peak with everything saved.
-        lower_bound_bytes: no plan in which kernels run again for as long as in this one, or shorter, has a lower peak,
-            by the same model of what is fused; whatever its order within forward and within backward.
-        segment_bytes: what lives at the peak beside inputs and the largest tensors; see `segment_bytes`.
-        code_peak_bytes: the peak of the code that Inductor generates for it; None where nobody asked.
-        offload: what waits in host memory between forward and backward; None: nothing. The peak is without it then,
-            and the added seconds are with what the step waits for copies.
+        lower_bound_bytes: no plan whose recomputed kernels take at most as long as this one's has a lower peak, by the
+            same model of fusion, whatever its order within forward and within backward.
+        segment_bytes: live at the peak, without inputs and the largest tensors; see `segment_bytes`.
+        code_peak_bytes: the peak of the code that Inductor generates for it; None if that was not simulated.
+        offload: tensors offloaded between forward and backward; None: none. The peak excludes them, and the added
+            seconds include stalls on copies.
     """
 
     peak_bytes: int
@@ -104,13 +104,13 @@ class SavedChoice:
 
     @property
     def known_peak_bytes(self) -> int:
-        """What is known best of the peak."""
+        """The peak of the generated code if that is known, else the planned peak."""
         return self.peak_bytes if self.code_peak_bytes is None else self.code_peak_bytes
 
 
 @dataclass(frozen=True)
 class _Point:
-    """A plan on some curve: its figures, and the drops that make it."""
+    """A plan on a curve of the greedy: its peak, its added seconds, and the drops that produce it."""
 
     peak: int
     added: float
@@ -119,16 +119,16 @@ class _Point:
 
 
 class Front:
-    """The plans on the curves of all starts, found once, of which goals take theirs.
+    """All plans that the greedy found from its starts, computed once; each goal picks from them.
 
-    The plans that are compared depend on the kind of goal alone; where none of these fits a budget, more are. So less
-    memory asked for never takes more, and more time allowed never needs more memory, as long as nothing is copied to
-    host memory: copies are sought for each budget by itself, and never make a plan worse.
+    The candidates depend on the kind of goal alone; if none fits a budget, more are added. So without offloading a
+    smaller budget never yields a higher peak, and a larger slowdown never needs more memory. Offloading is searched for
+    each budget by itself, and never makes a plan worse.
 
     Args:
         joint: what is planned.
-        again: the most that runs again, beyond what is pointwise or a reduction.
-        host: where tensors may wait between forward and backward; None: nowhere.
+        again: limits on recomputed matrix products, convolutions and attention.
+        host: where tensors may be offloaded; None: nowhere.
 
     Complexity:
         A few thousand simulations, each O(nodes + edges).
@@ -148,12 +148,12 @@ class Front:
 
     @functools.cached_property
     def _more(self) -> list[_Point]:
-        """Plans for which time was measured otherwise, for whom it is no matter."""
+        """Plans found without the extra cost of random numbers and boolean tensors, for goals where time is free."""
         by_traffic = self.joint.by_traffic()
         return _points(by_traffic, by_traffic.evictor()) if by_traffic is not self.joint else []
 
     def choose(self, goal: Goal, *, copies: bool = True) -> SavedChoice:
-        """Return the best plan for a goal, with copies or without; where none fits a budget, the one of least peak."""
+        """Return the best plan for a goal, with or without offloading; if none fits a budget, the one of least peak."""
         points = self._usual
         fits = goal.budget_bytes is None or any(point.peak <= goal.budget_bytes for point in points)
         if goal.minimise or not fits:
@@ -164,7 +164,7 @@ class Front:
         return alone if self.host is None or not copies else self._beside_copies(points, alone, goal)
 
     def _choice(self, offload: Offload | None) -> SavedChoice:
-        """Return the plan in force, with what waits in host memory meanwhile."""
+        """Return the search's current plan, with the given tensors offloaded."""
         runs, first = self.evictor.runs(), self._usual[0]
         stall = 0.0 if offload is None else offload.stall_seconds
         return SavedChoice(
@@ -181,7 +181,7 @@ class Front:
         )
 
     def _beside_copies(self, points: list[_Point], alone: SavedChoice, goal: Goal) -> SavedChoice:
-        """Return the best plan for a goal in which tensors may wait in host memory; the given one is without."""
+        """Return the best plan for a goal with offloading allowed; `alone` is the best without."""
         budget = goal.budget_bytes or 0
         slowdown = _MOST_STALL if goal.max_slowdown is None else goal.max_slowdown
         most = slowdown * self.joint.step_seconds
@@ -192,10 +192,10 @@ class Front:
         return self._with_copies(points, least, int(least.peak_bytes * _NO_MATTER), most)
 
     def _with_copies(self, points: list[_Point], best: SavedChoice, budget: int, most_seconds: float) -> SavedChoice:
-        """Return a better plan than the given one for a budget; 0: for the least peak.
+        """Return a plan with offloading that beats `best` for a budget (0: for the least peak), else `best`.
 
-        What runs again and what is copied are chosen together: the copies of every plan on the front, and of these
-        plans the one that adds least time, or needs least memory.
+        Recomputation and offloading are chosen together: offloads are chosen for plans all along the front, and the
+        plan that adds least time, or has the lowest peak, is taken.
         """
         assert self.host is not None
 
@@ -221,7 +221,7 @@ def choose(joint: Joint, goal: Goal, again: Again = EVERYTHING) -> SavedChoice:
 
 
 def _spread(points: list[_Point], budget: int) -> list[_Point]:
-    """Return plans above a budget none of which another one is better than: some of them, more of those close to it."""
+    """Return Pareto-optimal plans with peaks above a budget: at most `_NUM_COPIED`, more of them close to it."""
     front: list[_Point] = []
     for point in sorted(points, key=lambda p: (p.added, p.peak)):
         if point.peak > budget and (not front or point.peak < front[-1].peak):
@@ -259,10 +259,10 @@ def segment_bytes(joint: Joint, values: Values, runs: Runs, offload: Offload | N
 
 
 def _small_products(joint: Joint, max_recomputed: float) -> list[_Point]:
-    """Return plans in which no product runs again, and what small ones add to the best of them.
+    """Return plans that recompute no product, and extensions of the lowest one by small products alone.
 
-    A greedy that may run all again soon takes a large one, and is beyond a low limit. More flops never need more
-    memory: these limits do not depend on what is asked for, and all plans of a lower one are there with a higher one.
+    A greedy that may recompute any product soon takes a large one, beyond a low limit. The sizes tried are fixed, and a
+    higher limit tries all sizes of a lower one: so more flops never need more memory.
     """
     free = joint.without_products()
     points = _points(free, free.evictor())
@@ -276,7 +276,7 @@ def _small_products(joint: Joint, max_recomputed: float) -> list[_Point]:
 
 
 def _lower_bound(joint: Joint, runs: Runs) -> int:
-    """Return the best bound that the kernels tell at which a plan needs most memory."""
+    """Return the best of the lower bounds at the kernels where a plan has most memory live."""
     bounding, seconds = joint.bounding()
     added = float(seconds[runs.op].sum() - seconds.sum())
     kernel = (joint.fusion[runs.op] == Fusion.KERNEL) & (runs.again == 0)
@@ -289,11 +289,11 @@ def _lower_bound(joint: Joint, runs: Runs) -> int:
 
 
 def _pick(points: list[_Point], joint: Joint, evictor: CoreRecomputeSearch, goal: Goal, again: Again) -> _Point:
-    """Return the first plan, in the order of preference that the goal means, which runs no more again."""
+    """Return the first plan, in the goal's order of preference, that is within the limits on recomputation."""
     by_peak = sorted(points, key=lambda p: (p.peak, p.added))
     order = by_peak
     if goal.max_slowdown is not None:
-        limit = points[0].added + goal.max_slowdown * joint.step_seconds  # beyond what the user has run again
+        limit = points[0].added + goal.max_slowdown * joint.step_seconds  # beyond the user's own checkpoints
         order = [p for p in by_peak if p.added <= limit]
     elif goal.budget_bytes is not None:
         fitting = sorted((p for p in points if p.peak <= goal.budget_bytes), key=lambda p: (p.added, p.peak))
@@ -306,9 +306,9 @@ def _pick(points: list[_Point], joint: Joint, evictor: CoreRecomputeSearch, goal
 
 
 def _clear(best: _Point, points: list[_Point], joint: Joint, evictor: CoreRecomputeSearch, again: Again) -> None:
-    """Put a plan in force without the drops that a start brought along and that do not lower its peak.
+    """Make a plan the current one, without those drops of its start that do not lower its peak.
 
-    The peak may fall thereby, not below that of the plan which the next lower budget takes.
+    This may lower the peak, though not below that of the plan for the next lower budget.
     """
     lower = min((p for p in points if p.peak < best.peak), key=lambda p: (p.added, p.peak), default=None)
     evictor.reset(best.values, best.steps)
@@ -320,7 +320,7 @@ def _clear(best: _Point, points: list[_Point], joint: Joint, evictor: CoreRecomp
 def _points(joint: Joint, evictor: CoreRecomputeSearch) -> list[_Point]:
     """Return the plans on the greedy's curves from every start: forward's values kept, minimum cuts.
 
-    The first is the one that keeps what the joint graph has forward make.
+    The first plan saves all values of forward; ops that only backward needs run in backward.
     """
     starts = [_made_late(joint, evictor)]
     seed_seconds, run_seconds = _guard(joint, _SEED_SECONDS), _guard(joint, _RUN_SECONDS)
@@ -338,12 +338,12 @@ def _points(joint: Joint, evictor: CoreRecomputeSearch) -> list[_Point]:
 
 
 def _guard(joint: Joint, seconds: float) -> float:
-    """Return a time limit; where ranks communicate there is none, and a busy rank chooses as all the others do."""
+    """Return a time limit; none if ranks communicate, since a slow rank must choose as the others do."""
     return _NO_LIMIT if joint.communicates else seconds
 
 
 def _curve(evictor: CoreRecomputeSearch, max_work: int, seconds: float) -> list[_Point]:
-    """Return the plans on the greedy's way from the drops in force."""
+    """Run the greedy from the current drops; return the plans along its way."""
     evictor.run(0, _UNLIMITED, Limits(time_limit=seconds, max_work=max_work, progress=None))
     curve, decisions = evictor.curve(), evictor.decisions()
     values, steps = decisions.values, decisions.steps
@@ -355,6 +355,6 @@ def _curve(evictor: CoreRecomputeSearch, max_work: int, seconds: float) -> list[
 
 
 def _made_late(joint: Joint, evictor: CoreRecomputeSearch) -> NDArray[np.int32]:
-    """Return the values that backward makes itself though forward could: no start saves them for nothing."""
+    """Return the values that forward could compute but does not need: starts leave them to backward, unsaved."""
     offset, made = evictor.values.makes
     return np.concatenate([made[:0], *(made[offset[op] : offset[op + 1]] for op in joint.late)])

@@ -1,7 +1,7 @@
-"""Sums of gradients that Inductor would merge with a matrix product, and so put off the product until the sum.
+"""Keep Inductor from merging a sum of gradients with a matrix product, which delays the product until the sum.
 
-It writes ``other + a @ b`` as one call. Where ``other`` comes much later, as the gradient of an embedding that is also
-the last layer does, ``a`` and ``b`` - the gradient of all logits - wait for it.
+It turns ``other + a @ b`` into one addmm. Where ``other`` comes much later, as for the gradient of an embedding tied to
+the last layer, ``a`` and ``b`` - the gradient of all logits - wait for it.
 """
 
 from __future__ import annotations

@@ -14,15 +14,14 @@ from olla.inductor.saving.kinds import is_random, is_view
 
 
 def rewritten(old: fx.Graph, new: fx.Graph, origin: Mapping[fx.Node, fx.Node]) -> None:
-    """Check that every node of a graph runs the operator of a node of another on what stands for its arguments.
+    """Check that a rewritten graph computes the same: each node has the operator and arguments of its origin.
 
-    Then it computes the same, as long as nothing reads an input behind what changes it, and as what draws random
-    numbers or changes an input runs once, or once more where a checkpoint is to draw the same again: this is checked
-    too.
+    Checked too: no node reads an input after it is mutated, and a node that is random or mutates an input runs once, or
+    twice where a checkpoint recomputes it with the same random numbers.
 
     Args:
         old: the graph as it came.
-        new: every run of an operator a node.
+        new: the rewritten graph; each recomputation is a node of its own.
         origin: of a new node, the old one it stands for.
 
     Raises:
@@ -58,7 +57,7 @@ def rewritten(old: fx.Graph, new: fx.Graph, origin: Mapping[fx.Node, fx.Node]) -
 
 
 def waiting(written: Mapping[fx.Node, Any], forward: Set[fx.Node]) -> None:
-    """Check that what waits in host memory is copied there and back, and that backward reads it from nowhere else.
+    """Check that offloaded tensors are copied out in forward and back in backward, which reads only the copies.
 
     Args:
         written: the nodes that copy a tensor, by the node that makes it; see `offload.Inserted`.
@@ -85,11 +84,11 @@ def is_kept_input(node: fx.Node, before: fx.Node) -> bool:
 
 
 def _unchanged(graph: fx.Graph) -> None:
-    """Check that nothing reads an input that has been changed, but what changes it once more."""
+    """Check that no node reads an input after it was mutated, except to mutate it again."""
     changed: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op == "output":
-            return  # what was given is returned as it then is
+            return  # a mutated input may be returned
         target = node.args[0] if compat.changes_inputs(node) and node.args else None
         for read in node.all_input_nodes:
             if read is not target and root(read) in changed:

@@ -15,8 +15,8 @@ from olla.inductor.simulate.wrappers import LiveBytes, storage_of, watched_wrapp
 def peak_bytes(forward: fx.GraphModule, backward: fx.GraphModule, num_results: int) -> int | None:
     """Return the most bytes alive at once while the code that Inductor generates for forward and backward runs.
 
-    What forward is given lives throughout, and so do its results and what arrives for backward; what forward saves
-    lives until backward frees it, and gradients from when they are there.
+    Forward's inputs live throughout, its results and the tangents until the end; saved tensors live until backward
+    frees them, gradients from when they are computed.
 
     Args:
         forward, backward: as a partitioner returns them, with fake tensors in ``meta["val"]``. They stay as they are.
@@ -64,7 +64,7 @@ def _lowered_forward(forward: fx.GraphModule, num_results: int) -> Any:
 
 
 def _lowered_backward(backward: fx.GraphModule, given: dict[str, torch.Tensor], donated: set[str]) -> Any:
-    """Compile backward for what forward saves in the layout it has."""
+    """Compile backward for saved tensors in the layout that forward's code gives them."""
     half = compat.copied(backward)
     for node in _inputs(half):
         node.meta["val"] = given.get(node.name, node.meta["val"])
@@ -72,7 +72,7 @@ def _lowered_backward(backward: fx.GraphModule, given: dict[str, torch.Tensor], 
 
 
 def _donated(forward: fx.GraphModule, backward: fx.GraphModule, num_results: int) -> set[str]:
-    """Return what backward may write into: what is saved, and neither given nor returned."""
+    """Return the saved tensors that backward may overwrite: their storage is neither an input nor a result."""
     others = {storage_of(n) for n in (*_inputs(forward), *_results(forward)[:num_results], *_results(backward))}
     return {node.name for node in _results(forward)[num_results:] if storage_of(node) not in others}
 

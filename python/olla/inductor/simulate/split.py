@@ -23,11 +23,11 @@ class Split:
 
     Attributes:
         num_ops: of the graph before it was divided; elements of tuples are no ops.
-        num_recomputed: runs of ops beyond those of the graph, in forward and backward together, operator by operator:
-            what a pass left out does not make up for what runs again.
+        num_recomputed: runs of ops beyond the graph's, in forward and backward together, counted per operator: an op
+            that a pass removed does not offset a recomputed one.
         num_saved: values the forward graph hands to the backward graph, parameters and inputs left out.
         saved_bytes: of their storages; views of parameters and inputs cost nothing, and no storage counts twice.
-        host_bytes: the part of these that waits in host memory, where the graph is one of a GPU.
+        host_bytes: the part of these that is offloaded to host memory, in graphs on a GPU.
         flops: of matrix products and convolutions before the graph was divided, attention included.
         recomputed_flops: of those run beyond that.
         seconds: processor time of the partitioner and of the passes before it.

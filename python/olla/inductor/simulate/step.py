@@ -70,9 +70,9 @@ def replay(
         loss: ``loss(model, batch)`` returns the loss, or a tuple that starts with it.
         backend: of torch.compile.
         options: of torch.compile.
-        state_bytes: of what else lives throughout: an optimizer's state.
+        state_bytes: bytes of anything else resident throughout, such as an optimizer's state.
         watch: is told of every graph as soon as it is divided.
-        kernels: compile and run them too, on copies of real tensors: the same bytes, counted in earnest.
+        kernels: compile and run them too, on copies of real tensors: the same bytes, measured and not simulated.
 
     Returns:
         The peak and where it comes from.
@@ -105,7 +105,7 @@ def replay(
     resident_bytes = live.live_bytes
     step = _fresh(_train)
     with mode, live:  # already while compiling, since the code holds for the modes it was compiled under
-        _run(step, loss, twin, data)  # what a first step changes would make it compile twice
+        _run(step, loss, twin, data)  # warm-up: what a first step changes would cause a recompilation
         eager_peak_bytes = live.peak_bytes
         with _compiling(splits, sources, watch, kernels):
             step = torch.compile(step, backend=backend, options=options)
@@ -144,7 +144,7 @@ def sweep(
         shares: of what is saved without a budget, from 0 to 1.
 
     Returns:
-        The replay of every share; shares that divide a step's only graph alike share one.
+        The replay of every share; shares that partition a step's only graph alike have the same replay object.
 
     Example:
         >>> import torch
@@ -189,7 +189,7 @@ def _fresh(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _run(step: Callable[..., Any], loss: Loss, model: torch.nn.Module, batch: Any) -> None:
-    """Run forward and backward; gradients go when all of them are there."""
+    """Run forward and backward; gradients are freed once all of them are computed."""
     result = step(loss, model, batch)
     if not isinstance(result, torch.Tensor) or result.numel() != 1 or not result.requires_grad:
         raise CaptureError(f"the loss function returned {type(result).__name__}: expected one number with gradients")

@@ -23,7 +23,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
     What an operator allocates and frees before it returns (workspaces of kernels) is not seen.
 
     Args:
-        on_host: whether storages in host memory count: those of a CPU's step, not the ones that wait there.
+        on_host: whether storages in host memory count: yes for a step on a CPU, no if they are offloaded tensors.
 
     Attributes:
         paused: while set, what is new is not counted.
@@ -70,13 +70,13 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
 
 
 def storage_of(node: Any) -> int | None:
-    """Return what tells the storages of nodes' tensors apart; None for what is no node of one tensor."""
+    """Return a key of the storage of a node's tensor; None if this is no node of one tensor."""
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
 
 
 class _AnyNumber(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
-    """Reads a number off fake tensors: Inductor hands a CPU's to kernels of a GPU, and here they do nothing with it."""
+    """Returns a dummy for a number read off a fake tensor: CPU scalars passed to GPU kernels, which do nothing here."""
 
     supports_higher_order_operators = True
 
@@ -120,7 +120,7 @@ def _from_pool(pool: torch.Tensor, offset: int, dtype: torch.dtype, size: Any, s
     return torch.as_strided(pool.view(dtype), size, stride, offset // dtype.itemsize)
 
 
-# The wrappers' own functions go around the dispatcher: no fake tensor and no mode would notice them.
+# The wrappers' own functions bypass the dispatcher, so that fake tensors and modes would not see them.
 _DISPATCHED: dict[str, Callable[..., Any]] = {
     "empty_strided_cpu": _empty("cpu"),
     "empty_strided_cpu_pinned": _empty("cpu"),
@@ -129,7 +129,7 @@ _DISPATCHED: dict[str, Callable[..., Any]] = {
     "alloc_from_pool": _from_pool,
     codegen.SEGMENT: lambda: None,  # what asks a GPU's allocator for memory: nothing lives in it
 }
-# What reads addresses, of which a fake tensor has none: torch ends the process where it is asked for one.
+# Functions that read addresses: a fake tensor has none, and torch aborts the process if asked for it.
 _OF_ADDRESSES: dict[str, Callable[..., Any]] = {
     "assert_size_stride": lambda *_, **__: None,
     "assert_size_stride_grouped": lambda *_, **__: None,  # since torch 2.15, as the next
@@ -145,8 +145,8 @@ def watched_wrappers(loaded: list[str], *, kernels: bool = False) -> Iterator[No
 
     Args:
         loaded: receives the source of every wrapper.
-        kernels: whether they are compiled and run; else kernels do nothing, and the wrappers run on fake tensors, none
-            of which a CUDA graph takes.
+        kernels: whether they are compiled and run; else they are no-ops, and the wrappers run on fake tensors, without
+            CUDA graphs.
     """
 
     def load(_: Any, key: str, path: str, linemap: Any = None, attrs: Any = None) -> types.ModuleType:

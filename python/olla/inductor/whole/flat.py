@@ -1,8 +1,8 @@
-"""A captured step as one graph of tensors for Inductor, and what is computed from numbers before it runs.
+"""Turn a captured step into one graph of tensors for Inductor, with its scalars computed on the host before it.
 
-Updates take numbers that are read from tensors: learning rates, the corrections of Adam by its number of steps. Each
-becomes an input of its own, computed on the host: nothing waits for a value inside of the graph, and updates that
-differ in nothing but their numbers share a kernel, which the place of a number in a table would keep apart.
+Updates take numbers that are read from tensors: learning rates, Adam's bias corrections. Each becomes an input of its
+own, computed on the host: nothing in the graph waits for a value, and updates that differ only in their numbers share a
+kernel, which they could not if each read its number from another place of a table.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Flat:
     Attributes:
         module: takes `kinds` tensors, returns the outputs of the captured step, and changes inputs in place.
         kinds: of its inputs: those of `olla.pytorch.capture.inputs.Input`, ``constant``, ``number``, ``tangent``.
-        arguments: of the values of the captured inputs, and of the present numbers, those of the module.
+        arguments: values of the captured inputs -> arguments of the module; the numbers are computed anew.
         fakes: stand-ins for its inputs.
     """
 
@@ -117,7 +117,7 @@ class _Flattening:
         return found
 
     def _seed(self) -> fx.Node:
-        """Return the node in which backward begins: the gradient of the loss by itself."""
+        """Return the node that begins backward: the gradient of the loss with respect to itself."""
         backward = [node for node in self.old.nodes if node.meta.get(_KIND) == "backward"]
         seeds = [n for n in backward if n.target is aten.ones_like.default and n.args[0].meta.get(_KIND) == "forward"]
         seeds = [n for n in seeds if n.meta["val"].numel() == 1]

@@ -26,7 +26,7 @@ _MOST_PLANNED = 0.95  # of what separate graphs need: the code of one graph need
 
 @dataclass
 class UpdateGroup:
-    """What changes some parameters, and their state, by the same gradients.
+    """The operators that update some parameters, and their state, from the same gradients.
 
     Attributes:
         taken: what it reads of backward.
@@ -50,9 +50,9 @@ class Asked:
     """What a whole step is to reach.
 
     Attributes:
-        goal: see `olla.inductor.enable`; a budget here is one for all of the step. None: what the backend has.
+        goal: see `olla.inductor.enable`; a budget here is for the whole step. None: the backend's default.
         max_recomputed: most flops to run again, as a share of them all.
-        compares: whether to end where separate graphs are foreseen to need hardly more, before any code is generated.
+        compares: whether to stop, before any code is generated, if separate graphs would need hardly more memory.
     """
 
     goal: Goal | None = None
@@ -142,12 +142,12 @@ class Whole(compat.CustomGraphPass):  # type: ignore[misc]
         return planned <= _MOST_PLANNED * separate or (budget is not None and planned <= budget < separate)
 
     def uuid(self) -> None:
-        """Return that what this makes is not to be kept in caches."""
+        """Return None: the result is not to be cached."""
         return
 
 
 def _without_sinks(part: fx.GraphModule) -> fx.GraphModule:
-    """Return forward and backward as two graphs have them: what updates take is a result, alive until the end."""
+    """Return forward and backward as separate graphs have them: gradients for updates are results, alive to the end."""
     gm = compat.copied(part)
     sinks: Any = gm.graph.find_nodes(op="call_function", target=UPDATE)
     results = [*_results(gm.graph), *dict.fromkeys(n for sink in sinks for n in sink.args[1])]
@@ -187,12 +187,12 @@ def _updates(graph: fx.Graph, kinds: dict[fx.Node, str]) -> tuple[list[UpdateGro
             'compile with kernels="torch"',
             rule="inductor_graph",
         )
-    late = by_taken.pop((), None)  # what no gradient has to do with: behind all that reads it as it was
+    late = by_taken.pop((), None)  # updates without gradients: they run behind all readers of the old values
     return [*_merged(list(by_taken.values())), *([late] if late else [])], rest, behind
 
 
 def _merged(updates: list[UpdateGroup]) -> list[UpdateGroup]:
-    """Put updates together of which one reads what another one changes: all that is read comes before all changes."""
+    """Merge updates of which one reads what another changes, so that all reads come before all changes."""
     changed_by = {target: i for i, update in enumerate(updates) for target in update.targets}
     group = list(range(len(updates)))  # the first update of those it is put together with, by way of others
 
@@ -230,7 +230,7 @@ def _makers(last: fx.Node, inside: set[fx.Node]) -> tuple[list[fx.Node], list[fx
 def _without_updates(
     graph: fx.Graph, updates: Sequence[UpdateGroup], rest: Sequence[fx.Node], behind: set[fx.Node], kinds: Sequence[str]
 ) -> tuple[fx.GraphModule, dict[str, fx.Node], list[int]]:
-    """Return forward and backward, where one operator per update takes what it needs as soon as that is there.
+    """Return forward and backward with one operator per update, which consumes its inputs as soon as they exist.
 
     Returns:
         The graph as a partitioner takes it; the input of the whole graph by the name it has there; which of its
