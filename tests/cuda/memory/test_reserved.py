@@ -145,6 +145,22 @@ def test_an_arena_lies_in_a_free_block_that_is_large_enough_and_the_others_stay(
     replay.deactivate()
 
 
+def test_no_free_block_goes_back_to_the_device_while_a_graph_is_captured(replay: Replay) -> None:
+    """Freeing device memory would end the capture."""
+    collect()
+    torch.cuda.empty_cache()
+    left_free(30)
+    freed = torch.cuda.memory_stats()["segment.all.freed"]
+    graph, x = torch.cuda.CUDAGraph(), torch.ones(4)
+    with torch.cuda.stream(torch.cuda.Stream()):  # torch.cuda.graph would empty the cache before it begins
+        graph.capture_begin()
+        replay.activate(slots([[(100 * MEBI // 512, 0)]], 100 * MEBI // 512))
+        x.add_(1)
+        replay.deactivate()
+        graph.capture_end()
+    assert torch.cuda.memory_stats()["segment.all.freed"] == freed
+
+
 def left_free(*sizes: int) -> None:
     """Let torch's allocator have free blocks of so many MiB."""
     held = [torch.empty(size * MEBI, dtype=torch.uint8) for size in sizes]
