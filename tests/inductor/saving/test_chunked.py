@@ -13,7 +13,7 @@ from olla.inductor.compat.compat import config
 from olla.inductor.saving import chunked
 from olla.inductor.settings import patches
 from olla.inductor.simulate.step import replay
-from tests.support.pytorch.compiling import LEAST, fresh, without_kernels  # noqa: F401
+from tests.support.pytorch.compiling import LEAST, fresh, other_fusions, without_kernels  # noqa: F401
 from tests.support.pytorch.steps import nn, torch
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")]
@@ -198,6 +198,7 @@ def large() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor], Any]:
     return model, (labels, labels), lambda m, b: mean(m(b[0]), b[1])
 
 
+@other_fusions
 def test_the_peak_falls_by_the_logits() -> None:
     logits = 8 * 512 * 8192 * 4
     with olla.inductor.enable(max_slowdown=0.05):

@@ -8,10 +8,13 @@ import pytest
 
 import olla.inductor
 from olla.inductor.simulate.step import replay
-from tests.support.pytorch.compiling import LEAST, fresh, square, untold  # noqa: F401
+from tests.support.pytorch.compiling import IS_211, LEAST, fresh, square, untold  # noqa: F401
 from tests.support.pytorch.steps import nn, torch
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")]
+
+
+deep = pytest.param(2, marks=pytest.mark.skipif(IS_211, reason="torch 2.11 compiles no region in a region"))
 
 
 class Block(nn.Module):
@@ -57,13 +60,13 @@ def gradients(model: nn.Module, **compiling: Any) -> list[torch.Tensor]:
     return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [1, deep])
 def test_gradients_are_those_of_an_ordinary_loop(depth: int) -> None:
     found = gradients(network(depth), backend="olla", options=LEAST)
     torch.testing.assert_close(found, gradients(network(0)))
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [1, deep])
 def test_dropout_is_inductors(depth: int) -> None:
     found = gradients(network(depth, 0.3), backend="olla", options=LEAST)
     torch.compiler.reset()
@@ -73,7 +76,7 @@ def test_dropout_is_inductors(depth: int) -> None:
 @pytest.mark.parametrize("goal", [{"minimise": "peak"}, {"max_slowdown": 0.05}])
 def test_the_peak_is_that_of_the_step_without_regions(goal: dict[str, Any]) -> None:
     peaks = []
-    for depth in (0, 1, 2):
+    for depth in (0, 1) if IS_211 else (0, 1, 2):
         with olla.inductor.enable(**goal):
             peaks.append(replay(network(depth), torch.ones(512, 16), square).peak_bytes)
-    assert peaks[0] == peaks[1] == peaks[2]
+    assert len(set(peaks)) == 1

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from olla.inductor.simulate.step import SimulatedStep, replay, sweep
-from tests.support.pytorch.compiling import fresh, square, untold  # noqa: F401
+from tests.support.pytorch.compiling import fresh, other_fusions, square, untold  # noqa: F401
 from tests.support.pytorch.steps import nn, torch
 
 families = pytest.importorskip("tests.support.pytorch.programs.families")
@@ -147,6 +147,7 @@ class Checkpointed(nn.Module):
         return x
 
 
+@other_fusions
 def test_checkpointed_blocks_in_16_bits_need_less_than_eager() -> None:
     """See pytorch#120381."""
     step = Checkpointed().bfloat16(), torch.randn(8, 256, 64, dtype=torch.bfloat16), square
