@@ -82,15 +82,15 @@ auto without_gil(const Work& work) {
   return work();
 }
 
-// What ends a search before it is done. progress(stage, seconds, value, bound) -> bool, or None; it may be None.
+// Limits that end a search before it is done. progress(stage, seconds, value, bound) -> bool, or None; it may be None.
 struct Limits {
   double time_limit;
   std::optional<std::int64_t> max_work;  // none: any number
   nb::object progress;
 };
 
-// Runs work(control) without the GIL, which progress takes for its call. Ctrl-C and an answer of False ask the search to stop with
-// the best it has: true. Any other Python error stops it too, and is thrown once the search has returned.
+// Runs work(control) without the GIL, which progress takes for its call. Returns true if Ctrl-C or an answer of False asked the
+// search to stop with the best it has. Any other Python error stops it too, and is thrown once the search has returned.
 bool limited(const char* stage, const Limits& limits, const std::function<void(Control&)>& work);
 
 // What a search found, and whether Ctrl-C or progress ended it.

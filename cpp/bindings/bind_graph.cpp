@@ -63,7 +63,7 @@ void bind_graph(nb::module_& m) {
   m.def(
       "profile",
       [](const Graph& graph, Array<OpId> order) {
-        return without_gil([&, checked = copy(order)] {  // of our own: the caller's may change while the GIL is released
+        return without_gil([&, checked = copy(order)] {  // a copy: the caller's array may change without the GIL
           if (!graph.is_order(checked))
             throw PlanError("the order breaks a dependency or is no permutation of the ops", "order", {});
           return profile(graph, checked);

@@ -1,4 +1,4 @@
-// Whether Python containers still hold the very objects they held before: what the guards of a compiled step ask at every call.
+// Checks that Python containers still hold the very same objects as before: the guards of a compiled step do so at every call.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -34,14 +34,14 @@ bool same_list(PyObject* list, const std::uint64_t* ids, Py_ssize_t count) {
 // All of a dict, in its order: ids are those of key, value, key, value, ...
 bool same_dict(PyObject* dict, const std::uint64_t* ids, Py_ssize_t count) {
   if (size_or_raise(PyDict_Size(dict)) * 2 != count) return false;
-  if (count == 0) return true;  // by far the most: hooks that nobody has
+  if (count == 0) return true;  // by far the most common: dicts of hooks that nobody set
   Py_ssize_t position = 0, i = 0;
   for (PyObject *key, *value; i < count && PyDict_Next(dict, &position, &key, &value); i += 2)
     if (ids[i] != id_of(key) || ids[i + 1] != id_of(value)) return false;
   return true;
 }
 
-// CPython before 3.13 counts every change of a dict, right behind its size (PEP 509); no function of the stable ABI tells it.
+// CPython before 3.13 counts every change of a dict, right behind its size (PEP 509); no function of the stable ABI returns it.
 std::uint64_t version_of(PyObject* dict) {
   std::uint64_t version = 0;
   std::memcpy(&version, reinterpret_cast<const char*>(dict) + sizeof(PyObject) + sizeof(Py_ssize_t), sizeof version);

@@ -1,4 +1,4 @@
-// HiGHS as a Python object runs it, and what such an object works with.
+// HiGHS run by a Python object, and the types that such an object works with.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -1,5 +1,5 @@
-// Whether tensors are where they were: asked before each replay of a CUDA graph, which reads and writes at these addresses. A
-// module of its own: torch's headers for Python objects take ten seconds to compile, and nothing else needs them.
+// Checks that tensors still have their recorded addresses, before each replay of a CUDA graph, which reads and writes there. A
+// separate module: torch's headers for Python objects take ten seconds to compile, and nothing else needs them.
 #define PY_SSIZE_T_CLEAN
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -10,7 +10,7 @@ namespace {
 
 PyTypeObject* tensor_type = nullptr;
 
-// An array of native int64, for as long as the call takes.
+// A borrowed buffer of native int64, released when the call ends.
 struct Numbers {
   Py_buffer buffer{};
 
@@ -19,8 +19,8 @@ struct Numbers {
   std::int64_t operator[](Py_ssize_t i) const { return static_cast<const std::int64_t*>(buffer.buf)[i]; }
 };
 
-// An object keeps its identity where `x.data = y` gives it other memory, and where two tensors are swapped: its tensor is looked at
-// anew. What is no tensor, or has no memory, is nowhere.
+// A Python tensor stays the same object when `x.data = y` or a swap of two tensors gives it other memory, so its TensorImpl is
+// read anew. A tensor without memory (data() throws) matches no address.
 bool is_at(PyObject* value, std::int64_t address) {
   try {
     return reinterpret_cast<std::intptr_t>(THPVariable_Unpack(value).unsafeGetTensorImpl()->data()) == address;
@@ -34,7 +34,7 @@ PyObject* are_at(PyObject*, PyObject* args) {
   Numbers positions, addresses;
   if (!PyArg_ParseTuple(args, "O!y*y*", &PyList_Type, &values, &positions.buffer, &addresses.buffer)) return nullptr;
   if (addresses.size() != positions.size()) return PyErr_SetString(PyExc_ValueError, "an address for each position"), nullptr;
-  const PyTypeObject* known = tensor_type;  // most values are of one type, and a look at that is all
+  const PyTypeObject* known = tensor_type;  // most values have one type: a pointer comparison suffices
   for (Py_ssize_t i = 0; i < positions.size(); ++i) {
     if (positions[i] < 0 || positions[i] >= PyList_GET_SIZE(values))
       return PyErr_SetString(PyExc_IndexError, "no such value"), nullptr;

@@ -7,7 +7,7 @@
 
 namespace olla::replay {
 
-// The device has no room for an arena: torch's own error reaches Python, which users catch to make their batch smaller.
+// The device has no room for an arena: Python gets torch's own OutOfMemoryError, which users catch to shrink their batch.
 struct OutOfMemory : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

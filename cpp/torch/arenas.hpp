@@ -1,4 +1,4 @@
-// Where planned blocks are: arenas, taken from the default allocator and given back once nothing in them is in use.
+// Arenas hold the planned blocks: taken from the default allocator, given back once no block in them is in use.
 #pragma once
 
 #include <algorithm>
@@ -19,12 +19,12 @@ struct Source {
   Bytes alignment;                   // of every block
   std::function<void*(Bytes)> take;  // memory of an arena, from the default allocator
   std::function<void(void*)> give;   // back to it
-  // Device and queue of this thread's work: an arena serves the place it was taken for.
+  // Identifies device and stream of this thread's work: an arena serves only the place it was taken for.
   std::function<std::int64_t()> place = [] { return std::int64_t{0}; };
   std::function<std::size_t()> device = [] { return std::size_t{0}; };  // of this thread's work, less than kMaxDevices
-  std::function<void()> poll = [] {};                                   // frees blocks whose time has come
+  std::function<void()> poll = [] {};                                   // frees blocks that other streams are done with
   std::function<void(Bytes)> make_room = [](Bytes) {};                  // before an arena is taken
-  std::function<void(Bytes)> require_no_more = [](Bytes) {};            // throws where it adds to the most taken so far
+  std::function<void(Bytes)> require_no_more = [](Bytes) {};            // throws if it would raise the peak of reserved memory
 };
 inline constexpr std::size_t kMaxDevices = 64;
 
@@ -36,8 +36,8 @@ struct Arena {
   enum { kActive, kKept, kRetired } state = kActive;
 };
 
-// All arenas of a process. The owner's mutex is held during every call but place(), device() and poll(). What takes the lock gives
-// it up while the source takes or frees memory: the default allocator may call back.
+// All arenas of a process. The owner's mutex is held during every call but place(), device() and poll(). Methods that take the
+// lock release it while the source takes or frees memory: the default allocator may call back.
 class Arenas {
  public:
   explicit Arenas(Source source) : source_(std::move(source)) {}
@@ -47,8 +47,8 @@ class Arenas {
   std::size_t device() const { return source_.device(); }
   void poll() const { source_.poll(); }
 
-  // A kept arena of a place that is large enough, or a new one: of no more memory than the process had so far, if that is asked
-  // for. Kept arenas that are too small go back first.
+  // A kept arena of this place that is large enough, else a new one; kept arenas of the place that are too small are given back
+  // first. no_more: throws rather than raise the peak of reserved memory.
   Arena* find(Bytes bytes, std::int64_t place, std::unique_lock<std::mutex>& lock, bool no_more = false) {
     for (auto& [base, arena] : arenas_) {
       if (arena.state != Arena::kKept || arena.place != place) continue;
@@ -76,7 +76,7 @@ class Arenas {
     return static_cast<const char*>(block) < arena->second.base + arena->second.bytes ? &arena->second : nullptr;
   }
 
-  // Lets all arenas of a state go once nothing in them is in use.
+  // Retires all arenas of a state: give_back() frees them once they hold no block.
   void retire(decltype(Arena::state) state) {
     for (auto& [base, arena] : arenas_)
       if (arena.state == state) arena.state = Arena::kRetired;

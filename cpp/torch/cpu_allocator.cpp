@@ -1,4 +1,4 @@
-// The planning allocator of the CPU device: in front of c10's, asked for every tensor and every workspace.
+// The planning allocator of the CPU device: it wraps c10's and sees every request for a tensor or a workspace.
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/alignment.h>
@@ -20,7 +20,7 @@ std::atomic<c10::Allocator*> inner{nullptr};  // answers whatever is not planned
 std::atomic<c10::DeleterFnPtr> inner_deleter{nullptr};
 thread_local bool probing = false;
 
-// The deleter of all blocks handed out inside windows: one word of context only, so the address tells whose block it is.
+// The deleter of all blocks handed out inside windows. It gets the address alone, which tells arena blocks from others.
 void free_block(void* block) {
   if (!memory().freed(block)) inner_deleter.load(std::memory_order_relaxed)(block);
 }
@@ -49,14 +49,14 @@ class PlanningAllocator final : public c10::Allocator {
   void copy_data(void* to, const void* from, std::size_t num_bytes) const override { inner.load()->copy_data(to, from, num_bytes); }
 };
 
-// What was freed so far would lie beside the arena: glibc keeps it for the next request.
+// Returns freed heap memory to the system: glibc would keep it resident beside the arena.
 void give_back_freed(Bytes) {
 #ifdef __GLIBC__
   malloc_trim(0);
 #endif
 }
 
-// Whether requests come by here: another allocator may stand in front of ours.
+// Whether torch's requests reach this allocator: another one may have been registered in front of it.
 bool reached() {
   probing = true;
   c10::GetAllocator(c10::DeviceType::CPU)->allocate(1);
@@ -82,12 +82,12 @@ void install() {
   const std::lock_guard lock(mutex);
   if (inner != nullptr && reached()) return;
   c10::Allocator* const present = c10::GetAllocator(c10::DeviceType::CPU);
-  // It may call ours now and then: with ours in front of it, the two could call each other for ever.
+  // The other allocator may call ours: with ours in front of it as well, the two could call each other forever.
   if (inner != nullptr && present != inner) throw std::runtime_error("another CPU allocator was registered after olla's");
   if (present->raw_deleter() == nullptr) throw std::runtime_error("the present CPU allocator has no raw_deleter");
   inner_deleter = present->raw_deleter();
   inner = present;
-  // A lower priority than the present allocator's is ignored without a word.
+  // SetAllocator silently ignores a priority below the present allocator's.
   for (int priority = 0; priority <= 255; ++priority) {
     c10::SetAllocator(c10::DeviceType::CPU, &planning, static_cast<std::uint8_t>(priority));
     if (c10::GetAllocator(c10::DeviceType::CPU) == &planning) return;

@@ -1,5 +1,5 @@
-// The planning allocator of CUDA devices: in front of the present one, which it asks for the arena and for all that is not planned.
-// Built against torch 2.11 to 2.15; not measured on a device.
+// The planning allocator of CUDA devices: it wraps the present one, which supplies the arenas and all unplanned memory. Built
+// against torch 2.11 to 2.15; not measured on a device.
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
@@ -19,8 +19,8 @@ constexpr Bytes kCudaAlignment = 512;
 
 std::atomic<native::CUDAAllocator*> inner{nullptr};
 
-// A slot may be used again at once only by work queued behind its last use: on the same stream of the same device. What a capture
-// writes to, its graph writes to at any later time: that is an arena of its own, or none.
+// A slot may be reused at once only by work queued behind its last use, so on the same stream and device. A CUDA graph writes to
+// the memory of its capture at every later replay: each capture counts as a place of its own.
 std::int64_t place_of(c10::cuda::CUDAStream stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   unsigned long long capture = 0;
@@ -48,7 +48,7 @@ void* take_arena(Bytes bytes) {
   }
 }
 
-// What torch's allocator takes from the device for a block that nothing free holds: whole segments.
+// Bytes of the segment that torch's allocator reserves for a block that fits into no cached one.
 std::size_t segment_bytes(std::size_t bytes) {
   constexpr std::size_t kMiB = std::size_t{1} << 20;
   if (bytes <= kMiB) return 2 * kMiB;
@@ -61,7 +61,7 @@ std::size_t largest_free() {
   return largest;
 }
 
-// Gives back what torch's allocator keeps, unless an arena fits into it: it would lie beside the arena.
+// Releases torch's cached blocks unless the arena fits into one of them: they would stay reserved beside the arena.
 void make_room(Bytes bytes) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(c10::cuda::getCurrentCUDAStream(), &status) != cudaSuccess) cudaGetLastError();
@@ -69,7 +69,7 @@ void make_room(Bytes bytes) {
   if (largest_free() < static_cast<std::size_t>(bytes)) inner.load()->emptyCache({0, 0});
 }
 
-// An ordinary loop reserves what it did so far: an arena must not add to that.
+// Throws if the arena would raise torch's reserved memory above its peak so far, that of the loop without a plan.
 void require_no_more(Bytes bytes) {
   const auto needed = static_cast<std::size_t>(bytes);
   if (largest_free() >= needed) return;
@@ -111,7 +111,7 @@ class PlanningAllocator final : public ForwardingAllocator {
     return inner_.raw_alloc_with_stream(num_bytes, stream);
   }
 
-  // The native one outside windows: others compare it with the deleters of native blocks.
+  // The native deleter outside windows: other code compares it with the deleters of native blocks.
   c10::DeleterFnPtr raw_deleter() const override { return Memory::inside() ? &free_block : inner_.raw_deleter(); }
 
   using ForwardingAllocator::recordStream;
@@ -121,7 +121,7 @@ class PlanningAllocator final : public ForwardingAllocator {
       if (place_of(stream) != place) quarantine().use(block.get(), stream);
       return;
     }
-    // A native block under our deleter, made while recording: the native allocator knows it by its own deleter only.
+    // A native block that got our deleter while recording: the native allocator accepts it only under its own deleter.
     c10::DataPtr alias(block.get(), block.get(), inner_.raw_deleter(), block.device());
     inner_.recordStream(alias, stream);
     alias.release_context();
@@ -170,7 +170,7 @@ void install() {
   }
   inner = present;
   auto* const made = new PlanningAllocator(*present);
-  // A lower priority than the present allocator's is ignored without a word.
+  // SetAllocator silently ignores a priority below the present allocator's.
   for (int priority = 0; priority <= 255; ++priority) {
     c10::SetAllocator(c10::DeviceType::CUDA, made, static_cast<std::uint8_t>(priority));
     if (c10::GetAllocator(c10::DeviceType::CUDA) != made) continue;

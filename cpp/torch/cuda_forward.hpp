@@ -1,5 +1,5 @@
-// A CUDA allocator that passes every call on to another one. A virtual function that is missing here would fall back to the base
-// class without a word: python/olla/pytorch/extension.py compares the list with torch's headers before it compiles.
+// A CUDA allocator that passes every call on to another one. A virtual function that is missing here would silently fall back to
+// the base class: python/olla/pytorch/extension.py compares the list with torch's headers before it compiles.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>

@@ -1,4 +1,4 @@
-// Blocks of arenas that other streams use: their slots stay taken until those streams have passed the point of the free.
+// Arena blocks that other streams use: their slots stay taken until those streams have passed the point of the free.
 #pragma once
 
 #include <c10/cuda/CUDAException.h>
@@ -17,8 +17,8 @@
 
 namespace olla::replay {
 
-// As torch's own allocator does it, an event for each stream of a block, and events of one stream asked in their order: a request
-// costs one query for each stream that blocks wait for, however many they are.
+// Like torch's own allocator: one event per block and stream, events of a stream queried in order. So a request costs one query
+// per stream with pending blocks, however many blocks wait.
 class Quarantine {
  public:
   explicit Quarantine(std::function<void(void*)> let_go) : let_go_(std::move(let_go)) {}
@@ -31,8 +31,8 @@ class Quarantine {
     any_ = true;
   }
 
-  // False when no other stream used the block: its slot is free at once. A deleter calls it: what the device says is told to the
-  // request that comes next.
+  // False when no other stream used the block: its slot is free at once. Called by a deleter, which must not throw: CUDA errors
+  // surface in the poll() of the next request.
   bool hold(void* block) noexcept {
     if (!any_) return false;
     const std::lock_guard lock(mutex_);
@@ -44,7 +44,7 @@ class Quarantine {
     return true;
   }
 
-  // Lets go of the blocks whose streams have passed. Throws what went wrong on the device, as every call of torch then does.
+  // Frees the blocks whose streams have reached their events. Throws pending CUDA errors, as every call of torch then does.
   void poll() {
     if (!any_) return;
     std::vector<void*> done;
@@ -80,7 +80,7 @@ class Quarantine {
   };
   static constexpr int kMarked = cudaSuccess, kCaptured = -1;  // other results are errors of CUDA
 
-  // Notes how far a stream has to come, unless it is captured into a graph or the device has failed.
+  // Records an event at the present end of the stream, unless the stream is being captured or the device has failed.
   int mark(void* block, c10::cuda::CUDAStream stream) noexcept {
     const auto failed = [](cudaError_t error) { return cudaGetLastError(), error; };
     try {

@@ -1,5 +1,5 @@
-// Answers the k-th request for memory of the op that runs with its planned address. No torch, no Python: the allocators of all
-// devices share this and only add where memory comes from.
+// Serves the memory requests of the running op at their planned addresses. Independent of torch and Python: the allocators of all
+// devices share it and only add the source of memory.
 #pragma once
 
 #include <algorithm>
@@ -21,14 +21,14 @@
 
 namespace olla::replay {
 
-// Windows, tables and arenas of a process. A thread records a step, runs one at planned addresses, or both; or it is in a loop;
-// inside a window its requests are recorded or answered from its arena. A step inside a loop suspends the loop. Blocks may be freed
-// at any time on any thread. O(log blocks) per call.
+// Windows, plans ("tables") and arenas of a process. A window is open while an op, or an iteration of a loop, runs on a thread:
+// its requests are recorded, served from the arena, or both. A step inside a loop suspends the loop. Blocks may be freed at any
+// time on any thread. O(log blocks) per call.
 class Memory : public ThreadWindows {
  public:
   explicit Memory(Source source) : arenas_(std::move(source)) {}
 
-  // Whether the window is of another device than this thread works on now: its requests are nothing to it.
+  // Whether the open window belongs to another device than this thread's current one: requests then bypass it.
   bool elsewhere() const { return is_of_another(arenas_.device()); }
 
   void begin(OpId op) {
@@ -42,22 +42,21 @@ class Memory : public ThreadWindows {
     show(s);
   }
 
-  // Also where no window is open.
+  // Does nothing if no window is open.
   void end() {
     if (session_ == nullptr) return;
     const auto lock = lock_for(*session_);
     close(*session_);
   }
 
-  // Ends the table too, whose arena goes back when its last block is freed.
+  // Also ends the table, if there is one: its arena is given back when its last block is freed.
   std::vector<Recording::Allocation> stop_recording() {
     if (session_ == nullptr || !session_->recording || session_->is_loop)
       throw StateError("stop_recording: this thread does not record");
     return quit(Arena::kRetired)->recorded.take();
   }
 
-  // Throws what the source of memory throws when there is no room for the arena. A step that records too ends with
-  // stop_recording().
+  // Throws the source's error if there is no room for the arena. A step that also records ends with stop_recording().
   void activate(Plan plan, bool recording = false) {
     plan.check(arenas_.alignment());
     Session& s = open("activate", {.recording = recording, .patience = patience_});
@@ -90,9 +89,9 @@ class Memory : public ThreadWindows {
     open("open_loop", {.recording = true, .is_loop = true, .shared = shared, .num_ops = std::numeric_limits<OpId>::max()});
   }
 
-  // Between two windows. Blocks of the plan before stay. An arena of another size is taken by the first request that it is to
-  // answer: gradients and the like are gone by then in most loops. Where there is no room for it, or with no_more only above the
-  // most that the process has taken so far, the loop goes on without a plan, and loop_counters() tells.
+  // Called between two windows. Blocks of the previous plan stay. If the arena must change size, the next request takes the new
+  // one: in most loops, gradients and the like are freed by then. Without room for it, or with no_more if it would raise the peak
+  // of reserved memory, the loop goes on without a plan, and loop_counters() throws the error.
   void plan_loop(Plan plan, bool no_more = false) {
     Session& s = loop("plan_loop");
     if (s.op != kNoOp) throw StateError("plan_loop: iteration " + std::to_string(s.op) + " has not ended");
@@ -121,7 +120,7 @@ class Memory : public ThreadWindows {
     arenas_.give_back(lock);
   }
 
-  // What happened since the last call. Throws what the source of memory threw where there was no room for the arena.
+  // Counters since the last call. Throws the source's error if there was no room for the arena.
   Counters loop_counters() {
     Session& s = loop("loop_counters");
     const std::lock_guard lock(mutex_);
@@ -131,7 +130,7 @@ class Memory : public ThreadWindows {
     return counters;
   }
 
-  // What the window of the last iteration followed and found in the arena.
+  // The plan's row that the last iteration followed, and the blocks it found in the arena.
   std::pair<OpId, std::vector<Slots::Held>> loop_row() {
     const std::lock_guard lock(mutex_);
     const Session& s = loop("loop_row");
@@ -147,7 +146,7 @@ class Memory : public ThreadWindows {
     loop("forget").recorded.forget(number);
   }
 
-  // Ends the loop of this thread, and a step that it was left in; nothing happens where there is none.
+  // Ends this thread's loop and a step still open; does nothing without them.
   void close_loop() {
     abandon();
     if (session_ != nullptr) quit(Arena::kRetired);
@@ -158,12 +157,12 @@ class Memory : public ThreadWindows {
     if (session_ != nullptr && !session_->is_loop) quit(Arena::kKept);
   }
 
-  // Around a fork: a child whose parent held the lock in another thread would wait for it for ever.
+  // Held across fork(): else the child could inherit a mutex locked by another thread and wait for it forever.
   void lock() { mutex_.lock(); }
   void unlock() { mutex_.unlock(); }
 
-  // In the child, with the lock held: it neither records nor has planned addresses, whatever its parent does. Its copies of arenas
-  // stay readable, and go when their last block is freed.
+  // In the child of a fork, with the lock held: ends all sessions, so that it neither records nor uses planned addresses. Its
+  // copies of arenas stay readable, and are given back when their last block is freed.
   void forked() {
     leave_all();
     recordings_.clear();
@@ -215,14 +214,14 @@ class Memory : public ThreadWindows {
     return miss(*s, s->index++, bytes, reason);
   }
 
-  // What the default allocator gave to the window; nullptr where its end cannot be seen.
+  // Records a block of the default allocator; nullptr if its deleter could not be replaced, so that its free goes unseen.
   void record(const void* block, Bytes bytes) {
     const std::lock_guard lock(mutex_);
     Session* const s = current();
     if (s != nullptr && s->op != kNoOp && s->recording) s->recorded.allocated(block, s->op, bytes);
   }
 
-  // How many blocks in use an op of this thread's step asked for, of those that are recorded or in the arena.
+  // Number of blocks in use that an op of this thread's step requested: recorded ones, or those in the arena.
   std::int64_t live(OpId op) {
     if (session_ == nullptr || session_->is_loop) return 0;
     const std::lock_guard lock(mutex_);
@@ -256,7 +255,7 @@ class Memory : public ThreadWindows {
     return arena == nullptr ? std::pair<void*, std::int64_t>{} : std::pair<void*, std::int64_t>{arena->base, arena->place};
   }
 
-  // Whether this thread works where the arena was taken.
+  // Whether this thread works at the place (device and stream) of the arena.
   bool at_place() {
     const std::int64_t place = arenas_.place();
     const std::lock_guard lock(mutex_);
@@ -281,7 +280,7 @@ class Memory : public ThreadWindows {
     return s;
   }
 
-  // A thread that ends in the middle leaves nothing behind.
+  // Ends the open sessions of a thread that exits.
   struct AtThreadExit {
     Memory* memory;
     ~AtThreadExit() {
@@ -314,7 +313,7 @@ class Memory : public ThreadWindows {
     return *session_;
   }
 
-  // The windows of a table alone need no lock: no other thread sees them.
+  // A session that does not record needs no lock: no other thread sees its windows.
   std::unique_lock<std::mutex> lock_for(const Session& s) {
     return s.recording ? std::unique_lock(mutex_) : std::unique_lock<std::mutex>();
   }
@@ -336,8 +335,8 @@ class Memory : public ThreadWindows {
     return left;
   }
 
-  // The arena of a loop, now that a request asks for it. False where its window closes meanwhile, on its own thread. The loop may
-  // also end, and another one lie at its address: the number of the plan tells.
+  // Takes a loop's new arena when a request first needs it, releasing the lock meanwhile. False if there was no room, or the
+  // loop's thread closed the window or ended the loop: another session may then lie at its address, so plan numbers are compared.
   bool take_awaited(Session* s, std::unique_lock<std::mutex>& lock) {
     const Awaited wanted = *std::exchange(s->awaited, std::nullopt);
     const std::int64_t number = s->plan_number;
@@ -359,8 +358,8 @@ class Memory : public ThreadWindows {
     return arena != nullptr && s->op != kNoOp;
   }
 
-  // What another thread is about to free (those of gloo hold what was sent a moment beyond the wait), or another stream still uses,
-  // may occupy the place, or make the arena hold more at once than planned.
+  // A step waits a while for blocks in its way, or above the planned load: another thread may be about to free them (gloo's keep
+  // sent data a moment beyond the wait), or another stream still uses them.
   bool take(Session& s, Offset offset, Bytes bytes, Bytes charge, std::unique_lock<std::mutex>& lock) {
     Slots& slots = s.arena->slots;
     for (;; --s.patience) {

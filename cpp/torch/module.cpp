@@ -20,13 +20,13 @@ using namespace olla::replay;
 PyObject* replay_error = nullptr;
 PyObject* out_of_memory = nullptr;
 
-// Of several lines the first one says it.
+// Keeps only the first line of a message.
 PyObject* refused(const std::string& what) {
   PyErr_SetString(replay_error, what.substr(0, what.find('\n')).c_str());
   return nullptr;
 }
 
-// Runs `body`, whose nothing is None, and turns what it throws into a ReplayError, or into the error that says there is no memory.
+// Runs `body` (void returns None) and turns C++ exceptions into a ReplayError or an out-of-memory error.
 template <class Body>
 PyObject* guarded(const Body& body) {
   try {
@@ -42,7 +42,7 @@ PyObject* guarded(const Body& body) {
     PyErr_SetString(out_of_memory, error.what());
     return nullptr;
   } catch (const c10::Error& error) {
-    return refused(error.what_without_backtrace());  // with it, torch would look names up for minutes in its libraries
+    return refused(error.what_without_backtrace());  // resolving the backtrace's symbols takes torch minutes
   } catch (const std::exception& error) {
     return refused(error.what());
   }
@@ -53,7 +53,7 @@ PyObject* plain(PyObject*, PyObject*) {
   return guarded([] { (memory().*call)(); });
 }
 
-// With the number of an op, or of an iteration; what cannot be one is kNoOp.
+// Calls `body` with the number of an op or iteration; numbers out of range become kNoOp.
 template <class Body>
 PyObject* with_op(PyObject* number, const Body& body) {
   const long value = PyLong_AsLong(number);
@@ -82,7 +82,7 @@ PyObject* stop_recording(PyObject*, PyObject*) {
   });
 }
 
-// What "y*" gets: native int64.
+// Holder of a "y*" argument: a buffer of native int64.
 struct Numbers {
   Py_buffer buffer{};
 

@@ -1,4 +1,4 @@
-// Memory apart from the heap, for what is noted of blocks in the heap.
+// Memory outside the heap, for bookkeeping about blocks in the heap.
 #pragma once
 
 #include <memory_resource>
@@ -14,8 +14,8 @@
 namespace olla::replay {
 
 #if defined(__unix__) || defined(__APPLE__)
-// Whole pages from the system. A note in the heap would lie between the blocks it is about: these are then neither joined nor given
-// back when they are freed, and a recorded training loop has up to a tenth more resident (bench/pytorch/bench_process.py, unet).
+// Whole pages from the system. Bookkeeping in the heap would lie between the recorded blocks, which are then neither merged nor
+// returned when freed: a recorded training loop has up to a tenth more resident (bench/pytorch/bench_process.py, unet).
 class Pages final : public std::pmr::memory_resource {
   static std::size_t whole(std::size_t bytes) {
     const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
@@ -31,7 +31,7 @@ class Pages final : public std::pmr::memory_resource {
 };
 
 inline std::pmr::memory_resource* pages() {
-  static Pages& found = *new Pages;  // never destroyed, as what may still be noted then
+  static Pages& found = *new Pages;  // never destroyed: recordings may outlive static objects
   return &found;
 }
 #else

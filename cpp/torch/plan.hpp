@@ -1,4 +1,4 @@
-// What is planned for the requests of each op, and what became of them.
+// The planned addresses of each op's requests, and counters of how they were served.
 #pragma once
 
 #include <algorithm>
@@ -28,11 +28,11 @@ struct Plan {
   std::vector<std::int64_t> first;  // of num_ops + 1
   std::vector<Bytes> bytes;         // of each request
   std::vector<Offset> offset;       // of each request, kNotInArena where the default allocator answers
-  std::vector<Bytes> held{};        // of a loop: what is in use of the arena when the first request of op v comes
+  std::vector<Bytes> held{};        // of a loop: bytes of the arena in use at the first request of op v
   std::vector<Bytes> least{};       // of a loop: request k may be as small as least[k]; empty: all are as large as bytes[k]
   Bytes load = kUnknownLoad;        // of a step: most bytes of the arena in use at once
 
-  // Whether the size of a request differs from one iteration to another, and whether one of this size may take its place.
+  // varies: the size of request k differs between iterations. fits: a request of this size may take its slot.
   bool varies(std::int64_t k) const { return !least.empty() && least[k] < bytes[k]; }
   bool fits(std::int64_t k, Bytes size) const { return size == bytes[k] || (varies(k) && size >= least[k] && size < bytes[k]); }
 
@@ -85,7 +85,7 @@ struct Counters {
   Bytes hit_bytes = 0;
   Bytes peak_bytes = 0;        // most arena bytes in use at once, each block rounded up to the plan's alignment
   Bytes high_water_bytes = 0;  // largest end of a block in the arena, rounded likewise
-  Bytes total_peak_bytes = 0;  // of a step: the same peak with what was planned to come from the default allocator and outlives it
+  Bytes total_peak_bytes = 0;  // of a step: that peak plus the planned blocks of the default allocator, which outlive it
   Bytes given_bytes = 0;       // of a step on a GPU: by the default allocator, in windows and between them
   std::vector<Miss> misses;    // the first kMaxMisses
 };

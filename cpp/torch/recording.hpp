@@ -1,4 +1,4 @@
-// The allocations inside windows, and when each block ended.
+// Records the allocations made inside windows, and when each block was freed.
 #pragma once
 
 #include <algorithm>
@@ -50,7 +50,7 @@ class Recording {
   }
   std::vector<Allocation> take() { return {allocations_.begin(), allocations_.end()}; }
 
-  // Ops whose numbers rise, as those of a loop do: what op v asked for, and its removal.
+  // For rising op numbers, such as a loop's iterations: the allocations of an op, and their removal.
   std::vector<Allocation> of(OpId op) const {
     const auto [first, last] = rows_of(op);
     return {allocations_.begin() + first, allocations_.begin() + last};
@@ -59,7 +59,7 @@ class Recording {
     const auto [first, last] = rows_of(op);
     for (std::ptrdiff_t i = first; i < static_cast<std::ptrdiff_t>(allocations_.size()); ++i) {
       const auto found = allocations_[i].freed_at < 0 ? alive_.find(allocations_[i].block) : alive_.end();
-      if (found == alive_.end() || found->second != static_cast<std::size_t>(i)) continue;  // its address lives on in another
+      if (found == alive_.end() || found->second != static_cast<std::size_t>(i)) continue;  // freed, or its address reused
       if (i < last)
         alive_.erase(found);
       else

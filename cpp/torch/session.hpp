@@ -1,4 +1,4 @@
-// What a thread does between the calls that begin and end it: a step that is recorded, a step at planned addresses, or a loop.
+// The state of a thread's step or loop. A step is recorded, served at planned addresses, or both; a loop is always recorded.
 #pragma once
 
 #include <algorithm>
@@ -23,34 +23,34 @@ namespace olla::replay {
 
 inline constexpr std::int64_t kMaxSkipped = 1000;  // planned requests that a sequence may leave out at once
 inline constexpr std::chrono::microseconds kPause{50};
-// Pauses of a step, each of about 100 us with what the system adds. On a busy machine, a thread of gloo that lost its core kept
-// what it had sent for 3 ms once in 300 collectives. The steps after one that waited in vain have little patience.
+// Pauses a step may make, each about 100 us including scheduling. On a busy machine, a preempted thread of gloo kept sent data
+// for 3 ms once in 300 collectives. The step after one that used up its patience gets little.
 inline constexpr int kPatience = 1000, kLittlePatience = 50;
-inline constexpr std::size_t kContext = 4;  // latest sizes that tell where a sequence goes on
+inline constexpr std::size_t kContext = 4;  // latest request sizes, used to find the position in the plan
 
 // The call does not fit the state: a window inside a window, a second table, another thread.
 struct StateError : std::logic_error {
   using std::logic_error::logic_error;
 };
 
-// An arena that is not there yet.
+// An arena still to be taken.
 struct Awaited {
   std::int64_t place;  // of the work that it is for
-  bool no_more;        // none, if the process takes more memory with it than so far
+  bool no_more;        // fail rather than raise the peak of reserved memory
 };
 
 struct Session {
-  bool recording = false;    // beside what it plans
-  bool is_loop = false;      // records all the time, and has a plan once there is one
-  bool shared = false;       // a loop: with all threads that have no session of their own
-  std::size_t device = 0;    // whose requests it has
+  bool recording = false;    // in addition to serving planned addresses, if any
+  bool is_loop = false;      // always records; has a plan once plan_loop() sets one
+  bool shared = false;       // of a loop: serves all threads without a session of their own
+  std::size_t device = 0;    // whose requests it serves
   Session* outer = nullptr;  // of the same thread: a loop that waits until this step is over
   OpId num_ops = 0;
   OpId op = kNoOp;                       // whose window is open; of a loop the number of the iteration
-  OpId row = kNoOp;                      // the op of the plan that the window follows; kNoOp: no request of a loop has told so far
+  OpId row = kNoOp;                      // the plan's op that the window follows; kNoOp: a loop before its first request
   std::int32_t index = 0;                // of its next request
   int patience = 0;                      // pauses that are left to wait for blocks that other threads or streams free late
-  Bytes outlasting = 0;                  // of a step: asked for so far of what outlives it, from the default allocator
+  Bytes outlasting = 0;                  // of a step: bytes requested so far for blocks of the default allocator that outlive it
   std::int64_t next = 0;                 // first planned request that has not been passed
   bool exact = true;                     // all requests of the window came as planned for `row` so far
   std::array<Bytes, kContext> recent{};  // sizes of the latest requests of a loop's window, the last one at the end
@@ -60,11 +60,11 @@ struct Session {
   std::int64_t plan_number = 0;  // of a loop: tells its plan from all others of the process; 0: none
   Arena* arena = nullptr;
   std::optional<Awaited> awaited{};  // of a loop: the arena that its first request takes
-  std::exception_ptr failure{};      // what came instead of it
+  std::exception_ptr failure{};      // the error if there was no room for it
   Counters counters{};
   Recording recorded{};
 
-  // Opens the window. The iteration of a loop says with its first request which kind it is.
+  // Opens the window. A loop chooses its row of the plan at the first request of the iteration.
   void enter(OpId entered) {
     op = entered;
     index = 0;
@@ -77,7 +77,7 @@ struct Session {
     if (!is_loop && plan.num_ops() > 0) follow(op);
   }
 
-  // The number of the planned request that one of this size takes, or `last`: none.
+  // The index of the planned request that a request of this size takes, or last() if none.
   std::int64_t find(Bytes bytes) {
     if (row == kNoOp) choose();
     const std::int64_t last = plan.first[row + 1];
@@ -91,7 +91,8 @@ struct Session {
     next = plan.first[row];
   }
 
-  // What is in use tells an iteration that, say, finds gradients from one that does not, before any request does.
+  // Chooses the row whose bytes in use at the start are closest to those now: this tells, say, iterations that find gradients
+  // from those that do not, before any request does.
   void choose() {
     held = arena->slots.held();
     const Bytes used = arena->slots.used_bytes();
@@ -99,7 +100,7 @@ struct Session {
     follow(static_cast<OpId>(std::ranges::min_element(plan.held, {}, distance) - plan.held.begin()));
   }
 
-  // Another op of the plan that begins as this window did and goes on with this size. O(requests so far).
+  // Switches to a row of the plan that begins with the window's requests so far and goes on with this size. O(requests so far).
   bool change(Bytes bytes) {
     const auto done = static_cast<std::int64_t>(asked.size());
     for (OpId v = 0; v < plan.num_ops(); ++v) {
@@ -115,14 +116,14 @@ struct Session {
     return false;
   }
 
-  // A request more or less than planned must not shift all that follow: the next one of this size.
+  // The next planned request of this size: one request more or less than planned must not shift all that follow.
   std::int64_t find_next(Bytes bytes, std::int64_t last) const {
     return std::find(plan.bytes.begin() + next, plan.bytes.begin() + last, bytes) - plan.bytes.begin();
   }
 
-  // In a long window the next one of this size may lie far ahead, and going there would pass all between. So a request of another
-  // size counts as one more than planned, unless it is larger than those that its place was planned for, or it and those before it
-  // show where the sequence goes on. O(kMaxSkipped).
+  // In a long window the next planned request of this size may lie far ahead, and jumping there would skip all between. So a
+  // request of another size than the next planned one is unplanned, unless it and those before it show where the sequence goes
+  // on. One larger than a next request of varying size is unplanned too, but uses that one up. O(kMaxSkipped).
   std::int64_t find_in_sequence(Bytes bytes, std::int64_t last) {
     std::ranges::rotate(recent, recent.begin() + 1);
     recent.back() = bytes;
@@ -138,9 +139,9 @@ struct Session {
     return find_alike(last);
   }
 
-  // The planned request that ends the longest run of sizes like the latest ones, two or more of which one is always the same, and
-  // of those the nearest. It may lie behind: a run that occurs several times can lead too far ahead, and the requests that follow
-  // tell. It may belong to another op, where that has a longer one. Or `last`: none.
+  // Finds the position by the latest sizes: the planned request that ends the longest matching run of at least two, one of them
+  // of constant size; the nearest of several. It may lie behind `next`: a run that occurs several times can lead too far ahead,
+  // and later requests correct that. It may lie in another row, if its run is longer. `last` if there is none.
   std::int64_t find_alike(std::int64_t last) {
     const std::int64_t done = next - plan.first[row];
     std::int64_t found = last, longest = 1, nearest = 0;

@@ -21,7 +21,7 @@ class Slots {
     OpId owner;
   };
 
-  // False when a block in use overlaps [offset, offset + bytes). `charge` is what the block counts for.
+  // False when a block in use overlaps [offset, offset + bytes). `charge`: the bytes it adds to used_bytes().
   bool take(Offset offset, Bytes bytes, Bytes charge, OpId owner = kNoOp) {
     const auto next = used_.lower_bound(offset);
     if (next != used_.end() && next->first < offset + bytes) return false;

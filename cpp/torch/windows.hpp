@@ -11,8 +11,8 @@
 
 namespace olla::replay {
 
-// The sessions of a process that requests can belong to. What is shared is read and changed under the owner's mutex, but for the
-// flags that tell whether there is anything to look for.
+// The sessions of a process that requests can belong to. Shared sessions are read and changed under the owner's mutex, except the
+// flags that tell whether a window is open.
 class ThreadWindows {
  public:
   // Whether a window is open for this thread: its own, or one that a device shares with all threads.
@@ -32,10 +32,10 @@ class ThreadWindows {
     return session_ != nullptr ? session_->device != device : (shared_windows_.load() & bit(device)) == 0;
   }
 
-  // The session that a device shares; it may be gone a moment after the lock is.
+  // The shared session of a device; valid only while the lock is held.
   Session* on(std::size_t device) const { return shared_[device]; }
 
-  // Lets other threads see the window of a shared session, or not.
+  // Sets or clears the flag by which other threads see a shared session's window.
   static void show(const Session& s) {
     if (s.op == kNoOp) return hide(s);
     if (s.shared) shared_windows_ |= bit(s.device);

@@ -141,7 +141,7 @@ std::vector<OpId> writers_of(const Graph& graph) {
   return writer;
 }
 
-// Of what the step begins with: what it keeps throughout, or what is donated to it.
+// Bytes of the tensors that no op writes: the donated ones, or those resident throughout.
 Bytes given_bytes(const Graph& graph, const std::vector<OpId>& writer, bool donated) {
   Bytes sum = 0;
   for (TensorId t = 0; t < graph.num_tensors(); ++t) {

@@ -1,4 +1,4 @@
-// Orders on their way: one that is being edited, with the memory around every step, and one that is made valid.
+// An order that is being edited, with the memory around every step, and the repair of an invalid order.
 #pragma once
 
 #include "olla/graph/graph.hpp"

@@ -37,7 +37,7 @@ std::vector<Step> count_reaching(std::span<const OpId> order, Before before) {
   return count;
 }
 
-// Where every op as a producer runs at the step in born, as a user at that in used.
+// The lifetime of t if each op v runs at step born[v] as its producer, and at step used[v] as a user.
 Lifetime lifetime(const Graph& graph, std::span<const Step> born, std::span<const Step> used, TensorId t) {
   const OpId producer = graph.producer(t);
   Lifetime result = producer == kNoOp ? Lifetime{0, 0} : Lifetime{born[producer], used[producer] + 1};

@@ -12,7 +12,7 @@ enum class Rerun : std::uint8_t {
   kNever,        // random, or it changes what lasts beyond the step
   kWhole,        // the op once more, as it is
   kFirstResult,  // its first result alone, from `rerun_reads`: a norm from its statistics
-  kReplay        // drawing the numbers of its own run again; or, where it has `rerun_reads` and they are there, as kFirstResult
+  kReplay        // replays the random numbers of its own run; or as kFirstResult, if its `rerun_reads` are in memory
 };
 
 // How an op shares a kernel with others, where a compiler fuses them.
@@ -31,11 +31,11 @@ struct Rules {
   std::vector<std::uint8_t> in_place;  // its one result may take over the storage of an input that dies there, if as
                                        // large; where the program has it change a tensor, it may write elsewhere instead
   std::vector<std::uint8_t> fusion;    // Fusion; empty: nothing is fused
-  std::vector<double> store_seconds;   // of op v, if fused: what running it again costs more where its result is in memory
+  std::vector<double> store_seconds;   // of op v, if fused: extra rerun seconds where its result is in memory
   std::vector<double> keep_seconds;    // the same of its own run; empty: nothing
   std::vector<std::uint8_t> unsaved;   // what op v made before the split is not read after it; empty: everything may be
   bool reduced_in_place = false;       // pointwise results take over what a reduction in the same kernel reads, too
-  Step split = 0;                      // the base order is that of the ops, and a second program begins here: no kernel spans it
+  Step split = 0;                      // first op of a second program, 0: none (base order = op order). No kernel spans it
 };
 
 // Immutable. O(graph).
@@ -64,14 +64,14 @@ class Values {
   };
   enum Replays : std::uint8_t { kNot, kWholeOnly, kWholeOrFirst };
   std::vector<Replays> replays;  // of op v
-  // What op v uses and makes: in its own place, or replaying that as a whole; and in another run.
+  // What op v uses and makes. own: in its own place or a replay of the whole; rerun: in any other rerun.
   Form own(OpId v) const { return {reads[v], overwrites[v], makes[v]}; }
   Form rerun(OpId v) const {
     const auto made = rerun_makes[v];
     return {rerun_reads[v], rerun_overwrites[v], replays[v] == kWholeOrFirst ? made.first(1) : made};
   }
   bool rerunnable(OpId v) const { return rerun_makes[v].size() > 0; }
-  bool remade(ValueId x) const {  // by its op, when that runs again: all that makes, or the first alone
+  bool remade(ValueId x) const {  // does a rerun of its op make it: all results, or the first alone
     if (producer[x] == kNoOp) return false;
     const auto made = rerun_makes[producer[x]];
     return !made.empty() && (made.size() == makes[producer[x]].size() || made.front() == x);

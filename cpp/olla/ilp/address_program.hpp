@@ -41,7 +41,7 @@ struct AddressColumns {
   void add_row(std::int32_t i, std::int32_t j, std::initializer_list<Term> extra, double most);
 };
 
-// Twins stand by id: each takes the lowest of the places of those still to come.
+// Puts twins in the order of their ids: each takes the lowest key that is left among its twins.
 template <class Twins>
 void sort_twins(std::vector<double>& keys, Twins twins) {
   for (std::size_t i = 0; i < keys.size(); ++i) {
@@ -87,7 +87,7 @@ class AddressProgram : public TargetProgram {
 // The greatest common divisor of sizes and fixed offsets: some best layout has all offsets at its multiples.
 Bytes common_unit(std::span<const Buffer> buffers, std::span<const Offset> fixed);
 
-// Coefficients beyond it would pass what floating point tells apart, and a tolerance that fits the largest one.
+// The largest coefficient that floating point handles reliably, and a tolerance that fits the largest one in use.
 inline constexpr double kLargestAddress = 0x1p26;
 double address_tolerance(double largest);
 

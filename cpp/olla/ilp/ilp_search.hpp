@@ -1,4 +1,4 @@
-// What the searches by integer program have in common: an answer has a value in bytes that should be small.
+// Common part of the searches by integer program, which minimise the value of an answer in bytes.
 #pragma once
 
 #include <memory>
@@ -50,9 +50,9 @@ class IlpSearch {
   IlpSearch(Bytes value, Bytes lower_bound, Bytes grid, const Highs& highs, const IlpOptions& options, Control& control,
             IlpFigures& figures, IlpWords words = {});
 
-  // Asks for an answer that meets the bound, with half of the time, then for the best one. Floating point decides nothing: what an
-  // answer claims is compared with its true value, and of a program that contradicts itself no bound is believed.
-  // Throws SolverError after the third contradiction, and where a reached value is below the bound.
+  // First asks, with half of the time, for an answer that meets the bound, then for the best one. Floating point is not trusted:
+  // an answer's claimed value is compared with its true one, and a program that contradicts itself gives no bound. Throws
+  // SolverError after the third contradiction, and where a reached value is below the bound.
   void run(const Build& build);
 
   // The parts of run(): one program, the search for the best answer, what it ends with.

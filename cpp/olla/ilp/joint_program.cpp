@@ -123,7 +123,7 @@ void JointProgram::add_pair(std::int32_t i, std::int32_t j) {
   pairs_.push_back(pair);
 }
 
-// The column e[i,j]. Of rows with the same columns the first says all.
+// The column e[i,j]. Of rows with the same columns the first implies the others.
 Column JointProgram::add_death(const ArenaBuffer& i, const ArenaBuffer& j) {
   const Column dead = program_.add_column(0.0, 0.0, 1.0, false);
   const auto& [earliest, latest] = windows_.spans;

@@ -23,8 +23,8 @@ class RecomputeChoices {
   };
 
   // search must outlive it. plain: the rewrite without drops. prune: a value can be missing at a step only if the base order
-  // leaves it idle before, at a step whose memory is above the peak. max_size: of the lists that say so; beyond it they are not
-  // complete, and too_large.
+  // leaves it idle before, at a step whose memory is above the peak. max_size: limits the size of these lists; beyond it they are
+  // incomplete, and too_large() is true.
   RecomputeChoices(const RecomputeSearch& search, const Rewrite& plain, Bytes peak, bool prune, std::int64_t max_size);
 
   bool too_large() const { return too_large_; }
@@ -63,7 +63,7 @@ class RecomputeChoices {
   const bool prune_;
   bool too_large_ = false;
   std::vector<std::int64_t> num_above_;  // steps before step s whose memory is above the peak
-  std::vector<std::uint8_t> unmovable_;  // of op v: others come after it by name
+  std::vector<std::uint8_t> unmovable_;  // of op v: others list it in `after`
 };
 
 }  // namespace olla

@@ -1,4 +1,4 @@
-// What not to keep, by the recomputation program (recompute_program.hpp) and HiGHS: for one base order, the best there is.
+// Recomputation by the program of recompute_program.hpp and HiGHS: the best drops for one base order.
 #pragma once
 
 #include "olla/ilp/ilp_search.hpp"

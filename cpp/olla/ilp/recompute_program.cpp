@@ -119,7 +119,7 @@ void RecomputeProgram::add_dependencies(Step s, const Run& run) {
   add_row(0, Program::kInfinity, sum);
 }
 
-// N: read at the step, and missing.
+// The column N: value x is read at step s, but was not kept up to it.
 Value RecomputeProgram::needed(ValueId x, Step s) {
   std::vector<Value> readers;
   for (const Run& run : choices_.runs[s]) {
@@ -158,7 +158,7 @@ Value RecomputeProgram::kept_after(ValueId x, Step step) const {
   return after > 0 && after < static_cast<std::ptrdiff_t>(steps.size()) ? kept[after - 1] : Value{};
 }
 
-// C: in memory throughout the step. Kept after it, but for what is only made there.
+// C[x,s]: value x is in memory throughout the step: kept after it, and not made only there.
 Value RecomputeProgram::carried(ValueId x, Step step) {
   const Value after = kept_after(x, step);
   const Run* maker = choices_.find_maker(x, step);
@@ -196,7 +196,7 @@ void RecomputeProgram::add_memory(Step s, const Run& run) {  // (f)
   add_row(-Program::kInfinity, to, sum);
 }
 
-// What the op itself reads and makes; what it overwrites is there once.
+// The values that the op itself reads and makes; those it overwrites count once.
 void RecomputeProgram::add_touched(const Run& run, Sum& sum) {
   const auto over = choices_.overwrites(run);
   const auto made = choices_.makes(run);
@@ -312,7 +312,7 @@ void RecomputeProgram::cut_off(const Rewrite& r, Bytes limit) {
   }
 }
 
-// Whenever the same ops run at a step, from the same inputs, and the same values are kept past it, the same run needs as much.
+// Adds a row: if the same ops run at the step, and the same values are kept up to and past it, this run needs as much memory.
 void RecomputeProgram::rule_out(const Rewrite& r, RunId run, Bytes limit) {
   const Step step = r.runs[run].position;
   std::vector<Column> ones;
@@ -337,7 +337,7 @@ void RecomputeProgram::rule_out(const Rewrite& r, RunId run, Bytes limit) {
   });
   Bytes live = r.live[run];
   for (const ValueId x : past) {
-    if (target_.least_time && live - choices_.bytes(x) > limit) {  // it would be too much without
+    if (target_.least_time && live - choices_.bytes(x) > limit) {  // above the limit even without it
       live -= choices_.bytes(x);
     } else {
       needs(kept_after(x, step));

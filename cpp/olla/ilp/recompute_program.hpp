@@ -1,5 +1,4 @@
-// What not to keep, as a mixed-integer program over a base order. Its answers are sets of drops, and mean what rewrite.hpp makes of
-// them.
+// Recomputation as a mixed-integer program over a base order. Its answers are sets of drops, applied as in rewrite.hpp.
 //
 //     R[w,s] = 1   op w runs at step s of the base order: in its own place, or again, for what runs at s
 //     K[x,j] = 1   value x is kept through its gap j: from one step at which it can be used or made to the next

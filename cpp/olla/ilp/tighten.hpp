@@ -1,4 +1,4 @@
-// What every order whose peak stays within a target has in common: precedences that the dependencies do not state.
+// Precedences, beyond the dependencies, that all orders whose peak stays within a target have in common.
 #pragma once
 
 #include <functional>

@@ -13,9 +13,9 @@
 namespace olla {
 namespace {
 
-constexpr double kGraceSeconds = 5;  // for the first passes: what they leave is stacked, far from well
+constexpr double kGraceSeconds = 5;  // at least for the first passes: items they leave are stacked, a poor layout
 
-// Divides all sizes and places by what they have in common, so that buffers twice as large get the same layout, twice as high.
+// Divides all sizes and places by their greatest common divisor, so that buffers twice as large get the same layout, scaled.
 Bytes divide_out(std::vector<Bytes>& sizes, std::vector<Offset>& places) {
   Bytes unit = 0;
   for (const Bytes size : sizes) unit = std::gcd(unit, size);
@@ -26,7 +26,7 @@ Bytes divide_out(std::vector<Bytes>& sizes, std::vector<Offset>& places) {
   return unit;
 }
 
-// All parts: each gets a first packing, and then the highest one is lowered, turn by turn, as it alone makes the height.
+// All parts: each gets a first packing, then the highest one is lowered turn by turn, as it alone determines the height.
 class Parts {
  public:
   Parts(const std::vector<Part>& parts, const LayoutOptions& options, Bytes unit, Control& control)
@@ -54,7 +54,7 @@ class Parts {
       Portfolio& search = *searches_[highest];
       const auto stop = [&](Bytes height) { return over(std::max(rest, height)); };
       goes_on = height_of(highest) > std::max(bound_, capacity_) && !stop(height_of(highest));
-      // Without more ideas for the highest, lower ones do not lower the height.
+      // Once the highest part cannot be lowered, lowering others gains nothing.
       if (goes_on) goes_on = search.improve(std::max(bound_, capacity_), effort_, stop) || height_of(highest) < rest;
       bound_ = std::max(bound_, search.bound());
       height_ = std::max(rest, height_of(highest));
@@ -101,7 +101,7 @@ LayoutResult place(std::span<const Buffer> buffers, std::vector<Bytes> sizes, st
   return result;
 }
 
-// Tries to have all preferred offsets that can be had together, and then those that happen to be free.
+// Tries a layout that keeps all compatible preferred offsets, then moves buffers to preferred offsets that happen to be free.
 void prefer(std::span<const Buffer> buffers, const std::vector<Bytes>& sizes, LayoutOptions options, Control& control,
             LayoutResult& result) {
   const auto stop = [&] { return control.stop(result.height, result.bound); };

@@ -9,7 +9,7 @@
 namespace olla {
 namespace {
 
-constexpr std::array<Section, 3> kShortSections{2, 8, 32};  // an item alive in no more is short-lived
+constexpr std::array<Section, 3> kShortSections{2, 8, 32};  // items alive in at most so many are short-lived
 constexpr ItemId kMaxExactItems = 600;  // the exact search of a whole part takes memory by the square of its items
 constexpr ItemId kMinNeighbourhood = 100, kMaxNeighbourhood = 200'000, kMinRepeating = 100;
 // Of a turn: placements of the wheel, and what takes about as long.
@@ -90,7 +90,7 @@ void Portfolio::try_births(Bytes enough, const StopAt& stop) {
   }
 }
 
-// The searches take turns, as no one can tell which suits a part. Around fixed items only the wheel and the neighbourhoods build.
+// The searches take turns, as it is unknown which suits a part. Only the wheel and the neighbourhoods handle fixed items.
 void Portfolio::take_turns(Bytes enough, Effort& effort, const StopAt& stop) {
   if (repeats_ && !done(enough, stop)) turn_beam(enough, effort, stop);
   if (options_.use_squeaky_wheel && !done(enough, stop)) turn_wheel(enough, effort, stop);

@@ -20,7 +20,7 @@ class Portfolio {
  public:
   Portfolio(const Part& part, const LayoutOptions& options);
 
-  // One greedy pass. Where it is stopped, what is left is stacked, or all placed by birth: a packing there is in any case.
+  // One greedy pass. If it is stopped, the remaining items are stacked, or all are placed by birth: there is always a packing.
   void begin(const std::function<bool()>& stop);
 
   // One turn of lowering the height towards enough. False when there is nothing left to try, or no effort.

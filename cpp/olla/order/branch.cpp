@@ -43,7 +43,7 @@ std::vector<std::uint8_t> reached(const Graph& graph, OpId v, bool backward) {
   return marked;
 }
 
-// Precedences a child adds to its node, and what they make an op need at least: a bound of the child.
+// Precedences a child adds to its node, and the memory they force on some op: a bound of the child.
 struct Alternative {
   std::vector<Edge> edges;
   Bytes need = 0;

@@ -1,10 +1,10 @@
 // Branch and bound over precedences between ops.
 //
-// A node is a set of extra precedences. Its bound is a minimum cut under them, its incumbent a short refinement. What a cut alone
-// cannot know is how the ops that contend for the peak follow each other. A refinement pass that gets stuck names them: the op it
-// is stuck at, and the ops whose cuts bound the window it is stuck in (see Conflict). The tree branches on which of two of them
-// runs first, or on which of all of them runs last, or first, whichever raises the bound of the easiest child most. Precedences
-// that every order better than the best one must obey are read off the residual networks and added on the way.
+// A node is a set of extra precedences. Its bound is a minimum cut under them, its incumbent a short refinement. A cut alone does
+// not know in which order the ops that contend for the peak run. A refinement pass that gets stuck names them: the op it is stuck
+// at, and the ops whose cuts bound the window it is stuck in (see Conflict). The tree branches on which of two of them runs
+// first, or on which of all of them runs last, or first, whichever raises the bound of the easiest child most. Precedences that
+// every order better than the best one must obey are read off the residual networks and added on the way.
 #pragma once
 
 #include "olla/base/control.hpp"

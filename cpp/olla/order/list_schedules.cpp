@@ -106,7 +106,7 @@ class LeastPeak {
     if (graph_.planned(t) && --left_[t] == 1) free_at_users(t);
   }
 
-  void free_at_users(TensorId t) {  // but one of them has run, or it is an output, which counts as a user that never runs
+  void free_at_users(TensorId t) {  // all users but one have run; an output counts as a user that never runs
     for (const OpId v : graph_.users(t)) {
       freed_[v] += graph_.bytes(t);
       if (waiting_[v] == 0) ready_.set(rank_[v], key(v));

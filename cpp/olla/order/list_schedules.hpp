@@ -15,7 +15,7 @@ std::vector<OpId> least_peak_order(const Graph& graph);
 // O((ops + dependencies) log ops) comparisons.
 std::vector<OpId> breadth_first_order(const Graph& graph);
 
-// What an op needs right before it: ops by rising bytes they touch, each behind its predecessors in the same order.
+// Depth first: ops by rising bytes touched, each behind its remaining predecessors in the same order.
 // O((ops + dependencies) log ops).
 std::vector<OpId> depth_first_order(const Graph& graph);
 

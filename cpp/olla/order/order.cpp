@@ -10,7 +10,7 @@ namespace olla {
 
 namespace {
 
-// A short look that most graphs need no more than: a pass and a few bounds. What it finds counts if it is proved to be the best.
+// A brief attempt that suffices for most graphs: one pass and a few bounds. Its result is kept only if proved to be the best.
 void look(const Graph& graph, const OrderOptions& options, Control& control, Schedule& best, OrderResult& result) {
   const std::int64_t work = 30 * std::int64_t{graph.num_ops()};
   Control brief("order", control.seconds_left(), nullptr, std::min(work, control.work_left()));

@@ -13,21 +13,21 @@ struct Child {
   const OutTree* tree;
 };
 
-// The least that child i can have come to within a budget that is for it alone.
+// The least memory that a child's tree can reach within a budget of its own.
 Bytes least_level(const Child& child, Bytes budget) {
   const auto& least = child.tree->least;
   const auto behind = std::ranges::upper_bound(least, budget, {}, &std::pair<Bytes, Bytes>::first);
   return behind == least.begin() ? child.kept : std::prev(behind)->second;
 }
 
-// The bound of a fork: its children's trees beside the tensor of `shared` bytes that the first op of each reads. Until the last one
-// has read it, each child may have come as far as beside the tensor alone; from there all go on as far as the budget lets them.
+// The bound of a fork: its children's trees beside the tensor of `shared` bytes that the first op of each reads. Until the last
+// child has read it, each may go as far as the budget allows beside the tensor alone; then all go on as far as the budget allows.
 class LeastOfFork {
  public:
   LeastOfFork(const std::vector<Child>& children, Bytes shared)
       : children_(children), shared_(shared), early_(children.size()), level_(children.size()), done_(children.size()) {}
 
-  // Whether all can have begun within the budget. Then level() is the least there can be; whole() says if all can be done.
+  // Whether all children can start within the budget. Then level() is the least memory reachable; whole(): all can finish.
   bool reach(Bytes budget) {
     level_sum_ = kMaxBytes;
     whole_ = false;
@@ -42,7 +42,7 @@ class LeastOfFork {
       if (shared_ + early - early_[last] + children_[last].hill > budget) continue;
       any = true;
       go_on(budget, children_.size() <= kFew ? last : children_.size());
-      if (children_.size() > kFew) break;  // as if none had to be the last
+      if (children_.size() > kFew) break;  // a relaxation: as if none had to read last
     }
     return any;
   }
@@ -114,7 +114,7 @@ std::vector<Segment> greedy(const std::vector<Child>& children, Bytes shared, By
     append(c);
     moves.insert(moves.end(), c.tree->segments.begin(), c.tree->segments.end());
   }
-  const auto fall = [&](std::size_t i) {  // from its hill to where it can be left
+  const auto fall = [&](std::size_t i) {  // how far memory falls after the child's hill within the budget
     Bytes level = children[i].kept, hill = children[i].hill;
     for (const Segment& segment : children[i].tree->segments) {
       if (shared + level + segment.hill > budget) break;
@@ -144,7 +144,7 @@ std::vector<Segment> greedy(const std::vector<Child>& children, Bytes shared, By
   return moves;
 }
 
-// Budget until the memory first falls below that of the tensor; for all of it, if it never does.
+// The budget needed until memory first falls below that of the tensor; of all moves, if it never does.
 Bytes budget_to_fall(std::span<const Segment> moves, Bytes shared) {
   Bytes most = shared, level = shared;
   for (const Segment& segment : moves) {
@@ -169,8 +169,8 @@ std::vector<std::size_t> last_readers(const std::vector<Child>& children) {
   return found;
 }
 
-// The greedy order of the least budget until the tensor is gone; or, where that needs more later, of the least budget in all. No
-// order falls within less than `fall`, or runs it all within less than `whole`.
+// The greedy order of least budget until memory falls below the tensor's; if it needs more later, the one of least total budget
+// where that is less. `fall` and `whole` are lower bounds on the two budgets.
 std::vector<Segment> best_greedy(const std::vector<Child>& children, Bytes shared, Bytes fall, Bytes whole) {
   const std::vector<std::size_t> last_ones = last_readers(children);
   const auto search = [&](Bytes least, auto needed) {
@@ -215,7 +215,8 @@ OutTrees::OutTrees(const Graph& graph, const Precedences& known, std::vector<OpI
   }
 }
 
-// Whether what v makes is read by all that depend on v, or by none, and these are trees of which nothing is left.
+// Whether v roots such a tree: every tensor it writes is read by all its successors or by none and is no output, and the
+// successors root such trees too.
 bool OutTrees::leads(OpId v) const {
   const auto readers = succs_[v];
   if (!std::ranges::all_of(readers, [&](OpId w) { return leads_[w] != 0 && inside(w); })) return false;
@@ -224,7 +225,7 @@ bool OutTrees::leads(OpId v) const {
   });
 }
 
-// Whether op v hangs on one other alone, and uses nothing else that is freed.
+// Whether op v has one predecessor only, and uses no planned tensor but that one's.
 bool OutTrees::inside(OpId v) const {
   return known_.preds[v].size() == 1 && std::ranges::all_of(graph_.uses(v), [&](TensorId t) {
            return !graph_.planned(t) || graph_.producer(t) == known_.preds[v].front();

@@ -3,10 +3,10 @@
 // A segment is a run of ops that stays together: while it runs memory rises by `hill` at most, and by `rise` in all. Two segments
 // of two parts that do not depend on each other go in the order of Johnson's rule: first those that free, the lowest hill first;
 // then those that take, the one that falls most behind its hill first. A list is canonical if its segments stand in that order,
-// each strictly before the next. A segment that should go before the one it has to follow is one with it. So the best order of two
-// parallel parts is their canonical lists merged, that of two parts in series one list behind the other, made canonical again.
-// Sources: Abdel-Wahab, Kameda, Operations Research 26 (1978); Monma, Sidney, Mathematics of Operations Research 4 (1979); for
-// trees Liu, SIAM J. Algebraic Discrete Methods 8 (1987).
+// each strictly before the next. A segment that the rule puts before one it must follow is merged with it. So the best order of
+// two parallel parts is their canonical lists merged, that of two parts in series one list behind the other, made canonical
+// again. Sources: Abdel-Wahab, Kameda, Operations Research 26 (1978); Monma, Sidney, Mathematics of Operations Research 4 (1979);
+// for trees Liu, SIAM J. Algebraic Discrete Methods 8 (1987).
 #pragma once
 
 #include <set>
@@ -37,10 +37,10 @@ class SegmentList {
   explicit SegmentList(const Segment& only) : segments_{only} {}
   explicit SegmentList(std::span<const Segment> canonical) : segments_(canonical.begin(), canonical.end()) {}
 
-  // What runs beside this list: merged. O(n log m), n segments in the shorter list. `other` is left empty.
+  // Merges a list that runs in parallel. O(n log m), n segments in the shorter list. `other` is left empty.
   void join_parallel(SegmentList& other);
 
-  // What runs behind this list. next[v] becomes the op behind v, where two segments become one. As join_parallel.
+  // Appends a list that runs after this one. Where two segments become one, next[v] becomes the op behind v. As join_parallel.
   void join_series(SegmentList& other, std::vector<OpId>& next);
 
   const std::multiset<Segment, JohnsonOrder>& segments() const { return segments_; }

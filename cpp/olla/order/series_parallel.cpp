@@ -19,9 +19,9 @@ struct Join {
   bool series;
 };
 
-// Takes the precedences apart: two parts that have the same neighbours are parallel, two that have only each other in series. Of a
-// series-parallel order one part is left. A part is known by one of its ops; its neighbours know it by its first op where they come
-// before it, by its last one where they come after. Expected O(ops + dependencies).
+// Reduces the precedences: parts with the same neighbours are joined in parallel, parts that have only each other in series. A
+// series-parallel order ends as one part. A part is named by one of its ops; neighbours before it list its first op, those after
+// it its last. Expected O(ops + dependencies).
 class Decomposition {
  public:
   explicit Decomposition(const Csr<OpId>& preds) : nodes_(preds.size()), ends_at_(preds.size()), begins_at_(preds.size()) {
@@ -164,8 +164,8 @@ std::vector<Bytes> freed_bytes(const Graph& graph, std::span<const OpId> charged
   return freed;
 }
 
-// The best order where tensor t is freed by op charged[t]; its bound is the peak of the charges. Trees stand for all their ops:
-// as their orders have it, or, with `least`, as if they came to the least at once.
+// The best order if op charged[t] frees tensor t; its bound is the peak under these charges. The root of an out-tree stands for
+// all its ops: with the segments of their order, or, with `least`, those of its bound.
 SeriesParallelResult solve(const Graph& graph, const Decomposition& parts, std::span<const OpId> charged, const OutTrees& trees,
                            std::vector<OpId> next, bool least) {
   const std::vector<Bytes> freed = freed_bytes(graph, charged);

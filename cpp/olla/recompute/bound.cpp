@@ -15,7 +15,8 @@ constexpr double kRounding = 1e-9;  // of floating-point sums of seconds
 
 }  // namespace
 
-// First runs are ordered by values, `after`, the random ops' own order, and by what overwrites what is never made again.
+// preds_ orders first runs: an op follows the makers of its values, its `after` list, the previous random op, and the other users
+// of a tensor without producer that it overwrites.
 RecomputeBound::RecomputeBound(const Graph& graph, const Values& values, const Rules& rules)
     : graph_(graph),
       values_(values),
@@ -62,7 +63,7 @@ void RecomputeBound::mark(OpId t, bool ancestors) {
   }
 }
 
-// What running an op after t takes for certain: a free op may run for the first time there, or again.
+// The inputs that any run of op v after t needs. A free op may have its first run there or a rerun: only inputs of both count.
 void RecomputeBound::find_inputs(OpId v) {
   const auto reads = values_.replays[v] != Values::kNot ? values_.reads[v] : values_.rerun_reads[v];
   inputs_.clear();
@@ -111,7 +112,7 @@ void RecomputeBound::select(OpId t) {
       if (temporary(x) && bytes(x) == written) overwritable.push_back(x);
     }
     if (!overwritable.empty()) written = 0;
-    if (overwritable.size() > 1) overwritable.clear();  // whichever is needed later: another one may be overwritten
+    if (overwritable.size() > 1) overwritable.clear();  // whichever is needed later, another one could be overwritten
   }
   constant_ += written;
   lost_.clear();
@@ -146,7 +147,7 @@ void RecomputeBound::select(OpId t) {
   }
 }
 
-// The least bytes kept plus price times the seconds added; value is a lower bound on it, the line the way that attains it.
+// Minimises bytes kept + price * seconds added. value: a lower bound on the minimum; the line: bytes and seconds that attain it.
 RecomputeBound::Line RecomputeBound::cut(double price, double& value, Control& control) {
   network_.reset();
   for (const ValueId x : needed_) value_node_[x] = network_.add_node();
@@ -188,8 +189,8 @@ RecomputeBound::Line RecomputeBound::cut(double price, double& value, Control& c
   return line;
 }
 
-// Over all prices, the most that objective(cut value, price) reaches: a concave function, searched where two of its lines meet.
-// dear(line): whether the best price of time is above the one this line stands for.
+// The maximum of objective(cut value, price) over all prices. The cut value is concave in the price, a minimum of lines, so each
+// new price is where the two bracketing lines meet. dear(line): whether the best price lies above the one of this line.
 template <class Objective, class Dear>
 double RecomputeBound::maximise(Objective objective, Dear dear, Control& control) {
   double value = 0;

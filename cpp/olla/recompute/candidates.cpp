@@ -7,7 +7,7 @@
 namespace olla {
 namespace {
 
-// How far the ancestors of a dropped value are run again too; beyond, what it needs is kept.
+// Limits (seconds, then ops) on rerunning the ancestors of a dropped value; beyond them, its inputs are kept.
 constexpr double kClosureFactor = 10.0, kClosureSeconds = 20e-6;
 constexpr std::size_t kMaxClosure = 200;
 constexpr RunId kBlock = 64;
@@ -68,7 +68,7 @@ Bytes DropCandidates::highest(RunId first, RunId end) const {
   return most;
 }
 
-// A gap of a value, whatever else changes around it.
+// Identifies a gap of a value by its base steps, which changes elsewhere leave as they are.
 std::uint64_t DropCandidates::key(CopyId copy) const {
   const auto position = [&](RunId run) { return static_cast<std::uint64_t>(run < 0 ? Step{0} : rewrite_->runs[run].position); };
   const auto value = static_cast<std::uint64_t>(rewrite_->copies[copy].value);
@@ -84,11 +84,11 @@ bool DropCandidates::moves(CopyId copy) const {
   return static_cast<Rerun>(rules_.rerun[rewrite_->runs[made].op]) == Rerun::kWhole;
 }
 
-// Seconds that making something again adds, as far as is known: an op that runs again behind the peak anyway serves twice.
+// Estimated seconds that rerunning an op adds: none if it runs again after the peak anyway.
 double DropCandidates::cost(OpId op) const { return last_rerun_[op] > peak_ ? 0.0 : rules_.rerun_seconds[op]; }
 
-// The drops that free a copy at the peak, bytes freed there, seconds added. False if what makes it cannot run again.
-// Its ancestors that are gone by then are run again as well, or kept: those that are dearest to keep first, as far as that pays.
+// The drops that free a copy at the peak, bytes freed there, seconds added. False if it cannot be recomputed. Ancestors freed by
+// then are kept or rerun: first all are kept, then those with most bytes per second rerun; the best ratio wins.
 bool DropCandidates::estimate(CopyId copy, double reach, Decision& decision, Bytes& freed, double& seconds) {
   const auto& runs = rewrite_->runs;
   const ValueId value = rewrite_->copies[copy].value;
@@ -153,7 +153,7 @@ void DropCandidates::add_rerun(OpId op, double seconds) {
   ops_.push_back(op);
 }
 
-// Makes a value available where the closure needs it: it is there, or runs again, or stays (kept_) for now. False if it cannot be.
+// Makes a value available to the closure: it is live anyway, is made by a rerun, or is kept for now (kept_). False if impossible.
 bool DropCandidates::need(ValueId y, Decision& decision) {
   const RunId use = closure_.use;
   CopyId copy = -1, later = -1;  // the last one before the run, the first one after

@@ -18,16 +18,17 @@ class DropCandidates {
   // All must outlive it. drops: those in force whenever it looks.
   DropCandidates(const Graph& graph, const Values& values, const Rules& rules, const DropSet& drops);
 
-  // Finds the uses around a run; what is said below is about them until it looks again, and the rewrite must stay. O(runs + uses).
+  // Finds each copy's uses around a run, which the methods below refer to until the next look(); the rewrite must stay alive.
+  // O(runs + uses).
   void look(const Rewrite& rewrite, RunId peak);
 
   bool is_candidate(CopyId copy) const;  // made and used before the run, and used after it
-  std::uint64_t key(CopyId copy) const;  // of that gap of a value, whatever else changes around it
+  std::uint64_t key(CopyId copy) const;  // identifies that gap by its base steps
   RunId previous(CopyId copy) const { return previous_[copy]; }
   RunId next(CopyId copy) const { return next_[copy]; }
 
   // The drops that free a copy at the run, bytes freed there, seconds added; false if what makes it cannot run again. reach
-  // multiplies how far its ancestors run again rather than being kept.
+  // multiplies the limit on rerunning its ancestors rather than keeping them.
   bool estimate(CopyId copy, double reach, Decision& decision, Bytes& freed, double& seconds);
 
   std::int64_t take_work() { return std::exchange(work_, 0); }  // of estimates since the last call

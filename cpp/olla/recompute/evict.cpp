@@ -7,14 +7,14 @@
 namespace olla {
 namespace {
 
-// Where nothing is found, ancestors run again further back.
+// When no drop lowers the peak, reach grows by kFurther, up to kFurthest: ancestors further back may run again.
 constexpr double kFurther = 8.0, kFurthest = 600;
 constexpr int kMaxDeep = 24, kMaxRepairs = 32, kMaxRepairTries = 12;
 constexpr std::int64_t kRepairWork = 6'000'000;  // of one run of the greedy
 
-constexpr int kClockInterval = 64;  // candidates: what one of them needs may be very many values
+constexpr int kClockInterval = 64;  // candidates per look at the clock: one of them may need very many values
 
-constexpr double kSure = 0.5;  // share of an estimate of seconds that an attempt is certain to add
+constexpr double kSure = 0.5;  // a decision surely adds this share of its estimated seconds; if that is too much, it is not tried
 
 }  // namespace
 
@@ -43,7 +43,7 @@ void Evictor::run(const EvictLimits& limits, Control& control) {
 }
 
 void Evictor::drop_until(const EvictLimits& limits, Control& control) {
-  bool progress = true;  // since the refusals were last forgotten
+  bool progress = true;  // since tabu_ was last cleared
   effort_ = {};
   repair_work_ = kRepairWork;
   while (best_.peak > limits.peak && best_.peak_run >= 0 && !control.stop(best_.peak, limits.peak)) {
@@ -89,7 +89,7 @@ bool Evictor::step(const EvictLimits& limits, Control& control) {
   return false;
 }
 
-// Puts a decision in force that raises memory elsewhere, and lowers that again by further ones.
+// Accepts a decision that raises memory elsewhere if further ones lower it again.
 bool Evictor::attempt_with_repairs(const Decision& decision, const EvictLimits& limits, Control& control) {
   const OpId at_op = best_.runs[peak_].op;
   const Step at_position = best_.runs[peak_].position;

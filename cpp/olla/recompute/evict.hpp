@@ -1,4 +1,4 @@
-// What not to keep: greedy drops at the peak, re-simulated after every one. One run records the whole trade-off curve.
+// Greedy recomputation: drops values at the peak and re-simulates after every drop. One run records the whole trade-off curve.
 #pragma once
 
 #include <random>
@@ -21,25 +21,25 @@ class Evictor {
   Evictor(const Graph& graph, const Values& values, const Rules& rules, std::span<const OpId> base);
 
   // Greedy decisions until a limit is met or nothing lowers the peak. curve[i]: after the i-th of them. Deterministic unless time
-  // ends it; a unit of work is a run of one op list that is simulated.
+  // ends it; a unit of work is one simulated run of an op.
   void run(const EvictLimits& limits, Control& control);
 
   const Rewrite& rewrite() const { return best_; }
   const std::vector<Decision>& decisions() const { return decisions_; }
   const std::vector<Point>& curve() const { return curve_; }
-  const Front& front() const { return front_; }  // of all that was in force, with what is absent now
+  const Front& front() const { return front_; }  // over all decisions ever in force since set_absent()
   Rewritten rewritten();                         // the graph that the decisions in force make
 
-  // Puts other decisions in force; false, and none are, if they do not make sense together.
+  // Replaces the decisions in force; false, and none are, if a needed value can then be neither kept nor made.
   bool reset(std::vector<Decision> decisions);
   // absent[s]: bytes that are in host memory while base step s runs; see Rewriter.
   void set_absent(std::vector<Bytes> absent);
-  // Takes decisions back, dearest first, where the peak stays between the limits and no time is added.
+  // Undoes decisions, most rerun seconds first, where the peak stays within [least, most] and no time is added.
   void reverse(Bytes most, Control& control, Bytes least = 0);
   // How the greedy weighs its candidates besides bytes per second.
   struct ScoreWeights {
     double noise = 0;   // multiplies scores by up to 1 + noise, at random
-    double spread = 0;  // multiplies them by up to 1 + spread, by the share of memory above `level` that they lie under
+    double spread = 0;  // multiplies them by up to 1 + spread, by the share of the memory above `level` in their gap
     Bytes level = 0;
     std::uint64_t seed = 0;
   };
@@ -48,7 +48,7 @@ class Evictor {
  private:
   struct Effort {
     double reach = 1;   // multiplies how far ancestors run again
-    bool deep = false;  // repair memory that a decision raises elsewhere by further ones
+    bool deep = false;  // try attempt_with_repairs()
     bool raise();       // false if there is no more
   };
   struct Candidate {

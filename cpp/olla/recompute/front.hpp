@@ -1,4 +1,4 @@
-// The best choices that were simulated: no other one needs as little memory at as little added time.
+// The Pareto front of the simulated choices: no other one needs as little memory at as little added time.
 #pragma once
 
 #include <memory>
@@ -33,7 +33,7 @@ class Front {
     }
   };
 
-  // Takes in what is not worse than anything there: points, each reached by the first decisions of a list. O(points * log choices),
+  // Adds the points that no earlier point dominates; each is reached by the first decisions of a list. O(points * log choices),
   // plus what moves.
   void offer(std::span<const Point> points, const std::vector<Decision>& decisions);
   void clear() { choices_.clear(); }

@@ -5,11 +5,11 @@
 namespace olla {
 namespace {
 
-constexpr double kNoise = 0.4;  // how far scores are blurred in a repair
-constexpr double kSpread = 4;   // how much more a repair likes what lies under several peaks
+constexpr double kNoise = 0.4;  // most random noise on scores in a repair, as a share
+constexpr double kSpread = 4;   // how strongly a repair prefers values idle under several peaks
 constexpr int kMaxSettling = 4;
 
-// Without the last decisions that lowered nothing any more: they only met other peaks on the way to a lower one.
+// Undoes the last decisions as far as they did not lower the peak: each only removed one of several equal peaks.
 void trim(Evictor& evictor) {
   const auto& curve = evictor.curve();
   std::size_t last = curve.size() - 1;

@@ -1,5 +1,4 @@
-// One search for what not to keep: a base order, what may be done with its ops, the decisions in force, and the bounds on all
-// others.
+// One recomputation search: a base order, the rules of its ops, the decisions in force, and the bounds on all others.
 #pragma once
 
 #include "olla/recompute/bound.hpp"
@@ -18,7 +17,7 @@ struct Decisions {
 struct Runs {
   std::vector<OpId> op;             // of run r
   std::vector<Step> position;       // base step whose op it serves
-  std::vector<std::uint8_t> again;  // not the op's own place in the base order
+  std::vector<std::uint8_t> again;  // a rerun, not the op's own place in the base order
   std::vector<Bytes> live;
   Csr<CopyId> reads, makes;
   std::vector<ValueId> value;       // of copy c
@@ -41,7 +40,7 @@ class RecomputeSearch {
   const Evictor& evictor() const { return evictor_; }
   RecomputeBound& bound() { return bound_; }
 
-  // As olla::improve, with what the bounds of the ops would drop at them to meet the target as further starts.
+  // As olla::improve, with further starts: the drops at these ops that their bounds suggest for the target.
   void improve(const Target& target, std::uint64_t seed, int max_rounds, std::span<const OpId> ops, Control& control);
 
   // As of RecomputeBound, for ops[i]; 0 for those that are not reached in time.

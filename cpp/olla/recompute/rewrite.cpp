@@ -7,10 +7,10 @@
 namespace olla {
 namespace {
 
-// What a fused op computes again is computed anew for a reader further away than this many base steps: keeping its inputs for that
-// long is dearer.
+// A fused rerun serves readers within this many base steps; a later reader gets another rerun, as keeping the inputs that long
+// costs more.
 constexpr Step kFusedReach = 32;
-// A compiler stops fusing where a kernel would read more buffers than this; the second, where several kernels would.
+// A compiler stops fusing a value that would read more buffers than this; the second limit is for values with several readers.
 constexpr int kMaxInputs = 8, kMaxSharedInputs = 4;
 
 }  // namespace
@@ -114,8 +114,8 @@ bool Rewriter::walk(const DropSet& drops, Rewrite& r) {
   return true;
 }
 
-// Whether the maker of a value that is gone runs again as a whole, drawing the same numbers: it can do nothing less, or what it
-// saved is gone too.
+// Whether the maker of a missing value must rerun as a whole, replaying its random numbers: it has no shorter rerun for this
+// value, or its saved results that the shorter one reads are gone too.
 bool Rewriter::replayed(ValueId value, Step position, const DropSet& drops, const Rewrite& r) const {
   const OpId maker = values_.producer[value];
   if (values_.replays[maker] != Values::kWholeOrFirst) return values_.replays[maker] == Values::kWholeOnly;
@@ -153,7 +153,7 @@ bool Rewriter::emit(const Frame& frame, Step position, const DropSet& drops, Rew
   return true;
 }
 
-// A run may go if all it makes is unread, and running it has no other effect. What the program itself never reads stays.
+// A run may be deleted if nothing it makes is read and it has no other effect. Ops whose results the program never reads stay.
 bool Rewriter::deletable(RunId run, const Rewrite& r) const {
   const OpId v = r.runs[run].op;
   const bool must_run = !r.runs[run].rerun && (static_cast<Rerun>(rules_.rerun[v]) != Rerun::kWhole || unmovable_[v] != 0);
@@ -202,7 +202,7 @@ void Rewriter::find_last_uses(Rewrite& r) {
   }
 }
 
-// Which copies are in no buffer, and how long what they are made from is read instead.
+// Finds the copies that get no buffer, and extends the lifetimes of their inputs to their last use.
 void Rewriter::fuse(Rewrite& r) {
   if (rules_.fusion.empty()) return;
   in_memory_.assign(r.copies.size(), 0);
@@ -229,7 +229,7 @@ void Rewriter::fuse(Rewrite& r) {
   }
 }
 
-// Puts in memory what too many inputs flow into, unless all that happens to it happens in one place.
+// Puts values with too many inputs in memory if an unfused kernel runs before or at their last use.
 void Rewriter::count_inputs(Rewrite& r) {
   num_reads_.assign(r.copies.size(), 0);
   kernels_.assign(1, 0);
@@ -262,8 +262,8 @@ void Rewriter::count_inputs(Rewrite& r) {
   }
 }
 
-// Whether the one result of a run takes over the buffer of an input that nobody reads later, which is found here. Not what a
-// reduction in the same kernel goes through at its own pace, by the rules.
+// Lets the one result of a run take over the buffer of an input that nobody reads later; false if there is none. Inputs of a
+// reduction in the same kernel are excluded, unless the rules allow them (reduced_in_place).
 bool Rewriter::take_over(RunId run, Rewrite& r) {
   Rewrite::Copy& made = r.copies[r.makes[run][0]];
   const Bytes bytes = graph_.bytes(values_.tensor[made.value]);

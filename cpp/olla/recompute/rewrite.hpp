@@ -1,6 +1,6 @@
-// Decisions -> the op list they make. A base order is walked; a reader whose input was dropped gets the op that makes it run again
-// right before it, and so on for what that op needs, depth first. Then: what nobody reads any more is not run (an op needed late
-// only thereby moves there), and results take over inputs that die, where the op allows it.
+// Turns decisions into an op list. The base order is walked; before a reader whose input was dropped, the maker of that input
+// runs again, preceded by reruns for its own inputs, depth first. Then runs that nobody reads are deleted (so an op needed only
+// later moves there), and results take over inputs that die, where the op allows it.
 #pragma once
 
 #include <ranges>
@@ -13,7 +13,7 @@ using CopyId = std::int32_t;    // one computation of a value: value i may have 
 using BufferId = std::int32_t;  // a storage of the rewritten graph: copies follow each other in it
 using RunId = std::int32_t;     // position in the rewritten op list
 
-// Value is not kept past the base step: who reads it later reads a new copy.
+// The value is not kept past the base step: later readers read a new copy.
 struct Drop {
   ValueId value;
   Step step;
@@ -125,15 +125,15 @@ class Rewriter {
   const Rules& rules_;
   std::span<const OpId> base_;
   std::vector<Bytes> absent_;
-  std::vector<std::uint8_t> unmovable_;  // op v must run in its place: others come after it by name
+  std::vector<std::uint8_t> unmovable_;  // op v must run in its place: others list it in `after`
   std::vector<CopyId> current_;          // of value i, in the walk
   std::vector<std::int32_t> num_reads_;  // of copy c
   std::vector<Frame> stack_;
   std::vector<RunId> queue_;
   std::vector<OpId> rerun_;               // ops that run again
-  std::vector<std::uint8_t> in_memory_;   // copy c has to be, whatever is fused
-  std::vector<std::int32_t> num_inputs_;  // of fused copy c: buffers that whoever computes it reads
-  std::vector<CopyId> inputs_;            // those; a fixed room per copy
+  std::vector<std::uint8_t> in_memory_;   // copy c must be in memory, whatever is fused
+  std::vector<std::int32_t> num_inputs_;  // of fused copy c: buffers that a kernel computing it reads
+  std::vector<CopyId> inputs_;            // those; kMaxInputs entries per copy
   std::vector<std::int32_t> kernels_;     // before run r: runs that are kernels of their own
   std::vector<std::int32_t> reduced_;     // of copy c: kernels before the last reduction that reads it
   std::vector<CopyId> donated_input_;     // of fused copy c: an input whose buffer its last reader may take over, or -1

@@ -49,7 +49,7 @@ SwapSearch::SwapSearch(std::vector<Bytes> live, std::vector<double> seconds, std
   std::partial_sum(seconds_.begin(), seconds_.end(), begin_.begin() + 1);
 }
 
-// The swaps of blocks, in the order of their copies out; whose block is where.
+// The swaps of blocks in the order of their copies out, those in host memory from the start first; choice.block[i]: of swap i.
 void SwapSearch::add_swaps(std::span<const std::int32_t> blocks, SwapChoice& choice) const {
   choice.swaps.clear(), choice.block.clear();
   for (const std::int32_t b : blocks) {
@@ -80,7 +80,7 @@ SwapChoice SwapSearch::evaluate(std::span<const std::int32_t> blocks, Bytes limi
   for (int round = 0; round < 3; ++round) {
     add_swaps(chosen, choice);
     issue_backwards(steps_, choice.swaps, link_, bound);
-    // Copies that cannot go out before they come in again are left out; what they made wait then runs earlier.
+    // Swaps whose copy out cannot start before their copy in are left out; copies that waited for them then run earlier.
     Step ready = -1;
     for (std::size_t i = 0; i < choice.swaps.size(); ++i) {
       if (std::max(ready, choice.swaps[i].ready) >= choice.swaps[i].issue) out[choice.block[i]] = 1;

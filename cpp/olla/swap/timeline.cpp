@@ -140,8 +140,8 @@ class Simulation {
   std::vector<std::uint8_t> state_;
   std::vector<std::int32_t> by_last_, by_issue_, by_next_;
   std::size_t num_passed_ = 0, num_issued_ = 0, num_used_ = 0, num_started_ = 0, num_copied_ = 0;
-  Bytes absent_ = 0;   // out of memory
-  Bytes waiting_ = 0;  // on the way out, and nothing else holds them
+  Bytes absent_ = 0;   // bytes in host memory alone
+  Bytes waiting_ = 0;  // bytes being copied out after their last use
   double now_ = 0, out_free_ = 0, in_free_ = 0;
   Timeline t_;
 };
@@ -157,7 +157,7 @@ void issue_backwards(const Steps& steps, std::span<Swap> swaps, const Link& link
   const Step n = steps.num();
   const std::vector<Bytes> live(steps.live.rbegin(), steps.live.rend());
   const std::vector<double> seconds(steps.seconds.rbegin(), steps.seconds.rend());
-  // Backwards, a copy in goes out and nothing comes back.
+  // Backwards, copies in become copies out, and the mirrored copies in take no time.
   const Link back{link.in_bytes_per_second, link.in_latency_seconds, 1e30, 0.0};
   std::vector<std::int32_t> ids = sorted_by(swaps.size(), [&](std::int32_t i) { return std::pair(-swaps[i].next, swaps[i].last); });
   std::erase_if(ids, [&](std::int32_t i) { return swaps[i].next == n; });

@@ -55,8 +55,8 @@ inline constexpr Bytes kNoLimit = kMaxBytes;
 // or its copy in would be issued before its copy out can start. O(steps + swaps log swaps).
 Timeline swap_timeline(const Steps& steps, std::span<const Swap> swaps, const Link& link, Bytes limit);
 
-// Sets every swap's issue: as late as the copies in can be on their stream, one before the other, for the ops not to wait; later
-// where otherwise more than the limit would be live. The same run as above, backwards in time. O(steps + swaps log swaps).
+// Sets every swap's issue step: the latest at which the copies in, one after the other on their stream, make no op wait; later
+// where more than the limit would be live otherwise. The simulation above, run backwards in time. O(steps + swaps log swaps).
 void issue_backwards(const Steps& steps, std::span<Swap> swaps, const Link& link, Bytes limit);
 
 }  // namespace olla

@@ -53,7 +53,7 @@ Fit ExactSearch::decide(Bytes capacity, const ExactBudget& budget) {
   return Fit::kUnknown;
 }
 
-// A slot for every node, as far as there is room; what is remembered is kept.
+// Grows the table to a slot per node, up to kMaxTable; remembered failures are kept.
 void ExactSearch::grow_table(std::int64_t max_nodes) {
   const std::size_t size = std::clamp(std::bit_ceil(static_cast<std::size_t>(max_nodes)), kMinTable, kMaxTable);
   if (size <= table_.size()) return;
@@ -154,7 +154,7 @@ void ExactSearch::blame() {
 bool ExactSearch::failed_before(const StateHash& hash) const { return table_[hash.slot & (table_.size() - 1)] == hash; }
 void ExactSearch::remember(const StateHash& hash) { table_[hash.slot & (table_.size() - 1)] = hash; }
 
-// An item that can be branched on: not postponed, and no other of its lifetime fits below it. -1 when the group fails.
+// An item that can be branched on: not postponed, and no overlapping item fits below it. -1 when the group fails.
 std::int32_t ExactSearch::choose(const Group& group) {
   while (true) {
     std::int32_t x = branching_ == Branching::kLowest ? lowest(group) : tightest(group);

@@ -15,10 +15,11 @@ struct ExactBudget {
   std::function<bool()> stop;  // asked every kNodesPerQuestion nodes
 };
 
-// Two things can happen to an item at its release: it is placed there, or no packing has it there and it rests on an item still to
-// be placed. That is a complete choice for any item below which no other of its lifetime fits any more (postponement as in
+// Branches on an item at its release (see Open): it is placed there, or postponed: no packing has it there and it rests on an
+// item still to be placed. That is complete for any item below which no overlapping item fits any more (postponement as in
 // SetTimes, Godard, Laborie, Nuijten 2005), so the search takes the item where fewest can come next: bottlenecks first, not the
-// lowest offset first. What fails is remembered by the open items and their bases: these alone say which packings complete it.
+// lowest offset first. Failed states are remembered by the open items and their bases, which alone determine the packings that
+// complete them.
 class ExactSearch {
  public:
   static constexpr int kNodesPerQuestion = 1000;

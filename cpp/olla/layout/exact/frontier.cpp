@@ -96,7 +96,7 @@ void Frontier::reserve(std::size_t size) {
   rose_.resize(2 * size);
 }
 
-// Insertion: nearly sorted already.
+// Insertion sort: the group is nearly sorted.
 void Frontier::sort(const Group& group) {
   for (std::int32_t k = group.begin + 1; k < group.end; ++k) {
     const std::int32_t x = order_[k];
@@ -114,8 +114,8 @@ void Frontier::add_fixed(std::span<const FixedLife>& left, Level release, Sectio
   }
 }
 
-// Whether items end above the capacity in some section of [first, last), whatever their order: those released at or after any time
-// follow each other from then on. Source: the one-machine problem with release times.
+// Whether in some section of [first, last) items must end above the capacity, whatever their order: those with a release of r or
+// more are stacked from r upwards. Source: the one-machine problem with release times.
 bool Frontier::overfull(const Group& group, Section first, Section last) {
   if (first >= last) return false;
   std::fill(work_.begin() + first, work_.begin() + last, 0);
@@ -206,7 +206,7 @@ void Frontier::deal(const Group& group, std::int32_t x, std::int32_t base, std::
   while (next < risen_.size()) put(risen_[next++]);
 }
 
-// Where an item above its release goes that rests on a fixed item or, from rest on, on an item.
+// The next possible release of a postponed item: on a fixed item, or, at `rest` or above, on an open item.
 Level Frontier::raised_release(const Open& open, Level rest, bool& on_fixed) const {
   const Level window = next_window(open.item, open.release);
   const Level release = rest >= kNoLevel ? kNoLevel : fit(open.item, std::max(rest, open.release));
@@ -233,7 +233,7 @@ bool Frontier::postpone(const Group& group, std::int32_t x) {
   return !overfull(group, late.first, late.last);
 }
 
-// From the lowest top an item can rest on upwards (Dijkstra): items that wait for each other alone never get a place.
+// Raises items in the order of the lowest top they can rest on (Dijkstra): items that could only rest on each other fail.
 bool Frontier::settle(const Group& group) {
   pending_.clear();
   for (std::int32_t k = group.begin; k < group.end; ++k) {

@@ -27,13 +27,13 @@ struct Open {
   bool postponed;
 };
 
-// Two sums over what determines the packings that complete a group: shape and base of every open item.
+// Two hash sums over shape and base of every open item, which determine the packings that complete a group.
 struct StateHash {
   std::uint64_t slot = 0, check = 0;
   bool operator==(const StateHash&) const = default;
 };
 
-// Open items whose lifetimes hang together, at [begin, end) of the stack by first section.
+// Open items connected by overlapping lifetimes, at [begin, end) of the stack by first section.
 struct Group {
   std::int32_t begin, end;
   std::int32_t limit;  // the stack is free from there on

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::int64_t kNodesAlone = 4000;         // not worth more threads
 constexpr int kFirstShift = 3, kShiftPerRung = 2;  // steps of 1/8 and 1/2 of what there is to gain, then all of it
-constexpr std::int64_t kLowShare = 4;              // a low rung holds more rarely: it gets so many times fewer nodes
+constexpr std::int64_t kLowShare = 4;              // low capacities fit more rarely: they get so many times fewer nodes
 
 }  // namespace
 
@@ -20,9 +20,9 @@ ExactSearch& Ladder::search(std::size_t thread) {
   return *searches_[thread];
 }
 
-// First the lowest rung, which often holds. Then rounds of rungs downwards, so that failures remembered hold for the next rung, and
-// weights learned above guide the search below: a step down is repeated while it holds and grows when it does not, until the lowest
-// rung has been tried. Nodes double from round to round.
+// First the lowest capacity (rung), which often fits. Then rounds of capacities downwards, so that remembered failures hold for
+// the next one, and weights learned above guide the search below: a step down is repeated while it fits and grows when it does
+// not, until the lowest rung has been tried. Nodes double from round to round.
 void Ladder::lower(Bytes enough, std::int64_t max_nodes, const StopAt& stop, Packing& best) {
   bool stopped = false;
   const auto asked = [&] { return stopped = stopped || stop(best.height); };

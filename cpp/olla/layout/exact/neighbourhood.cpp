@@ -19,7 +19,7 @@ void Neighbourhood::lower(Bytes enough, std::int64_t max_nodes, const StopAt& st
   const std::int64_t end = num_nodes() + max_nodes;
   offsets_ = best.offsets;
   while (best.height > enough && num_nodes() < end && !asked()) {
-    // Nearer the present height after a target could not be had.
+    // The target moves closer to the present height after a miss.
     const auto share = static_cast<Bytes>(ambition_ * static_cast<double>(best.height - enough));
     const bool reached = reach(best.height - std::max<Bytes>(1, share), end, asked);
     if (const Bytes height = height_of(part_, offsets_); height < best.height) best = {offsets_, height};
@@ -43,7 +43,7 @@ bool Neighbourhood::reach(Bytes target, std::int64_t end, const std::function<bo
       std::erase_if(late_, [&](ItemId item) { return !is_late(item, target); });
       if (late_.empty()) return true;
     }
-    // More items where no packing of these is low enough, fewer where the search did not find out.
+    // Frees more items if these provably cannot fit, fewer if the search ended undecided.
     const double change = fit == Fit::kNever ? 1.15 : fit == Fit::kUnknown ? 0.95 : 1;
     num_wanted_ = std::clamp(num_wanted_ * change, kMinFree, kMaxFree);
   }

@@ -17,7 +17,7 @@ class Neighbourhood {
   void lower(Bytes enough, std::int64_t max_nodes, const StopAt& stop, Packing& best);
 
  private:
-  enum class Kind { kWhole, kAlive, kLevel };  // items that lie nearest in time as a whole, or with any part, or in offset as well
+  enum class Kind { kWhole, kAlive, kLevel };  // nearest items: by whole lifetime, by any part of it, or by offset
 
   bool reach(Bytes target, std::int64_t end, const std::function<bool()>& stop);
   bool find_late(Bytes target);

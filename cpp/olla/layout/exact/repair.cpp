@@ -26,8 +26,8 @@ Fit Repair::place(std::span<const ItemId> free, Bytes target, const ExactBudget&
   return fit;
 }
 
-// The free items between what the others leave them. Between two births or deaths of free items, what the others occupy at any time
-// is out of reach at all times: a free item alive then is alive throughout.
+// The free items, with the space of the others as fixed items. A section lies between consecutive births or deaths of free items:
+// space taken by another item at any time of it counts as taken throughout, as a free item alive then is alive throughout.
 Part Repair::sub_part(std::span<const ItemId> free, Bytes target, const std::vector<Offset>& offsets) const {
   std::vector<Section> times;
   for (const ItemId i : free) times.insert(times.end(), {part_.items[i].first, part_.items[i].last});

@@ -5,8 +5,8 @@
 
 namespace olla {
 
-// Which items of a part are alive in a range of sections. They stand by birth in blocks, of which the last death is known: a
-// question passes over the blocks that are dead by then. O(items / 64) for each besides what it finds, O(items) memory.
+// Which items of a part are alive in a range of sections. They are stored by birth in blocks with their last death: a query skips
+// the blocks that are dead by then. O(items / 64) for each besides what it finds, O(items) memory.
 class AliveIndex {
  public:
   explicit AliveIndex(const Part& part) : born_before_(born_before(part)), last_death_(part.items.size() / kBlock + 1, 0) {
@@ -38,8 +38,8 @@ class Repair {
  public:
   explicit Repair(const Part& part) : part_(part), alive_(part) {}
 
-  // Gives the free items offsets at which they end at or below the target, or leaves the offsets as they are. Around items that
-  // have an offset and are not free; those at kUnplaced are not there.
+  // Gives the free items offsets at which they end at or below the target, or leaves the offsets as they are. The other items
+  // keep their offsets; those at kUnplaced are ignored.
   Fit place(std::span<const ItemId> free, Bytes target, const ExactBudget& budget, std::uint64_t seed,
             std::vector<Offset>& offsets);
 

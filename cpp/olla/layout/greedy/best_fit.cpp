@@ -41,7 +41,7 @@ class HoleSearch {
   Offset top_ = 0;
 };
 
-// A buffer's life in ranks among all times at which one begins or ends: half the memory to look through.
+// A buffer's lifetime as ranks among all birth and death times: half as much memory to scan.
 struct Life {
   std::int32_t lower, upper;
 };
@@ -58,8 +58,8 @@ std::vector<Life> lives(std::span<const Buffer> buffers) {
   return result;
 }
 
-// Placed buffers by offset, in chunks. A chunk knows when none of its buffers is alive, and when all are and leave no hole that is
-// large enough: a search opens few chunks, and looks at the lives in them some sixteen at a time.
+// Placed buffers by offset, in chunks. A search passes over chunks of which no buffer is alive, or all are and leave no hole that
+// is large enough. It opens few others, and scans the lives in them some sixteen at a time.
 class PlacedBuffers {
  public:
   PlacedBuffers() : chunks_(1) {}

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::int64_t kWorkPerPlacement = 64, kWorkPerQuestion = 4096 * kWorkPerPlacement;  // one for every item scanned
 constexpr std::size_t kMaxOpen = 80;  // a depth-first walk keeps one node per level aside
-constexpr int kMaxMisfits = 64;       // of the items inside a valley, below a fixed item: then the valley is raised
+constexpr int kMaxMisfits = 64;       // items tried in a valley that do not fit below a fixed item; then it is raised
 
 constexpr Bytes kNoCeiling = std::numeric_limits<Bytes>::max();
 
@@ -186,7 +186,7 @@ bool Skyline::underfills(Section first, Section last, Bytes top) {
   return false;
 }
 
-// Adds to change_ the fixed items below top, also where the skyline has passed them: then less is certain.
+// Adds to change_ the fixed items below top, also where the skyline has passed them, which only weakens the test.
 void Skyline::count_fixed(Section first, Section last, Bytes top) {
   fixed_items_.each(first, last, [&](const FixedItems::FixedItem& next) {
     const Bytes below = std::min(next.item.size, top - next.offset);

@@ -29,10 +29,10 @@ struct SkylineRules {
   int num_looks = 0;  // of the first so many items that fit a valley, take one that walls in no section
 };
 
-// With a target, items over the section of the highest reach go first, and foresight can be had: an item put into a valley is a
-// wall beside it, and what is still to come and sticks out past the wall must lie above it. A section is walled in when the items
-// that do not stick out leave it so far below the wall that it ends above the target. Source: the one-machine bound of scheduling,
-// items being jobs and the highest wall an item sticks out past its release time (Carlier 1982).
+// With a target, items alive in the section of the highest reach go first, and foresight is possible: an item put into a valley
+// forms a wall beside it, and items to come that extend past the wall must lie above it. A section is walled in when the items
+// that do not extend past leave it so far below the wall that it must end above the target. Source: the one-machine bound of
+// scheduling, items being jobs, and the highest wall that an item extends past its release time (Carlier 1982).
 class Skyline {
  public:
   explicit Skyline(const Part& part);

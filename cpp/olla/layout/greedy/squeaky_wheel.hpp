@@ -1,5 +1,5 @@
-// Squeaky wheel (Joslin, Clements 1999): pass after pass of the skyline, where what came too late in one stands further in front in
-// the next.
+// Squeaky wheel (Joslin, Clements 1999): repeated passes of the skyline; items that came too late in one move forward in the
+// next.
 #pragma once
 
 #include <array>

@@ -23,10 +23,10 @@ LongLivedBase find_base(const Part& part);
 bool births_repeat(const Part& part);
 
 // Items are placed by birth, each at either end of a hole; of all partial packings that arise, the best `width` go on (Lowerre
-// 1976). Their cost is how often, over the times to come, free space would be broken up if nothing more were born: half the total
-// variation, along the addresses, of the square root of the time until death, free space counting as dead. So what dies together
-// comes to lie together, next to what is free, and one hole wanders through memory with what it is made of. That is what parts
-// whose items come and go in turns need, as in pipelines: a hole that stays where it is serves only its neighbours.
+// 1976). Their cost estimates how fragmented free space would become if nothing more were born: half the total variation, along
+// the addresses, of the square root of the time until death, which is 0 for free space. So items that die together come to lie
+// together, next to free space, and one hole moves through memory. Parts whose items come and go in turns, as in pipelines, need
+// that: a hole that stays in place serves only its neighbours.
 class Beam {
  public:
   // No item is fixed.
@@ -56,7 +56,7 @@ class Beam {
 
   void begin(Bytes target);
   void next_try(bool has_reached);
-  std::size_t max_width() const;  // what is placed is kept for every packing
+  std::size_t max_width() const;  // limited, as every packing keeps its placements
   bool place();
   void remove_ended(Section now, State& state);
   void expand(std::int32_t state, const Item& item);
@@ -67,12 +67,12 @@ class Beam {
   const Part& part_;
   const LongLivedBase base_;
   std::mt19937_64 random_;
-  std::vector<ItemId> order_;  // what does not lie in the base, by birth
-  std::vector<double> level_;  // what a life that lasts so many sections more adds to the cost of its borders
+  std::vector<ItemId> order_;  // items outside the base, by birth
+  std::vector<double> level_;  // of an item that lives s more sections: sqrt(s)
   std::int64_t num_nodes_ = 0;
 
   std::size_t width_;
-  std::size_t rung_ = 0;  // how much of what there is to gain is tried for
+  std::size_t rung_ = 0;  // index of kRungs: the share of the possible gain to try for
   int num_rounds_ = 0;    // of rungs without success
 
   Bytes target_ = -1;  // of the present try; none where negative

@@ -129,7 +129,7 @@ class Enumeration {
     best_.offsets.assign(offsets_.begin(), offsets_.begin() + part_.num_items());
   }
 
-  // A height that the items still to come, none of them below floor, make certain.
+  // A lower bound on the height, from the items still to come, none of them below floor.
   Bytes reach(const Tops& tops, Offset floor) const {
     Tops reached = tops;
     for (ItemId i = 0; i < part_.num_items(); ++i) {

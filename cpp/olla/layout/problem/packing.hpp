@@ -35,8 +35,8 @@ struct Packing {
   Bytes height = 0;
 };
 
-// Asked with the present height by what lowers a packing, which it does until the height is at most enough, the nodes are used up
-// or this says so; the next call goes on from there.
+// Searches that lower a packing ask this with the present height. They end when the height is at most enough, the nodes are used
+// up or this is true; the next call goes on from there.
 using StopAt = std::function<bool(Bytes)>;
 
 // Sizes rounded up to the alignment. PlanError as layout() says.
