@@ -10,7 +10,7 @@ import pytest
 import olla
 from tests.aten.loops import GOALS, accumulating, assert_same, fresh, run  # noqa: F401
 from tests.support.pytorch.networks import UNet
-from tests.support.pytorch.steps import nn, torch
+from tests.support.pytorch.steps import IS_211, nn, torch
 
 pytestmark = pytest.mark.torch
 F: Any = nn.functional
@@ -369,6 +369,7 @@ class Counting(nn.Module):
         return y
 
 
+@pytest.mark.skipif(IS_211, reason="Dynamo of torch 2.11 rounds mul_ and add_ with alpha otherwise, under any backend")
 @pytest.mark.parametrize("goal", GOALS)
 def test_backward_reads_buffers_as_they_were_before_forward_changed_them(goal: str) -> None:
     assert_same(Counting, simple(), GOALS[goal])

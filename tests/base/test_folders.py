@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,8 @@ def test_without_a_home_folder_a_folder_of_the_process_is_used() -> None:
 
 @pytest.mark.torch
 def test_without_a_home_folder_a_step_runs() -> None:
+    if metadata.version("torch").startswith(("2.11.", "2.12.")):
+        pytest.skip("torch itself cannot be used by a user without a name")
     pytest.importorskip("torch")
     program = (
         "import torch, olla\n"

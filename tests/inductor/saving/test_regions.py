@@ -8,8 +8,8 @@ import pytest
 
 import olla.inductor
 from olla.inductor.simulate.step import replay
-from tests.support.pytorch.compiling import IS_211, LEAST, fresh, square, untold  # noqa: F401
-from tests.support.pytorch.steps import nn, torch
+from tests.support.pytorch.compiling import LEAST, fresh, square, untold  # noqa: F401
+from tests.support.pytorch.steps import IS_211, nn, torch
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")]
 

@@ -10,9 +10,8 @@ from torch.nn import functional
 
 import olla
 from tests.support.pytorch import networks
-from tests.support.pytorch.steps import World, agree, models, nn, slow, square, torch
+from tests.support.pytorch.steps import TORCH, World, agree, models, nn, slow, square, torch
 
-TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 pytestmark = pytest.mark.torch
 
 SLOW = ["mobilenet_v2", "efficientnet_b0", "swin_t"]

@@ -11,10 +11,22 @@ from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 
 import olla
-from tests.support.pytorch.steps import STEPS, World, agree, capture, images, net, nn, same, square, tensors, torch
+from tests.support.pytorch.steps import (
+    STEPS,
+    TORCH,
+    World,
+    agree,
+    capture,
+    images,
+    net,
+    nn,
+    same,
+    square,
+    tensors,
+    torch,
+)
 
 pytestmark = pytest.mark.torch
-TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 def batch() -> Any:

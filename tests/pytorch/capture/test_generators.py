@@ -9,7 +9,7 @@ import pytest
 from olla.graph import Rerun
 from olla.pytorch.capture import generator
 from olla.pytorch.program import variants
-from tests.support.pytorch.steps import World, nn, same, square, torch
+from tests.support.pytorch.steps import World, knows_generators, nn, same, square, torch
 
 pytestmark = pytest.mark.torch
 
@@ -45,6 +45,7 @@ def noisy() -> World:
     return World(model, torch.optim.SGD(model.parameters(), lr=0.1), x, square)
 
 
+@knows_generators
 @pytest.mark.parametrize("arena", [True, False])
 @pytest.mark.parametrize("goal", GOALS, ids=["no goal", "least peak", "slowdown"])
 def test_draws_of_own_generators_are_those_of_the_ordinary_loop_within_any_goal(
@@ -60,6 +61,7 @@ def test_draws_of_own_generators_are_those_of_the_ordinary_loop_within_any_goal(
         assert {"aten.randn.generator", "aten.rand.generator"} <= again
 
 
+@knows_generators
 def test_a_generator_whose_state_cannot_be_set_is_never_drawn_from_again(monkeypatch: pytest.MonkeyPatch) -> None:
     class Fixed(torch.Generator):
         def clone_state(self) -> Any:

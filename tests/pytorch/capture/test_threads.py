@@ -18,7 +18,19 @@ from torch.utils import checkpoint
 
 import olla
 from olla.pytorch.capture import exclusive
-from tests.support.pytorch.steps import World, capture, images, models, nn, num_interrupted, same, slow, square, torch
+from tests.support.pytorch.steps import (
+    World,
+    capture,
+    images,
+    knows_generators,
+    models,
+    nn,
+    num_interrupted,
+    same,
+    slow,
+    square,
+    torch,
+)
 
 pytestmark = pytest.mark.torch
 
@@ -148,6 +160,7 @@ def together(works: list[Callable[[], Any]]) -> list[Any]:
     return results
 
 
+@knows_generators
 @pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=slow)])
 def test_eight_threads_that_capture_and_run_give_what_each_gives_alone(rounds: int) -> None:
     alone = [train(world) for world in zoo()]
@@ -159,6 +172,7 @@ def test_eight_threads_that_capture_and_run_give_what_each_gives_alone(rounds: i
         assert all(same(*pair) for pair in zip(found, alone, strict=True))
 
 
+@knows_generators
 def test_captures_leave_the_numbers_alone_that_another_thread_draws_meanwhile() -> None:
     torch.manual_seed(5)
     wanted = [torch.rand(3) for _ in range(500)]
@@ -192,6 +206,7 @@ def with_dropout(name: str) -> World:
     return World(example.model, optimizer, example.batch, example.loss)
 
 
+@knows_generators
 def test_a_step_that_runs_while_another_thread_captures_is_the_same_to_the_bit() -> None:
     done = threading.Event()
 
@@ -215,6 +230,7 @@ def test_a_step_that_runs_while_another_thread_captures_is_the_same_to_the_bit()
     assert all(same(*pair) for pair in zip(alone, results, strict=True))
 
 
+@knows_generators
 def test_models_that_share_parameters_are_captured_at_once_and_stay_as_they_were() -> None:
     torch.manual_seed(0)
     shared = nn.Linear(8, 8)
@@ -292,6 +308,7 @@ def test_a_child_forked_while_another_thread_captures_has_torchs_own_functions_a
     assert status == 0
 
 
+@knows_generators
 def test_a_capture_interrupted_at_any_moment_leaves_the_process_and_the_model_as_they_were() -> None:
     world = noisy_with_dropout()
     capture(world)

@@ -17,8 +17,11 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 
 import olla
-from tests.support.pytorch.steps import World, nn, printed_by_two_processes, same, tensors, torch
+from tests.support.pytorch.steps import TORCH, World, nn, printed_by_two_processes, same, tensors, torch
 
+leaves_hooks = pytest.mark.skipif(
+    TORCH < (2, 13), reason="torch leaves hooks for saved tensors active behind the error"
+)
 pytestmark = pytest.mark.torch
 GOOD, WRONG = torch.rand(4, 3, generator=torch.Generator().manual_seed(3)) + 0.5, -torch.ones(4, 3)
 NAN = torch.full((4, 3), float("nan"))
@@ -140,7 +143,7 @@ class Guarded(nn.Module):
         (equal, WRONG),
         (contained, WRONG),
         (without_gradients, WRONG),
-        (checkpointed, WRONG),
+        pytest.param(checkpointed, WRONG, marks=leaves_hooks),
         (classes, WRONG),
         (factored, WRONG),
         (variances, WRONG),

@@ -16,11 +16,10 @@ import olla.inductor
 from olla.inductor.compat import fallback
 from olla.inductor.kernels import order
 from olla.inductor.saving.partition import Partitioner
-from tests.support.pytorch.steps import nn, torch
+from tests.support.pytorch.steps import IS_211, nn, torch
 
 NUM_STEPS = 20
 LEAST = {"minimise": "peak"}
-IS_211 = torch.__version__.startswith("2.11.")
 other_fusions = pytest.mark.skipif(IS_211, reason="Inductor of torch 2.11 fuses otherwise, and needs more for this")
 
 

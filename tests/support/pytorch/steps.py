@@ -32,6 +32,9 @@ from olla.pytorch.memory.requests import last_steps  # noqa: E402
 from tests.support.pytorch import models  # noqa: E402
 
 STEPS = 3
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+IS_211 = TORCH == (2, 11)
+knows_generators = pytest.mark.skipif(TORCH < (2, 13), reason="torch.fx before 2.13 knows no generators as arguments")
 slow = pytest.mark.skipif("OLLA_SLOW" not in os.environ, reason="takes more than a few seconds: set OLLA_SLOW=1")
 
 

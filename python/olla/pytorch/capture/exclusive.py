@@ -29,7 +29,8 @@ _replaced: list[tuple[Any, str, Any, Any]] = []  # by the captures that run: own
 _memos: collections.deque[list[Any]] = collections.deque()  # keys of torch's own that each of the latest captures added
 _NUM_REMEMBERED = 8  # captures; one that is like them takes two thirds of the time
 _NOTHING: Any = object()  # in place of an original that is not there
-_TRIES = [logging.getLogger(f"torch.{name}") for name in ("_subclasses.fake_tensor", "_dynamo.variables.tensor")]
+_LOGGERS = "_subclasses.fake_tensor", "_dynamo.variables.tensor", "_dynamo.metrics_context"  # the last: torch 2.11
+_TRIES = [logging.getLogger(f"torch.{name}") for name in _LOGGERS]
 _is_collected = False  # whether garbage is collected again once the capture that runs is over
 
 
