@@ -15,7 +15,7 @@ from olla.inductor.simulate.step import replay
 from olla.inductor.whole.compile import compile_step
 from olla.inductor.whole.flat import flatten
 from olla.inductor.whole.joined import Asked
-from olla.pytorch import lowered
+from olla.pytorch import inductor_step
 from olla.pytorch.step import Step
 from tests.support.pytorch import compile_cases
 from tests.support.pytorch.compiled import MANY_STEPS, fresh_batches
@@ -30,7 +30,7 @@ CASES = ("gpt2 b8, 1024 tokens", "bert b32", "resnet50 b32", "llama 1B b4")
 @pytest.fixture
 def one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compile whole steps as one graph, whatever separate ones need."""
-    monkeypatch.setattr(lowered, "separate_step", lambda *_: None)
+    monkeypatch.setattr(inductor_step, "separate_step", lambda *_: None)
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
