@@ -64,7 +64,9 @@ def made() -> Featured:
 def test_they_are_eagers_from_the_second_step_on_and_a_warning_names_the_first(ask: Any) -> None:
     eager = train(made(), ask)
     model = olla.wrap(made(), time_limit=TIME_LIMIT)
-    with pytest.warns(UserWarning, match=r"it lacks what comes from these. From the next call on the graph runs as"):
+    with pytest.warns(
+        UserWarning, match=r"it lacks what flows back from those. From the next call on the graph runs as"
+    ):
         ours = train(model, ask)
     assert [i for i, (a, b) in enumerate(zip(eager, ours, strict=True)) if a.shape != b.shape or not same(a, b)] == [1]
     assert "gradients of values inside are asked for" in olla.report_of(model).graphs[0].reason

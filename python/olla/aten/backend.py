@@ -36,8 +36,9 @@ SETTINGS = {  # of Dynamo, during calls of what is wrapped
     "suppress_errors": True,  # of Dynamo's own: what it cannot take runs as it is
 }
 _INNER = (
-    "retain_grad() or a hook asks for the gradient of a result of a planned graph, of which other results are made: in "
-    "this backward it lacks what comes from these. From the next call on the graph runs as it is, with all gradients."
+    "retain_grad() or a hook asks for the gradient of a result from which other results of a planned graph are "
+    "computed: in this backward it lacks what flows back from those. From the next call on the graph runs as it is, "
+    "with all gradients."
 )
 _PLACE = re.compile(r".*?:\d+: ")  # a file and a line of it
 _OPTIONS = ("budget", "max_slowdown", "minimise", "device", "time_limit")
@@ -199,7 +200,7 @@ class _Compiled:
         self._module = as_captured(module)
         self._backend = backend
         self._draws = False
-        self._is_twice: bool | None = None  # whether gradients are differentiated; None: nothing is known yet
+        self._is_captured: bool | None = None  # whether it runs as captured; None: nothing is known yet
         self._others: list[int] | None = None  # inputs that are no parameters
         self.places: list[int] = []
         self._statistics = sorted(changed_inputs(module))
@@ -214,7 +215,7 @@ class _Compiled:
             return self.program(*args)
         if self._others is None:
             self._others = [i for i, a in enumerate(args) if not isinstance(a, torch.nn.Parameter)]
-        if self._is_twice or (self._is_twice is None and any(_is_free(args[i]) for i in self._others)):
+        if self._is_captured or (self._is_captured is None and any(_is_free(args[i]) for i in self._others)):
             return self._as_it_is(args)
         given = CallInputs(self._module, args, self._others, self._draws, self._differentiated)
         outputs = self.program(*args)
@@ -233,21 +234,25 @@ class _Compiled:
         """Note whether a backward through the captured graph records gradients of its own (double backward)."""
         if torch.is_grad_enabled():
             self._differentiated()
-        elif self._is_twice is None:
-            self._is_twice = False
+        elif self._is_captured is None:
+            self._is_captured = False
 
     def _differentiated(self) -> None:
         """Run as captured from now on: double backward through one graph then equals eager's to the bit."""
-        if not self._is_twice:
-            self._is_twice = True
-            self._backend.note("its gradients are differentiated: from then on it runs as it is", self.places)
+        self._run_captured("its gradients are differentiated")
 
     def _looked_into(self) -> None:
         """Run as captured from now on: autograd sees all values then."""
-        if not self._is_twice:
-            self._is_twice = True
-            self._backend.note("gradients of values inside are asked for: from then on it runs as it is", self.places)
+        if self._run_captured("gradients of values inside are asked for"):
             warnings.warn(_INNER, stacklevel=2)
+
+    def _run_captured(self, reason: str) -> bool:
+        """Run as captured from now on; return whether it did not do so yet."""
+        if self._is_captured:
+            return False
+        self._is_captured = True
+        self._backend.note(f"{reason}: from then on it runs as it is", self.places)
+        return True
 
     def forward(self, module: fx.GraphModule) -> Program:
         self._draws = any(is_random(node) for node in module.graph.nodes)

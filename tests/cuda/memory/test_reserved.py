@@ -123,45 +123,19 @@ def test_the_cache_is_emptied_only_for_an_arena_that_fits_nowhere(faults: Standi
     assert len(set(freed[1:])) == 1
 
 
-def test_an_arena_comes_in_place_of_the_free_blocks_that_are_too_small_for_it(replay: Replay) -> None:
-    """They would stay beside it: 90 MiB in vain."""
+@pytest.mark.parametrize(
+    ("free", "together"),
+    [([30, 30, 30], 100), ([30, 120], 150)],
+    ids=["all are too small and go back to the device", "the arena lies in the second and both stay"],
+)
+def test_an_arena_is_not_reserved_beside_free_blocks(replay: Replay, free: list[int], together: int) -> None:
+    """Sizes are in MiB; the arena's is 100."""
     collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
-    left_free(30, 30, 30)
-    assert torch.cuda.memory_reserved() - before == 90 * MEBI
-    replay.activate(slots([[(100 * MEBI // 512, 0)]], 100 * MEBI // 512))
-    assert torch.cuda.memory_reserved() - before == 100 * MEBI
-    replay.deactivate()
-
-
-def test_an_arena_lies_in_a_free_block_that_is_large_enough_and_the_others_stay(replay: Replay) -> None:
-    collect()
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_reserved()
-    left_free(30, 120)
-    replay.activate(slots([[(100 * MEBI // 512, 0)]], 100 * MEBI // 512))
-    assert torch.cuda.memory_reserved() - before == 150 * MEBI
-    replay.deactivate()
-
-
-def test_no_free_block_goes_back_to_the_device_while_a_graph_is_captured(replay: Replay) -> None:
-    """Freeing device memory would end the capture."""
-    collect()
-    torch.cuda.empty_cache()
-    left_free(30)
-    freed = torch.cuda.memory_stats()["segment.all.freed"]
-    graph, x = torch.cuda.CUDAGraph(), torch.ones(4)
-    with torch.cuda.stream(torch.cuda.Stream()):  # torch.cuda.graph would empty the cache before it begins
-        graph.capture_begin()
-        replay.activate(slots([[(100 * MEBI // 512, 0)]], 100 * MEBI // 512))
-        x.add_(1)
-        replay.deactivate()
-        graph.capture_end()
-    assert torch.cuda.memory_stats()["segment.all.freed"] == freed
-
-
-def left_free(*sizes: int) -> None:
-    """Let torch's allocator have free blocks of so many MiB."""
-    held = [torch.empty(size * MEBI, dtype=torch.uint8) for size in sizes]
+    held = [torch.empty(size * MEBI, dtype=torch.uint8) for size in free]
     del held
+    assert torch.cuda.memory_reserved() - before == sum(free) * MEBI
+    replay.activate(slots([[(100 * MEBI // 512, 0)]], 100 * MEBI // 512))
+    assert torch.cuda.memory_reserved() - before == together * MEBI
+    replay.deactivate()
