@@ -18,7 +18,7 @@ from olla.pytorch.capture.inputs import InputBinding
 from olla.pytorch.capture.results import Gradients
 from olla.pytorch.checks import failures
 from olla.pytorch.guards.containers import Holds, WatchedContainer
-from olla.pytorch.guards.facts import StepCall
+from olla.pytorch.guards.facts import StepCall, own_attributes
 from olla.pytorch.guards.guard import Guard, TensorFacts, Wholes
 from olla.pytorch.guards.values import equal
 
@@ -127,7 +127,7 @@ class Capture:
         if self.inputs.updated() != self._updated:
             return "the optimizer updates other parameters of the model"
         replaced = [(old, t) for old, t in zip(self._first, values, strict=False) if old is not t]
-        if any(not equal(_attributes(old), _attributes(new)) for old, new in replaced):
+        if any(not equal(own_attributes(old), own_attributes(new)) for old, new in replaced):
             return "a parameter or buffer was replaced by one with other attributes"
         self._replaced = Wholes([WatchedContainer.of(vars(new), Holds.ATTRIBUTES, "") for _, new in replaced])
         state = [values[i] for i in self._states]
@@ -182,11 +182,6 @@ class Captures:
             return False
         self._captures.pop(0)
         return True
-
-
-def _attributes(tensor: torch.Tensor) -> list[tuple[str, Any]]:
-    """Return the attributes that the user has set on a tensor, without those that Dynamo sets."""
-    return [item for item in vars(tensor).items() if not item[0].startswith("_dynamo_")]
 
 
 def _changed(captured: Captured, values: Sequence[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor, bool]]:

@@ -140,6 +140,11 @@ class InductorStep(Step):
         self._max_recomputed = max_recomputed
         self._separate: Callable[[Any], Any] | None = None
 
+    def runs_beside(self, found: tuple[Capture, list[torch.Tensor], str]) -> bool:
+        """Whether it runs the step on the batch, in place of a graph of Dynamo's."""
+        runner: Any = found[0].runner
+        return runner.separate is not None
+
     def _result(self, capture: Capture, values: list[torch.Tensor], batch: Any) -> Any:
         runner: Any = capture.runner
         return runner.run_separate(batch) if runner.separate is not None else super()._result(capture, values, batch)

@@ -68,13 +68,15 @@ class Step(StepAttributes):
         self._host = HostMemory(self._device.type)
         self._captures = Captures(self._cache_size)
         self._follower = None  # takes the calls that Dynamo can follow
-        if self._loss is not None and type(self) is Step and _is_alone(self._model):
+        if body is None and _is_alone(self._model):
             with contextlib.suppress(ImportError):  # it needs private names of torch
                 from olla.pytorch.dynamo.follow import leave_alone
                 from olla.pytorch.dynamo.follower import Follower
+                from olla.pytorch.ordinary.loop import inference
 
                 leave_alone(Step.__call__)
-                self._follower = Follower(self, self._loss, most_graphs=2 * self._cache_size)
+                trains = self._loss is not None
+                self._follower = Follower(self, self._loss or inference, trains, most_graphs=2 * self._cache_size)
         self._ranks: Ranks | None = None  # that run the step together, once it is known that it communicates
         self._num_agreed = 0
         self._lock = threading.Lock()
@@ -194,6 +196,10 @@ class Step(StepAttributes):
             if must_be_planned(error, self._ranks is None and _is_alone(self._model)):
                 raise
             return error
+
+    def runs_beside(self, found: tuple[Capture, list[torch.Tensor], str]) -> bool:
+        """Whether it runs the step on the batch, in place of a graph of Dynamo's."""
+        return False
 
     def run_found(self, capture: Capture, values: list[torch.Tensor], reason: str, batch: Any) -> Any:
         """Run a capture on its tensors; ``reason``: why it was made."""

@@ -110,13 +110,10 @@ class StepAttributes:
 
     @property
     def _unfollowed(self) -> str:
-        """The note of a report on a loss that Dynamo did not follow; empty otherwise."""
+        """The note of a report on a step that Dynamo did not follow; empty otherwise."""
         reason = self._follower.reason if self._follower is not None else ""
-        return (
-            f"Torch's Dynamo makes no single graph of the loss ({reason}): it was traced by running it."
-            if reason
-            else ""
-        )
+        what = "the inference" if self._loss is None else "the loss"
+        return f"Torch's Dynamo makes no single graph of {what} ({reason}): it was traced by running it." if reason else ""
 
     @property
     def _latest(self) -> Runner:

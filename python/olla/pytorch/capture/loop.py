@@ -37,11 +37,13 @@ class GraphLoss:
         run: runs the graph; returns the loss, and what else the step gives back.
         inputs: of the graph, the user's own.
         names: of those that are neither parameters nor buffers, which are the batch of the capture.
+        trains: whether it is a loss; otherwise it is inference, and all that it returns is given back.
     """
 
     run: Callable[[Any], Any]
     inputs: Any
     names: tuple[str, ...]
+    trains: bool
 
     def __call__(self, model: Any, lend: Lend) -> Any:
         return self.run(lend(self.inputs))

@@ -66,7 +66,7 @@ class _Step:
     batch_spec: pytree.TreeSpec
     ranks: ShardedRanks | None  # that share the step, where that is not for the user's own code to say
     keep_gradients: bool
-    is_graph: bool  # the loss is a graph of Dynamo's
+    graph: GraphLoss | None  # of Dynamo's; None: the user's own code runs
     inputs: list[Input] = field(default_factory=list)
     fakes: list[torch.Tensor] = field(default_factory=list)
     stale: dict[str, torch.Tensor] = field(default_factory=dict)  # see Loop
@@ -123,13 +123,13 @@ def trace(
     """
     graph = loss if isinstance(loss, GraphLoss) else None
     leaves, spec, leaf_names = batch_leaves(batch, None if graph is None else graph.names)
-    body_of = ordinary(loss) if loss is not None else body
+    body_of = ordinary(loss) if loss is not None and (graph is None or graph.trains) else body
     failures.check_modes(body_of is not None)
     failures.check_modules(model)
     named = [(name, local(t)) for name, t in (*model.named_parameters(), *model.named_buffers())]
     failures.check_memory((name, t, True) for name, t in named)
     of_user = (model, body_of, body is None, optimizer, leaves, spec)
-    step = _Step(capture, *of_user, ranks, keep_gradients, graph is not None)
+    step = _Step(capture, *of_user, ranks, keep_gradients, graph)
     named += [(n, leaf) for n, leaf in zip(leaf_names, leaves, strict=True) if isinstance(leaf, torch.Tensor)]
     if step.body is not None:
         failures.check_inputs(zip(leaf_names, leaves, strict=True))
@@ -187,7 +187,7 @@ def _finish(module: fx.GraphModule, step: _Step, named: list[tuple[str, torch.Te
 def _reads(step: _Step, loss: Loss | None) -> Reads:
     """Begin to record the Python state that the step reads; for a graph of Dynamo's, only its optimizer's."""
     roots: dict[str, Any] = {"the optimizer": step.optimizer}
-    if not step.is_graph:
+    if step.graph is None:
         roots |= {"model": step.model}
         roots |= {"the loss function": loss} if step.is_ordinary else {"the step function": step.body}
     states = step.optimizer.state.values() if step.optimizer is not None else ()
@@ -287,7 +287,7 @@ def _record(step: _Step, tensors: _Tensors) -> list[torch.Tensor]:
         stack.enter_context(lent.in_functions(step.capture))
         stack.enter_context(lent)
         with step.reads.recording(step.capture.is_here):
-            result = _call(step, lent.lend if step.is_graph else batch)
+            result = _call(step, batch if step.graph is None else lent.lend)
         result = lent.stand_ins_in(result)
         if step.loop is not None:
             with torch._C.DisableTorchFunction():
@@ -324,6 +324,8 @@ def _call(step: _Step, batch: Any) -> Any:
     before, parameters = dict(step.model.named_buffers()), dict(step.model.named_parameters())
     if step.body is not None:
         result = step.body(step.model, step.optimizer, batch)
+    elif step.graph is not None:
+        result = step.graph(step.model, batch)
     elif isinstance(batch, dict):
         result = step.model(**batch)
     else:

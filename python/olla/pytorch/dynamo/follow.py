@@ -65,20 +65,24 @@ _Run = Callable[[LossGraph, Sequence[Any]], Sequence[Any]]
 
 
 class Followed:
-    """A loss function that calls a step in place of its operators.
+    """A loss function, or inference, that calls a step in place of its operators.
 
     Args:
         model: the first argument of the function.
-        function: of a model and a batch; returns a loss, or a tuple that starts with one.
+        function: of a model and a batch; returns a loss, or a tuple that starts with one. Inference: anything.
+        trains: whether it is a loss function.
         run: is given a graph and its inputs, and returns the outputs of the step. It is called by code that Dynamo
             keeps for as long as this object: a strong reference to that would keep both for ever.
         most_graphs: that are kept; once there are more, all are forgotten.
     """
 
-    def __init__(self, model: torch.nn.Module, function: _Function, run: _Run, most_graphs: int) -> None:
+    def __init__(
+        self, model: torch.nn.Module, function: _Function, trains: bool, run: _Run, most_graphs: int
+    ) -> None:
         begin()
         self._model: Any = weakref.proxy(model)
         self._function = function
+        self._trains = trains
         self._backend = _Backend(run, most_graphs)
         self._most_graphs = most_graphs
         self._release: weakref.finalize[[types.CodeType, _Backend], Followed] | None = None
@@ -89,7 +93,7 @@ class Followed:
 
     def forget(self) -> None:
         """Let go of all graphs and their guards."""
-        function = self._function
+        function, trains = self._function, self._trains
         if self._release is not None:
             self._release()
 
@@ -101,7 +105,7 @@ class Followed:
             for part in parts:
                 if isinstance(part, types.GeneratorType):
                     raise NotFollowed("the loss function returns a generator")
-            return result, the_loss(parts[0])
+            return result, the_loss(parts[0]) if trains else None
 
         # Code of its own, since Dynamo keeps graphs by code.
         own = types.FunctionType(entry.__code__.replace(), entry.__globals__, closure=entry.__closure__)
@@ -158,11 +162,12 @@ class Followed:
                 self.forget()
 
     def _called(self, model: torch.nn.Module, batch: Any) -> Any:
-        try:
-            return self._compiled(model, batch)[0]
-        except _Stale:
-            self.forget()
-            return self._compiled(model, batch)[0]
+        with contextlib.nullcontext() if self._trains else torch.no_grad():
+            try:
+                return self._compiled(model, batch)[0]
+            except _Stale:
+                self.forget()
+                return self._compiled(model, batch)[0]
 
 
 def _no() -> bool:

@@ -31,6 +31,9 @@ class RunnableStep(Protocol):
     def find(self, call: StepCall) -> Any:
         """Return a capture, what it takes and why it was made; an exception, or None, where there is none."""
 
+    def runs_beside(self, found: Any) -> bool:
+        """Whether it runs the step on the batch, in place of the graph that it was found for."""
+
     def run_found(self, *found: Any) -> Any:
         """Run that."""
 
@@ -39,8 +42,8 @@ class _Refused(Exception):
     """A graph of Dynamo's cannot be captured or planned. Nothing was run."""
 
 
-class _Prepared(Exception):
-    """Raised in place of running a step that was to be captured and planned only."""
+class _Found(Exception):
+    """Raised in place of running a step that was to be captured and planned only, or that runs beside the graph."""
 
     def __init__(self, found: Any) -> None:
         super().__init__()
@@ -52,7 +55,8 @@ class Follower:
 
     Args:
         step: the step.
-        loss: its loss function.
+        function: its loss function, or inference, of a model and a batch.
+        trains: whether it is a loss function.
         most_graphs: that are kept.
 
     Attributes:
@@ -63,7 +67,9 @@ class Follower:
 
     NOT_TAKEN = object()
 
-    def __init__(self, step: RunnableStep, loss: Callable[[Any, Any], Any], most_graphs: int) -> None:
+    def __init__(
+        self, step: RunnableStep, function: Callable[[Any, Any], Any], trains: bool, most_graphs: int
+    ) -> None:
         own = weakref.ref(self)
 
         def run(graph: LossGraph, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -73,7 +79,7 @@ class Follower:
 
         self._step: RunnableStep = weakref.proxy(step)
         self._most_graphs = most_graphs
-        self._followed = Followed(step.model, loss, run, most_graphs)
+        self._followed = Followed(step.model, function, trains, run, most_graphs)
         self._call: StepCall | None = None  # that runs
         self._only_prepares = False
         self._is_lazy = True  # some parameters have no shape yet, as far as is known
@@ -112,8 +118,8 @@ class Follower:
             if is_new:
                 self._known = [*self._known[-self._most_graphs :], call.key]
             return result
-        except _Prepared as prepared:
-            return prepared.found
+        except _Found as error:
+            return error.found if only_prepares else self._step.run_found(*error.found, call.batch)
         except (NotFollowed, _Refused) as error:
             if getattr(error.__cause__, "rule", "") != FIRST_STEP:
                 self._lost.append(call.key)
@@ -141,12 +147,12 @@ class Follower:
         own = [inputs[i] for i in places.own]
         _, _, modes = call.key
         key = (graph.number, leaf_facts(leaves), modes, [id(inputs[i]) for i in places.fixed])
-        loss = GraphLoss(graph.run, inputs, places.names)
+        loss = GraphLoss(graph.run, inputs, places.names, graph.trains)
         found = step.find(StepCall(leaves, key, leaves, loss, own, graph.change))
         if not isinstance(found, tuple):
             raise _Refused from found
-        if self._only_prepares:
-            raise _Prepared(found)
+        if self._only_prepares or step.runs_beside(found):
+            raise _Found(found)
         return step.run_found(*found, call.batch)  # type: ignore[no-any-return]
 
 
@@ -175,9 +181,13 @@ class _Places:
         for i, (name, value) in enumerate(zip(graph.names, inputs, strict=True)):
             if id(value) in own:
                 self.own.append(i)
-            elif isinstance(value, torch.Tensor) and value.requires_grad and id(value) not in of_batch:
+            elif graph.trains and _gets_gradient(value) and id(value) not in of_batch:
                 self.fixed.append(i)
             else:
                 self.passed.append(i)
                 names.append(of_batch.get(id(value), name))
         self.names = tuple(names)
+
+
+def _gets_gradient(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad

@@ -1,4 +1,4 @@
-"""One graph that Dynamo makes of a loss function: the forward pass of a step."""
+"""One graph that Dynamo makes of a loss function, or of inference: the forward pass of a step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def the_loss(loss: torch.Tensor) -> torch.Tensor:
 
 
 class LossGraph:
-    """The operators of a loss function, for all calls for which Dynamo's guards hold.
+    """The operators of a loss function, or of inference, for all calls for which Dynamo's guards hold.
 
     Args:
         module: Dynamo's graph.
@@ -41,6 +41,7 @@ class LossGraph:
 
     Attributes:
         number, change: as given.
+        trains: whether it computes a loss, its first output.
         names: of its inputs, in the words of Python: ``batch['x']``.
     """
 
@@ -53,25 +54,27 @@ class LossGraph:
         placeholders = graph.find_nodes(op="placeholder")
         output: Any = graph.output_node()
         given = list(output.args[0])
-        marked = next(node for node in graph.nodes if node.target is the_loss)
-        loss = marked.args[0]
-        others = [n for n in given if isinstance(n, fx.Node) and n.op != "placeholder" and n not in (marked, loss)]
-        outputs = {n: i for i, n in enumerate(dict.fromkeys((loss, *others)))}
+        marked = next((node for node in graph.nodes if node.target is the_loss), None)
+        self.trains = marked is not None
+        first: tuple[Any, ...] = () if marked is None else marked.args
+        others = [n for n in given if isinstance(n, fx.Node) and n.op != "placeholder" and n is not marked]
+        outputs = {n: i for i, n in enumerate(dict.fromkeys((*first, *others)))}
         inputs = {n: i for i, n in enumerate(placeholders)}
         # Python is handed inputs of the graph, outputs of the step, and constants.
         self._handed: list[Callable[[Sequence[Any], Sequence[Any]], Any]] = [
             _input(inputs[n]) if n in inputs else _output(outputs[n]) if n in outputs else _constant(n)
-            for n in (loss if node is marked else node for node in given)
+            for n in (first[0] if node is marked else node for node in given)
         ]
         output.args = (tuple(outputs),)
-        graph.erase_node(marked)
+        if marked is not None:
+            graph.erase_node(marked)
 
     def handed(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Any, ...]:
         """Return what the function's Python code goes on with, for inputs of the graph and outputs of the step."""
         return tuple([take(inputs, outputs) for take in self._handed])
 
     def run(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """Run its operators one by one; return the loss, and what else the function's Python code goes on with."""
+        """Run its operators one by one; return the loss, if any, and what else the function's Python goes on with."""
         return tuple(self._part(*inputs))
 
 

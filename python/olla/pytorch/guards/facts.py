@@ -44,6 +44,11 @@ class _Attribute:
         return isinstance(other, _Attribute) and same(self.value, other.value)
 
 
+def own_attributes(tensor: torch.Tensor) -> list[tuple[str, Any]]:
+    """Return the attributes that the user has set on a tensor, without those that Dynamo sets."""
+    return [item for item in vars(tensor).items() if not item[0].startswith("_dynamo_")]
+
+
 def leaf_facts(leaves: Sequence[Any]) -> list[Any]:
     """Return the properties of batch leaves that a capture assumes constant."""
     objects: dict[int, int] = {}  # a tensor that stands twice in the batch is one input
@@ -55,7 +60,7 @@ def leaf_facts(leaves: Sequence[Any]) -> list[Any]:
             facts.append((
                 type(leaf), leaf.shape, leaf.stride() if leaf.layout == torch.strided else (), leaf.dtype, leaf.device,
                 leaf.requires_grad, leaf.is_conj(), leaf.is_neg(), objects.setdefault(id(leaf), i), shared,
-                [(name, _Attribute(value)) for name, value in vars(leaf).items()],
+                [(name, _Attribute(value)) for name, value in own_attributes(leaf)],
             ))  # fmt: skip
         else:  # no other values than these are taken; some cannot be compared
             facts.append((type(leaf), leaf if isinstance(leaf, bool | str | None) else None))
