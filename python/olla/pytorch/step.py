@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from olla.aten.pieces import Pieces
     from olla.pytorch.captures import Capture
+    from olla.pytorch.dynamo.follower import Follower
     from olla.pytorch.guards.facts import StepCall
     from olla.pytorch.memory.replay import Replay
     from olla.pytorch.ranks.group import Ranks
@@ -67,16 +68,7 @@ class Step(StepAttributes):
         here = self._device = device_of(self._model)
         self._host = HostMemory(self._device.type)
         self._captures = Captures(self._cache_size)
-        self._follower = None  # takes the calls that Dynamo can follow
-        if body is None and _is_alone(self._model):
-            with contextlib.suppress(ImportError):  # it needs private names of torch
-                from olla.pytorch.dynamo.follow import leave_alone
-                from olla.pytorch.dynamo.follower import Follower
-                from olla.pytorch.ordinary.loop import inference
-
-                leave_alone(Step.__call__)
-                trains = self._loss is not None
-                self._follower = Follower(self, self._loss or inference, trains, most_graphs=2 * self._cache_size)
+        self._follower = _follower(self, self._loss, 2 * self._cache_size) if body is None else None
         self._ranks: Ranks | None = None  # that run the step together, once it is known that it communicates
         self._num_agreed = 0
         self._lock = threading.Lock()
@@ -303,6 +295,20 @@ def _other_ways(step: Step) -> tuple[Callable[[], Step] | None, Callable[[], Pie
         return None, None
     splits = step.loss is not None and step.optimizers and not step._keep_gradients
     return functools.partial(without_update, step) if splits else None, pieces
+
+
+def _follower(step: Step, loss: Callable[[Any, Any], Any] | None, most_graphs: int) -> Follower | None:
+    """Return what takes the calls of a step that Dynamo can follow; None: there are none."""
+    if not _is_alone(step.model):
+        return None
+    with contextlib.suppress(ImportError):  # it needs private names of torch
+        from olla.pytorch.dynamo.follow import leave_alone
+        from olla.pytorch.dynamo.follower import Follower
+        from olla.pytorch.ordinary.loop import inference
+
+        leave_alone(Step.__call__)
+        return Follower(step, loss or inference, loss is not None, most_graphs)
+    return None
 
 
 def _is_alone(model: torch.nn.Module) -> bool:

@@ -113,7 +113,9 @@ class StepAttributes:
         """The note of a report on a step that Dynamo did not follow; empty otherwise."""
         reason = self._follower.reason if self._follower is not None else ""
         what = "the inference" if self._loss is None else "the loss"
-        return f"Torch's Dynamo makes no single graph of {what} ({reason}): it was traced by running it." if reason else ""
+        return (
+            f"Torch's Dynamo makes no single graph of {what} ({reason}): it was traced by running it." if reason else ""
+        )
 
     @property
     def _latest(self) -> Runner:

@@ -18,7 +18,7 @@ from olla.graph.operators import without_replays
 from olla.order.base_orders import base_orders, early_updates
 from olla.pipeline import Ordered, find_order
 from olla.plan import Options, Plan, Recomputed
-from olla.recompute.bounds import busiest, refusal
+from olla.recompute.bounds import refusal
 from olla.recompute.improving import IMPROVE_SHARE, ORDER_WORK, REBASE_SHARE, TRIAL_WORK, WORTH, Improving, is_movable
 from olla.recompute.starts import DROP_SHARE
 
@@ -250,7 +250,7 @@ class RecomputeSearch(Improving):
 
     def refused(self, budget_bytes: int) -> BudgetError:
         """Return the error for a budget that nothing was found for."""
-        ops = busiest(self.graph, self.order)
+        ops = self._bounding(None)
         needs, _ = self.evictor.least_peak(ops, math.inf, self._bound_seconds(), self.progress)
         highest = np.argsort(-needs, kind="stable")[:3]
         return refusal(self.graph, budget_bytes, self.lowest_bytes, ops[highest], needs[highest], "more levers")

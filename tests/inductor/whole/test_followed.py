@@ -68,7 +68,8 @@ def test_python_code_runs_at_every_call(is_wide: bool, change: Callable[..., Non
     model, batch = (wide(3, 128), torch.randn(4, 128)) if is_wide else (blocks(dropout=0.0), inputs(1)[0])
     expected, left, _ = losses(copy.deepcopy(model), batch, change, planned=False)
     found, ours, step = losses(model, batch, change, planned=True)
-    assert step._follower is not None and step._follower.reason == ""
+    assert step._follower is not None
+    assert step._follower.reason == ""
     assert (step._captures.latest.runner.separate is None) == is_wide
     assert ours == left
     assert torch.allclose(torch.stack(found), torch.stack(expected), rtol=1e-3, atol=1e-6)

@@ -103,7 +103,8 @@ def test_a_model_does_and_returns_what_it_does_without_a_plan(change: Callable[.
     assert ours.seen == eager.seen
     assert all(map(torch.equal, ours.state_dict().values(), eager.state_dict().values()))
     assert step.report().num_ordinary_steps == 0
-    assert step._follower is not None and step._follower.reason == ""
+    assert step._follower is not None
+    assert step._follower.reason == ""
 
 
 def test_a_tensor_beside_the_model_is_passed_at_every_call() -> None:

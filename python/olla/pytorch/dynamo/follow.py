@@ -76,9 +76,7 @@ class Followed:
         most_graphs: that are kept; once there are more, all are forgotten.
     """
 
-    def __init__(
-        self, model: torch.nn.Module, function: _Function, trains: bool, run: _Run, most_graphs: int
-    ) -> None:
+    def __init__(self, model: torch.nn.Module, function: _Function, trains: bool, run: _Run, most_graphs: int) -> None:
         begin()
         self._model: Any = weakref.proxy(model)
         self._function = function

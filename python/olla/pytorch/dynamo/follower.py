@@ -42,7 +42,7 @@ class _Refused(Exception):
     """A graph of Dynamo's cannot be captured or planned. Nothing was run."""
 
 
-class _Found(Exception):
+class _StepFound(Exception):
     """Raised in place of running a step that was to be captured and planned only, or that runs beside the graph."""
 
     def __init__(self, found: Any) -> None:
@@ -67,9 +67,7 @@ class Follower:
 
     NOT_TAKEN = object()
 
-    def __init__(
-        self, step: RunnableStep, function: Callable[[Any, Any], Any], trains: bool, most_graphs: int
-    ) -> None:
+    def __init__(self, step: RunnableStep, function: Callable[[Any, Any], Any], trains: bool, most_graphs: int) -> None:
         own = weakref.ref(self)
 
         def run(graph: LossGraph, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -118,7 +116,7 @@ class Follower:
             if is_new:
                 self._known = [*self._known[-self._most_graphs :], call.key]
             return result
-        except _Found as error:
+        except _StepFound as error:
             return error.found if only_prepares else self._step.run_found(*error.found, call.batch)
         except (NotFollowed, _Refused) as error:
             if getattr(error.__cause__, "rule", "") != FIRST_STEP:
@@ -152,7 +150,7 @@ class Follower:
         if not isinstance(found, tuple):
             raise _Refused from found
         if self._only_prepares or step.runs_beside(found):
-            raise _Found(found)
+            raise _StepFound(found)
         return step.run_found(*found, call.batch)  # type: ignore[no-any-return]
 
 
