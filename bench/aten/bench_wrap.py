@@ -10,7 +10,7 @@ check   10 updates give the losses, parameters, buffers and optimizer state of t
         once more inside `olla.pool`: its arena beside the load, and how many requests missed their place.
 peak    of forward and backward by plan, beside what `olla.compile` plans for them: within 1.02.
 memory  the most a process had resident (VmHWM) in three updates behind the first six: as it was, wrapped, in a pool.
-time    processor time of a forward and backward pass where nothing runs again, in turns with the model as it was.
+time    processor time of a forward and backward pass where nothing is recomputed, in turns with the model as it was.
 
 Exit status: 0; 1 if the numbers differ, a request was missed, or a peak is not within 1.02.
 """

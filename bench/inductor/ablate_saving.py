@@ -106,7 +106,7 @@ def left_out(row: str) -> Iterator[None]:
 
 
 class Asked(NamedTuple):
-    """One question: a goal, and the most that runs again; what counts of its answer."""
+    """One question: a goal, and the most that is recomputed; what counts of its answer."""
 
     name: str
     goal: Callable[[int, int], dict[str, Any]]  # of the least peak and the one with all saved: what `Goal` is made of
@@ -152,7 +152,7 @@ def outcomes(joint: Joint, ends: tuple[int, int]) -> dict[str, Outcome]:
 
 
 def _check(joint: Joint, asked: Asked, goal: Goal, choice: SavedChoice) -> None:
-    """Raise SystemExit where a choice is below its bound, or runs more again than was asked for."""
+    """Raise SystemExit where a choice is below its bound, or recomputes more than was asked for."""
     limits = {
         "flops": (choice.recomputed_flops, asked.again.flops * float(joint.flops.sum())),
         "seconds": (choice.added_seconds, (goal.max_slowdown or math.inf) * joint.step_seconds),

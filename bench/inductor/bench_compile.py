@@ -256,7 +256,7 @@ class Case:
         return faults + self.reserved_above([0, best["recomputed_flops"], int(0.05 * best["flops"]), best["flops"]])
 
     def reserved_above(self, most_flops: Sequence[int]) -> list[str]:
-        """Return for which of `ON_GPU` more is reserved than torch does at best with so many flops run again."""
+        """Return for which of `ON_GPU` more is reserved than torch does at best with so many flops recomputed."""
         faults = []
         for setting, most in zip(ON_GPU, most_flops, strict=True):
             theirs = [self.found[s] for s in THEIRS if s in self.found]
@@ -266,7 +266,7 @@ class Case:
         return faults
 
     def gain(self, ours: Sequence[str] = OLLA, most_theirs: float = 1.0) -> float | None:
-        """Return by what share olla's least peak with up to 5 % of the flops again is below the best of torch's sweep.
+        """Return by what share olla's least peak with up to 5 % of the flops recomputed is below torch's best.
 
         Args:
             ours: settings of olla's.

@@ -5,8 +5,8 @@
 
 Models of tests/support/pytorch/programs/families.py, with random weights; their losses are their own. Peaks are those
 of the wrappers that Inductor generates for a CPU, replayed on fake tensors, without an optimizer's state. The best of
-torch is the lowest peak among values of activation_memory_budget; olla is given the flops that this runs again, at
-most. Checkpoints run again what they hold, whatever is chosen. Results are kept in --folder as they are found, and read
+torch is the lowest peak among values of activation_memory_budget; olla is given the flops that this recomputes, at
+most. Checkpoints recompute what they hold, whatever is chosen. Results are kept in --folder as they are found, and read
 from there while olla and torch are the same.
 
 Exit status: 0; 1 if a graph is left to torch, or olla needs more than the best of torch.

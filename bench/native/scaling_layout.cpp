@@ -27,7 +27,8 @@ class Draw {
   std::mt19937_64 bits_;
 };
 
-// Activations that nest, temporaries, gradients; segments of so many layers run forward again before their backward (0: none do).
+// Activations that nest, temporaries, gradients; segments of so many layers are recomputed before their
+// backward (0: none are).
 std::vector<Buffer> step(std::int64_t count, std::int64_t segment) {
   Draw draw(1);
   const std::int64_t layers = std::max<std::int64_t>(1, count / (segment > 0 ? 6 : 5));

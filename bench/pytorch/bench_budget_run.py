@@ -12,8 +12,8 @@ compared by digest. Times are medians.
 
 peak      resident memory, outputs and the most of the arena in use at once
 arena     resident memory, outputs and the whole arena: what a budget limits
-added     share of the unbudgeted step's time: by plan (roofline, or ops as recorded), by the seconds of the ops that
-          ran again when recorded and of waiting for copies, and by the clock
+added     share of the unbudgeted step's time: by plan (roofline, or ops as recorded), by the recorded seconds of
+          recomputation and of waiting for copies, and by the clock
 host      memory that swapped tensors take in the host
 equal     losses, parameters, buffers and optimizer state of all steps, to the bit; with chunks, which round otherwise,
           losses to a thousandth

@@ -5,7 +5,7 @@ possible and at most once. That is a list of drops, and olla's own rewriter simu
 In-place results beyond the program's own are not granted to rivals.
 
 * ``torch.utils.checkpoint``: the forward pass is cut into k segments at its narrow places; the first j of them keep
-  only what crosses a cut. It restores the state of the random numbers, so dropout runs again as a whole.
+  only what crosses a cut. It restores the state of the random numbers, so dropout is recomputed as a whole.
 * ``torch._functorch.partitioners``: its own ``choose_saved_values_set`` runs here, on an FX graph with a node per op
   and value of ours, for ``activation_memory_budget`` 0.1 to 1.0. As after PyTorch's decompositions, pointwise ops and
   softmax are recomputable, norms are statistics and a pointwise result, dropout is a mask and a pointwise result.
@@ -53,7 +53,7 @@ class Point:
         rival: "checkpoint" or "min-cut".
         setting: its own parameter, in words.
         peak_bytes: resident memory and workspaces included.
-        added_seconds: estimated, of what runs again.
+        added_seconds: estimated, of what is recomputed.
         seconds: of the whole sweep over the rival's settings.
     """
 

@@ -1,7 +1,7 @@
 """Rotor as a rival: optimal checkpointing of a chain of stages, written anew from the paper, on our graphs.
 
 The forward pass is cut into stages where few bytes cross. Rotor's dynamic program says, for a memory limit, which
-stages keep everything for the backward pass, and which are run again from which checkpoint, any number of times. Its
+stages keep everything for the backward pass, and which are recomputed from which checkpoint, any number of times. Its
 schedule is a list of stages to run; it becomes a graph in which every run is an op of its own, and olla's simulation of
 that graph says what it really needs: tensors die after their last use, what nothing uses is not run.
 
@@ -62,7 +62,7 @@ def rotor(
     start = time.perf_counter()
     forward = [int(v) for v in order if graph.op_kinds[v] == "forward"]
     if any(len(graph.mutates.of(v)) for v in forward):
-        raise ValueError("Rotor runs stages again, and a forward op of this graph changes a tensor in place")
+        raise ValueError("Rotor recomputes stages, and a forward op of this graph changes a tensor in place")
     seconds = profile_of(device).op_seconds(graph)
     found: dict[tuple[int, float], str] = {}
     for num in num_stages:

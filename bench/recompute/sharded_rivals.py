@@ -32,7 +32,7 @@ class Rival(NamedTuple):
 
     Attributes:
         peak_bytes: of a rank.
-        added_seconds: of what runs and is gathered again.
+        added_seconds: of what is recomputed and gathered again.
         gathered_bytes: of all all-gathers.
         step_seconds: of its timeline, with collectives beside other ops as far as its peak allows.
     """

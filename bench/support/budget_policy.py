@@ -113,7 +113,7 @@ class BudgetPolicy:
         return [float(model.val(variable)) for variable in keep]
 
     def _recomputed(self, layer: int, share: float) -> list[str]:
-        """Return the ops of a layer that run again: the cheapest per byte, until no more than a share is kept."""
+        """Return the ops of a layer that are recomputed: the cheapest per byte, until no more than a share is kept."""
         ops = [v for v in self._saved(layer).tolist() if v not in self.must_keep]
         ops.sort(key=lambda v: (self.seconds[v] / self.saved_bytes[v], self.graph.op_names[v]))
         left, found = float((1 - share) * self.layer_bytes[layer]), []

@@ -79,7 +79,7 @@ void bind_answers(nb::module_& m) {
       .def_prop_ro("random", array<R>(&R::data, &GraphData::random))
       .def_prop_ro("outputs", array<R>(&R::data, &GraphData::outputs))
       .def_prop_ro("origin", array<R>(&R::origin), "int32[ops]: the op of the original graph.")
-      .def_prop_ro("rerun", array<R>(&R::rerun), "uint8[ops]: how it runs again, a Rerun; 0: in its own place.")
+      .def_prop_ro("rerun", array<R>(&R::rerun), "uint8[ops]: how it is recomputed, a Rerun; 0: in its own place.")
       .def_prop_ro("tensor_origin", array<R>(&R::tensor_origin), "int32[tensors]: the original tensor that it holds first.");
 }
 

@@ -6,7 +6,7 @@
 
 namespace olla::test {
 
-// Everything that draws no random numbers may run again; seconds of op v: 1, 2, 3, 1, ..., or 1 each.
+// Everything that draws no random numbers may be recomputed; seconds of op v: 1, 2, 3, 1, ..., or 1 each.
 inline Rules rules_for(const GraphData& d, bool in_place = false, bool alike = false) {
   const std::size_t num_ops = d.workspace_bytes.size();
   Rules rules;

@@ -582,7 +582,7 @@ class Rewritten:
 
     @property
     def rerun(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C')]:
-        """uint8[ops]: how it runs again, a Rerun; 0: in its own place."""
+        """uint8[ops]: how it is recomputed, a Rerun; 0: in its own place."""
 
     @property
     def tensor_origin(self) -> Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C')]:

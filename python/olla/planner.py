@@ -59,9 +59,9 @@ def plan(
 ) -> Plan:
     """Plan the memory of a training step: order its ops, lay out its tensors, prove how good that is.
 
-    With `budget`, `max_slowdown` or `minimise` the graph is rewritten as well: ops run again instead of keeping what
-    they make, pointwise results take over inputs that die, and tensors wait in host memory where that is allowed. The
-    plan then belongs to the last graph of `plan.rewrites`.
+    With `budget`, `max_slowdown` or `minimise` the graph is rewritten as well: ops are recomputed instead of keeping
+    what they make, pointwise results take over inputs that die, and tensors wait in host memory where that is allowed.
+    The plan then belongs to the last graph of `plan.rewrites`.
 
     The plan has passed the independent checker. It is never worse than the program order, unless extra precedences
     forbid that order or another one was given. Ctrl-C returns the best plan so far; before a search has begun it raises

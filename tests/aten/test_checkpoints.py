@@ -1,4 +1,4 @@
-"""Checkpointed regions run again in backward as the user has them, with the same random numbers."""
+"""Checkpointed regions are recomputed in backward as the user has them, with the same random numbers."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_buffers_and_convolutions_train_as_with_inductor_under_autocast() -> Non
 
 
 def test_what_a_policy_wants_saved_is_saved_and_the_rest_made_again() -> None:
-    """Of a block that is checkpointed but for its products, backward runs no product again."""
+    """Of a block that is checkpointed but for its products, backward recomputes no product."""
 
     def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         products = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)

@@ -1,4 +1,4 @@
-"""Changes of what lasts wait for what needs them, so that what reads a parameter can run again until then."""
+"""Changes of what lasts wait for what needs them, so that what reads a parameter can be recomputed until then."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ GRAPHS = {
     "donated": donated,
     "workspaces": lambda: donated(workspace_bytes=3000),
     "updates": training_step,
-    "in place and run again": lambda: training_chain(4),
+    "in place and recomputed": lambda: training_chain(4),
     "loss": lambda: LanguageModel().build(),
     "swaps": swaps.chain,
 }
@@ -161,7 +161,7 @@ def test_what_is_donated_counts_in_a_fit() -> None:
     assert rows[0].ways["planned"].peak_bytes == 2024
 
 
-@pytest.mark.parametrize("name", ["two branches", "in place and run again"])
+@pytest.mark.parametrize("name", ["two branches", "in place and recomputed"])
 def test_files_commands_and_folders_say_the_same_before(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -222,7 +222,7 @@ def test_texts_name_ops_and_tensors_as_the_given_graph_does() -> None:
     graph = named(training_chain(4))
     plan = olla.plan(graph, minimise="peak", **SHORT)
     assert plan.num_recomputed > 0
-    assert "run again" in shown(plan, graph)
+    assert "recomputed" in shown(plan, graph)
     assert "as rewritten" in str(plan).splitlines()[0]
     assert np.array_equal(graph.tensor_bytes[plan.tensor_origin], plan.graph.tensor_bytes)  # type: ignore[union-attr]
 

@@ -20,7 +20,7 @@ from olla.graph.columns import lists_of
 
 @dataclass(frozen=True)
 class Permissions:
-    """What each op of a tiny graph may do: seconds of a run, whether it may run again, whether it may overwrite."""
+    """What each op of a tiny graph may do: seconds of a run, whether it may be recomputed, whether it may overwrite."""
 
     seconds: list[int]
     again: list[bool]

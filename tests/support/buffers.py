@@ -72,7 +72,7 @@ def training(num_buffers: int, seed: int = 0) -> list[Row]:
 
 
 def recomputation(num_buffers: int, seed: int = 0) -> list[Row]:
-    """Generate a training step with checkpoints: segments of uneven length run forward again before their backward."""
+    """Generate a training step with checkpoints: segments of uneven length are recomputed before their backward."""
     draw = random.Random(seed)
     step = _Step(draw, updates_last=seed % 2 == 1)
     layers = step.layers(lambda: 8.1 * step.num_ops, num_buffers)

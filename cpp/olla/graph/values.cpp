@@ -15,7 +15,7 @@ void check_rules(const Graph& graph, const Rules& rules) {
                     (rules.fusion.empty() || (rules.fusion.size() == num_ops && rules.store_seconds.size() == num_ops)) &&
                     (rules.keep_seconds.empty() || rules.keep_seconds.size() == num_ops) &&
                     (rules.unsaved.empty() || rules.unsaved.size() == num_ops);
-  if (!fits) throw GraphError("the rules of running ops again need one entry per op", "lengths", {});
+  if (!fits) throw GraphError("the rules of recomputation need one entry per op", "lengths", {});
   for (OpId v = 0; v < graph.num_ops(); ++v) {
     if (!(rules.seconds[v] >= 0) || !(rules.rerun_seconds[v] >= 0)) {
       throw GraphError("op " + std::to_string(v) + " has negative seconds", "sizes", {v});

@@ -1,4 +1,5 @@
-// Values, not storages: what a tensor holds between two mutations, who makes it and who reads it; and how an op may run again.
+// Values, not storages: what a tensor holds between two mutations, who makes it and who reads it; and how an op may be
+// recomputed.
 #pragma once
 
 #include "olla/graph/graph.hpp"
@@ -26,7 +27,7 @@ enum class Fusion : std::uint8_t {
 struct Rules {
   std::vector<double> seconds;         // of one run
   std::vector<std::uint8_t> rerun;     // Rerun
-  std::vector<double> rerun_seconds;   // of running it again
+  std::vector<double> rerun_seconds;   // of recomputing it
   Csr<TensorId> rerun_reads;           // kFirstResult, kReplay: what that reads; may name tensors the op itself writes
   std::vector<std::uint8_t> in_place;  // its one result may take over the storage of an input that dies there, if as
                                        // large; where the program has it change a tensor, it may write elsewhere instead
@@ -55,7 +56,7 @@ class Values {
   // Of op v, in the order of the lists of the graph: what it reads, what it overwrites (also read), what it makes: a value for each
   // tensor it writes, then one for each it overwrites.
   Csr<ValueId> reads, overwrites, makes;
-  // The same of running it again; all empty where it never may. kReplay: reads as kFirstResult, makes as a whole run.
+  // The same of recomputing it; all empty where it never may. kReplay: reads as kFirstResult, makes as a whole run.
   Csr<ValueId> rerun_reads, rerun_overwrites, rerun_makes;
   Csr<OpId> readers;  // of value i: ops that read or overwrite it, in program order
 

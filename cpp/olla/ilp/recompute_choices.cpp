@@ -49,7 +49,7 @@ void RecomputeChoices::read_base(const Rewrite& plain) {
 
 bool RecomputeChoices::find_runs(std::int64_t max_size) {
   Marks reruns(static_cast<OpId>(base_.size()));  // at the step
-  std::int64_t size = 0;                          // uses of what runs again
+  std::int64_t size = 0;                          // uses of what is recomputed
   for (Step s = 0; s < static_cast<Step>(base_.size()); ++s) {
     auto& here = runs[s];
     here.push_back({base_[s], false, {}});

@@ -42,7 +42,7 @@ class RecomputeChoices {
   Bytes bytes(ValueId x) const { return graph_.bytes(values_.tensor[x]); }
 
   std::vector<std::vector<Run>> runs;          // at step s, its own op first
-  std::vector<std::vector<Step>> rerun_steps;  // of op v: where it may run again
+  std::vector<std::vector<Step>> rerun_steps;  // of op v: where it may be recomputed
   std::vector<Life> lives;                     // of value x; nothing is said yet of what is kept
   std::vector<std::vector<ValueId>> around;    // of step s: values that may be kept past it
   std::vector<std::vector<Step>> accesses;     // of value x: steps at which the base order makes or uses it

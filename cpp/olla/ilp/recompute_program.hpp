@@ -6,7 +6,7 @@
 // clang-format off
 //     R[w,s] <= K[x, gap before s] + R[maker of x, s]            (a) what an op reads was kept, or is made for it
 //     K[x,j] <= K[x,j-1] + R[maker of x, s]                      (b) what is kept from step s on was there; nothing once overwritten
-//     R[u,s] <= sum of R[w,s] over those w at s that read it     (c) an op runs again where it is needed,
+//     R[u,s] <= sum of R[w,s] over those w at s that read it     (c) an op is recomputed where it is needed,
 //     R[u,s] + K[x, gap before s] <= 1                           (d) and its one value is missing
 //     sum over s of R[v,s] >= 1                                  (e) an op that does not run in its own place runs later
 //     bytes at (w,s) <= peak, where R[w,s] = 1                   (f) resident + workspace + what w reads and makes - overlap
@@ -14,9 +14,9 @@
 // clang-format on
 //
 // C[x,s]: x is kept past step s; overlap: the result takes over an input that is kept no longer. For an op in its own place, the
-// last to run at its step, (f) is exact. Around ops that run again it leaves out what else is made at their step, in an order that
+// last to run at its step, (f) is exact. Around recomputed ops it leaves out what else is made at their step, in an order that
 // the program does not know: what it rules out is impossible, but not all that it allows is possible. So answers are simulated, and
-// cut_off() adds what they break. Ops that overwrite something never run again here.
+// cut_off() adds what they break. Ops that overwrite something are never recomputed here.
 #pragma once
 
 #include <functional>
@@ -82,7 +82,7 @@ class RecomputeProgram {
   RecomputeChoices choices_;
   std::vector<std::vector<std::pair<ValueId, Value>>> carried_;  // of step s, derived so far
   std::vector<Derived> derived_;
-  std::vector<std::pair<Step, OpId>> bounded_;  // runs again that have a row (f)
+  std::vector<std::pair<Step, OpId>> bounded_;  // recomputations that have a row (f)
 };
 
 }  // namespace olla

@@ -1,7 +1,7 @@
 // Lower bounds of recomputation, whatever the order: on the peak for an added time, and on the added time for a peak.
 //
 // Consider the first run of op t. Its ancestors have run, its descendants have not. What the descendants will read is in memory
-// while t runs, or is made later: by an ancestor, which then runs again and adds its time, or by an unrelated op, at no cost.
+// while t runs, or is made later: by an ancestor, whose recomputation adds its time, or by an unrelated op, at no cost.
 // Running an op later needs its inputs in the same way. So for every price of time, in bytes per second, the bytes kept at t plus
 // the price of the seconds added are at least a minimum cut; and the peak is at least (cut - price * added) + what t itself
 // needs. Cut: value v "needed after t" -> its producer "runs after t", capacity bytes(v); producer -> sink, price * seconds;
@@ -60,7 +60,7 @@ class RecomputeBound {
   std::vector<FlowNetwork::Node> value_node_, op_node_;
   std::vector<Bytes> keep_bytes_;  // of needed_[i], beyond constant_
   std::vector<ValueId> inputs_;
-  Marks rerun_reads_;                            // values that an op reads to run again
+  Marks rerun_reads_;                            // values that recomputing an op reads
   Marks at_hand_, lost_;                         // values that t uses, and that it may overwrite
   std::vector<ValueId> dropped_, cheap_, kept_;  // by the latest cut; by the lines that bracket the query
   std::vector<OpId> queue_;

@@ -84,7 +84,7 @@ bool DropCandidates::moves(CopyId copy) const {
   return static_cast<Rerun>(rules_.rerun[rewrite_->runs[made].op]) == Rerun::kWhole;
 }
 
-// Estimated seconds that rerunning an op adds: none if it runs again after the peak anyway.
+// Estimated seconds that rerunning an op adds: none if it is recomputed after the peak anyway.
 double DropCandidates::cost(OpId op) const { return last_rerun_[op] > peak_ ? 0.0 : rules_.rerun_seconds[op]; }
 
 // The drops that free a copy at the peak, bytes freed there, seconds added. False if it cannot be recomputed. Ancestors freed by

@@ -27,14 +27,14 @@ class DropCandidates {
   RunId previous(CopyId copy) const { return previous_[copy]; }
   RunId next(CopyId copy) const { return next_[copy]; }
 
-  // The drops that free a copy at the run, bytes freed there, seconds added; false if what makes it cannot run again. reach
+  // The drops that free a copy at the run, bytes freed there, seconds added; false if it cannot be recomputed. reach
   // multiplies the limit on rerunning its ancestors rather than keeping them.
   bool estimate(CopyId copy, double reach, Decision& decision, Bytes& freed, double& seconds);
 
   std::int64_t take_work() { return std::exchange(work_, 0); }  // of estimates since the last call
 
  private:
-  struct Closure {  // of a drop: what has to run again right before a run
+  struct Closure {  // of a drop: what has to be recomputed right before a run
     RunId use;
     Step step;
     Bytes kept_bytes;  // of ancestors kept instead

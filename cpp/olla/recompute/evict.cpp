@@ -7,7 +7,7 @@
 namespace olla {
 namespace {
 
-// When no drop lowers the peak, reach grows by kFurther, up to kFurthest: ancestors further back may run again.
+// When no drop lowers the peak, reach grows by kFurther, up to kFurthest: ancestors further back may be recomputed.
 constexpr double kFurther = 8.0, kFurthest = 600;
 constexpr int kMaxDeep = 24, kMaxRepairs = 32, kMaxRepairTries = 12;
 constexpr std::int64_t kRepairWork = 6'000'000;  // of one run of the greedy

@@ -47,7 +47,7 @@ class Evictor {
 
  private:
   struct Effort {
-    double reach = 1;   // multiplies how far ancestors run again
+    double reach = 1;   // multiplies how far back ancestors are recomputed
     bool deep = false;  // try attempt_with_repairs()
     bool raise();       // false if there is no more
   };

@@ -1,6 +1,6 @@
-// Turns decisions into an op list. The base order is walked; before a reader whose input was dropped, the maker of that input
-// runs again, preceded by reruns for its own inputs, depth first. Then runs that nobody reads are deleted (so an op needed only
-// later moves there), and results take over inputs that die, where the op allows it.
+// Turns decisions into an op list. The base order is walked; before a reader whose input was dropped, the maker of that
+// input is recomputed, preceded by reruns for its own inputs, depth first. Then runs that nobody reads are deleted (so
+// an op needed only later moves there), and results take over inputs that die, where the op allows it.
 #pragma once
 
 #include <ranges>
@@ -130,7 +130,7 @@ class Rewriter {
   std::vector<std::int32_t> num_reads_;  // of copy c
   std::vector<Frame> stack_;
   std::vector<RunId> queue_;
-  std::vector<OpId> rerun_;               // ops that run again
+  std::vector<OpId> rerun_;               // ops that are recomputed
   std::vector<std::uint8_t> in_memory_;   // copy c must be in memory, whatever is fused
   std::vector<std::int32_t> num_inputs_;  // of fused copy c: buffers that a kernel computing it reads
   std::vector<CopyId> inputs_;            // those; kMaxInputs entries per copy

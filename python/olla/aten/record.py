@@ -105,7 +105,7 @@ class WrapReport:
     def _table(self) -> Table:
         from rich.table import Column, Table
 
-        names = "kind", "ops", "peak", "of eager's", "bound", "saved", "run again", "in place", "slower"
+        names = "kind", "ops", "peak", "of eager's", "bound", "saved", "recomputed", "in place", "slower"
         columns = (Column(name, justify="right") for name in names)
         table = Table("graph", *columns, box=None, padding=(0, 2, 0, 0), pad_edge=False)
         for i, g in enumerate(self.graphs):

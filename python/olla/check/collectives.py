@@ -56,8 +56,8 @@ def check_collectives(graph: Graph, order: NDArray[np.int32]) -> None:
 def check_kept(graph: Graph, rewritten: Graph, origin: NDArray[np.int32]) -> None:
     """Raise PlanError unless a rewriting keeps what communicates: each op once, in the same order.
 
-    What gathers a parameter (`olla.graph.collectives.gathers`) may run again behind its first run; each run is waited
-    for. What a collective uses stays in its memory until the wait.
+    What gathers a parameter (`olla.graph.collectives.gathers`) may be recomputed behind its first run; each run is
+    waited for. What a collective uses stays in its memory until the wait.
 
     Args:
         graph: that was rewritten.

@@ -32,7 +32,7 @@ def check_equivalent(
 
     Raises:
         PlanError: `rule` is "rewrite_lengths"; "rewrite_tensor": a size or a resident tensor differs;
-            "rewrite_missing": an op never runs; "rewrite_repeated": an op runs again that must not;
+            "rewrite_missing": an op never runs; "rewrite_repeated": an op is recomputed that must not be;
             "rewrite_inputs": an op reads other values; "rewrite_results": it writes other tensors than it may;
             "rewrite_end": the step ends otherwise.
 
@@ -103,7 +103,7 @@ def _check_tensors(original: Graph, rewritten: Graph, tensor_origin: Ids) -> Non
 
 
 def _check_runs(original: Graph, origin: Ids, rerun: NDArray[np.uint8], rules: Rules) -> None:
-    """Every op runs; again only if its operator may and it changes nothing that lasts; random ops keep their order."""
+    """Every op runs; none that may not be, or that changes what lasts, is recomputed; random ops keep their order."""
     counts = np.bincount(origin, minlength=original.num_ops)
     if len(missing := np.flatnonzero(counts == 0)):
         fail("rewrite_missing", f"op {missing[0]} of the original never runs", int(missing[0]))
@@ -117,7 +117,7 @@ def _check_runs(original: Graph, origin: Ids, rerun: NDArray[np.uint8], rules: R
         lasting = rerun[i] != 2 and bool(resident[original.mutates.of(v)].any())
         allowed = rerun[i] == rules.rerun[v] or (rerun[i] == 2 and rules.rerun[v] == 3)
         if not allowed or lasting or (rerun[i] == 1 and original.random[v]):
-            fail("rewrite_repeated", f"op {v} runs again as op {i}, which it must not", int(i), v)
+            fail("rewrite_repeated", f"op {v} is recomputed as op {i}, which it must not be", int(i), v)
     drawn = origin[own & original.random[origin]]
     if np.any(np.diff(drawn) <= 0):
         fail("rewrite_repeated", "random ops left their program order")

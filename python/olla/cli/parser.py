@@ -349,7 +349,7 @@ def _add_fit(subparsers: argparse._SubParsersAction[_Parser]) -> None:
 def _add_budget_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "budget",
-        "rewrite the graph as well: run ops again, let results take over inputs; exit status 1 if nothing fits",
+        "rewrite the graph as well: recompute ops, let results take over inputs; exit status 1 if nothing fits",
     )
     goal = group.add_mutually_exclusive_group()
     goal.add_argument("--budget", metavar="BYTES", help="memory there is (16GB, 16GiB, bytes): least added time")
@@ -360,7 +360,7 @@ def _add_budget_options(parser: argparse.ArgumentParser) -> None:
     add("--device", default="a100", metavar="NAME", help="what time is estimated for (default: a100)")
     about = "let no result take over an input's storage"
     add("--no-in-place", action="store_false", dest="in_place", help=about)
-    add("--no-recompute", action="store_false", dest="recompute", help="run no op again")
+    add("--no-recompute", action="store_false", dest="recompute", help="recompute no op")
     add("--host-budget", metavar="BYTES", help="swap tensors to this much host memory (64GB, 64GiB, bytes)")
     add("--swap-state", action="store_true", help="swap optimizer state too: it waits in host memory between steps")
     about = "swap nothing, whatever --host-budget says"

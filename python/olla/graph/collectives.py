@@ -1,4 +1,4 @@
-"""Collectives: which are under way between which ops, and which gather a parameter, so that they may run again."""
+"""Collectives: which are under way between which ops, and which gather a parameter and so may be recomputed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def gathers(graph: Graph) -> NDArray[np.bool_]:
 
     Every rank can do so at the same place, from what it holds: a tensor of kind "parameter" that the step begins with,
     or a copy of it in another type; both ops are recomputable. That it holds the same value when it is gathered again
-    is for whoever runs it again to see to, as for any other op.
+    is for whoever recomputes it to see to, as for any other op.
 
     Returns:
         bool[num_ops], of op i.

@@ -53,7 +53,7 @@ class Graph:
         seconds: float64[n], measured time; 0 where unknown.
         flops, moved_bytes, launches: int64[n], arithmetic operations, bytes read and written, kernels started.
         random: bool[n], draws from a generator: random ops keep their program order among themselves.
-        recomputable: bool[n], whether running the op again gives the same values.
+        recomputable: bool[n], whether recomputing the op gives the same values.
         shapes: n shapes, of the first output.
         collectives: n times all_reduce, all_gather, reduce_scatter, broadcast, all_to_all or wait; empty where the op
             does not communicate. A wait ends what an earlier op began, and changes the tensor that it made.

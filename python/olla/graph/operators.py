@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Rerun(IntEnum):
-    """How an op may run again; the same numbers as in cpp/olla/graph/values.hpp."""
+    """How an op may be recomputed; the same numbers as in cpp/olla/graph/values.hpp."""
 
     NEVER = 0  # it draws random numbers, or is marked as not recomputable
     WHOLE = 1  # as it is
@@ -33,8 +33,8 @@ class Rules(NamedTuple):
 
     Attributes:
         seconds: float64[n], of one run.
-        rerun: uint8[n], a `Rerun`. An op that changes what lasts beyond the step never runs again, whatever this says.
-        rerun_seconds, rerun_moved_bytes: float64[n], int64[n], of running it again.
+        rerun: uint8[n], a `Rerun`. An op that changes what lasts beyond the step is never recomputed, in any case.
+        rerun_seconds, rerun_moved_bytes: float64[n], int64[n], of recomputing it.
         rerun_reads: tensors that a FIRST_RESULT rerun reads, some of which the op itself wrote; also of a REPLAY.
         in_place: uint8[n], 1 where the one result may take over the storage of an input that dies there.
     """
@@ -123,17 +123,17 @@ def operator(target: str) -> str:
 def rules(graph: Graph, device: DeviceProfile, *, in_place: bool = True, recompute: bool = True) -> Rules:
     """Return what may be done with each op, by its operator.
 
-    Norms run again from their saved statistics and update no buffer twice. Random numbers are drawn again from the
-    state that their generator had; dropout runs again from its mask where that is there. Of what communicates, only the
-    all-gather of a parameter runs again, behind its own run; each run takes its time on the link, as if nothing ran
-    beside it. What others send is made once. Which input a pointwise result overwrites is left to the planner; sizes
-    in bytes must agree.
+    Norms are recomputed from their saved statistics and update no buffer twice. Random numbers are drawn again from
+    the state that their generator had; dropout is recomputed from its mask where that is there. Of what communicates,
+    only the all-gather of a parameter is recomputed, behind its own run; each run takes its time on the link, as if
+    nothing ran beside it. What others send is made once. Which input a pointwise result overwrites is left to the
+    planner; sizes in bytes must agree.
 
     Args:
         graph: the training step.
         device: what seconds are estimated for.
         in_place: whether results may take over inputs at all.
-        recompute: whether ops may run again at all.
+        recompute: whether ops may be recomputed at all.
 
     Complexity:
         O(graph).
@@ -141,7 +141,7 @@ def rules(graph: Graph, device: DeviceProfile, *, in_place: bool = True, recompu
     may, gather = graph.recomputable & ~graph.random & ~graph.communicates, gathers(graph)
     rerun = np.where(may, Rerun.WHOLE, np.where(gather, Rerun.REPLAY, Rerun.NEVER)).astype(np.uint8)
     seconds = device.op_seconds(graph) + np.where(gather, collective_seconds(graph, device), 0.0)
-    saved_bytes = np.zeros(graph.num_ops, dtype=np.int64)  # that running it again does not move
+    saved_bytes = np.zeros(graph.num_ops, dtype=np.int64)  # that recomputing it does not move
     reads: list[list[int]] = [[] for _ in range(graph.num_ops)]
     overwrites = np.zeros(graph.num_ops, dtype=np.uint8)
     names = {target: operator(target) for target in dict.fromkeys(graph.targets)}
@@ -177,7 +177,7 @@ def rules(graph: Graph, device: DeviceProfile, *, in_place: bool = True, recompu
 
 
 def without_replays(given: Rules) -> Rules:
-    """Return the rules without drawing random numbers again: a dropout runs again from its mask."""
+    """Return the rules without drawing random numbers again: a dropout is recomputed from its mask."""
     again = np.where(np.diff(given.rerun_reads.offset) > 0, Rerun.FIRST_RESULT, Rerun.NEVER)
     return given._replace(rerun=np.where(given.rerun == Rerun.REPLAY, again, given.rerun).astype(np.uint8))
 

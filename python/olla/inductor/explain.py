@@ -43,10 +43,10 @@ class Explanation:
 
     def __str__(self) -> str:
         """Return the two tables a person wants: the graphs, and the step under olla and under torch."""
-        return plain(self._graphs(), "", self._steps(), width=110)
+        return plain(self._graphs(), "", self._steps(), width=120)
 
     def _graphs(self) -> Table:
-        figures = "ops", "saved", "of bytes", "run again", "flops again", "planned peak", "all saved", "bound"
+        figures = "ops", "saved", "of bytes", "recomputed", "flops recomputed", "planned peak", "all saved", "bound"
         waits = ("in host memory",) if any(split.host_bytes for split in self.ours.splits) else ()
         table = _table("graph", *figures, *waits)
         for i, (split, choice) in enumerate(zip(self.ours.splits, self.choices, strict=True)):
@@ -55,7 +55,7 @@ class Explanation:
         return table
 
     def _steps(self) -> Table:
-        table = _table("step", "peak", "of torch's", "saved", "run again", "flops again")
+        table = _table("step", "peak", "of torch's", "saved", "recomputed", "flops recomputed")
         rows = {
             "olla": self.ours,
             "torch.compile": self.default,

@@ -174,7 +174,7 @@ def _best_of_ranks(ranks: Ranks, graph: Graph, program: GraphTrainerProgram, goa
 def name_sums(module: fx.GraphModule) -> None:
     """Give sums of gradients the module of what they sum: torch 2.13 has them belong to the loss, which began backward.
 
-    GraphTrainer runs nothing again before the last node of the loss.
+    GraphTrainer recomputes nothing before the last node of the loss.
     """
     for node in module.graph.nodes:
         if is_backward(node) and module_name(node) in HEADS and "add" in str(node.target):
@@ -184,7 +184,7 @@ def name_sums(module: fx.GraphModule) -> None:
 
 
 def tag(module: fx.GraphModule, choice: PolicyChoice) -> None:
-    """Mark the nodes of forward for GraphTrainer's passes: what is recomputed, what is saved; views run again."""
+    """Mark the nodes of forward for GraphTrainer's passes: what is recomputed, views included, and what is saved."""
     import operator
 
     from torch.utils.checkpoint import CheckpointPolicy

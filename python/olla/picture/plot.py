@@ -25,7 +25,7 @@ _MADE = {
     "other": "made by others",
 }
 KINDS = [*_RESIDENT, *_MADE.values(), "workspace"]
-_REMARKS = ["", "runs again", "copy between device and host"]
+_REMARKS = ["", "recomputed", "copy between device and host"]
 _TYPES = {"u": np.uint32, "d": np.float64, "b": np.uint8}
 _NONE = 2**32 - 1  # no op
 _PARTS = {"/*STYLE*/": "page.css", "/*RUNS*/": "runs.js", "/*PANELS*/": "panels.js", "/*PAGE*/": "page.js"}

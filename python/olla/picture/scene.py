@@ -53,9 +53,7 @@ def scene_of(graph: Graph, plan: Plan) -> Scene:
     """
     planned = planned_graph(graph, plan)
     before = blocks_of(graph, program_order(graph))
-    bound = ("no order is below", plan.lower_bound_bytes)
-    if plan.rewrites:
-        bound = ("nothing that the goal allows is below", plan.peak_lower_bound_bytes)
+    bound = ("lower bound", plan.peak_lower_bound_bytes if plan.rewrites else plan.lower_bound_bytes)
     program = "program order" if plan.source_digest == graph.digest else "program order, as rewritten"
     peaks = [(program, peak_bytes(before, graph.num_ops)), ("as planned", plan.peak_bytes)]
     figures = [(name, amount(n)) for name, n in (*peaks, bound, ("resident", plan.resident_bytes))]
@@ -75,7 +73,7 @@ def scene_of(graph: Graph, plan: Plan) -> Scene:
 def changes(plan: Plan) -> list[tuple[str, str]]:
     """Return what a plan has changed beside the order, and what that costs, as figures."""
     return [
-        ("run again", f"{plan.num_recomputed:,} ops" if plan.num_recomputed else "none"),
+        ("recomputed", f"{plan.num_recomputed:,} ops" if plan.num_recomputed else "none"),
         ("in place", f"{plan.num_in_place:,} results" if plan.num_in_place else "none"),
         ("swapped", amount(plan.swapped_bytes)),
         ("added time", percent(plan.slowdown) if plan.added_seconds else "none"),

@@ -209,7 +209,7 @@ class Plan:
 
     @property
     def recomputed(self) -> Recomputed | None:
-        """The rewriting that runs ops again, if there is one."""
+        """The rewriting that recomputes ops, if there is one."""
         return self.rewrite(Recomputed)
 
     @property
@@ -302,7 +302,7 @@ class Plan:
             rules: of that graph; see `olla.graph.rules`.
 
         Returns:
-            A `Decision` for every op that runs again or moves, then a `SwapDecision` for every tensor that is swapped.
+            A `Decision` for every op that is recomputed or moved, then a `SwapDecision` for every swapped tensor.
 
         Complexity: O(ops log ops + swaps^2).
         """

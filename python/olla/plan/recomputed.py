@@ -1,4 +1,4 @@
-"""Recomputed: a graph in which ops run again, or write results in place, instead of keeping values."""
+"""Recomputed: a graph that keeps fewer values, because ops are recomputed or write results in place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from olla.plan.rewrite import Rewrite
 
 
 class Decision(NamedTuple):
-    """An op that runs again, or later than in the program, so that what it makes need not be kept."""
+    """An op that is recomputed, or moved later than in the program, so that what it makes need not be kept."""
 
     op: int  # of the graph before the rewriting
     name: str
@@ -24,7 +24,7 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Recomputed(Rewrite, kind="recomputed"):
-    """A graph in which ops run again, or write results in place, instead of keeping values.
+    """A graph in which ops are recomputed, or write results in place, instead of keeping values.
 
     Results of op i are what it writes, then what it mutates, in the order of the results of the op it stands for; where
     a pointwise result takes over an input, it mutates that input.
@@ -53,10 +53,10 @@ class Recomputed(Rewrite, kind="recomputed"):
         """Say what became of an op."""
         if self.rerun[op] == 0:
             return ""
-        return "run again" if np.count_nonzero(self.origin == self.origin[op]) > 1 else "run later"
+        return "recomputed" if np.count_nonzero(self.origin == self.origin[op]) > 1 else "moved later"
 
     def decisions(self, before: Graph, rules: Rules) -> list[Decision]:
-        """Say which ops run again or later, those that save most first.
+        """Say which ops are recomputed or moved later, those that save most first.
 
         Args:
             before: the graph before the rewriting.

@@ -78,10 +78,10 @@ class StepReport:
             workspaces of kernels unless they were recorded.
         measured_peak_bytes: the same as it was: resident memory, the most bytes of arena and outputs that were in use
             at once, and all missed bytes; None where nothing was measured.
-        eager_peak_bytes: computed, not measured: the peak of the captured operators in program order, none run again or
-            in chunks, by the same rules: with outputs from when they are made, and recorded workspaces where the plan
-            has them. An ordinary loop that clears its gradients before the forward pass and updates one parameter at
-            a time (``foreach=False``) comes close to it.
+        eager_peak_bytes: computed, not measured: the peak of the captured operators in program order, none recomputed
+            or in chunks, by the same rules: with outputs from when they are made, and recorded workspaces where the
+            plan has them. An ordinary loop that clears its gradients before the forward pass and updates one parameter
+            at a time (``foreach=False``) comes close to it.
         resident_bytes: parameters, buffers, optimizer state and batch: live throughout.
         held_gradient_bytes: of gradients that were in ``.grad`` when the latest call began, and which the step's own
             were added to: on top of all peaks. A step without an optimizer gives its gradients when it ends; an
@@ -157,9 +157,8 @@ class StepReport:
         missed = f"{human_bytes(self.missed_bytes)}, {self.num_misses:,} requests" if self.num_misses else "none"
         rows = [("resident", human_bytes(self.resident_bytes)), ("arena", arena), ("missed", missed)]
         if self.budget is not None:
-            rows.append(
-                ("run again", f"{self.budget.num_recomputed:,} ops, {percent(self.budget.planned_slowdown)} added time")
-            )
+            recomputed = f"{self.budget.num_recomputed:,} ops, {percent(self.budget.planned_slowdown)} added time"
+            rows.append(("recomputed", recomputed))
         title = f"{self.name}: {self.num_ops:,} ops, {self.num_steps:,} steps"
         picture = notebook.bars(peaks, "; ".join(f"{name} {human_bytes(n)}" for name, n in peaks))
         return notebook.shown(title, [*rows, ("time per step", seconds)], picture, [self.note])

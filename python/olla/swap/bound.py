@@ -101,7 +101,7 @@ class SwapBound:
         parts = added_seconds * np.arange(_NUM_PARTS + 1) / _NUM_PARTS
         for i in np.argsort(-rough, kind="stable")[:_NUM_FINE].tolist():
             t = int(ops[i])
-            # Time added before t makes more room for copies out, and leaves less for what runs again after it.
+            # Time added before t makes more room for copies out, and leaves less for what is recomputed after it.
             cases = (
                 self._cut(t, added_seconds - least) - self.capacity(t, most, added_seconds)
                 for least, most in zip(parts[:-1].tolist(), parts[1:].tolist(), strict=True)

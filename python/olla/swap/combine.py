@@ -34,14 +34,14 @@ _ALONE_SHARE = 0.4  # of the time limit, for a plan without swaps
 _FINAL_SHARE = 0.4  # of the time limit, for ordering and laying out what was chosen
 _NUM_TARGETS = 12  # peaks of the recomputation that are tried for a budget
 _LEAST_STEP = 0.002  # of the peak, from one to the next
-_MOST_STALL = 1.0  # share of the step's time, that ops may wait for copies where running them again does not help
+_MOST_STALL = 1.0  # share of the step's time, that ops may wait for copies where recomputation does not help
 
 
 class _Found(NamedTuple):
     """A choice of recomputation and swaps, on the order in which the rewriter runs the ops.
 
     Attributes:
-        recomputed: the graph that runs ops again.
+        recomputed: the graph that recomputes ops.
         swaps: of the graph's program order.
         absent: int64[n], bytes: what is in host memory at least, at every step of the base order.
         added_seconds: of recomputation and stalls.
@@ -142,7 +142,7 @@ class CombinedSearch:
             before = self.recompute.evictor.peak
             self.recompute.drop(before - max(excess, int(_LEAST_STEP * before)), math.inf)
             if self.recompute.evictor.peak >= before:
-                return self._with_swaps(math.inf, limit)  # running ops again does not help any more
+                return self._with_swaps(math.inf, limit)  # recomputation does not help any more
             found = self._with_swaps(0.0, limit)
         best = found
         for turn in range(_NUM_TURNS):
@@ -171,7 +171,7 @@ class CombinedSearch:
         graph, origin = recomputed.graph, recomputed.origin
         step = np.argsort(r.order).astype(np.int32)
         position = np.where(recomputed.rerun == 0, step[origin], np.int32(self.graph.num_ops))
-        position = np.minimum.accumulate(position[::-1])[::-1]  # what runs again does so before the op it serves
+        position = np.minimum.accumulate(position[::-1])[::-1]  # recomputed ops run before the op they serve
         swaps = self._swaps(recomputed, np.arange(graph.num_ops, dtype=np.int32), added, limit, _SWAP_WORK)
         away, num_bytes = np.zeros(graph.num_ops + 1, dtype=np.int64), graph.tensor_bytes[swaps.tensor]
         np.add.at(away, swaps.freed, num_bytes)

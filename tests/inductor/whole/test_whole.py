@@ -260,7 +260,7 @@ def test_equal_layers_share_their_kernels(tmp_path: Path, monkeypatch: pytest.Mo
 
     first = num_kernels(6)
     assert first > 0
-    assert num_kernels(12) < first + 3  # what runs again may differ from layer to layer
+    assert num_kernels(12) < first + 3  # what is recomputed may differ from layer to layer
 
 
 def test_one_graph_is_ordered() -> None:

@@ -120,7 +120,7 @@ class CudnnNorm(nn.BatchNorm1d):
 
 
 def test_a_norm_with_a_result_that_nobody_needs_again_comes_again_without_it(cudnn: None) -> None:
-    """Neither the op that runs again nor what it reads has a tensor for the reserve."""
+    """Neither the op that is recomputed nor what it reads has a tensor for the reserve."""
 
     def world() -> World:
         torch.manual_seed(0)

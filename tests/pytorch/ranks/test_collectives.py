@@ -58,7 +58,7 @@ def test_collectives_of_a_group_keep_their_captured_order_in_every_plan(world_si
         last = plan.graph if plan.graph is not None else graph
         order = [last.op_names[v] for v in plan.order.tolist() if last.collectives[v] not in ("", "wait")]
         assert order == [graph.op_names[v] for v in issues(graph)]
-        assert last.communicates.sum() == graph.communicates.sum()  # none runs again
+        assert last.communicates.sum() == graph.communicates.sum()  # none is recomputed
 
 
 def test_a_collective_says_its_group_and_bytes_and_what_it_sends_lives_until_the_wait(world_size: int) -> None:

@@ -76,7 +76,7 @@ class Joint:
         return float(self.seconds.sum())
 
     def evictor(self) -> CoreRecomputeSearch:
-        """Return a search over what to save and what to run again."""
+        """Return a search over what to save and what to recompute."""
         num_ops = len(self.nodes)
         rules = CoreRules(
             seconds=self.seconds,

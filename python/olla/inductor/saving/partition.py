@@ -132,7 +132,8 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
         self.planning_seconds += time.process_time() - start
         choice, model = found.choice, planned.model
         _log.info(
-            "saved for backward: peak %d bytes (at least %d, all saved: %d), %.2f %% more time, %.2f %% flops again",
+            "saved for backward: peak %d bytes (at least %d, all saved: %d), %.2f %% more time, "
+            "%.2f %% of flops recomputed",
             choice.known_peak_bytes,
             choice.lower_bound_bytes,
             choice.saved_peak_bytes,
@@ -262,7 +263,7 @@ class Partitioner(compat.CustomPartitionerFn):  # type: ignore[misc]
             return
         self.cacheable = False  # a later process is to be told as well
         more = "" if on_cpu or self.swapping is not None else ", let tensors wait in host memory (host_budget)"
-        within = "" if self.max_recomputed is None else f" that runs at most {self.max_recomputed:g} of the flops again"
+        within = "" if self.max_recomputed is None else f" that recomputes at most {self.max_recomputed:g} of the flops"
         fallback.warn(
             f"olla found no way to fit a compiled forward and backward into budget={budget} bytes: the least found"
             f"{within} is {needed} bytes, with parameters, inputs and gradients, and is used (all saved: "
@@ -327,7 +328,7 @@ def asked_of(
 
 
 def usual_goal(device: DeviceProfile, on_cpu: bool) -> tuple[Goal, saving.Again]:
-    """Return the goal where none is given, and the most products to run again.
+    """Return the goal where none is given, and the most products to recompute.
 
     Triton's fused kernels are memory-bound, so recomputing the ops fused into them costs next to nothing: on a GPU they
     are recomputed freely, and matrix products, convolutions and attention within 1 % of flops and time. A CPU's kernels

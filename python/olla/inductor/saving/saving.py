@@ -75,7 +75,7 @@ class SavedChoice:
             that are no longer stored.
         step_seconds: estimated, of forward and backward with everything saved.
         values, runs: of the core's RecomputeSearch: what runs, in order.
-        recomputed_flops: of matrix products, convolutions and attention that run again.
+        recomputed_flops: of matrix products, convolutions and attention that are recomputed.
         saved_peak_bytes: the peak with everything saved.
         lower_bound_bytes: no plan whose recomputed kernels take at most as long as this one's has a lower peak, by the
             same model of fusion, whatever its order within forward and within backward.

@@ -51,7 +51,7 @@ class Asked:
 
     Attributes:
         goal: see `olla.inductor.enable`; a budget here is for the whole step. None: the backend's default.
-        max_recomputed: most flops to run again, as a share of them all.
+        max_recomputed: most flops to recompute, as a share of them all.
         compares: whether to stop, before any code is generated, if separate graphs would need hardly more memory.
     """
 
@@ -120,7 +120,7 @@ class Whole(compat.CustomGraphPass):  # type: ignore[misc]
         _replace(graph, _assembled(step, rebuilt, updates, names, order))
 
     def _chosen(self, part: fx.GraphModule, apart: int) -> tuple[joint.Joint, saving.SavedChoice]:
-        """Return a model of forward and backward, and what they save and run again.
+        """Return a model of forward and backward, and what they save and recompute.
 
         Args:
             part: forward and backward.

@@ -209,7 +209,7 @@ class Substitution(TorchFunctionMode):
             run = autograd._engine_run_backward
 
             def backward(*args: Any, **kwargs: Any) -> Any:
-                with self:  # for hooks, and for what is computed again
+                with self:  # for hooks, and for what is recomputed
                     return run(*args, **kwargs)
 
             stack.enter_context(capture.replaced(autograd, "_engine_run_backward", backward))

@@ -200,7 +200,7 @@ def _is_symbolic(frame: types.FrameType) -> bool:
 
 
 def _is_recomputed(frame: types.FrameType) -> bool:
-    """Whether activation checkpointing computes again: what was checked in the forward pass is the same now."""
+    """Whether activation checkpointing recomputes: what was checked in the forward pass is the same now."""
     names = ("unpack_hook", "backward")
     codes = (caller.f_code for caller, _ in traceback.walk_stack(frame))
     return any(code.co_name in names and code.co_filename.endswith("checkpoint.py") for code in codes)

@@ -70,8 +70,9 @@ def _remedy(graph: Graph, most_bytes: int, room: int) -> str:
     fits = np.flatnonzero(curve.peak_bytes <= most_bytes)
     if not len(fits):
         return (
-            f"Run again and in place, its operators need {human_bytes(int(curve.peak_bytes[-1]))} at least: take a "
-            "smaller batch, or let tensors go to the host with swap=True."
+            "With recomputation and results in place, its operators need "
+            f"{human_bytes(int(curve.peak_bytes[-1]))} at least: take a smaller batch, or let tensors go to the host "
+            "with swap=True."
         )
     slowdown = float(curve.added_seconds[fits[0]]) / max(curve.base_seconds, 1e-12)
     percent = max(math.ceil(100 * slowdown), 1)

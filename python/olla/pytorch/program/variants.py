@@ -91,7 +91,7 @@ def drawn_from(module: fx.GraphModule, kernel: fx.Node) -> Source:
 
 
 def _draws_again(module: fx.GraphModule, kernel: fx.Node, replays: bool) -> Rerun:
-    """Return how a kernel that draws numbers may run again: with those it drew if its generator can be rewound."""
+    """Return how a kernel that draws numbers may be recomputed: with those it drew if its generator can be rewound."""
     if is_dropout(kernel) and mask_of(kernel) is None:
         return Rerun.NEVER
     if replays and can_rewind(drawn_from(module, kernel)):

@@ -141,7 +141,7 @@ def issue_of(node: fx.Node) -> fx.Node | None:
 def may_run_again(node: fx.Node, parameters: Container[fx.Node]) -> bool:
     """Whether an operator may run twice, for all that it communicates: if it gathers a parameter, or waits for that.
 
-    All ranks run it again at the same place, since they have the same plan, and from what they hold throughout.
+    All ranks recompute it at the same place, since they have the same plan, and from what they hold throughout.
     """
     issue = issue_of(node) if is_wait(node) else node
     if issue is None or not (issues(issue) or is_wait(node)):

@@ -62,7 +62,7 @@ class Sites:
     """Gives every node that is recorded its site.
 
     An op of a backward pass has that of the op it is the gradient of: autograd numbers its nodes as the forward pass
-    makes them. Where a checkpoint runs a module again, it is that module.
+    makes them. Where a checkpoint recomputes a module, it is that module.
 
     Args:
         mode: returns the mode that records, or None before there is one.
@@ -93,7 +93,7 @@ class Sites:
 
     def _here(self) -> Site:
         backward: Any = torch._C._current_autograd_node()
-        # A checkpoint that runs its modules again does so with gradients on, and is inside the backward pass.
+        # A checkpoint that recomputes its modules does so with gradients on, and is inside the backward pass.
         if backward is not None and not torch.is_grad_enabled():
             found = self._of_autograd.get(backward._sequence_nr())
             if found is not None:

@@ -25,7 +25,7 @@ def family(
 
     Args:
         name: of `CLASS`.
-        checkpointed: whether its blocks run again in backward, as ``gradient_checkpointing_enable()`` has it.
+        checkpointed: whether its blocks are recomputed in backward, as ``gradient_checkpointing_enable()`` has it.
         width, layers, batch, length: sizes; of an image, the number of patches is about the length.
     """
     torch.manual_seed(0)
