@@ -11,15 +11,33 @@ import olla
 from tests.odd.catalogue import REGISTER
 from tests.odd.loops import Loop, Odd, train
 from tests.odd.runner import MODES, UNSEEN, UNSEEN_BY_STEPS, WRAPPED, in_two_processes, judge
-from tests.support.pytorch.steps import torch
+from tests.support.pytorch.steps import IS_211, knows_generators, torch
 
 pytestmark = pytest.mark.torch
 
 NAMES = list(REGISTER)
 SAMPLE = NAMES[::16]
-UNSEEN_ARE_XFAILED = [
-    pytest.param(n, marks=pytest.mark.xfail(strict=True)) if n in UNSEEN_BY_STEPS else n for n in NAMES
-]
+UNLIKE_EAGER_WITH_211 = {  # with Dynamo of torch 2.11, under any backend; docs/capture.md says so
+    "a_parameter_that_is_given_an_attribute_later": "it has no guards for attributes of parameters",
+    "class_of_a_layer_replaced": "it has no guards for the class of a layer",
+    "ema_updated_inside_the_loss_with_a_decay_of_python": "it rounds add_ with alpha otherwise",
+    "number_in_a_class_attribute": "it has no guards for attributes of classes",
+    "number_in_an_attribute_of_an_enumeration_member": "it has no guards for attributes of members",
+    "number_in_the_defaults_of_a_function": "it has no guards for defaults of functions",
+    "one_layer_made_double_with_a_cast_in_the_loss": "it has no guards for types of parameters",
+}
+WITH_GENERATORS = "a_generator_seeded_between_steps", "a_generator_that_stands_outside", "torchs_own_generator_by_name"
+
+
+def marked(name: str) -> Any:
+    """Return a case for a loop, marked where steps, or a version of torch, do not do as it does."""
+    marks = [pytest.mark.xfail(strict=True)] if name in UNSEEN_BY_STEPS else []
+    if IS_211 and name in UNLIKE_EAGER_WITH_211:
+        marks += [pytest.mark.skip(f"Dynamo of torch 2.11: {UNLIKE_EAGER_WITH_211[name]}")]
+    marks += [knows_generators] if name in WITH_GENERATORS else []
+    return pytest.param(name, marks=marks)
+
+
 UNGUARDED = (  # by Dynamo
     "numpy_scalar_in_the_batch",
     "subclass_of_tensor",
@@ -40,21 +58,21 @@ UNGUARDED = (  # by Dynamo
 GOALS = [mode for mode in MODES if mode != "plain"]
 
 
-@pytest.mark.parametrize("name", UNSEEN_ARE_XFAILED)
+@pytest.mark.parametrize("name", [marked(name) for name in NAMES])
 def test_a_loop_is_equal_to_the_bit_or_refused(name: str) -> None:
     verdict = judge(REGISTER[name])
     assert not verdict.fails, verdict
 
 
 @pytest.mark.parametrize("mode", GOALS)
-@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.parametrize("name", [marked(name) for name in SAMPLE])
 def test_a_goal_changes_nothing_of_that(name: str, mode: str) -> None:
     verdict = judge(REGISTER[name], mode)
     assert not verdict.fails, verdict
 
 
 @pytest.mark.parametrize("what", WRAPPED)
-@pytest.mark.parametrize("name", [name for name in NAMES[5::24] if name not in UNSEEN])
+@pytest.mark.parametrize("name", [marked(name) for name in NAMES[5::24] if name not in UNSEEN])
 def test_a_loop_around_what_is_wrapped_is_equal_to_the_bit(name: str, what: str) -> None:
     verdict = judge(REGISTER[name], what)
     assert not verdict.fails, verdict

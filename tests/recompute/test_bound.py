@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from olla import Graph, _core
 from olla.order.base_orders import late_changes
+from olla.recompute.bounds import heaviest
 from tests.support.budget_oracle import Permissions, evictor, least_added_seconds, least_peak_bytes, tiny
 
 
@@ -117,3 +118,13 @@ def test_bound_and_searches_meet_the_best_on_a_training_chain() -> None:
     assert bounds.max() == 8  # the half of the second activation, for a time that buys no whole one
     bounds, _ = search.least_added_seconds(ops, 9, 10.0, None)
     assert 1.9 < bounds.max() <= 2.0
+
+
+def test_the_heaviest_ops_come_first() -> None:
+    b = Graph.builder("three sizes")
+    x = b.tensor(10, kind="input")
+    y, z = b.tensor(200), b.tensor(30)
+    b.op("reads little", reads=[x], writes=[y])
+    b.op("reads much", reads=[y, x], writes=[z])
+    b.op("works with much", reads=[z], writes=[b.tensor(1)], workspace_bytes=400)
+    assert heaviest(b.build()).tolist() == [2, 1, 0]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from itertools import permutations
 
+import numpy as np
 import pytest
 
 import olla
+from olla.graph import PROFILES, rules
 from olla.rewriting import needed_bytes
 from tests.support.samples import SHARED
 
@@ -119,3 +122,16 @@ def test_a_curve_reaches_what_plans_do() -> None:
     curve = olla.pareto(graph)
     assert (curve.peak_bytes[:-1] > curve.peak_bytes[1:]).all()
     assert curve.peak_bytes[-1] <= olla.plan(graph, minimise="peak", layout=False).peak_bytes
+
+
+@captured
+@pytest.mark.parametrize(("name", "share"), [("resnet50_b32.func", None), ("efficientnet_b0_b32", 0.2)])
+def test_a_bound_is_taken_at_the_op_where_it_is_best(name: str, share: float | None) -> None:
+    graph = load(name)
+    goal = {"minimise": "peak"} if share is None else {"max_slowdown": share}
+    plan = olla.plan(graph, device="a100", layout=False, **goal)
+    ops = np.arange(graph.num_ops, dtype=np.int32)
+    search = rules(graph, PROFILES["a100"]).evictor(graph, ops)
+    most = math.inf if share is None else share * plan.base_seconds
+    cuts, _ = search.least_peak(ops, most, 30.0, None)
+    assert plan.peak_lower_bound_bytes == pytest.approx(cuts.max(), rel=1e-9)

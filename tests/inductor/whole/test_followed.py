@@ -10,7 +10,7 @@ import pytest
 
 import olla
 from tests.inductor.whole.test_separate import wide
-from tests.support.pytorch.compiling import blocks, fresh, inputs  # noqa: F401
+from tests.support.pytorch.compiling import blocks, fresh, inputs, other_fusions  # noqa: F401
 from tests.support.pytorch.steps import nn, torch
 
 pytestmark = pytest.mark.torch
@@ -63,7 +63,9 @@ def losses(model: nn.Module, batch: Any, change: Callable[..., None], planned: b
 
 
 @pytest.mark.parametrize("change", [nothing, a_number, a_hook, a_method], ids=lambda change: change.__name__)
-@pytest.mark.parametrize("is_wide", [True, False], ids=["one graph", "separate graphs"])
+@pytest.mark.parametrize(
+    "is_wide", [pytest.param(True, id="one graph"), pytest.param(False, id="separate graphs", marks=other_fusions)]
+)
 def test_python_code_runs_at_every_call(is_wide: bool, change: Callable[..., None]) -> None:
     model, batch = (wide(3, 128), torch.randn(4, 128)) if is_wide else (blocks(dropout=0.0), inputs(1)[0])
     expected, left, _ = losses(copy.deepcopy(model), batch, change, planned=False)

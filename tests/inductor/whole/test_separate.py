@@ -12,7 +12,7 @@ from olla.inductor.settings import patches
 from olla.inductor.simulate.step import replay
 from olla.inductor.whole.compile import compile_step
 from olla.inductor.whole.joined import Asked, Whole
-from tests.support.pytorch.compiling import blocks, fresh, inputs, square  # noqa: F401
+from tests.support.pytorch.compiling import blocks, fresh, inputs, other_fusions, square  # noqa: F401
 from tests.support.pytorch.steps import nn, torch
 
 pytestmark = pytest.mark.torch
@@ -43,7 +43,7 @@ def eager(model: nn.Module, batch: torch.Tensor, num_steps: int) -> list[torch.T
     return losses
 
 
-@pytest.mark.parametrize("is_wide", [True, False])
+@pytest.mark.parametrize("is_wide", [True, pytest.param(False, marks=other_fusions)])
 def test_one_graph_runs_where_gradients_are_much_of_the_peak(is_wide: bool) -> None:
     model, batch = (wide(), torch.randn(4, 256)) if is_wide else (blocks(dropout=0.0), inputs(1)[0])
     expected = eager(copy.deepcopy(model), batch, 3)
@@ -57,6 +57,7 @@ def test_one_graph_runs_where_gradients_are_much_of_the_peak(is_wide: bool) -> N
     assert all(p.grad is None for p in model.parameters())
 
 
+@other_fusions
 @pytest.mark.parametrize("is_wide", [True, False])
 def test_what_separate_graphs_need_is_foreseen_as_a_replay_finds_it(is_wide: bool) -> None:
     model, batch = (wide(), torch.randn(4, 256)) if is_wide else (blocks(), inputs(1)[0])

@@ -37,7 +37,9 @@ def _layers(data: torch.Tensor, second: Any, third: Any, *rest: Any) -> tuple[to
     has_biases, num_layers, dropout, trains, bidirectional, *batch_first = rest[is_packed:]
     with enable_python_dispatcher():
         if num_layers == 1 or dropout == 0 or not trains:
-            return torch.lstm(data, second, third, *rest)
+            data, last_hidden, last_cell = torch.lstm(data, second, third, *rest)
+            # The decompositions of torch 2.11 and 2.12 return states with a dimension too many.
+            return data, last_hidden.reshape(hidden[0].shape), last_cell.reshape(hidden[1].shape)
         if any(batch_first):
             data = data.transpose(0, 1)  # the order in which dropout draws
         per_layer, directions = len(parameters) // num_layers, 1 + bidirectional

@@ -54,6 +54,8 @@ _NUMBER = re.compile(r"^[\d/]+: ")  # of a graph, ahead of its guard
 _OUTSIDE = re.compile(
     r"builtin (?:operator )?`((?:time|posix|nt|_?io|_datetime)\.\w+|open|input)\b|method `(now|today|utcnow)` of class"
 )
+# Torch 2.11 prints a traceback wherever Dynamo compiles anew, since it cannot sort the functions among our settings.
+_WHERE_KNOWN = Silence() if torch.__version__ < "2.12" else contextlib.nullcontext()
 _is_compiling = torch.compiler.is_compiling
 _COLLECTS = "transformers.utils.output_capturing"
 _lock = threading.Lock()
@@ -139,7 +141,7 @@ class Followed:
         change_back = self._change_settings()
         say_eager(1)
         try:
-            with _quiet() if is_new else contextlib.nullcontext():
+            with _quiet() if is_new else _WHERE_KNOWN:
                 return self._called(model, batch)
         except Exception as error:
             if self._backend.is_running or isinstance(error, NotFollowed):
@@ -238,6 +240,7 @@ def _replacements() -> Iterator[tuple[Any, str, Callable[[], bool]]]:
     """Yield what is asked of torch and transformers while a step is followed, and what the answer is."""
     yield torch.compiler, "is_compiling", _no
     yield torch._dynamo, "is_compiling", _no
+    yield torch.compiler, "is_exporting", _no  # Dynamo of torch 2.11 says yes
     for device in (torch.cuda, torch.xpu):
         yield device, "is_current_stream_capturing", _captures(device.is_current_stream_capturing)
     if (collects := sys.modules.get(_COLLECTS)) is not None and hasattr(collects, "is_torchdynamo_compiling"):
