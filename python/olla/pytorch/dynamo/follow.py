@@ -83,7 +83,7 @@ class Followed:
         self._model: Any = weakref.proxy(model)
         self._function = function
         self._trains = trains
-        self._backend = _Backend(run, most_graphs)
+        self._backend = _Backend(run, trains, most_graphs)
         self._most_graphs = most_graphs
         self._release: weakref.finalize[[types.CodeType, _Backend], Followed] | None = None
         settings = {**_SETTINGS, "ignore_logging_functions": _loggers()}
@@ -263,7 +263,7 @@ class _Backend:
     """Puts a step in place of the graphs that Dynamo makes.
 
     Args:
-        run: see `Followed`.
+        run, trains: see `Followed`.
         most_known: graphs that may be told to be the same as a new one.
 
     Attributes:
@@ -273,11 +273,12 @@ class _Backend:
         known: what tells the latest graphs apart, each with its number.
     """
 
-    def __init__(self, run: _Run, most_known: int) -> None:
+    def __init__(self, run: _Run, trains: bool, most_known: int) -> None:
         self.is_running = False
         self.scope: dict[str, Any] = {}
         self.num_kept = 0
         self._run = run
+        self._trains = trains
         self._num_graphs = 0
         self.known: collections.deque[tuple[Any, int]] = collections.deque(maxlen=most_known)
 
@@ -297,6 +298,7 @@ class _Backend:
             self._num_graphs += 1
         self.num_kept += 1
         graph = LossGraph(module, number, _change())
+        assert graph.trains == self._trains
 
         def call(*inputs: Any) -> tuple[Any, ...]:
             if probes.have_changed(self.scope):
