@@ -166,6 +166,7 @@ def test_passes_without_synchronisation_decide_about_the_next_broadcast_as_in_an
     assert step.report().num_captures == 3
 
 
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="torch 2.11 always synchronises buffers")
 def test_buffers_stay_as_they_are_where_they_are_not_synchronised() -> None:
     model, optimizer = wrapped("resnet", forward_sync_buffers=False)
     graph = olla.capture(model, torch.ones(2, 3, 8, 8), optimizer=optimizer, loss=loss).graph
