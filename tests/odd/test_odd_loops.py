@@ -27,17 +27,6 @@ UNLIKE_EAGER_WITH_211 = {  # with Dynamo of torch 2.11, under any backend; docs/
     "one_layer_made_double_with_a_cast_in_the_loss": "it has no guards for types of parameters",
 }
 WITH_GENERATORS = "a_generator_seeded_between_steps", "a_generator_that_stands_outside", "torchs_own_generator_by_name"
-
-
-def marked(name: str) -> Any:
-    """Return a case for a loop, marked where steps, or a version of torch, do not do as it does."""
-    marks = [pytest.mark.xfail(strict=True)] if name in UNSEEN_BY_STEPS else []
-    if IS_211 and name in UNLIKE_EAGER_WITH_211:
-        marks += [pytest.mark.skip(f"Dynamo of torch 2.11: {UNLIKE_EAGER_WITH_211[name]}")]
-    marks += [knows_generators] if name in WITH_GENERATORS else []
-    return pytest.param(name, marks=marks)
-
-
 UNGUARDED = (  # by Dynamo
     "numpy_scalar_in_the_batch",
     "subclass_of_tensor",
@@ -56,6 +45,15 @@ UNGUARDED = (  # by Dynamo
     "random_numbers_of_an_own_python_generator",
 )
 GOALS = [mode for mode in MODES if mode != "plain"]
+
+
+def marked(name: str) -> Any:
+    """Return a case for a loop, marked where steps, or a version of torch, do not do as it does."""
+    marks = [pytest.mark.xfail(strict=True)] if name in UNSEEN_BY_STEPS else []
+    if IS_211 and name in UNLIKE_EAGER_WITH_211:
+        marks += [pytest.mark.skip(f"Dynamo of torch 2.11: {UNLIKE_EAGER_WITH_211[name]}")]
+    marks += [knows_generators] if name in WITH_GENERATORS else []
+    return pytest.param(name, marks=marks)
 
 
 @pytest.mark.parametrize("name", [marked(name) for name in NAMES])

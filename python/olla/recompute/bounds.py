@@ -11,7 +11,9 @@ from olla.graph import Graph
 from olla.plan import Plan
 
 _NUM_OPS = 12  # per source of ops whose cuts make a bound
-_NUM_HEAVIEST = 200  # ops that are tried for the largest cuts; of 70 captured graphs all have the largest among them
+_NUM_HEAVIEST = (
+    200  # ops that are tried for the largest cuts; on all of 70 captured graphs the largest of every op is theirs
+)
 
 
 def busiest(graph: Graph, order: NDArray[np.int32], plan: Plan | None = None) -> NDArray[np.int32]:

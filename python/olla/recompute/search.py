@@ -267,4 +267,5 @@ class RecomputeSearch(Improving):
         Returns:
             The least peak within `most_seconds`, in bytes; the least added time within `peak_bytes`, in seconds.
         """
-        return self.least_peak_bound(most_seconds, plan), self.least_seconds_bound(peak_bytes, plan)
+        ops = self._bounding(plan)
+        return self.least_peak_bound(most_seconds, ops), self.least_seconds_bound(peak_bytes, ops)

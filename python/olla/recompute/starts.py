@@ -142,20 +142,22 @@ class Starts:
             return 0.0
         return max(_LEAST_BOUND_SECONDS, min(self._left(), _BOUND_SHARE * self.options.time_limit))
 
-    def least_peak_bound(self, added_seconds: float, plan: Plan | None = None) -> int:
+    def least_peak_bound(self, added_seconds: float, ops: NDArray[np.int32] | None = None) -> int:
         """Return bytes: no rewriting that adds at most these seconds has a lower peak, by the cuts around some ops.
 
-        These are the busiest ones of the base order; for the bound of a plan, many more.
+        Args:
+            added_seconds: that may be added.
+            ops: int32[k], those; None: the busiest ones of the base order.
 
-        Complexity: up to 24 minimum cuts at each of 12 ops, or of some 50.
+        Complexity: up to 24 minimum cuts at each of the ops.
         """
-        ops = busiest(self.graph, self.order) if plan is None else self._bounding(plan)
+        ops = busiest(self.graph, self.order) if ops is None else ops
         peaks, _ = self.evictor.least_peak(ops, added_seconds, self._bound_seconds(), self.progress)
         return max(int(peaks.max(initial=0)), self.graph.resident_bytes)
 
-    def least_seconds_bound(self, peak_bytes: int, plan: Plan | None = None) -> float:
+    def least_seconds_bound(self, peak_bytes: int, ops: NDArray[np.int32] | None = None) -> float:
         """Return seconds: no rewriting with at most this peak adds less, by the cuts around the same ops."""
-        ops = busiest(self.graph, self.order) if plan is None else self._bounding(plan)
+        ops = busiest(self.graph, self.order) if ops is None else ops
         seconds, _ = self.evictor.least_added_seconds(ops, peak_bytes, self._bound_seconds(), self.progress)
         return float(seconds.max(initial=0.0))
 

@@ -104,7 +104,7 @@ class Followed:
             parts = result if isinstance(result, tuple | list) else (result,)
             for part in parts:
                 if isinstance(part, types.GeneratorType):
-                    raise NotFollowed("the loss function returns a generator")
+                    raise NotFollowed("it returns a generator")
             return result, the_loss(parts[0]) if trains else None
 
         # Code of its own, since Dynamo keeps graphs by code.
