@@ -11,9 +11,8 @@ from olla.graph import Graph
 from olla.plan import Plan
 
 _NUM_OPS = 12  # per source of ops whose cuts make a bound
-_NUM_HEAVIEST = (
-    200  # ops that are tried for the largest cuts; on all of 70 captured graphs the largest of every op is theirs
-)
+# Ops that are tried for the largest cuts: in each of 70 captured graphs the largest of all ops is among them.
+_NUM_HEAVIEST = 200
 
 
 def busiest(graph: Graph, order: NDArray[np.int32], plan: Plan | None = None) -> NDArray[np.int32]:
